@@ -1,0 +1,16 @@
+# `make test` is all the set-up there is: it makes .venv, builds and runs every test.
+PYTHON ?= python3
+
+.PHONY: test bench demo lint
+test: .venv/ready
+	cargo test --workspace
+
+.venv/ready: requirements.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items

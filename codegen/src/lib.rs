@@ -1,0 +1,1 @@
+//! How does a stage become a program of its own?

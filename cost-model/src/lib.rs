@@ -1,0 +1,1 @@
+//! How long will a block take on a device?

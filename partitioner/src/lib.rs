@@ -1,0 +1,1 @@
+//! Which blocks belong on which device?

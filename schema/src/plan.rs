@@ -1,0 +1,138 @@
+//! `plan.yaml`: which blocks run where, under which schedule, and what that is predicted to cost.
+//!
+//! The plan carries its cluster and its stages' costs, so that `simulate` needs nothing else.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Cluster, Seconds};
+
+/// The newest version of the plan format.
+pub const PLAN_VERSION: u32 = 1;
+
+/// A plan as written in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Always `plan`.
+    pub kind: String,
+    /// Format version, [`PLAN_VERSION`] at most.
+    pub version: u32,
+    /// Tool and version that wrote it.
+    pub written_by: String,
+    /// The model it was made for.
+    pub model: ModelReference,
+    /// Where it runs.
+    pub cluster: Cluster,
+    /// `pipedream`, `data-parallel`, `even-layers`, …
+    pub strategy: String,
+    /// `gpipe`, `1f1b`, `interleaved-1f1b`, … as `simulate --schedule` takes it.
+    pub schedule: String,
+    /// Micro-batches in a step.
+    pub micro_batches: u32,
+    /// Stages in the order of the model. Under an interleaved schedule a device holds several.
+    pub stages: Vec<PlanStage>,
+    /// What crosses between stages, each micro-batch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transfers: Vec<Transfer>,
+    /// What the plan is predicted to do.
+    pub predicted: Predicted,
+}
+
+/// The model a plan belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelReference {
+    /// Name for messages.
+    pub name: String,
+    /// SHA-256 of the model's code and tensor table (archive) or of the file (profile graph), in hex.
+    pub digest: String,
+}
+
+/// One stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanStage {
+    /// Blocks by path, in the order of the trace.
+    pub blocks: Vec<String>,
+    /// Names of the devices that run it; more than one means replicas that share the micro-batches.
+    pub devices: Vec<String>,
+    /// Blocks whose activations are computed again in the backward pass.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recompute: Vec<String>,
+    /// Blocks whose activations wait in host memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<String>,
+    /// Cost of one micro-batch on one replica.
+    pub cost: StageCost,
+}
+
+/// What one micro-batch costs in a stage, on one of its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StageCost {
+    /// Forward pass.
+    pub forward: Seconds,
+    /// Gradient of the inputs.
+    pub input_gradient: Seconds,
+    /// Gradient of the parameters.
+    pub weight_gradient: Seconds,
+    /// Parameters, each replica.
+    pub parameters: Bytes,
+    /// Optimizer state, each replica.
+    pub optimizer: Bytes,
+    /// What autograd keeps for one micro-batch.
+    pub activations: Bytes,
+    /// Scratch memory while it runs.
+    pub workspace: Bytes,
+    /// Copies to and from host memory for one micro-batch, each way.
+    #[serde(default)]
+    pub offloaded: Bytes,
+}
+
+/// Values that go from one stage to a later one (gradients go back the same way).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Transfer {
+    /// Index of the stage that makes the values.
+    pub from: u32,
+    /// Index of the stage that gets them.
+    pub to: u32,
+    /// Bytes of one micro-batch, forward.
+    pub forward: Bytes,
+    /// Bytes of one micro-batch, backward; less where values carry no gradient.
+    pub backward: Bytes,
+}
+
+/// What a plan is predicted to do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Predicted {
+    /// One training step: all micro-batches, gradient sync, optimizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Seconds>,
+    /// Steady-state time for each micro-batch of an asynchronous or endless pipeline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub period: Option<Seconds>,
+    /// No plan of this model on this cluster can be faster than this, by the same objective.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lower_bound: Option<Seconds>,
+    /// Share of device time spent idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bubble: Option<f64>,
+    /// Peak memory by device name, in the order of the cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<DeviceMemory>,
+}
+
+/// Peak memory of one device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceMemory {
+    /// Device name.
+    pub device: String,
+    /// Predicted peak.
+    pub peak: Bytes,
+    /// What the device has.
+    pub limit: Bytes,
+}

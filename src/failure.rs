@@ -1,0 +1,123 @@
+//! `Failure`: what went wrong, where, and what to do next.
+//!
+//! Libraries return errors that name the thing and the fault; here alone they get a hint, a colour and an exit code.
+
+use std::{fmt, io};
+
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode};
+
+/// Why a command ends without its result.
+#[derive(Debug)]
+pub struct Failure {
+    code: u8,
+    message: String,
+    hint: Option<String>,
+    place: Option<Box<Place>>,
+    broken_pipe: bool,
+}
+
+/// A piece of a text that the user wrote or passed.
+#[derive(Debug)]
+struct Place {
+    source: NamedSource<String>,
+    span: std::ops::Range<usize>,
+    label: String,
+}
+
+impl Failure {
+    /// No plan exists, or a check found a difference.
+    pub const NO: u8 = 1;
+    /// Wrong input or usage.
+    pub const INPUT: u8 = 2;
+    /// A bug of ours.
+    pub const BUG: u8 = 70;
+
+    /// A wrong input.
+    pub fn input(message: impl fmt::Display) -> Self {
+        Self::with_code(Self::INPUT, message)
+    }
+
+    /// A right question whose answer is no.
+    pub fn no(message: impl fmt::Display) -> Self {
+        Self::with_code(Self::NO, message)
+    }
+
+    fn with_code(code: u8, message: impl fmt::Display) -> Self {
+        Self { code, message: message.to_string(), hint: None, place: None, broken_pipe: false }
+    }
+
+    /// Adds what to do next.
+    pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
+        self.hint = Some(hint.to_string());
+        self
+    }
+
+    /// Adds the place: a span of bytes in a named text.
+    pub fn at(
+        mut self,
+        name: &str,
+        text: &str,
+        span: std::ops::Range<usize>,
+        label: impl fmt::Display,
+    ) -> Self {
+        let source = NamedSource::new(name, text.to_string());
+        let end = span.end.min(text.len());
+        self.place =
+            Some(Box::new(Place { source, span: span.start.min(end)..end, label: label.to_string() }));
+        self
+    }
+
+    /// Returns the process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        self.code
+    }
+
+    /// Tells whether the reader of our output has left, which is no failure.
+    pub fn is_broken_pipe(&self) -> bool {
+        self.broken_pipe
+    }
+
+    /// Writes the failure to standard error.
+    pub fn show(&self) {
+        let bold_red = anstyle::AnsiColor::Red.on_default().bold();
+        let mut text = format!("{bold_red}error{bold_red:#}: {}\n", self.message);
+        if let Some(place) = &self.place {
+            let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor());
+            // The handler prints the message as well; only its drawing of the place is wanted.
+            let mut drawing = String::new();
+            if handler.render_report(&mut drawing, place.as_ref()).is_ok() {
+                text.extend(drawing.lines().skip(1).map(|line| format!("{line}\n")));
+            }
+        }
+        if let Some(hint) = &self.hint {
+            text.push_str(&format!("  hint: {hint}\n"));
+        }
+        anstream::eprint!("{text}");
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
+        Self { broken_pipe, ..Self::input(error) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.label)
+    }
+}
+
+impl std::error::Error for Place {}
+
+impl Diagnostic for Place {
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        Some(&self.source)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let length = self.span.len();
+        Some(Box::new(std::iter::once(LabeledSpan::new(Some(self.label.clone()), self.span.start, length))))
+    }
+}

@@ -1,0 +1,40 @@
+//! The command `model-analyze`: arguments, files, clock, terminal, exit codes.
+//!
+//! One file a subcommand in `commands/`; each turns its arguments into calls of the libraries and prints.
+
+mod commands;
+mod failure;
+mod files;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::{commands::Command, failure::Failure, output::Output};
+
+/// Takes a traced PyTorch model apart and puts it back together as balanced pipeline stages.
+#[derive(Parser)]
+#[command(name = "model-analyze", version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        anstream::eprintln!(
+            "error: model-analyze has a bug: {panic}\n  hint: please report it with the command line and the input"
+        );
+    }));
+    let result = std::panic::catch_unwind(|| Cli::parse().command.run(&mut Output::stdout()));
+    match result {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(failure)) if failure.is_broken_pipe() => ExitCode::SUCCESS,
+        Ok(Err(failure)) => {
+            failure.show();
+            ExitCode::from(failure.exit_code())
+        }
+        Err(_) => ExitCode::from(Failure::BUG),
+    }
+}

@@ -1,0 +1,354 @@
+//! `Program`: what a trace says, flattened.
+//!
+//! One SSA list of nodes in execution order, whatever the input was (archive or IR text). Calls between
+//! modules are followed, not kept as nodes: each call is a contiguous run of `nodes`, and the calls form a
+//! tree. A call is *not* a module: one `ReLU` used three times is one `Module` and three `Call`s.
+//!
+//! Constants, lists and tuples stand inline as [`Operand`]s, so a node is always an operator.
+
+use std::ops::Range;
+
+use indexmap::IndexMap;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// Returns the position in the program's list.
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    };
+}
+
+id!(
+    /// Index into [`Program::modules`].
+    ModuleId
+);
+id!(
+    /// Index into [`Program::tensors`].
+    TensorId
+);
+id!(
+    /// Index into [`Program::values`].
+    ValueId
+);
+id!(
+    /// Index into [`Program::nodes`].
+    NodeId
+);
+id!(
+    /// Index into [`Program::calls`].
+    CallId
+);
+
+/// A whole traced model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Program {
+    /// Name of the archive's top folder or of the root class.
+    pub name: String,
+    /// Module instances; the root is first, parents stand before their children.
+    pub modules: Vec<Module>,
+    /// Parameters, buffers and constant tensors. Shared ones appear once per path with equal `storage`.
+    pub tensors: Vec<Tensor>,
+    /// SSA values: the model's inputs and every node's outputs.
+    pub values: Vec<Value>,
+    /// Operators in execution order.
+    pub nodes: Vec<Node>,
+    /// Module calls in order of entry; the call of the root's `forward` is first.
+    pub calls: Vec<Call>,
+    /// The model's inputs, in order, without `self`.
+    pub inputs: Vec<ValueId>,
+    /// What the model returns; often one value or a tuple of values.
+    pub output: Operand,
+    /// Files that spans point into.
+    pub sources: Vec<Source>,
+    /// Shapes recorded by the `trace` command, when the archive carries them.
+    pub recorded: Option<Recorded>,
+}
+
+/// One module instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Module {
+    /// Path from the root: `layer1.0.conv1`; empty for the root. The first path when shared under several.
+    pub path: String,
+    /// Original class without mangling: `torchvision.models.resnet.Bottleneck`.
+    pub class: String,
+    /// The module that holds this one; `None` for the root.
+    pub parent: Option<ModuleId>,
+    /// Direct children by attribute name.
+    pub children: IndexMap<String, ModuleId>,
+    /// Parameters by attribute name.
+    pub parameters: IndexMap<String, TensorId>,
+    /// Buffers (and other tensor attributes) by attribute name.
+    pub buffers: IndexMap<String, TensorId>,
+    /// Remaining attributes that are plain constants, `training` among them.
+    pub attributes: IndexMap<String, Constant>,
+}
+
+/// A stored tensor. The bytes stay in the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Path from the root: `layer1.0.conv1.weight`; `CONSTANTS.c0` for an anonymous constant.
+    pub path: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<u64>,
+    /// Strides in elements.
+    pub strides: Vec<u64>,
+    /// Where the elements live; `None` when read from IR text, which holds no data.
+    pub storage: Option<Storage>,
+    /// True for parameters that train.
+    pub requires_grad: bool,
+    /// Parameter, buffer or constant.
+    pub role: Role,
+    /// Device written in the archive, `cpu` mostly.
+    pub device: String,
+}
+
+/// Where a tensor's elements live inside the archive.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Storage {
+    /// Record name inside the archive, without the top folder: `data/12` or `constants/0`.
+    pub record: String,
+    /// First element of the tensor inside the record, in elements.
+    pub offset: u64,
+    /// Number of elements in the record.
+    pub elements: u64,
+    /// Absolute position of the record's first byte in the archive file (records are stored, not compressed).
+    pub position: u64,
+    /// Length of the record in bytes.
+    pub bytes: u64,
+}
+
+/// What a tensor is to its module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Trained.
+    Parameter,
+    /// Kept in the state dict, not trained.
+    Buffer,
+    /// A literal of the trace.
+    Constant,
+}
+
+/// Element types that torch writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)]
+pub enum DType {
+    Float64,
+    Float32,
+    Float16,
+    BFloat16,
+    Int64,
+    Int32,
+    Int16,
+    Int8,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+    Bool,
+    Complex64,
+    Complex128,
+    Float8E4M3,
+    Float8E5M2,
+}
+
+/// One SSA value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Unique name, close to the one in the source.
+    pub name: String,
+    /// Declared type; for IR text with shape, strides and device where the dump has them.
+    pub type_: Type,
+    /// The node that makes it; `None` for an input of the model.
+    pub producer: Option<NodeId>,
+    /// Where it is written.
+    pub span: Span,
+}
+
+/// The type of a value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Type {
+    /// A tensor; anything not known is `None`.
+    Tensor(TensorType),
+    /// `int`.
+    Int,
+    /// `float`.
+    Float,
+    /// `bool`.
+    Bool,
+    /// `str`.
+    Str,
+    /// `Device`.
+    Device,
+    /// `number` or `Scalar`.
+    Number,
+    /// `NoneType`.
+    None,
+    /// `Optional[T]`, `T?`.
+    Optional(Box<Type>),
+    /// `List[T]`, `T[]`.
+    List(Box<Type>),
+    /// `Tuple[T, U]`, `(T, U)`.
+    Tuple(Vec<Type>),
+    /// `Dict[K, V]`.
+    Dict(Box<Type>, Box<Type>),
+    /// A class by its qualified name, unmangled.
+    Class(String),
+}
+
+/// What is known about a tensor value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct TensorType {
+    pub dtype: Option<DType>,
+    pub shape: Option<Vec<u64>>,
+    pub strides: Option<Vec<u64>>,
+    pub requires_grad: Option<bool>,
+    pub device: Option<String>,
+}
+
+/// One operator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Qualified name: `aten::conv2d`, `prim::NumToTensor`, `torchvision::nms`.
+    /// `prim::Opaque` for a statement that cannot be flattened (control flow of scripted code):
+    /// its inputs are the names it reads, its outputs the names it writes.
+    pub operator: String,
+    /// Arguments as written.
+    pub arguments: Vec<Argument>,
+    /// Values it makes.
+    pub outputs: Vec<ValueId>,
+    /// The innermost call it belongs to.
+    pub call: CallId,
+    /// Where it is written.
+    pub span: Span,
+}
+
+/// One argument of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Argument {
+    /// Keyword, where the source gives one.
+    pub name: Option<String>,
+    /// What is passed.
+    pub operand: Operand,
+}
+
+/// What can stand where a value is used.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    /// An SSA value.
+    Value(ValueId),
+    /// A parameter, buffer or constant tensor.
+    Tensor(TensorId),
+    /// A literal.
+    Constant(Constant),
+    /// `[a, b]`.
+    List(Vec<Operand>),
+    /// `(a, b)`.
+    Tuple(Vec<Operand>),
+    /// `{k: v}`.
+    Dict(Vec<(Operand, Operand)>),
+}
+
+impl Default for Operand {
+    fn default() -> Self {
+        Operand::Constant(Constant::None)
+    }
+}
+
+/// A literal.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Constant {
+    /// `None`.
+    None,
+    /// `True`, `False`.
+    Bool(bool),
+    /// Integers, dtype and layout codes among them.
+    Int(i64),
+    /// Floats, `inf` and `nan` among them.
+    Float(f64),
+    /// Complex numbers.
+    Complex(f64, f64),
+    /// Text.
+    Str(String),
+    /// `torch.device("cpu")`.
+    Device(String),
+}
+
+/// One call of a module's method.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// The module that is called; its path is the scope.
+    pub module: ModuleId,
+    /// `forward`, `forward1`, …
+    pub method: String,
+    /// The call it was made from; `None` for the root's `forward`.
+    pub parent: Option<CallId>,
+    /// 1 for the first call of this module in the program, 2 for the second, …
+    pub ordinal: u32,
+    /// The nodes made in it and in the calls below it.
+    pub nodes: Range<u32>,
+    /// What is passed, without `self`.
+    pub arguments: Vec<Operand>,
+    /// What it returns.
+    pub output: Operand,
+}
+
+/// A text that spans point into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Name as shown in messages: `code/__torch__/model.py`.
+    pub name: String,
+    /// The whole text.
+    pub text: String,
+}
+
+/// A place in a source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// Index into [`Program::sources`].
+    pub source: u32,
+    /// First byte.
+    pub start: u32,
+    /// One past the last byte.
+    pub end: u32,
+}
+
+/// What the `trace` command adds to an archive (`extra/model_analyze.json`): the graph's shapes, which
+/// `torch.jit.save` drops.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recorded {
+    /// Python target, torch version, and so on, as key and text.
+    pub about: IndexMap<String, String>,
+    /// `train` or `eval` mode at tracing.
+    pub training: bool,
+    /// Example inputs in the order of [`Program::inputs`].
+    pub inputs: Vec<RecordedInput>,
+    /// Types of the outputs of every tensor-valued node of the inlined graph, in execution order.
+    pub nodes: Vec<RecordedNode>,
+}
+
+/// One example input.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct RecordedInput {
+    pub name: String,
+    pub type_: TensorType,
+}
+
+/// The recorded output types of one operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordedNode {
+    /// Operator name, to check that both lists run in step.
+    pub operator: String,
+    /// One for each output; `None` where it is no tensor.
+    pub outputs: Vec<Option<TensorType>>,
+}

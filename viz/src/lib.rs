@@ -1,0 +1,1 @@
+//! What does it look like? Values become SVG, DOT, HTML and trace JSON.
