@@ -363,6 +363,7 @@ def user_frame(error):
         frames.append((file, trace_back.tb_lineno, trace_back.tb_frame.f_code.co_name))
         trace_back = trace_back.tb_next
     files = [frame for frame in frames if not frame[0].startswith("<")]
+    files = [frame for frame in files if os.sep + "importlib" + os.sep not in frame[0]]
     own = [frame for frame in files if not os.path.realpath(frame[0]).startswith(library)]
     chosen = (own or files or [None])[-1]
     if isinstance(error, SyntaxError) and error.filename:
