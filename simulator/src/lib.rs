@@ -5,6 +5,8 @@
 //! same in formulas where they exist.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod closed_form;
+pub mod in_flight;
 pub mod order;
 
 mod clock;
