@@ -11,6 +11,8 @@ pub mod order;
 
 mod clock;
 mod cost;
+mod lint;
 
 pub use clock::{Blocked, Clock, ClockError, Span, clock, clock_spans, steady_period};
 pub use cost::Cost;
+pub use lint::{Finding, Place, Problem, Report, Severity, lint};
