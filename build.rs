@@ -30,7 +30,9 @@ fn main() {
         }
         Err(problem) => {
             eprintln!("error: the feature `torch` needs libtorch {TORCH}: {problem}");
-            eprintln!("  hint: `make .venv/ready` installs it beside the project; or, with torch {TORCH} in the");
+            eprintln!(
+                "  hint: `make .venv/ready` installs it beside the project; or, with torch {TORCH} in the"
+            );
             eprintln!("        python3 on PATH, put LIBTORCH_USE_PYTORCH=1 before the command");
             std::process::exit(1);
         }

@@ -15,17 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("model-analyze-partitioner", &["graph", "simulator", "schema"]),
     (
         "model-analyze",
-        &[
-            "tracer",
-            "graph",
-            "cost-model",
-            "simulator",
-            "partitioner",
-            "codegen",
-            "viz",
-            "runtime",
-            "schema",
-        ],
+        &["tracer", "graph", "cost-model", "simulator", "partitioner", "codegen", "viz", "runtime", "schema"],
     ),
 ];
 
@@ -97,8 +87,7 @@ fn only_schema_is_serialisable() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = std::fs::read_to_string(&path).expect("source is text");
-                let derives =
-                    text.lines().any(|line| line.contains("derive(") && line.contains("Serialize"));
+                let derives = text.lines().any(|line| line.contains("derive(") && line.contains("Serialize"));
                 assert!(!derives, "{} derives Serialize; that belongs in schema", path.display());
             }
         }

@@ -65,11 +65,8 @@ pub trait Backend: Sync {
     ///
     /// # Errors
     /// When they do not fit.
-    fn set_gradients(
-        &self,
-        stage: &mut Self::Stage,
-        gradients: Vec<Self::Value>,
-    ) -> Result<(), BackendError>;
+    fn set_gradients(&self, stage: &mut Self::Stage, gradients: Vec<Self::Value>)
+    -> Result<(), BackendError>;
 
     /// Ends a training step: updates the parameters.
     ///

@@ -121,8 +121,7 @@ impl Routes {
         for (rank, ops) in order.ranks.iter().enumerate() {
             for op in ops {
                 let stage = op.stage as usize;
-                let devices =
-                    replicas.get_mut(stage).ok_or(RunError::NoSuchStage { stage, n_stages })?;
+                let devices = replicas.get_mut(stage).ok_or(RunError::NoSuchStage { stage, n_stages })?;
                 device.insert((stage, op.micro_batch), rank);
                 if !devices.contains(&rank) {
                     devices.push(rank);
@@ -210,7 +209,8 @@ impl<B: Backend> Worker<'_, B> {
         let mut measured = Vec::with_capacity((ops.len() + 1) * n_steps);
         for step in 0..n_steps {
             for &op in ops {
-                let stage = stages.get_mut(&(op.stage as usize)).expect("load made every stage of the program");
+                let stage =
+                    stages.get_mut(&(op.stage as usize)).expect("load made every stage of the program");
                 let begun = match op.kind {
                     Kind::Forward => self.forward(stage, step, op, now)?,
                     _ => self.backward(stage, step, op, now)?,
@@ -302,8 +302,7 @@ impl<B: Backend> Worker<'_, B> {
             for (input, source) in self.wiring.stages[index].inputs.iter().enumerate() {
                 let gradient = input_gradients.next().flatten();
                 if let Source::Stage { stage, output } = *source {
-                    let slot =
-                        Slot::Gradient { step, stage, micro_batch, output, consumer: (index, input) };
+                    let slot = Slot::Gradient { step, stage, micro_batch, output, consumer: (index, input) };
                     self.send(self.routes.device[&(stage, micro_batch)], slot, vec![gradient]);
                 }
             }

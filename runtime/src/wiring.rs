@@ -42,7 +42,9 @@ pub enum WiringError {
     NoSuchInput { stage: usize, input: usize, index: usize, n_inputs: usize },
     #[error("input {input} of stage {stage} comes from stage {from}, which is not an earlier stage")]
     NotEarlier { stage: usize, input: usize, from: usize },
-    #[error("input {input} of stage {stage} comes from output {output} of stage {from}, which has {n_outputs}")]
+    #[error(
+        "input {input} of stage {stage} comes from output {output} of stage {from}, which has {n_outputs}"
+    )]
     NoSuchOutput { stage: usize, input: usize, from: usize, output: usize, n_outputs: usize },
 }
 
@@ -59,7 +61,12 @@ impl Wiring {
             for (input, source) in wiring.inputs.iter().enumerate() {
                 match *source {
                     Source::Input(index) if index >= self.n_inputs => {
-                        return Err(WiringError::NoSuchInput { stage, input, index, n_inputs: self.n_inputs });
+                        return Err(WiringError::NoSuchInput {
+                            stage,
+                            input,
+                            index,
+                            n_inputs: self.n_inputs,
+                        });
                     }
                     Source::Stage { stage: from, .. } if from >= stage => {
                         return Err(WiringError::NotEarlier { stage, input, from });

@@ -4,10 +4,16 @@
 
 mod cluster;
 mod plan;
+mod timeline;
 pub mod units;
 mod yaml;
 
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
+pub use timeline::{
+    CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,
+    SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,
+    Timeline, TimelineSpan, Track,
+};
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 pub use yaml::{YamlError, from_yaml, to_yaml};

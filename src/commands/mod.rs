@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
+mod simulate;
 mod trace;
 
 /// What to do.
@@ -12,6 +13,8 @@ mod trace;
 pub enum Command {
     /// Trace a PyTorch model in your own Python
     Trace(trace::Trace),
+    /// Simulate a training step: time, memory, and where both go
+    Simulate(simulate::Simulate),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -21,6 +24,7 @@ impl Command {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         match self {
             Command::Trace(command) => command.run(output),
+            Command::Simulate(command) => command.run(output),
             Command::Completions(command) => command.run(output),
         }
     }

@@ -117,8 +117,12 @@ impl Backend for TorchBackend {
         let is_model_output = &self.model_outputs[stage.index];
         let device = stage.stage.device;
         stage.stage.backward(kind, micro_batch, |outputs| {
-            let returned: Vec<_> =
-                outputs.iter().zip(is_model_output).filter(|(_, is)| **is).map(|(output, _)| output).collect();
+            let returned: Vec<_> = outputs
+                .iter()
+                .zip(is_model_output)
+                .filter(|(_, is)| **is)
+                .map(|(output, _)| output)
+                .collect();
             let mut root = loss(&returned)?;
             if let Some(loss) = &mut root {
                 *loss = loss.f_div_scalar(self.n_micro_batches as f64)?;

@@ -115,7 +115,7 @@ impl TorchStage {
         for ((_, parameter), gradient) in self.parameters.iter_mut().zip(&mut self.gradients) {
             if let Some(gradient) = gradient.take() {
                 let step = gradient.f_mul_scalar(learning_rate)?;
-                tch::no_grad(|| parameter.f_sub_(&step))?;
+                let _ = tch::no_grad(|| parameter.f_sub_(&step))?;
             }
         }
         Ok(())

@@ -3,7 +3,10 @@
 //! Both run in this process on the same inputs: outputs once, then training steps whose gradients and losses are
 //! compared. The stages run by their wiring, one after the other; schedules do not change the numbers.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use simulator::order::Kind;
 use tch::{Device, Tensor};
@@ -41,7 +44,7 @@ pub struct Verification {
 /// # Errors
 /// When an archive cannot be loaded or run.
 pub fn verify(
-    whole: &PathBuf,
+    whole: &Path,
     archives: &[PathBuf],
     wiring: &Wiring,
     model_outputs: &[(usize, usize)],
@@ -64,7 +67,8 @@ pub fn verify(
         let whole_loss = loss(&references)?;
         tch::manual_seed(step as i64);
         let outputs = forward(&mut stages, wiring, inputs)?;
-        let found: Vec<&Tensor> = model_outputs.iter().map(|&(stage, output)| &outputs[stage][output]).collect();
+        let found: Vec<&Tensor> =
+            model_outputs.iter().map(|&(stage, output)| &outputs[stage][output]).collect();
         let stages_loss = loss(&found)?;
         if step == 0 {
             if expected.len() != found.len() {
@@ -108,8 +112,12 @@ fn forward(
         });
         let made = stage.forward(0, arguments.collect())?;
         if made.len() != joints.n_outputs {
-            let message =
-                format!("stage {} gave {} outputs instead of {}", outputs.len(), made.len(), joints.n_outputs);
+            let message = format!(
+                "stage {} gave {} outputs instead of {}",
+                outputs.len(),
+                made.len(),
+                joints.n_outputs
+            );
             return Err(BackendError(message));
         }
         outputs.push(made);
@@ -201,7 +209,8 @@ fn gradients(model: &TorchStage, stages: &[TorchStage]) -> Result<Vec<Difference
 
 fn difference(name: String, expected: &Tensor, found: &Tensor) -> Result<Difference, BackendError> {
     if expected.size() != found.size() {
-        let message = format!("{name} has shape {:?} in the model, {:?} in the stages", expected.size(), found.size());
+        let message =
+            format!("{name} has shape {:?} in the model, {:?} in the stages", expected.size(), found.size());
         return Err(BackendError(message));
     }
     if expected.numel() == 0 {
@@ -212,7 +221,8 @@ fn difference(name: String, expected: &Tensor, found: &Tensor) -> Result<Differe
     let worst = expected.f_sub(&found)?.f_abs()?.f_max()?.f_double_value(&[])?;
     let scale = expected.f_abs()?.f_max()?.f_double_value(&[])?;
     // Both sides may hold the same infinity or NaN; their difference is then NaN, their bits agree.
-    let same = expected.f_equal(&found)? || (worst.is_nan() && expected.f_isnan()?.f_equal(&found.f_isnan()?)?);
+    let same =
+        expected.f_equal(&found)? || (worst.is_nan() && expected.f_isnan()?.f_equal(&found.f_isnan()?)?);
     let absolute = if same { 0.0 } else { worst };
     let relative = if absolute == 0.0 { 0.0 } else { absolute / scale.max(f64::MIN_POSITIVE) };
     Ok(Difference { name, absolute, relative })
