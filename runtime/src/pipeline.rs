@@ -211,11 +211,11 @@ impl<B: Backend> Worker<'_, B> {
             for &op in ops {
                 let stage =
                     stages.get_mut(&(op.stage as usize)).expect("load made every stage of the program");
-                let begun = match op.kind {
+                let (start, end) = match op.kind {
                     Kind::Forward => self.forward(stage, step, op, now)?,
                     _ => self.backward(stage, step, op, now)?,
                 };
-                measured.push(MeasuredOp { step, op: Some(op), start: begun, end: now() });
+                measured.push(MeasuredOp { step, op: Some(op), start, end });
             }
             let begun = now();
             self.add_replicas(&mut stages, step)?;
@@ -233,7 +233,7 @@ impl<B: Backend> Worker<'_, B> {
         step: usize,
         op: Op,
         now: impl Fn() -> u64,
-    ) -> Result<u64, RunError> {
+    ) -> Result<(u64, u64), RunError> {
         let (index, micro_batch) = (op.stage as usize, op.micro_batch);
         let mut inputs = Vec::new();
         for (input, source) in self.wiring.stages[index].inputs.iter().enumerate() {
@@ -252,6 +252,8 @@ impl<B: Backend> Worker<'_, B> {
         let begun = now();
         let outputs =
             self.backend.forward(stage, micro_batch, inputs).map_err(self.failed(op.to_string()))?;
+        // Taken before the values leave: who receives one must not seem to start before it was made.
+        let ended = now();
         let consumers = &self.routes.consumers[index];
         if outputs.len() != consumers.len() {
             let message = format!("it gave {} outputs instead of {}", outputs.len(), consumers.len());
@@ -264,7 +266,7 @@ impl<B: Backend> Worker<'_, B> {
                 self.send(device, slot, vec![Some(self.backend.share(&value))]);
             }
         }
-        Ok(begun)
+        Ok((begun, ended))
     }
 
     fn backward(
@@ -273,7 +275,7 @@ impl<B: Backend> Worker<'_, B> {
         step: usize,
         op: Op,
         now: impl Fn() -> u64,
-    ) -> Result<u64, RunError> {
+    ) -> Result<(u64, u64), RunError> {
         let (index, micro_batch) = (op.stage as usize, op.micro_batch);
         let mut gradients = Vec::new();
         if op.kind.makes_input_gradient() {
@@ -297,6 +299,7 @@ impl<B: Backend> Worker<'_, B> {
             .backend
             .backward(stage, op.kind, micro_batch, gradients)
             .map_err(self.failed(op.to_string()))?;
+        let ended = now();
         if op.kind.makes_input_gradient() {
             let mut input_gradients = input_gradients.into_iter();
             for (input, source) in self.wiring.stages[index].inputs.iter().enumerate() {
@@ -307,7 +310,7 @@ impl<B: Backend> Worker<'_, B> {
                 }
             }
         }
-        Ok(begun)
+        Ok((begun, ended))
     }
 
     /// Adds the gradients of a stage's replicas; the first replica adds, in the order of the devices.
