@@ -2,4 +2,6 @@
 
 mod program;
 
+pub mod ir;
+
 pub use program::*;
