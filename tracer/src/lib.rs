@@ -1,7 +1,12 @@
 //! What does a trace say? Archives and IR text become a syntax tree.
 
+mod archive;
+mod code;
+mod error;
+mod flatten;
+pub mod ir;
 mod program;
 
-pub mod ir;
-
+pub use archive::{is_archive, read_archive};
+pub use error::{PickleFault, Place, TraceError};
 pub use program::*;
