@@ -189,7 +189,10 @@ impl fmt::Display for TensorFact {
 impl fmt::Display for Fact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fn known(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl fmt::Display>) -> fmt::Result {
-            value.map_or_else(|| f.write_str(name), |value| write!(f, "{value}"))
+            match value {
+                Some(value) => write!(f, "{value}"),
+                None => f.write_str(name),
+            }
         }
         match self {
             Fact::Unknown => f.write_str("?"),
