@@ -3,12 +3,16 @@
 //! Only this crate derives `Serialize`. Every file kind has a version and a JSON Schema.
 
 mod cluster;
+mod inspect;
 mod plan;
 mod timeline;
 pub mod units;
 mod yaml;
 
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};
+pub use inspect::{
+    INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor,
+};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,

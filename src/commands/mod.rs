@@ -6,6 +6,7 @@ use crate::{failure::Failure, output::Output};
 
 mod completions;
 mod simulate;
+mod inspect;
 mod trace;
 
 /// What to do.
@@ -15,6 +16,8 @@ pub enum Command {
     Trace(trace::Trace),
     /// Simulate a training step: time, memory, and where both go
     Simulate(simulate::Simulate),
+    /// Show a model as a table of blocks
+    Inspect(inspect::Inspect),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -25,6 +28,7 @@ impl Command {
         match self {
             Command::Trace(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
+            Command::Inspect(command) => command.run(output),
             Command::Completions(command) => command.run(output),
         }
     }

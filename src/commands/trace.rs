@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{failure::Failure, output::Output};
 
-mod input_spec;
+pub mod input_spec;
 
 use input_spec::InputSpec;
 
