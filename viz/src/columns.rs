@@ -81,8 +81,10 @@ fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
                 if n_boxes > 0 { 4 } else { 2 }
             }
             (true, false) => {
-                let n_boxes =
-                    layered.below[*from].iter().filter(|l| is_box(sheet, layered, layered.links[**l].to)).count();
+                let n_boxes = layered.below[*from]
+                    .iter()
+                    .filter(|l| is_box(sheet, layered, layered.links[**l].to))
+                    .count();
                 if n_boxes > 0 { 4 } else { 3 }
             }
         };
@@ -118,12 +120,7 @@ fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
 }
 
 /// Chooses where lines meet a box whose ports are free: the straight one in the middle, others to their sides.
-fn choose_ports(
-    sheet: &Sheet,
-    layered: &Layered,
-    positions: &[usize],
-    aligned: &[bool],
-) -> Vec<(f64, f64)> {
+fn choose_ports(sheet: &Sheet, layered: &Layered, positions: &[usize], aligned: &[bool]) -> Vec<(f64, f64)> {
     let mut ports = vec![(0.0, 0.0); layered.links.len()];
     for slot in 0..layered.slots.len() {
         let Some(node) = node(sheet, layered, slot) else { continue };
@@ -234,8 +231,8 @@ impl Columns {
                 continue;
             }
             let shift = (self.offsets[link.from] + out) - (self.offsets[link.to] + into);
-            let n_boxes = usize::from(is_box(sheet, layered, link.from))
-                + usize::from(is_box(sheet, layered, link.to));
+            let n_boxes =
+                usize::from(is_box(sheet, layered, link.from)) + usize::from(is_box(sheet, layered, link.to));
             let weight = [1.0, 1.0, 3.0][n_boxes];
             pulls[b].push((a, shift, weight));
             pulls[a].push((b, -shift, weight));
@@ -245,9 +242,8 @@ impl Columns {
         let mut wanted = at.clone();
         for _ in 0..ROUNDS {
             for column in 0..self.n_columns {
-                let (sum, weights) = pulls[column]
-                    .iter()
-                    .fold((0.0, 0.0), |(sum, all), (to, shift, weight)| {
+                let (sum, weights) =
+                    pulls[column].iter().fold((0.0, 0.0), |(sum, all), (to, shift, weight)| {
                         (sum + weight * (at[*to] + shift), all + weight)
                     });
                 wanted[column] = if weights > 0.0 { sum / weights } else { at[column] };

@@ -183,7 +183,12 @@ impl Diagram {
     }
 
     /// Adds a tensor. Sinks may repeat and stand in any order; a tensor that nobody reads is not drawn.
-    pub fn connect(&mut self, source: BoxId, label: impl Into<String>, sinks: impl IntoIterator<Item = BoxId>) {
+    pub fn connect(
+        &mut self,
+        source: BoxId,
+        label: impl Into<String>,
+        sinks: impl IntoIterator<Item = BoxId>,
+    ) {
         let mut sinks: Vec<BoxId> = sinks.into_iter().filter(|sink| *sink != source).collect();
         sinks.sort_unstable();
         sinks.dedup();

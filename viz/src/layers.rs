@@ -34,11 +34,20 @@ pub(crate) struct SheetNode {
     pub role: Role,
     /// Room along the flow.
     pub length: f64,
+    /// What of it lies behind the box: the label of what leaves it.
+    pub label: f64,
     /// Room across the flow, before and after the centre.
     pub before: f64,
     pub after: f64,
     /// Offset of the place where each net leaves or arrives, by net; empty where the layout may choose.
     pub ports: Vec<(usize, f64)>,
+}
+
+impl SheetNode {
+    /// Returns the length of the box alone.
+    pub(crate) fn body_length(&self) -> f64 {
+        self.length - self.label
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,8 +136,7 @@ pub(crate) fn rank(sheet: &Sheet) -> Vec<usize> {
     }
     // Move down what has more readers than writers: its lines get shorter.
     for node in order.iter().rev() {
-        let is_pulled = sheet.nodes[*node].role == Role::Box
-            && distinct(&writers[*node]) < makes[*node];
+        let is_pulled = sheet.nodes[*node].role == Role::Box && distinct(&writers[*node]) < makes[*node];
         if is_pulled && let Some(first) = readers[*node].iter().map(|reader| ranks[*reader]).min() {
             ranks[*node] = ranks[*node].max(first - 1);
         }
@@ -215,11 +223,8 @@ fn order(layered: &mut Layered, sheet: &Sheet) {
         let port = node.ports.iter().find(|(of, _)| *of == net).map_or(0.0, |(_, offset)| *offset);
         0.4 * (port / node.before.max(node.after).max(1.0)).clamp(-1.0, 1.0)
     };
-    let shifts: Vec<(f64, f64)> = layered
-        .links
-        .iter()
-        .map(|link| (shift(link.from, link.net), shift(link.to, link.net)))
-        .collect();
+    let shifts: Vec<(f64, f64)> =
+        layered.links.iter().map(|link| (shift(link.from, link.net), shift(link.to, link.net))).collect();
     let mut best = layered.rows.clone();
     let mut fewest = crossings(layered, &shifts);
     for sweep in 0..SWEEPS {
@@ -328,10 +333,7 @@ fn crossings(layered: &Layered, shifts: &[(f64, f64)]) -> usize {
         for slot in row {
             for link in &layered.below[*slot] {
                 let Link { from, to, .. } = layered.links[*link];
-                ends.push((
-                    positions[from] as f64 + shifts[*link].0,
-                    positions[to] as f64 + shifts[*link].1,
-                ));
+                ends.push((positions[from] as f64 + shifts[*link].0, positions[to] as f64 + shifts[*link].1));
             }
         }
         total += inversions(&mut ends);

@@ -1,5 +1,20 @@
 //! What does it look like? Values become SVG, DOT, HTML and trace JSON.
 
+mod cards;
+mod channels;
+mod columns;
+pub mod diagram;
+mod draw;
+mod inside;
+mod layers;
+mod layout;
+mod lift;
 pub mod palette;
 pub mod svg;
 pub mod text;
+mod view;
+
+pub use diagram::{Amount, BoxId, Diagram, DiagramBox, DiagramError, Family, Wire};
+pub use draw::{Caption, Color, draw};
+pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
+pub use view::{Depth, MOST_BOXES, view};
