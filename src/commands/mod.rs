@@ -5,10 +5,13 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
+mod trace;
 
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {
+    /// Trace a PyTorch model in your own Python
+    Trace(trace::Trace),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -17,6 +20,7 @@ impl Command {
     /// Runs the subcommand.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         match self {
+            Command::Trace(command) => command.run(output),
             Command::Completions(command) => command.run(output),
         }
     }
