@@ -18,6 +18,8 @@ const PORT_GAP: f64 = 14.0;
 /// Nothing ends nearer to a box's corner than this.
 const CORNER: f64 = 9.0;
 const ROUNDS: usize = 24;
+/// A straight line between boxes may move the middle of the lower one by no more than this.
+const FAR_PORTS: f64 = 60.0;
 
 /// Places across the flow.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +35,7 @@ pub(crate) fn place(sheet: &Sheet, layered: &Layered) -> Placed {
     let positions = layered.positions();
     let aligned = align(sheet, layered, &positions);
     let mut ports = choose_ports(sheet, layered, &positions, &aligned);
-    let columns = Columns::new(layered, &aligned, &ports);
+    let columns = Columns::new(sheet, layered, &aligned, &ports);
     let centres = columns.relax(sheet, layered, &ports);
     straighten(sheet, layered, &centres, &mut ports);
     Placed { centres, ports }
@@ -51,14 +53,13 @@ fn is_box(sheet: &Sheet, layered: &Layered, slot: SlotId) -> bool {
 fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
     let mut candidates: Vec<(u8, usize, usize)> = Vec::new();
     for (index, Link { from, to, .. }) in layered.links.iter().enumerate() {
-        let (is_from_box, is_to_box) = (is_box(sheet, layered, *from), is_box(sheet, layered, *to));
+        // A port in the border leads the eye as a box does.
+        let is_node = |slot: SlotId| layered.slots[slot].node.is_some();
+        let (is_from_box, is_to_box) = (is_node(*from), is_node(*to));
         // Among an even number of equals nobody is the middle: the box stands between them.
         let is_middle = |links: &[usize], end: fn(&Link) -> SlotId| {
-            let mut peers: Vec<SlotId> = links
-                .iter()
-                .map(|l| end(&layered.links[*l]))
-                .filter(|slot| is_box(sheet, layered, *slot))
-                .collect();
+            let mut peers: Vec<SlotId> =
+                links.iter().map(|l| end(&layered.links[*l])).filter(|slot| is_node(*slot)).collect();
             peers.sort_unstable_by_key(|slot| positions[*slot]);
             peers.dedup();
             peers.len() % 2 == 1 && peers[peers.len() / 2] == end(&layered.links[index])
@@ -74,10 +75,7 @@ fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
             }
             (false, true) => {
                 // A lane may lead the eye into a box that no box feeds.
-                let n_boxes = layered.above[*to]
-                    .iter()
-                    .filter(|l| is_box(sheet, layered, layered.links[**l].from))
-                    .count();
+                let n_boxes = layered.above[*to].iter().filter(|l| is_node(layered.links[**l].from)).count();
                 if n_boxes > 0 { 4 } else { 2 }
             }
             (true, false) => {
@@ -181,7 +179,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn new(layered: &Layered, aligned: &[bool], ports: &[(f64, f64)]) -> Self {
+    fn new(sheet: &Sheet, layered: &Layered, aligned: &[bool], ports: &[(f64, f64)]) -> Self {
         let n_slots = layered.slots.len();
         let (mut of, mut offsets) = (vec![usize::MAX; n_slots], vec![0.0; n_slots]);
         let mut n_columns = 0;
@@ -191,7 +189,12 @@ impl Columns {
                 Some(link) => {
                     let from = layered.links[*link].from;
                     of[*slot] = of[from];
-                    offsets[*slot] = offsets[from] + ports[*link].0 - ports[*link].1;
+                    // Ports far from each other would make a staircase of wide frames: their middles align instead.
+                    let step = ports[*link].0 - ports[*link].1;
+                    let is_far = step.abs() > FAR_PORTS
+                        && is_box(sheet, layered, from)
+                        && is_box(sheet, layered, *slot);
+                    offsets[*slot] = offsets[from] + if is_far { 0.0 } else { step };
                 }
                 None => {
                     of[*slot] = n_columns;

@@ -15,7 +15,7 @@ use crate::{
 const GUTTER: f64 = 18.0;
 const MARGIN: f64 = 12.0;
 /// Strips with more lines between them than this would be harder to read than a ribbon.
-const MOST_LINES_BETWEEN_STRIPS: usize = 12;
+const MOST_LINES_BETWEEN_STRIPS: usize = 2;
 
 /// How long a chain may be before it is broken.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -169,7 +169,7 @@ fn break_at(lengths: &[f64], gaps: &[Gap], target: f64) -> Vec<Range<usize>> {
             sum += lengths[row];
             if row + 1 < lengths.len() && sum > 0.6 * target {
                 let n_lines = gaps[row].nets.len();
-                let cost = (sum / target - 1.0).abs() * 4.0 + n_lines as f64;
+                let cost = (sum / target - 1.0).abs() * 3.0 + n_lines as f64;
                 let is_open = n_lines <= MOST_LINES_BETWEEN_STRIPS;
                 if is_open && best.is_none_or(|(least, _)| cost < least) {
                     best = Some((cost, row));

@@ -5,6 +5,7 @@ mod channels;
 mod columns;
 pub mod diagram;
 mod draw;
+mod from_graph;
 mod inside;
 mod layers;
 mod layout;
@@ -16,5 +17,6 @@ mod view;
 
 pub use diagram::{Amount, BoxId, Diagram, DiagramBox, DiagramError, Family, Wire};
 pub use draw::{Caption, Color, draw};
+pub use from_graph::{Amounts, Overlay, count, from_graph};
 pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
 pub use view::{Depth, MOST_BOXES, view};

@@ -126,13 +126,6 @@ fn fold(diagram: &Diagram) -> Diagram {
             }
         }
     }
-    for id in diagram.ids() {
-        let mut to = keep[id.index()];
-        while keep[to.index()] != to {
-            to = keep[to.index()];
-        }
-        keep[id.index()] = to;
-    }
     let depths = diagram.depths();
     let is_inner = |source: BoxId, sink: BoxId| {
         let (a, b) = siblings_above(diagram, &depths, source, sink);
@@ -284,14 +277,18 @@ enum Duplicates {
     Drop,
 }
 
-/// Makes a diagram of the boxes that are kept: those that `keep` maps to themselves.
+/// Makes a diagram of the boxes that are kept: those that `keep` maps to themselves, others to an earlier one.
 fn rebuild(
     diagram: &Diagram,
     boxes: &[DiagramBox],
-    keep: Vec<BoxId>,
+    mut keep: Vec<BoxId>,
     duplicates: Duplicates,
     is_dropped: impl Fn(BoxId, BoxId) -> bool,
 ) -> Diagram {
+    // What a box went into may have gone into another: always one that stands before it.
+    for index in 0..keep.len() {
+        keep[index] = keep[keep[index].index()];
+    }
     let mut result = Diagram::new(boxes[0].clone());
     result.amounts.clone_from(&diagram.amounts);
     result.has_stages = diagram.has_stages;
