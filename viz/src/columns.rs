@@ -329,12 +329,33 @@ fn straighten(sheet: &Sheet, layered: &Layered, centres: &[f64], ports: &mut [(f
         let room = (node.before.min(node.after) - CORNER).max(0.0);
         let mut arriving = layered.above[slot].clone();
         arriving.sort_by(|a, b| ports[*a].1.total_cmp(&ports[*b].1));
+        let wanted = |link: usize, ports: &[(f64, f64)]| {
+            centres[layered.links[link].from] + ports[link].0 - centres[slot]
+        };
+        // The straightest of them first, boxes before lanes: then the others keep their distance from it.
+        let anchor =
+            (0..arriving.len()).filter(|i| wanted(arriving[*i], ports).abs() <= room).min_by(|a, b| {
+                let is_lane = |i: usize| layered.slots[layered.links[arriving[i]].from].node.is_none();
+                let jog = |i: usize| (wanted(arriving[i], ports) - ports[arriving[i]].1).abs();
+                is_lane(*a).cmp(&is_lane(*b)).then(jog(*a).total_cmp(&jog(*b)))
+            });
+        let Some(anchor) = anchor else { continue };
+        let at = wanted(arriving[anchor], ports);
+        let gap = |n: usize, room: f64| if n == 0 { PORT_GAP } else { PORT_GAP.min(room / n as f64) };
+        let (left, right) = (gap(anchor, room + at), gap(arriving.len() - 1 - anchor, room - at));
+        if left.min(right) < 5.0 {
+            continue;
+        }
+        for (i, link) in arriving.iter().enumerate() {
+            let steps = i as f64 - anchor as f64;
+            ports[*link].1 = at + steps * if steps < 0.0 { left } else { right };
+        }
+        // What remains may be straight as well, within the room that its neighbours leave.
         for i in 0..arriving.len() {
-            let link = layered.links[arriving[i]];
-            let wanted = centres[link.from] + ports[arriving[i]].0 - centres[slot];
+            let wanted = wanted(arriving[i], ports);
             let least = if i == 0 { -room } else { ports[arriving[i - 1]].1 + PORT_GAP };
             let most = if i + 1 == arriving.len() { room } else { ports[arriving[i + 1]].1 - PORT_GAP };
-            if wanted >= least && wanted <= most {
+            if i != anchor && wanted >= least && wanted <= most {
                 ports[arriving[i]].1 = wanted;
             }
         }

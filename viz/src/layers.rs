@@ -86,9 +86,8 @@ pub(crate) struct Layered {
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub row: usize,
+    /// `None` for a lane.
     pub node: Option<usize>,
-    /// The net of a lane.
-    pub lane: Option<usize>,
 }
 
 /// One step of a net from a row to the next.
@@ -168,7 +167,7 @@ pub(crate) fn layer(sheet: &Sheet) -> Layered {
     for (node, row) in ranks.iter().enumerate() {
         slot_of.push(layered.slots.len());
         layered.rows[*row].push(layered.slots.len());
-        layered.slots.push(Slot { row: *row, node: Some(node), lane: None });
+        layered.slots.push(Slot { row: *row, node: Some(node) });
     }
     // Later tensors stand nearer to the boxes, so that nested skips begin without crossings.
     let mut nets: Vec<usize> = (0..sheet.nets.len()).collect();
@@ -186,7 +185,7 @@ pub(crate) fn layer(sheet: &Sheet) -> Layered {
             }
             if row < last {
                 let lane = layered.slots.len();
-                layered.slots.push(Slot { row, node: None, lane: Some(net_idx) });
+                layered.slots.push(Slot { row, node: None });
                 layered.rows[row].push(lane);
                 layered.links.push(Link { net: net_idx, from: at, to: lane });
                 at = lane;

@@ -169,6 +169,9 @@ fn is_chain(nets: &[Lifted], run: &std::ops::Range<usize>) -> bool {
 fn joined_title(first: &str, last: &str) -> String {
     let digits = |text: &str| text.len() - text.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (a, b) = (digits(first), digits(last));
+    if first == last {
+        return first.to_string();
+    }
     match first[..a] == last[..b] && a < first.len() && b < last.len() {
         true => format!("{first}–{}", &last[b..]),
         false => format!("{first} – {last}"),
