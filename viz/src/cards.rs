@@ -13,6 +13,8 @@ pub(crate) const LABEL: f64 = 9.5;
 const LONGEST_LINE: f64 = 210.0;
 const PADDING: f64 = 11.0;
 const NARROWEST: f64 = 58.0;
+/// By how much the sheets behind a box that stands for several stick out.
+pub(crate) const PILE: f64 = 6.0;
 /// Height of the bar that shows an amount.
 pub(crate) const BAR: f64 = 4.0;
 
@@ -72,9 +74,9 @@ pub(crate) fn leaf(diagram: &Diagram, id: BoxId) -> Card {
     for detail in &item.details {
         card.push(detail, LineKind::Muted, 13.0);
     }
-    for tag in &item.tags {
+    for tag in shown_tags(&item.tags) {
         card.height += 2.0;
-        card.push(&format!("← {tag}"), LineKind::Tag, 14.0);
+        card.push(&tag, LineKind::Tag, 14.0);
     }
     if let Some(amount) = &item.amount
         && diagram.amounts.is_some()
@@ -87,7 +89,22 @@ pub(crate) fn leaf(diagram: &Diagram, id: BoxId) -> Card {
     card.width = (card.width + 2.0 * PADDING).max(NARROWEST).ceil();
     // Even, so that a middle lies on a whole pixel and chains of boxes align.
     card.width += card.width % 2.0;
+    if item.repeat > 1 {
+        card.width += PILE;
+        card.height += PILE;
+    }
     card
+}
+
+/// Returns the tags as they are shown: a few, and how many more there are.
+fn shown_tags(tags: &[String]) -> Vec<String> {
+    const MOST: usize = 3;
+    let shown = if tags.len() > MOST { MOST - 1 } else { tags.len() };
+    let mut lines: Vec<String> = tags[..shown].iter().map(|tag| format!("← {tag}")).collect();
+    if tags.len() > shown {
+        lines.push(format!("← {} more", tags.len() - shown));
+    }
+    lines
 }
 
 /// Lays out the head of a frame.

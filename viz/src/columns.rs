@@ -17,7 +17,7 @@ const LANE_GAP: f64 = 14.0;
 const PORT_GAP: f64 = 14.0;
 /// Nothing ends nearer to a box's corner than this.
 const CORNER: f64 = 9.0;
-const ROUNDS: usize = 24;
+const ROUNDS: usize = 40;
 /// A straight line between boxes may move the middle of the lower one by no more than this.
 const FAR_PORTS: f64 = 60.0;
 
@@ -257,7 +257,8 @@ impl Columns {
             self.push_left(&mut left, &to_right);
             let mut largest = 0.0f64;
             for column in 0..self.n_columns {
-                let new = (right[column] + left[column]) / 2.0;
+                // Half the way only: rows that pull at each other would else change places for ever.
+                let new = (at[column] + (right[column] + left[column]) / 2.0) / 2.0;
                 largest = largest.max((new - at[column]).abs());
                 at[column] = new;
             }

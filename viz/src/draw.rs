@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::{
-    cards::{BAR, Card, LABEL, LineKind, full_title, stage_badge},
+    cards::{BAR, Card, LABEL, LineKind, PILE, full_title, stage_badge},
     diagram::{BoxId, Diagram, Family},
     layout::{Rect, Scene},
     palette::{self, Shade},
@@ -158,7 +158,7 @@ impl Painter<'_> {
         let depths = self.diagram.depths();
         for id in self.diagram.ids().skip(1).filter(|id| !self.diagram.is_leaf(*id)) {
             let item = self.diagram.get(id);
-            let rect = self.scene.rects[id.index()];
+            let rect = self.front(id);
             let class = format!("f{}", (depths[id.index()] - 1) as usize % palette::FRAMES.len());
             out.push_str("<g>");
             svg::title(out, &self.tool_tip(id));
@@ -223,7 +223,7 @@ impl Painter<'_> {
     fn leaves(&self, out: &mut String) {
         for id in self.diagram.ids().skip(1).filter(|id| self.diagram.is_leaf(*id)) {
             let item = self.diagram.get(id);
-            let rect = self.scene.rects[id.index()];
+            let rect = self.front(id);
             let class = self.leaf_class(id);
             let corner = if item.family.is_terminal() { rect.height / 2.0 } else { CORNER };
             out.push_str("<g>");
@@ -263,9 +263,18 @@ impl Painter<'_> {
         }
     }
 
+    /// Returns a box's rectangle without the sheets behind it.
+    fn front(&self, id: BoxId) -> Rect {
+        let rect = self.scene.rects[id.index()];
+        match self.diagram.get(id).repeat {
+            0 | 1 => rect,
+            _ => Rect { width: rect.width - PILE, height: rect.height - PILE, ..rect },
+        }
+    }
+
     /// Sheets behind a box that stands for several.
     fn pile(&self, out: &mut String, rect: Rect, class: &str, corner: f64) {
-        for shift in [6.0, 3.0] {
+        for shift in [PILE, PILE / 2.0] {
             rectangle(out, Rect { x: rect.x + shift, y: rect.y + shift, ..rect }, class, corner);
         }
     }
@@ -355,6 +364,9 @@ impl Painter<'_> {
                 text.push_str(" · ");
                 text.push_str(part);
             }
+        }
+        if !item.tags.is_empty() {
+            text.push_str(&format!(" · reads {}", item.tags.join(", ")));
         }
         for (name, value) in &item.attributes {
             text.push_str(&format!(" · {name}: {value}"));

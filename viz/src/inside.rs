@@ -146,7 +146,7 @@ fn strips(sheet: &Sheet, layered: &Layered, placed: &Placed, gaps: &[Gap], wrap:
             strips.iter().map(|rows| lengths[rows.clone()].iter().sum()).fold(0.0, f64::max) + 30.0;
         // A tail beside a long strip gains nothing.
         let shortest = strips.iter().map(|rows| lengths[rows.clone()].iter().sum()).fold(f64::MAX, f64::min);
-        if strips.len() < 2 || longest > 0.75 * total || shortest < 0.2 * longest {
+        if strips.len() < 2 || longest > 0.75 * total || shortest < 0.15 * longest || longest > 1.7 * target {
             continue;
         }
         let breadth: f64 = strips

@@ -99,6 +99,12 @@ pub(crate) fn lift(diagram: &Diagram) -> Vec<Vec<Lifted>> {
             }
         }
     }
+    // Equal insides have equal nets in equal order, whatever order their tensors have outside.
+    for nets in &mut nets {
+        nets.sort_by(|a, b| {
+            (a.source, &a.sinks, a.has_exit, a.wire).cmp(&(b.source, &b.sinks, b.has_exit, b.wire))
+        });
+    }
     nets
 }
 

@@ -105,7 +105,7 @@ fn fold(diagram: &Diagram) -> Diagram {
             let run = start..start + length;
             start += length;
             let least = if diagram.is_leaf(children[run.start]) { 3 } else { 2 };
-            if length < least || !is_chain(&nets[id.index()], &run) {
+            if length < least || !is_foldable(&nets[id.index()], &run) {
                 continue;
             }
             let first = children[run.start];
@@ -134,35 +134,38 @@ fn fold(diagram: &Diagram) -> Diagram {
     rebuild(diagram, &boxes, keep, Duplicates::Drop, is_inner)
 }
 
-/// Tells whether siblings pass tensors only from one to the next, and look the same from outside.
-fn is_chain(nets: &[Lifted], run: &std::ops::Range<usize>) -> bool {
+/// Tells whether equal siblings are one chain, each feeding the next, or all stand in the same place side by side.
+///
+/// Tensors from outside must go to the first of a chain or to all; what leaves must leave from the last of a chain,
+/// or from all to the same readers.
+fn is_foldable(nets: &[Lifted], run: &std::ops::Range<usize>) -> bool {
     let length = run.len();
-    let mut n_leaving = vec![0usize; length];
+    let mut feeds_next = vec![false; length];
+    let mut leaving: Vec<Vec<(Vec<u32>, bool)>> = vec![Vec::new(); length];
+    let mut arrives_at_first = false;
     for net in nets {
-        let inside = net.sinks.iter().filter(|sink| run.contains(&(**sink as usize))).count();
+        let (inside, outside): (Vec<u32>, Vec<u32>) =
+            net.sinks.iter().partition(|sink| run.contains(&(**sink as usize)));
         match net.source.map(|source| source as usize).filter(|source| run.contains(source)) {
             Some(source) => {
-                let is_to_next = net.sinks.iter().all(|s| {
-                    let sink = *s as usize;
-                    !run.contains(&sink) || sink == source + 1
-                });
-                if !is_to_next {
+                if inside.iter().any(|sink| *sink as usize != source + 1) {
                     return false;
                 }
-                if inside < net.sinks.len() || net.has_exit {
-                    n_leaving[source - run.start] += 1;
+                feeds_next[source - run.start] |= !inside.is_empty();
+                if !outside.is_empty() || net.has_exit {
+                    leaving[source - run.start].push((outside, net.has_exit));
                 }
             }
-            None => {
-                let is_to_first = inside == 1 && net.sinks.iter().any(|sink| *sink as usize == run.start);
-                if inside > 0 && !is_to_first && inside < length {
-                    return false;
-                }
-            }
+            None if inside.is_empty() || inside.len() == length => {}
+            None if inside == [run.start as u32] => arrives_at_first = true,
+            None => return false,
         }
     }
-    let others = &n_leaving[..length - 1];
-    others.iter().all(|n| *n == 0) || others.windows(2).all(|pair| pair[0] == pair[1])
+    let others = &leaving[..length - 1];
+    let is_chain = feeds_next[..length - 1].iter().all(|feeds| *feeds);
+    let is_beside = !arrives_at_first && feeds_next.iter().all(|feeds| !feeds);
+    let all_leave_alike = others.iter().all(|one| *one == leaving[length - 1]);
+    (is_chain && (others.iter().all(Vec::is_empty) || all_leave_alike)) || (is_beside && all_leave_alike)
 }
 
 /// `layers.1` and `layers.11` become `layers.1–11`.
@@ -188,10 +191,13 @@ fn hashes(diagram: &Diagram, nets: &[Vec<Lifted>]) -> Vec<u64> {
         for child in &item.children {
             (&diagram.get(*child).title, hashes[child.index()]).hash(&mut hasher);
         }
-        for net in &nets[id.index()] {
-            let label = &diagram.wires()[net.wire].label;
-            (net.source, &net.sinks, net.has_exit, label).hash(&mut hasher);
-        }
+        // The order of tensors that come from outside is an accident of the outside.
+        let mut inner: Vec<_> = nets[id.index()]
+            .iter()
+            .map(|net| (net.source, &net.sinks, net.has_exit, &diagram.wires()[net.wire].label))
+            .collect();
+        inner.sort();
+        inner.hash(&mut hasher);
         if item.children.is_empty() {
             item.title.hash(&mut hasher);
         }
@@ -350,14 +356,16 @@ fn name_far_tensors(mut diagram: Diagram) -> Diagram {
             continue;
         }
         wire.sinks.sort_by_key(|sink| order[sink.index()]);
-        let source = diagram.get(wire.source);
-        let name = if source.path.is_empty() { source.title.clone() } else { source.path.clone() };
+        let source = diagram.get(wire.source).clone();
         // The first line stays, so that the source does not hang in the air.
         let kept = usize::from(!is_far);
         for sink in wire.sinks.split_off(kept.min(wire.sinks.len())) {
-            let tags = &mut diagram.get_mut(sink).tags;
-            if !tags.contains(&name) {
-                tags.push(name.clone());
+            // Among siblings the title is enough.
+            let sink = diagram.get_mut(sink);
+            let is_near = sink.parent == source.parent || source.path.is_empty();
+            let name = if is_near { &source.title } else { &source.path };
+            if !sink.tags.contains(name) {
+                sink.tags.push(name.clone());
             }
         }
     }
