@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use tracer::ModuleId;
+use tracer::{ModuleId, ValueId};
 
 use crate::{OperatorId, model::ModelGraph};
 
@@ -48,8 +48,14 @@ pub struct Block {
     pub depth: u32,
     /// The operators made here and below. Empty for a call that computes nothing.
     pub operators: Range<u32>,
+    /// Values that are passed to the call.
+    pub inputs: Vec<ValueId>,
+    /// Values that the call returns, in order.
+    pub outputs: Vec<ValueId>,
     /// Equal for blocks that do the same on the same shapes: operators, constants, sizes, wiring.
     pub structure: u64,
+    /// Equal for blocks of the same operators and wiring, whatever their sizes and constants.
+    pub outline: u64,
 }
 
 /// How finely the graph is looked at.

@@ -13,7 +13,7 @@ use tracer::{CallId, Constant, DType, NodeId, Operand, Role, Span, TensorId, Val
 
 use crate::{
     block::{Block, BlockId},
-    fact::{Fact, StorageId},
+    fact::{Fact, StorageId, TensorFact},
 };
 
 /// Index into [`ModelGraph::operators`]; the same number as the trace's node.
@@ -83,6 +83,8 @@ pub struct Operator {
     pub tensors: Vec<TensorId>,
     /// The innermost block it belongs to.
     pub block: BlockId,
+    /// True when it writes to its first argument in place.
+    pub is_writing: bool,
     /// Where it is written.
     pub span: Span,
 }
@@ -163,6 +165,8 @@ pub struct StoredTensor {
     pub dtype: DType,
     /// Sizes.
     pub shape: Vec<u64>,
+    /// Strides in elements.
+    pub strides: Vec<u64>,
     /// Bytes of its elements.
     pub bytes: u64,
     /// True for parameters that train.
@@ -290,6 +294,19 @@ impl StoredTensor {
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
+    }
+
+    /// Returns what is known about it, as about any value.
+    pub fn fact(&self) -> TensorFact {
+        TensorFact {
+            dtype: Some(self.dtype),
+            shape: Some(self.shape.iter().map(|size| Some(*size)).collect()),
+            strides: (self.strides.len() == self.shape.len()).then(|| self.strides.iter().copied().collect()),
+            storage: Some(self.storage),
+            requires_grad: self.requires_grad,
+            number: None,
+            is_wrapped_number: false,
+        }
     }
 
     /// Tells whether this is a trained parameter that no earlier name has counted.

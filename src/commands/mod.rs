@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
+mod inspect;
 mod trace;
 
 /// What to do.
@@ -12,6 +13,8 @@ mod trace;
 pub enum Command {
     /// Trace a PyTorch model in your own Python
     Trace(trace::Trace),
+    /// Show a model as a table of blocks
+    Inspect(inspect::Inspect),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -21,6 +24,7 @@ impl Command {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         match self {
             Command::Trace(command) => command.run(output),
+            Command::Inspect(command) => command.run(output),
             Command::Completions(command) => command.run(output),
         }
     }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{failure::Failure, output::Output};
 
-mod input_spec;
+pub mod input_spec;
 
 use input_spec::InputSpec;
 
@@ -104,9 +104,8 @@ impl Trace {
 
         let done = self.converse(&request)?;
 
-        std::fs::rename(&unfinished, &self.output).map_err(|error| {
-            Failure::input(format!("cannot write {}: {error}", self.output.display()))
-        })?;
+        std::fs::rename(&unfinished, &self.output)
+            .map_err(|error| Failure::input(format!("cannot write {}: {error}", self.output.display())))?;
         let count = |key: &str| done.get(key).and_then(Value::as_u64).unwrap_or_default();
         output.text(&format!(
             "{}: {} operators, {} parameters, torch {}\n",
@@ -296,8 +295,9 @@ fn parse_arguments(arguments: &[String]) -> Result<Map<String, Value>, Failure> 
     let mut parsed = Map::new();
     for argument in arguments {
         let Some((key, value)) = argument.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-            return Err(Failure::input(format!("--arg {argument} is not KEY=VALUE"))
-                .with_hint("values are JSON: --arg num_classes=10 --arg weights=null --arg 'name=\"tiny\"'"));
+            return Err(Failure::input(format!("--arg {argument} is not KEY=VALUE")).with_hint(
+                "values are JSON: --arg num_classes=10 --arg weights=null --arg 'name=\"tiny\"'",
+            ));
         };
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
         if parsed.insert(key.to_owned(), value).is_some() {

@@ -4,6 +4,7 @@ mod archive;
 mod code;
 mod error;
 mod flatten;
+pub mod ir;
 mod program;
 
 pub use archive::{is_archive, read_archive};

@@ -8,8 +8,23 @@ use serde_json::{Value, json};
 const MAX_ELEMENTS: u64 = 1 << 40;
 
 const DTYPES: [&str; 17] = [
-    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32",
-    "uint64", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
 ];
 
 /// What an example input looks like.
@@ -93,7 +108,8 @@ impl InputSpec {
             let fault = format!("a tensor of {sizes} has more than 2^40 elements");
             return fail(at..at + sizes.len(), "too large", fault);
         }
-        let mut spec = Self { name: name.map(str::to_owned), shape, dtype: "float32".to_owned(), range: None };
+        let mut spec =
+            Self { name: name.map(str::to_owned), shape, dtype: "float32".to_owned(), range: None };
         let mut has_dtype = false;
         for &(at, part) in &parts[1..] {
             let span = at..at + part.len();
@@ -181,6 +197,8 @@ mod tests {
             "--input 99999999999x99999999999: a tensor of 99999999999x99999999999 has more than 2^40 elements [99999999999x99999999999]",
         );
         let error = InputSpec::parse("8:float23").unwrap_err();
-        assert!(error.to_string().starts_with("--input 8:float23: `float23` is no dtype; known are float32,"));
+        assert!(
+            error.to_string().starts_with("--input 8:float23: `float23` is no dtype; known are float32,")
+        );
     }
 }
