@@ -119,7 +119,7 @@ impl DnnWorkload {
             let fault = ProfileFault::TooMany { what: "nodes", limit: LIMIT };
             return Err(ProfileError { fault, place: ProfilePlace::Field("nodes".into()) });
         }
-        if !(self.accelerator_memory > 0.0) {
+        if self.accelerator_memory.is_nan() || self.accelerator_memory <= 0.0 {
             let value = self.accelerator_memory.to_string();
             let fault = ProfileFault::BadLimit { field: "maxSizePerFPGA", value };
             return Err(at("maxSizePerFPGA".into(), fault));
@@ -137,7 +137,7 @@ impl DnnWorkload {
             for (field, value) in
                 [("cpuLatency", node.cpu), ("fpgaLatency", node.accelerator), ("size", node.size)]
             {
-                if !(value >= 0.0 && value < 1e30) {
+                if !(0.0..1e30).contains(&value) {
                     let node = format!("node `{}`", excerpt(&node.name));
                     let fault = ProfileFault::BadNumber { field, node, value: value.to_string() };
                     return Err(at(place(field), fault));
@@ -156,7 +156,7 @@ impl DnnWorkload {
                     .get(&id)
                     .ok_or_else(|| at(place(field), ProfileFault::UnknownNode(id.to_string())))?;
             }
-            if !(edge.cost >= 0.0 && edge.cost < 1e30) {
+            if !(0.0..1e30).contains(&edge.cost) {
                 let node = format!("edge {position}");
                 let fault = ProfileFault::BadNumber { field: "cost", node, value: edge.cost.to_string() };
                 return Err(at(place("cost"), fault));

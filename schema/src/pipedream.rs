@@ -266,7 +266,7 @@ mod tests {
         check(format!("{two}{}", node("a", "1")), "line 3: node `a` is given twice");
         check(format!("{two}\ta -- c\n"), "line 3: edge names node `c`, which is not in the profile");
         check(format!("{two}\ta -- b\n\tb -- a\n"), "line 3: the graph has a cycle: a → b → a");
-        check(two.clone(), "line 2: the graph is not connected: no path of edges joins `a` and `b`");
+        check(two, "line 2: the graph is not connected: no path of edges joins `a` and `b`");
         check(
             node("a", "nan"),
             "line 1: `activation_size` of node `a` is nan; it must be a number that is not negative",

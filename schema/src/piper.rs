@@ -124,10 +124,10 @@ impl PiperWorkload {
         if self.micro_batches == 0 || self.micro_batches > 100_000_000 {
             return Err(limit("mbsInBatch", f64::from(self.micro_batches)));
         }
-        if !(self.memory > 0.0) {
+        if self.memory.is_nan() || self.memory <= 0.0 {
             return Err(limit("maxMemoryPerDevice", self.memory));
         }
-        if !(self.bandwidth > 0.0) {
+        if self.bandwidth.is_nan() || self.bandwidth <= 0.0 {
             return Err(limit("bandwidth", self.bandwidth));
         }
         let mut by_id = HashMap::new();
@@ -150,7 +150,7 @@ impl PiperWorkload {
                     ];
                     let numbers = numbers.into_iter().chain(syncs.map(|&value| ("syncTime", value)));
                     for (field, value) in numbers {
-                        if !(value >= 0.0 && value < 1e30) {
+                        if !(0.0..1e30).contains(&value) {
                             let node = format!("node `{}`", excerpt(&node.name));
                             return Err(at(
                                 format!("nodes[{position}].TMPCs.{degree}[{which}].{field}"),
@@ -172,7 +172,7 @@ impl PiperWorkload {
                     .get(&id)
                     .ok_or_else(|| at(place(field), ProfileFault::UnknownNode(id.to_string())))?;
             }
-            if !(edge.bytes >= 0.0 && edge.bytes < 1e30) {
+            if !(0.0..1e30).contains(&edge.bytes) {
                 let fault = ProfileFault::BadNumber {
                     field: "communicationCost",
                     node: format!("edge {position}"),
