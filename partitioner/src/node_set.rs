@@ -66,11 +66,11 @@ impl NodeSet {
 
     /// Returns the numbers, smallest first.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.words.iter().enumerate().flat_map(|(index, &word)| {
-            std::iter::successors(Some(word), |left| Some(left & left.wrapping_sub(1)))
-                .take_while(|&left| left != 0)
-                .map(move |left| index * 64 + left.trailing_zeros() as usize)
-        })
+        crate::ideals::bits(&self.words)
+    }
+
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
     }
 }
 
