@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{
     dag,
-    profile_error::{ProfileError, ProfileFault, ProfilePlace, excerpt},
+    profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace, excerpt},
 };
 
 /// A workload.
@@ -93,10 +93,10 @@ impl DnnWorkload {
     /// # Errors
     /// When the JSON is not of this form, a number is negative, a node is given twice, an edge names an unknown node,
     /// the edges have a cycle, or one source has two costs.
-    pub fn from_text(text: &str) -> Result<Self, ProfileError> {
-        let workload: Self = serde_json::from_str(text).map_err(|error| ProfileError {
-            fault: ProfileFault::Json(error.to_string()),
-            place: ProfilePlace::File,
+    pub fn from_text(text: &str) -> Result<Self, ProfileGraphError> {
+        let workload: Self = serde_json::from_str(text).map_err(|error| ProfileGraphError {
+            fault: ProfileGraphFault::Json(error.to_string()),
+            place: ProfileGraphPlace::File,
         })?;
         workload.validate()?;
         Ok(workload)
@@ -107,39 +107,39 @@ impl DnnWorkload {
         text.trim_start().starts_with('{') && text.contains("\"maxFPGAs\"")
     }
 
-    fn validate(&self) -> Result<(), ProfileError> {
-        let at = |place: String, fault| ProfileError { fault, place: ProfilePlace::Field(place) };
+    fn validate(&self) -> Result<(), ProfileGraphError> {
+        let at = |place: String, fault| ProfileGraphError { fault, place: ProfileGraphPlace::Field(place) };
         if self.nodes.is_empty() {
-            return Err(ProfileError {
-                fault: ProfileFault::Empty,
-                place: ProfilePlace::Field("nodes".into()),
+            return Err(ProfileGraphError {
+                fault: ProfileGraphFault::Empty,
+                place: ProfileGraphPlace::Field("nodes".into()),
             });
         }
         if self.nodes.len() > LIMIT || self.edges.len() > 4 * LIMIT {
-            let fault = ProfileFault::TooMany { what: "nodes", limit: LIMIT };
-            return Err(ProfileError { fault, place: ProfilePlace::Field("nodes".into()) });
+            let fault = ProfileGraphFault::TooMany { what: "nodes", limit: LIMIT };
+            return Err(ProfileGraphError { fault, place: ProfileGraphPlace::Field("nodes".into()) });
         }
         if self.accelerator_memory.is_nan() || self.accelerator_memory <= 0.0 {
             let value = self.accelerator_memory.to_string();
-            let fault = ProfileFault::BadLimit { field: "maxSizePerFPGA", value };
+            let fault = ProfileGraphFault::BadLimit { field: "maxSizePerFPGA", value };
             return Err(at("maxSizePerFPGA".into(), fault));
         }
         if self.n_accelerators + self.n_cpus == 0 || self.n_accelerators.max(self.n_cpus) > 100_000 {
             let value = self.n_accelerators.to_string();
-            return Err(at("maxFPGAs".into(), ProfileFault::BadLimit { field: "maxFPGAs", value }));
+            return Err(at("maxFPGAs".into(), ProfileGraphFault::BadLimit { field: "maxFPGAs", value }));
         }
         let mut by_id = HashMap::new();
         for (position, node) in self.nodes.iter().enumerate() {
             let place = |field: &str| format!("nodes[{position}].{field}");
             if by_id.insert(node.id, position).is_some() {
-                return Err(at(place("id"), ProfileFault::Duplicate(node.id.to_string())));
+                return Err(at(place("id"), ProfileGraphFault::Duplicate(node.id.to_string())));
             }
             for (field, value) in
                 [("cpuLatency", node.cpu), ("fpgaLatency", node.accelerator), ("size", node.size)]
             {
                 if !(0.0..1e30).contains(&value) {
                     let node = format!("node `{}`", excerpt(&node.name));
-                    let fault = ProfileFault::BadNumber { field, node, value: value.to_string() };
+                    let fault = ProfileGraphFault::BadNumber { field, node, value: value.to_string() };
                     return Err(at(place(field), fault));
                 }
             }
@@ -154,30 +154,31 @@ impl DnnWorkload {
             {
                 *end = *by_id
                     .get(&id)
-                    .ok_or_else(|| at(place(field), ProfileFault::UnknownNode(id.to_string())))?;
+                    .ok_or_else(|| at(place(field), ProfileGraphFault::UnknownNode(id.to_string())))?;
             }
             if !(0.0..1e30).contains(&edge.cost) {
                 let node = format!("edge {position}");
-                let fault = ProfileFault::BadNumber { field: "cost", node, value: edge.cost.to_string() };
+                let fault =
+                    ProfileGraphFault::BadNumber { field: "cost", node, value: edge.cost.to_string() };
                 return Err(at(place("cost"), fault));
             }
             if (costs.entry(edge.source).or_insert(edge.cost).to_owned() - edge.cost).abs() > 1e-6 {
                 let rule = format!("node `{}` has out-edges of two costs; the format has one", edge.source);
-                return Err(at(place("cost"), ProfileFault::Rule(rule)));
+                return Err(at(place("cost"), ProfileGraphFault::Rule(rule)));
             }
             if self.nodes[ends[0]].is_backward && !self.nodes[ends[1]].is_backward {
                 let rule = format!(
                     "an edge leads back from backward node `{}` to forward node `{}`",
                     edge.source, edge.target
                 );
-                return Err(at(place("destId"), ProfileFault::Rule(rule)));
+                return Err(at(place("destId"), ProfileGraphFault::Rule(rule)));
             }
             edges.insert((ends[0], ends[1]));
         }
         let edges: Vec<_> = edges.into_iter().collect();
         if let Err(cycle) = dag::topological_order(self.nodes.len(), &edges) {
             let names = cycle.iter().map(|&node| self.nodes[node].id.to_string()).collect();
-            return Err(at("edges".into(), ProfileFault::Cycle(names)));
+            return Err(at("edges".into(), ProfileGraphFault::Cycle(names)));
         }
         Ok(())
     }
@@ -187,7 +188,7 @@ impl DnnWorkload {
 mod tests {
     use super::*;
 
-    fn workload(second: &str, edges: &str) -> Result<DnnWorkload, ProfileError> {
+    fn workload(second: &str, edges: &str) -> Result<DnnWorkload, ProfileGraphError> {
         DnnWorkload::from_text(&format!(
             r#"{{"maxSizePerFPGA": 8.0, "maxFPGAs": 2, "maxCPUs": 0, "nodes": [
             {{"id": 1, "supportedOnFpga": 1, "cpuLatency": 1, "fpgaLatency": 1.0, "isBackwardNode": false, "size": 1}},

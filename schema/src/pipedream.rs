@@ -8,7 +8,7 @@ use std::{collections::HashMap, ops::Range};
 
 use crate::{
     Bytes, Seconds, dag,
-    profile_error::{ProfileError, ProfileFault, ProfilePlace, excerpt},
+    profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace, excerpt},
 };
 
 /// A profile as written in `graph.txt`.
@@ -53,7 +53,7 @@ impl PipedreamProfile {
     /// # Errors
     /// When a line is not of the form, a number is negative or not finite, an id is given twice, an edge names an
     /// unknown node, or the graph has a cycle or several components.
-    pub fn from_text(text: &str) -> Result<Self, ProfileError> {
+    pub fn from_text(text: &str) -> Result<Self, ProfileGraphError> {
         let mut nodes = Vec::new();
         let mut places = Vec::new();
         let mut by_id = HashMap::new();
@@ -73,16 +73,19 @@ impl PipedreamProfile {
             }
             let node = line.node()?;
             if by_id.insert(node.id.clone(), nodes.len()).is_some() {
-                return Err(line.error(ProfileFault::Duplicate(node.id)));
+                return Err(line.error(ProfileGraphFault::Duplicate(node.id)));
             }
             nodes.push(node);
             places.push(line.place());
             if nodes.len() > LIMIT || edge_lines.len() > 4 * LIMIT {
-                return Err(line.error(ProfileFault::TooMany { what: "nodes", limit: LIMIT }));
+                return Err(line.error(ProfileGraphFault::TooMany { what: "nodes", limit: LIMIT }));
             }
         }
         if nodes.is_empty() {
-            return Err(ProfileError { fault: ProfileFault::Empty, place: ProfilePlace::File });
+            return Err(ProfileGraphError {
+                fault: ProfileGraphFault::Empty,
+                place: ProfileGraphPlace::File,
+            });
         }
         let mut edges = Vec::with_capacity(edge_lines.len());
         let mut edge_places = HashMap::new();
@@ -99,12 +102,12 @@ impl PipedreamProfile {
                 [from, to, ..] => edge_places.get(&(*from, *to)).map(|line| line.place()),
                 _ => None,
             };
-            let place = place.unwrap_or(ProfilePlace::File);
-            return Err(ProfileError { fault: ProfileFault::Cycle(names), place });
+            let place = place.unwrap_or(ProfileGraphPlace::File);
+            return Err(ProfileGraphError { fault: ProfileGraphFault::Cycle(names), place });
         }
         if let Some((first, other)) = dag::disconnected(nodes.len(), &edges) {
-            let fault = ProfileFault::Disconnected(nodes[first].id.clone(), nodes[other].id.clone());
-            return Err(ProfileError { fault, place: places[other].clone() });
+            let fault = ProfileGraphFault::Disconnected(nodes[first].id.clone(), nodes[other].id.clone());
+            return Err(ProfileGraphError { fault, place: places[other].clone() });
         }
         Ok(Self { nodes, edges })
     }
@@ -149,19 +152,19 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    fn place(&self) -> ProfilePlace {
-        ProfilePlace::Line(self.number, self.span.clone())
+    fn place(&self) -> ProfileGraphPlace {
+        ProfileGraphPlace::Line(self.number, self.span.clone())
     }
 
-    fn error(&self, fault: ProfileFault) -> ProfileError {
-        ProfileError { fault, place: self.place() }
+    fn error(&self, fault: ProfileGraphFault) -> ProfileGraphError {
+        ProfileGraphError { fault, place: self.place() }
     }
 
-    fn syntax(&self, expected: &'static str) -> ProfileError {
-        self.error(ProfileFault::Syntax { expected, found: excerpt(self.text.trim()) })
+    fn syntax(&self, expected: &'static str) -> ProfileGraphError {
+        self.error(ProfileGraphFault::Syntax { expected, found: excerpt(self.text.trim()) })
     }
 
-    fn node(&self) -> Result<PipedreamNode, ProfileError> {
+    fn node(&self) -> Result<PipedreamNode, ProfileGraphError> {
         let parts: Vec<&str> = self.text.split(" -- ").collect();
         let (id, description, fields, stage) = match parts.as_slice() {
             [id, description, fields] => (*id, *description, *fields, None),
@@ -192,7 +195,7 @@ impl Line<'_> {
     }
 
     /// Reads `field=NUMBER` or `field=[NUMBER; NUMBER]`, which is summed.
-    fn number_in(&self, text: &str, field: &'static str, id: &str) -> Result<f64, ProfileError> {
+    fn number_in(&self, text: &str, field: &'static str, id: &str) -> Result<f64, ProfileGraphError> {
         let Some(value) = text.trim().strip_prefix(field).and_then(|rest| rest.strip_prefix('=')) else {
             return Err(self.syntax(NODE));
         };
@@ -204,7 +207,7 @@ impl Line<'_> {
                 _ if part.is_empty() && list.is_empty() && value.starts_with('[') => {}
                 Ok(number) if number.is_finite() && number >= 0.0 => sum += number,
                 _ => {
-                    return Err(self.error(ProfileFault::BadNumber {
+                    return Err(self.error(ProfileGraphFault::BadNumber {
                         field,
                         node: format!("node `{}`", excerpt(id.trim())),
                         value: excerpt(part),
@@ -217,18 +220,18 @@ impl Line<'_> {
             true => Ok(sum),
             false => {
                 let node = format!("node `{}`", excerpt(id.trim()));
-                Err(self.error(ProfileFault::BadNumber { field, node, value: excerpt(value) }))
+                Err(self.error(ProfileGraphFault::BadNumber { field, node, value: excerpt(value) }))
             }
         }
     }
 
-    fn edge(&self, by_id: &HashMap<String, usize>) -> Result<(usize, usize), ProfileError> {
+    fn edge(&self, by_id: &HashMap<String, usize>) -> Result<(usize, usize), ProfileGraphError> {
         let Some((from, to)) = self.text.trim().split_once(" -- ") else {
             return Err(self.syntax("an edge, `SOURCE -- TARGET`"));
         };
         let find = |id: &str| match by_id.get(id.trim()) {
             Some(&node) => Ok(node),
-            None => Err(self.error(ProfileFault::UnknownNode(excerpt(id.trim())))),
+            None => Err(self.error(ProfileGraphFault::UnknownNode(excerpt(id.trim())))),
         };
         Ok((find(from)?, find(to)?))
     }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     dag,
-    profile_error::{ProfileError, ProfileFault, ProfilePlace, excerpt},
+    profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace, excerpt},
 };
 
 /// A workload.
@@ -93,10 +93,10 @@ impl PiperWorkload {
     /// # Errors
     /// When the JSON is not of this form, a number is negative, a node or edge is given twice, an edge names an unknown
     /// node, or the edges have a cycle.
-    pub fn from_text(text: &str) -> Result<Self, ProfileError> {
-        let workload: Self = serde_json::from_str(text).map_err(|error| ProfileError {
-            fault: ProfileFault::Json(error.to_string()),
-            place: ProfilePlace::File,
+    pub fn from_text(text: &str) -> Result<Self, ProfileGraphError> {
+        let workload: Self = serde_json::from_str(text).map_err(|error| ProfileGraphError {
+            fault: ProfileGraphFault::Json(error.to_string()),
+            place: ProfileGraphPlace::File,
         })?;
         workload.validate()?;
         Ok(workload)
@@ -107,16 +107,16 @@ impl PiperWorkload {
         text.trim_start().starts_with('{') && text.contains("\"TMPCs\"")
     }
 
-    fn validate(&self) -> Result<(), ProfileError> {
-        let at = |place: String, fault| ProfileError { fault, place: ProfilePlace::Field(place) };
+    fn validate(&self) -> Result<(), ProfileGraphError> {
+        let at = |place: String, fault| ProfileGraphError { fault, place: ProfileGraphPlace::Field(place) };
         let limit = |field: &'static str, value: f64| {
-            at(field.into(), ProfileFault::BadLimit { field, value: value.to_string() })
+            at(field.into(), ProfileGraphFault::BadLimit { field, value: value.to_string() })
         };
         if self.nodes.is_empty() {
-            return Err(at("nodes".into(), ProfileFault::Empty));
+            return Err(at("nodes".into(), ProfileGraphFault::Empty));
         }
         if self.nodes.len() > LIMIT || self.edges.len() > 4 * LIMIT {
-            return Err(at("nodes".into(), ProfileFault::TooMany { what: "nodes", limit: LIMIT }));
+            return Err(at("nodes".into(), ProfileGraphFault::TooMany { what: "nodes", limit: LIMIT }));
         }
         if self.n_devices == 0 || self.n_devices > 1_000_000 {
             return Err(limit("maxDevices", f64::from(self.n_devices)));
@@ -135,7 +135,7 @@ impl PiperWorkload {
             if by_id.insert(node.id, position).is_some() {
                 return Err(at(
                     format!("nodes[{position}].id"),
-                    ProfileFault::Duplicate(node.id.to_string()),
+                    ProfileGraphFault::Duplicate(node.id.to_string()),
                 ));
             }
             for (degree, implementations) in &node.implementations {
@@ -154,7 +154,7 @@ impl PiperWorkload {
                             let node = format!("node `{}`", excerpt(&node.name));
                             return Err(at(
                                 format!("nodes[{position}].TMPCs.{degree}[{which}].{field}"),
-                                ProfileFault::BadNumber { field, node, value: value.to_string() },
+                                ProfileGraphFault::BadNumber { field, node, value: value.to_string() },
                             ));
                         }
                     }
@@ -170,10 +170,10 @@ impl PiperWorkload {
             {
                 *end = *by_id
                     .get(&id)
-                    .ok_or_else(|| at(place(field), ProfileFault::UnknownNode(id.to_string())))?;
+                    .ok_or_else(|| at(place(field), ProfileGraphFault::UnknownNode(id.to_string())))?;
             }
             if !(0.0..1e30).contains(&edge.bytes) {
-                let fault = ProfileFault::BadNumber {
+                let fault = ProfileGraphFault::BadNumber {
                     field: "communicationCost",
                     node: format!("edge {position}"),
                     value: edge.bytes.to_string(),
@@ -181,14 +181,15 @@ impl PiperWorkload {
                 return Err(at(place("communicationCost"), fault));
             }
             if !edges.insert((ends[0], ends[1])) {
-                let fault = ProfileFault::DuplicateEdge(edge.source.to_string(), edge.target.to_string());
+                let fault =
+                    ProfileGraphFault::DuplicateEdge(edge.source.to_string(), edge.target.to_string());
                 return Err(at(format!("edges[{position}]"), fault));
             }
         }
         let edges: Vec<_> = edges.into_iter().collect();
         if let Err(cycle) = dag::topological_order(self.nodes.len(), &edges) {
             let names = cycle.iter().map(|&node| self.nodes[node].id.to_string()).collect();
-            return Err(at("edges".into(), ProfileFault::Cycle(names)));
+            return Err(at("edges".into(), ProfileGraphFault::Cycle(names)));
         }
         Ok(())
     }

@@ -5,16 +5,16 @@ use std::ops::Range;
 /// Why a profile is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{place}: {fault}")]
-pub struct ProfileError {
+pub struct ProfileGraphError {
     /// What is wrong.
-    pub fault: ProfileFault,
+    pub fault: ProfileGraphFault,
     /// Where it is wrong.
-    pub place: ProfilePlace,
+    pub place: ProfileGraphPlace,
 }
 
 /// Where a profile is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProfilePlace {
+pub enum ProfileGraphPlace {
     /// A line of text, counted from one, and the bytes within the whole text.
     Line(usize, Range<usize>),
     /// A field of a JSON document: `nodes[3].fpgaLatency`.
@@ -23,7 +23,7 @@ pub enum ProfilePlace {
     File,
 }
 
-impl std::fmt::Display for ProfilePlace {
+impl std::fmt::Display for ProfileGraphPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Line(number, _) => write!(f, "line {number}"),
@@ -35,7 +35,7 @@ impl std::fmt::Display for ProfilePlace {
 
 /// What is wrong with a profile.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ProfileFault {
+pub enum ProfileGraphFault {
     /// The file holds nothing.
     #[error("no nodes")]
     Empty,
