@@ -17,6 +17,7 @@ mod profile;
 mod profile_csv;
 mod profile_graph_error;
 mod profile_map;
+mod timeline;
 pub mod units;
 mod yaml;
 
@@ -33,6 +34,10 @@ pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_prof
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{
     ColumnSource, Condition, Invalid, ProfileMap, ProfileMapError, Rule, Scalar, Source, TimeColumn, TimeUnit,
+pub use timeline::{
+    CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,
+    SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,
+    Timeline, TimelineSpan, Track,
 };
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 pub use yaml::{YamlError, from_yaml, to_yaml};
