@@ -1,5 +1,11 @@
 //! What does a trace say? Archives and IR text become a syntax tree.
 
+mod archive;
+mod code;
+mod error;
+mod flatten;
 mod program;
 
+pub use archive::{is_archive, read_archive};
+pub use error::{PickleFault, Place, TraceError};
 pub use program::*;

@@ -69,6 +69,43 @@ pub struct Program {
     pub sources: Vec<Source>,
     /// Shapes recorded by the `trace` command, when the archive carries them.
     pub recorded: Option<Recorded>,
+    /// What the archive itself says; `None` when read from IR text.
+    pub archive: Option<Archive>,
+    /// What could not be followed exactly, and where.
+    pub notes: Vec<Note>,
+}
+
+/// What a writer of archives needs to know of the one that was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Archive {
+    /// Top folder of every record.
+    pub folder: String,
+    /// The `version` record.
+    pub version: u32,
+    /// The `byteorder` record.
+    pub byte_order: ByteOrder,
+}
+
+/// Order of bytes in stored elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum ByteOrder {
+    #[default]
+    Little,
+    Big,
+}
+
+/// Something that the flattening could not follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// What it is: "`for` loop kept as one opaque operator".
+    pub text: String,
+    /// Path of the module it stands in.
+    pub path: String,
+    /// Where it is written.
+    pub span: Span,
+    /// The node that stands for it, where there is one.
+    pub node: Option<NodeId>,
 }
 
 /// One module instance.
