@@ -6,12 +6,18 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod alias;
+mod content;
 mod error;
 mod names;
 mod operators;
 mod pipeline;
+mod python;
+mod safetensors;
 mod slice;
+mod torchscript;
+mod zip;
 
+pub use content::{Content, File, Gather, Piece, ReadAt, Record};
 pub use error::CutError;
 pub use names::Names;
 pub use operators::Kind;
