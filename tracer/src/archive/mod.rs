@@ -69,7 +69,9 @@ pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
 }
 
 fn version(records: &mut Records<'_>) -> Result<u32, TraceError> {
-    let text = records.read_text("version")?;
+    // Torch writes it at either place.
+    let name = if records.has("version") { "version" } else { ".data/version" };
+    let text = records.read_text(name)?;
     let found = text.trim();
     match found.parse::<u32>() {
         Ok(version) if version <= NEWEST_VERSION => Ok(version),

@@ -75,6 +75,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                         let passed = self.passed(arguments, frame)?;
                         self.method(module, method, passed, place)
                     }
+                    Bound::Global(class) => {
+                        self.global(&format!("{class}.{method}"), arguments, targets, expr, frame)
+                    }
                     bound => {
                         let first = self.operand(bound, place)?;
                         let mut list = vec![Argument { name: None, operand: first }];
@@ -83,9 +86,17 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                     }
                 }
             }
-            Callee::Unknown => {
-                let arguments = self.arguments(arguments, frame)?;
-                self.unfollowed(function.text, arguments, targets, expr, frame)
+            Callee::Bound => {
+                self.enter(place)?;
+                let bound = self.eval(function, frame)?;
+                self.leave();
+                match bound {
+                    Bound::Global(name) => self.global(&name, arguments, targets, expr, frame),
+                    _ => {
+                        let arguments = self.arguments(arguments, frame)?;
+                        self.unfollowed(function.text, arguments, targets, expr, frame)
+                    }
+                }
             }
         }
     }
@@ -210,14 +221,8 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         }
         let mut list = Vec::new();
         for argument in arguments {
-            // `__torch__.C.__new__(__torch__.C)` passes a class: it has no value.
-            if argument.value.text.starts_with("__torch__.") && matches!(argument.value.kind, ExprKind::Attribute(..)) {
-                let operand = Operand::Constant(Constant::Str(argument.value.text.to_owned()));
-                list.push(Argument { name: None, operand });
-            } else {
-                let operand = self.one(&argument.value, frame)?;
-                list.push(Argument { name: argument.name.map(str::to_owned), operand });
-            }
+            let operand = self.one(&argument.value, frame)?;
+            list.push(Argument { name: argument.name.map(str::to_owned), operand });
         }
         self.unfollowed(name, list, targets, expr, frame)
     }

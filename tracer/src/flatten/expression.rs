@@ -1,6 +1,6 @@
 //! Expressions without calls: names, attributes, literals, subscripts.
 
-use super::{Bound, Flattener, Frame, types};
+use super::{Bound, Flattener, Frame, operators, types};
 use crate::{
     archive::Attribute,
     code::ast::{Expr, ExprKind},
@@ -123,10 +123,14 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         {
             return Ok(Bound::Operand(Operand::Constant(Constant::Float(value))));
         }
+        if let Some(path) = operators::global(expr) {
+            return Ok(Bound::Global(path));
+        }
         self.enter((frame.source, expr.text))?;
         let base = self.eval(base, frame)?;
         self.leave();
         match base {
+            Bound::Global(class) => Ok(Bound::Global(format!("{class}.{name}"))),
             Bound::Module(module) => self.module_attribute(module, name, expr, frame),
             Bound::Named(class, Operand::Tuple(items)) => {
                 let index = types::fields(self.library, &class).iter().position(|field| field == name);

@@ -17,7 +17,7 @@ use crate::{
     code::ast::{Definition, Function},
     error::TraceError,
     program::{
-        Argument, Call, CallId, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId, Type, Value, ValueId,
+        Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId, Type, Value, ValueId,
     },
 };
 
@@ -38,6 +38,8 @@ enum Bound {
     Module(ModuleId),
     /// A named tuple, by its mangled class.
     Named(String, Operand),
+    /// A free function or class by its qualified name: `_0 = __torch__.f`.
+    Global(String),
 }
 
 /// Names of one function call.
@@ -113,7 +115,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let class = self.modules.classes[0].clone();
         let missing = |what: &str| TraceError::Object { path: String::new(), reason: format!("class `{class}` {what}") };
         let (source, found) = self.library.class(&class)?.ok_or_else(|| missing("has no code"))?;
-        let function = found.methods.get("forward").ok_or_else(|| missing("has no method `forward`"))?;
+        // Scripted overloads are `forward__0`, `forward__1`, …
+        let function = found.methods.get("forward").or_else(|| found.methods.get("forward__0"));
+        let function = function.ok_or_else(|| missing("has no method `forward`"))?;
         let definition = self.definition(source, function)?;
         let mut inputs = Vec::new();
         let mut bound = Vec::new();
@@ -124,7 +128,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             inputs.push(value);
             bound.push((None, Bound::Operand(Operand::Value(value))));
         }
-        let output = self.method(ModuleId(0), "forward", bound, (source, function.text))?;
+        let output = self.method(ModuleId(0), function.name, bound, (source, function.text))?;
         let output = self.operand(output, (source, function.text))?;
         Ok((inputs, output))
     }
@@ -181,6 +185,8 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     fn operand(&mut self, bound: Bound, place: (usize, &str)) -> Result<Operand, TraceError> {
         match bound {
             Bound::Operand(operand) | Bound::Named(_, operand) => Ok(operand),
+            // What can be done with a class or function besides calling it, is to pass it on.
+            Bound::Global(name) => Ok(Operand::Constant(Constant::Str(name))),
             Bound::Module(module) => {
                 let path = &self.modules.modules[module.index()].path;
                 Err(self.wrong(place, format!("module `{path}` is used as a value")))

@@ -37,6 +37,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                         arguments.push(Argument { name: Some((*name).to_owned()), operand });
                     }
                 }
+                Bound::Global(_) => {}
                 Bound::Module(module) => {
                     let mut module = module;
                     let mut tensors = Vec::new();

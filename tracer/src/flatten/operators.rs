@@ -14,8 +14,8 @@ pub(super) enum Callee<'e, 'a> {
     Global(String),
     /// `(x).forward`: a method of what the expression gives.
     Method(&'e Expr<'a>, &'a str),
-    /// A bare name that is none of the above.
-    Unknown,
+    /// A name that the function has bound, or anything else.
+    Bound,
 }
 
 /// Reads the left side of a call. `shadowed` tells which names the function has bound itself.
@@ -33,11 +33,16 @@ pub(super) fn callee<'e, 'a>(expr: &'e Expr<'a>, shadowed: impl Fn(&str) -> bool
                 path if path.contains("::") => Callee::Operator(path),
                 _ => Callee::Method(base, method),
             },
-            Some("__torch__") => Callee::Global(path(expr, 0, ".")),
+            Some("__torch__") if !shadowed("__torch__") => Callee::Global(path(expr, 0, ".")),
             _ => Callee::Method(base, method),
         },
-        _ => Callee::Unknown,
+        _ => Callee::Bound,
     }
+}
+
+/// Returns the qualified name when the expression is `__torch__.a.b`.
+pub(super) fn global(expr: &Expr<'_>) -> Option<String> {
+    (root(expr)? == "__torch__").then(|| path(expr, 0, "."))
 }
 
 /// Returns the name that a path begins with, when the expression is nothing but a path.
