@@ -6,9 +6,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod alias;
+mod blocks;
+mod check;
 mod content;
+mod emit;
 mod error;
+mod manifest;
 mod names;
+mod nearest;
 mod operators;
 mod pipeline;
 mod python;
@@ -17,9 +22,14 @@ mod slice;
 mod torchscript;
 mod zip;
 
+pub use blocks::{assign, call_path, cut_before, operator_path, with_labels};
+pub use check::{CheckError, check};
 pub use content::{Content, File, Gather, Piece, ReadAt, Record};
+pub use emit::{Targets, stages};
 pub use error::CutError;
+pub use manifest::{About, Facts, facts, manifest};
 pub use names::Names;
+pub use nearest::nearest;
 pub use operators::Kind;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,

@@ -2,10 +2,12 @@
 
 mod archive;
 mod code;
+mod digest;
 mod error;
 mod flatten;
 mod program;
 
 pub use archive::{is_archive, read_archive};
+pub use digest::digest;
 pub use error::{PickleFault, Place, TraceError};
 pub use program::*;
