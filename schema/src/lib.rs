@@ -13,6 +13,7 @@ mod dag;
 mod dnn_partitioning;
 mod pipedream;
 mod piper;
+mod manifest;
 mod plan;
 mod profile;
 mod profile_csv;
@@ -32,6 +33,9 @@ pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
+pub use manifest::{
+    Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
+};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
 pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};
 pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};

@@ -8,6 +8,7 @@ mod completions;
 mod simulate;
 mod inspect;
 mod trace;
+mod emit;
 
 /// What to do.
 #[derive(Subcommand)]
@@ -20,6 +21,8 @@ pub enum Command {
     Inspect(inspect::Inspect),
     /// Print a completion script for a shell
     Completions(completions::Completions),
+    /// Write a cut model as stage modules that run
+    Emit(emit::Emit),
 }
 
 impl Command {
@@ -30,6 +33,7 @@ impl Command {
             Command::Simulate(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
             Command::Completions(command) => command.run(output),
+            Command::Emit(command) => command.run(output),
         }
     }
 }

@@ -2,11 +2,13 @@
 
 mod archive;
 mod code;
+mod digest;
 mod error;
 mod flatten;
 pub mod ir;
 mod program;
 
 pub use archive::{is_archive, read_archive};
+pub use digest::digest;
 pub use error::{PickleFault, Place, TraceError};
 pub use program::*;
