@@ -32,6 +32,12 @@ fn main() {
             let _ = tracer::read_archive(&bytes);
             println!("{:.3} ms", start.elapsed().as_secs_f64() * 1e3);
         }
+        // Linux only: the highest resident size so far.
+        if let Ok(status) = std::fs::read_to_string("/proc/self/status")
+            && let Some(line) = status.lines().find(|line| line.starts_with("VmHWM:"))
+        {
+            println!("peak {}", line.trim_start_matches("VmHWM:").trim());
+        }
     }
     let seconds = start.elapsed().as_secs_f64();
     match mode.as_deref() {

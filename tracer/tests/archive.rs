@@ -497,3 +497,27 @@ proptest! {
         let _ = read_archive(&archive(&lines, &net()));
     }
 }
+
+#[test]
+fn recorded_shapes_stand_in_step() {
+    // The record lacks `split`, which is given no outputs.
+    let json = br#"{"version": 1, "about": {"torch": "2.11.0"}, "training": true,
+        "inputs": [{"name": "x", "dtype": "float32", "shape": [4, 3]}],
+        "nodes": [{"op": "aten::linear", "outputs": [{"dtype": "float32", "shape": [4, 2]}]},
+                  {"op": "aten::relu", "outputs": [{"dtype": "float32", "shape": [4, 2]}]},
+                  {"op": "prim::ListUnpack", "outputs": [{"shape": [4, 1]}, {"shape": [4, 1]}]},
+                  {"op": "aten::add", "outputs": [null]}]}"#;
+    let records: [(&str, &[u8]); 5] = [
+        ("net/data.pkl", &net()),
+        ("net/data/0", &[0; 24]),
+        ("net/code/__torch__.py", CODE.as_bytes()),
+        ("net/version", b"3"),
+        ("net/extra/model_analyze.json", json),
+    ];
+    let program = read_archive(&pack(&records, CompressionMethod::Stored)).unwrap();
+    let recorded = program.recorded.unwrap();
+    assert!(recorded.training);
+    assert_eq!(recorded.inputs[0].type_.shape, Some(vec![4, 3]));
+    let outputs: Vec<usize> = recorded.nodes.iter().map(|node| node.outputs.len()).collect();
+    assert_eq!(outputs, [1, 1, 0, 2, 1]);
+}

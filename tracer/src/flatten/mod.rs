@@ -30,7 +30,7 @@ const MAX_CALL_DEPTH: usize = 60;
 const MAX_NODES: usize = 4_000_000;
 const MAX_CALLS: usize = 2_000_000;
 /// Elements of all operands together: lists of lists of one name can double at every line.
-const MAX_OPERANDS: usize = 50_000_000;
+const MAX_OPERANDS: usize = 8_000_000;
 /// Lists inside one another.
 const MAX_NESTING: usize = 32;
 
