@@ -6,7 +6,7 @@ use crate::{failure::Failure, output::Output};
 
 mod completions;
 mod inspect;
-mod trace;
+pub mod trace;
 
 /// What to do.
 #[derive(Subcommand)]
