@@ -9,6 +9,7 @@ mod simulate;
 mod inspect;
 mod trace;
 mod emit;
+pub mod trace;
 
 /// What to do.
 #[derive(Subcommand)]
