@@ -101,9 +101,11 @@ impl Folder {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        let in_parent = |error: std::io::Error| Failure::input(format!("cannot write in {}: {error}", parent.display()));
+        let in_parent =
+            |error: std::io::Error| Failure::input(format!("cannot write in {}: {error}", parent.display()));
         fs::create_dir_all(&parent).map_err(in_parent)?;
-        let beside = tempfile::Builder::new().prefix(".model-analyze-").tempdir_in(&parent).map_err(in_parent)?;
+        let beside =
+            tempfile::Builder::new().prefix(".model-analyze-").tempdir_in(&parent).map_err(in_parent)?;
         Ok(Self { target: target.to_path_buf(), beside, replaces })
     }
 
@@ -118,8 +120,9 @@ impl Folder {
 
     /// Puts the folder into its place.
     pub fn finish(self) -> Result<(), Failure> {
-        let in_target =
-            |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", self.target.display()));
+        let in_target = |error: std::io::Error| {
+            Failure::input(format!("cannot write {}: {error}", self.target.display()))
+        };
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
@@ -139,7 +142,8 @@ impl Folder {
             return Err(in_target(error));
         }
         let _ = self.beside.keep();
-        fs::remove_dir_all(&old).map_err(|error| Failure::input(format!("cannot remove {}: {error}", old.display())))
+        fs::remove_dir_all(&old)
+            .map_err(|error| Failure::input(format!("cannot remove {}: {error}", old.display())))
     }
 }
 

@@ -6,14 +6,14 @@
 
 mod catalogue;
 mod cluster;
-mod inspect;
 mod cluster_file;
 mod cluster_short;
 mod dag;
 mod dnn_partitioning;
+mod inspect;
+mod manifest;
 mod pipedream;
 mod piper;
-mod manifest;
 mod plan;
 mod profile;
 mod profile_csv;
@@ -25,23 +25,22 @@ mod yaml;
 
 pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};
-pub use inspect::{
-    INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor,
-};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
-pub use pipedream::{PipedreamNode, PipedreamProfile};
-pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
+pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
 };
+pub use pipedream::{PipedreamNode, PipedreamProfile};
+pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
 pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};
 pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{
     ColumnSource, Condition, Invalid, ProfileMap, ProfileMapError, Rule, Scalar, Source, TimeColumn, TimeUnit,
+};
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,
     SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,

@@ -5,9 +5,9 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
-mod simulate;
 mod inspect;
-mod trace;
+mod simulate;
+
 mod emit;
 pub mod trace;
 
