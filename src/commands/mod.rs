@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
+mod graph;
 mod inspect;
 mod trace;
 
@@ -15,6 +16,8 @@ pub enum Command {
     Trace(trace::Trace),
     /// Show a model as a table of blocks
     Inspect(inspect::Inspect),
+    /// Draw a model
+    Graph(graph::Graph),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -25,6 +28,7 @@ impl Command {
         match self {
             Command::Trace(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
+            Command::Graph(command) => command.run(output),
             Command::Completions(command) => command.run(output),
         }
     }
