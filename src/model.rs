@@ -5,11 +5,7 @@ use std::path::Path;
 use graph::{BuildError, BuildErrors, BuildOptions, InputShape, ModelGraph};
 use tracer::{Program, Span, TraceError};
 
-use crate::{
-    commands::{InputSpec, input_failure},
-    failure::Failure,
-    files,
-};
+use crate::{commands::trace::input_spec::InputSpec, failure::Failure, files};
 
 /// A model that was read.
 pub struct Model {
@@ -37,9 +33,15 @@ fn read(bytes: &[u8]) -> Result<Program, TraceError> {
 }
 
 fn input_shape(text: &str) -> Result<InputShape, Failure> {
-    let spec = InputSpec::parse(text).map_err(|error| input_failure(text, &error))?;
+    let spec = InputSpec::parse(text).map_err(|error| {
+        Failure::input(&error)
+            .at("--input", text, error.span(), error.found())
+            .with_hint("inputs are written [NAME=]SHAPE[:DTYPE], such as 8x3x224x224 or ids=8x128:int64")
+    })?;
     let is_written = text.split(':').skip(1).any(|part| part == spec.dtype);
-    let dtype = is_written.then(|| DTYPES.into_iter().find(|dtype| graph::dtype_name(*dtype) == spec.dtype)).flatten();
+    let dtype = is_written
+        .then(|| DTYPES.into_iter().find(|dtype| graph::dtype_name(*dtype) == spec.dtype))
+        .flatten();
     Ok(InputShape { name: spec.name, shape: spec.shape, dtype })
 }
 

@@ -57,14 +57,18 @@ fn accepts(type_: &str, operand: &Operand, scope: &Scope<'_>, program: &Program,
     }
     if let Some((item, _)) = base.rsplit_once('[') {
         return match operand {
-            Operand::List(items) | Operand::Tuple(items) => items.iter().all(|i| accepts(item, i, scope, program, exact)),
+            Operand::List(items) | Operand::Tuple(items) => {
+                items.iter().all(|i| accepts(item, i, scope, program, exact))
+            }
             Operand::Value(value) => match &program.values[value.index()].type_ {
                 Type::List(inner) => accepts_type(item, inner),
                 Type::Tensor(_) => matches!(scope.values[value.index()], Fact::List(_)),
                 _ => !exact,
             },
             // One number stands for a list of `n`.
-            operand => base.contains(|c: char| c.is_ascii_digit()) && accepts(item, operand, scope, program, exact),
+            operand => {
+                base.contains(|c: char| c.is_ascii_digit()) && accepts(item, operand, scope, program, exact)
+            }
         };
     }
     match operand {
@@ -163,7 +167,11 @@ fn default_operand(default: &SignatureDefault, type_: &str) -> Operand {
         }
         // `int[2] padding=0` means a list of two.
         SignatureDefault::Constant(Constant::Int(value)) if type_.contains('[') => {
-            let length = type_.split('[').nth(1).and_then(|rest| rest.split(']').next()?.parse().ok()).unwrap_or(1_usize);
+            let length = type_
+                .split('[')
+                .nth(1)
+                .and_then(|rest| rest.split(']').next()?.parse().ok())
+                .unwrap_or(1_usize);
             Operand::List(vec![Operand::Constant(Constant::Int(*value)); length.min(8)])
         }
         SignatureDefault::Constant(constant) => Operand::Constant(constant.clone()),

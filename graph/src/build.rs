@@ -4,14 +4,14 @@
 
 use std::collections::HashMap;
 
-use tracer::{Operand, Program, TensorType, Type, ValueId};
+use tracer::{Constant, Operand, Program, TensorType, Type, ValueId};
 
 use crate::{
     BlockId,
     arguments::{choose, normalise},
     check::check,
     error::{BuildError, BuildErrors},
-    fact::{Fact, Shape, StorageId, TensorFact},
+    fact::{Fact, Number, Shape, StorageId, TensorFact},
     flow,
     infer::{Call, Rule, Scope, Stop, fresh, is_complex, is_float, rule},
     model::{ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage, UnknownOperator, Value},
@@ -77,7 +77,12 @@ impl<'p> Builder<'p> {
         check(program)?;
         let mut graph = ModelGraph { name: program.name.clone(), ..ModelGraph::default() };
         place_tensors(program, &mut graph);
-        let tensor_facts = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();
+        let tensor_facts = graph.tensors.iter().map(|tensor| {
+            let number =
+                program.literals.get(&tensor.id).and_then(literal).filter(|_| tensor.shape.is_empty());
+            Fact::Tensor(TensorFact { number, ..tensor.fact() })
+        });
+        let tensor_facts = tensor_facts.collect();
         graph.blocks = structure::blocks(program);
         Ok(Self {
             program,
@@ -174,7 +179,13 @@ impl<'p> Builder<'p> {
         Ok(())
     }
 
-    fn tensor_input(&mut self, id: ValueId, shape: &[u64], dtype: Option<tracer::DType>, requires_grad: bool) -> Fact {
+    fn tensor_input(
+        &mut self,
+        id: ValueId,
+        shape: &[u64],
+        dtype: Option<tracer::DType>,
+        requires_grad: bool,
+    ) -> Fact {
         let shape: Shape = shape.iter().map(|size| Some(*size)).collect();
         let mut tensor = fresh(dtype, shape);
         tensor.storage = Some(self.allocate(Origin::Input(id), tensor.bytes()));
@@ -272,7 +283,8 @@ impl<'p> Builder<'p> {
                 Type::Tensor(type_) if self.uses_declared && type_.shape.is_some() => Some(type_),
                 _ => None,
             };
-            let recorded = recorded.and_then(|types| types.get(position)).and_then(Option::as_ref).or(declared);
+            let recorded =
+                recorded.and_then(|types| types.get(position)).and_then(Option::as_ref).or(declared);
             if let (Some(type_), Fact::Tensor(tensor)) = (recorded, &mut fact) {
                 self.graph.disagreements.extend(compare(id, tensor, type_));
                 adopt(tensor, type_);
@@ -291,10 +303,11 @@ impl<'p> Builder<'p> {
             }
         }
         if class == OperatorClass::Unknown {
-            let entry = self.graph.unknown.entry(node.operator.clone()).or_insert_with(|| UnknownOperator {
-                operators: Vec::new(),
-                is_recorded: true,
-            });
+            let entry = self
+                .graph
+                .unknown
+                .entry(node.operator.clone())
+                .or_insert_with(|| UnknownOperator { operators: Vec::new(), is_recorded: true });
             entry.operators.push(id);
             entry.is_recorded &= is_complete;
         }
@@ -325,11 +338,14 @@ impl<'p> Builder<'p> {
                     tensor.storage = Some(self.allocate(Origin::Made(operator), tensor.bytes()));
                     tensor.requires_grad = false;
                 }
-                tensor.requires_grad =
-                    needs_gradient && tensor.dtype.is_none_or(differentiable) && !is_detached(&self.program.nodes[operator.index()].operator);
+                tensor.requires_grad = needs_gradient
+                    && tensor.dtype.is_none_or(differentiable)
+                    && !is_detached(&self.program.nodes[operator.index()].operator);
             }
             Fact::List(items) => items.iter_mut().for_each(|item| self.own(item, operator, needs_gradient)),
-            Fact::Dict(items) => items.iter_mut().for_each(|(_, item)| self.own(item, operator, needs_gradient)),
+            Fact::Dict(items) => {
+                items.iter_mut().for_each(|(_, item)| self.own(item, operator, needs_gradient))
+            }
             _ => {}
         }
     }
@@ -371,6 +387,15 @@ impl<'p> Builder<'p> {
     }
 }
 
+fn literal(constant: &Constant) -> Option<Number> {
+    match constant {
+        Constant::Int(value) => Some(Number::Int(*value)),
+        Constant::Float(value) => Some(Number::Float(*value)),
+        Constant::Bool(value) => Some(Number::Bool(*value)),
+        _ => None,
+    }
+}
+
 fn has_tensor(facts: &[Fact]) -> bool {
     facts.iter().any(|fact| match fact {
         Fact::Tensor(_) => true,
@@ -390,7 +415,8 @@ fn is_detached(operator: &str) -> bool {
 /// Tells whether gradients flow through an operator at all.
 fn passes_gradient(name: &str) -> bool {
     let is_fresh = name.ends_with("_like") || name.starts_with("new_");
-    !(is_fresh || matches!(name, "detach" | "data" | "argmax" | "argmin" | "bernoulli" | "one_hot" | "NumToTensor"))
+    !(is_fresh
+        || matches!(name, "detach" | "data" | "argmax" | "argmin" | "bernoulli" | "one_hot" | "NumToTensor"))
 }
 
 /// Spreads the facts of an operator over its outputs.
@@ -422,4 +448,3 @@ fn by_type(type_: &Type) -> Fact {
         _ => Fact::Unknown,
     }
 }
-

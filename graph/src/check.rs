@@ -48,4 +48,3 @@ pub fn check(program: &Program) -> Result<(), BuildErrors> {
     }
     Ok(())
 }
-

@@ -32,8 +32,12 @@ pub fn edges(graph: &ModelGraph) -> DiGraph<OperatorId, Flow> {
     }
     let node = |id: OperatorId| NodeIndex::new(id.index());
     // Only storages that somebody writes to need a history.
-    let mut histories: HashMap<StorageId, History> =
-        graph.operators.iter().filter_map(|operator| written(graph, operator)).map(|s| (s, History::default())).collect();
+    let mut histories: HashMap<StorageId, History> = graph
+        .operators
+        .iter()
+        .filter_map(|operator| written(graph, operator))
+        .map(|s| (s, History::default()))
+        .collect();
     for operator in &graph.operators {
         let mut before: Vec<OperatorId> = Vec::new();
         for value in &operator.inputs {

@@ -86,14 +86,17 @@ impl ModelGraph {
     fn containers(&self) -> Vec<bool> {
         let mut opened = vec![false; self.blocks.len()];
         for block in self.blocks.iter().rev() {
-            let parts = || block.children.iter().map(|child| self.block(*child)).filter(|child| self.has_inner(child));
+            let parts = || {
+                block.children.iter().map(|child| self.block(*child)).filter(|child| self.has_inner(child))
+            };
             let numbered: Vec<&Block> = parts().filter(|child| is_numbered(&child.module_path)).collect();
             let mut outlines: Vec<u64> = numbered.iter().map(|child| child.outline).collect();
             outlines.sort_unstable();
             let is_alike = outlines.windows(2).any(|pair| pair[0] == pair[1]);
             let is_list = numbered.len() >= 2 && (is_alike || !self.is_inside_list(block));
             let is_around = parts().any(|child| opened[child.id.index()]);
-            opened[block.id.index()] = is_list || is_around || (block.parent.is_none() && self.has_inner(block));
+            opened[block.id.index()] =
+                is_list || is_around || (block.parent.is_none() && self.has_inner(block));
         }
         opened
     }
@@ -147,5 +150,7 @@ impl ModelGraph {
 }
 
 fn is_numbered(path: &str) -> bool {
-    path.rsplit('.').next().is_some_and(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
+    path.rsplit('.')
+        .next()
+        .is_some_and(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
 }

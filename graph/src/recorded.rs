@@ -1,6 +1,6 @@
 //! Types that travel with the trace, and how they meet the inferred ones.
 
-use tracer::{Program, RecordedInput, RecordedNode, TensorType, Type};
+use tracer::{Program, RecordedInput, RecordedNode, TensorType};
 
 use crate::{
     OperatorId,
@@ -41,26 +41,18 @@ pub fn adopt(tensor: &mut TensorFact, recorded: &TensorType) {
     }
 }
 
-/// Lines recorded types up with the program's nodes: both list tensor-making operators in execution order.
-pub fn align<'p>(program: &'p Program, recorded: &'p [RecordedNode]) -> Vec<Option<&'p [Option<TensorType>]>> {
-    let mut result = vec![None; program.nodes.len()];
-    let mut next = 0;
-    for (index, node) in program.nodes.iter().enumerate() {
-        // The recording may hold operators that saving dropped; look a little ahead.
-        let window = &recorded[next.min(recorded.len())..recorded.len().min(next + 64)];
-        let makes_tensor =
-            node.outputs.iter().any(|value| matches!(program.values[value.index()].type_, Type::Tensor(_)));
-        if !makes_tensor {
-            continue;
-        }
-        if let Some(skip) = window.iter().position(|other| other.operator == node.operator) {
-            result[index] = Some(window[skip].outputs.as_slice());
-            next += skip + 1;
-        }
+/// Returns the recorded types of each node's outputs; nothing when the recording is of another program.
+pub fn align<'p>(
+    program: &'p Program,
+    recorded: &'p [RecordedNode],
+) -> Vec<Option<&'p [Option<TensorType>]>> {
+    let is_same = recorded.len() == program.nodes.len()
+        && recorded.iter().zip(&program.nodes).all(|(recorded, node)| recorded.operator == node.operator);
+    match is_same {
+        true => recorded.iter().map(|node| Some(node.outputs.as_slice())).collect(),
+        false => Vec::new(),
     }
-    result
 }
-
 
 /// Returns the recorded type of an input, by name or else by place.
 pub fn recorded_input<'a>(inputs: &'a [RecordedInput], at: usize, name: &str) -> Option<&'a TensorType> {
@@ -71,8 +63,9 @@ pub fn recorded_input<'a>(inputs: &'a [RecordedInput], at: usize, name: &str) ->
 /// Name without the number that SSA adds: `x.1` is `x`.
 pub fn plain(name: &str) -> &str {
     match name.rsplit_once('.') {
-        Some((plain, digits)) if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => plain,
+        Some((plain, digits)) if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            plain
+        }
         _ => name,
     }
 }
-

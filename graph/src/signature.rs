@@ -86,7 +86,13 @@ fn parse(line: &'static str) -> Option<Signature> {
         };
         let (type_, name) = piece.rsplit_once(' ')?;
         let is_written = type_.contains('!');
-        parameters.push(Parameter { name, type_: without_alias(type_), is_written, default, is_keyword_only });
+        parameters.push(Parameter {
+            name,
+            type_: without_alias(type_),
+            is_written,
+            default,
+            is_keyword_only,
+        });
     }
     let results = rest.trim_start().strip_prefix("->")?.trim();
     let results = match results.starts_with('(') {
@@ -150,7 +156,9 @@ fn parse_default(text: &str) -> Default {
         "False" => Constant::Bool(false),
         _ => {
             if let Some(list) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
-                return Default::Integers(list.split(',').filter_map(|item| item.trim().parse().ok()).collect());
+                return Default::Integers(
+                    list.split(',').filter_map(|item| item.trim().parse().ok()).collect(),
+                );
             }
             if let Ok(value) = text.parse() {
                 Constant::Int(value)

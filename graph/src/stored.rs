@@ -51,4 +51,3 @@ pub fn place_tensors(program: &Program, graph: &mut ModelGraph) {
     }
     graph.tied = by_place.into_values().filter(|group| group.len() > 1).collect();
 }
-

@@ -23,6 +23,8 @@ pub struct InspectReport {
     pub blocks: Vec<InspectBlock>,
     /// Operators that no rule knows.
     pub unknown: Vec<InspectUnknown>,
+    /// Operators whose inferred type is not the recorded one: our error, and the recorded one was used.
+    pub disagreements: Vec<String>,
     /// What could not be followed exactly when the trace was read.
     pub notes: Vec<String>,
 }

@@ -86,12 +86,18 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
         }
     });
     let named = |values: &[graph::ValueId]| {
-        values.iter().map(|id| {
-            let value = graph.value(*id);
-            let tensor = value.fact.tensor();
-            NamedTensor { name: value.name.clone(), shape: tensor.and_then(shape), dtype: tensor.and_then(dtype) }
-        })
-        .collect()
+        values
+            .iter()
+            .map(|id| {
+                let value = graph.value(*id);
+                let tensor = value.fact.tensor();
+                NamedTensor {
+                    name: value.name.clone(),
+                    shape: tensor.and_then(shape),
+                    dtype: tensor.and_then(dtype),
+                }
+            })
+            .collect()
     };
     InspectReport {
         schema_version: INSPECT_VERSION,
@@ -111,7 +117,21 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
         },
         blocks,
         unknown: unknown.collect(),
-        notes: model.program.notes.iter().map(|note| format!("{}: {}", place(&note.path), note.text)).collect(),
+        disagreements: graph
+            .disagreements
+            .iter()
+            .map(|found| {
+                let operator = graph.operator(found.operator);
+                let path = place(&graph.block(operator.block).path);
+                format!("{} in {path}: {}, recorded {}", operator.name, found.inferred, found.recorded)
+            })
+            .collect(),
+        notes: model
+            .program
+            .notes
+            .iter()
+            .map(|note| format!("{}: {}", place(&note.path), note.text))
+            .collect(),
     }
 }
 
@@ -177,7 +197,11 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
             count(block.parameters * times),
             if flops == 0 { dash() } else { Flops(flops).to_string() },
             if flops == 0 { dash() } else { format!("{:.1} %", 100.0 * flops as f64 / total) },
-            if block.activation_bytes == 0 { dash() } else { Bytes(sum_memory(report, graph, line)).to_string() },
+            if block.activation_bytes == 0 {
+                dash()
+            } else {
+                Bytes(sum_memory(report, graph, line)).to_string()
+            },
         ]);
     }
     let mut text = table(&rows);
@@ -200,7 +224,12 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     for unknown in &report.unknown {
         let paths: Vec<&str> = unknown.paths.iter().map(|path| place(path)).collect();
         let known = if unknown.is_recorded { "its shapes are recorded" } else { "its shapes are not known" };
-        text.push_str(&format!("unknown operator {} ×{} in {}; {known}\n", unknown.name, unknown.count, paths.join(", ")));
+        text.push_str(&format!(
+            "unknown operator {} ×{} in {}; {known}\n",
+            unknown.name,
+            unknown.count,
+            paths.join(", ")
+        ));
     }
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
@@ -223,7 +252,10 @@ fn sum_memory(report: &InspectReport, graph: &ModelGraph, line: &Line) -> u64 {
 /// Returns the deepest level whose lines fit a screen, at least 1.
 fn comfortable_depth(graph: &ModelGraph) -> u32 {
     let deepest = graph.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
-    (1..=deepest).take_while(|depth| *depth == 1 || lines(graph, *depth).len() <= COMFORTABLE_ROWS).last().unwrap_or(0)
+    (1..=deepest)
+        .take_while(|depth| *depth == 1 || lines(graph, *depth).len() <= COMFORTABLE_ROWS)
+        .last()
+        .unwrap_or(0)
 }
 
 /// Lays the tree out as lines, parents before children; a run of equal siblings is one line with the first opened.
@@ -240,7 +272,9 @@ fn lines(graph: &ModelGraph, depth: u32) -> Vec<Line> {
         let calls: Vec<Item> =
             graph.inside(block.id).into_iter().filter(|item| matches!(item, Item::Block(_))).collect();
         let children = graph.repeats(&calls).into_iter().filter_map(|run| {
-            let (Item::Block(first), Item::Block(last)) = (calls[run.start], calls[run.end - 1]) else { return None };
+            let (Item::Block(first), Item::Block(last)) = (calls[run.start], calls[run.end - 1]) else {
+                return None;
+            };
             let last = (run.len() > 1).then_some(last);
             Some(Line { block: first.index(), indent, times: run.len(), last })
         });

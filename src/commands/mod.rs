@@ -7,7 +7,7 @@ use crate::{failure::Failure, output::Output};
 mod completions;
 mod graph;
 mod inspect;
-mod trace;
+pub mod trace;
 
 /// What to do.
 #[derive(Subcommand)]

@@ -91,7 +91,8 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
 
 /// Pairs from the left, each a batched product over the letters that go away.
 fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
-    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors")) else {
+    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
+    else {
         return None;
     };
     let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
@@ -100,7 +101,8 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let mut left = parsed.operands.first()?.clone();
     for (at, right) in parsed.operands.iter().enumerate().skip(1) {
         let needed = |letter: &char| {
-            parsed.output.contains(letter) || parsed.operands[at + 1..].iter().any(|term| term.contains(letter))
+            parsed.output.contains(letter)
+                || parsed.operands[at + 1..].iter().any(|term| term.contains(letter))
         };
         // Letters of one side only that nobody needs are summed away before the product.
         let kept_left: Vec<char> = left.iter().copied().filter(|l| needed(l) || right.contains(l)).collect();
@@ -114,7 +116,10 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
             let sizes: Option<Vec<u64>> = parsed.result(&letters).into_iter().collect();
             let flops = times([2, times(sizes?)]);
             let is_first = at == 1;
-            let made = TensorFact { requires_grad: tensors[..at].iter().any(|t| t.requires_grad), ..TensorFact::default() };
+            let made = TensorFact {
+                requires_grad: tensors[..at].iter().any(|t| t.requires_grad),
+                ..TensorFact::default()
+            };
             let a = if is_first { tensors[0] } else { &made };
             let pair = of_two(look, a, tensors[at], flops);
             cost += pair;
@@ -151,7 +156,8 @@ fn attention(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (q, k, v) = (sizes(query)?, sizes(key)?, sizes(value)?);
     let [.., rows, width] = q.as_slice() else { return None };
     let (columns, out) = (k[k.len() - 2], v[v.len() - 1]);
-    let batch = |sizes: &[u64]| -> Shape { sizes[..sizes.len() - 2].iter().map(|size| Some(*size)).collect() };
+    let batch =
+        |sizes: &[u64]| -> Shape { sizes[..sizes.len() - 2].iter().map(|size| Some(*size)).collect() };
     let batch = match crate::infer::broadcast(&[&batch(&q), &batch(&k)]) {
         Ok(batch) => times(batch.iter().map(|size| size.unwrap_or(1))),
         // Grouped queries: fewer keys than queries.
@@ -175,15 +181,22 @@ fn attention(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
 fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
     if call.name.ends_with("_cell") {
         let (input, state) = (call.first().ok()?, call.get("hx")?.tensors().first().copied()?);
-        let batch = |tensor: &TensorFact| sizes(tensor).map(|s| times(s[..s.len().saturating_sub(1)].iter().copied()));
+        let batch = |tensor: &TensorFact| {
+            sizes(tensor).map(|s| times(s[..s.len().saturating_sub(1)].iter().copied()))
+        };
         let [w_ih, w_hh] = ["w_ih", "w_hh"].map(|name| call.tensor(name).ok().and_then(sizes));
-        let (forward_input, forward_state) = (times([2, batch(input)?, times(w_ih?)]), times([2, batch(state)?, times(w_hh?)]));
+        let (forward_input, forward_state) =
+            (times([2, batch(input)?, times(w_ih?)]), times([2, batch(state)?, times(w_hh?)]));
         let forward_flops = forward_input.saturating_add(forward_state);
         let inputs = [(input, forward_input), (state, forward_state)];
         return Some(OperatorCost {
             forward_flops,
             backward_flops_weight: forward_flops,
-            backward_flops_input: inputs.iter().filter(|(t, _)| t.requires_grad).map(|(_, flops)| flops).sum(),
+            backward_flops_input: inputs
+                .iter()
+                .filter(|(t, _)| t.requires_grad)
+                .map(|(_, flops)| flops)
+                .sum(),
             ..OperatorCost::default()
         });
     }

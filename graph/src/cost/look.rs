@@ -1,6 +1,6 @@
 //! Looking up an operator's operands once the graph is built, and the bytes that it moves.
 
-use tracer::{Operand, Role, TensorId};
+use tracer::{Role, TensorId};
 
 use super::OperatorCost;
 use crate::{

@@ -54,7 +54,8 @@ impl Saved {
         if operator.class == OperatorClass::Plumbing || operator.class == OperatorClass::Create {
             return 0;
         }
-        let outputs: Vec<&Fact> = operator.outputs.iter().map(|value| &look.graph.value(*value).fact).collect();
+        let outputs: Vec<&Fact> =
+            operator.outputs.iter().map(|value| &look.graph.value(*value).fact).collect();
         let flows = outputs.iter().flat_map(|fact| fact.tensors()).any(|tensor| tensor.requires_grad);
         if !flows || !call.tensors().iter().any(|tensor| tensor.requires_grad) {
             return 0;
@@ -261,14 +262,17 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         }
         ("instance_norm", Some(input), _) => {
             keep.tensor(input);
-            let groups = input.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
+            let groups =
+                input.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
             keep.fresh(groups.map(|groups| groups.saturating_mul(8)));
         }
         ("layer_norm" | "native_layer_norm" | "rms_norm" | "_fused_rms_norm", Some(input), _) => {
             keep.tensor(input);
             let inner = call.ints("normalized_shape").map_or(1, |sizes| sizes.len());
             let rows = input.sizes().map(|sizes| {
-                sizes[..sizes.len().saturating_sub(inner)].iter().fold(1_u64, |product, size| product.saturating_mul(*size))
+                sizes[..sizes.len().saturating_sub(inner)]
+                    .iter()
+                    .fold(1_u64, |product, size| product.saturating_mul(*size))
             });
             let statistics = if call.name.contains("rms") { 4 } else { 8 };
             keep.fresh(rows.map(|rows| rows.saturating_mul(statistics)));
@@ -280,13 +284,16 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             }
             let batch = input.shape.as_ref().and_then(|shape| *shape.first()?);
             let groups = call.int("num_groups").and_then(|groups| u64::try_from(groups).ok());
-            keep.fresh(batch.zip(groups).map(|(batch, groups)| batch.saturating_mul(groups).saturating_mul(8)));
+            keep.fresh(
+                batch.zip(groups).map(|(batch, groups)| batch.saturating_mul(groups).saturating_mul(8)),
+            );
         }
         (name, Some(input), _) if name.contains("max_pool") => {
             keep.tensor(input);
             match outputs.get(1).and_then(|fact| fact.tensor()) {
                 Some(indices) => keep.tensor(indices),
-                None => keep.fresh(result.and_then(TensorFact::elements).map(|elements| elements.saturating_mul(8))),
+                None => keep
+                    .fresh(result.and_then(TensorFact::elements).map(|elements| elements.saturating_mul(8))),
             }
         }
         ("_weight_norm" | "_weight_norm_interface", ..) => {
@@ -299,7 +306,9 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
 fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>) {
     match operator.class {
         OperatorClass::Convolution => {
-            let (Ok(input), Ok(weight)) = (call.tensor("input").or_else(|_| call.first()), call.tensor("weight")) else {
+            let (Ok(input), Ok(weight)) =
+                (call.tensor("input").or_else(|_| call.first()), call.tensor("weight"))
+            else {
                 return;
             };
             keep.factors(input, weight);
@@ -312,7 +321,12 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
                 keep.tensor(result);
                 // The logarithm of each row's sum.
                 let width = result.shape.as_ref().and_then(|shape| *shape.last()?).filter(|width| *width > 0);
-                keep.fresh(result.elements().zip(width).map(|(elements, width)| (elements / width).saturating_mul(4)));
+                keep.fresh(
+                    result
+                        .elements()
+                        .zip(width)
+                        .map(|(elements, width)| (elements / width).saturating_mul(4)),
+                );
             }
         }
         OperatorClass::Recurrent => {
@@ -326,7 +340,13 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
                 "gru" => 5,
                 _ => 2,
             };
-            let states = [layer.steps, layer.batch, layer.hidden, Some(layer.layers * layer.directions), Some(per_step * 4)];
+            let states = [
+                layer.steps,
+                layer.batch,
+                layer.hidden,
+                Some(layer.layers * layer.directions),
+                Some(per_step * 4),
+            ];
             keep.fresh(states.into_iter().try_fold(1_u64, |product, size| product.checked_mul(size?)));
             if let Some(result) = look.result(operator) {
                 keep.tensor(result);

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{
-    call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, number, as_float, reject, shape},
+    call::{Call, Known, Result, as_float, contiguous_strides, fresh, fresh_fact, number, reject, shape},
     matmul::agree,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
@@ -49,9 +49,11 @@ pub fn convolution(call: &Call<'_>) -> Result {
         let out = if is_same {
             Some(size)
         } else if is_transposed {
-            size.checked_sub(1)
-                .and_then(|n| n.checked_mul(stride[position]))
-                .and_then(|n| n.checked_sub(padding[position].checked_mul(2)?)?.checked_add(reach)?.checked_add(extra[position]))
+            size.checked_sub(1).and_then(|n| n.checked_mul(stride[position])).and_then(|n| {
+                n.checked_sub(padding[position].checked_mul(2)?)?
+                    .checked_add(reach)?
+                    .checked_add(extra[position])
+            })
         } else {
             padding[position]
                 .checked_mul(2)
@@ -132,7 +134,11 @@ pub fn pool(call: &Call<'_>) -> Result {
         };
         let (pad, step) = (padding[position], stride[position]);
         let reach = dilation[position].saturating_mul(kernel[position] - 1) + 1;
-        let room = pad.checked_mul(2).and_then(|n| n.checked_add(size)).and_then(|n| n.checked_sub(reach)).known()?;
+        let room = pad
+            .checked_mul(2)
+            .and_then(|n| n.checked_add(size))
+            .and_then(|n| n.checked_sub(reach))
+            .known()?;
         let rounded = if is_ceil { room.saturating_add(step - 1) } else { room };
         let mut out = rounded.div_euclid(step) + 1;
         // A last window that would start in the padding on the right is left out.
@@ -197,7 +203,9 @@ pub fn upsample(call: &Call<'_>) -> Result {
     let mut result = Shape::from_slice(&x[..2]);
     for position in 0..rank {
         let size = match &asked {
-            Some(list) => (*list.get(position).or(list.first()).known()?).and_then(|size| u64::try_from(size).ok()),
+            Some(list) => {
+                (*list.get(position).or(list.first()).known()?).and_then(|size| u64::try_from(size).ok())
+            }
             None => {
                 let factor = factor(call, position, rank).known()?;
                 x[position + 2].map(|size| (size as f64 * factor).floor().max(0.0) as u64)
@@ -229,7 +237,8 @@ pub fn shuffle(call: &Call<'_>) -> Result {
     if rank < 3 {
         reject!("{} of {}", call.name, show_shape(&sizes));
     }
-    let factor = call.int("upscale_factor").or(call.int("downscale_factor")).and_then(|f| u64::try_from(f).ok());
+    let factor =
+        call.int("upscale_factor").or(call.int("downscale_factor")).and_then(|f| u64::try_from(f).ok());
     if let Some(factor) = factor.filter(|factor| *factor > 0) {
         let square = factor.saturating_mul(factor);
         let is_up = call.name == "pixel_shuffle";
@@ -253,7 +262,8 @@ pub fn unfold(call: &Call<'_>) -> Result {
     }
     let [kernel, stride, padding, dilation] =
         ["kernel_size", "stride", "padding", "dilation"].map(|name| call.sizes(name, 2));
-    let (kernel, stride, padding, dilation) = (kernel.known()?, stride.known()?, padding.known()?, dilation.known()?);
+    let (kernel, stride, padding, dilation) =
+        (kernel.known()?, stride.known()?, padding.known()?, dilation.known()?);
     if stride.iter().chain(&kernel).any(|step| *step < 1) {
         reject!("kernel and stride must be positive");
     }
@@ -293,7 +303,12 @@ pub fn grid_sample(call: &Call<'_>) -> Result {
 pub fn affine_grid(call: &Call<'_>) -> Result {
     let theta = call.first()?;
     let size = call.ints("size").known()?;
-    let mut result: Shape = size.iter().enumerate().filter(|(at, _)| *at != 1).map(|(_, s)| s.and_then(|s| u64::try_from(s).ok())).collect();
+    let mut result: Shape = size
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| *at != 1)
+        .map(|(_, s)| s.and_then(|s| u64::try_from(s).ok()))
+        .collect();
     result.push(Some(size.len().saturating_sub(2) as u64));
     fresh_fact(theta.dtype, result)
 }
@@ -311,7 +326,8 @@ pub fn boxes(call: &Call<'_>) -> Result {
         },
         _ => channels,
     };
-    let result = fresh(input.dtype, Shape::from_slice(&[*shape(rois)?.first().known()?, channels, height, width]));
+    let result =
+        fresh(input.dtype, Shape::from_slice(&[*shape(rois)?.first().known()?, channels, height, width]));
     Ok(match call.n_outputs {
         2 => Fact::List(vec![Fact::Tensor(result.clone()), Fact::Tensor(result)]),
         _ => Fact::Tensor(result),

@@ -12,7 +12,12 @@ use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 /// `cat`, `concat`, `concatenate`, `hstack`, `vstack`.
 pub fn cat(call: &Call<'_>) -> Result {
     let all = call.at(0).tensors();
-    let first = all.iter().find(|t| t.shape.as_deref() != Some(&[Some(0)])).copied().or(all.first().copied()).known()?;
+    let first = all
+        .iter()
+        .find(|t| t.shape.as_deref() != Some(&[Some(0)]))
+        .copied()
+        .or(all.first().copied())
+        .known()?;
     let dtype = all.iter().map(|t| t.dtype).reduce(|a, b| Some(promote_pair(a?, b?))).flatten();
     let mut result = shape(first)?.clone();
     let rank = result.len();
@@ -33,11 +38,19 @@ pub fn cat(call: &Call<'_>) -> Result {
             continue;
         }
         if sizes.len() != rank {
-            reject!("{} and {} have different numbers of dimensions", show_shape(shape(first)?), show_shape(sizes));
+            reject!(
+                "{} and {} have different numbers of dimensions",
+                show_shape(shape(first)?),
+                show_shape(sizes)
+            );
         }
         for at in (0..rank).filter(|at| *at != dim) {
             result[at] = agree(result[at], sizes[at], || {
-                format!("{} and {} differ in dimension {at}", show_shape(first.shape.as_deref().unwrap_or(&[])), show_shape(sizes))
+                format!(
+                    "{} and {} differ in dimension {at}",
+                    show_shape(first.shape.as_deref().unwrap_or(&[])),
+                    show_shape(sizes)
+                )
             })?;
         }
         total = total.and_then(|total| total.checked_add(sizes[dim]?));
@@ -58,7 +71,9 @@ pub fn stack(call: &Call<'_>) -> Result {
     let mut sizes = shape(first)?.clone();
     for other in &all {
         let own = shape(other)?;
-        if own.len() != sizes.len() || own.iter().zip(&sizes).any(|(a, b)| a.is_some() && b.is_some() && a != b) {
+        if own.len() != sizes.len()
+            || own.iter().zip(&sizes).any(|(a, b)| a.is_some() && b.is_some() && a != b)
+        {
             reject!("{} and {} cannot be stacked", show_shape(&sizes), show_shape(own));
         }
     }
@@ -131,10 +146,13 @@ pub fn embedding(call: &Call<'_>) -> Result {
 
 /// `embedding_bag`: a row for each bag.
 pub fn embedding_bag(call: &Call<'_>) -> Result {
-    let (weight, indices, offsets) = (call.tensor("weight")?, call.tensor("indices")?, call.tensor("offsets")?);
+    let (weight, indices, offsets) =
+        (call.tensor("weight")?, call.tensor("indices")?, call.tensor("offsets")?);
     let bags = match (shape(indices)?.as_slice(), shape(offsets)?.as_slice()) {
         ([batch, _], _) => *batch,
-        (_, [bags]) if call.flag("include_last_offset") == Some(true) => bags.map(|bags| bags.saturating_sub(1)),
+        (_, [bags]) if call.flag("include_last_offset") == Some(true) => {
+            bags.map(|bags| bags.saturating_sub(1))
+        }
         (_, [bags]) => *bags,
         _ => None,
     };
@@ -187,7 +205,8 @@ pub fn pad(call: &Call<'_>) -> Result {
         reject!("{} paddings of {}", pads.len(), show_shape(&sizes));
     }
     for (pair, slot) in pads.chunks_exact(2).zip(sizes.iter_mut().rev()) {
-        let grown = (*slot).and_then(|size| i64::try_from(size).ok()?.checked_add(pair[0]?)?.checked_add(pair[1]?));
+        let grown =
+            (*slot).and_then(|size| i64::try_from(size).ok()?.checked_add(pair[0]?)?.checked_add(pair[1]?));
         *slot = match grown {
             Some(size) if size < 0 => reject!("paddings {pads:?} leave nothing"),
             size => size.map(|size| size as u64),
@@ -445,4 +464,22 @@ pub fn moved(call: &Call<'_>) -> Result {
         }
     }
     Ok(Fact::Tensor(super::elementwise::like(input, input.dtype)))
+}
+
+/// `diff`: one fewer for each round, more with what is put before and after.
+pub fn difference(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let dim = call.dim("dim", sizes.len())?;
+    let rounds = call.int("n").and_then(|n| u64::try_from(n).ok()).known()?;
+    let Some(slot) = sizes.get_mut(dim) else { reject!("the differences of a tensor without dimensions") };
+    for name in ["prepend", "append"] {
+        if call.has(name) {
+            let more = shape(call.tensor(name)?)?.get(dim).copied().flatten();
+            *slot = slot.and_then(|size| size.checked_add(more?));
+        }
+    }
+    *slot = slot.map(|size| size.saturating_sub(rounds));
+    let dtype = if input.dtype == Some(DType::Bool) { Some(DType::Bool) } else { input.dtype };
+    fresh_fact(dtype, sizes)
 }

@@ -284,9 +284,11 @@ fn combined_strides(tensors: &[&TensorFact], sizes: &Shape) -> Option<SmallVec<[
         });
         operands.push(spread.collect());
     }
-    if operands.iter().zip(tensors).all(|(_, tensor)| {
-        tensor.shape.as_ref() == Some(sizes) && tensor.is_contiguous() == Some(true)
-    }) {
+    if operands
+        .iter()
+        .zip(tensors)
+        .all(|(_, tensor)| tensor.shape.as_ref() == Some(sizes) && tensor.is_contiguous() == Some(true))
+    {
         return contiguous_strides(sizes);
     }
     // Insertion sort from the innermost dimension outwards, as torch's `reorder_dimensions` does.
@@ -351,9 +353,7 @@ pub fn cast(call: &Call<'_>) -> Result {
         return Ok(Fact::Tensor(input.clone()));
     }
     let number = match (input.number, asked) {
-        (Some(value), Some(dtype)) if is_float(dtype) => {
-            Some(Number::Float(super::call::as_float(value)))
-        }
+        (Some(value), Some(dtype)) if is_float(dtype) => Some(Number::Float(super::call::as_float(value))),
         (Some(_), Some(DType::Int64 | DType::Int32)) => number::truncated(call.at(0)).map(Number::Int),
         _ => None,
     };

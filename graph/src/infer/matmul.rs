@@ -49,7 +49,9 @@ fn product(a: &Shape, b: &Shape) -> Result<Shape> {
         reject!("a product needs dimensions: {} with {}", show_shape(a), show_shape(b));
     }
     let inner_b = if b.len() == 1 { b[0] } else { b[b.len() - 2] };
-    agree(a[a.len() - 1], inner_b, || format!("inner sizes of {} and {} differ", show_shape(a), show_shape(b)))?;
+    agree(a[a.len() - 1], inner_b, || {
+        format!("inner sizes of {} and {} differ", show_shape(a), show_shape(b))
+    })?;
     let batch = |shape: &Shape| Shape::from_slice(&shape[..shape.len().saturating_sub(2)]);
     let mut result = broadcast(&[&batch(a), &batch(b)])?;
     if a.len() > 1 {
@@ -72,7 +74,14 @@ pub fn exact(call: &Call<'_>) -> Result {
         _ => (1, 1),
     };
     if (x.len(), y.len()) != ranks {
-        reject!("{} needs {} and {} dimensions: {} with {}", call.name, ranks.0, ranks.1, show_shape(x), show_shape(y));
+        reject!(
+            "{} needs {} and {} dimensions: {} with {}",
+            call.name,
+            ranks.0,
+            ranks.1,
+            show_shape(x),
+            show_shape(y)
+        );
     }
     if call.name == "bmm" {
         agree(x[0], y[0], || format!("batches of {} and {} differ", show_shape(x), show_shape(y)))?;
@@ -106,7 +115,8 @@ pub fn outer(call: &Call<'_>) -> Result {
 
 /// `einsum`: sizes by letter.
 pub fn einsum(call: &Call<'_>) -> Result {
-    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors")) else {
+    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
+    else {
         return Err(super::call::Stop::Unknown);
     };
     let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
@@ -164,7 +174,8 @@ impl Einsum {
             Some(right) => expand(&right, longest),
             None => {
                 // Without an arrow: the letters that occur once, sorted, after the ellipsis.
-                let count = |letter: char| operands.iter().flatten().filter(|other| **other == letter).count();
+                let count =
+                    |letter: char| operands.iter().flatten().filter(|other| **other == letter).count();
                 let ellipsis = expand("...", longest);
                 let once = sizes.keys().filter(|letter| letter.is_ascii_alphabetic() && count(**letter) == 1);
                 ellipsis.into_iter().chain(once.copied()).collect()

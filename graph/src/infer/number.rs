@@ -2,7 +2,9 @@
 
 use tracer::DType;
 
-use super::call::{Call, Known, Result, as_float, code_of_dtype, fresh, integer, number, reject, shape, wrap};
+use super::call::{
+    Call, Known, Result, as_float, code_of_dtype, fresh, integer, number, reject, shape, wrap,
+};
 use crate::fact::{Fact, Number, Shape, TensorFact};
 
 /// `aten::size`: one size or all of them.
@@ -84,7 +86,9 @@ fn to_tensor(call: &Call<'_>) -> Result {
     let input = call.at(0);
     let asked = call.dtype("dtype")?;
     let (shape, dtype) = match input {
-        Fact::Tensor(tensor) => return Ok(Fact::Tensor(TensorFact { dtype: asked.or(tensor.dtype), ..tensor.clone() })),
+        Fact::Tensor(tensor) => {
+            return Ok(Fact::Tensor(TensorFact { dtype: asked.or(tensor.dtype), ..tensor.clone() }));
+        }
         other => nested(other),
     };
     let number = if shape.is_empty() { number(input) } else { None };
@@ -207,7 +211,11 @@ pub fn fold(call: &Call<'_>) -> Result {
             _ => Fact::Unknown,
         });
     }
-    let result = if matches!(call.name, "div" | "true_divide") { divide(call) } else { binary_number(call.name, a, b) };
+    let result = if matches!(call.name, "div" | "true_divide") {
+        divide(call)
+    } else {
+        binary_number(call.name, a, b)
+    };
     match (result, a, b) {
         (Some(value), ..) => Ok(from_number(value)),
         (None, ..) if is_comparison(call.name) => Ok(Fact::Bool(None)),
@@ -218,7 +226,9 @@ pub fn fold(call: &Call<'_>) -> Result {
 }
 
 fn list_fold(name: &str, items: &[Fact]) -> Fact {
-    let Some(numbers) = items.iter().map(integer).collect::<Option<Vec<i64>>>() else { return Fact::Int(None) };
+    let Some(numbers) = items.iter().map(integer).collect::<Option<Vec<i64>>>() else {
+        return Fact::Int(None);
+    };
     Fact::Int(match name {
         "max" => numbers.into_iter().max(),
         "min" => numbers.into_iter().min(),
@@ -310,7 +320,10 @@ pub fn unary_number(name: &str, value: Number) -> Option<Number> {
         ("__not__" | "logical_not", value) => return Some(Number::Bool(as_float(value) == 0.0)),
         ("neg", Number::Int(value)) => return value.checked_neg().map(Number::Int),
         ("abs" | "absolute", Number::Int(value)) => return value.checked_abs().map(Number::Int),
-        ("floor" | "ceil" | "round" | "trunc" | "detach" | "clone" | "contiguous" | "alias", Number::Int(_)) => {
+        (
+            "floor" | "ceil" | "round" | "trunc" | "detach" | "clone" | "contiguous" | "alias",
+            Number::Int(_),
+        ) => {
             return Some(value);
         }
         _ => {}

@@ -49,7 +49,9 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
     };
     let mut matrices = Vec::new();
     for group in parameters.chunks(each) {
-        for (position, matrix) in group.iter().enumerate().filter(|(position, _)| *position < 2 || *position >= 2 + biases) {
+        for (position, matrix) in
+            group.iter().enumerate().filter(|(position, _)| *position < 2 || *position >= 2 + biases)
+        {
             if let [Some(rows), Some(columns)] = shape(matrix)?.as_slice() {
                 matrices.push((*rows, *columns, position > 0));
             }
@@ -57,9 +59,12 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
     }
     let rows = *shape(parameters.first().known()?)?.first().known()?;
     let hidden = rows.map(|rows| rows / gates);
-    let projection = (each > 2 + biases).then(|| shape(parameters[each - 1]).ok()?.first().copied().flatten()).flatten();
+    let projection =
+        (each > 2 + biases).then(|| shape(parameters[each - 1]).ok()?.first().copied().flatten()).flatten();
     let columns = *shape(parameters[0])?.get(1).known()?;
-    super::matmul::agree(x[x.len() - 1], columns, || format!("the last size of {} is not the layer's", show_shape(x)))?;
+    super::matmul::agree(x[x.len() - 1], columns, || {
+        format!("the last size of {} is not the layer's", show_shape(x))
+    })?;
     Ok(Recurrence { steps, batch, hidden, output: projection.or(hidden), layers, directions, matrices })
 }
 

@@ -165,11 +165,7 @@ const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
     ("view reshape view_as _unsafe_view _reshape_alias _view_copy", View, view::reshape),
     ("reshape_as", View, view::reshape),
     ("flatten unflatten ravel", View, view::flatten),
-    (
-        "permute transpose t numpy_T mT mH adjoint movedim moveaxis swapaxes swapdims",
-        View,
-        view::permute,
-    ),
+    ("permute transpose t numpy_T mT mH adjoint movedim moveaxis swapaxes swapdims", View, view::permute),
     ("expand expand_as broadcast_to", View, view::expand),
     ("squeeze unsqueeze", View, view::squeeze),
     ("slice narrow", View, view::slice),
@@ -182,13 +178,21 @@ const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
         view::split,
     ),
     ("contiguous", View, view::contiguous),
-    ("detach alias lift_fresh lift lift_fresh_copy resolve_conj resolve_neg conj set_data data requires_grad", View, view::identity),
+    (
+        "detach alias lift_fresh lift lift_fresh_copy resolve_conj resolve_neg conj set_data data requires_grad",
+        View,
+        view::identity,
+    ),
     ("as_strided", View, view::as_strided),
     ("unfold", View, view::windows),
     ("diagonal linalg_diagonal", View, view::diagonal),
     ("view_as_real view_as_complex real imag", View, view::complex_parts),
     ("clone", Copy, view::clone),
-    ("dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout", Elementwise, view::dropout),
+    (
+        "dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout",
+        Elementwise,
+        view::dropout,
+    ),
     // Joins and look-ups.
     ("cat concat concatenate hstack vstack row_stack dstack", Copy, copy::cat),
     ("stack column_stack", Copy, copy::stack),
@@ -212,6 +216,7 @@ const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
     ("repeat tile", Copy, copy::repeat),
     ("repeat_interleave", Copy, copy::repeat_interleave),
     ("meshgrid broadcast_tensors", View, copy::meshgrid),
+    ("diff", Elementwise, copy::difference),
     ("one_hot", Copy, copy::one_hot),
     ("searchsorted bucketize", Other, copy::search),
     ("diag diag_embed", Copy, copy::diagonal_matrix),
@@ -262,7 +267,11 @@ const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
     ("ListConstruct TupleConstruct", Plumbing, number::list),
     ("DictConstruct", Plumbing, number::dictionary),
     ("keys values items", Plumbing, number::dictionary_parts),
-    ("list dict annotate unchecked_cast Uninitialized append extend insert _set_item RaiseException warn print Print Constant", Plumbing, number::same),
+    (
+        "list dict annotate unchecked_cast Uninitialized append extend insert _set_item RaiseException warn print Print Constant",
+        Plumbing,
+        number::same,
+    ),
     ("__not__ __contains__ __round_to_zero_floordiv", Plumbing, number::fold),
 ];
 

@@ -29,7 +29,9 @@ pub fn reshape(call: &Call<'_>) -> Result {
         return Ok(Fact::Tensor(TensorFact { dtype, ..view(input, sizes, strides) }));
     }
     let asked = match call.get("other") {
-        Some(Fact::Tensor(other)) => shape(other)?.iter().map(|dim| dim.and_then(|d| i64::try_from(d).ok())).collect(),
+        Some(Fact::Tensor(other)) => {
+            shape(other)?.iter().map(|dim| dim.and_then(|d| i64::try_from(d).ok())).collect()
+        }
         _ => call.ints("size").or_else(|| call.ints("shape")).known()?,
     };
     let sizes = resolve(input, &asked)?;
@@ -40,16 +42,21 @@ pub fn reshape(call: &Call<'_>) -> Result {
 fn resolve(input: &TensorFact, asked: &[Option<i64>]) -> Result<Shape> {
     let old = shape(input)?;
     let total = input.elements();
-    let product = asked.iter().filter(|dim| **dim != Some(-1)).try_fold(1_u64, |product, dim| {
-        product.checked_mul(u64::try_from((*dim)?).ok()?)
-    });
+    let product = asked
+        .iter()
+        .filter(|dim| **dim != Some(-1))
+        .try_fold(1_u64, |product, dim| product.checked_mul(u64::try_from((*dim)?).ok()?));
     let n_free = asked.iter().filter(|dim| **dim == Some(-1)).count();
-    let list = || asked.iter().map(|dim| dim.map_or("?".to_string(), |d| d.to_string())).collect::<Vec<_>>().join(", ");
+    let list = || {
+        asked.iter().map(|dim| dim.map_or("?".to_string(), |d| d.to_string())).collect::<Vec<_>>().join(", ")
+    };
     if n_free > 1 || asked.iter().any(|dim| dim.is_some_and(|dim| dim < -1)) {
         reject!("sizes [{}] cannot be meant", list());
     }
     let free = match (total, product) {
-        (Some(total), Some(product)) if n_free == 1 && product > 0 && total % product == 0 => Some(total / product),
+        (Some(total), Some(product)) if n_free == 1 && product > 0 && total % product == 0 => {
+            Some(total / product)
+        }
         (Some(total), Some(product)) if n_free == 0 && product == total => None,
         (Some(_), Some(0)) if n_free == 1 => Some(0),
         (Some(total), Some(_)) => {
@@ -68,7 +75,8 @@ fn resolve(input: &TensorFact, asked: &[Option<i64>]) -> Result<Shape> {
     // A single unknown size follows from the total.
     let unknown: Vec<usize> = (0..sizes.len()).filter(|at| sizes[*at].is_none()).collect();
     if let ([at], Some(total)) = (unknown.as_slice(), total) {
-        let rest: Option<u64> = sizes.iter().flatten().try_fold(1_u64, |product, size| product.checked_mul(*size));
+        let rest: Option<u64> =
+            sizes.iter().flatten().try_fold(1_u64, |product, size| product.checked_mul(*size));
         sizes[*at] = rest.filter(|rest| *rest > 0 && total % rest == 0).map(|rest| total / rest);
     }
     Ok(sizes)
@@ -133,7 +141,8 @@ pub fn flatten(call: &Call<'_>) -> Result {
         let dim = call.dim("dim", sizes.len())?;
         let parts = call.ints("sizes").known()?;
         let known = |part: &Option<i64>| part.and_then(|part| u64::try_from(part).ok());
-        let product = parts.iter().filter(|p| **p != Some(-1)).try_fold(1_u64, |p, part| p.checked_mul(known(part)?));
+        let product =
+            parts.iter().filter(|p| **p != Some(-1)).try_fold(1_u64, |p, part| p.checked_mul(known(part)?));
         let free = match (sizes.get(dim).copied().flatten(), product) {
             (Some(size), Some(product)) if product > 0 => Some(size / product),
             _ => None,
@@ -217,7 +226,9 @@ pub fn expand(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
     let asked: Vec<Option<i64>> = match call.get("other") {
-        Some(Fact::Tensor(other)) => shape(other)?.iter().map(|dim| dim.and_then(|d| i64::try_from(d).ok())).collect(),
+        Some(Fact::Tensor(other)) => {
+            shape(other)?.iter().map(|dim| dim.and_then(|d| i64::try_from(d).ok())).collect()
+        }
         _ => call.ints("size").known()?,
     };
     let Some(extra) = asked.len().checked_sub(sizes.len()) else {
@@ -227,7 +238,8 @@ pub fn expand(call: &Call<'_>) -> Result {
     let mut strides: SmallVec<[u64; 4]> = SmallVec::new();
     for (position, want) in asked.iter().enumerate() {
         let own = position.checked_sub(extra).map(|at| sizes[at]);
-        let stride = position.checked_sub(extra).and_then(|at| input.strides.as_ref().map(|s| s[at])).unwrap_or(0);
+        let stride =
+            position.checked_sub(extra).and_then(|at| input.strides.as_ref().map(|s| s[at])).unwrap_or(0);
         let (size, stride) = match (own, want) {
             (Some(own), Some(-1)) => (own, stride),
             (Some(own), Some(want)) if own == u64::try_from(*want).ok() => (own, stride),
@@ -264,9 +276,11 @@ pub fn squeeze(call: &Call<'_>) -> Result {
         return Ok(Fact::Tensor(view(input, result, strides)));
     }
     let dims = match call.get("dim") {
-        Some(dims) if !matches!(dims, Fact::None) => {
-            integers(dims).known()?.into_iter().map(|dim| wrap(dim.known()?, sizes.len())).collect::<Result<Vec<_>>>()?
-        }
+        Some(dims) if !matches!(dims, Fact::None) => integers(dims)
+            .known()?
+            .into_iter()
+            .map(|dim| wrap(dim.known()?, sizes.len()))
+            .collect::<Result<Vec<_>>>()?,
         _ => (0..sizes.len()).collect(),
     };
     for at in (0..sizes.len()).rev() {
@@ -392,9 +406,10 @@ pub fn split(call: &Call<'_>) -> Result {
         _ => call.dim("dim", sizes.len())?,
     };
     let size = sizes.get(dim).copied().flatten().known()?;
-    let parts: Vec<u64> = if let Some(list) = call.ints("split_sizes").or_else(|| {
-        call.get("split_size").filter(|fact| matches!(fact, Fact::List(_))).and_then(integers)
-    }) {
+    let parts: Vec<u64> = if let Some(list) = call
+        .ints("split_sizes")
+        .or_else(|| call.get("split_size").filter(|fact| matches!(fact, Fact::List(_))).and_then(integers))
+    {
         let list: Option<Vec<u64>> = list.into_iter().map(|part| u64::try_from(part?).ok()).collect();
         let list = list.known()?;
         if list.iter().sum::<u64>() != size {
@@ -494,7 +509,9 @@ pub fn windows(call: &Call<'_>) -> Result {
     let mut sizes = shape(input)?.clone();
     let dim = call.dim("dimension", sizes.len())?;
     let (size, step) = (call.int("size").known()?, call.int("step").known()?);
-    let (Ok(size), Ok(step)) = (u64::try_from(size), u64::try_from(step)) else { reject!("a window of {size}") };
+    let (Ok(size), Ok(step)) = (u64::try_from(size), u64::try_from(step)) else {
+        reject!("a window of {size}")
+    };
     let Some(slot) = sizes.get_mut(dim) else { reject!("windows over a tensor without dimensions") };
     *slot = match *slot {
         Some(own) if own < size || step == 0 => reject!("windows of {size} over {own}"),
@@ -521,7 +538,9 @@ pub fn diagonal(call: &Call<'_>) -> Result {
         reject!("the diagonal of {}", show_shape(&sizes));
     }
     let length = match (sizes[a], sizes[b]) {
-        (Some(rows), Some(columns)) if offset >= 0 => Some(rows.min(columns.saturating_sub(offset.unsigned_abs()))),
+        (Some(rows), Some(columns)) if offset >= 0 => {
+            Some(rows.min(columns.saturating_sub(offset.unsigned_abs())))
+        }
         (Some(rows), Some(columns)) => Some(columns.min(rows.saturating_sub(offset.unsigned_abs()))),
         _ => None,
     };

@@ -3,6 +3,7 @@
 //! Cost follows the code's size: of a tensor's record only the local zip header is looked at.
 
 mod files;
+mod literals;
 mod modules;
 mod other;
 pub(crate) mod pickle;
@@ -65,6 +66,7 @@ pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
         None => recorded::traced_inputs(&mut records, &program)?,
     };
     program.sources = sources;
+    program.literals = literals::read(bytes, &program);
     Ok(program)
 }
 

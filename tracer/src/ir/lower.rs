@@ -113,7 +113,13 @@ impl Lowering {
             return self.bind(&output.name, Bound::Function(name.clone()), output.span);
         }
         if let IrType::Tensor(tensor) = &output.type_ {
-            let operand = Operand::Tensor(self.constant_tensor(tensor));
+            let id = self.constant_tensor(tensor);
+            if let Some(Operand::Constant(value @ (Constant::Int(_) | Constant::Float(_) | Constant::Bool(_)))) =
+                literal.map(|literal| literal_operand(literal, Some(&output.type_)))
+            {
+                self.program.literals.insert(id, value);
+            }
+            let operand = Operand::Tensor(id);
             return self.bind(&output.name, Bound::Operand(operand, Weight::default()), output.span);
         }
         let operand = match literal {
