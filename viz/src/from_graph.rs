@@ -35,7 +35,7 @@ const MOST_OUTPUTS: usize = 4;
 
 /// Makes a diagram of a whole model, opened to its operators.
 pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
-    let mut builder = Builder { graph, overlay, prefix: prefix_sums(graph, overlay) };
+    let builder = Builder { graph, overlay, prefix: prefix_sums(graph, overlay) };
     let mut diagram = Diagram::new(DiagramBox {
         title: graph.name.clone(),
         amount: builder.amount(0..graph.operators.len() as u32),
@@ -116,7 +116,7 @@ fn prefix_sums(graph: &ModelGraph, overlay: &Overlay<'_>) -> Vec<f64> {
 
 impl Builder<'_> {
     /// Closes frames that a block is not in and opens those that it is in.
-    fn enter(&mut self, diagram: &mut Diagram, open: &mut Vec<(BlockId, BoxId)>, block: BlockId) {
+    fn enter(&self, diagram: &mut Diagram, open: &mut Vec<(BlockId, BoxId)>, block: BlockId) {
         let mut way = Vec::new();
         let mut next = Some(block);
         while let Some(id) = next {
