@@ -7,6 +7,7 @@ use crate::{failure::Failure, output::Output};
 mod completions;
 mod graph;
 mod inspect;
+mod report;
 mod simulate;
 
 mod emit;
@@ -23,6 +24,8 @@ pub enum Command {
     Inspect(inspect::Inspect),
     /// Draw a model
     Graph(graph::Graph),
+    /// Write a model, its plan and its timeline as one page to look at
+    Report(report::Report),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Write a cut model as stage modules that run
@@ -37,6 +40,7 @@ impl Command {
             Command::Simulate(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
             Command::Graph(command) => command.run(output),
+            Command::Report(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Emit(command) => command.run(output),
         }

@@ -51,7 +51,7 @@ fn track(track: &Track) -> ReportTrack {
         columns.kinds.push(letter);
         columns.stages.push(stage);
         columns.micro_batches.push(micro_batch);
-        columns.gaps.push(span.start as i64 - before as i64);
+        columns.gaps.push(span.start.cast_signed().wrapping_sub(before.cast_signed()));
         columns.lengths.push(span.end.saturating_sub(span.start));
         before = span.end.max(span.start);
     }
