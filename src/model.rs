@@ -21,14 +21,21 @@ pub struct Model {
 pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
     let inputs = inputs.iter().map(|text| input_shape(text)).collect::<Result<Vec<_>, _>>()?;
     let bytes = files::map(path)?;
-    let program = read(&bytes).map_err(|error| trace_failure(path, &error))?;
+    let program = parse(&bytes).map_err(|error| trace_failure(path, &error))?;
     let graph = graph::build(&program, &BuildOptions { inputs })
         .map_err(|errors| build_failure(path, &program, &errors))?;
     Ok(Model { bytes, program, graph })
 }
 
+/// Reads a trace without building its graph.
+#[cfg(feature = "torch")]
+pub fn read(path: &Path) -> Result<Program, Failure> {
+    let bytes = files::map(path)?;
+    parse(&bytes).map_err(|error| trace_failure(path, &error))
+}
+
 /// Reads what the bytes are: an archive or IR text.
-fn read(bytes: &[u8]) -> Result<Program, TraceError> {
+fn parse(bytes: &[u8]) -> Result<Program, TraceError> {
     tracer::read_archive(bytes)
 }
 

@@ -10,6 +10,7 @@ mod cluster_file;
 mod cluster_short;
 mod dag;
 mod dnn_partitioning;
+mod executed;
 mod inspect;
 mod manifest;
 mod pipedream;
@@ -28,6 +29,7 @@ pub use cluster::{Cluster, Device, DeviceType, Level, Link};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
+pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,

@@ -114,7 +114,7 @@ impl Emit {
             cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
         })?;
         codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
-        let about = about(&program, plan.as_ref());
+        let about = about(&program, &self.model, plan.as_ref());
         let facts = codegen::facts(&program);
         let targets = Targets {
             torchscript: self.targets.contains(&Target::Torchscript),
@@ -282,8 +282,10 @@ fn short(digest: &str) -> String {
     digest.chars().take(12).collect()
 }
 
-fn about(program: &Program, plan: Option<&Plan>) -> About {
+fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {
+    let source = model.canonicalize().unwrap_or_else(|_| model.to_path_buf());
     About {
+        source: source.to_str().map(str::to_string),
         model: Some(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         written_by: format!("model-analyze {}", env!("CARGO_PKG_VERSION")),
         devices: plan.map(|plan| plan.stages.iter().map(|s| s.devices.clone()).collect()).unwrap_or_default(),

@@ -10,6 +10,7 @@ mod simulate;
 
 mod emit;
 pub mod trace;
+mod verify;
 
 /// What to do.
 #[derive(Subcommand)]
@@ -24,6 +25,8 @@ pub enum Command {
     Completions(completions::Completions),
     /// Write a cut model as stage modules that run
     Emit(emit::Emit),
+    /// Compare the stages with the whole model: outputs, gradients, losses
+    Verify(verify::Verify),
 }
 
 impl Command {
@@ -35,6 +38,7 @@ impl Command {
             Command::Inspect(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Emit(command) => command.run(output),
+            Command::Verify(command) => command.run(output),
         }
     }
 }
