@@ -14,7 +14,12 @@ fn main() {
         Err(error) => {
             println!("error: {error}");
             if let Some(place) = error.place() {
-                println!("  at {} {:?}: {:?}", place.source.name, place.line_and_column(), place.source.text.get(place.range.clone()));
+                println!(
+                    "  at {} {:?}: {:?}",
+                    place.source.name,
+                    place.line_and_column(),
+                    place.source.text.get(place.range.clone())
+                );
             }
             std::process::exit(2);
         }

@@ -41,7 +41,8 @@ pub(crate) struct Extent {
 impl<'a> Records<'a> {
     /// Opens the directory; touches no record.
     pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, TraceError> {
-        let zip = ZipArchive::new(Cursor::new(bytes)).map_err(|error| TraceError::Zip { reason: error.to_string() })?;
+        let zip = ZipArchive::new(Cursor::new(bytes))
+            .map_err(|error| TraceError::Zip { reason: error.to_string() })?;
         if zip.len() > MAX_RECORDS {
             return Err(TraceError::Limit { what: "records in the archive", limit: MAX_RECORDS });
         }
@@ -97,7 +98,10 @@ impl<'a> Records<'a> {
         if bytes.len() as u64 != size {
             return Err(TraceError::Record {
                 record: name.to_owned(),
-                reason: format!("the directory says {size} bytes, unpacking gives {}", more_or_less(bytes.len(), size)),
+                reason: format!(
+                    "the directory says {size} bytes, unpacking gives {}",
+                    more_or_less(bytes.len(), size)
+                ),
             });
         }
         self.unpacked += size;
@@ -126,7 +130,10 @@ impl<'a> Records<'a> {
         let extent = Extent { position: file.data_start(), bytes: file.size() };
         match extent.position.checked_add(extent.bytes) {
             Some(end) if end <= file_bytes => Ok(extent),
-            _ => Err(TraceError::Record { record: name.to_owned(), reason: "it reaches past the end of the file".to_owned() }),
+            _ => Err(TraceError::Record {
+                record: name.to_owned(),
+                reason: "it reaches past the end of the file".to_owned(),
+            }),
         }
     }
 

@@ -17,7 +17,8 @@ use crate::{
     code::ast::{Definition, Function},
     error::TraceError,
     program::{
-        Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId, Type, Value, ValueId,
+        Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId,
+        Type, Value, ValueId,
     },
 };
 
@@ -113,7 +114,10 @@ pub(crate) fn flatten(
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     fn root(&mut self) -> Result<(Vec<ValueId>, Operand), TraceError> {
         let class = self.modules.classes[0].clone();
-        let missing = |what: &str| TraceError::Object { path: String::new(), reason: format!("class `{class}` {what}") };
+        let missing = |what: &str| TraceError::Object {
+            path: String::new(),
+            reason: format!("class `{class}` {what}"),
+        };
         let (source, found) = self.library.class(&class)?.ok_or_else(|| missing("has no code"))?;
         // Scripted overloads are `forward__0`, `forward__1`, …
         let function = found.methods.get("forward").or_else(|| found.methods.get("forward__0"));
@@ -133,7 +137,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         Ok((inputs, output))
     }
 
-    fn definition(&self, source: usize, function: &'l Function<'a>) -> Result<&'l Definition<'a>, TraceError> {
+    fn definition(
+        &self,
+        source: usize,
+        function: &'l Function<'a>,
+    ) -> Result<&'l Definition<'a>, TraceError> {
         crate::code::parse_body(&self.library.sources[source], function)
     }
 
@@ -175,9 +183,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 
     fn note(&mut self, text: String, span: Span, node: Option<NodeId>) {
-        let path = self.calls.get(self.current.index()).map_or_else(String::new, |call| {
-            self.modules.modules[call.module.index()].path.clone()
-        });
+        let path = self
+            .calls
+            .get(self.current.index())
+            .map_or_else(String::new, |call| self.modules.modules[call.module.index()].path.clone());
         self.notes.push(Note { text, path, span, node });
     }
 
@@ -211,7 +220,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     fn enter(&mut self, place: (usize, &str)) -> Result<(), TraceError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(self.wrong(place, format!("calls and brackets are nested more than {MAX_DEPTH} deep")));
+            return Err(
+                self.wrong(place, format!("calls and brackets are nested more than {MAX_DEPTH} deep"))
+            );
         }
         Ok(())
     }

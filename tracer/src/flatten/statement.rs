@@ -14,7 +14,11 @@ pub(super) enum Flow {
 }
 
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
-    pub(super) fn block(&mut self, block: &'l [Statement<'a>], frame: &mut Frame<'a>) -> Result<Flow, TraceError> {
+    pub(super) fn block(
+        &mut self,
+        block: &'l [Statement<'a>],
+        frame: &mut Frame<'a>,
+    ) -> Result<Flow, TraceError> {
         for statement in block {
             if let Flow::Return(bound) = self.statement(statement, frame)? {
                 return Ok(Flow::Return(bound));
@@ -63,7 +67,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 
     /// `range(n)` has no value of its own: the loop reads `n`.
-    fn iterable(&mut self, iterable: &'l Expr<'a>, frame: &mut Frame<'a>) -> Result<Option<Operand>, TraceError> {
+    fn iterable(
+        &mut self,
+        iterable: &'l Expr<'a>,
+        frame: &mut Frame<'a>,
+    ) -> Result<Option<Operand>, TraceError> {
         if let ExprKind::Call(callee, arguments) = &iterable.kind
             && callee.kind == ExprKind::Name("range")
         {
@@ -194,7 +202,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let mut parts = Vec::with_capacity(targets.len());
         for (target, type_) in targets.iter().zip(types) {
             let span = self.library.span(frame.source, target.text);
-            parts.push(Operand::Value(self.output(node, super::expression::target_name(target), type_, span)));
+            parts.push(Operand::Value(self.output(
+                node,
+                super::expression::target_name(target),
+                type_,
+                span,
+            )));
         }
         Ok(parts)
     }

@@ -9,6 +9,7 @@ mod error;
 mod fault;
 mod literals;
 mod lower;
+mod meaning;
 mod parse;
 mod print;
 mod scopes;
