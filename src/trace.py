@@ -248,8 +248,9 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
         restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+            # The tracer touches every attribute of a module, deprecated ones too.
+            for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
+                warnings.simplefilter("ignore", category)
             values = tuple(value for _, value in inputs)
             traced = torch.jit.trace(model, values, check_trace=check, strict=strict)
     finally:

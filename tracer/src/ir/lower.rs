@@ -320,8 +320,11 @@ impl Lowering {
     }
 
     fn enter_scope(&mut self, node: &IrNode) -> Result<CallId, IrError> {
-        let scope = node.scope.as_deref().unwrap_or_default();
         let next = self.program.nodes.len() as u32;
+        if node.scope.is_none() && is_scripted(node) {
+            return Ok(self.calls.innermost());
+        }
+        let scope = node.scope.as_deref().unwrap_or_default();
         if !self.scopes.contains_key(scope) {
             let depth = scope.split(['/', '.']).count();
             if depth > MAX_PATH {
@@ -439,6 +442,14 @@ fn one_or_tuple(mut operands: Vec<Operand>) -> Operand {
         1 => operands.remove(0),
         _ => Operand::Tuple(operands),
     }
+}
+
+/// Tells whether a node comes from a scripted function, whose nodes have lost the scope of the function's call.
+///
+/// The tracer knows lines only and writes column 0, the script compiler knows columns.
+fn is_scripted(node: &IrNode) -> bool {
+    let column = node.place.as_deref().and_then(|place| place.rsplit(':').next());
+    column.is_some_and(|column| column != "0")
 }
 
 fn only_output(node: &IrNode) -> Result<&super::tree::Binding, IrError> {
