@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Modules inside modules. Real models stay below 30.
-const MAX_DEPTH: usize = 200;
+const MAX_DEPTH: usize = 100;
 /// Lists inside lists among the attributes.
 const MAX_VALUE_DEPTH: usize = 32;
 /// Elements of all list attributes that code asks for.

@@ -325,7 +325,7 @@ impl<'a> Machine<'a> {
     }
 
     fn set_items(&mut self, items: &[ObjectId]) -> Step<()> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return malformed("SETITEMS with a key but no value");
         }
         let target = self.top()?;

@@ -3,12 +3,10 @@
 //! The directory is read by the `zip` crate, which keeps the last of two equal names without a word;
 //! therefore the directory's headers are counted again here.
 
-use std::{
-    collections::BTreeMap,
-    io::{Cursor, Read},
-};
+use std::{collections::BTreeMap, io::Cursor};
 
-use zip::{CompressionMethod, ZipArchive, read::ZipFile};
+use flate2::{Decompress, FlushDecompress, Status};
+use zip::{CompressionMethod, ZipArchive};
 
 use crate::error::TraceError;
 
@@ -28,7 +26,8 @@ pub(crate) struct Records<'a> {
     /// Index by name without the top folder.
     names: BTreeMap<String, usize>,
     unpacked: u64,
-    file_bytes: u64,
+    bytes: &'a [u8],
+    decoder: Decompress,
 }
 
 /// Where a stored record lies in the file.
@@ -67,7 +66,7 @@ impl<'a> Records<'a> {
             names.insert(rest.to_owned(), index);
         }
         let folder = folder.unwrap_or_default();
-        Ok(Records { zip, folder, names, unpacked: 0, file_bytes: bytes.len() as u64 })
+        Ok(Records { zip, folder, names, unpacked: 0, bytes, decoder: Decompress::new(false) })
     }
 
     /// Returns the names under a prefix, sorted.
@@ -84,28 +83,55 @@ impl<'a> Records<'a> {
 
     /// Unpacks a small record.
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<u8>, TraceError> {
-        let (file_bytes, unpacked) = (self.file_bytes, self.unpacked);
-        let file = self.file(name)?;
-        let size = file.size();
-        let limit = MAX_RECORD_BYTES.min(MAX_TOTAL_BYTES - unpacked);
-        // Deflate reaches 1:1032 at most; anything beyond lies about its size.
-        if size > limit || size / 1040 > file_bytes {
+        let wrong = |reason: String| TraceError::Record { record: name.to_owned(), reason };
+        let bytes = self.bytes;
+        let index = self.index(name)?;
+        let file = self.zip.by_index_raw(index).map_err(|error| damaged(name, &error))?;
+        let (size, crc, method, encrypted) =
+            (file.size(), file.crc32(), file.compression(), file.encrypted());
+        let (start, packed) = (file.data_start(), file.compressed_size());
+        drop(file);
+        let limit = MAX_RECORD_BYTES.min(MAX_TOTAL_BYTES - self.unpacked);
+        if size > limit {
             return Err(TraceError::TooLarge { record: name.to_owned(), size, limit });
         }
-        let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
-        let read = file.take(size + 1).read_to_end(&mut bytes);
-        read.map_err(|error| TraceError::Record { record: name.to_owned(), reason: error.to_string() })?;
-        if bytes.len() as u64 != size {
-            return Err(TraceError::Record {
-                record: name.to_owned(),
-                reason: format!(
-                    "the directory says {size} bytes, unpacking gives {}",
-                    more_or_less(bytes.len(), size)
-                ),
-            });
+        let packed = usize::try_from(start).ok().zip(usize::try_from(packed).ok());
+        let packed = packed.and_then(|(start, length)| bytes.get(start..start.checked_add(length)?));
+        let packed = packed.ok_or_else(|| wrong("it reaches past the end of the file".to_owned()))?;
+        let size_here = usize::try_from(size).expect("the limit fits");
+        let unpacked = match method {
+            _ if encrypted => return Err(wrong("it is encrypted".to_owned())),
+            CompressionMethod::Stored => packed.to_vec(),
+            // Deflate packs 1032 bytes into one at most: a directory that promises more lies.
+            CompressionMethod::Deflated if size_here / 1032 > packed.len() => {
+                return Err(wrong(format!("{} bytes cannot unpack to {size}", packed.len())));
+            }
+            CompressionMethod::Deflated => self.inflate(packed, size_here).map_err(wrong)?,
+            other => return Err(wrong(format!("compression {other} is not what torch writes"))),
+        };
+        if unpacked.len() != size_here {
+            return Err(wrong(format!("the directory says {size} bytes, there are {}", unpacked.len())));
+        }
+        if crc32fast::hash(&unpacked) != crc {
+            return Err(wrong("its checksum is wrong".to_owned()));
         }
         self.unpacked += size;
-        Ok(bytes)
+        Ok(unpacked)
+    }
+
+    /// One decoder for all records: its tables are larger than most of them.
+    fn inflate(&mut self, packed: &[u8], size: usize) -> Result<Vec<u8>, String> {
+        self.decoder.reset(false);
+        let mut unpacked = Vec::with_capacity(size);
+        let status = self.decoder.decompress_vec(packed, &mut unpacked, FlushDecompress::Finish);
+        match status {
+            Ok(Status::StreamEnd) => Ok(unpacked),
+            Ok(_) if unpacked.len() == size => {
+                Err(format!("it unpacks to more than the {size} bytes of the directory"))
+            }
+            Ok(_) => Err("its compressed data is cut off".to_owned()),
+            Err(error) => Err(format!("its compressed data is damaged: {error}")),
+        }
     }
 
     /// Unpacks a small record as text.
@@ -118,7 +144,7 @@ impl<'a> Records<'a> {
 
     /// Finds a stored record; only its local header is touched.
     pub(crate) fn extent(&mut self, name: &str) -> Result<Extent, TraceError> {
-        let file_bytes = self.file_bytes;
+        let file_bytes = self.bytes.len() as u64;
         let index = self.index(name)?;
         let file = self.zip.by_index_raw(index).map_err(|error| damaged(name, &error))?;
         if file.compression() != CompressionMethod::Stored || file.encrypted() {
@@ -140,19 +166,10 @@ impl<'a> Records<'a> {
     fn index(&self, name: &str) -> Result<usize, TraceError> {
         self.names.get(name).copied().ok_or_else(|| TraceError::MissingRecord { record: name.to_owned() })
     }
-
-    fn file(&mut self, name: &str) -> Result<ZipFile<'_, Cursor<&'a [u8]>>, TraceError> {
-        let index = self.index(name)?;
-        self.zip.by_index(index).map_err(|error| damaged(name, &error))
-    }
 }
 
 fn damaged(name: &str, error: &zip::result::ZipError) -> TraceError {
     TraceError::Record { record: name.to_owned(), reason: error.to_string() }
-}
-
-fn more_or_less(found: usize, size: u64) -> String {
-    if found as u64 > size { "more".to_owned() } else { found.to_string() }
 }
 
 /// Counts the central directory's headers: signature, 42 bytes, then name, extra field and comment.

@@ -25,8 +25,8 @@ use super::{
 };
 
 /// Open brackets, postfix operators and blocks around one another. Torch breaks lines long before.
-pub(crate) const MAX_DEPTH: usize = 150;
-const TOO_DEEP: &str = "at most 150 nested brackets or blocks";
+pub(crate) const MAX_DEPTH: usize = 64;
+const TOO_DEEP: &str = "at most 64 nested brackets or blocks";
 
 /// `file = { class | def } ;`
 pub(crate) fn file(input: &str) -> Parsed<'_, File<'_>> {

@@ -23,7 +23,7 @@ pub(crate) fn parse_body<'f, 'a>(
     function: &'f Function<'a>,
 ) -> Result<&'f Definition<'a>, TraceError> {
     let body = function.body.get_or_init(|| match grammar::definition(function.text, 0) {
-        Ok((rest, definition)) if rest.is_empty() => Ok(definition),
+        Ok(("", definition)) => Ok(definition),
         Ok((rest, _)) => {
             Err(Box::new(fault(source, Fault { at: rest, expected: "the indentation of the function" })))
         }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    Bound, Flattener, Frame, MAX_CALLS,
+    Bound, Flattener, Frame, MAX_CALL_DEPTH, MAX_CALLS,
     expression::target_name,
     opaque,
     operators::{Callee, callee, conversion},
@@ -382,6 +382,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let key = (this, function.text.as_ptr());
         if !self.active.insert(key) {
             return Err(self.wrong(place, format!("`{}` calls itself", function.name)));
+        }
+        if self.active.len() > MAX_CALL_DEPTH {
+            return Err(self.wrong(place, format!("calls are nested more than {MAX_CALL_DEPTH} deep")));
         }
         self.enter(place)?;
         let definition = self.definition(source, function)?;

@@ -23,12 +23,14 @@ use crate::{
 };
 
 /// Calls and brackets inside one another.
-const MAX_DEPTH: usize = 220;
+const MAX_DEPTH: usize = 100;
+/// Calls alone: they take most of the stack, 20 KB each without optimisation. Real models stay below 20.
+const MAX_CALL_DEPTH: usize = 60;
 /// Nodes of the flattened program; NASNet-Large has 7,801.
 const MAX_NODES: usize = 4_000_000;
 const MAX_CALLS: usize = 2_000_000;
 /// Elements of all operands together: lists of lists of one name can double at every line.
-const MAX_OPERANDS: usize = 50_000_000;
+const MAX_OPERANDS: usize = 8_000_000;
 /// Lists inside one another.
 const MAX_NESTING: usize = 32;
 

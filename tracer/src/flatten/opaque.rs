@@ -112,6 +112,7 @@ impl<'a> Uses<'a> {
     fn statement(&mut self, statement: &Statement<'a>) {
         match &statement.kind {
             StatementKind::Assign { targets, value, .. } => {
+                self.writes.extend(mutated_name(value));
                 self.expr(value);
                 for target in targets {
                     match &target.kind {

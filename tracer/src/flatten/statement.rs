@@ -120,6 +120,14 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 _ => self.eval_named(value, target, frame)?,
             };
             let bound = self.materialise(target, bound, value, frame)?;
+            // `append` gives the list itself: both names go on with it.
+            if let ExprKind::Call(callee, _) = &value.kind
+                && callee.text == "torch.append"
+                && let Some(name) = super::opaque::mutated_name(value)
+                && frame.names.contains_key(name)
+            {
+                frame.names.insert(name, bound.clone());
+            }
             if let (Some(type_), Bound::Operand(Operand::Value(value))) = (type_, &bound) {
                 let declared = types::read(type_);
                 let known = &mut self.values[value.index()].type_;
