@@ -144,7 +144,7 @@ fn text(answer: &schema::Verified, tolerance: f64) -> String {
         answer.steps,
     );
     if let (Some((first, _)), Some((last, _))) = (answer.losses.first(), answer.losses.last()) {
-        text.push_str(&format!(" ({first:.4} → {last:.4})"));
+        text.push_str(&format!(" ({first:.3e} → {last:.3e})"));
     }
     text.push('\n');
     for difference in answer.worst.iter().filter(|difference| difference.absolute > 0.0) {
