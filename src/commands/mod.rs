@@ -9,6 +9,7 @@ mod inspect;
 mod simulate;
 
 mod emit;
+mod run;
 pub mod trace;
 mod verify;
 
@@ -27,6 +28,8 @@ pub enum Command {
     Emit(emit::Emit),
     /// Compare the stages with the whole model: outputs, gradients, losses
     Verify(verify::Verify),
+    /// Run the stages as a pipeline on this machine, measured beside predicted
+    Run(run::Run),
 }
 
 impl Command {
@@ -39,6 +42,7 @@ impl Command {
             Command::Completions(command) => command.run(output),
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),
+            Command::Run(command) => command.run(output),
         }
     }
 }
