@@ -8,6 +8,7 @@ test: .venv/ready
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	ln -sfn $$(cd .venv && ls -d lib/python*/site-packages/torch) .venv/libtorch
 	touch $@
 
 lint:

@@ -63,9 +63,31 @@ def tensor_type(type_):
     return known
 
 
+def inlined_graph(traced):
+    """Returns the graph with its calls followed, as the archive will hold it.
+
+    By itself torch simplifies what it inlines: sizes made tensors and back, a `cat` of a `cat`. The archive keeps
+    them. The first call decides, since torch keeps the simplified graphs.
+    """
+    import torch
+
+    with torch.jit.optimized_execution(False):
+        graph = traced.inlined_graph
+        # Without simplification a pass goes one call deep; a call that stays cannot be followed.
+        before = None
+        while (calls := describe_calls(graph)) and calls != before:
+            torch._C._jit_pass_inline(graph)
+            before = calls
+        return graph
+
+
+def describe_calls(graph):
+    return [str(node) for kind in ("prim::CallMethod", "prim::CallFunction") for node in graph.findAllNodes(kind)]
+
+
 def record_nodes(traced):
     """Returns operator and output types of every node that is an operator, in execution order."""
-    graph = traced.inlined_graph
+    graph = inlined_graph(traced)
     attributes = {next(graph.inputs()).debugName(): traced}
     training = set()
     nodes = []
@@ -249,7 +271,7 @@ def record(traced, *, about, training, outputs=()):
             "written_by": "model-analyze",
         },
         "training": training,
-        "inputs": record_inputs(traced.inlined_graph),
+        "inputs": record_inputs(inlined_graph(traced)),
         "outputs": list(outputs),
         "nodes": record_nodes(traced),
     }

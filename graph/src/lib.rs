@@ -33,3 +33,4 @@ pub use model::{
     StoredTensor, UnknownOperator, Value,
 };
 pub use tracer::{CallId, DType, ModuleId, NodeId, Role, TensorId, ValueId};
+pub use tracer::{Constant, Operand};

@@ -23,8 +23,8 @@ pub(super) fn read(records: &mut Records<'_>) -> Result<Option<Recorded>, TraceE
         return Ok(None);
     }
     let wrong = |reason: String| TraceError::Record { record: RECORD.to_owned(), reason };
-    let json: Json =
-        serde_json::from_str(&records.read_text(RECORD)?).map_err(|error| wrong(format!("not JSON: {error}")))?;
+    let json: Json = serde_json::from_str(&records.read_text(RECORD)?)
+        .map_err(|error| wrong(format!("not JSON: {error}")))?;
     match json.get("version").and_then(Json::as_u64) {
         Some(1) => {}
         Some(other) => return Err(wrong(format!("version {other} is not supported, the newest known is 1"))),
@@ -142,11 +142,15 @@ pub(super) fn align(mut recorded: Recorded, program: &Program) -> Recorded {
 }
 
 fn agrees(ours: &str, given: &str) -> bool {
-    ours == given || ours == "prim::Opaque" && matches!(given, "prim::If" | "prim::Loop" | "prim::Enter" | "prim::Exit")
+    ours == given
+        || ours == "prim::Opaque" && matches!(given, "prim::If" | "prim::Loop" | "prim::Enter" | "prim::Exit")
 }
 
 /// Reads the sizes of the example inputs that torch itself keeps.
-pub(super) fn traced_inputs(records: &mut Records<'_>, program: &Program) -> Result<Option<Recorded>, TraceError> {
+pub(super) fn traced_inputs(
+    records: &mut Records<'_>,
+    program: &Program,
+) -> Result<Option<Recorded>, TraceError> {
     const RECORD: &str = "traced_inputs.pkl";
     if !records.has(RECORD) {
         return Ok(None);
@@ -156,7 +160,8 @@ pub(super) fn traced_inputs(records: &mut Records<'_>, program: &Program) -> Res
     let Ok(pickle) = Pickle::read(RECORD, &bytes) else { return Ok(None) };
     let Object::Dict(methods) = pickle.get(pickle.root) else { return Ok(None) };
     let forward = methods.iter().find(|(name, _)| pickle.get(*name) == &Object::Str("forward"));
-    let Some(Object::List(values) | Object::Tuple(values)) = forward.map(|(_, values)| pickle.get(*values)) else {
+    let Some(Object::List(values) | Object::Tuple(values)) = forward.map(|(_, values)| pickle.get(*values))
+    else {
         return Ok(None);
     };
     if values.len() != program.inputs.len() {
@@ -166,7 +171,10 @@ pub(super) fn traced_inputs(records: &mut Records<'_>, program: &Program) -> Res
         name: program.values[value.index()].name.clone(),
         type_: type_of(&pickle, *id),
     };
-    Ok(Some(Recorded { inputs: program.inputs.iter().zip(values).map(input).collect(), ..Recorded::default() }))
+    Ok(Some(Recorded {
+        inputs: program.inputs.iter().zip(values).map(input).collect(),
+        ..Recorded::default()
+    }))
 }
 
 fn type_of(pickle: &Pickle<'_>, id: ObjectId) -> TensorType {
