@@ -6,11 +6,11 @@
 
 mod catalogue;
 mod cluster;
-mod graph;
 mod cluster_file;
 mod cluster_short;
 mod dag;
 mod dnn_partitioning;
+mod graph;
 mod inspect;
 mod manifest;
 mod pipedream;
@@ -26,11 +26,10 @@ mod yaml;
 
 pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};
-pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
-pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
+pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,

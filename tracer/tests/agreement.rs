@@ -122,7 +122,8 @@ impl<'a> Simple<'a> {
         let [list, dim] = node.arguments.as_slice() else { return None };
         let Operand::List(items) = &list.operand else { return None };
         let output = Operand::Value(node.outputs[0]);
-        let is_use = |user: &&tracer::Node| user.arguments.iter().any(|argument| holds(&argument.operand, &output));
+        let is_use =
+            |user: &&tracer::Node| user.arguments.iter().any(|argument| holds(&argument.operand, &output));
         let users: Vec<&tracer::Node> = self.program.nodes[index..].iter().filter(is_use).collect();
         let [user] = users.as_slice() else { return None };
         let is_cat = |node: &tracer::Node| node.operator == "aten::cat";
@@ -146,7 +147,10 @@ impl<'a> Simple<'a> {
             let arguments = node.arguments.iter().filter(|_| !is_opaque);
             let outputs = if is_opaque { 0 } else { node.outputs.len() };
             Some(Line {
-                head: format!("{} {path}#{} {} -> {outputs}", self.positions[index], call.ordinal, node.operator),
+                head: format!(
+                    "{} {path}#{} {} -> {outputs}",
+                    self.positions[index], call.ordinal, node.operator
+                ),
                 arguments: arguments.map(|a| (a.name.clone(), self.show(&a.operand))).collect(),
             })
         };
@@ -163,7 +167,8 @@ impl<'a> Simple<'a> {
             });
             let [start, end] = [call.nodes.start, call.nodes.end].map(|node| self.positions[node as usize]);
             // A call without a node leaves no trace in the text.
-            let shown = format!("{}#{} {} {start}..{end} in {parent:?}", module.path, call.ordinal, call.method);
+            let shown =
+                format!("{}#{} {} {start}..{end} in {parent:?}", module.path, call.ordinal, call.method);
             (start < end).then_some(shown)
         };
         program.calls.iter().filter_map(line).collect()
@@ -172,7 +177,8 @@ impl<'a> Simple<'a> {
     /// Values by who makes them, not by name.
     fn show(&self, operand: &Operand) -> String {
         let program = self.program;
-        let list = |items: &[Operand]| items.iter().map(|item| self.show(item)).collect::<Vec<_>>().join(", ");
+        let list =
+            |items: &[Operand]| items.iter().map(|item| self.show(item)).collect::<Vec<_>>().join(", ");
         match operand {
             Operand::Value(value) => match self.aliases.get(value) {
                 Some(operands) => list(operands),
@@ -187,7 +193,8 @@ impl<'a> Simple<'a> {
             Operand::List(items) => format!("[{}]", list(items)),
             Operand::Tuple(items) => format!("({})", list(items)),
             Operand::Dict(pairs) => {
-                let pair = |(key, value): &(Operand, Operand)| format!("{}: {}", self.show(key), self.show(value));
+                let pair =
+                    |(key, value): &(Operand, Operand)| format!("{}: {}", self.show(key), self.show(value));
                 format!("{{{}}}", pairs.iter().map(pair).collect::<Vec<_>>().join(", "))
             }
         }
@@ -218,7 +225,8 @@ fn recorded_difference(archive: &Program, text: &Program) -> Option<String> {
     let recorded = archive.recorded.as_ref()?;
     let is_simple = |operator: &str| CONVERSIONS.contains(&operator) || operator == "aten::cat";
     let nodes = archive.nodes.iter().zip(&recorded.nodes);
-    if let Some((node, recorded)) = nodes.clone().find(|(node, recorded)| node.operator != recorded.operator) {
+    if let Some((node, recorded)) = nodes.clone().find(|(node, recorded)| node.operator != recorded.operator)
+    {
         return Some(format!("{} stands for {}", recorded.operator, node.operator));
     }
     let recorded = nodes.map(|(_, recorded)| recorded).filter(|node| !is_simple(&node.operator));
@@ -228,7 +236,8 @@ fn recorded_difference(archive: &Program, text: &Program) -> Option<String> {
             let same = match (type_, recorded) {
                 // The text has `requires_grad=0` for convolutions whose weights train.
                 (Type::Tensor(type_), Some(recorded)) => {
-                    let without_grad = |type_: &TensorType| TensorType { requires_grad: None, ..type_.clone() };
+                    let without_grad =
+                        |type_: &TensorType| TensorType { requires_grad: None, ..type_.clone() };
                     without_grad(type_) == without_grad(recorded)
                 }
                 (type_, recorded) => !matches!(type_, Type::Tensor(_)) && recorded.is_none(),
