@@ -11,6 +11,7 @@ mod cluster_short;
 mod dag;
 mod dnn_partitioning;
 mod executed;
+mod graph;
 mod inspect;
 mod manifest;
 mod pipedream;
@@ -30,6 +31,7 @@ pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluste
 pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
+pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
