@@ -284,6 +284,14 @@ enum Duplicates {
     Drop,
 }
 
+/// Tensors that have become one line.
+struct Merged {
+    source: BoxId,
+    sinks: Vec<BoxId>,
+    /// Each label and how often it occurs.
+    labels: Vec<(String, usize)>,
+}
+
 /// Makes a diagram of the boxes that are kept: those that `keep` maps to themselves, others to an earlier one.
 fn rebuild(
     diagram: &Diagram,
@@ -305,7 +313,7 @@ fn rebuild(
         new[id.index()] = result.add(new[keep[parent.index()].index()], boxes[id.index()].clone());
     }
     let mut place: HashMap<(BoxId, Vec<BoxId>), usize> = HashMap::new();
-    let mut wires: Vec<(BoxId, Vec<BoxId>, Vec<(String, usize)>)> = Vec::new();
+    let mut wires: Vec<Merged> = Vec::new();
     for Wire { source, label, sinks } in diagram.wires() {
         let from = new[keep[source.index()].index()];
         let mut to: Vec<BoxId> = sinks
@@ -320,10 +328,10 @@ fn rebuild(
             continue;
         }
         let index = *place.entry((from, to.clone())).or_insert_with(|| {
-            wires.push((from, to, Vec::new()));
+            wires.push(Merged { source: from, sinks: to, labels: Vec::new() });
             wires.len() - 1
         });
-        let labels = &mut wires[index].2;
+        let labels = &mut wires[index].labels;
         match labels.iter_mut().find(|(known, _)| known == label) {
             Some((_, count)) if duplicates == Duplicates::Keep => *count += 1,
             Some(_) => {}
@@ -332,7 +340,7 @@ fn rebuild(
     }
     let wires = wires
         .into_iter()
-        .map(|(source, sinks, labels)| {
+        .map(|Merged { source, sinks, labels }| {
             let labels: Vec<String> = labels
                 .into_iter()
                 .filter(|(label, _)| !label.is_empty())
