@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
+mod graph;
 mod inspect;
 mod simulate;
 
@@ -22,6 +23,8 @@ pub enum Command {
     Simulate(simulate::Simulate),
     /// Show a model as a table of blocks
     Inspect(inspect::Inspect),
+    /// Draw a model
+    Graph(graph::Graph),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Write a cut model as stage modules that run
@@ -39,6 +42,7 @@ impl Command {
             Command::Trace(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
+            Command::Graph(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),

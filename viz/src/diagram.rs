@@ -173,6 +173,11 @@ impl Diagram {
         Self { boxes: vec![root], wires: Vec::new(), amounts: None, has_stages: false }
     }
 
+    /// Names the whole.
+    pub fn set_title(&mut self, title: &str) {
+        self.boxes[0].title = title.to_string();
+    }
+
     /// Adds a box as the last child of another.
     pub fn add(&mut self, parent: BoxId, new: DiagramBox) -> BoxId {
         let id = BoxId(u32::try_from(self.boxes.len()).expect("no model has 2^32 operators"));
