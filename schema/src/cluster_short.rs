@@ -28,7 +28,9 @@ pub fn short_cluster(text: &str) -> Result<Cluster, ClusterError> {
             [count] => (1, *count),
             [nodes, count] => (*nodes, *count),
             _ => {
-                return Err(error("at most two counts, nodes and devices in each, come before a name".into()));
+                return Err(error(
+                    "at most two counts, nodes and devices in each, come before a name".into(),
+                ));
             }
         };
         if nodes == 0 || count == 0 {

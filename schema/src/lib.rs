@@ -13,6 +13,7 @@ mod dnn_partitioning;
 mod pipedream;
 mod piper;
 mod plan;
+mod plan_answer;
 mod profile;
 mod profile_csv;
 mod profile_graph_error;
@@ -29,11 +30,13 @@ pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
+pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};
 pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{
     ColumnSource, Condition, Invalid, ProfileMap, ProfileMapError, Rule, Scalar, Source, TimeColumn, TimeUnit,
+};
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,
     SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,
