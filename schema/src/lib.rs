@@ -10,6 +10,9 @@ mod cluster_file;
 mod cluster_short;
 mod dag;
 mod dnn_partitioning;
+mod graph;
+mod inspect;
+mod manifest;
 mod pipedream;
 mod piper;
 mod plan;
@@ -27,6 +30,11 @@ pub use cluster::{Cluster, Device, DeviceType, Level, Link};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
+pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
+pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
+pub use manifest::{
+    Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
+};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};

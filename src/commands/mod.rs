@@ -6,17 +6,27 @@ use crate::{failure::Failure, output::Output};
 
 mod completions;
 mod plan;
+mod inspect;
 mod simulate;
+
+mod emit;
+pub mod trace;
 
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {
     /// Find the best stages for a model on a cluster, and say why
     Plan(Box<plan::Plan>),
+    /// Trace a PyTorch model in your own Python
+    Trace(trace::Trace),
     /// Simulate a training step: time, memory, and where both go
     Simulate(simulate::Simulate),
+    /// Show a model as a table of blocks
+    Inspect(inspect::Inspect),
     /// Print a completion script for a shell
     Completions(completions::Completions),
+    /// Write a cut model as stage modules that run
+    Emit(emit::Emit),
 }
 
 impl Command {
@@ -24,8 +34,11 @@ impl Command {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         match self {
             Command::Plan(command) => command.run(output),
+            Command::Trace(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
+            Command::Inspect(command) => command.run(output),
             Command::Completions(command) => command.run(output),
+            Command::Emit(command) => command.run(output),
         }
     }
 }
