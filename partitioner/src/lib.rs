@@ -12,6 +12,7 @@ mod states;
 mod strategy;
 mod why;
 
+mod from_graph;
 mod plan_file;
 
 mod baselines;
@@ -31,6 +32,7 @@ mod ideals;
 mod node_set;
 
 pub use compat::{CompatError, CompatPlan, CompatQuestion, CompatSplit, CompatStage, compat_plan};
+pub use from_graph::{OperatorSeconds, from_graph};
 pub use ideals::Ideals;
 pub use load_balance::{LoadDevice, LoadError, LoadPlan, load_plan, load_plan_within};
 pub use node_set::NodeSet;

@@ -5,8 +5,8 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
-mod plan;
 mod inspect;
+mod plan;
 mod simulate;
 
 mod emit;

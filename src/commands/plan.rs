@@ -2,6 +2,7 @@
 
 mod answer;
 mod compat;
+mod costs;
 mod input;
 mod model;
 mod workload;
@@ -31,6 +32,9 @@ MODEL is a traced model, a PipeDream profile (graph.txt), or a workload of dnn-p
 pub struct Plan {
     /// Traced model or profile graph
     model: PathBuf,
+    /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
+    #[arg(long, value_name = "SHAPE")]
+    input: Vec<String>,
     /// Cluster on one line: 4xh100, 2x8xa100 (two nodes of eight), 4xa100+4xv100
     #[arg(long, value_name = "N×NAME", conflicts_with = "cluster")]
     devices: Option<String>,

@@ -1,8 +1,8 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
 use partitioner::{
-    Change, Machine, PlanError, Problem, Solution, Strategy, Training, check_plan, plan_auto, plan_with,
-    to_plan, what_if,
+    Change, Machine, PlanError, Problem, Solution, Strategy, Training, check_plan, from_graph, plan_auto,
+    plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -10,8 +10,8 @@ use schema::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Plan, answer, input::Input};
-use crate::{failure::Failure, files, output::Output};
+use super::{Plan, answer, costs, input::Input};
+use crate::{failure::Failure, files, model, output::Output};
 
 /// Plans a model on a cluster, or checks a plan.
 pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
@@ -46,12 +46,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
     let problem = match input {
         Input::Pipedream(profile) => Problem::from_profile(profile, machine, training),
-        _ => {
-            return Err(Failure::input(format!(
-                "{}: traced models cannot be planned yet",
-                plan.model.display()
-            )));
-        }
+        _ => traced(plan, &cluster, machine, training)?,
     };
     if let Some(given) = given {
         let solution = check_plan(&problem, &given).map_err(|error| match error {
@@ -75,6 +70,37 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         files::write(path, to_yaml(&file).as_bytes())?;
     }
     answer::print(plan, &answer, &why(&problem, &solution, &answer), output)
+}
+
+/// Reads a traced model and predicts its blocks on the cluster's devices.
+fn traced(
+    plan: &Plan,
+    cluster: &Cluster,
+    mut machine: Machine,
+    training: Training,
+) -> Result<Problem, Failure> {
+    let model = model::load(&plan.model, &plan.input)?;
+    let operators = graph::costs(&model.graph);
+    // Times are for the first device's type; others are faster or slower as a whole.
+    let whole = |name: &str| {
+        let seconds = costs::seconds(&model.graph, &operators, cluster.types.get(name)?);
+        let total =
+            seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient).sum::<f64>();
+        Some((seconds, total))
+    };
+    let missing = || Failure::input("the cluster has no device types");
+    let (seconds, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
+    for (name, type_) in &cluster.types {
+        let Some((_, other)) = whole(name) else { continue };
+        let relative = if other > 0.0 { total / other } else { 1.0 };
+        for (device, placed) in machine.devices.iter_mut().zip(&cluster.devices) {
+            if placed.type_ == *name {
+                device.speed = type_.speed.unwrap_or(1.0) * relative;
+            }
+        }
+    }
+    let wanted = 2 * machine.devices.len().min(64);
+    Ok(from_graph(&model.graph, &operators, &seconds, machine, training, wanted))
 }
 
 type Solved = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
