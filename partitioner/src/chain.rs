@@ -157,7 +157,8 @@ impl Chain<'_> {
                     if devices + count > self.n_devices {
                         break;
                     }
-                    let mut end = self.reach(self.work, self.work[position] + work, reached[count].max(position));
+                    let mut end =
+                        self.reach(self.work, self.work[position] + work, reached[count].max(position));
                     reached[count] = end;
                     if self.parameters[end] - self.parameters[position] > parameters {
                         let most = self.parameters[position] + parameters;

@@ -79,7 +79,9 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
         Sharing::Equal { stages, replicas, replicas_together: true } => {
             Run { first: (stages - layer) * replicas, count: replicas, stride: 1 }
         }
-        Sharing::Equal { stages, replicas, .. } => Run { first: stages - layer, count: replicas, stride: stages },
+        Sharing::Equal { stages, replicas, .. } => {
+            Run { first: stages - layer, count: replicas, stride: stages }
+        }
     };
     let behind_of = |layer: usize| match sharing {
         Sharing::Free => layer,

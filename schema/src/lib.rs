@@ -17,6 +17,7 @@ mod manifest;
 mod pipedream;
 mod piper;
 mod plan;
+mod plan_answer;
 mod profile;
 mod profile_csv;
 mod profile_graph_error;
@@ -39,6 +40,7 @@ pub use manifest::{
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
+pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};
 pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};

@@ -7,6 +7,7 @@ use crate::{failure::Failure, output::Output};
 mod completions;
 mod graph;
 mod inspect;
+mod plan;
 mod simulate;
 
 mod emit;
@@ -17,6 +18,8 @@ mod verify;
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {
+    /// Find the best stages for a model on a cluster, and say why
+    Plan(Box<plan::Plan>),
     /// Trace a PyTorch model in your own Python
     Trace(trace::Trace),
     /// Simulate a training step: time, memory, and where both go
@@ -39,6 +42,7 @@ impl Command {
     /// Runs the subcommand.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         match self {
+            Command::Plan(command) => command.run(output),
             Command::Trace(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
