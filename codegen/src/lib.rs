@@ -11,6 +11,7 @@ mod check;
 mod content;
 mod emit;
 mod error;
+mod fold;
 mod manifest;
 mod names;
 mod nearest;
@@ -22,7 +23,7 @@ mod slice;
 mod torchscript;
 mod zip;
 
-pub use blocks::{assign, call_path, cut_before, operator_path, with_labels};
+pub use blocks::{assign, call_path, cut_before, even, operator_path, with_labels};
 pub use check::{CheckError, check};
 pub use content::{Content, File, Gather, Piece, ReadAt, Record};
 pub use emit::{Targets, stages};

@@ -16,6 +16,7 @@ use call::Writer;
 use crate::{
     content::Content,
     error::CutError,
+    fold::Folded,
     names::{Names, comment, quoted},
     operators::{Kind, kinds, leaves, split, values_of},
     pipeline::{Carried, Pipeline, Stage, Step},
@@ -39,8 +40,9 @@ pub(crate) fn stage(
     let training = was_training(program);
     let kinds = kinds(program);
     let on_host = on_host(program);
+    let folded = Folded::new(program, stage, &kinds);
     let writer =
-        Writer { program, names, kinds: &kinds, constants: &constants, training, on_host: &on_host };
+        Writer { program, names, kinds: &kinds, constants: &constants, training, on_host: &on_host, folded: &folded };
     let tied = tied_names(program, stage);
     let mut out = String::new();
     header(&mut out, program, pipeline, index);
@@ -67,10 +69,15 @@ pub(crate) fn stage(
     Ok((out, safetensors::file(program, &tensors)?))
 }
 
-/// Tells whether the model was traced in training mode.
+/// Tells whether the model was traced in training mode: as most of its modules were.
+///
+/// The root alone is no witness: a wrapper made for tracing is in training mode unless told otherwise.
 pub(crate) fn was_training(program: &Program) -> bool {
-    let root = program.modules.first().and_then(|root| root.attributes.get("training"));
-    root == Some(&Constant::Bool(true))
+    let count = |mode: bool| {
+        let modes = program.modules.iter().filter_map(|module| module.attributes.get("training"));
+        modes.filter(|found| **found == Constant::Bool(mode)).count()
+    };
+    count(true) > count(false)
 }
 
 /// Returns values that must stay on the host: lengths of packed sequences.
@@ -204,7 +211,7 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
         };
         out.push_str(&format!("        device = {device}\n"));
     }
-    let deaths = deaths(program, stage);
+    let deaths = deaths(program, stage, writer.folded);
     for (position, step) in stage.steps.iter().enumerate() {
         let (mut line, about) = match step {
             Step::Clone(value) => {
@@ -222,6 +229,7 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
                 };
                 (text, "sent as a tensor".to_string())
             }
+            Step::Run { node, .. } if writer.folded.skips(*node) => continue,
             Step::Run { node, form, is_repeated } => {
                 let content = &program.nodes[node.index()];
                 let call = writer.call(content, *form);
@@ -320,14 +328,17 @@ fn uses_device(writer: &Writer<'_>, stage: &Stage) -> bool {
 }
 
 /// Lists for each step the values that nobody reads after it, so that their memory is freed.
-pub(crate) fn deaths(program: &Program, stage: &Stage) -> BTreeMap<usize, Vec<ValueId>> {
+fn deaths(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<usize, Vec<ValueId>> {
     let mut last: BTreeMap<ValueId, usize> = BTreeMap::new();
     for (position, step) in stage.steps.iter().enumerate() {
         if let Step::Run { node, .. } = step {
+            if folded.skips(*node) {
+                continue;
+            }
             let node = &program.nodes[node.index()];
             for argument in &node.arguments {
                 for value in values_of(&argument.operand) {
-                    last.insert(value, position);
+                    last.insert(folded.get(value), position);
                 }
             }
             for output in &node.outputs {

@@ -9,6 +9,7 @@ use tracer::{Constant, Node, Operand, Program, Role, TensorId, Type, ValueId};
 
 use super::tree::Tree;
 use crate::{
+    fold::Folded,
     names::{Names, float, is_identifier, quoted},
     operators::{Kind, kinds, leaves, out_of_place, split},
     pipeline::{Carried, Form, Source, Stage, Step},
@@ -16,11 +17,12 @@ use crate::{
 };
 
 /// Writes all classes of a stage.
-pub(crate) fn module(program: &Program, names: &Names, stage: &Stage, tree: &Tree, _training: bool) -> String {
+pub(crate) fn module(program: &Program, names: &Names, stage: &Stage, tree: &Tree) -> String {
     let constants = stage.constants.iter().enumerate().map(|(key, id)| (*id, key)).collect();
     let kinds = kinds(program);
     let on_host = on_host(program);
-    let writer = Writer { program, names, kinds: &kinds, constants, on_host: &on_host };
+    let folded = Folded::new(program, stage, &kinds);
+    let writer = Writer { program, names, kinds: &kinds, constants, on_host: &on_host, folded: &folded };
     let mut out = tree.holders().concat();
     out.push_str(&tree.root(program));
     writer.forward(&mut out, stage, tree.root_class());
@@ -33,6 +35,7 @@ struct Writer<'p> {
     kinds: &'p [Kind],
     constants: HashMap<TensorId, usize>,
     on_host: &'p HashSet<ValueId>,
+    folded: &'p Folded,
 }
 
 impl Writer<'_> {
@@ -46,7 +49,7 @@ impl Writer<'_> {
             parameters.push_str(&format!(",\n    {}: {type_}", port.name));
         }
         let returned = match stage.outputs.len() {
-            0 => "NoneType".to_string(),
+            0 => "Tuple[()]".to_string(),
             1 => "Tensor".to_string(),
             n => format!("Tuple[{}]", vec!["Tensor"; n].join(", ")),
         };
@@ -70,6 +73,7 @@ impl Writer<'_> {
                         _ => format!("{name} = int({name}__boxed)"),
                     }
                 }
+                Step::Run { node, .. } if self.folded.skips(*node) => continue,
                 Step::Run { node, form, .. } => {
                     self.line(&self.program.nodes[node.index()], *form, device.is_some())
                 }
@@ -93,7 +97,7 @@ impl Writer<'_> {
             })
             .collect();
         match outputs.as_slice() {
-            [] => out.push_str("    return None\n"),
+            [] => out.push_str("    return ()\n"),
             [only] => out.push_str(&format!("    return {only}\n")),
             all => out.push_str(&format!("    return ({})\n", all.join(", "))),
         }
@@ -210,7 +214,7 @@ impl Writer<'_> {
 
     fn operand(&self, operand: &Operand) -> String {
         match operand {
-            Operand::Value(value) => self.names.get(*value).to_string(),
+            Operand::Value(value) => self.names.get(self.folded.get(*value)).to_string(),
             Operand::Tensor(tensor) => self.tensor(*tensor),
             Operand::Constant(constant) => self.constant(constant),
             Operand::List(items) => format!("[{}]", self.items(items)),
