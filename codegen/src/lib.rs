@@ -15,6 +15,7 @@ mod fold;
 mod manifest;
 mod names;
 mod nearest;
+mod opaque;
 mod operators;
 mod pipeline;
 mod python;

@@ -18,6 +18,7 @@ use crate::{
     error::CutError,
     fold::Folded,
     names::{Names, comment, quoted},
+    opaque::{Function, functions},
     operators::{Kind, kinds, leaves, split, values_of},
     pipeline::{Carried, Pipeline, Stage, Step},
     safetensors,
@@ -48,13 +49,22 @@ pub(crate) fn stage(
     header(&mut out, program, pipeline, index);
     tables(&mut out, program, stage, &tied);
     out.push_str(&HELPERS.replace("stage_K", &format!("stage_{index}")).replace("_CONSTANTS_", &constants));
+    let functions = functions(program, stage)?;
+    for (_, name, function) in &functions {
+        // Scripted control flow stays in its own language.
+        out.push_str(&format!("\n\n_{name} = torch.jit.CompilationUnit(\n"));
+        for line in function.code.lines() {
+            out.push_str(&format!("    {}\n", quoted(&format!("{line}\n"))));
+        }
+        out.push_str(&format!(").{name}\n"));
+    }
     out.push_str("\n\nclass Stage(Holder):\n");
     let about = format!("    \"\"\"{}\"\"\"\n\n", comment(&describe(program, stage)));
     out.push_str(&about);
     out.push_str("    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n");
     let mode = if training { "True" } else { "False" };
     out.push_str(&format!("        self.train({mode})  # as traced\n\n"));
-    forward(&mut out, &writer, stage);
+    forward(&mut out, &writer, stage, &functions);
 
     let mut tensors: Vec<(String, TensorId)> = Vec::new();
     for &id in &stage.tensors {
@@ -197,7 +207,7 @@ fn tables(out: &mut String, program: &Program, stage: &Stage, tied: &BTreeMap<&s
     out.push_str("}\n\n\n");
 }
 
-fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
+fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(NodeId, String, Function)]) {
     let program = writer.program;
     let names: Vec<&str> = stage.inputs.iter().map(|port| port.name.as_str()).collect();
     let arguments: String = names.iter().map(|name| format!(", {name}")).collect();
@@ -232,8 +242,15 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
             Step::Run { node, .. } if writer.folded.skips(*node) => continue,
             Step::Run { node, form, is_repeated } => {
                 let content = &program.nodes[node.index()];
-                let call = writer.call(content, *form);
-                let left: Vec<&str> = content.outputs.iter().map(|v| writer.names.get(*v)).collect();
+                let opaque = functions.iter().find(|(opaque, _, _)| opaque == node);
+                let (call, outputs) = match opaque {
+                    Some((_, name, function)) => {
+                        let arguments: Vec<String> = function.arguments.iter().map(|a| writer.operand(a)).collect();
+                        (format!("_{name}({})", arguments.join(", ")), &function.outputs)
+                    }
+                    None => (writer.call(content, *form), &content.outputs),
+                };
+                let left: Vec<&str> = outputs.iter().map(|v| writer.names.get(*v)).collect();
                 let is_unpacking = content.operator.ends_with("Unpack");
                 let text = match left.as_slice() {
                     [] => call,
@@ -341,7 +358,8 @@ fn deaths(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<usize, 
                     last.insert(folded.get(value), position);
                 }
             }
-            for output in &node.outputs {
+            // Control flow gives only what is read.
+            for output in node.outputs.iter().filter(|_| node.operator != "prim::Opaque") {
                 last.insert(*output, position);
             }
         }
