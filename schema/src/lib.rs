@@ -22,6 +22,7 @@ mod profile;
 mod profile_csv;
 mod profile_graph_error;
 mod profile_map;
+mod report;
 mod timeline;
 pub mod units;
 mod yaml;
@@ -46,6 +47,9 @@ pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_prof
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{
     ColumnSource, Condition, Invalid, ProfileMap, ProfileMapError, Rule, Scalar, Source, TimeColumn, TimeUnit,
+};
+pub use report::{
+    REPORT_VERSION, ReportData, ReportGraph, ReportMemory, ReportStage, ReportTimeline, ReportTrack, WhatIf, WhatIfCell,
 };
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,

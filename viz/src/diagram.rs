@@ -46,6 +46,8 @@ pub struct DiagramBox {
     pub details: Vec<String>,
     /// Name and value, for the tool tip and for programs.
     pub attributes: Vec<(String, String)>,
+    /// The model's operators in it, those left out of the picture included.
+    pub operators: std::ops::Range<u32>,
     /// What it does, which gives its colour.
     pub family: Family,
     /// What it costs, when costs are shown.

@@ -38,6 +38,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     let builder = Builder { graph, overlay, prefix: prefix_sums(graph, overlay) };
     let mut diagram = Diagram::new(DiagramBox {
         title: graph.name.clone(),
+        operators: 0..graph.operators.len() as u32,
         amount: builder.amount(0..graph.operators.len() as u32),
         ..DiagramBox::default()
     });
@@ -183,6 +184,7 @@ impl Builder<'_> {
             subtitle: block.kind.clone(),
             details,
             attributes,
+            operators: block.operators.clone(),
             amount: self.amount(block.operators.clone()),
             stage: self.stage(block.operators.clone()),
             ..DiagramBox::default()
@@ -205,6 +207,7 @@ impl Builder<'_> {
             title: name.to_string(),
             subtitle: summary(self.graph, operator).unwrap_or_default(),
             attributes,
+            operators: range.clone(),
             family: family(operator.class),
             amount: self.amount(range.clone()),
             stage: self.stage(range),

@@ -51,7 +51,7 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, u32) {
 }
 
 /// Makes one box of a box and its only child: `conv1` and `conv2d` in it.
-fn merge_only_children(diagram: &Diagram) -> Diagram {
+pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
     let mut keep: Vec<BoxId> = diagram.ids().collect();
     let mut boxes: Vec<DiagramBox> = diagram.boxes().to_vec();
     // From the innermost outwards, so that a chain of such boxes becomes one.
@@ -88,38 +88,24 @@ fn merge_only_children(diagram: &Diagram) -> Diagram {
 
 /// Makes one box of equal siblings in a row.
 fn fold(diagram: &Diagram) -> Diagram {
-    let nets = lift(diagram);
-    let hashes = hashes(diagram, &nets);
     let mut keep: Vec<BoxId> = diagram.ids().collect();
     let mut boxes = diagram.boxes().to_vec();
     // The first of the siblings that a box is one of.
     let mut run_of: Vec<Option<BoxId>> = vec![None; boxes.len()];
-    for id in diagram.ids() {
-        let children = &diagram.get(id).children;
-        let mut start = 0;
-        while start < children.len() {
-            let hash = hashes[children[start].index()];
-            let length = children[start..].iter().take_while(|c| hashes[c.index()] == hash).count();
-            let run = start..start + length;
-            start += length;
-            let least = if diagram.is_leaf(children[run.start]) { 3 } else { 2 };
-            if length < least || !is_foldable(&nets[id.index()], &run) {
-                continue;
-            }
-            let first = children[run.start];
-            for member in &children[run.clone()] {
-                run_of[member.index()] = Some(first);
-            }
-            if keep[first.index()] == first {
-                let last = diagram.get(children[run.end - 1]);
-                let item = &mut boxes[first.index()];
-                item.title = joined_title(&item.title, &last.title);
-                item.path = joined_title(&item.path, &last.path);
-                item.repeat = length as u32;
-                for member in &children[run.start + 1..run.end] {
-                    for (from, to) in subtree(diagram, *member).zip(subtree(diagram, first)) {
-                        keep[from.index()] = to;
-                    }
+    for run in runs(diagram) {
+        let first = run[0];
+        for member in &run {
+            run_of[member.index()] = Some(first);
+        }
+        if keep[first.index()] == first {
+            let last = diagram.get(run[run.len() - 1]);
+            let item = &mut boxes[first.index()];
+            item.title = joined_title(&item.title, &last.title);
+            item.path = joined_title(&item.path, &last.path);
+            item.repeat = run.len() as u32;
+            for member in &run[1..] {
+                for (from, to) in subtree(diagram, *member).zip(subtree(diagram, first)) {
+                    keep[from.index()] = to;
                 }
             }
         }
@@ -130,6 +116,28 @@ fn fold(diagram: &Diagram) -> Diagram {
         a != b && run_of[a.index()].is_some() && run_of[a.index()] == run_of[b.index()]
     };
     rebuild(diagram, &boxes, keep, Duplicates::Drop, is_inner)
+}
+
+/// Returns the runs of equal siblings that one box can stand for, outer ones first.
+pub(crate) fn runs(diagram: &Diagram) -> Vec<Vec<BoxId>> {
+    let nets = lift(diagram);
+    let hashes = hashes(diagram, &nets);
+    let mut runs = Vec::new();
+    for id in diagram.ids() {
+        let children = &diagram.get(id).children;
+        let mut start = 0;
+        while start < children.len() {
+            let hash = hashes[children[start].index()];
+            let length = children[start..].iter().take_while(|c| hashes[c.index()] == hash).count();
+            let run = start..start + length;
+            start += length;
+            let least = if diagram.is_leaf(children[run.start]) { 3 } else { 2 };
+            if length >= least && is_foldable(&nets[id.index()], &run) {
+                runs.push(children[run].to_vec());
+            }
+        }
+    }
+    runs
 }
 
 /// Tells whether equal siblings are one chain, each feeding the next, or all stand in the same place side by side.
