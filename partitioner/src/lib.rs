@@ -21,6 +21,9 @@ mod local_search;
 mod pipeline;
 mod step;
 
+#[cfg(test)]
+mod exhaustive;
+
 mod compat;
 mod compat_states;
 mod knapsack;

@@ -123,6 +123,10 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
                     if states.work[end] - work > smallest * own * slack + 1e-12 * total {
                         break;
                     }
+                    // A stage that does nothing only hands on.
+                    if states.work[end] <= work && total > 0.0 {
+                        continue;
+                    }
                     let after = best[rest * n_states + end];
                     if after >= smallest || !states.is_before(start, end) {
                         continue;

@@ -108,6 +108,8 @@ pub struct MachineLevel {
 pub struct Training {
     /// Micro-batches in a step; chosen by the planner when absent.
     pub micro_batches: Option<u32>,
+    /// Stages of a synchronous pipeline; chosen by the planner when absent.
+    pub stages: Option<u32>,
     /// Bytes of gradient for each byte of parameters.
     pub gradient_factor: f64,
     /// Bytes of optimizer state for each byte of parameters: 2 for Adam.
@@ -122,6 +124,7 @@ impl Default for Training {
     fn default() -> Self {
         Self {
             micro_batches: None,
+            stages: None,
             gradient_factor: 1.0,
             optimizer_factor: 2.0,
             recompute: true,

@@ -154,9 +154,61 @@ const IDEALS: usize = 3000;
 /// When the problem makes no sense or nothing fits.
 pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     problem.validate()?;
+    solve(problem, strategy).map_err(|error| match error {
+        PlanError::Memory { .. } => nearest(problem, error, |roomier| solve(roomier, strategy).ok()),
+        other => other,
+    })
+}
+
+fn solve(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
+    let blocks = problem.blocks.len();
+    if let Some(stages) =
+        problem.training.stages.map(|stages| stages as usize).filter(|&stages| stages > blocks)
+    {
+        return Err(PlanError::TooManyStages { stages, blocks });
+    }
     match strategy {
         Strategy::PipeDream => pipedream(problem),
         _ => synchronous(problem, strategy),
+    }
+}
+
+/// Finds how much more memory would do: the fullest stage of the first plan that fits when every device has more.
+fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Option<Solution>) -> PlanError {
+    let with = |factor: f64| {
+        let mut roomier = problem.clone();
+        for device in &mut roomier.machine.devices {
+            device.memory.0 = (device.memory.0 as f64 * factor) as u64;
+        }
+        make(&roomier)
+    };
+    let (mut low, mut high) = (1.0, 2.0);
+    let mut found = with(high);
+    while found.is_none() && high < 1e12 {
+        (low, high) = (high, high * 4.0);
+        found = with(high);
+    }
+    let Some(mut plan) = found else { return error };
+    for _ in 0..8 {
+        let middle = f64::sqrt(low * high);
+        match with(middle) {
+            Some(tighter) => (plan, high) = (tighter, middle),
+            None => low = middle,
+        }
+    }
+    let devices = &problem.machine.devices;
+    let share = |stage: &SolutionStage| stage.score.memory / devices[stage.run.first].memory.0.max(1) as f64;
+    let Some(fullest) = plan.stages.iter().max_by(|a, b| share(a).total_cmp(&share(b))) else { return error };
+    let weight = |block: usize| {
+        let block = &problem.blocks[block];
+        block.parameters.0 as f64 * 4.0 + block.activations.0 as f64
+    };
+    let largest = fullest.blocks.iter().copied().max_by(|&a, &b| weight(a).total_cmp(&weight(b)));
+    PlanError::Memory {
+        block: largest.map_or_else(String::new, |block| problem.blocks[block].path.clone()),
+        needed: fullest.score.memory as u64,
+        device: devices[fullest.run.first].name.clone(),
+        limit: devices[fullest.run.first].memory.0,
     }
 }
 
@@ -172,20 +224,20 @@ pub fn plan_auto(
     let mut found = Vec::new();
     let mut failed = Vec::new();
     for strategy in STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate()) {
-        match plan_with(problem, strategy) {
+        match solve(problem, strategy) {
             Ok(solution) => found.push(solution),
             Err(error) => failed.push((strategy, error)),
         }
     }
     found.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
     if found.is_empty() {
-        // The least shortage is the most useful answer.
-        let shortage = |error: &PlanError| match error {
-            PlanError::Memory { needed, limit, .. } => *needed as f64 / (*limit).max(1) as f64,
-            _ => f64::INFINITY,
+        let error = failed.pop().expect("there are candidates").1;
+        // Sharing the model out needs least: of each kind, the plan that fits first.
+        let make = |roomier: &Problem| {
+            let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
+            kinds.into_iter().find_map(|strategy| solve(roomier, strategy).ok())
         };
-        let nearest = failed.into_iter().min_by(|a, b| shortage(&a.1).total_cmp(&shortage(&b.1)));
-        return Err(nearest.expect("there are candidates").1);
+        return Err(nearest(problem, error, make));
     }
     // What bounds every candidate's family bounds the best of all.
     let bound = found.iter().map(|plan| plan.lower_bound / each(plan)).fold(f64::INFINITY, f64::min);
@@ -229,7 +281,7 @@ fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
         Some((seconds, cuts)) if fits(&cuts) => Some((seconds, cuts)),
         _ => best_pipeline(&scorer, Sharing::Free, f64::INFINITY),
     };
-    let Some((_, cuts)) = found else { return Err(shortage(&scorer, Sharing::Free)) };
+    let Some((_, cuts)) = found else { return Err(shortage(problem)) };
     let mut stages = stages_of(&scorer, &cuts);
     let is_exact = states.is_complete(problem);
     if !is_exact {
@@ -262,34 +314,13 @@ fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
     cuts.iter().filter_map(stage).collect()
 }
 
-/// Finds which stage is shortest of memory when cuts are even.
-fn shortage(scorer: &Scorer, sharing: Sharing) -> PlanError {
-    let problem = scorer.problem;
-    let n_devices = problem.machine.devices.len();
-    let n_stages = match sharing {
-        Sharing::Free => n_devices,
-        Sharing::Equal { stages, .. } => stages,
-    };
-    let n_stages = n_stages.min(problem.blocks.len());
-    let line = States::line(problem, (0..problem.blocks.len()).collect());
-    let scorer = Scorer::new(problem, &line, scorer.rules);
-    let weight: Vec<f64> = (0..problem.blocks.len())
-        .map(|block| scorer.least_memory(block, block + 1, Run { first: 0, count: 1, stride: 1 }, n_stages))
-        .collect();
-    let cuts = crate::baselines::least_bound(&weight, n_stages);
-    let worst = cuts.windows(2).enumerate().map(|(index, pair)| {
-        let run = Run { first: index, count: 1, stride: 1 };
-        let needed = scorer.least_memory(pair[0], pair[1], run, n_stages - index);
-        let limit = problem.machine.devices[index].memory.0;
-        (needed / limit.max(1) as f64, needed, limit, index, pair[0]..pair[1])
-    });
-    let worst = worst.max_by(|a, b| a.0.total_cmp(&b.0)).expect("at least one stage");
-    let largest = worst.4.max_by(|&a, &b| weight[a].total_cmp(&weight[b])).unwrap_or(0);
+/// Says that something does not fit; [`nearest`] finds out what.
+fn shortage(problem: &Problem) -> PlanError {
     PlanError::Memory {
-        block: problem.blocks[largest].path.clone(),
-        needed: worst.1 as u64,
-        device: problem.machine.devices[worst.3].name.clone(),
-        limit: worst.2,
+        block: problem.blocks[0].path.clone(),
+        needed: problem.parameters() as u64,
+        device: problem.machine.devices[0].name.clone(),
+        limit: problem.machine.devices[0].memory.0,
     }
 }
 
@@ -306,16 +337,17 @@ struct Grid {
 /// Returns the grids of a strategy on this machine.
 fn grids(problem: &Problem, strategy: Strategy) -> Vec<Grid> {
     let n_devices = problem.machine.devices.len();
-    let n_blocks = problem.blocks.len();
+    let n_blocks = problem.blocks.iter().filter(|block| block.seconds() > 0.0).count().max(1);
     let straight =
         |schedule, ranks, chunks| Grid { schedule, ranks, chunks, replicas: 1, replicas_together: true };
-    let ranks = n_devices.min(n_blocks);
+    let wanted = problem.training.stages.map(|stages| stages as usize);
+    let ranks = wanted.unwrap_or(n_devices).min(n_devices).min(n_blocks);
     match strategy {
         Strategy::Layer => vec![straight(Schedule::LayerParallel, ranks, 1)],
         Strategy::GPipe => vec![straight(Schedule::GPipe, ranks, 1)],
         Strategy::ZeroBubble => vec![straight(Schedule::InterleavedZeroBubble, ranks, 1)],
         Strategy::Interleaved => {
-            let ranks = n_devices.min(n_blocks / 2).max(1);
+            let ranks = ranks.min(n_blocks / 2).max(1);
             vec![straight(Schedule::Interleaved1F1B, ranks, 2)]
         }
         Strategy::DataParallel => vec![Grid {
@@ -330,7 +362,9 @@ fn grids(problem: &Problem, strategy: Strategy) -> Vec<Grid> {
             for ranks in 1..=ranks {
                 let replicas = n_devices / ranks;
                 // Fewer ranks with the same replicas leave devices idle.
-                if ranks < n_blocks && n_devices / (ranks + 1) == replicas && ranks < n_devices {
+                let is_wasteful =
+                    ranks < n_blocks && n_devices / (ranks + 1) == replicas && ranks < n_devices;
+                if wanted.map_or(is_wasteful, |wanted| ranks != wanted) {
                     continue;
                 }
                 for replicas_together in [true, false] {
@@ -443,11 +477,11 @@ fn solve_grid(
             };
             positions.windows(2).enumerate().map(cut).collect()
         }
-        None => best_pipeline(&scorer, sharing, f64::INFINITY).ok_or_else(|| shortage(&scorer, sharing))?.1,
+        None => best_pipeline(&scorer, sharing, f64::INFINITY).ok_or_else(|| shortage(problem))?.1,
     };
     let mut stages = stages_of(&scorer, &cuts);
     if stages.len() < cuts.len() {
-        return Err(shortage(&scorer, sharing));
+        return Err(shortage(problem));
     }
     let bottleneck = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
     let times: Vec<StageTimes> =

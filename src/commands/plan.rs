@@ -48,6 +48,9 @@ pub struct Plan {
     /// Micro-batches in a step [default: 4 for each device]
     #[arg(long, value_name = "M")]
     micro_batches: Option<u32>,
+    /// Stages of the pipeline [default: as many as serve best]
+    #[arg(long, value_name = "N")]
+    stages: Option<u32>,
     /// What the optimizer keeps beside each parameter
     #[arg(long, value_enum, default_value_t)]
     optimizer: Optimizer,

@@ -35,11 +35,15 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     cluster.validate().map_err(cluster_failure)?;
     let training = Training {
         micro_batches: plan.micro_batches,
+        stages: plan.stages,
         optimizer_factor: plan.optimizer.factor(),
         recompute: !plan.no_recompute,
         offload: plan.offload,
         ..Training::default()
     };
+    if plan.stages == Some(0) {
+        return Err(Failure::input("--stages is 0; a pipeline has one at least"));
+    }
     if plan.micro_batches == Some(0) {
         return Err(Failure::input("--micro-batches is 0; a step has one at least"));
     }
