@@ -14,3 +14,9 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+
+# Predicted step times beside those of PyTorch's pipelining runtime with sleeping stages.
+.PHONY: bench-schedules
+bench-schedules: .venv/ready
+	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
