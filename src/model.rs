@@ -28,7 +28,6 @@ pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
 }
 
 /// Reads a trace without building its graph.
-#[cfg(feature = "torch")]
 pub fn program(path: &Path) -> Result<Program, Failure> {
     read(path, &files::map(path)?)
 }

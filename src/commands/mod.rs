@@ -12,12 +12,15 @@ mod simulate;
 
 mod emit;
 mod run;
+mod split;
 pub mod trace;
 mod verify;
 
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {
+    /// Split a model over devices: plan, stages, pictures, and why
+    Split(split::Split),
     /// Find the best stages for a model on a cluster, and say why
     Plan(Box<plan::Plan>),
     /// Trace a PyTorch model in your own Python
@@ -42,6 +45,7 @@ impl Command {
     /// Runs the subcommand.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         match self {
+            Command::Split(command) => command.run(output),
             Command::Plan(command) => command.run(output),
             Command::Trace(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
