@@ -121,10 +121,22 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
     }
 }
 
+fn notes(model: &model::Model) -> Vec<String> {
+    let mut notes: Vec<String> =
+        model.program.notes.iter().map(|note| format!("{}: {}", place(&note.path), note.text)).collect();
+    let without = model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).count();
+    if without > 0 {
+        notes.push(format!(
+            "the text does not say the sizes of {without} parameters and buffers: their elements and some FLOPs are not counted; an archive says them"
+        ));
+    }
+    notes
+}
+
 fn row(graph: &ModelGraph, costs: &OperatorCosts, parameters: &[u64], id: BlockId) -> InspectBlock {
     let block = graph.block(id);
     let cost = costs.block(graph, id);
-    let result = block.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors()).next();
+    let result = graph.result_of(id);
     InspectBlock {
         path: block.path.clone(),
         kind: block.kind.clone(),

@@ -102,6 +102,8 @@ const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
     ("addmm baddbmm addmv addbmm _addmm_activation", Matmul, matmul::adding),
     ("outer ger addr", Matmul, matmul::outer),
     ("einsum", Matmul, matmul::einsum),
+    ("_grouped_mm", Matmul, matmul::grouped),
+    ("histc", Reduce, copy::histogram),
     ("bilinear", Matmul, matmul::bilinear),
     ("tensordot", Matmul, copy::tensordot),
     ("cdist _cdist_forward _euclidean_dist", Matmul, matmul::distance),
