@@ -85,7 +85,9 @@ fn writing_in_place_orders_the_readers_of_every_alias() {
     let at = |name: &str| graph.operators.iter().position(|operator| operator.name == name).expect("there");
     let ordered = |from: &str, to: &str| {
         graph.flow.raw_edges().iter().any(|edge| {
-            matches!(edge.weight, Flow::Order(_)) && edge.source().index() == at(from) && edge.target().index() == at(to)
+            matches!(edge.weight, Flow::Order(_))
+                && edge.source().index() == at(from)
+                && edge.target().index() == at(to)
         })
     };
     assert!(ordered("aten::exp", "aten::relu_"), "an earlier reader of a view comes before the writer");
@@ -194,9 +196,17 @@ fn a_long_chain_is_no_trouble() {
 #[test]
 fn tied_parameters_count_once() {
     let graph = trace("gpt2_tiny");
-    let names: Vec<Vec<&str>> =
-        graph.tied.iter().map(|group| group.iter().map(|id| graph.tensor(*id).path.as_str()).collect()).collect();
-    assert!(names.iter().any(|group| group.contains(&"transformer.wte.weight") && group.contains(&"lm_head.weight")), "{names:?}");
+    let names: Vec<Vec<&str>> = graph
+        .tied
+        .iter()
+        .map(|group| group.iter().map(|id| graph.tensor(*id).path.as_str()).collect())
+        .collect();
+    assert!(
+        names
+            .iter()
+            .any(|group| group.contains(&"transformer.wte.weight") && group.contains(&"lm_head.weight")),
+        "{names:?}"
+    );
     let by_block = graph::parameters_by_block(&graph);
     assert_eq!(by_block[BlockId::ROOT.index()], graph.parameters());
 }

@@ -171,7 +171,7 @@ pub fn adaptive_pool(call: &Call<'_>) -> Result {
 fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
     // Averages over the whole picture are computed as a mean, whose result is laid out in order.
     let strides = laid_out(&sizes, channels_last(input));
-    let result = TensorFact { strides, ..fresh(input.dtype, sizes.clone()) };
+    let result = TensorFact { strides, ..fresh(input.dtype, sizes) };
     let returns_indices = call.name.contains("with_indices") || call.n_outputs > 1;
     Ok(match returns_indices {
         true => Fact::List(vec![

@@ -14,11 +14,14 @@ pub struct Rule {
     /// What it does, roughly.
     pub class: OperatorClass,
     /// What comes out.
-    pub infer: fn(&Call<'_>) -> Result,
+    pub infer: Infer,
 }
 
+/// Says what comes out of an operator.
+type Infer = fn(&Call<'_>) -> Result;
+
 /// Names without name space and without the `_` of in-place forms.
-const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
+const TABLE: &[(&str, OperatorClass, Infer)] = &[
     (
         "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardtanh hardsigmoid softplus softshrink \
          hardshrink threshold rrelu rrelu_with_noise neg negative positive square sgn sign clamp clip clamp_min \
