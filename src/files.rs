@@ -51,6 +51,14 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the most memory this process has held, where the system tells.
+pub fn peak_memory() -> Option<schema::Bytes> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(schema::Bytes(kibibytes * 1024))
+}
+
 /// Temporary files are private by default; a result is not.
 #[cfg(unix)]
 fn default_permissions() -> Option<fs::Permissions> {
@@ -101,9 +109,11 @@ impl Folder {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        let in_parent = |error: std::io::Error| Failure::input(format!("cannot write in {}: {error}", parent.display()));
+        let in_parent =
+            |error: std::io::Error| Failure::input(format!("cannot write in {}: {error}", parent.display()));
         fs::create_dir_all(&parent).map_err(in_parent)?;
-        let beside = tempfile::Builder::new().prefix(".model-analyze-").tempdir_in(&parent).map_err(in_parent)?;
+        let beside =
+            tempfile::Builder::new().prefix(".model-analyze-").tempdir_in(&parent).map_err(in_parent)?;
         Ok(Self { target: target.to_path_buf(), beside, replaces })
     }
 
@@ -118,8 +128,9 @@ impl Folder {
 
     /// Puts the folder into its place.
     pub fn finish(self) -> Result<(), Failure> {
-        let in_target =
-            |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", self.target.display()));
+        let in_target = |error: std::io::Error| {
+            Failure::input(format!("cannot write {}: {error}", self.target.display()))
+        };
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
@@ -139,7 +150,8 @@ impl Folder {
             return Err(in_target(error));
         }
         let _ = self.beside.keep();
-        fs::remove_dir_all(&old).map_err(|error| Failure::input(format!("cannot remove {}: {error}", old.display())))
+        fs::remove_dir_all(&old)
+            .map_err(|error| Failure::input(format!("cannot remove {}: {error}", old.display())))
     }
 }
 

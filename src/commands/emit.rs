@@ -114,10 +114,11 @@ impl Emit {
             },
             tied: if self.no_tied { Tied::Refuse } else { Tied::Replicate },
         };
-        let pipeline = codegen::cut(&program, &assignment, &names, &options)
-            .map_err(|errors| cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors)))?;
+        let pipeline = codegen::cut(&program, &assignment, &names, &options).map_err(|errors| {
+            cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
+        })?;
         codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
-        let about = about(&program, plan.as_ref());
+        let about = about(&program, &self.model, plan.as_ref());
         let facts = codegen::facts(&program);
         let targets = Targets {
             torchscript: self.targets.contains(&Target::Torchscript),
@@ -132,8 +133,10 @@ impl Emit {
         let progress = progress(total);
         for file in &emitted {
             let path = folder.path(&file.path)?;
-            let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
-            let mut out = BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
+            let in_file =
+                |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
+            let mut out =
+                BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
             file.content.write(&mut source, &mut out).map_err(in_file)?;
             out.flush().map_err(in_file)?;
         }
@@ -254,9 +257,12 @@ fn read_plan(path: &Path, program: &Program) -> Result<Plan, Failure> {
     }
     let digest = tracer::digest(program);
     if plan.model.digest != digest {
-        return Err(Failure::input(format!("{name} was made for another model, `{}`", plan.model.name)).with_hint(
-            format!("its digest is {}, this model's is {}; plan again", short(&plan.model.digest), short(&digest)),
-        ));
+        return Err(Failure::input(format!("{name} was made for another model, `{}`", plan.model.name))
+            .with_hint(format!(
+                "its digest is {}, this model's is {}; plan again",
+                short(&plan.model.digest),
+                short(&digest)
+            )));
     }
     if plan.stages.is_empty() {
         return Err(Failure::input(format!("{name} has no stages")));
@@ -265,8 +271,12 @@ fn read_plan(path: &Path, program: &Program) -> Result<Plan, Failure> {
         if stage.blocks.is_empty() {
             return Err(Failure::input(format!("{name}: stage {index} is empty")));
         }
-        if let Some(device) = stage.devices.iter().find(|name| !plan.cluster.devices.iter().any(|d| d.name == **name)) {
-            return Err(Failure::input(format!("{name}: stage {index} names device `{device}`, which its cluster lacks")));
+        if let Some(device) =
+            stage.devices.iter().find(|name| !plan.cluster.devices.iter().any(|d| d.name == **name))
+        {
+            return Err(Failure::input(format!(
+                "{name}: stage {index} names device `{device}`, which its cluster lacks"
+            )));
         }
     }
     Ok(plan)
@@ -276,12 +286,16 @@ fn short(digest: &str) -> String {
     digest.chars().take(12).collect()
 }
 
-fn about(program: &Program, plan: Option<&Plan>) -> About {
+fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {
+    let source = model.canonicalize().unwrap_or_else(|_| model.to_path_buf());
     About {
+        source: source.to_str().map(str::to_string),
         model: Some(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         written_by: format!("model-analyze {}", env!("CARGO_PKG_VERSION")),
         devices: plan.map(|plan| plan.stages.iter().map(|s| s.devices.clone()).collect()).unwrap_or_default(),
-        recompute: plan.map(|plan| plan.stages.iter().map(|s| s.recompute.clone()).collect()).unwrap_or_default(),
+        recompute: plan
+            .map(|plan| plan.stages.iter().map(|s| s.recompute.clone()).collect())
+            .unwrap_or_default(),
     }
 }
 
@@ -317,7 +331,9 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
         errors.iter().find_map(|error| match error {
             CutError::UnknownBlock { similar: Some(path), .. } => Some(format!("did you mean `{path}`?")),
             CutError::UnknownBlock { .. } => Some("`model-analyze inspect` lists the blocks".into()),
-            CutError::Tied { .. } => Some("without --no-tied each stage gets a copy and train.py sums gradients".into()),
+            CutError::Tied { .. } => {
+                Some("without --no-tied each stage gets a copy and train.py sums gradients".into())
+            }
             _ => None,
         })
     });

@@ -16,7 +16,12 @@ fn main() {
         Err(error) => {
             println!("error: {error}");
             if let Some(place) = error.place() {
-                println!("  at {} {:?}: {:?}", place.source.name, place.line_and_column(), place.source.text.get(place.range.clone()));
+                println!(
+                    "  at {} {:?}: {:?}",
+                    place.source.name,
+                    place.line_and_column(),
+                    place.source.text.get(place.range.clone())
+                );
             }
             std::process::exit(2);
         }
@@ -26,6 +31,12 @@ fn main() {
             let start = Instant::now();
             let _ = tracer::read_archive(&bytes);
             println!("{:.3} ms", start.elapsed().as_secs_f64() * 1e3);
+        }
+        // Linux only: the highest resident size so far.
+        if let Ok(status) = std::fs::read_to_string("/proc/self/status")
+            && let Some(line) = status.lines().find(|line| line.starts_with("VmHWM:"))
+        {
+            println!("peak {}", line.trim_start_matches("VmHWM:").trim());
         }
     }
     let seconds = start.elapsed().as_secs_f64();

@@ -161,9 +161,10 @@ impl TraceError {
             TraceError::Zip { .. } | TraceError::MissingRecord { .. } | TraceError::Record { .. } => {
                 Some("the file may be cut off or changed; save the trace again with torch.jit.save")
             }
-            TraceError::Pickle { fault: PickleFault::ForeignClass(_) | PickleFault::ForeignOpcode { .. }, .. } => {
-                Some("pickles are read, never executed; only what torch.jit.save writes is accepted")
-            }
+            TraceError::Pickle {
+                fault: PickleFault::ForeignClass(_) | PickleFault::ForeignOpcode { .. },
+                ..
+            } => Some("pickles are read, never executed; only what torch.jit.save writes is accepted"),
             _ => None,
         }
     }

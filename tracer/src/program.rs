@@ -6,7 +6,7 @@
 //!
 //! Constants, lists and tuples stand inline as [`Operand`]s, so a node is always an operator.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use indexmap::IndexMap;
 
@@ -73,6 +73,8 @@ pub struct Program {
     pub archive: Option<Archive>,
     /// What could not be followed exactly, and where.
     pub notes: Vec<Note>,
+    /// The values of constant tensors with one element; sizes are computed from them.
+    pub literals: BTreeMap<TensorId, Constant>,
 }
 
 /// What a writer of archives needs to know of the one that was read.

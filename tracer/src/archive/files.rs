@@ -23,7 +23,11 @@ impl<'a> Library<'a> {
     pub(crate) fn new(sources: &'a [Source]) -> Self {
         Library {
             sources,
-            by_name: sources.iter().enumerate().map(|(index, source)| (source.name.as_str(), index)).collect(),
+            by_name: sources
+                .iter()
+                .enumerate()
+                .map(|(index, source)| (source.name.as_str(), index))
+                .collect(),
             files: sources.iter().map(|_| OnceCell::new()).collect(),
         }
     }

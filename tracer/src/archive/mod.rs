@@ -3,6 +3,7 @@
 //! Cost follows the code's size: of a tensor's record only the local zip header is looked at.
 
 mod files;
+mod literals;
 mod modules;
 mod other;
 pub(crate) mod pickle;
@@ -53,7 +54,8 @@ pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
     let library = Library::new(&sources);
     let data = records.read("data.pkl")?;
     let data = Pickle::read("data.pkl", &data)?;
-    let constants = if records.has("constants.pkl") { records.read("constants.pkl")? } else { b"\x80\x02).".to_vec() };
+    let constants =
+        if records.has("constants.pkl") { records.read("constants.pkl")? } else { b"\x80\x02).".to_vec() };
     let constants = Pickle::read("constants.pkl", &constants)?;
     let modules = Modules::read(&data, &constants, &library, &mut records)?;
     let recorded = recorded::read(&mut records)?;
@@ -65,6 +67,7 @@ pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
         None => recorded::traced_inputs(&mut records, &program)?,
     };
     program.sources = sources;
+    program.literals = literals::read(bytes, &program);
     Ok(program)
 }
 
@@ -89,7 +92,10 @@ fn byte_order(records: &mut Records<'_>) -> Result<ByteOrder, TraceError> {
         "big" => Ok(ByteOrder::Big),
         other => Err(TraceError::Record {
             record: "byteorder".to_owned(),
-            reason: format!("expected `little` or `big`, found `{}`", other.chars().take(40).collect::<String>()),
+            reason: format!(
+                "expected `little` or `big`, found `{}`",
+                other.chars().take(40).collect::<String>()
+            ),
         }),
     }
 }

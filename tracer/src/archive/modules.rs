@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Modules inside modules. Real models stay below 30.
-const MAX_DEPTH: usize = 200;
+const MAX_DEPTH: usize = 100;
 /// Lists inside lists among the attributes.
 const MAX_VALUE_DEPTH: usize = 32;
 /// Elements of all list attributes that code asks for.
@@ -162,7 +162,8 @@ impl<'p, 'b> Modules<'p, 'b> {
                     };
                     let tensor = self.fresh(Book::Data, *value, (&inner, role), records)?;
                     let module = &mut self.modules[this.index()];
-                    let map = if role == Role::Parameter { &mut module.parameters } else { &mut module.buffers };
+                    let map =
+                        if role == Role::Parameter { &mut module.parameters } else { &mut module.buffers };
                     map.insert((*key).to_owned(), tensor);
                 }
                 plain => match constant(plain) {
@@ -202,7 +203,11 @@ impl<'p, 'b> Modules<'p, 'b> {
     }
 
     /// Looks up `CONSTANTS.cN`.
-    pub(crate) fn constant(&mut self, name: &str, records: &mut Records<'_>) -> Result<Option<Attribute>, TraceError> {
+    pub(crate) fn constant(
+        &mut self,
+        name: &str,
+        records: &mut Records<'_>,
+    ) -> Result<Option<Attribute>, TraceError> {
         let index = name.strip_prefix('c').and_then(|digits| digits.parse::<usize>().ok());
         let Some(id) = index.and_then(|index| self.constants.get(index)).copied() else { return Ok(None) };
         self.value(Book::Constants, id, (&format!("CONSTANTS.{name}"), Role::Constant), 0, records).map(Some)
@@ -221,7 +226,10 @@ impl<'p, 'b> Modules<'p, 'b> {
             return Err(TraceError::Limit { what: "values in attributes", limit: MAX_VALUES });
         }
         if depth > MAX_VALUE_DEPTH {
-            return Err(TraceError::Object { path: path.to_owned(), reason: "lists are nested too deep".to_owned() });
+            return Err(TraceError::Object {
+                path: path.to_owned(),
+                reason: "lists are nested too deep".to_owned(),
+            });
         }
         let pickle = match book {
             Book::Data => self.data,
@@ -239,16 +247,26 @@ impl<'p, 'b> Modules<'p, 'b> {
         };
         let operand = match pickle.get(id) {
             Object::Tuple(items) => Operand::Tuple(
-                items.iter().enumerate().map(|(i, id)| inner(self, *id, i.to_string())).collect::<Result<_, _>>()?,
+                items
+                    .iter()
+                    .enumerate()
+                    .map(|(i, id)| inner(self, *id, i.to_string()))
+                    .collect::<Result<_, _>>()?,
             ),
             Object::List(items) => Operand::List(
-                items.iter().enumerate().map(|(i, id)| inner(self, *id, i.to_string())).collect::<Result<_, _>>()?,
+                items
+                    .iter()
+                    .enumerate()
+                    .map(|(i, id)| inner(self, *id, i.to_string()))
+                    .collect::<Result<_, _>>()?,
             ),
             Object::Dict(pairs) => Operand::Dict(
                 pairs
                     .iter()
                     .enumerate()
-                    .map(|(i, (key, value))| Ok((inner(self, *key, i.to_string())?, inner(self, *value, i.to_string())?)))
+                    .map(|(i, (key, value))| {
+                        Ok((inner(self, *key, i.to_string())?, inner(self, *value, i.to_string())?))
+                    })
                     .collect::<Result<_, TraceError>>()?,
             ),
             Object::Instance { class, .. } => {
@@ -312,7 +330,9 @@ fn is_module(pickle: &Pickle<'_>, class: ObjectId, library: &Library<'_>) -> Res
     if name.starts_with("__torch__.torch.classes.") {
         return Ok(false);
     }
-    Ok(library.class(&name)?.is_none_or(|(_, class)| matches!(class.base, Some("Module") | Some("ModuleType"))))
+    Ok(library
+        .class(&name)?
+        .is_none_or(|(_, class)| matches!(class.base, Some("Module") | Some("ModuleType"))))
 }
 
 fn class_name(pickle: &Pickle<'_>, class: ObjectId) -> String {

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::error::TraceError;
 
-const TRACE_FIRST: &str = "trace the model first: torch.jit.trace(model, example).save(\"model.pt\"), or `model-analyze trace`";
+const TRACE_FIRST: &str =
+    "trace the model first: torch.jit.trace(model, example).save(\"model.pt\"), or `model-analyze trace`";
 
 fn not(found: &'static str, advice: &'static str) -> Option<TraceError> {
     Some(TraceError::NotArchive { found, advice })
@@ -58,8 +59,14 @@ pub(super) fn recognise_archive(records: &mut Records<'_>) -> Option<TraceError>
     if code && records.has("data.pkl") {
         return None;
     }
-    if records.has("archive_format") || records.has("models/model.json") || records.has("serialized_exported_program.json") {
-        return not("a torch.export program (.pt2)", "export is not read yet; trace the model with torch.jit.trace");
+    if records.has("archive_format")
+        || records.has("models/model.json")
+        || records.has("serialized_exported_program.json")
+    {
+        return not(
+            "a torch.export program (.pt2)",
+            "export is not read yet; trace the model with torch.jit.trace",
+        );
     }
     if records.has("data.pkl") {
         let bytes = match records.read("data.pkl") {
@@ -68,7 +75,9 @@ pub(super) fn recognise_archive(records: &mut Records<'_>) -> Option<TraceError>
         };
         return match Pickle::read("data.pkl", &bytes) {
             Ok(pickle) => match pickle.get(pickle.root) {
-                Object::Dict(_) => not("a torch.save state dict, which holds weights and no code", TRACE_FIRST),
+                Object::Dict(_) => {
+                    not("a torch.save state dict, which holds weights and no code", TRACE_FIRST)
+                }
                 Object::Tensor { .. } => not("a torch.save tensor", TRACE_FIRST),
                 _ => not("a torch.save file without code", TRACE_FIRST),
             },

@@ -38,10 +38,24 @@ pub(crate) enum Object<'a> {
     /// An element type: `torch.FloatStorage`.
     StorageClass(&'a str),
     /// `__torch__.*` object with what `BUILD` gave it.
-    Instance { class: ObjectId, state: Option<ObjectId> },
+    Instance {
+        class: ObjectId,
+        state: Option<ObjectId>,
+    },
     /// A persistent id.
-    Storage { dtype: &'a str, key: &'a str, device: &'a str, elements: u64 },
-    Tensor { storage: ObjectId, offset: u64, shape: Vec<u64>, strides: Vec<u64>, requires_grad: bool },
+    Storage {
+        dtype: &'a str,
+        key: &'a str,
+        device: &'a str,
+        elements: u64,
+    },
+    Tensor {
+        storage: ObjectId,
+        offset: u64,
+        shape: Vec<u64>,
+        strides: Vec<u64>,
+        requires_grad: bool,
+    },
     /// `torch.device("cpu")` and other things kept only by their arguments.
     Device(&'a str),
 }
@@ -64,8 +78,14 @@ impl<'a> Pickle<'a> {
 
     /// Reads a pickle; `record` names it in errors.
     pub(crate) fn read(record: &str, bytes: &'a [u8]) -> Result<Self, TraceError> {
-        let mut machine =
-            Machine { bytes, at: 0, objects: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: Vec::new() };
+        let mut machine = Machine {
+            bytes,
+            at: 0,
+            objects: Vec::new(),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: Vec::new(),
+        };
         loop {
             let offset = machine.at;
             match machine.step() {
@@ -106,7 +126,11 @@ impl<'a> Machine<'a> {
             }
             b'.' => {
                 let root = self.pop()?;
-                return if self.stack.is_empty() { Ok(Some(root)) } else { malformed("objects are left on the stack") };
+                return if self.stack.is_empty() {
+                    Ok(Some(root))
+                } else {
+                    malformed("objects are left on the stack")
+                };
             }
             b'(' => self.marks.push(self.stack.len()),
             b'N' => self.push(Object::None)?,
@@ -223,8 +247,12 @@ impl<'a> Machine<'a> {
     }
 
     fn reduce(&mut self, callee: ObjectId, arguments: ObjectId) -> Step<Made<'a>> {
-        let Object::Maker(maker) = *self.object(callee) else { return malformed("REDUCE of something that is no constructor") };
-        let Object::Tuple(arguments) = self.object(arguments) else { return malformed("REDUCE without a tuple of arguments") };
+        let Object::Maker(maker) = *self.object(callee) else {
+            return malformed("REDUCE of something that is no constructor");
+        };
+        let Object::Tuple(arguments) = self.object(arguments) else {
+            return malformed("REDUCE without a tuple of arguments");
+        };
         match (maker, arguments.as_slice()) {
             (Maker::OrderedDict, []) => Ok(Made::Object(Object::Dict(Vec::new()))),
             (Maker::RestoreTypeTag, [value, _]) | (Maker::BuildList, [value]) => Ok(Made::Same(*value)),
@@ -250,7 +278,9 @@ impl<'a> Machine<'a> {
     }
 
     fn persistent(&self, id: ObjectId) -> Step<Object<'a>> {
-        let Object::Tuple(parts) = self.object(id) else { return malformed("a persistent id that is no tuple") };
+        let Object::Tuple(parts) = self.object(id) else {
+            return malformed("a persistent id that is no tuple");
+        };
         let [kind, class, key, device, elements] = parts[..] else {
             return malformed("a persistent id that has not five parts");
         };
@@ -267,7 +297,9 @@ impl<'a> Machine<'a> {
             Object::Tuple(items) | Object::List(items) if items.len() > MAX_DIMENSIONS => {
                 malformed(&format!("a tensor of {} dimensions", items.len()))
             }
-            Object::Tuple(items) | Object::List(items) => items.iter().map(|item| self.natural(*item)).collect(),
+            Object::Tuple(items) | Object::List(items) => {
+                items.iter().map(|item| self.natural(*item)).collect()
+            }
             _ => malformed("sizes that are no tuple"),
         }
     }
@@ -293,7 +325,7 @@ impl<'a> Machine<'a> {
     }
 
     fn set_items(&mut self, items: &[ObjectId]) -> Step<()> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return malformed("SETITEMS with a key but no value");
         }
         let target = self.top()?;
@@ -428,11 +460,14 @@ fn global<'a>(module: &'a str, name: &'a str) -> Step<Object<'a>> {
         ("collections", "OrderedDict") => Object::Maker(Maker::OrderedDict),
         ("torch", "device") => Object::Maker(Maker::Device),
         ("torch.jit._pickle", "restore_type_tag") => Object::Maker(Maker::RestoreTypeTag),
-        ("torch.jit._pickle", "build_intlist" | "build_tensorlist" | "build_doublelist" | "build_boollist") => {
-            Object::Maker(Maker::BuildList)
-        }
+        (
+            "torch.jit._pickle",
+            "build_intlist" | "build_tensorlist" | "build_doublelist" | "build_boollist",
+        ) => Object::Maker(Maker::BuildList),
         ("torch", storage) if storage.ends_with("Storage") => Object::StorageClass(storage),
-        (module, name) if module == "__torch__" || module.starts_with("__torch__.") => Object::Class(module, name),
+        (module, name) if module == "__torch__" || module.starts_with("__torch__.") => {
+            Object::Class(module, name)
+        }
         (module, name) => return Err(PickleFault::ForeignClass(format!("{module}.{name}"))),
     })
 }

@@ -73,10 +73,15 @@ pub(crate) fn tensor(
     extents: &mut Extents,
     records: &mut Records<'_>,
 ) -> Result<Option<Tensor>, TraceError> {
-    let Object::Tensor { storage, offset, shape, strides, requires_grad } = pickle.get(id) else { return Ok(None) };
-    let Object::Storage { dtype: class, key, device, elements } = pickle.get(*storage) else { return Ok(None) };
+    let Object::Tensor { storage, offset, shape, strides, requires_grad } = pickle.get(id) else {
+        return Ok(None);
+    };
+    let Object::Storage { dtype: class, key, device, elements } = pickle.get(*storage) else {
+        return Ok(None);
+    };
     let wrong = |reason: String| TraceError::Object { path: path.to_owned(), reason };
-    let dtype = dtype(class).ok_or_else(|| wrong(PickleFault::UnknownDType(format!("torch.{class}")).to_string()))?;
+    let dtype =
+        dtype(class).ok_or_else(|| wrong(PickleFault::UnknownDType(format!("torch.{class}")).to_string()))?;
     let record = format!("{folder}/{key}");
     let extent = extents.find(&record, records)?;
     if elements.checked_mul(dtype.bytes()).is_none_or(|bytes| bytes > extent.bytes) {

@@ -40,7 +40,8 @@ pub(crate) struct Extent {
 impl<'a> Records<'a> {
     /// Opens the directory; touches no record.
     pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, TraceError> {
-        let zip = ZipArchive::new(Cursor::new(bytes)).map_err(|error| TraceError::Zip { reason: error.to_string() })?;
+        let zip = ZipArchive::new(Cursor::new(bytes))
+            .map_err(|error| TraceError::Zip { reason: error.to_string() })?;
         if zip.len() > MAX_RECORDS {
             return Err(TraceError::Limit { what: "records in the archive", limit: MAX_RECORDS });
         }
@@ -86,7 +87,8 @@ impl<'a> Records<'a> {
         let bytes = self.bytes;
         let index = self.index(name)?;
         let file = self.zip.by_index_raw(index).map_err(|error| damaged(name, &error))?;
-        let (size, crc, method, encrypted) = (file.size(), file.crc32(), file.compression(), file.encrypted());
+        let (size, crc, method, encrypted) =
+            (file.size(), file.crc32(), file.compression(), file.encrypted());
         let (start, packed) = (file.data_start(), file.compressed_size());
         drop(file);
         let limit = MAX_RECORD_BYTES.min(MAX_TOTAL_BYTES - self.unpacked);
@@ -124,7 +126,9 @@ impl<'a> Records<'a> {
         let status = self.decoder.decompress_vec(packed, &mut unpacked, FlushDecompress::Finish);
         match status {
             Ok(Status::StreamEnd) => Ok(unpacked),
-            Ok(_) if unpacked.len() == size => Err(format!("it unpacks to more than the {size} bytes of the directory")),
+            Ok(_) if unpacked.len() == size => {
+                Err(format!("it unpacks to more than the {size} bytes of the directory"))
+            }
             Ok(_) => Err("its compressed data is cut off".to_owned()),
             Err(error) => Err(format!("its compressed data is damaged: {error}")),
         }
@@ -152,7 +156,10 @@ impl<'a> Records<'a> {
         let extent = Extent { position: file.data_start(), bytes: file.size() };
         match extent.position.checked_add(extent.bytes) {
             Some(end) if end <= file_bytes => Ok(extent),
-            _ => Err(TraceError::Record { record: name.to_owned(), reason: "it reaches past the end of the file".to_owned() }),
+            _ => Err(TraceError::Record {
+                record: name.to_owned(),
+                reason: "it reaches past the end of the file".to_owned(),
+            }),
         }
     }
 

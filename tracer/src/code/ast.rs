@@ -61,16 +61,39 @@ pub(crate) struct Statement<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum StatementKind<'a> {
     /// `a = x`, `a, b = x`, `a, b, = x` (the trailing comma unpacks), `a : T = x`.
-    Assign { targets: Vec<Expr<'a>>, unpack: bool, type_: Option<Expr<'a>>, value: Expr<'a> },
+    Assign {
+        targets: Vec<Expr<'a>>,
+        unpack: bool,
+        type_: Option<Expr<'a>>,
+        value: Expr<'a>,
+    },
     /// `a : T`.
-    Declare { target: Expr<'a>, type_: Expr<'a> },
+    Declare {
+        target: Expr<'a>,
+        type_: Expr<'a>,
+    },
     Expression(Expr<'a>),
     Return(Expr<'a>),
     Pass,
-    If { condition: Expr<'a>, then: Vec<Statement<'a>>, otherwise: Vec<Statement<'a>> },
-    While { condition: Expr<'a>, block: Vec<Statement<'a>> },
-    For { target: &'a str, iterable: Expr<'a>, block: Vec<Statement<'a>> },
-    With { context: Expr<'a>, target: Option<&'a str>, block: Vec<Statement<'a>> },
+    If {
+        condition: Expr<'a>,
+        then: Vec<Statement<'a>>,
+        otherwise: Vec<Statement<'a>>,
+    },
+    While {
+        condition: Expr<'a>,
+        block: Vec<Statement<'a>>,
+    },
+    For {
+        target: &'a str,
+        iterable: Expr<'a>,
+        block: Vec<Statement<'a>>,
+    },
+    With {
+        context: Expr<'a>,
+        target: Option<&'a str>,
+        block: Vec<Statement<'a>>,
+    },
     Function(Definition<'a>),
 }
 

@@ -18,12 +18,15 @@ use super::{
     ast::{
         CallArgument, Class, Definition, Expr, ExprKind, File, Function, Parameter, Statement, StatementKind,
     },
-    lexer::{Fault, Parsed, any_space, fail, keyword, miss, must, name, need, newline, number, spaces, string, symbol},
+    lexer::{
+        Fault, Parsed, any_space, fail, keyword, miss, must, name, need, newline, number, spaces, string,
+        symbol,
+    },
 };
 
 /// Open brackets, postfix operators and blocks around one another. Torch breaks lines long before.
-pub(crate) const MAX_DEPTH: usize = 150;
-const TOO_DEEP: &str = "at most 150 nested brackets or blocks";
+pub(crate) const MAX_DEPTH: usize = 64;
+const TOO_DEEP: &str = "at most 64 nested brackets or blocks";
 
 /// `file = { class | def } ;`
 pub(crate) fn file(input: &str) -> Parsed<'_, File<'_>> {
@@ -100,7 +103,8 @@ fn member<'a>(line: &'a str, input: &'a str, indent: usize, class: &mut Class<'a
     let (rest, _) = spaces(rest)?;
     if let Some(after) = rest.strip_prefix(':') {
         let (rest, type_) = preceded(spaces, |input| expression(input, 0)).parse(after)?;
-        let (rest, _) = opt(preceded((spaces, symbol("="), spaces), |input| expressions(input, 0))).parse(rest)?;
+        let (rest, _) =
+            opt(preceded((spaces, symbol("="), spaces), |input| expressions(input, 0))).parse(rest)?;
         class.attributes.push((attribute.to_owned(), type_));
         return must("the end of the line", newline)(rest);
     }
@@ -131,12 +135,16 @@ fn annotation<'a>(input: &'a str, class: &mut Class<'a>) -> Parsed<'a, ()> {
 /// Names of `__parameters__`. Torch does not escape here either; what is odd is told by `requires_grad`.
 fn strings(list: Expr<'_>) -> Vec<String> {
     let ExprKind::List(items) = list.kind else { return Vec::new() };
-    items.into_iter().filter_map(|item| if let ExprKind::Str(text) = item.kind { Some(text) } else { None }).collect()
+    items
+        .into_iter()
+        .filter_map(|item| if let ExprKind::Str(text) = item.kind { Some(text) } else { None })
+        .collect()
 }
 
 /// Skips a function's body: all following lines that are indented deeper, or blank.
 fn unparsed<'a>(line: &'a str, input: &'a str, indent: usize) -> Parsed<'a, Function<'a>> {
-    let (after, function_name) = preceded((keyword("def"), spaces), must("a function name", name)).parse(input)?;
+    let (after, function_name) =
+        preceded((keyword("def"), spaces), must("a function name", name)).parse(input)?;
     let mut rest = after;
     loop {
         let Some(end) = rest.find('\n') else {
@@ -165,7 +173,8 @@ fn definition_at(input: &str, indent: usize, depth: usize) -> Parsed<'_, Definit
     let (rest, function_name) = must("a function name", name)(rest)?;
     let (rest, _) = need("(")(rest)?;
     let comma = (any_space, symbol(","), any_space);
-    let (rest, parameters) = preceded(any_space, separated_list0(comma, |input| parameter(input, depth))).parse(rest)?;
+    let (rest, parameters) =
+        preceded(any_space, separated_list0(comma, |input| parameter(input, depth))).parse(rest)?;
     let (rest, _) = (any_space, opt(symbol(",")), any_space, need(")")).parse(rest)?;
     let arrow = (spaces, symbol("->"), spaces);
     let (rest, returns) = opt(preceded(arrow, |input| expression(input, depth + 1))).parse(rest)?;
@@ -178,9 +187,11 @@ fn definition_at(input: &str, indent: usize, depth: usize) -> Parsed<'_, Definit
 fn parameter(input: &str, depth: usize) -> Parsed<'_, Parameter<'_>> {
     let (rest, parameter_name) = name(input)?;
     let (rest, type_) =
-        opt(preceded((any_space, symbol(":"), any_space), |input| expression(input, depth + 1))).parse(rest)?;
+        opt(preceded((any_space, symbol(":"), any_space), |input| expression(input, depth + 1)))
+            .parse(rest)?;
     let (rest, default) =
-        opt(preceded((any_space, symbol("="), any_space), |input| expression(input, depth + 1))).parse(rest)?;
+        opt(preceded((any_space, symbol("="), any_space), |input| expression(input, depth + 1)))
+            .parse(rest)?;
     Ok((rest, Parameter { name: parameter_name, type_, default }))
 }
 

@@ -169,7 +169,8 @@ pub(crate) fn string(input: &str) -> Parsed<'_, String> {
         let (after, plain) = take_while(|letter| letter != quote && letter != '\\' && letter != '\n')(rest)?;
         bytes.extend_from_slice(plain.as_bytes());
         if let Some(end) = after.strip_prefix(quote) {
-            let text = String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into());
+            let text = String::from_utf8(bytes)
+                .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into());
             return Ok((end, text));
         }
         if !after.starts_with('\\') {

@@ -18,10 +18,15 @@ pub(crate) fn parse_file(source: &Source) -> Result<File<'_>, TraceError> {
 }
 
 /// Parses a function's body, once.
-pub(crate) fn parse_body<'f, 'a>(source: &Source, function: &'f Function<'a>) -> Result<&'f Definition<'a>, TraceError> {
+pub(crate) fn parse_body<'f, 'a>(
+    source: &Source,
+    function: &'f Function<'a>,
+) -> Result<&'f Definition<'a>, TraceError> {
     let body = function.body.get_or_init(|| match grammar::definition(function.text, 0) {
-        Ok((rest, definition)) if rest.is_empty() => Ok(definition),
-        Ok((rest, _)) => Err(Box::new(fault(source, Fault { at: rest, expected: "the indentation of the function" }))),
+        Ok(("", definition)) => Ok(definition),
+        Ok((rest, _)) => {
+            Err(Box::new(fault(source, Fault { at: rest, expected: "the indentation of the function" })))
+        }
         Err(error) => Err(Box::new(syntax(source, error))),
     });
     body.as_ref().map_err(|error| (**error).clone())
@@ -42,7 +47,11 @@ fn fault(source: &Source, fault: Fault<'_>) -> TraceError {
         word => format!("`{word}`"),
     };
     let end = start + word(fault.at).len();
-    TraceError::Syntax { place: Place { source: Box::new(source.clone()), range: start..end }, expected: fault.expected, found }
+    TraceError::Syntax {
+        place: Place { source: Box::new(source.clone()), range: start..end },
+        expected: fault.expected,
+        found,
+    }
 }
 
 /// Returns where a slice lies in the text that it was cut from.

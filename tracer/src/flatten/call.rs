@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    Bound, Flattener, Frame, MAX_CALLS,
+    Bound, Flattener, Frame, MAX_CALL_DEPTH, MAX_CALLS,
     expression::target_name,
     opaque,
     operators::{Callee, callee, conversion},
@@ -31,7 +31,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 
     /// Evaluates a call that stands alone: its operator has no outputs.
-    pub(super) fn call_for_nothing(&mut self, expr: &'l Expr<'a>, frame: &mut Frame<'a>) -> Result<(), TraceError> {
+    pub(super) fn call_for_nothing(
+        &mut self,
+        expr: &'l Expr<'a>,
+        frame: &mut Frame<'a>,
+    ) -> Result<(), TraceError> {
         self.call_giving(expr, &[], false, frame).map(|_| ())
     }
 
@@ -149,7 +153,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             _ => {
                 let arguments = self.arguments(arguments, frame)?;
                 match conversion(name) {
-                    Some(operator) => self.operator_node(operator.to_owned(), arguments, targets, expr, frame),
+                    Some(operator) => {
+                        self.operator_node(operator.to_owned(), arguments, targets, expr, frame)
+                    }
                     None => self.unfollowed(name, arguments, targets, expr, frame),
                 }
             }
@@ -239,7 +245,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let first = self.nodes.len() as u32;
         let bound = self.operator_node("prim::Opaque".to_owned(), arguments, targets, expr, frame)?;
         let span = self.library.span(frame.source, expr.text);
-        self.note(format!("the call of `{what}` is kept as one opaque operator"), span, Some(crate::NodeId(first)));
+        self.note(
+            format!("the call of `{what}` is kept as one opaque operator"),
+            span,
+            Some(crate::NodeId(first)),
+        );
         Ok(bound)
     }
 
@@ -315,7 +325,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         place: (usize, &str),
     ) -> Result<Bound, TraceError> {
         let class = self.modules.classes[module.index()].clone();
-        let found = self.library.class(&class)?.and_then(|(source, class)| Some((source, class.methods.get(method)?)));
+        let found = self
+            .library
+            .class(&class)?
+            .and_then(|(source, class)| Some((source, class.methods.get(method)?)));
         let Some((source, function)) = found else {
             return Err(self.wrong(place, format!("class `{class}` has no method `{method}`")));
         };
@@ -370,6 +383,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         if !self.active.insert(key) {
             return Err(self.wrong(place, format!("`{}` calls itself", function.name)));
         }
+        if self.active.len() > MAX_CALL_DEPTH {
+            return Err(self.wrong(place, format!("calls are nested more than {MAX_CALL_DEPTH} deep")));
+        }
         self.enter(place)?;
         let definition = self.definition(source, function)?;
         let mut mutated = HashSet::new();
@@ -399,7 +415,8 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 None => match &parameter.default {
                     Some(default) => self.eval(default, &mut frame)?,
                     None => {
-                        let reason = format!("`{}` takes {wanted} arguments, {given} are given", function.name);
+                        let reason =
+                            format!("`{}` takes {wanted} arguments, {given} are given", function.name);
                         return Err(self.wrong(place, reason));
                     }
                 },

@@ -78,7 +78,8 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
 
     fn name(&mut self, name: &str, expr: &Expr<'a>, frame: &Frame<'a>) -> Result<Bound, TraceError> {
         if let Some(bound) = frame.names.get(name) {
-            if let Bound::Operand(operand @ (Operand::List(_) | Operand::Tuple(_) | Operand::Dict(_))) = bound {
+            if let Bound::Operand(operand @ (Operand::List(_) | Operand::Tuple(_) | Operand::Dict(_))) = bound
+            {
                 self.spend(operand)?;
             }
             return Ok(bound.clone());
@@ -91,7 +92,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         Ok(Bound::Operand(Operand::Constant(constant)))
     }
 
-    fn negative(&mut self, inner: &'l Expr<'a>, expr: &'l Expr<'a>, frame: &mut Frame<'a>) -> Result<Bound, TraceError> {
+    fn negative(
+        &mut self,
+        inner: &'l Expr<'a>,
+        expr: &'l Expr<'a>,
+        frame: &mut Frame<'a>,
+    ) -> Result<Bound, TraceError> {
         let operand = match self.one(inner, frame)? {
             Operand::Constant(Constant::Int(value)) => Constant::Int(value.wrapping_neg()),
             Operand::Constant(Constant::Float(value)) => Constant::Float(-value),
@@ -136,14 +142,16 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 let index = types::fields(self.library, &class).iter().position(|field| field == name);
                 match index.and_then(|index| items.into_iter().nth(index)) {
                     Some(item) => Ok(Bound::Operand(item)),
-                    None => Err(self.wrong((frame.source, expr.text), format!("`{class}` has no field `{name}`"))),
+                    None => {
+                        Err(self.wrong((frame.source, expr.text), format!("`{class}` has no field `{name}`")))
+                    }
                 }
             }
             Bound::Operand(operand) | Bound::Named(_, operand) => {
                 // A property of a tensor, or a field of an object that was not followed.
                 let operator = match name {
-                    "shape" | "dtype" | "layout" | "device" | "is_cuda" | "requires_grad" | "data" | "ndim" | "T"
-                    | "grad" | "name" | "value" | "itemsize" => format!("prim::{name}"),
+                    "shape" | "dtype" | "layout" | "device" | "is_cuda" | "requires_grad" | "data"
+                    | "ndim" | "T" | "grad" | "name" | "value" | "itemsize" => format!("prim::{name}"),
                     _ => "prim::GetAttr".to_owned(),
                 };
                 let mut arguments = vec![operand];
@@ -166,13 +174,19 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             Some(attribute) => self.bound(attribute, expr, frame),
             None => {
                 let path = &self.modules.modules[module.index()].path;
-                let owner = if path.is_empty() { "the root module".to_owned() } else { format!("module `{path}`") };
+                let owner =
+                    if path.is_empty() { "the root module".to_owned() } else { format!("module `{path}`") };
                 Err(self.wrong((frame.source, expr.text), format!("{owner} has no attribute `{name}`")))
             }
         }
     }
 
-    fn bound(&mut self, attribute: Attribute, expr: &'l Expr<'a>, frame: &mut Frame<'a>) -> Result<Bound, TraceError> {
+    fn bound(
+        &mut self,
+        attribute: Attribute,
+        expr: &'l Expr<'a>,
+        frame: &mut Frame<'a>,
+    ) -> Result<Bound, TraceError> {
         match attribute {
             Attribute::Module(module) => Ok(Bound::Module(module)),
             Attribute::Operand(operand) => {
@@ -182,7 +196,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             Attribute::Object(class) => {
                 let span = self.library.span(frame.source, expr.text);
                 let name = Operand::Constant(Constant::Str(expr.text.to_owned()));
-                let node = self.node("prim::GetAttr".to_owned(), vec![Argument { name: None, operand: name }], span)?;
+                let node = self.node(
+                    "prim::GetAttr".to_owned(),
+                    vec![Argument { name: None, operand: name }],
+                    span,
+                )?;
                 self.note(format!("an object of class `{class}` is not followed"), span, Some(node));
                 let value = self.output(node, "object", Type::Class(class), span);
                 Ok(Bound::Operand(Operand::Value(value)))
@@ -206,7 +224,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         for index in indices {
             arguments.push(self.one(index, frame)?);
         }
-        if let (Operand::Tuple(items), [_, Operand::Constant(Constant::Int(index))]) = (&arguments[0], &arguments[..]) {
+        if let (Operand::Tuple(items), [_, Operand::Constant(Constant::Int(index))]) =
+            (&arguments[0], &arguments[..])
+        {
             let from_end = items.len() as i64 + index;
             let position = usize::try_from(if *index < 0 { from_end } else { *index });
             return match position.ok().and_then(|position| items.get(position)) {

@@ -17,17 +17,20 @@ use crate::{
     code::ast::{Definition, Function},
     error::TraceError,
     program::{
-        Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId, Type, Value, ValueId,
+        Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId,
+        Type, Value, ValueId,
     },
 };
 
 /// Calls and brackets inside one another.
-const MAX_DEPTH: usize = 220;
+const MAX_DEPTH: usize = 100;
+/// Calls alone: they take most of the stack, 20 KB each without optimisation. Real models stay below 20.
+const MAX_CALL_DEPTH: usize = 60;
 /// Nodes of the flattened program; NASNet-Large has 7,801.
 const MAX_NODES: usize = 4_000_000;
 const MAX_CALLS: usize = 2_000_000;
 /// Elements of all operands together: lists of lists of one name can double at every line.
-const MAX_OPERANDS: usize = 50_000_000;
+const MAX_OPERANDS: usize = 8_000_000;
 /// Lists inside one another.
 const MAX_NESTING: usize = 32;
 
@@ -113,7 +116,10 @@ pub(crate) fn flatten(
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     fn root(&mut self) -> Result<(Vec<ValueId>, Operand), TraceError> {
         let class = self.modules.classes[0].clone();
-        let missing = |what: &str| TraceError::Object { path: String::new(), reason: format!("class `{class}` {what}") };
+        let missing = |what: &str| TraceError::Object {
+            path: String::new(),
+            reason: format!("class `{class}` {what}"),
+        };
         let (source, found) = self.library.class(&class)?.ok_or_else(|| missing("has no code"))?;
         // Scripted overloads are `forward__0`, `forward__1`, …
         let function = found.methods.get("forward").or_else(|| found.methods.get("forward__0"));
@@ -133,7 +139,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         Ok((inputs, output))
     }
 
-    fn definition(&self, source: usize, function: &'l Function<'a>) -> Result<&'l Definition<'a>, TraceError> {
+    fn definition(
+        &self,
+        source: usize,
+        function: &'l Function<'a>,
+    ) -> Result<&'l Definition<'a>, TraceError> {
         crate::code::parse_body(&self.library.sources[source], function)
     }
 
@@ -175,9 +185,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 
     fn note(&mut self, text: String, span: Span, node: Option<NodeId>) {
-        let path = self.calls.get(self.current.index()).map_or_else(String::new, |call| {
-            self.modules.modules[call.module.index()].path.clone()
-        });
+        let path = self
+            .calls
+            .get(self.current.index())
+            .map_or_else(String::new, |call| self.modules.modules[call.module.index()].path.clone());
         self.notes.push(Note { text, path, span, node });
     }
 
@@ -211,7 +222,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     fn enter(&mut self, place: (usize, &str)) -> Result<(), TraceError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(self.wrong(place, format!("calls and brackets are nested more than {MAX_DEPTH} deep")));
+            return Err(
+                self.wrong(place, format!("calls and brackets are nested more than {MAX_DEPTH} deep"))
+            );
         }
         Ok(())
     }

@@ -48,7 +48,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                             module = *child;
                             continue;
                         }
-                        if let Some(tensor) = held.parameters.get(*attribute).or_else(|| held.buffers.get(*attribute)) {
+                        if let Some(tensor) =
+                            held.parameters.get(*attribute).or_else(|| held.buffers.get(*attribute))
+                        {
                             tensors.push(*tensor);
                         }
                         // A method of this module, or one of its plain attributes.
@@ -80,7 +82,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         }
         self.note(format!("`{word}` is kept as one opaque operator"), span, Some(node));
         if uses.returns {
-            self.note(format!("`{word}` may return early; what follows is shown as if it did not"), span, Some(node));
+            self.note(
+                format!("`{word}` may return early; what follows is shown as if it did not"),
+                span,
+                Some(node),
+            );
         }
         Ok(())
     }
@@ -106,6 +112,7 @@ impl<'a> Uses<'a> {
     fn statement(&mut self, statement: &Statement<'a>) {
         match &statement.kind {
             StatementKind::Assign { targets, value, .. } => {
+                self.writes.extend(mutated_name(value));
                 self.expr(value);
                 for target in targets {
                     match &target.kind {
@@ -158,7 +165,9 @@ impl<'a> Uses<'a> {
                     at = base;
                 }
                 // `getattr(self, "0")` is one more link.
-                ExprKind::Call(callee, arguments) if callee.kind == ExprKind::Name("getattr") && arguments.len() == 2 => {
+                ExprKind::Call(callee, arguments)
+                    if callee.kind == ExprKind::Name("getattr") && arguments.len() == 2 =>
+                {
                     if !matches!(arguments[1].value.kind, ExprKind::Str(_)) {
                         break;
                     }
@@ -204,8 +213,19 @@ pub(super) fn mutated_name<'a>(expr: &Expr<'a>) -> Option<&'a str> {
     let ExprKind::Attribute(base, method) = &callee.kind else { return None };
     let changes = matches!(
         *method,
-        "append" | "extend" | "insert" | "pop" | "_set_item" | "clear" | "reverse" | "sort" | "remove" | "Delete"
-            | "update" | "setdefault" | "popitem"
+        "append"
+            | "extend"
+            | "insert"
+            | "pop"
+            | "_set_item"
+            | "clear"
+            | "reverse"
+            | "sort"
+            | "remove"
+            | "Delete"
+            | "update"
+            | "setdefault"
+            | "popitem"
     );
     match (&base.kind, arguments.first().map(|argument| &argument.value.kind)) {
         (ExprKind::Name("torch"), Some(ExprKind::Name(name))) if changes => Some(name),

@@ -14,7 +14,11 @@ pub(super) enum Flow {
 }
 
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
-    pub(super) fn block(&mut self, block: &'l [Statement<'a>], frame: &mut Frame<'a>) -> Result<Flow, TraceError> {
+    pub(super) fn block(
+        &mut self,
+        block: &'l [Statement<'a>],
+        frame: &mut Frame<'a>,
+    ) -> Result<Flow, TraceError> {
         for statement in block {
             if let Flow::Return(bound) = self.statement(statement, frame)? {
                 return Ok(Flow::Return(bound));
@@ -63,7 +67,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 
     /// `range(n)` has no value of its own: the loop reads `n`.
-    fn iterable(&mut self, iterable: &'l Expr<'a>, frame: &mut Frame<'a>) -> Result<Option<Operand>, TraceError> {
+    fn iterable(
+        &mut self,
+        iterable: &'l Expr<'a>,
+        frame: &mut Frame<'a>,
+    ) -> Result<Option<Operand>, TraceError> {
         if let ExprKind::Call(callee, arguments) = &iterable.kind
             && callee.kind == ExprKind::Name("range")
         {
@@ -112,6 +120,14 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 _ => self.eval_named(value, target, frame)?,
             };
             let bound = self.materialise(target, bound, value, frame)?;
+            // `append` gives the list itself: both names go on with it.
+            if let ExprKind::Call(callee, _) = &value.kind
+                && callee.text == "torch.append"
+                && let Some(name) = super::opaque::mutated_name(value)
+                && frame.names.contains_key(name)
+            {
+                frame.names.insert(name, bound.clone());
+            }
             if let (Some(type_), Bound::Operand(Operand::Value(value))) = (type_, &bound) {
                 let declared = types::read(type_);
                 let known = &mut self.values[value.index()].type_;
@@ -194,7 +210,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let mut parts = Vec::with_capacity(targets.len());
         for (target, type_) in targets.iter().zip(types) {
             let span = self.library.span(frame.source, target.text);
-            parts.push(Operand::Value(self.output(node, super::expression::target_name(target), type_, span)));
+            parts.push(Operand::Value(self.output(
+                node,
+                super::expression::target_name(target),
+                type_,
+                span,
+            )));
         }
         Ok(parts)
     }

@@ -73,7 +73,9 @@ pub(super) fn of(operand: &Operand, values: &[Value]) -> Type {
             Constant::Str(_) => Type::Str,
             Constant::Device(_) => Type::Device,
         },
-        Operand::List(items) => Type::List(Box::new(items.first().map_or_else(tensor, |item| of(item, values)))),
+        Operand::List(items) => {
+            Type::List(Box::new(items.first().map_or_else(tensor, |item| of(item, values))))
+        }
         Operand::Tuple(items) => Type::Tuple(items.iter().map(|item| of(item, values)).collect()),
         Operand::Dict(pairs) => match pairs.first() {
             Some((key, value)) => Type::Dict(Box::new(of(key, values)), Box::new(of(value, values))),
@@ -110,9 +112,23 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
         "ScalarImplicit" | "Scalar" | "item" | "ComplexImplicit" | "Complex" => Type::Number,
         "str" | "format" | "join" | "replace" => Type::Str,
         "device" => Type::Device,
-        "split" | "split_with_sizes" | "chunk" | "unbind" | "meshgrid" | "broadcast_tensors" | "tensor_split"
-        | "hsplit" | "vsplit" | "dsplit" | "unsafe_split" | "unsafe_chunk" | "unsafe_split_with_sizes" | "where_list"
-        | "nonzero_numpy" | "align_tensors" | "gradient" => Type::List(Box::new(tensor())),
+        "split"
+        | "split_with_sizes"
+        | "chunk"
+        | "unbind"
+        | "meshgrid"
+        | "broadcast_tensors"
+        | "tensor_split"
+        | "hsplit"
+        | "vsplit"
+        | "dsplit"
+        | "unsafe_split"
+        | "unsafe_chunk"
+        | "unsafe_split_with_sizes"
+        | "where_list"
+        | "nonzero_numpy"
+        | "align_tensors"
+        | "gradient" => Type::List(Box::new(tensor())),
         "__getitem__" => match arguments.first() {
             Some(Type::List(element)) => (**element).clone(),
             Some(Type::Dict(_, value)) => (**value).clone(),
@@ -123,21 +139,24 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
             Some(Type::Dict(key, _)) => Type::List(key.clone()),
             _ => tensor(),
         },
-        "append" | "extend" | "list" | "copy" | "sorted" | "slice" if matches!(arguments.first(), Some(Type::List(_))) => {
+        "append" | "extend" | "list" | "copy" | "sorted" | "slice"
+            if matches!(arguments.first(), Some(Type::List(_))) =>
+        {
             arguments[0].clone()
         }
         // Arithmetic on plain numbers stays a number.
         _ if !arguments.is_empty() && !arguments.iter().any(is_tensor) => match name {
             "eq" | "ne" | "lt" | "gt" | "le" | "ge" | "__and__" | "__or__" | "__xor__" => Type::Bool,
-            "add" | "sub" | "mul" | "neg" | "floordiv" | "remainder" | "abs" | "mod" | "floor_divide" | "pow" => {
-                match &arguments[0] {
-                    Type::Int if arguments.iter().all(|type_| matches!(type_, Type::Int | Type::Bool)) => Type::Int,
-                    list @ Type::List(_) => list.clone(),
-                    Type::Str => Type::Str,
-                    _ if arguments.contains(&Type::Float) => Type::Float,
-                    _ => Type::Number,
+            "add" | "sub" | "mul" | "neg" | "floordiv" | "remainder" | "abs" | "mod" | "floor_divide"
+            | "pow" => match &arguments[0] {
+                Type::Int if arguments.iter().all(|type_| matches!(type_, Type::Int | Type::Bool)) => {
+                    Type::Int
                 }
-            }
+                list @ Type::List(_) => list.clone(),
+                Type::Str => Type::Str,
+                _ if arguments.contains(&Type::Float) => Type::Float,
+                _ => Type::Number,
+            },
             "floor" | "ceil" | "round" => Type::Int,
             "div" | "truediv" | "sqrt" | "log" | "exp" => Type::Float,
             _ => tensor(),
