@@ -8,9 +8,19 @@ test: .venv/ready
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	ln -sfn $$(cd .venv && ls -d lib/python*/site-packages/torch) .venv/libtorch
 	touch $@
 
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+
+.PHONY: fixtures zoo
+# The committed traces and dumps, made again; `git diff` shows what changed.
+fixtures: .venv/ready
+	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py fixtures
+
+# Every model of the zoo, traced into out/zoo (2 GB).
+zoo: .venv/ready
+	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo

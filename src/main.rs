@@ -5,6 +5,7 @@
 mod commands;
 mod failure;
 mod files;
+mod model;
 mod output;
 
 use std::process::ExitCode;

@@ -105,3 +105,28 @@ pub struct Link {
     /// Time before the first byte arrives.
     pub latency: Seconds,
 }
+
+impl Cluster {
+    /// Returns the level that two devices talk over: the innermost that holds both.
+    pub fn level_between(&self, one: &Device, other: &Device) -> usize {
+        let n_levels = self.levels.len();
+        let outermost = n_levels.saturating_sub(1);
+        (0..outermost)
+            .find(|&level| {
+                let above = |device: &Device| device.place.get(level..).unwrap_or_default().to_vec();
+                above(one) == above(other)
+            })
+            .unwrap_or(outermost)
+    }
+
+    /// Returns what two devices talk over: a link of their own, or their level's.
+    pub fn link_between(&self, one: &Device, other: &Device) -> Option<(BytesPerSecond, Seconds)> {
+        let own = self.links.iter().find(|link| {
+            let ends = (link.from.as_str(), link.to.as_str());
+            ends == (one.name.as_str(), other.name.as_str())
+                || ends == (other.name.as_str(), one.name.as_str())
+        });
+        let level = self.levels.get(self.level_between(one, other));
+        own.map(|link| (link.bandwidth, link.latency)).or(level.map(|level| (level.bandwidth, level.latency)))
+    }
+}

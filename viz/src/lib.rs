@@ -1,1 +1,26 @@
 //! What does it look like? Values become SVG, DOT, HTML and trace JSON.
+
+mod cards;
+mod channels;
+mod columns;
+pub mod diagram;
+mod dot;
+mod draw;
+mod explorer;
+mod from_graph;
+mod inside;
+mod layers;
+mod layout;
+mod lift;
+pub mod palette;
+pub mod svg;
+pub mod text;
+mod view;
+
+pub use diagram::{Amount, BoxId, Diagram, DiagramBox, DiagramError, Family, Wire};
+pub use dot::dot;
+pub use draw::{Caption, Color, draw};
+pub use explorer::{explorer, explorer_costs};
+pub use from_graph::{Amounts, Overlay, count, from_graph};
+pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
+pub use view::{Depth, MOST_BOXES, view};

@@ -1,0 +1,82 @@
+//! Peak activations by rank as formulas: how many micro-batches of its chunks a rank holds at once.
+//!
+//! For planners that need memory before there is an order. Exact where `Some`; the order itself
+//! ([`crate::clock`]) answers for the rest, which depend on costs or have no formula.
+
+use crate::order::{Schedule, Shape};
+
+/// Returns the most activations (of one chunk and micro-batch) that a rank holds, freed with the weight gradient.
+///
+/// ```
+/// use simulator::{in_flight, order::{Schedule, Shape}};
+///
+/// let shape = Shape { ranks: 4, chunks: 1, micro_batches: 8 };
+/// assert_eq!(in_flight::activations(Schedule::OneForwardOneBackward, shape, 1), Some(3));
+/// assert_eq!(in_flight::activations(Schedule::GPipe, shape, 1), Some(8));
+/// ```
+pub fn activations(schedule: Schedule, shape: Shape, rank: u32) -> Option<u32> {
+    schedule.check(shape).ok()?;
+    let Shape { ranks: p, chunks: v, micro_batches: m } = shape;
+    if rank >= p {
+        return None;
+    }
+    let all = m.saturating_mul(v);
+    let per_round = m / (m / p).max(1);
+    Some(match schedule {
+        Schedule::LayerParallel => v,
+        Schedule::GPipe | Schedule::LoopedBfs => all,
+        Schedule::OneForwardOneBackward | Schedule::PipeDream | Schedule::PipeDream2Bw => m.min(p - rank),
+        Schedule::Interleaved1F1B | Schedule::Vpp => all.min((v - 1) * per_round + 2 * (p - 1 - rank) + 1),
+        Schedule::InterleavedZeroBubble => all.min((v - 1) * per_round + p),
+        Schedule::Zbv if m >= 2 * p - 1 => 2 * p,
+        Schedule::DualPipeV => 2 * p + 1,
+        Schedule::DualPipe => p + 1,
+        Schedule::Gems | Schedule::GemsMaster => 1,
+        _ => return None,
+    })
+}
+
+/// Returns the same if activations were freed with the input gradient already.
+pub fn until_input_gradient(schedule: Schedule, shape: Shape, rank: u32) -> Option<u32> {
+    let held = activations(schedule, shape, rank)?;
+    match schedule {
+        Schedule::InterleavedZeroBubble => {
+            let Shape { ranks: p, chunks: v, micro_batches: m } = shape;
+            let per_round = m / (m / p).max(1);
+            Some((m * v).min((v - 1) * per_round + p - rank))
+        }
+        Schedule::Zbv | Schedule::DualPipe | Schedule::DualPipeV => None,
+        _ => Some(held),
+    }
+}
+
+/// Returns the number of weight versions that a rank keeps: one, unless steps overlap.
+pub fn weight_versions(schedule: Schedule, shape: Shape, rank: u32) -> u32 {
+    match schedule {
+        // The newest, and one for each micro-batch whose forward used an older one.
+        Schedule::PipeDream => shape.ranks.saturating_sub(rank).max(1),
+        Schedule::PipeDream2Bw => shape.ranks.saturating_sub(rank).clamp(1, 2),
+        _ => 1,
+    }
+}
+
+/// How weight versions are chosen in an asynchronous pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VersionRule {
+    /// Each stage takes its newest weights for a forward and the same for its backward.
+    Stashing,
+    /// A micro-batch takes the version that stage 0 had, in every stage.
+    VerticalSync,
+}
+
+/// Returns how many updates old the weights are that a stage's gradients were computed with.
+///
+/// With stashing the first stage is the stalest; vertical sync makes all stages as stale as the first.
+pub fn staleness(schedule: Schedule, shape: Shape, rank: u32, rule: VersionRule) -> u32 {
+    match (schedule, rule) {
+        (Schedule::PipeDream, VersionRule::Stashing) => shape.ranks.saturating_sub(rank + 1),
+        (Schedule::PipeDream, VersionRule::VerticalSync) => shape.ranks.saturating_sub(1),
+        (Schedule::PipeDream2Bw, _) => 1,
+        _ => 0,
+    }
+}

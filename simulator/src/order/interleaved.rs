@@ -1,0 +1,103 @@
+//! Interleaved 1F1B (Narayanan et al., 2021, arXiv:2104.04473) and its zero-bubble variant (Qi et al., 2024,
+//! arXiv:2401.10241): several chunks a rank, micro-batches in rounds, depth first.
+//!
+//! ```text
+//! p = 2, v = 2, m = 4: a round is two micro-batches through chunk 0, then the same two through chunk 1.
+//! rank 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 …
+//! rank 1      1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 …
+//! ```
+//!
+//! PyTorch lets a round be longer than the ranks: `m // max(1, m // p)` micro-batches. Zero bubble halves the extra
+//! warm-up (one forward for each hop instead of two), runs input gradients where 1F1B runs whole backwards, and
+//! starts weight gradients after as many backwards as there are ranks before this one. One chunk gives ZB-H1.
+//! Megatron's own order (here `vpp`) is the same with rounds of exactly `p` micro-batches.
+
+use super::{Kind, Op, Order};
+
+/// Makes the order of interleaved 1F1B.
+pub(super) fn one_f_one_b(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
+    let rounds = Rounds::new(ranks, chunks, micro_batches);
+    let program = |rank: u32| rounds.program(rank, 2, None);
+    Order { ranks: (0..ranks).map(program).collect(), chain: ranks * chunks }
+}
+
+/// Makes the order of interleaved zero bubble.
+pub(super) fn zero_bubble(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
+    let rounds = Rounds::new(ranks, chunks, micro_batches);
+    let program = |rank: u32| rounds.program(rank, 1, Some(rank));
+    Order { ranks: (0..ranks).map(program).collect(), chain: ranks * chunks }
+}
+
+/// Makes Megatron's order, for `m` a multiple of `p`: a round is exactly `p` micro-batches.
+pub(super) fn vpp(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
+    one_f_one_b(ranks, chunks, micro_batches)
+}
+
+/// Micro-batches in rounds over the chunks of a rank.
+pub(super) struct Rounds {
+    ranks: u32,
+    chunks: u32,
+    micro_batches: u32,
+    per_round: u32,
+}
+
+impl Rounds {
+    pub(super) fn new(ranks: u32, chunks: u32, micro_batches: u32) -> Self {
+        let n_rounds = (micro_batches / ranks).max(1);
+        Self { ranks, chunks, micro_batches, per_round: micro_batches / n_rounds }
+    }
+
+    /// Forward passes before the first backward but one, on a rank.
+    pub(super) fn warm_up(&self, rank: u32, hops: u32) -> u32 {
+        let warm_up = (self.chunks - 1) * self.per_round + hops * (self.ranks - 1 - rank);
+        warm_up.min(self.chunks * self.micro_batches)
+    }
+
+    /// Returns the stage and micro-batch of a rank's n-th forward.
+    pub(super) fn forward(&self, rank: u32, n: u32) -> (u32, u32) {
+        let (round, chunk, within) = self.place(n);
+        (chunk * self.ranks + rank, round * self.per_round + within)
+    }
+
+    /// Returns the stage and micro-batch of a rank's n-th backward.
+    pub(super) fn backward(&self, rank: u32, n: u32) -> (u32, u32) {
+        let (round, chunk, within) = self.place(n);
+        ((self.chunks - 1 - chunk) * self.ranks + rank, round * self.per_round + within)
+    }
+
+    fn place(&self, n: u32) -> (u32, u32, u32) {
+        let turn = n / self.per_round;
+        (turn / self.chunks, turn % self.chunks, n % self.per_round)
+    }
+
+    /// `hops` is the warm-up for each rank behind this one; `weights_after` splits backwards in two and postpones
+    /// the weight gradients by so many operations.
+    fn program(&self, rank: u32, hops: u32, weights_after: Option<u32>) -> Vec<Op> {
+        let total = self.chunks * self.micro_batches;
+        let warm_up = self.warm_up(rank, hops);
+        let backward_kind = if weights_after.is_some() { Kind::InputGradient } else { Kind::Backward };
+        let weight = |n: u32| {
+            let (stage, mb) = self.backward(rank, n);
+            Op::weight_gradient(stage, mb)
+        };
+        let mut ops = Vec::with_capacity(3 * total as usize);
+        let mut n_weights = 0;
+        ops.extend((0..warm_up).map(|n| self.forward(rank, n)).map(|(stage, mb)| Op::forward(stage, mb)));
+        for n in 0..total {
+            if warm_up + n < total {
+                let (stage, mb) = self.forward(rank, warm_up + n);
+                ops.push(Op::forward(stage, mb));
+            }
+            let (stage, mb) = self.backward(rank, n);
+            ops.push(Op::new(stage, backward_kind, mb));
+            if weights_after.is_some_and(|after| n >= after) {
+                ops.push(weight(n_weights));
+                n_weights += 1;
+            }
+        }
+        if weights_after.is_some() {
+            ops.extend((n_weights..total).map(weight));
+        }
+        ops
+    }
+}

@@ -1,0 +1,166 @@
+//! A step as a graph of tasks with labels, and what can be wrong with it.
+
+use thiserror::Error;
+
+use crate::{
+    event_graph::{EventGraph, TaskId},
+    order::Op,
+    sharing::Flow,
+};
+
+/// Why a step cannot be simulated.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SimulateError {
+    /// The order names a stage that the workload does not have.
+    #[error("the order runs stage {stage}, the workload has stages 0 to {last}")]
+    Stage {
+        /// The stage of the order.
+        stage: u32,
+        /// The last stage of the workload.
+        last: usize,
+    },
+    /// The numbers of programs and devices differ.
+    #[error("the order has {programs} programs, the workload {devices} devices to run them on")]
+    Programs {
+        /// Programs of the order.
+        programs: usize,
+        /// Devices of the workload.
+        devices: usize,
+    },
+    /// A device that the machine does not have.
+    #[error("program {program} runs on device {device}, the machine has {n_devices}")]
+    Device {
+        /// The program.
+        program: usize,
+        /// Its device.
+        device: usize,
+        /// Devices of the machine.
+        n_devices: usize,
+    },
+    /// Two devices that must talk but are not joined.
+    #[error("devices {from} and {to} must exchange values but no link joins them")]
+    NoLink {
+        /// One device.
+        from: usize,
+        /// The other.
+        to: usize,
+    },
+    /// A transfer that goes nowhere, or backwards.
+    #[error("a transfer goes from stage {from} to stage {to}; it must go to a later stage of {n_stages}")]
+    Transfer {
+        /// Where it comes from.
+        from: usize,
+        /// Where it goes.
+        to: usize,
+        /// Stages of the workload.
+        n_stages: usize,
+    },
+    /// A speed, rate or share that is not above zero.
+    #[error("{what} must be a number above zero")]
+    NotPositive {
+        /// Which number.
+        what: String,
+    },
+    /// Programs that wait for each other.
+    #[error("the order deadlocks: program {rank} waits at position {position} (`{op}`)")]
+    Deadlock {
+        /// The first program that cannot go on.
+        rank: usize,
+        /// Where it stands.
+        position: usize,
+        /// The operation that cannot run.
+        op: Op,
+    },
+    /// Stages and micro-batches that the operations cannot cover.
+    #[error("the order has {n_ops} operations, too few for its stages and micro-batches")]
+    Incomplete {
+        /// Operations of the order.
+        n_ops: usize,
+    },
+    /// Times that do not fit.
+    #[error("the step takes longer than 2^62 nanoseconds")]
+    Overflow,
+}
+
+/// Which queue of a device a task is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// Sends to other devices.
+    Network,
+    /// Collective operations.
+    Collective,
+    /// Copies to host memory.
+    CopyOut,
+    /// Copies from host memory.
+    CopyIn,
+}
+
+/// What a task does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// An operation of the order; `partner` runs joined with it.
+    Compute {
+        /// The operation.
+        op: Op,
+        /// The other half of a fused pair.
+        partner: Option<Op>,
+    },
+    /// Values on their way to a device.
+    Transfer {
+        /// The operation that made them.
+        op: Op,
+        /// Where they go.
+        to: usize,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Gradients of a stage, one bucket.
+    Reduce {
+        /// The stage.
+        stage: u32,
+        /// Which bucket.
+        bucket: u32,
+    },
+    /// Parameters of a stage brought together: before a pass, or after the optimizer's step.
+    Gather {
+        /// The stage.
+        stage: u32,
+        /// The pass that waits for them.
+        op: Option<Op>,
+    },
+    /// Activations to or from host memory.
+    Copy {
+        /// The operation that made or needs them.
+        op: Op,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// The optimizer's step.
+    Optimizer,
+}
+
+/// A task's label: what is known of it beside its times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// The program that it belongs to.
+    pub program: usize,
+    /// Its stream on that program's device.
+    pub stream: Stream,
+    /// What it does.
+    pub work: Work,
+}
+
+/// A graph with labels: everything that is needed to time a step again.
+#[derive(Clone, Debug)]
+pub struct StepGraph {
+    /// Tasks and waits.
+    pub graph: EventGraph,
+    /// By task.
+    pub labels: Vec<Label>,
+    pub(crate) flows: Vec<Flow>,
+    pub(crate) n_ports: usize,
+    /// Which task consumes what a transfer brings.
+    pub(crate) consumers: Vec<(TaskId, TaskId)>,
+}

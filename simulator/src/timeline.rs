@@ -1,0 +1,215 @@
+//! What happens when: the answer of a simulation, before it becomes a text or a picture.
+
+use crate::{
+    build::{build, build_steps},
+    event_graph::{EventGraph, TaskId},
+    machine::{Machine, Sharing},
+    memory::{self, DeviceMemory},
+    order::{Kind, Op, Order},
+    sharing,
+    step::{Label, SimulateError, StepGraph, Stream, Work},
+    workload::Workload,
+};
+
+/// A simulated step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// End of the last task: one step with all that belongs to it.
+    pub step: u64,
+    /// Longest time from a program's first task to its last.
+    pub longest_span: u64,
+    /// Tasks, in an order in which each waits only for earlier ones.
+    pub tasks: Vec<Task>,
+    /// By program of the order.
+    pub programs: Vec<ProgramTime>,
+    /// By device of the machine.
+    pub memory: Vec<DeviceMemory>,
+    /// The tasks that the step's end waits for, in order of time.
+    pub critical_path: Vec<TaskId>,
+    /// Transfers and copies, with the computation that uses what they bring.
+    pub consumers: Vec<(TaskId, TaskId)>,
+}
+
+/// One task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// What it does, and where.
+    pub label: Label,
+    /// Start in nanoseconds.
+    pub start: u64,
+    /// End in nanoseconds.
+    pub end: u64,
+}
+
+/// What the time of a program goes to, in nanoseconds; the parts sum to the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProgramTime {
+    /// Forward passes.
+    pub forward: u64,
+    /// Backward passes, whole or in parts.
+    pub backward: u64,
+    /// Forward passes run again for the backward.
+    pub recompute: u64,
+    /// All-reduces inside stages.
+    pub collective: u64,
+    /// Copies and sends that the computation waits in.
+    pub copy: u64,
+    /// Host overhead.
+    pub host: u64,
+    /// The optimizer's step.
+    pub optimizer: u64,
+    /// Nothing to do.
+    pub idle: u64,
+}
+
+impl ProgramTime {
+    /// Returns the time of forward and backward passes.
+    pub fn busy(&self) -> u64 {
+        self.forward + self.backward + self.recompute
+    }
+}
+
+/// Simulates a step.
+///
+/// # Errors
+/// Says what does not fit together, or where the order deadlocks.
+pub fn simulate(workload: &Workload, order: &Order, machine: &Machine) -> Result<Timeline, SimulateError> {
+    let step = build(workload, order, machine)?;
+    let ends = step.ends(machine);
+    Ok(timeline(workload, machine, step, ends))
+}
+
+/// Returns the nanoseconds of a step alone: what searches need.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn step_time(workload: &Workload, order: &Order, machine: &Machine) -> Result<u64, SimulateError> {
+    let step = build(workload, order, machine)?;
+    Ok(step.ends(machine).into_iter().max().unwrap_or(0))
+}
+
+/// Returns the nanoseconds that each further step adds, devices starting it after their own optimizer's step.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn period(workload: &Workload, order: &Order, machine: &Machine) -> Result<u64, SimulateError> {
+    const SETTLED: usize = 3;
+    let time = |n_steps| -> Result<u64, SimulateError> {
+        let steps = build_steps(workload, order, machine, n_steps)?;
+        Ok(steps.ends(machine).into_iter().max().unwrap_or(0))
+    };
+    Ok(time(SETTLED + 1)?.saturating_sub(time(SETTLED)?))
+}
+
+impl StepGraph {
+    /// Returns when each task ends on a machine.
+    pub fn ends(&self, machine: &Machine) -> Vec<u64> {
+        let shares = machine.sharing == Sharing::Fair && self.flows.iter().any(|flow| flow.bytes > 0);
+        if shares { sharing::ends(&self.graph, &self.flows, self.n_ports) } else { self.graph.ends() }
+    }
+
+    /// Returns the tasks of a stage's operations with new durations, for [`EventGraph::retime`].
+    pub fn stage_changes(&self, stage: u32, scale: impl Fn(Op, u64) -> u64) -> Vec<(TaskId, u64)> {
+        let change = |(task, label): (usize, &Label)| match label.work {
+            Work::Compute { op, partner: None } if op.stage == stage => {
+                Some((task as TaskId, scale(op, self.graph.duration(task as TaskId))))
+            }
+            _ => None,
+        };
+        self.labels.iter().enumerate().filter_map(change).collect()
+    }
+}
+
+fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, ends: Vec<u64>) -> Timeline {
+    let StepGraph { graph, labels, consumers, .. } = step;
+    let starts = starts(&graph, &ends);
+    let makespan = ends.iter().copied().max().unwrap_or(0);
+    let tasks: Vec<Task> = labels
+        .into_iter()
+        .zip(starts.iter().zip(&ends))
+        .map(|(label, (start, end))| Task { label, start: *start, end: *end })
+        .collect();
+    let n_programs = workload.devices.len();
+    let mut programs = vec![ProgramTime::default(); n_programs];
+    let mut spans = vec![(u64::MAX, 0_u64); n_programs];
+    for task in &tasks {
+        let program = task.label.program;
+        if task.label.stream == Stream::Compute {
+            account(&mut programs[program], workload, machine, task);
+        }
+        let span = &mut spans[program];
+        *span = (span.0.min(task.start), span.1.max(task.end));
+    }
+    for time in &mut programs {
+        let spent = time.busy() + time.collective + time.copy + time.host + time.optimizer;
+        time.idle = makespan.saturating_sub(spent);
+    }
+    let memory = memory::over_time(workload, machine, &tasks, &consumers);
+    let critical_path = timed(&graph, &starts, &ends).critical_path(&ends);
+    Timeline {
+        step: makespan,
+        longest_span: spans.iter().map(|(first, last)| last.saturating_sub(*first)).max().unwrap_or(0),
+        tasks,
+        programs,
+        memory,
+        critical_path,
+        consumers,
+    }
+}
+
+fn starts(graph: &EventGraph, ends: &[u64]) -> Vec<u64> {
+    let start = |task: usize| {
+        let there = |(before, lag): (TaskId, i64)| ends[before as usize].saturating_add_signed(lag);
+        graph.waits(task as TaskId).map(there).max().unwrap_or(0)
+    };
+    (0..graph.len()).map(start).collect()
+}
+
+/// Returns the graph with the durations that shared ports made.
+fn timed(graph: &EventGraph, starts: &[u64], ends: &[u64]) -> EventGraph {
+    let mut timed = graph.clone();
+    let changes: Vec<(TaskId, u64)> =
+        (0..graph.len()).map(|task| (task as TaskId, ends[task].saturating_sub(starts[task]))).collect();
+    let mut scratch = ends.to_vec();
+    timed.retime(&changes, &mut scratch);
+    timed
+}
+
+/// Divides a task's time among the parts of its program.
+fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task: &Task) {
+    let total = task.end - task.start;
+    match task.label.work {
+        Work::Compute { op, partner } => {
+            let device = &machine.devices[workload.devices[task.label.program]];
+            let host = device.host_overhead.min(total);
+            time.host += host;
+            let mut left = total - host;
+            for op in std::iter::once(op).chain(partner) {
+                let stage = &workload.stages[op.stage as usize % workload.stages.len()];
+                let scale = |value: u64| crate::machine::scaled(value, device.speed);
+                let mut take = |part: u64| {
+                    let part = part.min(left);
+                    left -= part;
+                    part
+                };
+                match op.kind {
+                    Kind::Forward => time.forward += take(scale(stage.forward)),
+                    Kind::InputGradient => {
+                        time.recompute += take(scale(stage.recompute));
+                        time.backward += take(scale(stage.input_gradient));
+                    }
+                    Kind::WeightGradient => time.backward += take(scale(stage.weight_gradient)),
+                    Kind::Backward => {
+                        time.recompute += take(scale(stage.recompute));
+                        time.backward += take(scale(stage.input_gradient + stage.weight_gradient));
+                    }
+                }
+            }
+            // What is left are the collectives inside the stage.
+            time.collective += left;
+        }
+        Work::Optimizer => time.optimizer += total,
+        Work::Transfer { .. } | Work::Copy { .. } => time.copy += total,
+        Work::Reduce { .. } | Work::Gather { .. } => time.collective += total,
+    }
+}

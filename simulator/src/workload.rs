@@ -1,0 +1,149 @@
+//! What is to be run: stages, what crosses between them, and what happens to gradients. Nanoseconds and bytes.
+
+/// A training step as numbers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Workload {
+    /// Stages of one copy of the model, in its order.
+    pub stages: Vec<Stage>,
+    /// Values between stages. A stage that nothing is listed for follows the one before it.
+    pub transfers: Vec<Transfer>,
+    /// Device of each program of the order.
+    pub devices: Vec<usize>,
+    /// How copies and replicas of a stage agree on gradients.
+    pub sync: Sync,
+    /// How offloaded activations travel.
+    pub offload: Offload,
+}
+
+/// One stage, for one micro-batch where it matters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stage {
+    /// Time of the forward pass.
+    pub forward: u64,
+    /// Time of the inputs' gradient.
+    pub input_gradient: u64,
+    /// Time of the parameters' gradient.
+    pub weight_gradient: u64,
+    /// Time of forward passes that the backward runs again.
+    pub recompute: u64,
+    /// Time of the optimizer's step, once a step.
+    pub optimizer_step: u64,
+    /// Memory.
+    pub memory: StageMemory,
+    /// The group that shares each of its layers, if any.
+    pub tensor_parallel: Option<TensorParallel>,
+}
+
+/// Bytes of a stage on one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageMemory {
+    /// Parameters.
+    pub parameters: u64,
+    /// Gradients of the parameters.
+    pub gradients: u64,
+    /// Optimizer state.
+    pub optimizer: u64,
+    /// Weight versions beside the newest.
+    pub older_versions: u64,
+    /// What autograd keeps for one micro-batch from its forward to its backward.
+    pub activations: u64,
+    /// What the backward needs on top of that while it runs: recomputed activations.
+    pub recomputed: u64,
+    /// Scratch memory of any operation while it runs.
+    pub workspace: u64,
+    /// The part of the activations that waits in host memory.
+    pub offloaded: u64,
+}
+
+/// Collectives inside a stage: Megatron's all-reduces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorParallel {
+    /// Time of one all-reduce, by [`crate::collective`].
+    pub all_reduce: u64,
+    /// All-reduces in each forward pass, and as many in each backward.
+    pub per_pass: u32,
+}
+
+/// Values from a stage to a later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Stage that makes them.
+    pub from: usize,
+    /// Stage that gets them.
+    pub to: usize,
+    /// Bytes of one micro-batch forward.
+    pub forward: u64,
+    /// Bytes of their gradients.
+    pub backward: u64,
+}
+
+/// How copies and replicas of a stage agree on gradients at the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sync {
+    /// Bytes of a bucket; the sync of a bucket starts when its gradients exist.
+    pub bucket: u64,
+    /// Which collective.
+    pub algorithm: crate::collective::Algorithm,
+    /// What is kept once for the group instead of once a replica.
+    pub sharding: Sharding,
+}
+
+impl Default for Sync {
+    /// PyTorch DDP's 25 MiB buckets over a ring.
+    fn default() -> Self {
+        Self {
+            bucket: 25 << 20,
+            algorithm: crate::collective::Algorithm::Fastest,
+            sharding: Sharding::Replicated,
+        }
+    }
+}
+
+/// ZeRO's stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sharding {
+    /// Everything on every replica.
+    #[default]
+    Replicated,
+    /// Optimizer state shared out: gradients are reduced and scattered, parameters gathered after the step.
+    Optimizer,
+    /// Gradients as well.
+    Gradients,
+    /// Parameters as well (FSDP): gathered before each pass.
+    Parameters,
+}
+
+/// How activations travel to host memory and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// The computation waits for each copy; pageable memory.
+    Naive,
+    /// The computation waits for each copy; pinned memory is faster.
+    Pinned,
+    /// Asynchronous calls on pageable memory: the driver stages them, so the computation waits all the same.
+    NonBlocking,
+    /// Asynchronous copies of pinned memory on streams of their own, so many passes ahead.
+    Overlapped {
+        /// Buffers: copies may run this many passes behind the forward and ahead of the backward.
+        depth: u32,
+    },
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Offload::Overlapped { depth: 2 }
+    }
+}
+
+impl Workload {
+    /// Returns stages of equal cost that follow each other, one a device: what the closed forms speak about.
+    pub fn uniform(n_stages: usize, n_devices: usize, cost: &crate::Cost) -> Self {
+        let stage = Stage {
+            forward: cost.forward,
+            input_gradient: cost.input_gradient,
+            weight_gradient: cost.weight_gradient,
+            ..Stage::default()
+        };
+        Self { stages: vec![stage; n_stages], devices: (0..n_devices).collect(), ..Self::default() }
+    }
+}
