@@ -71,7 +71,9 @@ impl Classes {
     fn slot(&self, leaf: &Operand) -> Option<usize> {
         match leaf {
             Operand::Value(value) if value.index() < self.values => Some(value.index()),
-            Operand::Tensor(tensor) if tensor.index() < self.storages.len() => Some(self.tensor_slot(*tensor)),
+            Operand::Tensor(tensor) if tensor.index() < self.storages.len() => {
+                Some(self.tensor_slot(*tensor))
+            }
             _ => None,
         }
     }
@@ -189,7 +191,13 @@ pub(crate) fn examine(program: &Program, stage_of: &[u32], last: u32) -> (InPlac
 }
 
 /// Follows one class through the trace.
-fn follow(program: &Program, stage_of: &[u32], events: &[Event], result: &mut InPlace, errors: &mut Vec<CutError>) {
+fn follow(
+    program: &Program,
+    stage_of: &[u32],
+    events: &[Event],
+    result: &mut InPlace,
+    errors: &mut Vec<CutError>,
+) {
     let first_stage = events[0].stage;
     let holds_tensor = events.iter().find_map(|event| event.tensors.first());
     if let Some(&tensor) = holds_tensor {
@@ -255,7 +263,8 @@ fn follow(program: &Program, stage_of: &[u32], events: &[Event], result: &mut In
             for &value in &other.reads {
                 let made = made_in(value);
                 let comes_in = other.stage == stage && made != Some(stage);
-                let goes_on = other.stage > stage && other.node > event.node && made.is_none_or(|made| made < stage);
+                let goes_on =
+                    other.stage > stage && other.node > event.node && made.is_none_or(|made| made < stage);
                 if comes_in || goes_on {
                     foreign.insert(value);
                 }

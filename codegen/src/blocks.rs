@@ -51,7 +51,11 @@ pub fn assign(program: &Program, stages: &[Vec<String>]) -> Result<Assignment, V
                 continue;
             }
             let Some(range) = paths.find(path) else {
-                errors.push(CutError::UnknownBlock { stage, path: path.clone(), similar: paths.similar(path) });
+                errors.push(CutError::UnknownBlock {
+                    stage,
+                    path: path.clone(),
+                    similar: paths.similar(path),
+                });
                 continue;
             };
             let mut clash = None;

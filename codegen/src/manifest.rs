@@ -121,10 +121,10 @@ pub fn manifest(
         kind: "stages".into(),
         schema_version: MANIFEST_VERSION,
         written_by: about.written_by.clone(),
-        model: about.model.clone().unwrap_or(ModelReference {
-            name: program.name.clone(),
-            digest: tracer::digest(program),
-        }),
+        model: about
+            .model
+            .clone()
+            .unwrap_or(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         training: crate::python::was_training(program),
         skips: match pipeline.skips {
             Skips::Relay => "relay".into(),

@@ -46,8 +46,10 @@ pub fn nearest(
     for moved in order {
         let low = if moved == 0 { 0 } else { cuts[moved - 1] };
         let high = cuts.get(moved + 1).copied().unwrap_or(program.nodes.len());
-        let mut candidates: Vec<&(usize, String)> =
-            starts.iter().filter(|(start, _)| *start > low && *start < high && *start != cuts[moved]).collect();
+        let mut candidates: Vec<&(usize, String)> = starts
+            .iter()
+            .filter(|(start, _)| *start > low && *start < high && *start != cuts[moved])
+            .collect();
         candidates.sort_by_key(|(start, _)| start.abs_diff(cuts[moved]));
         for (_, candidate) in candidates {
             tries += 1;

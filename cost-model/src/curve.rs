@@ -5,7 +5,7 @@
 //! goes, then the linear one, and what is left is the anchor times the mean residual, which grows like the roofline.
 
 use crate::{
-    dense::{Cholesky, dot},
+    dense::dot,
     ridge::Linear,
     terms::{self, Terms},
     work::{Machine, Work},
@@ -22,6 +22,13 @@ pub struct Estimate {
     pub p90: f64,
     /// How much the correction was trusted: 1 inside the fitted range, towards 0 outside.
     pub trust: f64,
+}
+
+impl Estimate {
+    /// Makes an estimate without a band.
+    pub fn exact(seconds: f64) -> Self {
+        Self { seconds, p10: seconds, p90: seconds, trust: 1.0 }
+    }
 }
 
 /// How long operators of one kind take, as fitted to measurements.
@@ -65,21 +72,29 @@ pub(crate) struct Correction {
 }
 
 /// Leverage: how far a row is from those that were fitted.
+///
+/// The leverage of `x` is `|L⁻¹(x − mean)|²` with the factor `L` of `XᵀX + λI`. Its p² / 2 numbers would outweigh all
+/// the rest of the model; a random projection of `L⁻¹` to [`GATE_ROWS`] rows keeps the length within a third
+/// (Johnson and Lindenstrauss, 1984), which is enough for a gate whose threshold is projected alike.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gate {
-    /// Factor of the centred `XᵀX + λI`.
-    pub factor: Cholesky,
-    /// Mean of the rows.
-    pub mean: Vec<f64>,
+    /// The projected `L⁻¹`, row by row, followed by the centre that each row takes off.
+    pub rows: Vec<(Vec<f64>, f64)>,
     /// The leverage that one of a hundred fitted rows exceeds.
     pub h99: f64,
 }
 
+/// Rows of a projected gate.
+pub(crate) const GATE_ROWS: usize = 16;
+
 impl Gate {
+    /// Returns how many terms it looks at.
+    pub fn width(&self) -> usize {
+        self.rows.first().map_or(0, |(row, _)| row.len())
+    }
+
     pub fn leverage(&self, x: &[f64]) -> f64 {
-        let centred: Vec<f64> = x.iter().zip(&self.mean).map(|(x, mean)| x - mean).collect();
-        let y = self.factor.forward(&centred);
-        dot(&y, &y)
+        self.rows.iter().map(|(row, centre)| (dot(row, x) - centre).powi(2)).sum()
     }
 }
 
@@ -142,12 +157,12 @@ impl Correction {
         let z = self.standardise(bounded);
         let linear = self.linear.at(&z);
         let mut whole = Vec::new();
-        if !self.quadratic.coefficients.is_empty() || gate.mean.len() != z.len() {
+        if !self.quadratic.coefficients.is_empty() || gate.width() != z.len() {
             expand(&z, &mut whole);
         }
         let quadratic =
             if self.quadratic.coefficients.is_empty() { linear } else { self.quadratic.at(&whole) };
-        let h = gate.leverage(if gate.mean.len() == z.len() { &z } else { &whole });
+        let h = gate.leverage(if gate.width() == z.len() { &z } else { &whole });
         let trust = (-(h / gate.h99 - 1.0).max(0.0)).exp();
         let mixed = trust * quadratic + (1.0 - trust) * (trust * linear + (1.0 - trust) * self.mean);
         (mixed.clamp(self.clip.0, self.clip.1), trust)

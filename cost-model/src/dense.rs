@@ -60,7 +60,12 @@ impl Cholesky {
 
     /// Solves `L Lᵀ x = b`.
     pub fn solve(&self, b: &[f64]) -> Vec<f64> {
-        let mut x = self.forward(b);
+        self.backward(self.forward(b))
+    }
+
+    /// Solves `Lᵀ x = y`.
+    pub fn backward(&self, y: Vec<f64>) -> Vec<f64> {
+        let mut x = y;
         for i in (0..self.n).rev() {
             let row = self.row(i);
             x[i] /= row[i];

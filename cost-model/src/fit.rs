@@ -13,7 +13,7 @@
 use ndarray::{Array1, Array2, ArrayView2};
 
 use crate::{
-    curve::{Band, Correction, Curve, Gate, anchor_time, expand},
+    curve::{Band, Correction, Curve, Estimate, GATE_ROWS, Gate, anchor_time, expand},
     dense::{Cholesky, dot},
     evaluate::quantile,
     nnls::nnls,
@@ -25,7 +25,7 @@ use crate::{
 /// Fewer rows than this make no curve.
 pub const MIN_ROWS: usize = 20;
 /// Rows beyond which the curve no longer changes; more are thinned out evenly.
-const MAX_ROWS: usize = 20_000;
+const MAX_ROWS: usize = 8_000;
 const FOLDS: usize = 5;
 /// Rounds of reweighting, each of which must lower the held-out error.
 const ROUNDS: usize = 4;
@@ -51,14 +51,14 @@ pub struct TooFewRows {
     pub rows: usize,
 }
 
-/// What cross-validation says of a curve.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What cross-validation says of a curve: each row predicted from rows of other folds.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Validation {
-    /// Held-out mean absolute relative error, in percent.
-    pub mape: f64,
-    /// The same, median.
-    pub median: f64,
-    /// Rows that miss their held-out prediction by more than six times the usual; they had little weight.
+    /// The rows that were used.
+    pub samples: Vec<Sample>,
+    /// Their held-out estimates.
+    pub estimates: Vec<Estimate>,
+    /// Rows that miss their estimate by more than six times the usual; they had little weight.
     pub outliers: usize,
 }
 
@@ -119,7 +119,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let corrected: Vec<f64> =
         held_out.iter().map(|own| own.clamp(correction.clip.0, correction.clip.1)).collect();
     let band = band(&anchors, &misses, &corrected, correction.mean);
-    let validation = validate(&misses, &corrected);
+    let validation = validate(samples, &anchors, &corrected, &band);
     let curve = Curve { machine: *machine, anchor: coefficients, least, hidden, floor, correction, band };
     Ok((curve, validation))
 }
@@ -273,7 +273,15 @@ fn error(y: &Array1<f64>, predicted: &[f64]) -> f64 {
 fn gate(x: ArrayView2<'_, f64>, fitted: &Fitted) -> Option<Gate> {
     let (system, mean) = fitted.folds.system(fitted.lambda);
     let factor = Cholesky::of(&system, mean.len())?;
-    let mut gate = Gate { factor, mean, h99: 1.0 };
+    let mut signs = Signs(1);
+    let rows = (0..GATE_ROWS).map(|_| {
+        // Rows of signs are as good a projection as normal ones (Achlioptas, 2003).
+        let row = factor.backward((0..mean.len()).map(|_| signs.next()).collect());
+        let row: Vec<f64> = row.into_iter().map(|value| short(value / (GATE_ROWS as f64).sqrt())).collect();
+        let centre = dot(&row, &mean);
+        (row, centre)
+    });
+    let mut gate = Gate { rows: rows.collect(), h99: 1.0 };
     // The quantile of a leverage needs no more than a few thousand rows.
     let every = x.nrows().div_ceil(4_000);
     let leverages =
@@ -318,15 +326,41 @@ fn band(anchors: &[f64], misses: &Array1<f64>, corrected: &[f64], mean: f64) -> 
     Band { knots, outside: (quantile(&rests, 0.1), quantile(&rests, 0.9)) }
 }
 
-fn validate(misses: &Array1<f64>, corrected: &[f64]) -> Validation {
-    let rests: Vec<f64> = misses.iter().zip(corrected).map(|(miss, own)| own - miss).collect();
-    let errors = sort(rests.iter().map(|rest| 100.0 * (rest.exp() - 1.0).abs()));
-    let usual = quantile(&sort(rests.iter().map(|rest| rest.abs())), 0.5).max(1e-3);
-    Validation {
-        mape: errors.iter().sum::<f64>() / errors.len() as f64,
-        median: quantile(&errors, 0.5),
-        outliers: rests.iter().filter(|rest| rest.abs() > 6.0 * usual).count(),
+fn validate(samples: &[Sample], anchors: &[f64], corrected: &[f64], band: &Band) -> Validation {
+    let estimates: Vec<Estimate> = anchors
+        .iter()
+        .zip(corrected)
+        .map(|(anchor, correction)| {
+            let seconds = anchor * correction.exp();
+            let (low, high) = band.at(seconds.ln(), 1.0);
+            Estimate { seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust: 1.0 }
+        })
+        .collect();
+    let rests: Vec<f64> = samples
+        .iter()
+        .zip(&estimates)
+        .map(|(sample, own)| (sample.seconds / own.seconds).ln().abs())
+        .collect();
+    let usual = quantile(&sort(rests.iter().copied()), 0.5).max(1e-3);
+    let outliers = rests.iter().filter(|rest| **rest > 6.0 * usual).count();
+    Validation { samples: samples.to_vec(), estimates, outliers }
+}
+
+/// Plus and minus one at random, the same in every run (xorshift).
+struct Signs(u64);
+
+impl Signs {
+    fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        if self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 0 { 1.0 } else { -1.0 }
     }
+}
+
+/// Rounds to five digits: a gate needs no more, and files stay small.
+fn short(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
 }
 
 fn matrix(rows: &[Vec<f64>]) -> Array2<f64> {

@@ -9,6 +9,7 @@ mod inspect;
 mod simulate;
 
 mod emit;
+mod fit;
 pub mod trace;
 
 /// What to do.
@@ -24,6 +25,8 @@ pub enum Command {
     Completions(completions::Completions),
     /// Write a cut model as stage modules that run
     Emit(emit::Emit),
+    /// Fit a cost model to measured times, and say how good it is
+    Fit(Box<fit::Fit>),
 }
 
 impl Command {
@@ -35,6 +38,7 @@ impl Command {
             Command::Inspect(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Emit(command) => command.run(output),
+            Command::Fit(command) => command.run(output),
         }
     }
 }

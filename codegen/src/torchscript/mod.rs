@@ -35,7 +35,10 @@ pub(crate) fn stage(
     let archive = program.archive.clone().unwrap_or_default();
     if let (ByteOrder::Big, Some(first)) = (archive.byte_order, stage.tensors.first()) {
         let tensor = program.tensors[first.index()].path.clone();
-        return Err(CutError::Tensor { tensor, reason: "the archive was written on a big-endian machine".into() });
+        return Err(CutError::Tensor {
+            tensor,
+            reason: "the archive was written on a big-endian machine".into(),
+        });
     }
     let tree = Tree::new(program, stage, &format!("__torch__.{folder}"))?;
     let storages = Storages::new(program, &stage.tensors)?;
