@@ -13,6 +13,7 @@ mod simulate;
 mod emit;
 mod run;
 mod split;
+mod fit;
 pub mod trace;
 mod verify;
 
@@ -39,6 +40,8 @@ pub enum Command {
     Verify(verify::Verify),
     /// Run the stages as a pipeline on this machine, measured beside predicted
     Run(run::Run),
+    /// Fit a cost model to measured times, and say how good it is
+    Fit(Box<fit::Fit>),
 }
 
 impl Command {
@@ -55,6 +58,7 @@ impl Command {
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),
             Command::Run(command) => command.run(output),
+            Command::Fit(command) => command.run(output),
         }
     }
 }
