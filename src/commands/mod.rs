@@ -8,6 +8,7 @@ mod completions;
 mod graph;
 mod inspect;
 mod plan;
+mod report;
 mod simulate;
 
 mod emit;
@@ -32,6 +33,8 @@ pub enum Command {
     Inspect(inspect::Inspect),
     /// Draw a model
     Graph(graph::Graph),
+    /// Write a model, its plan and its timeline as one page to look at
+    Report(report::Report),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Write a cut model as stage modules that run
@@ -54,6 +57,7 @@ impl Command {
             Command::Simulate(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
             Command::Graph(command) => command.run(output),
+            Command::Report(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),

@@ -16,6 +16,7 @@ mod layout;
 mod lift;
 pub mod palette;
 pub mod perfetto;
+pub mod report;
 pub mod svg;
 pub mod text;
 mod view;
