@@ -80,7 +80,8 @@ impl<'p> Builder<'p> {
         let tensor_facts = graph.tensors.iter().map(|tensor| {
             let number =
                 program.literals.get(&tensor.id).and_then(literal).filter(|_| tensor.shape.is_empty());
-            Fact::Tensor(TensorFact { number, ..tensor.fact() })
+            // Such a constant was a plain number in Python, and a plain number does not widen other dtypes.
+            Fact::Tensor(TensorFact { number, is_wrapped_number: number.is_some(), ..tensor.fact() })
         });
         let tensor_facts = tensor_facts.collect();
         graph.blocks = structure::blocks(program);
@@ -273,11 +274,8 @@ impl<'p> Builder<'p> {
             if let Fact::Unknown = fact {
                 fact = by_type(&program.values[value.index()].type_);
             }
-            if let Some(written) = &written {
-                if position == 0 && matches!(fact, Fact::Tensor(_)) {
-                    let number = None;
-                    fact = Fact::Tensor(TensorFact { number, ..written.clone() });
-                }
+            if let (Some(written), 0, Fact::Tensor(_)) = (&written, position, &fact) {
+                fact = Fact::Tensor(TensorFact { number: None, ..written.clone() });
             }
             let declared = match &program.values[value.index()].type_ {
                 Type::Tensor(type_) if self.uses_declared && type_.shape.is_some() => Some(type_),
@@ -295,11 +293,11 @@ impl<'p> Builder<'p> {
         }
         if let (Some(written), Some(operand)) = (&written, arguments.first()) {
             // The operand itself is another tensor from here on: later readers see what was written.
-            if let Operand::Value(value) = &operand.operand {
-                if let Fact::Tensor(tensor) = &mut self.facts[value.index()] {
-                    tensor.number = None;
-                    tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
-                }
+            if let Operand::Value(value) = &operand.operand
+                && let Fact::Tensor(tensor) = &mut self.facts[value.index()]
+            {
+                tensor.number = None;
+                tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
             }
         }
         if class == OperatorClass::Unknown {
@@ -344,7 +342,7 @@ impl<'p> Builder<'p> {
             }
             Fact::List(items) => items.iter_mut().for_each(|item| self.own(item, operator, needs_gradient)),
             Fact::Dict(items) => {
-                items.iter_mut().for_each(|(_, item)| self.own(item, operator, needs_gradient))
+                items.iter_mut().for_each(|(_, item)| self.own(item, operator, needs_gradient));
             }
             _ => {}
         }

@@ -26,7 +26,7 @@ pub struct ReportData {
     pub timelines: Vec<ReportTimeline>,
     /// The same plan under other circumstances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub what_if: Option<WhatIf>,
+    pub what_if: Option<ReportWhatIf>,
 }
 
 /// Boxes by number, parents before their children; 0 is the whole model. Texts are positions in `strings`.
@@ -129,7 +129,7 @@ pub struct ReportMemory {
 
 /// The same stages under other schedules, numbers of micro-batches and link speeds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct WhatIf {
+pub struct ReportWhatIf {
     /// Numbers of micro-batches, ascending. A micro-batch keeps its size.
     pub micro_batches: Vec<u32>,
     /// Schedules by name.
@@ -161,7 +161,7 @@ pub struct WhatIfCell {
     pub reason: Option<String>,
 }
 
-impl WhatIf {
+impl ReportWhatIf {
     /// Returns the answer for a link, a schedule and a number of micro-batches, by position.
     pub fn cell(&self, link: usize, schedule: usize, micro_batches: usize) -> Option<&WhatIfCell> {
         let row = link * self.schedules.len() + schedule;

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use graph::{BlockId, Item, ModelGraph, OperatorCosts, TensorFact};
-use schema::{
-    Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor,
-};
+use schema::{Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown};
 
 use crate::{
     failure::Failure,
@@ -52,14 +50,15 @@ impl Inspect {
     /// Prints the table.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let model = model::load(&self.model, &self.inputs)?;
-        let report = report(&model, self.depth);
         match self.format {
             Format::Json => {
+                let report = report(&model, self.depth);
                 let json = serde_json::to_value(&report)
                     .map_err(|error| Failure::input(format!("cannot write the report: {error}")))?;
                 output.json(&json)
             }
-            Format::Text => output.text(&text(&model.graph, &report, self.depth)),
+            // The text picks its own rows of all blocks.
+            Format::Text => output.text(&text(&model.graph, &report(&model, None), self.depth)),
         }
     }
 }
@@ -85,20 +84,7 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
             is_recorded: unknown.is_recorded,
         }
     });
-    let named = |values: &[graph::ValueId]| {
-        values
-            .iter()
-            .map(|id| {
-                let value = graph.value(*id);
-                let tensor = value.fact.tensor();
-                NamedTensor {
-                    name: value.name.clone(),
-                    shape: tensor.and_then(shape),
-                    dtype: tensor.and_then(dtype),
-                }
-            })
-            .collect()
-    };
+    let named = |values: &[graph::ValueId]| values.iter().map(|id| graph::named_tensor(graph, *id)).collect();
     InspectReport {
         schema_version: INSPECT_VERSION,
         model: graph.name.clone(),
@@ -135,10 +121,22 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
     }
 }
 
+fn notes(model: &model::Model) -> Vec<String> {
+    let mut notes: Vec<String> =
+        model.program.notes.iter().map(|note| format!("{}: {}", place(&note.path), note.text)).collect();
+    let without = model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).count();
+    if without > 0 {
+        notes.push(format!(
+            "the text does not say the sizes of {without} parameters and buffers: their elements and some FLOPs are not counted; an archive says them"
+        ));
+    }
+    notes
+}
+
 fn row(graph: &ModelGraph, costs: &OperatorCosts, parameters: &[u64], id: BlockId) -> InspectBlock {
     let block = graph.block(id);
     let cost = costs.block(graph, id);
-    let result = block.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors()).next();
+    let result = graph.result_of(id);
     InspectBlock {
         path: block.path.clone(),
         kind: block.kind.clone(),
@@ -294,7 +292,7 @@ fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position) % 3 == 0 {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

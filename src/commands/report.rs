@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use schema::{Plan, SimulatedPlan, TIMELINE_VERSION, Timeline, WhatIf};
+use schema::{Plan, SimulatedPlan, TIMELINE_VERSION, Timeline, ReportWhatIf};
 use viz::report::{Origin, Planned};
 
 use super::{graph::operator_stages, simulate};
@@ -47,7 +47,7 @@ pub struct PlannedPage {
     stages: Vec<Option<u32>>,
     simulated: SimulatedPlan,
     timeline: Timeline,
-    what_if: WhatIf,
+    what_if: ReportWhatIf,
 }
 
 impl Report {

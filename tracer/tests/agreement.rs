@@ -122,14 +122,16 @@ impl<'a> Simple<'a> {
         let [list, dim] = node.arguments.as_slice() else { return None };
         let Operand::List(items) = &list.operand else { return None };
         let output = Operand::Value(node.outputs[0]);
-        let is_use = |user: &&tracer::Node| user.arguments.iter().any(|argument| holds(&argument.operand, &output));
+        let is_use =
+            |user: &&tracer::Node| user.arguments.iter().any(|argument| holds(&argument.operand, &output));
         let users: Vec<&tracer::Node> = self.program.nodes[index..].iter().filter(is_use).collect();
         let [user] = users.as_slice() else { return None };
         let is_cat = |node: &tracer::Node| node.operator == "aten::cat";
         let is_same = is_cat(node)
             && is_cat(user)
             && user.arguments[1].operand == dim.operand
-            && self.program.calls[node.call.index()].module == self.program.calls[user.call.index()].module;
+            // The root's own graph is not simplified.
+            && user.call.index() != 0;
         is_same.then(|| items.clone())
     }
 
@@ -146,7 +148,10 @@ impl<'a> Simple<'a> {
             let arguments = node.arguments.iter().filter(|_| !is_opaque);
             let outputs = if is_opaque { 0 } else { node.outputs.len() };
             Some(Line {
-                head: format!("{} {path}#{} {} -> {outputs}", self.positions[index], call.ordinal, node.operator),
+                head: format!(
+                    "{} {path}#{} {} -> {outputs}",
+                    self.positions[index], call.ordinal, node.operator
+                ),
                 arguments: arguments.map(|a| (a.name.clone(), self.show(&a.operand))).collect(),
             })
         };
@@ -163,7 +168,8 @@ impl<'a> Simple<'a> {
             });
             let [start, end] = [call.nodes.start, call.nodes.end].map(|node| self.positions[node as usize]);
             // A call without a node leaves no trace in the text.
-            let shown = format!("{}#{} {} {start}..{end} in {parent:?}", module.path, call.ordinal, call.method);
+            let shown =
+                format!("{}#{} {} {start}..{end} in {parent:?}", module.path, call.ordinal, call.method);
             (start < end).then_some(shown)
         };
         program.calls.iter().filter_map(line).collect()
@@ -172,7 +178,8 @@ impl<'a> Simple<'a> {
     /// Values by who makes them, not by name.
     fn show(&self, operand: &Operand) -> String {
         let program = self.program;
-        let list = |items: &[Operand]| items.iter().map(|item| self.show(item)).collect::<Vec<_>>().join(", ");
+        let list =
+            |items: &[Operand]| items.iter().map(|item| self.show(item)).collect::<Vec<_>>().join(", ");
         match operand {
             Operand::Value(value) => match self.aliases.get(value) {
                 Some(operands) => list(operands),
@@ -187,7 +194,8 @@ impl<'a> Simple<'a> {
             Operand::List(items) => format!("[{}]", list(items)),
             Operand::Tuple(items) => format!("({})", list(items)),
             Operand::Dict(pairs) => {
-                let pair = |(key, value): &(Operand, Operand)| format!("{}: {}", self.show(key), self.show(value));
+                let pair =
+                    |(key, value): &(Operand, Operand)| format!("{}: {}", self.show(key), self.show(value));
                 format!("{{{}}}", pairs.iter().map(pair).collect::<Vec<_>>().join(", "))
             }
         }
@@ -196,6 +204,9 @@ impl<'a> Simple<'a> {
     fn show_value(&self, value: ValueId) -> String {
         let program = self.program;
         match program.values[value.index()].producer {
+            Some(producer) if program.nodes[producer.index()].operator == "prim::Opaque" => {
+                format!("%{}", self.positions[producer.index()])
+            }
             Some(producer) => {
                 let outputs = &program.nodes[producer.index()].outputs;
                 let output = outputs.iter().position(|output| *output == value).unwrap();
@@ -218,17 +229,21 @@ fn recorded_difference(archive: &Program, text: &Program) -> Option<String> {
     let recorded = archive.recorded.as_ref()?;
     let is_simple = |operator: &str| CONVERSIONS.contains(&operator) || operator == "aten::cat";
     let nodes = archive.nodes.iter().zip(&recorded.nodes);
-    if let Some((node, recorded)) = nodes.clone().find(|(node, recorded)| node.operator != recorded.operator) {
+    if let Some((node, recorded)) = nodes.clone().find(|(node, recorded)| node.operator != recorded.operator)
+    {
         return Some(format!("{} stands for {}", recorded.operator, node.operator));
     }
     let recorded = nodes.map(|(_, recorded)| recorded).filter(|node| !is_simple(&node.operator));
-    for (node, recorded) in text.nodes.iter().filter(|node| !is_simple(&node.operator)).zip(recorded) {
+    let is_known = |node: &&tracer::Node| !is_simple(&node.operator) && node.operator != "prim::Opaque";
+    let recorded = recorded.filter(|node| node.operator != "prim::Opaque");
+    for (node, recorded) in text.nodes.iter().filter(is_known).zip(recorded) {
         for (output, recorded) in node.outputs.iter().zip(&recorded.outputs) {
             let type_ = &text.values[output.index()].type_;
             let same = match (type_, recorded) {
                 // The text has `requires_grad=0` for convolutions whose weights train.
                 (Type::Tensor(type_), Some(recorded)) => {
-                    let without_grad = |type_: &TensorType| TensorType { requires_grad: None, ..type_.clone() };
+                    let without_grad =
+                        |type_: &TensorType| TensorType { requires_grad: None, ..type_.clone() };
                     without_grad(type_) == without_grad(recorded)
                 }
                 (type_, recorded) => !matches!(type_, Type::Tensor(_)) && recorded.is_none(),

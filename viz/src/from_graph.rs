@@ -54,6 +54,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     let mut wires: IndexMap<(BoxId, ValueId), Vec<BoxId>> = IndexMap::new();
     // The frames around the operator at hand, innermost last.
     let mut open: Vec<(BlockId, BoxId)> = vec![(BlockId::ROOT, BoxId::ROOT)];
+    let is_shown = shown(graph);
     for operator in &graph.operators {
         if operator.class == OperatorClass::Plumbing {
             let through: BTreeSet<BoxId> =
@@ -61,6 +62,9 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
             for output in operator.outputs.iter().filter(|output| carries_tensor(graph, **output)) {
                 makers[output.index()] = through.iter().copied().collect();
             }
+            continue;
+        }
+        if !is_shown[operator.id.index()] {
             continue;
         }
         builder.enter(&mut diagram, &mut open, operator.block);
@@ -96,6 +100,33 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
         diagram.connect(maker, label(graph, value), sinks);
     }
     diagram
+}
+
+/// Tells for each operator whether a drawn tensor leads from it to an output.
+///
+/// Sizes are at times computed with tensors that hold one number; what only sizes are made of is not drawn.
+fn shown(graph: &ModelGraph) -> Vec<bool> {
+    let mut is_live = vec![false; graph.values.len()];
+    for output in &graph.outputs {
+        is_live[output.index()] = true;
+    }
+    let mut is_shown = vec![false; graph.operators.len()];
+    for operator in graph.operators.iter().rev() {
+        let is_plumbing = operator.class == OperatorClass::Plumbing;
+        let is_read = operator
+            .outputs
+            .iter()
+            .any(|value| is_live[value.index()] && (!is_plumbing || carries_tensor(graph, *value)));
+        // What writes in place does its work even where nobody reads its result.
+        let is_in_place = !is_plumbing && operator.name.ends_with('_') && !operator.name.ends_with("__");
+        if is_read || is_in_place {
+            is_shown[operator.id.index()] = !is_plumbing;
+            for input in &operator.inputs {
+                is_live[input.index()] = true;
+            }
+        }
+    }
+    is_shown
 }
 
 struct Builder<'a> {
@@ -315,7 +346,7 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
         OperatorClass::Convolution => {
             let [first, second, kernel @ ..] = weight? else { return None };
             let is_transposed = operator.name.contains("transpose")
-                || operator.constant("transposed") == Some(&tracer_constant(true));
+                || operator.constant("transposed") == Some(&graph::Constant::Bool(true));
             let groups = integer(operator, "groups").unwrap_or(1).max(1) as u64;
             let (from, to) = match is_transposed {
                 true => (*first, second.saturating_mul(groups)),
@@ -346,10 +377,6 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
         _ => return None,
     }
     Some(parts.join(", "))
-}
-
-fn tracer_constant(value: bool) -> graph::Constant {
-    graph::Constant::Bool(value)
 }
 
 fn stride(operator: &Operator) -> Option<String> {

@@ -22,6 +22,8 @@ const MOST_READERS: usize = 8;
 const DEEPEST: u32 = 40;
 /// Lines that pass by boxes, for each box of a frame; beyond that the longest become names.
 const MOST_LANES: usize = 24;
+/// The same for a frame as a whole: thousands of operators without blocks are still to be drawn in a second.
+const MOST_LANES_IN_ALL: usize = 20_000;
 
 /// Which boxes are opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,9 +60,12 @@ pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
         let inner = boxes[child.index()].clone();
         let outer = &mut boxes[id.index()];
         if inner.children.is_empty() && !inner.title.is_empty() {
-            outer.subtitle = match inner.subtitle.is_empty() || inner.is_joined() {
-                true => inner.title,
-                false => format!("{} {}", inner.title, inner.subtitle),
+            // `relu` in `relu (call 2)` says nothing new.
+            let is_said = outer.title.starts_with(inner.title.as_str());
+            outer.subtitle = match (is_said, inner.subtitle.is_empty()) {
+                (true, _) => inner.subtitle,
+                (false, true) => inner.title,
+                (false, false) => format!("{} {}", inner.title, inner.subtitle),
             };
         } else if !inner.children.is_empty() {
             outer.title = format!("{}.{}", outer.title, inner.title);
@@ -79,13 +84,6 @@ pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
         keep[child.index()] = id;
     }
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
-}
-
-impl DiagramBox {
-    /// Tells whether the title already says what the box does.
-    fn is_joined(&self) -> bool {
-        self.title == self.subtitle
-    }
 }
 
 /// Makes one box of equal siblings in a row.
@@ -294,6 +292,14 @@ enum Duplicates {
     Drop,
 }
 
+/// Tensors that have become one line.
+struct Merged {
+    source: BoxId,
+    sinks: Vec<BoxId>,
+    /// Each label and how often it occurs.
+    labels: Vec<(String, usize)>,
+}
+
 /// Makes a diagram of the boxes that are kept: those that `keep` maps to themselves, others to an earlier one.
 fn rebuild(
     diagram: &Diagram,
@@ -315,7 +321,7 @@ fn rebuild(
         new[id.index()] = result.add(new[keep[parent.index()].index()], boxes[id.index()].clone());
     }
     let mut place: HashMap<(BoxId, Vec<BoxId>), usize> = HashMap::new();
-    let mut wires: Vec<(BoxId, Vec<BoxId>, Vec<(String, usize)>)> = Vec::new();
+    let mut wires: Vec<Merged> = Vec::new();
     for Wire { source, label, sinks } in diagram.wires() {
         let from = new[keep[source.index()].index()];
         let mut to: Vec<BoxId> = sinks
@@ -330,10 +336,10 @@ fn rebuild(
             continue;
         }
         let index = *place.entry((from, to.clone())).or_insert_with(|| {
-            wires.push((from, to, Vec::new()));
+            wires.push(Merged { source: from, sinks: to, labels: Vec::new() });
             wires.len() - 1
         });
-        let labels = &mut wires[index].2;
+        let labels = &mut wires[index].labels;
         match labels.iter_mut().find(|(known, _)| known == label) {
             Some((_, count)) if duplicates == Duplicates::Keep => *count += 1,
             Some(_) => {}
@@ -342,7 +348,7 @@ fn rebuild(
     }
     let wires = wires
         .into_iter()
-        .map(|(source, sinks, labels)| {
+        .map(|Merged { source, sinks, labels }| {
             let labels: Vec<String> = labels
                 .into_iter()
                 .filter(|(label, _)| !label.is_empty())
@@ -396,7 +402,7 @@ fn far_wires(diagram: &Diagram) -> Vec<bool> {
             })
             .collect();
         let mut total: usize = lengths.iter().map(|(length, _)| length).sum();
-        let budget = MOST_LANES * n_children + 400;
+        let budget = (MOST_LANES * n_children).min(MOST_LANES_IN_ALL) + 4 * n_children + 400;
         lengths.sort_unstable();
         while total > budget
             && let Some((length, wire)) = lengths.pop()

@@ -7,7 +7,7 @@
 use super::{OperatorCost, look::Look};
 use crate::{
     fact::{Fact, Shape, TensorFact},
-    infer::{Call, Einsum, recurrence},
+    infer::{Call, Einsum, Factor, recurrence},
     model::{Operator, OperatorClass},
 };
 
@@ -16,7 +16,7 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
     let counted = match operator.class {
         OperatorClass::Matmul => product(look, call),
         OperatorClass::Convolution => convolution(look, operator, call),
-        OperatorClass::Attention => attention(look, call),
+        OperatorClass::Attention => attention(call),
         OperatorClass::Recurrent => recurrent(call),
         _ => None,
     };
@@ -57,6 +57,17 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         "einsum" => return einsum(look, call),
         "matmul" | "linalg_matmul" | "__matmul__" | "mm" | "bmm" | "_int_mm" => {
             (call.at(0).tensor()?, call.at(1).tensor()?)
+        }
+        // Rows meet the matrix of their own group only.
+        "_grouped_mm" => {
+            let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
+            let (x, y) = (sizes(a)?, sizes(b)?);
+            let flops = if x.len() == 2 && y.len() == 2 {
+                times([2, times(x), y[1]])
+            } else {
+                times([2, times(x), *y.last()?])
+            };
+            return Some(OperatorCost { fused_flops: flops, ..of_two(look, a, b, flops) });
         }
         "tensordot" => {
             let (a, b) = (call.tensor("self").ok()?, call.tensor("other").ok()?);
@@ -142,7 +153,7 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
     Some(of_two(look, input, weight, flops))
 }
 
-fn attention(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     if call.name.ends_with("multi_head_attention") || call.name.ends_with("encoder_layer_fwd") {
         let query = sizes(call.first().ok()?)?;
         let [batch, length, width] = query.as_slice() else { return None };
@@ -167,12 +178,13 @@ fn attention(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let weighted = times([2, batch, *rows, columns, out]);
     let forward_flops = scores.saturating_add(weighted);
     let needs_gradient = [query, key, value].iter().any(|tensor| tensor.requires_grad);
-    // The fused kernels compute the scores again: three products of each shape less one.
-    let backward = scores.saturating_mul(3).saturating_add(weighted.saturating_mul(2));
-    let _ = look;
+    let is_fused = !super::saved::by_parts(call);
+    // The fused kernels compute the scores again.
+    let again = if is_fused { scores } else { 0 };
+    let backward = forward_flops.saturating_mul(2).saturating_add(again);
     Some(OperatorCost {
         forward_flops,
-        fused_flops: forward_flops,
+        fused_flops: if is_fused { forward_flops } else { 0 },
         backward_flops_input: if needs_gradient { backward } else { 0 },
         ..OperatorCost::default()
     })
@@ -205,19 +217,18 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
     let input = call.first().ok()?;
     let state = call.get("hx")?.tensors().iter().any(|tensor| tensor.requires_grad);
     let mut cost = OperatorCost::default();
-    for (position, (rows, columns, is_recurrent)) in layer.matrices.iter().enumerate() {
+    for (position, (rows, columns, factor)) in layer.matrices.iter().enumerate() {
         let one_step = times([2, batch, *rows, *columns]);
         let flops = times([one_step, steps]);
         cost.forward_flops = cost.forward_flops.saturating_add(flops);
         cost.backward_flops_weight = cost.backward_flops_weight.saturating_add(flops);
         let per_layer = layer.matrices.len() as u64 / layer.layers;
         let is_first_layer = (position as u64) < per_layer;
-        let back = match is_recurrent {
+        let back = match factor {
             // The first step's state needs no gradient unless it is given with one.
-            true if state => flops,
-            true => flops.saturating_sub(one_step),
-            false if is_first_layer && !input.requires_grad => 0,
-            false => flops,
+            Factor::State if !state => flops.saturating_sub(one_step),
+            Factor::Input if is_first_layer && !input.requires_grad => 0,
+            _ => flops,
         };
         cost.backward_flops_input = cost.backward_flops_input.saturating_add(back);
     }

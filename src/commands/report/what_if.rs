@@ -1,7 +1,7 @@
 //! The what-if grid of a report: the same stages, simulated again for each schedule, number of micro-batches and
 //! link speed.
 
-use schema::{Plan, SimulatedPlan, WhatIf, WhatIfCell};
+use schema::{Plan, SimulatedPlan, ReportWhatIf, WhatIfCell};
 use simulator::{PlanOptions, PlannedStep, order::Schedule};
 
 /// Schedules worth a row beside the plan's own, simplest first.
@@ -26,7 +26,7 @@ const MOST_OPS: usize = 1_500_000;
 const MOST_SEARCHED_OPS: u64 = 6_000;
 
 /// Simulates the grid. A cell that cannot run says why; a schedule that never can has no row.
-pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> WhatIf {
+pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
     let mut counts: Vec<u32> =
         QUARTERS.iter().filter_map(|quarters| plan.micro_batches.checked_mul(*quarters)).map(|m| m / 4).collect();
     counts.push(plan.micro_batches);
@@ -53,7 +53,7 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> WhatIf {
         }
     }
     let position = |of: Option<usize>| of.unwrap_or(0);
-    WhatIf {
+    ReportWhatIf {
         planned: (
             AS_PLANNED,
             position(kept.iter().position(|(schedule, _)| Some(*schedule) == own)),

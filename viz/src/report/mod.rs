@@ -5,7 +5,7 @@
 //! as text.
 
 use graph::{ModelGraph, OperatorCosts};
-use schema::{Plan, SimulatedPlan, Timeline, WhatIf};
+use schema::{Plan, SimulatedPlan, Timeline, ReportWhatIf};
 
 mod data;
 mod embed;
@@ -46,7 +46,7 @@ pub struct Planned<'a> {
     /// The simulated step.
     pub timeline: &'a Timeline,
     /// The same plan under other circumstances.
-    pub what_if: Option<&'a WhatIf>,
+    pub what_if: Option<&'a ReportWhatIf>,
 }
 
 /// Where a report comes from.
