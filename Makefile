@@ -36,3 +36,8 @@ pictures:
 bench-schedules: .venv/ready
 	cargo build --release --package model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
+
+.PHONY: browser
+# Chromium for the tests of the report, which say so and pass without one.
+browser:
+	apt-get install -y --no-install-recommends chromium
