@@ -64,8 +64,8 @@ impl Browser {
             _profile: profile,
         };
         let target = browser.ask("Target.createTarget", json!({ "url": "about:blank" }));
-        let attached = browser
-            .ask("Target.attachToTarget", json!({ "targetId": target["targetId"], "flatten": true }));
+        let attached =
+            browser.ask("Target.attachToTarget", json!({ "targetId": target["targetId"], "flatten": true }));
         browser.session = attached["sessionId"].as_str().unwrap().to_string();
         for domain in ["Page", "Runtime", "Log", "Network"] {
             browser.ask(&format!("{domain}.enable"), json!({}));
@@ -81,18 +81,25 @@ impl Browser {
 
     /// Returns the value of an expression.
     pub fn run(&mut self, expression: &str) -> Value {
-        let answer = self.ask(
-            "Runtime.evaluate",
-            json!({ "expression": expression, "awaitPromise": true, "returnByValue": true, "userGesture": true }),
-        );
+        let answer = self.evaluate(expression).expect("the page stays while it is asked");
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {}", answer["exceptionDetails"]);
         answer["result"]["value"].clone()
+    }
+
+    fn evaluate(&mut self, expression: &str) -> Option<Value> {
+        self.try_ask(
+            "Runtime.evaluate",
+            json!({ "expression": expression, "awaitPromise": true, "returnByValue": true, "userGesture": true }),
+        )
+        .ok()
     }
 
     /// Waits until an expression is true.
     pub fn wait(&mut self, expression: &str) {
         let begin = Instant::now();
-        while self.run(expression) != json!(true) {
+        // The page before may go in the middle of a question; what it answered does not count.
+        let lenient = format!("(() => {{ try {{ return {expression} }} catch {{ return false }} }})()");
+        while self.evaluate(&lenient).is_none_or(|answer| answer["result"]["value"] != json!(true)) {
             assert!(begin.elapsed() < PATIENCE, "never true: {expression}; {:?}", self.complaints);
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -127,6 +134,10 @@ impl Browser {
     }
 
     fn ask(&mut self, method: &str, params: Value) -> Value {
+        self.try_ask(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    fn try_ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         let id = self.next;
         self.next += 1;
         let mut message = json!({ "id": id, "method": method, "params": params });
@@ -142,8 +153,10 @@ impl Browser {
             bytes.pop();
             let answer: Value = serde_json::from_slice(&bytes).unwrap();
             if answer["id"] == json!(id) {
-                assert!(answer["error"].is_null(), "{method}: {}", answer["error"]);
-                return answer["result"].clone();
+                return match answer["error"].is_null() {
+                    true => Ok(answer["result"].clone()),
+                    false => Err(answer["error"].clone()),
+                };
             }
             self.note(&answer);
         }

@@ -53,7 +53,8 @@ pub fn large(layers: usize) -> String {
         value = skip.clone();
         for step in 0..11 {
             // Layers differ, so that few of them fold.
-            let name = ["relu", "tanh", "sigmoid", "abs", "neg"][(step + layer * 7 + (layer >> (step % 8))) % 5];
+            let name =
+                ["relu", "tanh", "sigmoid", "abs", "neg"][(step + layer * 7 + (layer >> (step % 8))) % 5];
             value = model.add(name, &[&value], &inner);
         }
         at = model.add("add", &[&skip, &value, "50"], &outer);

@@ -157,9 +157,10 @@ function sign(box, x, y, over) {
 function words(box, x, y, over) {
   const isTerminal = G.family[box] >= 9;
   const stage = colour === "stage" ? stageOf(box) : -1;
-  const left = isTerminal ? x + 13 : x + 12 + (stage >= 0 ? 4 : 0);
+  const left = x + 12 + (stage >= 0 ? 4 : 0);
   if (stage >= 0) over.push(svg("rect", { class: "mark s" + (stage % 7), x: x + 1, y: y + 6, width: 5, height: H[box] - 12, rx: 2 }));
-  over.push(line(left, y + (isTerminal ? 17 : 18), "title", shown(box)));
+  if (isTerminal) over.push(line(x + W[box] / 2, y + 17, "title end", shown(box)));
+  else over.push(line(left, y + 18, "title", shown(box)));
   if (!isTerminal && small(box)) over.push(line(left, y + 33, COLOURS[colour].values ? "plain" : "small", small(box)));
   if (tags[box]) over.push(line(left, y + H[box] - 6, "tag", "← " + tags[box].slice(0, 2).join(", ").slice(0, 30)));
   sign(box, x, y, over);
