@@ -7,6 +7,7 @@ use super::Report;
 use crate::{
     diagram::{BoxId, Diagram, Family},
     from_graph::{Overlay, from_graph},
+    text::clean,
     view::{merge_only_children, runs},
 };
 
@@ -26,7 +27,9 @@ struct Strings {
 
 impl Strings {
     fn add(&mut self, text: &str) -> u32 {
-        if let Some(position) = self.known.get(text) {
+        // What is shown must not turn its neighbours around.
+        let text = clean(text);
+        if let Some(position) = self.known.get(text.as_ref()) {
             return *position;
         }
         let position = self.known.len() as u32;

@@ -22,7 +22,7 @@ pub(super) fn data(id: &str, json: &str, limit: usize) -> String {
     format!("<script id=\"{id}\" type=\"application/gzip\">{}</script>\n", base64(&bytes))
 }
 
-/// Escapes what could end the element, begin a comment, or end a line in old JavaScript.
+/// Escapes what could end the element, begin a comment, end a line in old JavaScript, or turn a reader's text around.
 fn plain(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + json.len() / 64);
     for c in json.chars() {
@@ -30,8 +30,9 @@ fn plain(json: &str) -> String {
             '<' => text.push_str("\\u003c"),
             '>' => text.push_str("\\u003e"),
             '&' => text.push_str("\\u0026"),
-            '\u{2028}' => text.push_str("\\u2028"),
-            '\u{2029}' => text.push_str("\\u2029"),
+            '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                let _ = write!(text, "\\u{:04x}", u32::from(c));
+            }
             c => text.push(c),
         }
     }

@@ -196,3 +196,75 @@ fn colours() -> String {
     }
     css
 }
+
+#[cfg(test)]
+mod tests {
+    use graph::ModelGraph;
+
+    use super::*;
+    use crate::report::Origin;
+
+    const HOSTILE: &str =
+        "</title><script>alert(1)</script><img src=x onerror='alert(2)'>\"&\u{2028}\u{202e}";
+
+    fn page() -> String {
+        let graph = ModelGraph { name: HOSTILE.to_string(), ..ModelGraph::default() };
+        let costs = graph::costs(&graph);
+        let origin = Origin {
+            tool: HOSTILE.to_string(),
+            command: HOSTILE.to_string(),
+            name: HOSTILE.to_string(),
+            digest: HOSTILE.to_string(),
+        };
+        html(&Report {
+            graph: &graph,
+            costs: &costs,
+            seconds: None,
+            stages: None,
+            planned: None,
+            measured: None,
+            origin,
+        })
+    }
+
+    fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
+        text.split_once(from).unwrap().1.split_once(to).unwrap().0
+    }
+
+    #[test]
+    fn the_policy_names_exactly_what_is_there() {
+        let page = page();
+        let policy = between(&page, "Content-Security-Policy\" content=\"", "\">");
+        let code = between(&page, "<script>", "</script>");
+        let style = between(&page, "<style>", "</style>");
+        assert_eq!(
+            policy,
+            format!(
+                "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'",
+                embed::hash_source(code),
+                embed::hash_source(style)
+            )
+        );
+        // One of each, no code or style in attributes: the policy would refuse them.
+        assert_eq!((page.matches("<script>").count(), page.matches("<style>").count()), (1, 1));
+        assert!(!page.contains(" style=\"") && !page.contains(" onclick="));
+    }
+
+    #[test]
+    fn hostile_names_are_text_everywhere() {
+        let page = page();
+        assert!(!page.contains("<img") && !page.contains("alert(1)</script>") && !page.contains('\u{202e}'));
+        assert_eq!(page.matches("</title>").count(), 1);
+        assert_eq!(page.matches("<script").count(), 2);
+    }
+
+    #[test]
+    fn code_never_parses_text_as_html() {
+        let is_forbidden =
+            ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "</"];
+        for word in is_forbidden {
+            assert!(!CODE.contains(word), "{word}");
+        }
+        assert!(!STYLE.contains("url(") && !STYLE.contains("@import"));
+    }
+}

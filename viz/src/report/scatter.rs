@@ -43,7 +43,7 @@ pub(super) fn section(out: &mut String, predicted: &Timeline, measured: &Timelin
         100.0 * BAND,
     );
     plot(out, &pairs);
-    out.push_str("<p class=\"legend\"><span>● forward</span><span>■ backward or input gradient</span><span>▲ weight gradient</span><span>colour: stage</span><span>grey: ±20 %</span></p></section>\n");
+    out.push_str("<p class=\"legend\"><span>● forward</span><span>■ backward or input gradient</span><span>▲ weight gradient</span><span>colour: stage</span><span>shaded: ±20 %</span></p></section>\n");
 }
 
 const BAND: f64 = 0.2;

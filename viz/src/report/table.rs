@@ -9,6 +9,7 @@ use crate::{
     diagram::{BoxId, Diagram},
     from_graph::count,
     svg::Escaped,
+    text::clean,
 };
 
 /// The table opens as deep as this many rows allow.
@@ -50,7 +51,7 @@ pub(super) fn section(out: &mut String, diagram: &Diagram, graph: &ReportGraph) 
             out,
             "<tr><th scope=\"row\" class=\"d{}\"><a href=\"#/{}\">{}</a>",
             (row.depth - 1).min(8),
-            Fragment(&item.path),
+            Fragment(&clean(&item.path)),
             Escaped(&item.path)
         );
         if row.repeat > 1 {

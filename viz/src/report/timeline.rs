@@ -2,6 +2,8 @@
 
 use schema::{MemoryCurve, ReportMemory, ReportTimeline, ReportTrack, SpanKind, Timeline, Track};
 
+use crate::text::clean;
+
 /// Devices beyond this are left out: their rows would be nobody's to read.
 const MOST_DEVICES: usize = 64;
 /// Spans beyond this are left out, whole devices at a time.
@@ -27,7 +29,7 @@ pub(super) fn columns(title: &str, timeline: &Timeline) -> ReportTimeline {
         title: title.to_string(),
         unit: timeline.unit.clone(),
         end: timeline.end,
-        devices: timeline.devices[..shown].to_vec(),
+        devices: timeline.devices[..shown].iter().map(|name| clean(name).into_owned()).collect(),
         tracks: timeline.tracks.iter().filter(|track| is_shown(track.device)).map(track).collect(),
         memory: timeline.memory.iter().filter(|curve| is_shown(curve.device)).map(memory).collect(),
         left_out: n_devices - shown,
@@ -43,7 +45,7 @@ fn track(track: &Track) -> ReportTrack {
         let (stage, micro_batch) = (number(span.stage), number(span.micro_batch));
         let letter = letter(span.kind);
         if span.name != format!("{stage}{letter}{micro_batch}") {
-            columns.names.push((position as u32, span.name.clone()));
+            columns.names.push((position as u32, clean(&span.name).into_owned()));
         }
         columns.kinds.push(letter);
         columns.stages.push(stage);

@@ -162,7 +162,7 @@ function words(box, x, y, over) {
   if (isTerminal) over.push(line(x + W[box] / 2, y + 17, "title end", shown(box)));
   else over.push(line(left, y + 18, "title", shown(box)));
   if (!isTerminal && small(box)) over.push(line(left, y + 33, COLOURS[colour].values ? "plain" : "small", small(box)));
-  if (tags[box]) over.push(line(left, y + H[box] - 6, "tag", "← " + tags[box].slice(0, 2).join(", ").slice(0, 30)));
+  if (tags[box]) over.push(line(left, y + H[box] - 6, "tag", tagged(box)));
   sign(box, x, y, over);
   const amount = COLOURS[colour];
   if (amount.values && amount.values[box] > 0 && !isTerminal) {

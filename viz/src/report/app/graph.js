@@ -245,7 +245,10 @@ function follow() {
     // A broken address names nothing.
   }
   const box = byPath.get(name);
-  if (box > 0) go(box, true);
+  if (box > 0) {
+    isOpen[box] = 1;
+    go(box, true);
+  }
   return box > 0;
 }
 

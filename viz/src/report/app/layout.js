@@ -54,6 +54,12 @@ const small = (box) => {
   const words = text(G.subtitle[box]);
   return words.length > 38 ? words.slice(0, 24) + "…" + words.slice(-12) : words;
 };
+const tagged = (box) => {
+  const names = tags[box] || [];
+  if (!names.length) return "";
+  const words = names.slice(0, 2).join(", ");
+  return "← " + (words.length > 30 ? words.slice(0, 28) + "…" : words) + (names.length > 2 ? " +" + (names.length - 2) : "");
+};
 const badge = (box) => (pile(box) > 1 ? "×" + pile(box) : "");
 
 function stale(box) {
@@ -84,7 +90,7 @@ function layout() {
 function closed(box) {
   const head = widthOf(shown(box), BOLD) + (badge(box) ? 42 : 0);
   const mark = stageOf(box) >= 0 ? 4 : 0;
-  W[box] = Math.max(56, Math.ceil(Math.max(head, widthOf(small(box), PLAIN)) + 24 + mark));
+  W[box] = Math.max(56, Math.ceil(Math.max(head, widthOf(small(box), PLAIN), widthOf(tagged(box), PLAIN)) + 24 + mark));
   const isTerminal = G.family[box] >= 9;
   H[box] = (isTerminal ? 26 : small(box) ? 42 : 30) + (tags[box] ? 13 : 0);
   inAt[box] = outAt[box] = (isSideways ? H[box] : W[box]) / 2;
@@ -121,7 +127,7 @@ function inside(box) {
   }
   for (const item of items) tags[item] = null;
   const name = (edge) => {
-    const source = text(G.title[G.wires[edge.wires[0]][0]]);
+    const source = text(G.title[edge.a < entry ? items[edge.a] : G.wires[edge.wires[0]][0]]);
     const item = items[edge.b];
     tags[item] = tags[item] || [];
     if (!tags[item].includes(source)) tags[item].push(source);
