@@ -225,9 +225,14 @@ fn machines(plan: &Plan) -> Result<Cluster, Failure> {
     })
 }
 
-/// SHA-256 of the file.
+/// SHA-256 of the model's code and tensor table, as `emit` checks it; of the file where it holds no code.
 fn digest(plan: &Plan) -> Result<String, Failure> {
     let bytes = files::map(&plan.model)?;
+    if tracer::is_archive(&bytes)
+        && let Ok(program) = tracer::read_archive(&bytes)
+    {
+        return Ok(tracer::digest(&program));
+    }
     Ok(Sha256::digest(&bytes[..]).iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
