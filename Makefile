@@ -24,3 +24,10 @@ fixtures: .venv/ready
 # Every model of the zoo, traced into out/zoo (2 GB).
 zoo: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
+
+.PHONY: oracle
+# Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.
+oracle: .venv/ready
+	cargo build
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
