@@ -36,3 +36,9 @@ pictures:
 bench-schedules: .venv/ready
 	cargo build --release --package model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
+.PHONY: oracle
+# Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.
+oracle: .venv/ready
+	cargo build
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider

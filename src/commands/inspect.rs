@@ -112,12 +112,7 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
                 format!("{} in {path}: {}, recorded {}", operator.name, found.inferred, found.recorded)
             })
             .collect(),
-        notes: model
-            .program
-            .notes
-            .iter()
-            .map(|note| format!("{}: {}", place(&note.path), note.text))
-            .collect(),
+        notes: notes(model),
     }
 }
 
