@@ -11,7 +11,7 @@ mod simulate;
 #[derive(Subcommand)]
 pub enum Command {
     /// Simulate a training step: time, memory, and where both go
-    Simulate(simulate::Simulate),
+    Simulate(Box<simulate::Simulate>),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
