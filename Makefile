@@ -19,4 +19,5 @@ lint:
 .PHONY: bench-schedules
 bench-schedules: .venv/ready
 	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
