@@ -42,6 +42,11 @@ impl Failure {
         Self::with_code(Self::NO, message)
     }
 
+    /// A fault of ours that was found before it did harm.
+    pub fn bug(message: impl fmt::Display) -> Self {
+        Self::with_code(Self::BUG, message)
+    }
+
     fn with_code(code: u8, message: impl fmt::Display) -> Self {
         Self { code, message: message.to_string(), hint: None, place: None, broken_pipe: false }
     }
@@ -93,6 +98,12 @@ impl Failure {
             text.push_str(&format!("  hint: {hint}\n"));
         }
         anstream::eprint!("{text}");
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
     }
 }
 

@@ -51,6 +51,14 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the most memory this process has held, where the system tells.
+pub fn peak_memory() -> Option<schema::Bytes> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(schema::Bytes(kibibytes * 1024))
+}
+
 /// Temporary files are private by default; a result is not.
 #[cfg(unix)]
 fn default_permissions() -> Option<fs::Permissions> {
@@ -61,6 +69,90 @@ fn default_permissions() -> Option<fs::Permissions> {
 #[cfg(not(unix))]
 fn default_permissions() -> Option<fs::Permissions> {
     None
+}
+
+/// A folder that appears whole or not at all: written beside its place, then renamed.
+pub struct Folder {
+    target: PathBuf,
+    beside: tempfile::TempDir,
+    replaces: bool,
+}
+
+/// Names the folders that `--force` may replace.
+const MARK: &str = "stages/manifest.json";
+
+impl Folder {
+    /// Begins a folder. One that holds anything is refused, unless `force` is given and we wrote it.
+    pub fn create(target: &Path, force: bool) -> Result<Self, Failure> {
+        let shown = target.display();
+        let mut replaces = false;
+        match fs::symlink_metadata(target) {
+            Ok(data) if data.is_symlink() => {
+                return Err(Failure::input(format!("{shown} is a link")).with_hint("name the folder itself"));
+            }
+            Ok(data) if !data.is_dir() => return Err(Failure::input(format!("{shown} is not a folder"))),
+            Ok(_) => {
+                let is_empty = fs::read_dir(target)?.next().is_none();
+                if !is_empty && !force {
+                    return Err(Failure::input(format!("{shown} is not empty"))
+                        .with_hint("--force replaces it if this command wrote it"));
+                }
+                if !is_empty && !target.join(MARK).is_file() {
+                    return Err(Failure::input(format!("{shown} holds something else, it has no {MARK}"))
+                        .with_hint("choose another folder"));
+                }
+                replaces = true;
+            }
+            Err(_) => {}
+        }
+        let parent = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        let in_parent =
+            |error: std::io::Error| Failure::input(format!("cannot write in {}: {error}", parent.display()));
+        fs::create_dir_all(&parent).map_err(in_parent)?;
+        let beside =
+            tempfile::Builder::new().prefix(".model-analyze-").tempdir_in(&parent).map_err(in_parent)?;
+        Ok(Self { target: target.to_path_buf(), beside, replaces })
+    }
+
+    /// Returns the place of a file while the folder is written.
+    pub fn path(&self, relative: &str) -> Result<PathBuf, Failure> {
+        let path = self.beside.path().join(relative);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        Ok(path)
+    }
+
+    /// Puts the folder into its place.
+    pub fn finish(self) -> Result<(), Failure> {
+        let in_target = |error: std::io::Error| {
+            Failure::input(format!("cannot write {}: {error}", self.target.display()))
+        };
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(self.beside.path(), fs::Permissions::from_mode(0o755)).map_err(in_target)?;
+        }
+        if !self.replaces {
+            fs::rename(self.beside.path(), &self.target).map_err(in_target)?;
+            // Nothing is left to clean up.
+            let _ = self.beside.keep();
+            return Ok(());
+        }
+        // The old folder steps aside first; if the new one cannot come, it steps back.
+        let old = self.beside.path().with_extension("old");
+        fs::rename(&self.target, &old).map_err(in_target)?;
+        if let Err(error) = fs::rename(self.beside.path(), &self.target) {
+            let _ = fs::rename(&old, &self.target);
+            return Err(in_target(error));
+        }
+        let _ = self.beside.keep();
+        fs::remove_dir_all(&old)
+            .map_err(|error| Failure::input(format!("cannot remove {}: {error}", old.display())))
+    }
 }
 
 fn check_regular(path: &Path) -> Result<(), Failure> {

@@ -5,7 +5,9 @@
 mod commands;
 mod failure;
 mod files;
+mod model;
 mod output;
+mod stages;
 
 use std::process::ExitCode;
 

@@ -1,1 +1,43 @@
 //! How does a stage become a program of its own?
+//!
+//! A [`tracer::Program`] and an assignment of its nodes to stages go in; stage programs, and files to hold them,
+//! come out. Nothing here touches a disk: weights are written as ranges of the archive they stand in.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod alias;
+mod blocks;
+mod check;
+mod content;
+mod emit;
+mod error;
+mod exports;
+mod fold;
+mod launch;
+mod manifest;
+mod names;
+mod nearest;
+mod opaque;
+mod operators;
+mod pipeline;
+mod python;
+mod safetensors;
+mod slice;
+mod torchscript;
+mod zip;
+
+pub use blocks::{assign, call_path, cut_before, even, operator_path, with_labels};
+pub use check::{CheckError, check};
+pub use content::{Content, File, Gather, Piece, ReadAt, Record};
+pub use emit::{Targets, stages};
+pub use error::CutError;
+pub use exports::exports;
+pub use launch::{Launcher, Ranks, launch, train_script};
+pub use manifest::{About, Facts, facts, manifest};
+pub use names::Names;
+pub use nearest::nearest;
+pub use operators::Kind;
+pub use pipeline::{
+    Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
+};
+pub use slice::cut;

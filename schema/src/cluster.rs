@@ -26,7 +26,9 @@ pub struct Cluster {
 }
 
 /// What a device can do.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+///
+/// Only the first three matter to every step; the rest refine a prediction and are facts of the catalogue.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceType {
     /// Memory that a process can use.
@@ -41,6 +43,28 @@ pub struct DeviceType {
     /// Speed relative to the device that costs were measured on; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<f64>,
+    /// Other names it is known by, as in `torch.cuda.get_device_name`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+    /// `sm90`, `gfx942`, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<String>,
+    /// Streaming multiprocessors, compute units or cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<u32>,
+    /// Last cache that all of them share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub l2: Option<Bytes>,
+    /// The whole port to the other devices of a node (NVLink, Infinity Fabric), each way; none when they
+    /// only meet over the host link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_bandwidth: Option<BytesPerSecond>,
+    /// The shortest time any operator takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch: Option<Seconds>,
+    /// Where a figure comes from, by field.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub sources: IndexMap<String, String>,
 }
 
 /// One device.
@@ -80,4 +104,29 @@ pub struct Link {
     pub bandwidth: BytesPerSecond,
     /// Time before the first byte arrives.
     pub latency: Seconds,
+}
+
+impl Cluster {
+    /// Returns the level that two devices talk over: the innermost that holds both.
+    pub fn level_between(&self, one: &Device, other: &Device) -> usize {
+        let n_levels = self.levels.len();
+        let outermost = n_levels.saturating_sub(1);
+        (0..outermost)
+            .find(|&level| {
+                let above = |device: &Device| device.place.get(level..).unwrap_or_default().to_vec();
+                above(one) == above(other)
+            })
+            .unwrap_or(outermost)
+    }
+
+    /// Returns what two devices talk over: a link of their own, or their level's.
+    pub fn link_between(&self, one: &Device, other: &Device) -> Option<(BytesPerSecond, Seconds)> {
+        let own = self.links.iter().find(|link| {
+            let ends = (link.from.as_str(), link.to.as_str());
+            ends == (one.name.as_str(), other.name.as_str())
+                || ends == (other.name.as_str(), one.name.as_str())
+        });
+        let level = self.levels.get(self.level_between(one, other));
+        own.map(|link| (link.bandwidth, link.latency)).or(level.map(|level| (level.bandwidth, level.latency)))
+    }
 }

@@ -2,14 +2,62 @@
 //!
 //! Only this crate derives `Serialize`. Every file kind has a version and a JSON Schema.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod catalogue;
 mod cluster;
+mod cluster_file;
+mod cluster_short;
+mod cost_model;
+mod dag;
+mod dnn_partitioning;
+mod executed;
+mod fit_answer;
+mod graph;
+mod inspect;
+mod manifest;
+mod pipedream;
+mod piper;
 mod plan;
+mod plan_answer;
+mod profile;
+mod profile_csv;
+mod profile_graph_error;
+mod profile_map;
+mod report;
 mod timeline;
 pub mod units;
 mod yaml;
 
+pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};
+pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
+pub use cluster_short::short_cluster;
+pub use cost_model::{
+    COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, GateFile, Polynomial,
+    Provenance, TermRange,
+};
+pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
+pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
+pub use fit_answer::{FitAnswer, FitGroup};
+pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
+pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
+pub use manifest::{
+    Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
+};
+pub use pipedream::{PipedreamNode, PipedreamProfile};
+pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
+pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
+pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};
+pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};
+pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
+pub use profile_map::{
+    ColumnSource, Condition, Invalid, ProfileMap, ProfileMapError, Rule, Scalar, Source, TimeColumn, TimeUnit,
+};
+pub use report::{
+    REPORT_VERSION, ReportData, ReportGraph, ReportMemory, ReportStage, ReportTimeline, ReportTrack, ReportWhatIf, WhatIfCell,
+};
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,
     SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,

@@ -1,5 +1,33 @@
 //! What does a trace say? Archives and IR text become a syntax tree.
 
+mod archive;
+mod code;
+mod digest;
+mod error;
+mod flatten;
+pub mod ir;
 mod program;
 
+pub use archive::{is_archive, read_archive};
+pub use digest::digest;
+pub use error::{PickleFault, Place, TraceError};
 pub use program::*;
+
+/// Doors for the fuzz targets, which want the inner readers without the zip around them.
+#[doc(hidden)]
+pub mod fuzz {
+    use crate::{Source, archive::pickle::Pickle, code};
+
+    /// Reads a pickle and forgets it.
+    pub fn pickle(bytes: &[u8]) -> bool {
+        Pickle::read("fuzz.pkl", bytes).is_ok()
+    }
+
+    /// Parses a file of code with all bodies and forgets it.
+    pub fn code(text: &str) -> bool {
+        let source = Source { name: "fuzz.py".to_owned(), text: text.to_owned() };
+        let Ok(file) = code::parse_file(&source) else { return false };
+        let methods = file.classes.values().flat_map(|class| class.methods.values());
+        methods.chain(file.functions.values()).all(|function| code::parse_body(&source, function).is_ok())
+    }
+}

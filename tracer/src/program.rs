@@ -6,7 +6,7 @@
 //!
 //! Constants, lists and tuples stand inline as [`Operand`]s, so a node is always an operator.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use indexmap::IndexMap;
 
@@ -69,6 +69,45 @@ pub struct Program {
     pub sources: Vec<Source>,
     /// Shapes recorded by the `trace` command, when the archive carries them.
     pub recorded: Option<Recorded>,
+    /// What the archive itself says; `None` when read from IR text.
+    pub archive: Option<Archive>,
+    /// What could not be followed exactly, and where.
+    pub notes: Vec<Note>,
+    /// The values of constant tensors with one element; sizes are computed from them.
+    pub literals: BTreeMap<TensorId, Constant>,
+}
+
+/// What a writer of archives needs to know of the one that was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Archive {
+    /// Top folder of every record.
+    pub folder: String,
+    /// The `version` record.
+    pub version: u32,
+    /// The `byteorder` record.
+    pub byte_order: ByteOrder,
+}
+
+/// Order of bytes in stored elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum ByteOrder {
+    #[default]
+    Little,
+    Big,
+}
+
+/// Something that the flattening could not follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// What it is: "`for` loop kept as one opaque operator".
+    pub text: String,
+    /// Path of the module it stands in.
+    pub path: String,
+    /// Where it is written.
+    pub span: Span,
+    /// The node that stands for it, where there is one.
+    pub node: Option<NodeId>,
 }
 
 /// One module instance.

@@ -1,5 +1,34 @@
 //! What does it look like? Values become SVG, DOT, HTML and trace JSON.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod cards;
+mod channels;
+mod columns;
+pub mod diagram;
+mod dot;
+mod draw;
+mod explorer;
+mod from_graph;
 pub mod gantt;
+mod inside;
+mod layers;
+mod layout;
+mod lift;
+pub mod palette;
 pub mod perfetto;
+pub mod report;
+pub mod svg;
+pub mod text;
+mod view;
+
+pub use diagram::{Amount, BoxId, Diagram, DiagramBox, DiagramError, Family, Wire};
+pub use dot::dot;
+pub use draw::{Caption, Color, draw};
+pub use explorer::{explorer, explorer_costs};
+pub use from_graph::{Amounts, Overlay, count, from_graph};
+pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
+pub use view::{Depth, MOST_BOXES, view};
+
+mod plots;
+
+pub use plots::{FitPlots, Line, PlotError, Point, Series, fit_plots};

@@ -1,0 +1,259 @@
+//! From a plan's blocks to nodes.
+//!
+//! A block is a call: `layer1.0`, `layer1.0.relu (call 2)`. An operator that stands between the calls of a block is
+//! `layer1.0/add_`, `layer1.0/add_ (2)` for the second such one of that block. Between named blocks, loose operators that are not named go
+//! with the operator before them; what belongs to a block that is not named is an error.
+
+use std::collections::HashMap;
+
+use tracer::{CallId, NodeId, Program};
+
+use crate::{error::CutError, operators::split, pipeline::Assignment};
+
+/// Returns the unique path of a call: the module's, with the number of the call when it is not the first.
+pub fn call_path(program: &Program, call: CallId) -> String {
+    let call = &program.calls[call.index()];
+    let path = &program.modules[call.module.index()].path;
+    match call.ordinal {
+        0 | 1 => path.clone(),
+        ordinal => format!("{path} (call {ordinal})"),
+    }
+}
+
+/// Returns the unique path of an operator: its call's, and its own name.
+pub fn operator_path(program: &Program, node: NodeId) -> String {
+    let content = &program.nodes[node.index()];
+    let name = split(&content.operator).1;
+    let same = |other: &&tracer::Node| other.call == content.call && other.operator == content.operator;
+    let start = program.calls[content.call.index()].nodes.start as usize;
+    let before = program.nodes.get(start..node.index()).unwrap_or_default().iter().filter(same).count();
+    let call = call_path(program, content.call);
+    match before {
+        0 => format!("{call}/{name}"),
+        n => format!("{call}/{name} ({})", n + 1),
+    }
+}
+
+/// Assigns nodes to stages by the blocks that each stage names.
+///
+/// # Errors
+/// With every block that is unknown, named twice, or in no stage.
+pub fn assign(program: &Program, stages: &[Vec<String>]) -> Result<Assignment, Vec<CutError>> {
+    let paths = Paths::new(program);
+    let mut errors = Vec::new();
+    let mut owner: Vec<Option<u32>> = vec![None; program.nodes.len()];
+    let mut claimed: HashMap<&str, u32> = HashMap::new();
+    for (stage, blocks) in stages.iter().enumerate() {
+        let stage = stage as u32;
+        for path in blocks {
+            if let Some(first) = claimed.insert(path, stage) {
+                errors.push(CutError::Twice { path: path.clone(), first, second: stage });
+                continue;
+            }
+            let Some(range) = paths.find(path) else {
+                errors.push(CutError::UnknownBlock {
+                    stage,
+                    path: path.clone(),
+                    similar: paths.similar(path),
+                });
+                continue;
+            };
+            let mut clash = None;
+            for slot in &mut owner[range] {
+                match slot {
+                    Some(first) => clash = Some(*first),
+                    None => *slot = Some(stage),
+                }
+            }
+            if let Some(first) = clash {
+                errors.push(CutError::Twice { path: path.clone(), first, second: stage });
+            }
+        }
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    fill(program, &mut owner, &mut errors);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let stage_of = owner.into_iter().map(|owner| owner.expect("every operator has a stage by now")).collect();
+    Ok(Assignment { stage_of, labels: stages.to_vec() })
+}
+
+/// Cuts before each of the given blocks.
+///
+/// # Errors
+/// When a block is unknown or the order is not that of the model.
+pub fn cut_before(program: &Program, blocks: &[String]) -> Result<Assignment, Vec<CutError>> {
+    let paths = Paths::new(program);
+    let mut errors = Vec::new();
+    let mut cuts: Vec<(usize, &String)> = Vec::new();
+    for (index, path) in blocks.iter().enumerate() {
+        match paths.find(path) {
+            Some(range) => cuts.push((range.start, path)),
+            None => errors.push(CutError::UnknownBlock {
+                stage: index as u32 + 1,
+                path: path.clone(),
+                similar: paths.similar(path),
+            }),
+        }
+    }
+    cuts.sort();
+    for pair in cuts.windows(2) {
+        if pair[0].0 == pair[1].0 {
+            errors.push(CutError::Twice { path: pair[1].1.clone(), first: 0, second: 1 });
+        }
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let positions: Vec<usize> = cuts.iter().map(|cut| cut.0).collect();
+    Ok(with_labels(program, Assignment::at(program.nodes.len(), &positions)))
+}
+
+/// Cuts into stages with as many operators each.
+pub fn even(program: &Program, stages: usize) -> Assignment {
+    let nodes = program.nodes.len();
+    let cuts: Vec<usize> = (1..stages).map(|stage| stage * nodes / stages).collect();
+    with_labels(program, Assignment::at(nodes, &cuts))
+}
+
+/// Names the blocks of contiguous stages: the highest calls that lie in one stage whole.
+pub fn with_labels(program: &Program, mut assignment: Assignment) -> Assignment {
+    for (stage, label) in assignment.labels.iter_mut().enumerate() {
+        let inside = |range: &std::ops::Range<u32>| {
+            let nodes = assignment.stage_of.get(range.start as usize..range.end as usize).unwrap_or_default();
+            !nodes.is_empty() && nodes.iter().all(|owner| *owner as usize == stage)
+        };
+        let mut covered = 0;
+        for (index, call) in program.calls.iter().enumerate() {
+            if call.nodes.start >= covered && inside(&call.nodes) {
+                let path = call_path(program, CallId(index as u32));
+                if !path.is_empty() {
+                    label.push(path);
+                }
+                covered = call.nodes.end;
+            }
+        }
+    }
+    assignment
+}
+
+/// Gives unnamed operators that stand between named blocks to the stage of their neighbour.
+fn fill(program: &Program, owner: &mut [Option<u32>], errors: &mut Vec<CutError>) {
+    // A call is opened when something below it is named by itself.
+    let mut opened = vec![false; program.calls.len()];
+    for (index, call) in program.calls.iter().enumerate() {
+        let nodes = owner.get(call.nodes.start as usize..call.nodes.end as usize).unwrap_or_default();
+        opened[index] = nodes.iter().any(Option::is_some);
+    }
+    let mut missing: Vec<(CallId, usize)> = Vec::new();
+    for index in 0..owner.len() {
+        if owner[index].is_some() {
+            continue;
+        }
+        let mut call = program.nodes[index].call;
+        if opened[call.index()] {
+            continue;
+        }
+        // Report the highest call that is in no stage.
+        while let Some(parent) = program.calls[call.index()].parent.filter(|parent| !opened[parent.index()]) {
+            call = parent;
+        }
+        match missing.last_mut() {
+            Some((last, count)) if *last == call => *count += 1,
+            _ => missing.push((call, 1)),
+        }
+    }
+    errors.extend(missing.into_iter().map(|(call, operators)| {
+        let path = call_path(program, call);
+        CutError::Missing { path: if path.is_empty() { "the whole model".into() } else { path }, operators }
+    }));
+    let first = owner.iter().flatten().next().copied();
+    let mut at = first;
+    for slot in owner {
+        match slot {
+            Some(stage) => at = Some(*stage),
+            None => *slot = at,
+        }
+    }
+}
+
+/// Paths of a program.
+struct Paths<'p> {
+    program: &'p Program,
+    calls: HashMap<String, CallId>,
+    operators: std::cell::OnceCell<HashMap<String, NodeId>>,
+}
+
+impl<'p> Paths<'p> {
+    fn new(program: &'p Program) -> Self {
+        let mut calls = HashMap::new();
+        for index in 0..program.calls.len() {
+            let id = CallId(index as u32);
+            calls.entry(call_path(program, id)).or_insert(id);
+        }
+        Self { program, calls, operators: std::cell::OnceCell::new() }
+    }
+
+    fn find(&self, path: &str) -> Option<std::ops::Range<usize>> {
+        let range = match self.calls.get(path) {
+            Some(call) => {
+                let range = &self.program.calls[call.index()].nodes;
+                range.start as usize..range.end as usize
+            }
+            None => {
+                let node = self.operators().get(path)?.index();
+                node..node + 1
+            }
+        };
+        (range.end <= self.program.nodes.len() && range.start <= range.end).then_some(range)
+    }
+
+    /// Returns all operators by path; O(nodes).
+    fn operators(&self) -> &HashMap<String, NodeId> {
+        self.operators.get_or_init(|| {
+            let mut counts: HashMap<(CallId, &str), usize> = HashMap::new();
+            let nodes = self.program.nodes.iter().enumerate();
+            let named = nodes.map(|(index, node)| {
+                let count = counts.entry((node.call, &node.operator)).or_insert(0);
+                *count += 1;
+                let call = call_path(self.program, node.call);
+                let name = split(&node.operator).1;
+                let path = match *count {
+                    1 => format!("{call}/{name}"),
+                    n => format!("{call}/{name} ({n})"),
+                };
+                (path, NodeId(index as u32))
+            });
+            named.collect()
+        })
+    }
+
+    /// Returns the path that differs least; O(paths × length), and only when something is wrong.
+    fn similar(&self, wanted: &str) -> Option<String> {
+        if wanted.len() > 200 {
+            return None;
+        }
+        let paths = self.calls.keys().filter(|path| !path.is_empty() && path.len() <= 200);
+        let scored = paths.map(|path| (distance(path, wanted), path)).min()?;
+        (scored.0 <= wanted.len() / 2 + 1).then(|| scored.1.clone())
+    }
+}
+
+/// Levenshtein distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let up = row[j + 1];
+            row[j + 1] = (diagonal + usize::from(x != *y)).min(up + 1).min(row[j] + 1);
+            diagonal = up;
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,262 @@
+//! What goes into a file: bytes of ours, and ranges of the archive that hold the weights.
+//!
+//! Weights are never held in memory: a file is a list of pieces, written through a buffer of 1 MiB.
+
+use std::io::{self, Write};
+
+use tracer::{DType, Program, Tensor, TensorId};
+
+use crate::error::CutError;
+
+/// A file of the output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct File {
+    /// Path below the output folder; made by us, never by the model.
+    pub path: String,
+    /// What goes into it.
+    pub content: Content,
+}
+
+/// What goes into a file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// Pieces, one behind the other.
+    Plain(Vec<Piece>),
+    /// A zip archive of stored records, aligned to 64 bytes.
+    Zip(Vec<Record>),
+}
+
+/// One record of an archive.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Name with the top folder.
+    pub name: String,
+    /// What goes into it.
+    pub pieces: Vec<Piece>,
+}
+
+/// A piece of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// Written by us.
+    Bytes(Vec<u8>),
+    /// A range of the source archive.
+    Copy {
+        /// First byte.
+        position: u64,
+        /// How many.
+        length: u64,
+    },
+    /// Elements of the source archive in the order of a tensor's sizes.
+    Gather(Gather),
+}
+
+/// Elements picked by sizes and strides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gather {
+    position: u64,
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+    item: u64,
+}
+
+/// A file that can be read anywhere.
+pub trait ReadAt {
+    /// Fills the buffer from this position on.
+    ///
+    /// # Errors
+    /// When the file ends or cannot be read.
+    fn read_at(&mut self, position: u64, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+impl ReadAt for &[u8] {
+    fn read_at(&mut self, position: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(position).ok();
+        let range = start.and_then(|start| self.get(start..start.checked_add(buffer.len())?));
+        buffer.copy_from_slice(range.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+const BUFFER: usize = 1 << 20;
+
+impl Content {
+    /// Makes a content of text.
+    pub fn text(text: String) -> Self {
+        Content::Plain(vec![Piece::Bytes(text.into_bytes())])
+    }
+
+    /// Returns the bytes of weights in it, which is nearly its size.
+    pub fn size(&self) -> u64 {
+        match self {
+            Content::Plain(pieces) => pieces.iter().map(Piece::len).sum(),
+            Content::Zip(records) => {
+                records.iter().map(|r| r.pieces.iter().map(Piece::len).sum::<u64>() + 160).sum()
+            }
+        }
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// When reading the source or writing fails.
+    pub fn write(&self, source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Content::Plain(pieces) => {
+                let mut buffer = Vec::new();
+                pieces
+                    .iter()
+                    .try_for_each(|piece| piece.write(source, &mut buffer, &mut |bytes| out.write_all(bytes)))
+            }
+            Content::Zip(records) => crate::zip::write(records, source, out),
+        }
+    }
+}
+
+impl Piece {
+    /// Returns the number of bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Piece::Bytes(bytes) => bytes.len() as u64,
+            Piece::Copy { length, .. } => *length,
+            Piece::Gather(gather) => gather.shape.iter().product::<u64>() * gather.item,
+        }
+    }
+
+    /// Tells whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Hands its bytes to `sink`, a bufferful at a time.
+    pub(crate) fn write(
+        &self,
+        source: &mut dyn ReadAt,
+        buffer: &mut Vec<u8>,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        match self {
+            Piece::Bytes(bytes) => sink(bytes),
+            Piece::Copy { position, length } => {
+                buffer.resize(BUFFER, 0);
+                let mut done = 0;
+                while done < *length {
+                    let now = (length - done).min(BUFFER as u64);
+                    let part = &mut buffer[..now as usize];
+                    source.read_at(position + done, part)?;
+                    sink(part)?;
+                    done += now;
+                }
+                Ok(())
+            }
+            Piece::Gather(gather) => gather.write(source, sink),
+        }
+    }
+}
+
+impl Gather {
+    /// Walks the elements in order; the innermost dimension is read in one go where it is dense.
+    ///
+    /// O(elements) reads in the worst case, a transposed matrix.
+    fn write(
+        &self,
+        source: &mut dyn ReadAt,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if self.shape.contains(&0) {
+            return Ok(());
+        }
+        let dims = self.shape.len();
+        // Dimensions at the end that are dense together.
+        let mut run = 1_u64;
+        let mut dense = dims;
+        while dense > 0 && self.strides[dense - 1] == run {
+            run *= self.shape[dense - 1];
+            dense -= 1;
+        }
+        let mut index = vec![0_u64; dense];
+        let mut out = Vec::with_capacity(BUFFER);
+        let mut part = vec![0_u8; (run * self.item).min(BUFFER as u64) as usize];
+        loop {
+            let offset: u64 = index.iter().zip(&self.strides).map(|(i, s)| i * s).sum();
+            let (mut at, end) = (offset * self.item, (offset + run) * self.item);
+            while at < end {
+                let now = (end - at).min(part.len() as u64) as usize;
+                source.read_at(self.position + at, &mut part[..now])?;
+                out.extend_from_slice(&part[..now]);
+                if out.len() >= BUFFER {
+                    sink(&out)?;
+                    out.clear();
+                }
+                at += now as u64;
+            }
+            let mut dim = dense;
+            loop {
+                if dim == 0 {
+                    return sink(&out);
+                }
+                dim -= 1;
+                index[dim] += 1;
+                if index[dim] < self.shape[dim] {
+                    break;
+                }
+                index[dim] = 0;
+            }
+        }
+    }
+}
+
+/// Returns the bytes of an element.
+pub(crate) fn item_size(dtype: DType) -> u64 {
+    match dtype {
+        DType::Complex128 => 16,
+        DType::Float64 | DType::Int64 | DType::UInt64 | DType::Complex64 => 8,
+        DType::Float32 | DType::Int32 | DType::UInt32 => 4,
+        DType::Float16 | DType::BFloat16 | DType::Int16 | DType::UInt16 => 2,
+        DType::Int8 | DType::UInt8 | DType::Bool | DType::Float8E4M3 | DType::Float8E5M2 => 1,
+    }
+}
+
+/// Returns the bytes of a tensor, densely packed in the order of its sizes.
+pub(crate) fn dense(program: &Program, id: TensorId) -> Result<Piece, CutError> {
+    let tensor = &program.tensors[id.index()];
+    let (position, extent) = range(tensor)?;
+    let item = item_size(tensor.dtype);
+    let mut expected = 1_u64;
+    let mut is_dense = true;
+    for (&size, &stride) in tensor.shape.iter().zip(&tensor.strides).rev() {
+        is_dense &= size == 1 || stride == expected;
+        expected = expected.saturating_mul(size);
+    }
+    if is_dense || extent == 0 {
+        return Ok(Piece::Copy { position, length: extent * item });
+    }
+    Ok(Piece::Gather(Gather { position, shape: tensor.shape.clone(), strides: tensor.strides.clone(), item }))
+}
+
+/// Returns a tensor's first byte in the archive and how many elements it spans; checks both against the record.
+pub(crate) fn range(tensor: &Tensor) -> Result<(u64, u64), CutError> {
+    let storage = tensor.storage.as_ref().ok_or_else(|| CutError::NoData { tensor: tensor.path.clone() })?;
+    let fault = |reason: &str| CutError::Tensor { tensor: tensor.path.clone(), reason: reason.into() };
+    if tensor.shape.len() != tensor.strides.len() {
+        return Err(fault("sizes and strides differ in number"));
+    }
+    let mut count = 1_u64;
+    let mut last = 0_u64;
+    for (&size, &stride) in tensor.shape.iter().zip(&tensor.strides) {
+        count = count.checked_mul(size).ok_or_else(|| fault("its size overflows"))?;
+        let reach = size.saturating_sub(1).checked_mul(stride).and_then(|reach| last.checked_add(reach));
+        last = reach.ok_or_else(|| fault("its strides overflow"))?;
+    }
+    // Expanded tensors repeat elements; what is written out must stay near what is stored.
+    if count > storage.elements.saturating_mul(4096).max(1 << 20) {
+        return Err(fault("its sizes multiply to far more elements than are stored"));
+    }
+    let item = item_size(tensor.dtype);
+    let extent = if count == 0 { 0 } else { last + 1 };
+    let end = storage.offset.checked_add(extent).and_then(|end| end.checked_mul(item));
+    match end {
+        Some(end) if end <= storage.bytes => Ok((storage.position + storage.offset * item, extent)),
+        _ => Err(fault("it reaches beyond its record")),
+    }
+}

@@ -1,0 +1,58 @@
+//! All files of a cut model.
+
+use schema::Files;
+use tracer::Program;
+
+use crate::{
+    content::{Content, File},
+    error::CutError,
+    manifest::{About, Facts, manifest},
+    names::Names,
+    pipeline::Pipeline,
+    python, torchscript,
+};
+
+/// Which forms of a stage are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Targets {
+    /// `stage_k.pt`.
+    pub torchscript: bool,
+    /// `stage_k.py` and `stage_k.safetensors`.
+    pub python: bool,
+}
+
+/// Returns the files below `stages/`: the stages in each form, and the manifest.
+///
+/// # Errors
+/// When a tensor cannot be written.
+pub fn stages(
+    program: &Program,
+    names: &Names,
+    pipeline: &Pipeline,
+    facts: &Facts,
+    about: &About,
+    targets: Targets,
+) -> Result<Vec<File>, CutError> {
+    let mut files = Vec::new();
+    for index in 0..pipeline.stages.len() {
+        if targets.torchscript {
+            let content = torchscript::stage(program, names, pipeline, index)?;
+            files.push(File { path: format!("stages/stage_{index}.pt"), content });
+        }
+        if targets.python {
+            let (source, weights) = python::stage(program, names, pipeline, index)?;
+            files.push(File { path: format!("stages/stage_{index}.py"), content: Content::text(source) });
+            files.push(File { path: format!("stages/stage_{index}.safetensors"), content: weights });
+        }
+    }
+    let of_stage = |index: usize| Files {
+        torchscript: targets.torchscript.then(|| format!("stage_{index}.pt")),
+        python: targets.python.then(|| format!("stage_{index}.py")),
+        weights: targets.python.then(|| format!("stage_{index}.safetensors")),
+    };
+    let manifest = manifest(program, names, pipeline, facts, about, &of_stage);
+    let text =
+        serde_json::to_string_pretty(&manifest).expect("a manifest has string keys and finite numbers");
+    files.push(File { path: "stages/manifest.json".into(), content: Content::text(text + "\n") });
+    Ok(files)
+}

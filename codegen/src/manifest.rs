@@ -1,0 +1,210 @@
+//! The manifest that joins the stages.
+
+use schema::{
+    Boundary, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, StageFiles, TiedHolder,
+    TiedParameter,
+};
+use tracer::{Constant, DType, Operand, Program, Role, TensorType, Type};
+
+use crate::{
+    names::Names,
+    pipeline::{Carried, Pipeline, Port, Skips, Source, Step},
+};
+
+/// Sizes and types of values, as far as they are known; index by value.
+pub type Facts = Vec<Option<TensorType>>;
+
+/// Returns what the program itself knows of its values.
+pub fn facts(program: &Program) -> Facts {
+    let mut facts: Facts = program
+        .values
+        .iter()
+        .map(|value| match &value.type_ {
+            Type::Tensor(known) if known.shape.is_some() => Some(known.clone()),
+            _ => None,
+        })
+        .collect();
+    if let Some(recorded) = &program.recorded {
+        for (input, known) in program.inputs.iter().zip(&recorded.inputs) {
+            facts[input.index()] = Some(known.type_.clone());
+        }
+        // Only when both lists run in step.
+        let tensors: Vec<_> = program.nodes.iter().zip(&recorded.nodes).collect();
+        if recorded.nodes.len() == program.nodes.len() {
+            for (node, known) in tensors {
+                if node.operator != known.operator {
+                    continue;
+                }
+                for (output, type_) in node.outputs.iter().zip(&known.outputs) {
+                    facts[output.index()] = type_.clone();
+                }
+            }
+        }
+    }
+    facts
+}
+
+/// What the command knows beside the program.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// Name and digest of the model.
+    pub model: Option<ModelReference>,
+    /// The model's file, as the user may find it again.
+    pub source: Option<String>,
+    /// Tool and version.
+    pub written_by: String,
+    /// Devices by stage.
+    pub devices: Vec<Vec<String>>,
+    /// Blocks to compute again, by stage.
+    pub recompute: Vec<Vec<String>>,
+}
+
+/// Returns the manifest of a pipeline. `files` names the files of a stage by its position.
+pub fn manifest(
+    program: &Program,
+    names: &Names,
+    pipeline: &Pipeline,
+    facts: &Facts,
+    about: &About,
+    files: &dyn Fn(usize) -> Files,
+) -> Manifest {
+    let boundary = |port: &Port| {
+        let (shape, dtype) = fact(program, port, facts);
+        Boundary { name: port.name.clone(), shape, dtype }
+    };
+    let input_name = |index: usize| names.get(program.inputs[index]).to_string();
+    let stages = pipeline.stages.iter().enumerate().map(|(index, stage)| {
+        let inputs = stage.inputs.iter().map(|port| {
+            let (shape, dtype) = fact(program, port, facts);
+            let from = match port.source {
+                Source::Model(input) => format!("input:{}", input_name(input)),
+                Source::Stage { stage, port } => {
+                    format!("stage:{stage}:{}", pipeline.stages[stage as usize].outputs[port].name)
+                }
+            };
+            Input { name: port.name.clone(), from, shape, dtype }
+        });
+        let tensors = |role: Role| {
+            let tensors = stage.tensors.iter().map(|id| &program.tensors[id.index()]);
+            tensors.filter(|tensor| tensor.role == role).map(|tensor| tensor.path.clone()).collect()
+        };
+        let is_repeated = |step: &&Step| matches!(step, Step::Run { is_repeated: true, .. });
+        StageFiles {
+            stage: index as u32,
+            blocks: stage.label.clone(),
+            files: files(index),
+            inputs: inputs.collect(),
+            outputs: stage.outputs.iter().map(boundary).collect(),
+            parameters: tensors(Role::Parameter),
+            buffers: tensors(Role::Buffer),
+            recompute: about.recompute.get(index).cloned().unwrap_or_default(),
+            repeated_operators: stage.steps.iter().filter(is_repeated).count() as u32,
+            devices: about.devices.get(index).cloned().unwrap_or_default(),
+        }
+    });
+    let tied = pipeline.tied.iter().map(|tied| TiedParameter {
+        holders: tied
+            .holders
+            .iter()
+            .map(|(stage, id)| TiedHolder { stage: *stage, name: program.tensors[id.index()].path.clone() })
+            .collect(),
+        requires_grad: tied.requires_grad,
+    });
+    let inputs = program.inputs.iter().map(|input| {
+        let known = facts.get(input.index()).and_then(Option::as_ref);
+        Boundary {
+            name: names.get(*input).to_string(),
+            shape: known.and_then(|known| known.shape.clone()),
+            dtype: known.and_then(|known| known.dtype).map(|dtype| dtype_name(dtype).to_string()),
+        }
+    });
+    let mut next = 0;
+    Manifest {
+        kind: "stages".into(),
+        schema_version: MANIFEST_VERSION,
+        written_by: about.written_by.clone(),
+        model: about
+            .model
+            .clone()
+            .unwrap_or(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
+        source: about.source.clone(),
+        training: crate::python::was_training(program),
+        skips: match pipeline.skips {
+            Skips::Relay => "relay".into(),
+            Skips::Portal => "portal".into(),
+        },
+        inputs: inputs.collect(),
+        output: tree(&program.output, &mut next),
+        stages: stages.collect(),
+        tied: tied.collect(),
+    }
+}
+
+fn fact(program: &Program, port: &Port, facts: &Facts) -> (Option<Vec<u64>>, Option<String>) {
+    match port.carried {
+        Carried::Tensor(id) => {
+            let tensor = &program.tensors[id.index()];
+            (Some(tensor.shape.clone()), Some(dtype_name(tensor.dtype).into()))
+        }
+        Carried::Value(_) if port.kind.is_boxed() => {
+            let dtype = match port.kind {
+                crate::Kind::Float => "float64",
+                crate::Kind::Bool => "bool",
+                _ => "int64",
+            };
+            let shape = (port.kind != crate::Kind::IntList).then(Vec::new);
+            (shape, Some(dtype.into()))
+        }
+        Carried::Value(value) => {
+            let known = facts.get(value.index()).and_then(Option::as_ref);
+            let dtype = known.and_then(|known| known.dtype).map(|dtype| dtype_name(dtype).to_string());
+            (known.and_then(|known| known.shape.clone()), dtype)
+        }
+    }
+}
+
+// Depth is bounded by the reader of the program.
+fn tree(operand: &Operand, next: &mut u32) -> OutputTree {
+    match operand {
+        Operand::Value(_) | Operand::Tensor(_) => {
+            *next += 1;
+            OutputTree::Value(*next - 1)
+        }
+        Operand::Constant(constant) => OutputTree::Literal(match constant {
+            Constant::None => serde_json::Value::Null,
+            Constant::Bool(value) => (*value).into(),
+            Constant::Int(value) => (*value).into(),
+            Constant::Float(value) => (*value).into(),
+            Constant::Complex(real, imaginary) => vec![*real, *imaginary].into(),
+            Constant::Str(text) | Constant::Device(text) => text.clone().into(),
+        }),
+        Operand::List(items) => OutputTree::List(items.iter().map(|item| tree(item, next)).collect()),
+        Operand::Tuple(items) => OutputTree::Tuple(items.iter().map(|item| tree(item, next)).collect()),
+        Operand::Dict(pairs) => {
+            OutputTree::Dict(pairs.iter().map(|(key, value)| (tree(key, next), tree(value, next))).collect())
+        }
+    }
+}
+
+/// Returns `float32` for a stored type.
+pub(crate) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Float64 => "float64",
+        DType::Float32 => "float32",
+        DType::Float16 => "float16",
+        DType::BFloat16 => "bfloat16",
+        DType::Int64 => "int64",
+        DType::Int32 => "int32",
+        DType::Int16 => "int16",
+        DType::Int8 => "int8",
+        DType::UInt8 => "uint8",
+        DType::UInt16 => "uint16",
+        DType::UInt32 => "uint32",
+        DType::UInt64 => "uint64",
+        DType::Bool => "bool",
+        DType::Complex64 => "complex64",
+        DType::Complex128 => "complex128",
+        DType::Float8E4M3 => "float8_e4m3fn",
+        DType::Float8E5M2 => "float8_e5m2",
+    }
+}

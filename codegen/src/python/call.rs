@@ -1,0 +1,419 @@
+//! One operator as one line of Python.
+
+use tracer::{Constant, Node, Operand, Program, Role, TensorId};
+
+use super::spelling::{Spelling, dtype_of_code, memory_format, spelling};
+use crate::{
+    fold::Folded,
+    names::{Names, float, is_identifier, quoted},
+    operators::{Kind, out_of_place, split},
+    pipeline::Form,
+};
+
+/// Writes operands and calls of one stage.
+pub(crate) struct Writer<'p> {
+    pub program: &'p Program,
+    pub names: &'p Names,
+    pub kinds: &'p [Kind],
+    /// Attribute that holds the trace's constants.
+    pub constants: &'p str,
+    /// Whether the root was traced in training mode.
+    pub training: bool,
+    /// Values that a recurrent layer's packing reads: their device stays.
+    pub on_host: &'p std::collections::HashSet<tracer::ValueId>,
+    /// Values that stand for others.
+    pub folded: &'p Folded,
+}
+
+/// Operators that make a tensor on a device that the trace names.
+const FACTORIES: &[&str] = &[
+    "arange",
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "eye",
+    "linspace",
+    "scalar_tensor",
+    "tensor",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "rand_like",
+    "randn_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "to",
+    "tril_indices",
+    "triu_indices",
+    "range",
+    "hann_window",
+    "_to_copy",
+];
+
+/// Tells whether an operator's device follows the stage's device instead of the trace's.
+pub(crate) fn follows_device(node: &Node, on_host: &std::collections::HashSet<tracer::ValueId>) -> bool {
+    let (space, name) = split(&node.operator);
+    space == "aten"
+        && FACTORIES.contains(&name)
+        && !node.outputs.iter().any(|output| on_host.contains(output))
+}
+
+impl Writer<'_> {
+    /// Returns the right side of the line.
+    pub fn call(&self, node: &Node, form: Form) -> String {
+        let operator = match form {
+            Form::OutOfPlace => out_of_place(&node.operator).unwrap_or_else(|| node.operator.clone()),
+            Form::AsWritten => node.operator.clone(),
+        };
+        let (space, name) = split(&operator);
+        let position =
+            |index: usize| node.arguments.get(index).map(|a| self.operand(&a.operand)).unwrap_or_default();
+        let first = || self.primary(node.arguments.first().map(|a| &a.operand));
+        match (space, name, node.arguments.len()) {
+            ("prim", "NumToTensor", 1) => return format!("torch.tensor({})", position(0)),
+            ("aten", "Int" | "IntImplicit", 1) => return format!("int({})", position(0)),
+            ("aten", "Float" | "FloatImplicit", 1) => return format!("float({})", position(0)),
+            ("aten", "Bool", 1) => return format!("bool({})", position(0)),
+            ("aten", "ScalarImplicit" | "item", 1) => return format!("{}.item()", first()),
+            ("aten", "size", 2) => return format!("{}.size({})", first(), position(1)),
+            ("aten", "size" | "prim::shape", 1) => return format!("list({}.size())", first()),
+            ("aten", "len", 1) => return format!("len({})", position(0)),
+            ("aten", "append", 2) => return format!("{}.append({})", first(), position(1)),
+            ("prim", "ListUnpack" | "TupleUnpack" | "ListConstruct" | "DictConstruct", 1) => {
+                return position(0);
+            }
+            ("prim", "TupleIndex", 2) | ("aten", "__getitem__", 2) => {
+                return format!("{}[{}]", first(), position(1));
+            }
+            ("prim", "dtype" | "device" | "layout", 1) => return format!("{}.{name}", first()),
+            ("prim", "tolist", 1) => return format!("{}.tolist()", first()),
+            ("aten", "floordiv", 2) => {
+                return format!("{} // {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
+            }
+            ("aten", "add" | "sub" | "mul" | "remainder" | "neg" | "floor_divide" | "div" | "truediv", _)
+                if node.arguments.iter().all(|a| self.is_number(&a.operand)) =>
+            {
+                let second = || self.primary(node.arguments.get(1).map(|a| &a.operand));
+                return match name {
+                    "neg" => format!("-{}", first()),
+                    "add" => format!("{} + {}", first(), second()),
+                    "sub" => format!("{} - {}", first(), second()),
+                    "mul" => format!("{} * {}", first(), second()),
+                    "remainder" => format!("{} % {}", first(), second()),
+                    "floor_divide" => format!("{} // {}", first(), second()),
+                    _ => format!("{} / {}", first(), second()),
+                };
+            }
+            ("aten", "add", 2) if self.is_list(&node.arguments[0].operand) => {
+                return format!("{} + {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
+            }
+            ("aten", "slice", _) => {
+                if let Some(call) = self.slice(node) {
+                    return call;
+                }
+            }
+            ("aten", "_convolution", 9..) => {
+                if let Some(call) = self.convolution(node) {
+                    return call;
+                }
+            }
+            _ => {}
+        }
+        self.plain(node, space, name)
+    }
+
+    /// `aten::_convolution` is what the trace sees of `conv2d` and its kin.
+    fn convolution(&self, node: &Node) -> Option<String> {
+        let operand = |index: usize| &node.arguments[index].operand;
+        let length = match operand(3) {
+            Operand::List(items) => items.len(),
+            _ => return None,
+        };
+        if !(1..=3).contains(&length) {
+            return None;
+        }
+        let text = |index: usize| self.operand(operand(index));
+        let zero = |operand: &Operand| {
+            matches!(operand, Operand::List(items)
+            if items.iter().all(|item| *item == Operand::Constant(Constant::Int(0))))
+        };
+        match operand(6) {
+            Operand::Constant(Constant::Bool(false)) if zero(operand(7)) => Some(format!(
+                "torch.conv{length}d({}, {}, {}, {}, {}, {}, {})",
+                text(0),
+                text(1),
+                text(2),
+                text(3),
+                text(4),
+                text(5),
+                text(8)
+            )),
+            Operand::Constant(Constant::Bool(true)) => Some(format!(
+                "torch.conv_transpose{length}d({}, {}, {}, {}, {}, {}, {}, {})",
+                text(0),
+                text(1),
+                text(2),
+                text(3),
+                text(4),
+                text(7),
+                text(8),
+                text(5)
+            )),
+            _ => None,
+        }
+    }
+
+    fn plain(&self, node: &Node, space: &str, name: &str) -> String {
+        let device = follows_device(node, self.on_host);
+        let flag = self.training_flag(node, name);
+        let mut positional = Vec::new();
+        let mut named = Vec::new();
+        let mut is_public = true;
+        for (index, argument) in node.arguments.iter().enumerate() {
+            let constant = match &argument.operand {
+                Operand::Constant(constant) => Some(constant),
+                _ => None,
+            };
+            let is_dtype = match &argument.name {
+                Some(name) => name == "dtype",
+                None => is_dtype_position(name, index, node),
+            };
+            let mut text = match constant {
+                _ if flag == Some(index) => "self.training".to_string(),
+                Some(Constant::Device(_)) if device => "device".to_string(),
+                Some(Constant::Int(code)) if is_dtype => match dtype_of_code(*code) {
+                    Some(dtype) => dtype.to_string(),
+                    None => {
+                        is_public = false;
+                        code.to_string()
+                    }
+                },
+                _ => self.operand(&argument.operand),
+            };
+            let Some(keyword) = &argument.name else {
+                positional.push((text, constant.cloned()));
+                continue;
+            };
+            match (keyword.as_str(), constant) {
+                ("dtype" | "layout" | "device" | "pin_memory" | "memory_format", Some(Constant::None)) => {
+                    continue;
+                }
+                ("pin_memory", Some(Constant::Bool(false))) | ("layout", Some(Constant::Int(0))) => continue,
+                ("memory_format", Some(Constant::Int(code))) => match memory_format(*code) {
+                    Some(format) => text = format.to_string(),
+                    None => is_public = false,
+                },
+                ("layout", Some(_)) => is_public = false,
+                _ => {}
+            }
+            named.push((keyword.clone(), text));
+        }
+        if name == "to" {
+            while matches!(positional.last(), Some((_, Some(Constant::None)))) {
+                positional.pop();
+            }
+        }
+        let positional: Vec<String> = positional.into_iter().map(|(text, _)| text).collect();
+        let named = named.into_iter().map(|(name, text)| format!("{name}={text}"));
+        let spelling = match is_public {
+            true => spelling(space, name),
+            false => Spelling::Operator(format!("torch.ops.{space}.{name}")),
+        };
+        let (callee, skip) = match spelling {
+            Spelling::Method(method) if !positional.is_empty() => {
+                (format!("{}.{method}", self.primary(node.arguments.first().map(|a| &a.operand))), 1)
+            }
+            Spelling::Method(method) => (format!("torch.ops.aten.{method}"), 0),
+            Spelling::Torch(callee) | Spelling::Functional(callee) | Spelling::Operator(callee) => {
+                (callee, 0)
+            }
+        };
+        let arguments: Vec<String> = positional.into_iter().skip(skip).chain(named).collect();
+        format!("{callee}({})", arguments.join(", "))
+    }
+
+    /// Returns the argument that says whether a layer trains, when it is the module's own flag and not a constant.
+    ///
+    /// A flag is the module's own when it equals the module's and the root's mode at tracing; the rest stays as traced.
+    fn training_flag(&self, node: &Node, name: &str) -> Option<usize> {
+        let index = match name {
+            "dropout"
+            | "dropout_"
+            | "feature_dropout"
+            | "feature_dropout_"
+            | "alpha_dropout"
+            | "alpha_dropout_"
+            | "feature_alpha_dropout"
+            | "feature_alpha_dropout_" => 2,
+            "batch_norm" => 5,
+            "lstm" | "gru" | "rnn_tanh" | "rnn_relu" => {
+                // The packed form has one argument more in front and none at the end.
+                match &node.arguments.get(1)?.operand {
+                    Operand::List(_) => 6,
+                    _ => node.arguments.len().checked_sub(2)?,
+                }
+            }
+            _ => return None,
+        };
+        if name == "batch_norm" {
+            // Without statistics there is nothing to use in evaluation mode.
+            let statistics = &node.arguments.get(3)?.operand;
+            if !matches!(statistics, Operand::Tensor(id) if self.program.tensors[id.index()].role == Role::Buffer)
+            {
+                return None;
+            }
+        }
+        let Operand::Constant(Constant::Bool(flag)) = node.arguments.get(index)?.operand else { return None };
+        let module = self.program.calls[node.call.index()].module;
+        let mode = self.program.modules[module.index()].attributes.get("training")?;
+        (*mode == Constant::Bool(flag) && flag == self.training).then_some(index)
+    }
+
+    fn is_number(&self, operand: &Operand) -> bool {
+        match operand {
+            Operand::Constant(Constant::Int(_) | Constant::Float(_) | Constant::Bool(_)) => true,
+            Operand::Value(value) => {
+                matches!(self.kinds[value.index()], Kind::Int | Kind::Float | Kind::Bool)
+                    || self.program.values[value.index()].type_ == tracer::Type::Number
+            }
+            _ => false,
+        }
+    }
+
+    fn is_list(&self, operand: &Operand) -> bool {
+        match operand {
+            Operand::List(_) => true,
+            Operand::Value(value) => self.kinds[value.index()] == Kind::IntList,
+            _ => false,
+        }
+    }
+
+    /// Returns the name that the stage's code has for a value.
+    pub fn name(&self, value: tracer::ValueId) -> &str {
+        self.names.get(self.folded.get(value))
+    }
+
+    /// `x[:, 2:5]` for the common forms of `aten::slice`.
+    fn slice(&self, node: &Node) -> Option<String> {
+        let operand = |index: usize| node.arguments.get(index).map(|a| &a.operand);
+        let Some(Operand::Constant(Constant::Int(dim @ 0..=8))) = operand(1) else { return None };
+        let bound = |index: usize| match operand(index) {
+            None | Some(Operand::Constant(Constant::None)) => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(i64::MAX))) if index == 3 => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(0))) if index == 2 => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(value))) => Some(value.to_string()),
+            Some(Operand::Value(value)) if self.kinds[self.folded.get(*value).index()] == Kind::Int => {
+                Some(self.name(*value).to_string())
+            }
+            _ => None,
+        };
+        if !matches!(operand(4), None | Some(Operand::Constant(Constant::Int(1)))) || node.arguments.len() < 3 {
+            return None;
+        }
+        let all = ":, ".repeat(*dim as usize);
+        Some(format!("{}[{all}{}:{}]", self.primary(operand(0)), bound(2)?, bound(3)?))
+    }
+
+    /// Writes an operand so that a dot can follow.
+    fn primary(&self, operand: Option<&Operand>) -> String {
+        match operand {
+            None => String::new(),
+            Some(Operand::Constant(constant)) => format!("({})", self.constant(constant)),
+            Some(operand) => self.operand(operand),
+        }
+    }
+
+    /// Writes an operand.
+    pub fn operand(&self, operand: &Operand) -> String {
+        match operand {
+            Operand::Value(value) => self.name(*value).to_string(),
+            Operand::Tensor(tensor) => self.tensor(*tensor),
+            Operand::Constant(constant) => self.constant(constant),
+            Operand::List(items) => format!("[{}]", self.items(items)),
+            Operand::Tuple(items) if items.len() == 1 => format!("({},)", self.items(items)),
+            Operand::Tuple(items) => format!("({})", self.items(items)),
+            Operand::Dict(pairs) => {
+                let pairs: Vec<String> = pairs
+                    .iter()
+                    .map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value)))
+                    .collect();
+                format!("{{{}}}", pairs.join(", "))
+            }
+        }
+    }
+
+    fn items(&self, items: &[Operand]) -> String {
+        items.iter().map(|item| self.operand(item)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn constant(&self, constant: &Constant) -> String {
+        match constant {
+            Constant::None => "None".into(),
+            Constant::Bool(true) => "True".into(),
+            Constant::Bool(false) => "False".into(),
+            Constant::Int(value) => value.to_string(),
+            Constant::Float(value) => float(*value, "torch.inf", "torch.nan"),
+            Constant::Complex(real, imaginary) => format!(
+                "complex({}, {})",
+                float(*real, "torch.inf", "torch.nan"),
+                float(*imaginary, "torch.inf", "torch.nan")
+            ),
+            Constant::Str(text) => quoted(text),
+            Constant::Device(name) => format!("torch.device({})", quoted(name)),
+        }
+    }
+
+    /// Writes the way to a stored tensor: `self.layer1[0].conv1.weight`.
+    pub fn tensor(&self, id: TensorId) -> String {
+        let tensor = &self.program.tensors[id.index()];
+        if tensor.role == Role::Constant {
+            return format!("self.{}.{}", self.constants, constant_name(self.program, id));
+        }
+        let mut text = "self".to_string();
+        for part in tensor.path.split('.') {
+            text.push_str(&step(part));
+        }
+        text
+    }
+}
+
+/// Writes one step of an attribute path: `.conv1`, `[0]`, `["block1-0"]`.
+fn step(name: &str) -> String {
+    let is_index = !name.is_empty()
+        && name.len() < 10
+        && name.bytes().all(|b| b.is_ascii_digit())
+        && (name == "0" || !name.starts_with('0'));
+    match name {
+        _ if is_identifier(name) => format!(".{name}"),
+        _ if is_index => format!("[{name}]"),
+        _ => format!("[{}]", quoted(name)),
+    }
+}
+
+/// Returns an identifier for a constant of the trace, the same in each stage.
+pub(crate) fn constant_name(program: &Program, id: TensorId) -> String {
+    let path = &program.tensors[id.index()].path;
+    match path.strip_prefix("CONSTANTS.") {
+        Some(name) if is_identifier(name) => name.to_string(),
+        _ => format!("k{}", id.0),
+    }
+}
+
+fn is_dtype_position(name: &str, index: usize, node: &Node) -> bool {
+    let is_code = |at: usize| {
+        matches!(node.arguments.get(at).map(|a| &a.operand), Some(Operand::Constant(Constant::Int(_))))
+    };
+    match name {
+        "softmax" | "log_softmax" => index == 2,
+        "to" => index == 1 || (index == 2 && !is_code(1)),
+        _ => false,
+    }
+}

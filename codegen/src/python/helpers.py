@@ -1,0 +1,64 @@
+class Holder(nn.Module):
+    """Stands where a module of the model stood. `holder[0]` is its child or tensor named "0"."""
+
+    def __getitem__(self, name):
+        return getattr(self, str(name))
+
+
+def _holder(root, path):
+    for name in path:
+        if name not in root._modules:
+            root.add_module(name, Holder())
+        root = root._modules[name]
+    return root
+
+
+def place_tensors(root):
+    """Makes all tensors, not filled yet, under their names in the model."""
+    for names, trains in ((PARAMETERS, True), (FROZEN, False)):
+        for name, (sizes, dtype) in names.items():
+            *path, last = name.split(".")
+            parameter = nn.Parameter(torch.empty(sizes, dtype=dtype), requires_grad=trains)
+            _holder(root, path).register_parameter(last, parameter)
+    for name, (sizes, dtype) in BUFFERS.items():
+        *path, last = name.split(".")
+        _holder(root, path).register_buffer(last, torch.empty(sizes, dtype=dtype))
+    for name, (sizes, dtype) in CONSTANTS.items():
+        _holder(root, ["_CONSTANTS_"]).register_buffer(name, torch.empty(sizes, dtype=dtype), persistent=False)
+    _tie(root)
+
+
+def _tie(root):
+    for second, first in TIED.items():
+        *path, last = first.split(".")
+        tensor = getattr(_holder(root, path), last)
+        *path, last = second.split(".")
+        holder = _holder(root, path)
+        if isinstance(tensor, nn.Parameter):
+            holder.register_parameter(last, tensor)
+        else:
+            holder.register_buffer(last, tensor)
+
+
+def load(weights=None, device="cpu"):
+    """Returns the stage with its weights."""
+    from safetensors.torch import load_file
+
+    weights = Path(weights or Path(__file__).with_name("stage_K.safetensors"))
+    tensors = load_file(weights, device=str(device))
+    with torch.device("meta"):
+        stage = Stage()
+    for names in (PARAMETERS, FROZEN, BUFFERS, {f"_CONSTANTS_.{name}": about for name, about in CONSTANTS.items()}):
+        for name, (_, dtype) in names.items():
+            tensor = torch.view_as_complex(tensors[name]) if dtype.is_complex else tensors[name]
+            if tensor.data_ptr() % 64:
+                tensor = tensor.clone()  # kernels may add up unaligned data in another order
+            *path, last = name.split(".")
+            holder = _holder(stage, path)
+            if last in holder._parameters:
+                trains = name in PARAMETERS
+                holder._parameters[last] = nn.Parameter(tensor, requires_grad=trains)
+            else:
+                holder._buffers[last] = tensor
+    _tie(stage)
+    return stage

@@ -1,0 +1,377 @@
+//! A stage as a Python module: source that a person can read, change and check in.
+//!
+//! Tensors keep their names: holders without code of their own stand where the model's modules stood, so the state
+//! dict's keys are the model's. One operator is one line, with the path of its module behind it.
+
+mod call;
+mod spelling;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use tracer::{Constant, NodeId, Operand, Program, Role, TensorId, ValueId};
+
+pub(crate) use call::{constant_name, follows_device};
+use call::Writer;
+
+use crate::{
+    content::Content,
+    error::CutError,
+    fold::Folded,
+    names::{Names, comment, quoted},
+    opaque::{Function, functions},
+    operators::{Kind, kinds, leaves, split, values_of},
+    pipeline::{Carried, Pipeline, Stage, Step},
+    safetensors,
+};
+
+const HELPERS: &str = include_str!("helpers.py");
+
+/// Returns a stage's source and its weights.
+///
+/// # Errors
+/// When a tensor has no data.
+pub(crate) fn stage(
+    program: &Program,
+    names: &Names,
+    pipeline: &Pipeline,
+    index: usize,
+) -> Result<(String, Content), CutError> {
+    let stage = &pipeline.stages[index];
+    let constants = free_name(program, "constants");
+    let training = was_training(program);
+    let kinds = kinds(program);
+    let on_host = on_host(program);
+    let folded = Folded::new(program, stage, &kinds);
+    let writer =
+        Writer { program, names, kinds: &kinds, constants: &constants, training, on_host: &on_host, folded: &folded };
+    let tied = tied_names(program, stage);
+    let mut out = String::new();
+    header(&mut out, program, pipeline, index);
+    tables(&mut out, program, stage, &tied);
+    out.push_str(&HELPERS.replace("stage_K", &format!("stage_{index}")).replace("_CONSTANTS_", &constants));
+    let functions = functions(program, stage)?;
+    for (_, name, function) in &functions {
+        // Scripted control flow stays in its own language.
+        out.push_str(&format!("\n\n_{name} = torch.jit.CompilationUnit(\n"));
+        for line in function.code.lines() {
+            out.push_str(&format!("    {}\n", quoted(&format!("{line}\n"))));
+        }
+        out.push_str(&format!(").{name}\n"));
+    }
+    out.push_str("\n\nclass Stage(Holder):\n");
+    let about = format!("    \"\"\"{}\"\"\"\n\n", comment(&describe(program, stage)));
+    out.push_str(&about);
+    out.push_str("    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n");
+    let mode = if training { "True" } else { "False" };
+    out.push_str(&format!("        self.train({mode})  # as traced\n\n"));
+    forward(&mut out, &writer, stage, &functions);
+
+    let mut tensors: Vec<(String, TensorId)> = Vec::new();
+    for &id in &stage.tensors {
+        let path = &program.tensors[id.index()].path;
+        if !tied.contains_key(path.as_str()) {
+            tensors.push((path.clone(), id));
+        }
+    }
+    for &id in &stage.constants {
+        tensors.push((format!("{constants}.{}", constant_name(program, id)), id));
+    }
+    Ok((out, safetensors::file(program, &tensors)?))
+}
+
+/// Tells whether the model was traced in training mode: as most of its modules were.
+///
+/// The root alone is no witness: a wrapper made for tracing is in training mode unless told otherwise.
+pub(crate) fn was_training(program: &Program) -> bool {
+    let count = |mode: bool| {
+        let modes = program.modules.iter().filter_map(|module| module.attributes.get("training"));
+        modes.filter(|found| **found == Constant::Bool(mode)).count()
+    };
+    count(true) > count(false)
+}
+
+/// Returns values that must stay on the host: lengths of packed sequences.
+pub(crate) fn on_host(program: &Program) -> HashSet<ValueId> {
+    let mut found = HashSet::new();
+    for node in program.nodes.iter().rev() {
+        let (_, name) = split(&node.operator);
+        let is_packing = name == "_pack_padded_sequence";
+        let is_lengths = node.outputs.iter().any(|output| found.contains(output)) && matches!(name, "to" | "sort");
+        if is_packing {
+            found.extend(node.arguments.iter().skip(1).flat_map(|a| values_of(&a.operand)));
+        } else if is_lengths {
+            found.extend(node.arguments.iter().take(1).flat_map(|a| values_of(&a.operand)));
+        }
+    }
+    found
+}
+
+fn free_name(program: &Program, wanted: &str) -> String {
+    let root = program.modules.first();
+    let is_taken = |name: &str| {
+        root.is_some_and(|root| {
+            root.children.contains_key(name) || root.parameters.contains_key(name) || root.buffers.contains_key(name)
+        })
+    };
+    let mut name = wanted.to_string();
+    while is_taken(&name) {
+        name.push('_');
+    }
+    name
+}
+
+/// Second names of tensors that a stage holds under another name already.
+fn tied_names<'p>(program: &'p Program, stage: &Stage) -> BTreeMap<&'p str, &'p str> {
+    let mut first: HashMap<_, &str> = HashMap::new();
+    let mut tied = BTreeMap::new();
+    for &id in &stage.tensors {
+        let tensor = &program.tensors[id.index()];
+        let Some(storage) = &tensor.storage else { continue };
+        let key = (storage.record.as_str(), storage.offset, &tensor.shape, &tensor.strides, tensor.dtype);
+        match first.get(&key) {
+            Some(name) => {
+                tied.insert(tensor.path.as_str(), *name);
+            }
+            None => {
+                first.insert(key, &tensor.path);
+            }
+        }
+    }
+    tied
+}
+
+fn describe(program: &Program, stage: &Stage) -> String {
+    let class = program.modules.first().map_or("", |root| root.class.rsplit('.').next().unwrap_or(""));
+    match stage.label.is_empty() {
+        true => format!("A part of {class}."),
+        false => {
+            let shown: Vec<&str> = stage.label.iter().take(12).map(String::as_str).collect();
+            let more = if stage.label.len() > shown.len() { ", …" } else { "" };
+            format!("{class}: {}{more}.", shown.join(", "))
+        }
+    }
+}
+
+fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize) {
+    let class = program.modules.first().map_or("", |root| root.class.as_str());
+    out.push_str(&format!(
+        "\"\"\"Stage {index} of {} of {}, written by model-analyze {}.\n\n",
+        pipeline.stages.len(),
+        comment(class),
+        env!("CARGO_PKG_VERSION"),
+    ));
+    out.push_str(&format!("Weights are in stage_{index}.safetensors, under their names in the model: `stage = load()`.\n"));
+    out.push_str("\"\"\"\n\nfrom pathlib import Path\n\nimport torch\nimport torch.nn.functional as F  # noqa: F401\nfrom torch import nn\n");
+    let stage = &pipeline.stages[index];
+    let mut spaces = BTreeSet::new();
+    for step in &stage.steps {
+        if let Step::Run { node, .. } = step {
+            spaces.insert(split(&program.nodes[node.index()].operator).0);
+        }
+    }
+    if spaces.contains("torchvision") {
+        out.push_str("import torchvision  # noqa: F401  (its operators)\n");
+    }
+    out.push('\n');
+}
+
+fn tables(out: &mut String, program: &Program, stage: &Stage, tied: &BTreeMap<&str, &str>) {
+    let line = |name: &str, id: TensorId| {
+        let tensor = &program.tensors[id.index()];
+        let sizes: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+        format!("    {}: ([{}], {}),\n", quoted(name), sizes.join(", "), spelling::dtype(tensor.dtype))
+    };
+    let mut table = |name: &str, about: &str, wanted: &dyn Fn(TensorId) -> bool| {
+        out.push_str(&format!("# {about}\n{name} = {{\n"));
+        for &id in &stage.tensors {
+            let path = &program.tensors[id.index()].path;
+            if wanted(id) && !tied.contains_key(path.as_str()) {
+                out.push_str(&line(path, id));
+            }
+        }
+        out.push_str("}\n");
+    };
+    let role = |id: TensorId| program.tensors[id.index()].role;
+    let trains = |id: TensorId| program.tensors[id.index()].requires_grad;
+    table("PARAMETERS", "Name in the model: sizes, type.", &|id| role(id) == Role::Parameter && trains(id));
+    table("FROZEN", "Parameters that do not train.", &|id| role(id) == Role::Parameter && !trains(id));
+    table("BUFFERS", "Not trained, but kept in the state dict.", &|id| role(id) == Role::Buffer);
+    out.push_str("# Constants of the trace; not in the state dict.\nCONSTANTS = {\n");
+    for &id in &stage.constants {
+        out.push_str(&line(&constant_name(program, id), id));
+    }
+    out.push_str("}\n# Second names of a parameter.\nTIED = {\n");
+    for (second, first) in tied {
+        out.push_str(&format!("    {}: {},\n", quoted(second), quoted(first)));
+    }
+    out.push_str("}\n\n\n");
+}
+
+fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(NodeId, String, Function)]) {
+    let program = writer.program;
+    let names: Vec<&str> = stage.inputs.iter().map(|port| port.name.as_str()).collect();
+    let arguments: String = names.iter().map(|name| format!(", {name}")).collect();
+    out.push_str(&format!("    def forward(self{arguments}):\n"));
+    if uses_device(writer, stage) {
+        let tensor_input = stage.inputs.iter().find(|port| is_tensor_input(program, port.carried));
+        let device = match (tensor_input, stage.tensors.first()) {
+            (Some(port), _) => format!("{}.device", port.name),
+            (None, Some(tensor)) => format!("{}.device", writer.tensor(*tensor)),
+            (None, None) => "torch.device(\"cpu\")".into(),
+        };
+        out.push_str(&format!("        device = {device}\n"));
+    }
+    let deaths = deaths(program, stage, writer.folded);
+    for (position, step) in stage.steps.iter().enumerate() {
+        let (mut line, about) = match step {
+            Step::Clone(value) => {
+                let name = writer.names.get(*value);
+                (format!("{name} = {name}.clone()"), "changed in place below".to_string())
+            }
+            Step::Unbox(value) => {
+                let name = writer.names.get(*value);
+                let boxed = format!("{name}__boxed");
+                let text = match writer.kinds[value.index()] {
+                    Kind::IntList => format!("{name} = {boxed}.tolist()"),
+                    Kind::Float => format!("{name} = float({boxed})"),
+                    Kind::Bool => format!("{name} = bool({boxed})"),
+                    _ => format!("{name} = int({boxed})"),
+                };
+                (text, "sent as a tensor".to_string())
+            }
+            Step::Run { node, .. } if writer.folded.skips(*node) => continue,
+            Step::Run { node, form, is_repeated } => {
+                let content = &program.nodes[node.index()];
+                let opaque = functions.iter().find(|(opaque, _, _)| opaque == node);
+                let (call, outputs) = match opaque {
+                    Some((_, name, function)) => {
+                        let arguments: Vec<String> = function.arguments.iter().map(|a| writer.operand(a)).collect();
+                        (format!("_{name}({})", arguments.join(", ")), &function.outputs)
+                    }
+                    None => (writer.call(content, *form), &content.outputs),
+                };
+                let left: Vec<&str> = outputs.iter().map(|v| writer.names.get(*v)).collect();
+                let is_unpacking = content.operator.ends_with("Unpack");
+                let text = match left.as_slice() {
+                    [] => call,
+                    [only] if is_unpacking => format!("({only},) = {call}"),
+                    _ => format!("{} = {call}", left.join(", ")),
+                };
+                let place = path(program, *node);
+                (text, if *is_repeated { format!("{place} (again)") } else { place })
+            }
+        };
+        let unread = deaths.get(&position).is_some_and(|dead| is_all_dead(program, step, dead));
+        if unread && is_counter(program, step, writer.training) {
+            line = format!("if self.training: {line}");
+        } else if let Some(dead) = deaths.get(&position) {
+            let dead: Vec<&str> = dead.iter().map(|value| writer.names.get(*value)).collect();
+            line.push_str(&format!("; del {}", dead.join(", ")));
+        }
+        out.push_str(&format!("        {line}  # {}\n", comment(&about)));
+    }
+    let returned: Vec<String> = stage
+        .outputs
+        .iter()
+        .map(|port| match port.carried {
+            Carried::Tensor(tensor) => writer.tensor(tensor),
+            Carried::Value(value) => match port.kind {
+                Kind::Int | Kind::Bool | Kind::Float | Kind::IntList => boxed(writer.names.get(value), &port.kind),
+                _ => writer.names.get(value).to_string(),
+            },
+        })
+        .collect();
+    match returned.as_slice() {
+        [only] => out.push_str(&format!("        return {only}\n")),
+        all => out.push_str(&format!("        return ({})\n", all.join(", "))),
+    }
+}
+
+/// Writes a number as a tensor.
+fn boxed(name: &str, kind: &Kind) -> String {
+    let dtype = match kind {
+        Kind::Float => "torch.float64",
+        Kind::Bool => "torch.bool",
+        _ => "torch.int64",
+    };
+    format!("torch.tensor({name}, dtype={dtype})")
+}
+
+fn is_all_dead(program: &Program, step: &Step, dead: &[ValueId]) -> bool {
+    let Step::Run { node, .. } = step else { return false };
+    program.nodes[node.index()].outputs.iter().all(|output| dead.contains(output))
+}
+
+/// Counting batches is part of training only: a line that a model traced in training mode has for each batch norm.
+fn is_counter(program: &Program, step: &Step, training: bool) -> bool {
+    let Step::Run { node, .. } = step else { return false };
+    let node = &program.nodes[node.index()];
+    let Some(Operand::Tensor(tensor)) = node.arguments.first().map(|a| &a.operand) else { return false };
+    training
+        && node.operator == "aten::add_"
+        && program.tensors[tensor.index()].path.ends_with("num_batches_tracked")
+}
+
+/// Returns a node's module, with the number of its call when it is called again.
+pub(crate) fn path(program: &Program, node: NodeId) -> String {
+    let call = &program.calls[program.nodes[node.index()].call.index()];
+    let path = &program.modules[call.module.index()].path;
+    let path = if path.is_empty() { "model" } else { path };
+    match call.ordinal {
+        0 | 1 => path.to_string(),
+        ordinal => format!("{path} (call {ordinal})"),
+    }
+}
+
+fn is_tensor_input(program: &Program, carried: Carried) -> bool {
+    match carried {
+        Carried::Value(value) => matches!(program.values[value.index()].type_, tracer::Type::Tensor(_)),
+        Carried::Tensor(_) => false,
+    }
+}
+
+fn uses_device(writer: &Writer<'_>, stage: &Stage) -> bool {
+    stage.steps.iter().any(|step| {
+        let Step::Run { node, .. } = step else { return false };
+        let node = &writer.program.nodes[node.index()];
+        let mut names_device = false;
+        for argument in &node.arguments {
+            leaves(&argument.operand, &mut |leaf| {
+                names_device |= matches!(leaf, Operand::Constant(Constant::Device(_)));
+            });
+        }
+        names_device && follows_device(node, writer.on_host)
+    })
+}
+
+/// Lists for each step the values that nobody reads after it, so that their memory is freed.
+fn deaths(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<usize, Vec<ValueId>> {
+    let mut last: BTreeMap<ValueId, usize> = BTreeMap::new();
+    for (position, step) in stage.steps.iter().enumerate() {
+        if let Step::Run { node, .. } = step {
+            if folded.skips(*node) {
+                continue;
+            }
+            let node = &program.nodes[node.index()];
+            for argument in &node.arguments {
+                for value in values_of(&argument.operand) {
+                    last.insert(folded.get(value), position);
+                }
+            }
+            // Control flow gives only what is read.
+            for output in node.outputs.iter().filter(|_| node.operator != "prim::Opaque") {
+                last.insert(*output, position);
+            }
+        }
+    }
+    for port in &stage.outputs {
+        if let Carried::Value(value) = port.carried {
+            last.remove(&value);
+        }
+    }
+    let mut deaths: BTreeMap<usize, Vec<ValueId>> = BTreeMap::new();
+    for (value, position) in last {
+        deaths.entry(position).or_default().push(value);
+    }
+    deaths
+}

@@ -1,0 +1,287 @@
+//! The code of a stage's archive, in the dialect that `torch.jit.save` writes.
+//!
+//! Operators are called as the trace calls them, so that the reader resolves the same overloads. What the dialect cannot
+//! say by itself is annotated: the types of empty lists, and of lists with holes.
+
+use std::collections::{HashMap, HashSet};
+
+use tracer::{Constant, Node, NodeId, Operand, Program, Role, TensorId, Type, ValueId};
+
+use super::tree::Tree;
+use crate::{
+    error::CutError,
+    fold::Folded,
+    names::{Names, float, is_identifier, quoted},
+    opaque::{Function, functions, written},
+    operators::{Kind, kinds, leaves, out_of_place, split},
+    pipeline::{Carried, Form, Source, Stage, Step},
+    python::{follows_device, on_host},
+};
+
+/// Writes all classes of a stage.
+pub(crate) fn module(program: &Program, names: &Names, stage: &Stage, tree: &Tree) -> Result<String, CutError> {
+    let constants = stage.constants.iter().enumerate().map(|(key, id)| (*id, key)).collect();
+    let kinds = kinds(program);
+    let on_host = on_host(program);
+    let folded = Folded::new(program, stage, &kinds);
+    let functions = functions(program, stage)?;
+    let space = tree.root_class().trim_end_matches(".Stage").to_string();
+    let writer = Writer {
+        space,
+        functions: functions.iter().map(|(node, name, function)| (*node, (name.as_str(), function))).collect(),
+        program, names, kinds: &kinds, constants, on_host: &on_host, folded: &folded };
+    let mut out = tree.holders().concat();
+    functions.iter().for_each(|(_, _, function)| out.push_str(&function.code));
+    out.push_str(&tree.root(program));
+    writer.forward(&mut out, stage, tree.root_class());
+    Ok(out)
+}
+
+struct Writer<'p> {
+    program: &'p Program,
+    names: &'p Names,
+    kinds: &'p [Kind],
+    constants: HashMap<TensorId, usize>,
+    on_host: &'p HashSet<ValueId>,
+    folded: &'p Folded,
+    /// Name space of the stage's file.
+    space: String,
+    functions: HashMap<NodeId, (&'p str, &'p Function)>,
+}
+
+impl Writer<'_> {
+    fn forward(&self, out: &mut String, stage: &Stage, class: &str) {
+        let mut parameters = format!("self: {class}");
+        for port in &stage.inputs {
+            let type_ = match (port.source, port.carried) {
+                (Source::Model(_), Carried::Value(value)) => written(&self.program.values[value.index()].type_),
+                _ => "Tensor".to_string(),
+            };
+            parameters.push_str(&format!(",\n    {}: {type_}", port.name));
+        }
+        let returned = match stage.outputs.len() {
+            0 => "Tuple[()]".to_string(),
+            1 => "Tensor".to_string(),
+            n => format!("Tuple[{}]", vec!["Tensor"; n].join(", ")),
+        };
+        out.push_str(&format!("  def forward({parameters}) -> {returned}:\n"));
+        let device = self.device(stage);
+        if let Some(device) = &device {
+            out.push_str(&format!("    device = ops.prim.device({device})\n"));
+        }
+        for step in &stage.steps {
+            let line = match step {
+                Step::Clone(value) => {
+                    let name = self.names.get(*value);
+                    format!("{name} = torch.clone({name})")
+                }
+                Step::Unbox(value) => {
+                    let name = self.names.get(*value);
+                    match self.kinds[value.index()] {
+                        Kind::IntList => format!("{name} = annotate(List[int], {name}__boxed.tolist())"),
+                        Kind::Float => format!("{name} = float({name}__boxed)"),
+                        Kind::Bool => format!("{name} = bool({name}__boxed)"),
+                        _ => format!("{name} = int({name}__boxed)"),
+                    }
+                }
+                Step::Run { node, .. } if self.folded.skips(*node) => continue,
+                Step::Run { node, .. } if self.functions.contains_key(node) => self.opaque(*node),
+                Step::Run { node, form, .. } => {
+                    self.line(&self.program.nodes[node.index()], *form, device.is_some())
+                }
+            };
+            out.push_str(&format!("    {line}\n"));
+        }
+        let outputs: Vec<String> = stage
+            .outputs
+            .iter()
+            .map(|port| match port.carried {
+                Carried::Tensor(tensor) => self.tensor(tensor),
+                Carried::Value(value) => {
+                    let name = self.names.get(value);
+                    match port.kind {
+                        Kind::Int | Kind::IntList => format!("torch.tensor({name}, dtype=4)"),
+                        Kind::Float => format!("torch.tensor({name}, dtype=7)"),
+                        Kind::Bool => format!("torch.tensor({name}, dtype=11)"),
+                        _ => name.to_string(),
+                    }
+                }
+            })
+            .collect();
+        match outputs.as_slice() {
+            [] => out.push_str("    return ()\n"),
+            [only] => out.push_str(&format!("    return {only}\n")),
+            all => out.push_str(&format!("    return ({})\n", all.join(", "))),
+        }
+    }
+
+    /// Returns something on the stage's device, when an operator asks where it is.
+    fn device(&self, stage: &Stage) -> Option<String> {
+        let asks = stage.steps.iter().any(|step| {
+            let Step::Run { node, .. } = step else { return false };
+            let node = &self.program.nodes[node.index()];
+            let mut found = false;
+            for argument in &node.arguments {
+                leaves(&argument.operand, &mut |leaf| {
+                    found |= matches!(leaf, Operand::Constant(Constant::Device(_)));
+                });
+            }
+            found && follows_device(node, self.on_host)
+        });
+        if !asks {
+            return None;
+        }
+        let input = stage.inputs.iter().find(|port| match (port.source, port.carried) {
+            (Source::Model(_), Carried::Value(v)) => matches!(self.program.values[v.index()].type_, Type::Tensor(_)),
+            _ => !port.kind.is_boxed(),
+        });
+        match (input, stage.tensors.first()) {
+            (Some(port), _) => Some(port.name.clone()),
+            (None, Some(tensor)) => Some(self.tensor(*tensor)),
+            (None, None) => None,
+        }
+    }
+
+    fn opaque(&self, node: NodeId) -> String {
+        let (name, function) = &self.functions[&node];
+        let arguments: Vec<String> = function.arguments.iter().map(|operand| self.operand(operand)).collect();
+        let outputs: Vec<&str> = function.outputs.iter().map(|value| self.names.get(*value)).collect();
+        let left = if outputs.is_empty() { String::new() } else { format!("{} = ", outputs.join(", ")) };
+        format!("{left}{}.{name}({})", self.space, arguments.join(", "))
+    }
+
+    fn line(&self, node: &Node, form: Form, has_device: bool) -> String {
+        let left: Vec<&str> = node.outputs.iter().map(|value| self.names.get(*value)).collect();
+        let call = self.call(node, form, has_device);
+        match left.as_slice() {
+            [] => call,
+            all if node.operator == "prim::ListUnpack" => format!("{}, = {call}", all.join(", ")),
+            [only] if node.operator == "prim::TupleUnpack" => format!("{only}, = {call}"),
+            all => format!("{} = {call}", all.join(", ")),
+        }
+    }
+
+    fn call(&self, node: &Node, form: Form, has_device: bool) -> String {
+        let operator = match form {
+            Form::OutOfPlace => out_of_place(&node.operator).unwrap_or_else(|| node.operator.clone()),
+            Form::AsWritten => node.operator.clone(),
+        };
+        let (space, name) = split(&operator);
+        let device = has_device && follows_device(node, self.on_host);
+        let argument = |index: usize| {
+            let operand = &node.arguments[index].operand;
+            match operand {
+                Operand::Constant(Constant::Device(_)) if device => "device".to_string(),
+                _ => self.argument(space, name, index, operand),
+            }
+        };
+        let first_output = node.outputs.first().map(|value| &self.program.values[value.index()].type_);
+        match (space, name, node.arguments.len()) {
+            ("aten", "Int", 1) => return format!("int({})", argument(0)),
+            ("aten", "Float", 1) => return format!("float({})", argument(0)),
+            ("aten", "Bool", 1) => return format!("bool({})", argument(0)),
+            ("aten", "Complex", 1) => return format!("complex({})", argument(0)),
+            ("aten", "str", 1) => return format!("str({})", argument(0)),
+            ("aten", "ScalarImplicit", 1) => return format!("annotate(number, {})", argument(0)),
+            ("aten", "IntImplicit", 1) => return format!("annotate(int, {})", argument(0)),
+            ("aten", "FloatImplicit", 1) => return format!("annotate(float, {})", argument(0)),
+            ("prim", "ListUnpack" | "TupleUnpack", 1) => return argument(0),
+            ("prim", "ListConstruct" | "DictConstruct", 1) => {
+                return match first_output {
+                    Some(type_) => format!("annotate({}, {})", written(type_), self.operand(&node.arguments[0].operand)),
+                    None => argument(0),
+                };
+            }
+            ("prim", "TupleIndex", 2) => return format!("({})[{}]", argument(0), argument(1)),
+            ("aten", "__getitem__", 2) => return format!("({})[{}]", argument(0), argument(1)),
+            ("prim", "tolist", 1) => {
+                let type_ = first_output.map_or_else(|| "List[int]".to_string(), |type_| written(type_));
+                return format!("annotate({type_}, ({}).tolist())", argument(0));
+            }
+            _ => {}
+        }
+        let arguments: Vec<String> = node
+            .arguments
+            .iter()
+            .enumerate()
+            .map(|(index, content)| match &content.name {
+                Some(name) => format!("{name}={}", argument(index)),
+                None => argument(index),
+            })
+            .collect();
+        let arguments = arguments.join(", ");
+        match space {
+            "aten" => format!("torch.{name}({arguments})"),
+            _ => format!("ops.{space}.{name}({arguments})"),
+        }
+    }
+
+    /// Writes an argument, with its type where the dialect needs to be told.
+    fn argument(&self, space: &str, name: &str, index: usize, operand: &Operand) -> String {
+        let Operand::List(items) = operand else { return self.operand(operand) };
+        let text = self.operand(operand);
+        let has_hole = items.iter().any(|item| *item == Operand::Constant(Constant::None));
+        let is_index = matches!(name, "index" | "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index");
+        let is_tensors = matches!(name, "cat" | "stack" | "hstack" | "vstack" | "concat" | "lstm" | "gru" | "einsum");
+        match (space, items.is_empty()) {
+            ("aten", _) if is_index && index == 1 => format!("annotate(List[Optional[Tensor]], {text})"),
+            (_, false) if has_hole => format!("annotate(List[Optional[Tensor]], {text})"),
+            (_, true) if is_tensors => format!("annotate(List[Tensor], {text})"),
+            (_, true) => format!("annotate(List[int], {text})"),
+            _ => text,
+        }
+    }
+
+    fn operand(&self, operand: &Operand) -> String {
+        match operand {
+            Operand::Value(value) => self.names.get(self.folded.get(*value)).to_string(),
+            Operand::Tensor(tensor) => self.tensor(*tensor),
+            Operand::Constant(constant) => self.constant(constant),
+            Operand::List(items) => format!("[{}]", self.items(items)),
+            Operand::Tuple(items) if items.len() == 1 => format!("({},)", self.items(items)),
+            Operand::Tuple(items) => format!("({})", self.items(items)),
+            Operand::Dict(pairs) => {
+                let pairs: Vec<String> =
+                    pairs.iter().map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value))).collect();
+                format!("{{{}}}", pairs.join(", "))
+            }
+        }
+    }
+
+    fn items(&self, items: &[Operand]) -> String {
+        items.iter().map(|item| self.operand(item)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn constant(&self, constant: &Constant) -> String {
+        match constant {
+            Constant::None => "None".into(),
+            Constant::Bool(true) => "True".into(),
+            Constant::Bool(false) => "False".into(),
+            Constant::Int(value) => value.to_string(),
+            Constant::Float(value) => float(*value, "inf", "nan"),
+            Constant::Complex(real, imaginary) => {
+                format!("complex({}, {})", float(*real, "inf", "nan"), float(*imaginary, "inf", "nan"))
+            }
+            Constant::Str(text) => quoted(text),
+            Constant::Device(name) => format!("torch.device({})", quoted(name)),
+        }
+    }
+
+    fn tensor(&self, id: TensorId) -> String {
+        let tensor = &self.program.tensors[id.index()];
+        if tensor.role == Role::Constant {
+            return match self.constants.get(&id) {
+                Some(key) => format!("CONSTANTS.c{key}"),
+                None => "CONSTANTS.missing".into(),
+            };
+        }
+        let mut text = "self".to_string();
+        for part in tensor.path.split('.') {
+            text = match is_identifier(part) {
+                true => format!("{text}.{part}"),
+                false => format!("getattr({text}, {})", quoted(part)),
+            };
+        }
+        text
+    }
+}

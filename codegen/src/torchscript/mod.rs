@@ -1,0 +1,132 @@
+//! A stage as a TorchScript archive, written byte for byte: `torch.jit.load`, libtorch and tch read it.
+//!
+//! Each holder of tensors is a module class of its own shape, so that parameters keep their paths; the stage's whole
+//! `forward` stands in the root class. Weights are ranges of the source archive, copied as they are.
+
+mod code;
+mod pickle;
+mod tree;
+
+use std::collections::BTreeMap;
+
+use tracer::{ByteOrder, Program, TensorId};
+
+use crate::{
+    content::{Content, Piece, Record, dense, item_size, range},
+    error::CutError,
+    names::Names,
+    pipeline::Pipeline,
+};
+use pickle::Pickle;
+use tree::Tree;
+
+/// Returns a stage's archive.
+///
+/// # Errors
+/// When a tensor has no data, or lies in bytes of another order.
+pub(crate) fn stage(
+    program: &Program,
+    names: &Names,
+    pipeline: &Pipeline,
+    index: usize,
+) -> Result<Content, CutError> {
+    let stage = &pipeline.stages[index];
+    let folder = format!("stage_{index}");
+    let archive = program.archive.clone().unwrap_or_default();
+    if let (ByteOrder::Big, Some(first)) = (archive.byte_order, stage.tensors.first()) {
+        let tensor = program.tensors[first.index()].path.clone();
+        return Err(CutError::Tensor {
+            tensor,
+            reason: "the archive was written on a big-endian machine".into(),
+        });
+    }
+    let tree = Tree::new(program, stage, &format!("__torch__.{folder}"))?;
+    let storages = Storages::new(program, &stage.tensors)?;
+    let mut records = Vec::new();
+    let record = |name: &str, pieces: Vec<Piece>| Record { name: format!("{folder}/{name}"), pieces };
+    let bytes = |bytes: Vec<u8>| vec![Piece::Bytes(bytes)];
+
+    let training = crate::python::was_training(program);
+    let mut root = Pickle::new();
+    tree.pickle(&mut root, program, &storages, training);
+    records.push(record("data.pkl", bytes(root.finish())));
+    records.push(record("byteorder", bytes(b"little".to_vec())));
+    for (key, storage) in storages.list.iter().enumerate() {
+        let piece = Piece::Copy { position: storage.position, length: storage.elements * storage.item };
+        records.push(record(&format!("data/{key}"), vec![piece]));
+    }
+    let source = code::module(program, names, stage, &tree)?;
+    records.push(record(&format!("code/__torch__/{folder}.py"), bytes(source.into_bytes())));
+    let mut constants = Pickle::new();
+    constants.mark();
+    for (key, id) in stage.constants.iter().enumerate() {
+        let tensor = &program.tensors[id.index()];
+        let elements = tensor.shape.iter().product();
+        let mut strides = vec![1; tensor.shape.len()];
+        for dim in (1..strides.len()).rev() {
+            strides[dim - 1] = strides[dim] * tensor.shape[dim].max(1);
+        }
+        let place = pickle::Place { key, elements, offset: 0 };
+        constants.tensor(tensor.dtype, &place, &tensor.shape, &strides, false);
+        records.push(record(&format!("constants/{key}"), vec![dense(program, *id)?]));
+    }
+    constants.tuple();
+    records.push(record("constants.pkl", bytes(constants.finish())));
+    records.push(record("version", bytes(format!("{}\n", archive.version.max(3)).into_bytes())));
+    Ok(Content::Zip(records))
+}
+
+/// The pieces of memory that a stage's tensors lie in.
+pub(crate) struct Storages {
+    list: Vec<Stored>,
+    by_record: BTreeMap<(String, u64), usize>,
+}
+
+struct Stored {
+    position: u64,
+    /// First element that is kept.
+    first: u64,
+    elements: u64,
+    item: u64,
+}
+
+impl Storages {
+    /// Tensors that share memory go on sharing it; of a large record only the part that the stage uses is taken.
+    fn new(program: &Program, tensors: &[TensorId]) -> Result<Self, CutError> {
+        let mut ranges: BTreeMap<(String, u64), (u64, u64, u64)> = BTreeMap::new();
+        let mut order = Vec::new();
+        for id in tensors {
+            let tensor = &program.tensors[id.index()];
+            let (_, extent) = range(tensor)?;
+            let storage = tensor.storage.as_ref().expect("range checks that there is one");
+            let item = item_size(tensor.dtype);
+            let (first, end) = (storage.offset, storage.offset + extent);
+            let key = (storage.record.clone(), item);
+            match ranges.get_mut(&key) {
+                Some(known) => *known = (known.0.min(first), known.1.max(end), known.2),
+                None => {
+                    ranges.insert(key.clone(), (first, end, storage.position));
+                    order.push(key);
+                }
+            }
+        }
+        let mut list = Vec::new();
+        let mut by_record = BTreeMap::new();
+        for key in order {
+            let (first, end, position) = ranges[&key];
+            let item = key.1;
+            by_record.insert(key, list.len());
+            list.push(Stored { position: position + first * item, first, elements: end - first, item });
+        }
+        Ok(Self { list, by_record })
+    }
+
+    /// Returns where a tensor lies.
+    fn place(&self, program: &Program, id: TensorId) -> pickle::Place {
+        let tensor = &program.tensors[id.index()];
+        let storage = tensor.storage.as_ref().expect("checked when the list was made");
+        let key = self.by_record[&(storage.record.clone(), item_size(tensor.dtype))];
+        let stored = &self.list[key];
+        pickle::Place { key, elements: stored.elements, offset: storage.offset - stored.first }
+    }
+}

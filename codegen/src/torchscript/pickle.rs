@@ -1,0 +1,133 @@
+//! Pickles as torch's reader takes them: protocol 2, no memo.
+
+use tracer::DType;
+
+/// A pickle under construction.
+pub(crate) struct Pickle {
+    out: Vec<u8>,
+}
+
+/// Where a tensor lies.
+pub(crate) struct Place {
+    /// Number of the record.
+    pub key: usize,
+    /// Elements of the record.
+    pub elements: u64,
+    /// First element.
+    pub offset: u64,
+}
+
+impl Pickle {
+    pub fn new() -> Self {
+        Self { out: vec![0x80, 2] }
+    }
+
+    pub fn finish(mut self) -> Vec<u8> {
+        self.out.push(b'.');
+        self.out
+    }
+
+    pub fn mark(&mut self) {
+        self.out.push(b'(');
+    }
+
+    /// Closes the last mark.
+    pub fn tuple(&mut self) {
+        self.out.push(b't');
+    }
+
+    fn global(&mut self, module: &str, name: &str) {
+        self.out.extend_from_slice(format!("c{module}\n{name}\n").as_bytes());
+    }
+
+    pub fn text(&mut self, text: &str) {
+        self.out.push(b'X');
+        self.out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        self.out.extend_from_slice(text.as_bytes());
+    }
+
+    pub fn bool(&mut self, value: bool) {
+        self.out.push(if value { 0x88 } else { 0x89 });
+    }
+
+    fn int(&mut self, value: u64) {
+        match i32::try_from(value) {
+            Ok(small) => {
+                self.out.push(b'J');
+                self.out.extend_from_slice(&small.to_le_bytes());
+            }
+            Err(_) => {
+                // Nine bytes: the top one keeps the sign.
+                self.out.extend_from_slice(&[0x8a, 9]);
+                self.out.extend_from_slice(&value.to_le_bytes());
+                self.out.push(0);
+            }
+        }
+    }
+
+    /// Opens an object; its attributes follow as key and value.
+    pub fn open_object(&mut self, class: &str) {
+        let (module, name) = class.rsplit_once('.').expect("classes are qualified");
+        self.global(module, name);
+        self.out.extend_from_slice(b")\x81}(");
+    }
+
+    /// Closes the object.
+    pub fn close_object(&mut self) {
+        self.out.extend_from_slice(b"ub");
+    }
+
+    /// Writes a tensor.
+    pub fn tensor(
+        &mut self,
+        dtype: DType,
+        place: &Place,
+        shape: &[u64],
+        strides: &[u64],
+        requires_grad: bool,
+    ) {
+        self.global("torch._utils", "_rebuild_tensor_v2");
+        self.mark();
+        self.mark();
+        self.text("storage");
+        self.global("torch", storage_class(dtype));
+        self.text(&place.key.to_string());
+        self.text("cpu");
+        self.int(place.elements);
+        self.tuple();
+        self.out.push(b'Q');
+        self.int(place.offset);
+        for list in [shape, strides] {
+            self.mark();
+            list.iter().for_each(|item| self.int(*item));
+            self.tuple();
+        }
+        self.bool(requires_grad);
+        self.global("collections", "OrderedDict");
+        self.out.extend_from_slice(b")R");
+        self.tuple();
+        self.out.push(b'R');
+    }
+}
+
+fn storage_class(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Float64 => "DoubleStorage",
+        DType::Float32 => "FloatStorage",
+        DType::Float16 => "HalfStorage",
+        DType::BFloat16 => "BFloat16Storage",
+        DType::Int64 => "LongStorage",
+        DType::Int32 => "IntStorage",
+        DType::Int16 => "ShortStorage",
+        DType::Int8 => "CharStorage",
+        DType::UInt8 => "ByteStorage",
+        DType::UInt16 => "UInt16Storage",
+        DType::UInt32 => "UInt32Storage",
+        DType::UInt64 => "UInt64Storage",
+        DType::Bool => "BoolStorage",
+        DType::Complex64 => "ComplexFloatStorage",
+        DType::Complex128 => "ComplexDoubleStorage",
+        DType::Float8E4M3 => "Float8_e4m3fnStorage",
+        DType::Float8E5M2 => "Float8_e5m2Storage",
+    }
+}

@@ -1,0 +1,448 @@
+//! From a trace to a graph: one walk in execution order that names arguments, infers facts and follows memory.
+//!
+//! Linear in operators, operands and the blocks' depth.
+
+use std::collections::HashMap;
+
+use tracer::{Constant, Operand, Program, TensorType, Type, ValueId};
+
+use crate::{
+    BlockId,
+    arguments::{choose, normalise},
+    check::check,
+    error::{BuildError, BuildErrors},
+    fact::{Fact, Number, Shape, StorageId, TensorFact},
+    flow,
+    infer::{Call, Rule, Scope, Stop, fresh, is_complex, is_float, rule},
+    model::{ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage, UnknownOperator, Value},
+    operand::{collect, unique},
+    recorded::{adopt, align, compare, plain, recorded_input},
+    signature::{self, Signature},
+    stored::place_tensors,
+    structure,
+};
+
+/// What is given beside the trace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BuildOptions {
+    /// Types of the model's inputs; those left out are taken from the recorded ones.
+    pub inputs: Vec<InputShape>,
+}
+
+/// The type of one input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputShape {
+    /// Which input; by order when left out.
+    pub name: Option<String>,
+    /// Its sizes.
+    pub shape: Vec<u64>,
+    /// Its dtype; the recorded one, or `float32`, when left out.
+    pub dtype: Option<tracer::DType>,
+}
+
+/// Builds the graph of a trace.
+///
+/// Recorded types win over inferred ones as long as the inputs are the recorded ones; for other inputs everything is
+/// inferred anew.
+///
+/// # Errors
+///
+/// Every problem found: inputs without a shape, operators that refuse what they are given, a program whose parts do not
+/// fit together.
+pub fn build(program: &Program, options: &BuildOptions) -> Result<ModelGraph, BuildErrors> {
+    let mut builder = Builder::new(program)?;
+    builder.place_inputs(options)?;
+    let nodes = 0..program.nodes.len();
+    for index in nodes {
+        builder.add(index);
+    }
+    builder.finish()
+}
+
+/// The graph under construction.
+struct Builder<'p> {
+    program: &'p Program,
+    facts: Vec<Fact>,
+    tensor_facts: Vec<Fact>,
+    graph: ModelGraph,
+    signatures: HashMap<&'p str, (Vec<Signature>, Option<Rule>)>,
+    /// Recorded types of each node's outputs; empty when the inputs differ from the recorded ones.
+    recorded: Vec<Option<&'p [Option<TensorType>]>>,
+    uses_declared: bool,
+    errors: Vec<BuildError>,
+}
+
+impl<'p> Builder<'p> {
+    fn new(program: &'p Program) -> Result<Self, BuildErrors> {
+        check(program)?;
+        let mut graph = ModelGraph { name: program.name.clone(), ..ModelGraph::default() };
+        place_tensors(program, &mut graph);
+        let tensor_facts = graph.tensors.iter().map(|tensor| {
+            let number =
+                program.literals.get(&tensor.id).and_then(literal).filter(|_| tensor.shape.is_empty());
+            // Such a constant was a plain number in Python, and a plain number does not widen other dtypes.
+            Fact::Tensor(TensorFact { number, is_wrapped_number: number.is_some(), ..tensor.fact() })
+        });
+        let tensor_facts = tensor_facts.collect();
+        graph.blocks = structure::blocks(program);
+        Ok(Self {
+            program,
+            facts: vec![Fact::Unknown; program.values.len()],
+            tensor_facts,
+            graph,
+            signatures: HashMap::new(),
+            recorded: Vec::new(),
+            uses_declared: false,
+            errors: Vec::new(),
+        })
+    }
+
+    /// Gives every input a type and decides whether recorded types hold.
+    fn place_inputs(&mut self, options: &BuildOptions) -> Result<(), BuildErrors> {
+        let inputs = &self.program.inputs;
+        let name = |id: &ValueId| self.program.values[id.index()].name.clone();
+        let names: Vec<String> = inputs.iter().map(name).collect();
+        let mut given: Vec<Option<&InputShape>> = vec![None; inputs.len()];
+        let mut next = 0;
+        // Inputs that take no shape (a flag, `None`) are not counted when shapes are given by order.
+        let takes_shape = |at: usize| match &self.program.values[inputs[at].index()].type_ {
+            Type::Tensor(_) => true,
+            Type::Optional(inner) => matches!(**inner, Type::Tensor(_)),
+            _ => false,
+        };
+        for input in &options.inputs {
+            let place = match &input.name {
+                Some(name) => names.iter().position(|other| other == name || plain(other) == name),
+                None => {
+                    while next < inputs.len() && (given[next].is_some() || !takes_shape(next)) {
+                        next += 1;
+                    }
+                    (next < inputs.len()).then_some(next)
+                }
+            };
+            match (place, &input.name) {
+                (Some(place), _) if given[place].is_none() => given[place] = Some(input),
+                (Some(_), Some(name)) => self.errors.push(BuildError::InputTwice { name: name.clone() }),
+                (None, Some(name)) => {
+                    self.errors.push(BuildError::NoSuchInput { name: name.clone(), inputs: names.clone() });
+                }
+                _ => {
+                    let n_given = options.inputs.len();
+                    self.errors.push(BuildError::TooManyInputs { n_given, inputs: names.clone() });
+                    break;
+                }
+            }
+        }
+        let recorded = self.program.recorded.as_ref();
+        let mut is_recorded = true;
+        let mut missing = Vec::new();
+        for (at, id) in inputs.iter().enumerate() {
+            let value = &self.program.values[id.index()];
+            let known = recorded.and_then(|recorded| recorded_input(&recorded.inputs, at, &value.name));
+            let declared = match &value.type_ {
+                Type::Tensor(type_) => Some(type_),
+                _ => None,
+            };
+            let known = known.or(declared.filter(|type_| type_.shape.is_some()));
+            let fact = match (given[at], known) {
+                (Some(input), known) => {
+                    let dtype = input.dtype.or(known.and_then(|k| k.dtype)).unwrap_or(tracer::DType::Float32);
+                    is_recorded &= known.is_some_and(|known| {
+                        known.shape.as_ref() == Some(&input.shape) && known.dtype.is_none_or(|d| d == dtype)
+                    });
+                    self.tensor_input(*id, &input.shape, Some(dtype), false)
+                }
+                (None, Some(TensorType { shape: Some(shape), dtype, requires_grad, .. })) => {
+                    self.tensor_input(*id, shape, *dtype, requires_grad.unwrap_or(false))
+                }
+                _ if matches!(value.type_, Type::Tensor(_)) => {
+                    missing.push(value.name.clone());
+                    continue;
+                }
+                _ => self.structured_input(*id, &value.type_),
+            };
+            self.facts[id.index()] = fact;
+        }
+        if !missing.is_empty() {
+            let dtypes = inputs.iter().map(|id| match &self.program.values[id.index()].type_ {
+                Type::Tensor(type_) => type_.dtype,
+                _ => None,
+            });
+            self.errors.push(BuildError::NoShape { missing, inputs: names, dtypes: dtypes.collect() });
+        }
+        if !self.errors.is_empty() {
+            return Err(BuildErrors(std::mem::take(&mut self.errors)));
+        }
+        if let (true, Some(recorded)) = (is_recorded, recorded) {
+            self.recorded = align(self.program, &recorded.nodes);
+        }
+        self.uses_declared = is_recorded;
+        Ok(())
+    }
+
+    fn tensor_input(
+        &mut self,
+        id: ValueId,
+        shape: &[u64],
+        dtype: Option<tracer::DType>,
+        requires_grad: bool,
+    ) -> Fact {
+        let shape: Shape = shape.iter().map(|size| Some(*size)).collect();
+        let mut tensor = fresh(dtype, shape);
+        tensor.storage = Some(self.allocate(Origin::Input(id), tensor.bytes()));
+        tensor.requires_grad = requires_grad;
+        Fact::Tensor(tensor)
+    }
+
+    /// Inputs that are no tensors: numbers stay unknown; lists and tuples of tensors have unknown shapes.
+    fn structured_input(&mut self, id: ValueId, type_: &Type) -> Fact {
+        match type_ {
+            Type::Int => Fact::Int(None),
+            Type::Float => Fact::Float(None),
+            Type::Bool => Fact::Bool(None),
+            Type::None => Fact::None,
+            Type::Tuple(items) => {
+                Fact::List(items.iter().map(|item| self.structured_input(id, item)).collect())
+            }
+            Type::Tensor(TensorType { shape: Some(shape), dtype, requires_grad, .. }) => {
+                self.tensor_input(id, shape, *dtype, requires_grad.unwrap_or(false))
+            }
+            Type::Tensor(_) => {
+                let storage = Some(self.allocate(Origin::Input(id), None));
+                Fact::Tensor(TensorFact { storage, ..TensorFact::default() })
+            }
+            _ => Fact::Unknown,
+        }
+    }
+
+    fn allocate(&mut self, origin: Origin, bytes: Option<u64>) -> StorageId {
+        self.graph.storages.push(Storage { origin, bytes });
+        StorageId((self.graph.storages.len() - 1) as u32)
+    }
+
+    /// Adds one operator.
+    fn add(&mut self, index: usize) {
+        let program = self.program;
+        let node = &program.nodes[index];
+        let id = OperatorId(index as u32);
+        let (signatures, rule) = self.signatures.entry(&node.operator).or_insert_with(|| {
+            let short = node.operator.rsplit("::").next().unwrap_or(&node.operator);
+            let plain = short.strip_suffix('_').filter(|rest| !rest.ends_with('_') && !rest.is_empty());
+            (signature::overloads(&node.operator), rule(plain.unwrap_or(short)))
+        });
+        let scope = Scope { values: &self.facts, tensors: &self.tensor_facts };
+        let signature = choose(signatures, node, &scope, program);
+        let arguments = normalise(node, signature);
+        let is_writing = signature.is_some_and(|s| s.parameters.iter().any(|p| p.is_written))
+            || signature.is_none() && node.operator.ends_with('_') && !node.operator.ends_with("__");
+        let rule = *rule;
+        let call = Call::new(&node.operator, &arguments, node.outputs.len(), &scope);
+        let inferred = match rule {
+            Some(rule) => (rule.infer)(&call),
+            None => Err(Stop::Unknown),
+        };
+        let needs_gradient = passes_gradient(call.name) && call.tensors().iter().any(|t| t.requires_grad);
+        let written = call.at(0).tensor().filter(|_| is_writing).cloned();
+        let result = match inferred {
+            Ok(fact) => fact,
+            Err(Stop::Unknown) => Fact::Unknown,
+            Err(Stop::Rejected(reason)) => {
+                let shapes = call.tensors().iter().map(|t| t.to_string()).collect();
+                self.errors.push(BuildError::Rejected {
+                    operator: id,
+                    name: node.operator.clone(),
+                    path: self.graph.blocks[node.call.index()].path.clone(),
+                    shapes,
+                    reason,
+                    span: node.span,
+                });
+                Fact::Unknown
+            }
+        };
+        let results = spread(result, node.outputs.len());
+        let mut class = rule.map_or(OperatorClass::Unknown, |rule| rule.class);
+        if class != OperatorClass::Unknown && call.tensors().is_empty() && !has_tensor(&results) {
+            class = OperatorClass::Plumbing;
+        }
+        if node.operator == "prim::Opaque" {
+            class = OperatorClass::Unknown;
+        }
+        drop(call);
+        let recorded = self.recorded.get(index).copied().flatten();
+        let mut is_complete = true;
+        for (position, (value, mut fact)) in node.outputs.iter().zip(results).enumerate() {
+            if let Fact::Unknown = fact {
+                fact = by_type(&program.values[value.index()].type_);
+            }
+            if let (Some(written), 0, Fact::Tensor(_)) = (&written, position, &fact) {
+                fact = Fact::Tensor(TensorFact { number: None, ..written.clone() });
+            }
+            let declared = match &program.values[value.index()].type_ {
+                Type::Tensor(type_) if self.uses_declared && type_.shape.is_some() => Some(type_),
+                _ => None,
+            };
+            let recorded =
+                recorded.and_then(|types| types.get(position)).and_then(Option::as_ref).or(declared);
+            if let (Some(type_), Fact::Tensor(tensor)) = (recorded, &mut fact) {
+                self.graph.disagreements.extend(compare(id, tensor, type_));
+                adopt(tensor, type_);
+            }
+            self.own(&mut fact, id, needs_gradient);
+            is_complete &= fact.tensors().iter().all(|tensor| tensor.shape.is_some());
+            self.facts[value.index()] = fact;
+        }
+        if let (Some(written), Some(operand)) = (&written, arguments.first()) {
+            // The operand itself is another tensor from here on: later readers see what was written.
+            if let Operand::Value(value) = &operand.operand
+                && let Fact::Tensor(tensor) = &mut self.facts[value.index()]
+            {
+                tensor.number = None;
+                tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
+            }
+        }
+        if class == OperatorClass::Unknown {
+            let entry = self
+                .graph
+                .unknown
+                .entry(node.operator.clone())
+                .or_insert_with(|| UnknownOperator { operators: Vec::new(), is_recorded: true });
+            entry.operators.push(id);
+            entry.is_recorded &= is_complete;
+        }
+        let mut inputs = Vec::new();
+        let mut tensors = Vec::new();
+        for argument in &arguments {
+            collect(&argument.operand, &mut inputs, &mut tensors);
+        }
+        self.graph.operators.push(Operator {
+            id,
+            name: node.operator.clone(),
+            class,
+            arguments,
+            outputs: node.outputs.clone(),
+            inputs: unique(inputs),
+            tensors: unique(tensors),
+            block: BlockId(node.call.0),
+            is_writing,
+            span: node.span,
+        });
+    }
+
+    /// Gives every fresh tensor in a fact its memory, and marks where gradients flow.
+    fn own(&mut self, fact: &mut Fact, operator: OperatorId, needs_gradient: bool) {
+        match fact {
+            Fact::Tensor(tensor) => {
+                if tensor.storage.is_none() {
+                    tensor.storage = Some(self.allocate(Origin::Made(operator), tensor.bytes()));
+                    tensor.requires_grad = false;
+                }
+                tensor.requires_grad = needs_gradient
+                    && tensor.dtype.is_none_or(differentiable)
+                    && !is_detached(&self.program.nodes[operator.index()].operator);
+            }
+            Fact::List(items) => items.iter_mut().for_each(|item| self.own(item, operator, needs_gradient)),
+            Fact::Dict(items) => {
+                items.iter_mut().for_each(|(_, item)| self.own(item, operator, needs_gradient));
+            }
+            _ => {}
+        }
+    }
+
+    fn finish(mut self) -> Result<ModelGraph, BuildErrors> {
+        if !self.errors.is_empty() {
+            return Err(BuildErrors(self.errors));
+        }
+        let program = self.program;
+        let mut graph = std::mem::take(&mut self.graph);
+        graph.values = std::mem::take(&mut self.facts)
+            .into_iter()
+            .zip(&program.values)
+            .enumerate()
+            .map(|(index, (fact, value))| Value {
+                id: ValueId(index as u32),
+                name: value.name.clone(),
+                fact,
+                producer: value.producer.map(|node| OperatorId(node.0)),
+                consumers: Vec::new(),
+                span: value.span,
+            })
+            .collect();
+        for operator in &graph.operators {
+            for value in &operator.inputs {
+                graph.values[value.index()].consumers.push(operator.id);
+            }
+            for tensor in &operator.tensors {
+                graph.tensors[tensor.index()].consumers.push(operator.id);
+            }
+        }
+        graph.inputs.clone_from(&program.inputs);
+        graph.output = program.output.clone();
+        collect(&program.output, &mut graph.outputs, &mut Vec::new());
+        graph.outputs = unique(graph.outputs);
+        graph.flow = flow::edges(&graph);
+        structure::hash(&mut graph);
+        Ok(graph)
+    }
+}
+
+fn literal(constant: &Constant) -> Option<Number> {
+    match constant {
+        Constant::Int(value) => Some(Number::Int(*value)),
+        Constant::Float(value) => Some(Number::Float(*value)),
+        Constant::Bool(value) => Some(Number::Bool(*value)),
+        _ => None,
+    }
+}
+
+fn has_tensor(facts: &[Fact]) -> bool {
+    facts.iter().any(|fact| match fact {
+        Fact::Tensor(_) => true,
+        Fact::List(items) => has_tensor(items),
+        _ => false,
+    })
+}
+
+fn differentiable(dtype: tracer::DType) -> bool {
+    is_float(dtype) || is_complex(dtype)
+}
+
+fn is_detached(operator: &str) -> bool {
+    matches!(operator, "aten::detach" | "aten::detach_" | "prim::data")
+}
+
+/// Tells whether gradients flow through an operator at all.
+fn passes_gradient(name: &str) -> bool {
+    let is_fresh = name.ends_with("_like") || name.starts_with("new_");
+    !(is_fresh
+        || matches!(name, "detach" | "data" | "argmax" | "argmin" | "bernoulli" | "one_hot" | "NumToTensor"))
+}
+
+/// Spreads the facts of an operator over its outputs.
+fn spread(fact: Fact, n_outputs: usize) -> Vec<Fact> {
+    match (fact, n_outputs) {
+        (fact, 1) => vec![fact],
+        (Fact::List(mut items), n) => {
+            items.resize(n, Fact::Unknown);
+            items
+        }
+        (fact @ Fact::Tensor(_), n) if n > 1 => {
+            let mut items = vec![Fact::Unknown; n];
+            items[0] = fact;
+            items
+        }
+        (_, n) => vec![Fact::Unknown; n],
+    }
+}
+
+/// What a declared type alone tells.
+fn by_type(type_: &Type) -> Fact {
+    match type_ {
+        Type::Tensor(_) => Fact::Tensor(TensorFact::default()),
+        Type::Int => Fact::Int(None),
+        Type::Float => Fact::Float(None),
+        Type::Bool => Fact::Bool(None),
+        Type::None => Fact::None,
+        Type::Tuple(items) => Fact::List(items.iter().map(by_type).collect()),
+        _ => Fact::Unknown,
+    }
+}

@@ -1,0 +1,239 @@
+//! Operations as `torch.utils.flop_counter` counts them: `mm`, `bmm`, convolution and attention; a multiply-add is two.
+//!
+//! What torch runs as a vector product (`mv`, `dot`) or elementwise counts nothing there, and so here. One difference is
+//! on purpose: torch's formula for a grouped convolution's weight gradient leaves the groups out and is too large by
+//! their number; ours is what is computed. A first layer has no input gradient when the model's input needs none.
+
+use super::{OperatorCost, look::Look};
+use crate::{
+    fact::{Fact, Shape, TensorFact},
+    infer::{Call, Einsum, Factor, recurrence},
+    model::{Operator, OperatorClass},
+};
+
+/// Counts one operator. What has unknown sizes counts nothing.
+pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
+    let counted = match operator.class {
+        OperatorClass::Matmul => product(look, call),
+        OperatorClass::Convolution => convolution(look, operator, call),
+        OperatorClass::Attention => attention(call),
+        OperatorClass::Recurrent => recurrent(call),
+        _ => None,
+    };
+    counted.unwrap_or_default()
+}
+
+/// Adds the gradient of one factor of a product to the part it belongs to.
+fn add_backward(look: &Look<'_>, cost: &mut OperatorCost, factor: &TensorFact, flops: u64) {
+    if !factor.requires_grad {
+        return;
+    }
+    let part = match super::look::parameter_of(look.graph, factor) {
+        Some(_) => &mut cost.backward_flops_weight,
+        None => &mut cost.backward_flops_input,
+    };
+    *part = part.saturating_add(flops);
+}
+
+fn of_two(look: &Look<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> OperatorCost {
+    let mut cost = OperatorCost { forward_flops: flops, ..OperatorCost::default() };
+    add_backward(look, &mut cost, a, flops);
+    add_backward(look, &mut cost, b, flops);
+    cost
+}
+
+fn sizes(tensor: &TensorFact) -> Option<Vec<u64>> {
+    tensor.sizes()
+}
+
+fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(1, u64::saturating_mul)
+}
+
+fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+    let (a, b) = match call.name {
+        "linear" | "_linear" => (call.tensor("input").ok()?, call.tensor("weight").ok()?),
+        "addmm" | "baddbmm" | "addbmm" | "_addmm_activation" => (call.at(1).tensor()?, call.at(2).tensor()?),
+        "einsum" => return einsum(look, call),
+        "matmul" | "linalg_matmul" | "__matmul__" | "mm" | "bmm" | "_int_mm" => {
+            (call.at(0).tensor()?, call.at(1).tensor()?)
+        }
+        // Rows meet the matrix of their own group only.
+        "_grouped_mm" => {
+            let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
+            let (x, y) = (sizes(a)?, sizes(b)?);
+            let flops = if x.len() == 2 && y.len() == 2 {
+                times([2, times(x), y[1]])
+            } else {
+                times([2, times(x), *y.last()?])
+            };
+            return Some(OperatorCost { fused_flops: flops, ..of_two(look, a, b, flops) });
+        }
+        "tensordot" => {
+            let (a, b) = (call.tensor("self").ok()?, call.tensor("other").ok()?);
+            let (x, y) = (sizes(a)?, sizes(b)?);
+            let over = call.dims("dims_self", x.len()).ok()?;
+            let inner = times(over.iter().map(|dim| x[*dim])).max(1);
+            return Some(of_two(look, a, b, times([2, times(x), times(y) / inner])));
+        }
+        _ => return None,
+    };
+    let (x, y) = (sizes(a)?, sizes(b)?);
+    let flops = match call.name {
+        "linear" | "_linear" => match y.as_slice() {
+            [out, _] => times([2, *out, times(x)]),
+            _ => 0,
+        },
+        // A matrix with a vector is `mv`, which is not counted; a vector with a matrix is `mm`.
+        _ if y.len() == 1 => 0,
+        _ if x.len() == 1 && y.len() > 2 => 0,
+        _ => {
+            let (k, n) = (*x.last()?, *y.last()?);
+            let m = if x.len() > 1 { x[x.len() - 2] } else { 1 };
+            let batch = |sizes: &[u64]| -> Shape {
+                sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
+            };
+            let batch = crate::infer::broadcast(&[&batch(&x), &batch(&y)]).ok()?;
+            times([2, m, n, k, times(batch.iter().map(|size| size.unwrap_or(1)))])
+        }
+    };
+    Some(of_two(look, a, b, flops))
+}
+
+/// Pairs from the left, each a batched product over the letters that go away.
+fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
+    else {
+        return None;
+    };
+    let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
+    let parsed = Einsum::parse(equation, &tensors).ok()?;
+    let mut cost = OperatorCost::default();
+    let mut left = parsed.operands.first()?.clone();
+    for (at, right) in parsed.operands.iter().enumerate().skip(1) {
+        let needed = |letter: &char| {
+            parsed.output.contains(letter)
+                || parsed.operands[at + 1..].iter().any(|term| term.contains(letter))
+        };
+        // Letters of one side only that nobody needs are summed away before the product.
+        let kept_left: Vec<char> = left.iter().copied().filter(|l| needed(l) || right.contains(l)).collect();
+        let kept_right: Vec<char> = right.iter().copied().filter(|l| needed(l) || left.contains(l)).collect();
+        let is_summed = kept_left.iter().any(|letter| kept_right.contains(letter) && !needed(letter));
+        let mut letters = kept_left;
+        letters.extend(kept_right);
+        letters.sort_unstable();
+        letters.dedup();
+        if is_summed {
+            let sizes: Option<Vec<u64>> = parsed.result(&letters).into_iter().collect();
+            let flops = times([2, times(sizes?)]);
+            let is_first = at == 1;
+            let made = TensorFact {
+                requires_grad: tensors[..at].iter().any(|t| t.requires_grad),
+                ..TensorFact::default()
+            };
+            let a = if is_first { tensors[0] } else { &made };
+            let pair = of_two(look, a, tensors[at], flops);
+            cost += pair;
+        }
+        left = letters.into_iter().filter(|letter| needed(letter)).collect();
+    }
+    Some(cost)
+}
+
+fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
+    let input = call.tensor("input").or_else(|_| call.first()).ok()?;
+    let weight = call.tensor("weight").ok()?;
+    let (x, w, out) = (sizes(input)?, sizes(weight)?, sizes(look.result(operator)?)?);
+    let rank = w.len().checked_sub(2)?;
+    let is_transposed = call.name.contains("transpose") || call.flag("transposed") == Some(true);
+    let batch = if x.len() == rank + 2 { x[0] } else { 1 };
+    // Every kernel element meets every position of the smaller picture.
+    let positions = if is_transposed { &x } else { &out };
+    let flops = times([2, batch, times(w), times(positions[positions.len() - rank..].iter().copied())]);
+    Some(of_two(look, input, weight, flops))
+}
+
+fn attention(call: &Call<'_>) -> Option<OperatorCost> {
+    if call.name.ends_with("multi_head_attention") || call.name.ends_with("encoder_layer_fwd") {
+        let query = sizes(call.first().ok()?)?;
+        let [batch, length, width] = query.as_slice() else { return None };
+        let projections = times([2, *batch, *length, *width, *width, 4]);
+        let scores = times([4, *batch, *length, *length, *width]);
+        let forward_flops = projections.saturating_add(scores);
+        return Some(OperatorCost { forward_flops, fused_flops: forward_flops, ..OperatorCost::default() });
+    }
+    let [query, key, value] = ["query", "key", "value"].map(|name| call.tensor(name).ok());
+    let (query, key, value) = (query?, key?, value?);
+    let (q, k, v) = (sizes(query)?, sizes(key)?, sizes(value)?);
+    let [.., rows, width] = q.as_slice() else { return None };
+    let (columns, out) = (k[k.len() - 2], v[v.len() - 1]);
+    let batch =
+        |sizes: &[u64]| -> Shape { sizes[..sizes.len() - 2].iter().map(|size| Some(*size)).collect() };
+    let batch = match crate::infer::broadcast(&[&batch(&q), &batch(&k)]) {
+        Ok(batch) => times(batch.iter().map(|size| size.unwrap_or(1))),
+        // Grouped queries: fewer keys than queries.
+        Err(_) => times(q[..q.len() - 2].iter().copied()),
+    };
+    let scores = times([2, batch, *rows, columns, *width]);
+    let weighted = times([2, batch, *rows, columns, out]);
+    let forward_flops = scores.saturating_add(weighted);
+    let needs_gradient = [query, key, value].iter().any(|tensor| tensor.requires_grad);
+    let is_fused = !super::saved::by_parts(call);
+    // The fused kernels compute the scores again.
+    let again = if is_fused { scores } else { 0 };
+    let backward = forward_flops.saturating_mul(2).saturating_add(again);
+    Some(OperatorCost {
+        forward_flops,
+        fused_flops: if is_fused { forward_flops } else { 0 },
+        backward_flops_input: if needs_gradient { backward } else { 0 },
+        ..OperatorCost::default()
+    })
+}
+
+fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
+    if call.name.ends_with("_cell") {
+        let (input, state) = (call.first().ok()?, call.get("hx")?.tensors().first().copied()?);
+        let batch = |tensor: &TensorFact| {
+            sizes(tensor).map(|s| times(s[..s.len().saturating_sub(1)].iter().copied()))
+        };
+        let [w_ih, w_hh] = ["w_ih", "w_hh"].map(|name| call.tensor(name).ok().and_then(sizes));
+        let (forward_input, forward_state) =
+            (times([2, batch(input)?, times(w_ih?)]), times([2, batch(state)?, times(w_hh?)]));
+        let forward_flops = forward_input.saturating_add(forward_state);
+        let inputs = [(input, forward_input), (state, forward_state)];
+        return Some(OperatorCost {
+            forward_flops,
+            backward_flops_weight: forward_flops,
+            backward_flops_input: inputs
+                .iter()
+                .filter(|(t, _)| t.requires_grad)
+                .map(|(_, flops)| flops)
+                .sum(),
+            ..OperatorCost::default()
+        });
+    }
+    let layer = recurrence(call).ok()?;
+    let (steps, batch) = (layer.steps?, layer.batch?);
+    let input = call.first().ok()?;
+    let state = call.get("hx")?.tensors().iter().any(|tensor| tensor.requires_grad);
+    let mut cost = OperatorCost::default();
+    for (position, (rows, columns, factor)) in layer.matrices.iter().enumerate() {
+        let one_step = times([2, batch, *rows, *columns]);
+        let flops = times([one_step, steps]);
+        cost.forward_flops = cost.forward_flops.saturating_add(flops);
+        cost.backward_flops_weight = cost.backward_flops_weight.saturating_add(flops);
+        let per_layer = layer.matrices.len() as u64 / layer.layers;
+        let is_first_layer = (position as u64) < per_layer;
+        let back = match factor {
+            // The first step's state needs no gradient unless it is given with one.
+            Factor::State if !state => flops.saturating_sub(one_step),
+            Factor::Input if is_first_layer && !input.requires_grad => 0,
+            _ => flops,
+        };
+        cost.backward_flops_input = cost.backward_flops_input.saturating_add(back);
+    }
+    if call.name == "lstm" {
+        cost.fused_flops = cost.forward_flops;
+    }
+    Some(cost)
+}

@@ -1,0 +1,150 @@
+//! What every operator costs in operations and bytes, as a side table by [`OperatorId`].
+//!
+//! Nothing here knows a device; seconds are made of this elsewhere.
+
+mod flops;
+mod look;
+mod needed;
+mod saved;
+
+use std::ops::{AddAssign, Range};
+
+use crate::{BlockId, OperatorId, model::ModelGraph};
+
+/// What one operator, or a run of them, costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperatorCost {
+    /// Forward operations as `torch.utils.flop_counter` counts them: products, convolutions and attention only, two for
+    /// a multiply-add.
+    pub forward_flops: u64,
+    /// Backward operations for the gradients of what flows in.
+    pub backward_flops_input: u64,
+    /// Backward operations for the gradients of parameters.
+    pub backward_flops_weight: u64,
+    /// The part of `forward_flops` in fused attention and recurrent kernels, which torch's counter misses on a CPU.
+    pub fused_flops: u64,
+    /// Bytes of the parameters that are read here for the first time.
+    pub parameter_bytes: u64,
+    /// Bytes that autograd keeps from here until the backward pass, whatever earlier operators keep left out.
+    pub saved_bytes: u64,
+    /// Bytes of fresh memory for the results.
+    pub output_bytes: u64,
+    /// Bytes that are read: inputs and stored tensors. Views read nothing.
+    pub read_bytes: u64,
+    /// Bytes that are written.
+    pub written_bytes: u64,
+}
+
+/// Costs of every operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OperatorCosts {
+    operators: Vec<OperatorCost>,
+    /// `sums[i]` is the cost of the operators before `i`.
+    sums: Vec<OperatorCost>,
+}
+
+/// Computes what every operator costs. Linear in operands.
+pub fn costs(graph: &ModelGraph) -> OperatorCosts {
+    let look = look::Look::new(graph);
+    let needed = needed::needed(graph);
+    let mut saved = saved::Saved::new(graph);
+    let mut seen = vec![false; graph.storages.len()];
+    let mut operators = Vec::with_capacity(graph.operators.len());
+    let mut sums = Vec::with_capacity(graph.operators.len() + 1);
+    let mut sum = OperatorCost::default();
+    for operator in &graph.operators {
+        let call = look.call(operator);
+        let mut cost = flops::count(&look, operator, &call);
+        if needed[operator.id.index()] {
+            cost.saved_bytes = saved.count(&look, operator, &call);
+        } else {
+            (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
+        }
+        look::add_bytes(graph, operator, &mut seen, &mut cost);
+        operators.push(cost);
+        sums.push(sum);
+        sum += cost;
+    }
+    sums.push(sum);
+    OperatorCosts { operators, sums }
+}
+
+impl OperatorCosts {
+    /// Returns the cost of one operator.
+    pub fn operator(&self, id: OperatorId) -> OperatorCost {
+        self.operators[id.index()]
+    }
+
+    /// Returns the cost of a run of operators, in constant time.
+    pub fn run(&self, range: &Range<u32>) -> OperatorCost {
+        let (from, to) = (&self.sums[range.start as usize], &self.sums[range.end as usize]);
+        OperatorCost {
+            forward_flops: to.forward_flops - from.forward_flops,
+            backward_flops_input: to.backward_flops_input - from.backward_flops_input,
+            backward_flops_weight: to.backward_flops_weight - from.backward_flops_weight,
+            fused_flops: to.fused_flops - from.fused_flops,
+            parameter_bytes: to.parameter_bytes - from.parameter_bytes,
+            saved_bytes: to.saved_bytes - from.saved_bytes,
+            output_bytes: to.output_bytes - from.output_bytes,
+            read_bytes: to.read_bytes - from.read_bytes,
+            written_bytes: to.written_bytes - from.written_bytes,
+        }
+    }
+
+    /// Returns the cost of a block.
+    pub fn block(&self, graph: &ModelGraph, block: BlockId) -> OperatorCost {
+        self.run(&graph.block(block).operators)
+    }
+
+    /// Returns the cost of the whole model.
+    pub fn total(&self) -> OperatorCost {
+        self.sums.last().copied().unwrap_or_default()
+    }
+}
+
+impl OperatorCost {
+    /// Returns the operations of the whole backward pass.
+    pub fn backward_flops(&self) -> u64 {
+        self.backward_flops_input.saturating_add(self.backward_flops_weight)
+    }
+}
+
+impl AddAssign for OperatorCost {
+    fn add_assign(&mut self, other: Self) {
+        let add = |a: &mut u64, b: u64| *a = a.saturating_add(b);
+        add(&mut self.forward_flops, other.forward_flops);
+        add(&mut self.backward_flops_input, other.backward_flops_input);
+        add(&mut self.backward_flops_weight, other.backward_flops_weight);
+        add(&mut self.fused_flops, other.fused_flops);
+        add(&mut self.parameter_bytes, other.parameter_bytes);
+        add(&mut self.saved_bytes, other.saved_bytes);
+        add(&mut self.output_bytes, other.output_bytes);
+        add(&mut self.read_bytes, other.read_bytes);
+        add(&mut self.written_bytes, other.written_bytes);
+    }
+}
+
+/// Returns the trained elements that each block reads, tied ones once in each block. O(reads · depth).
+pub fn parameters_by_block(graph: &ModelGraph) -> Vec<u64> {
+    let mut result = vec![0; graph.blocks.len()];
+    let mut mark: Vec<u32> = vec![u32::MAX; graph.blocks.len()];
+    // All names of one tensor are handled together: the first name's elements, everybody's readers.
+    let mut readers: Vec<Vec<OperatorId>> = vec![Vec::new(); graph.tensors.len()];
+    for tensor in graph.tensors.iter().filter(|tensor| tensor.role == tracer::Role::Parameter) {
+        readers[tensor.first.index()].extend(&tensor.consumers);
+    }
+    for (index, readers) in readers.iter().enumerate() {
+        for reader in readers {
+            let mut block = Some(graph.operator(*reader).block);
+            while let Some(id) = block {
+                if mark[id.index()] == index as u32 {
+                    break;
+                }
+                mark[id.index()] = index as u32;
+                result[id.index()] += graph.tensors[index].elements();
+                block = graph.block(id).parent;
+            }
+        }
+    }
+    result
+}

@@ -1,0 +1,416 @@
+//! What autograd keeps for the backward pass, by operator, after PyTorch's `derivatives.yaml`.
+//!
+//! A storage counts once, at the first operator that keeps it: views, in-place results and tensors that two operators
+//! keep share it. Parameters and buffers are not counted, and nothing is kept where no gradient flows. A product that
+//! must first copy its operand into order keeps the copy.
+
+use smallvec::SmallVec;
+
+use super::look::Look;
+use crate::{
+    fact::{Fact, Shape, StorageId, TensorFact, size_of_dtype},
+    infer::{Call, recurrence, viewed_strides},
+    model::{ModelGraph, Operator, OperatorClass, Origin},
+};
+
+/// What has been kept so far.
+pub(super) struct Saved {
+    is_kept: Vec<bool>,
+}
+
+/// Operators that keep their result.
+const RESULT: &str = " relu sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal softmax log_softmax _softmax _log_softmax \
+    softmin tan erfinv _safe_softmax special_expit special_softmax special_log_softmax polar ";
+/// In-place forms that keep their result, where the plain form keeps its operand.
+const RESULT_IN_PLACE: &str = " leaky_relu elu selu celu rrelu ";
+/// Operators that keep their first operand.
+const OPERAND: &str = " gelu silu mish hardswish hardsigmoid hardtanh relu6 leaky_relu elu selu celu softplus softshrink \
+    hardshrink threshold rrelu logit log log2 log10 log1p sin cos sinh cosh asin acos atan asinh acosh atanh erf erfc \
+    abs square clamp clamp_min clamp_max clip nan_to_num glu lgamma digamma angle sgn var var_mean i0 sinc \
+    special_log1p adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d \
+    reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d \
+    absolute arccos arcsin arctan hypot ";
+/// Operators that keep operand and result.
+const BOTH: &str = " norm linalg_norm linalg_vector_norm frobenius_norm std std_mean amax amin prod cumprod logsumexp \
+    logcumsumexp pow_tensor cummax ";
+/// Operators that keep every tensor among their operands that is not the first.
+const OTHERS: &str = " masked_fill index_select index index_put scatter scatter_add index_add index_fill index_copy \
+    embedding_bag fmod remainder repeat_interleave _unsafe_index masked_scatter ";
+/// Operators that keep all tensors among their operands.
+const ALL: &str = " gather take_along_dim masked_select maximum minimum fmax fmin atan2 mse_loss l1_loss smooth_l1_loss \
+    huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div nll_loss nll_loss_nd nll_loss2d dot outer \
+    ger mv bilinear cosine_similarity grid_sampler grid_sampler_2d grid_sampler_3d deform_conv2d roi_align cross \
+    linalg_cross xlogy ";
+/// Operators that keep only indices among their results.
+const INDICES: &str = " sort topk kthvalue mode median ";
+
+impl Saved {
+    pub fn new(graph: &ModelGraph) -> Self {
+        Self { is_kept: vec![false; graph.storages.len()] }
+    }
+
+    /// Returns the bytes that this operator keeps and no earlier one does.
+    pub fn count(&mut self, look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> u64 {
+        if operator.class == OperatorClass::Plumbing || operator.class == OperatorClass::Create {
+            return 0;
+        }
+        let outputs: Vec<&Fact> =
+            operator.outputs.iter().map(|value| &look.graph.value(*value).fact).collect();
+        let flows = outputs.iter().flat_map(|fact| fact.tensors()).any(|tensor| tensor.requires_grad);
+        if !flows || !call.tensors().iter().any(|tensor| tensor.requires_grad) {
+            return 0;
+        }
+        let mut keep = Keep { saved: self, graph: look.graph, bytes: 0 };
+        rule(&mut keep, look, operator, call, &outputs);
+        keep.bytes
+    }
+}
+
+/// Collects what one operator keeps.
+struct Keep<'a> {
+    saved: &'a mut Saved,
+    graph: &'a ModelGraph,
+    bytes: u64,
+}
+
+impl Keep<'_> {
+    fn storage(&mut self, id: StorageId) {
+        let storage = self.graph.storage(id);
+        let is_stored = matches!(storage.origin, Origin::Stored(_));
+        if !is_stored && !std::mem::replace(&mut self.saved.is_kept[id.index()], true) {
+            self.bytes = self.bytes.saturating_add(storage.bytes.unwrap_or(0));
+        }
+    }
+
+    fn tensor(&mut self, tensor: &TensorFact) {
+        if let Some(storage) = tensor.storage {
+            self.storage(storage);
+        }
+    }
+
+    fn named(&mut self, call: &Call<'_>, name: &str) {
+        if let Ok(tensor) = call.tensor(name) {
+            self.tensor(tensor);
+        }
+    }
+
+    fn fresh(&mut self, bytes: Option<u64>) {
+        self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
+    }
+
+    /// Keeps an operand of a batched product. It is first expanded to `batch`, then its leading dimensions become one;
+    /// where strides do not allow that as a view, a copy is made and kept.
+    fn matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
+        let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else {
+            return self.tensor(tensor);
+        };
+        let n_inner = sizes.len().min(2);
+        let inner = &sizes[sizes.len() - n_inner..];
+        let expanded: SmallVec<[u64; 8]> = batch.iter().chain(inner).copied().collect();
+        let extra = expanded.len() - sizes.len();
+        let spread: SmallVec<[u64; 8]> = (0..expanded.len())
+            .map(|at| match at.checked_sub(extra) {
+                Some(own) if sizes[own] == expanded[at] => strides[own],
+                _ => 0,
+            })
+            .collect();
+        let together = batch.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+        let shape: Shape = std::iter::once(together).chain(inner.iter().copied()).map(Some).collect();
+        self.reshaped(tensor, &expanded, &spread, &shape);
+    }
+
+    /// Keeps an operand of a folded product: all but its last dimension become one.
+    fn rows(&mut self, tensor: &TensorFact) {
+        let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else {
+            return self.tensor(tensor);
+        };
+        let Some((last, outer)) = sizes.split_last() else { return self.tensor(tensor) };
+        let together = outer.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+        self.reshaped(tensor, &sizes, strides, &Shape::from_slice(&[Some(together), Some(*last)]));
+    }
+
+    fn reshaped(&mut self, tensor: &TensorFact, sizes: &[u64], strides: &[u64], shape: &Shape) {
+        match viewed_strides(sizes, strides, shape) {
+            Some(_) => self.tensor(tensor),
+            None => {
+                let elements = sizes.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+                self.fresh(tensor.dtype.map(|dtype| elements.saturating_mul(size_of_dtype(dtype))));
+            }
+        }
+    }
+
+    /// Keeps both factors, each where the other needs a gradient.
+    fn factors(&mut self, a: &TensorFact, b: &TensorFact) {
+        if b.requires_grad {
+            self.tensor(a);
+        }
+        if a.requires_grad {
+            self.tensor(b);
+        }
+    }
+}
+
+fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
+    let is = |names: &str| names.split_ascii_whitespace().any(|name| name == call.name);
+    let result = look.result(operator);
+    let keep_result = |keep: &mut Keep<'_>| {
+        if let Some(result) = result {
+            keep.tensor(result);
+        }
+    };
+    let first = call.at(0).tensor();
+    let second = call.at(1).tensor();
+    if call.is_in_place && is(RESULT_IN_PLACE) || is(RESULT) {
+        return keep_result(keep);
+    }
+    if is(BOTH) {
+        first.into_iter().for_each(|tensor| keep.tensor(tensor));
+        return keep_result(keep);
+    }
+    if is("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
+        && call.ints("output_size").is_some_and(|sizes| sizes.iter().all(|size| *size == Some(1)))
+    {
+        // One average over everything is a mean, which keeps nothing.
+        return;
+    }
+    if is(OPERAND) {
+        match first {
+            // The operand is overwritten, so a copy of it is kept.
+            Some(tensor) if call.is_in_place => keep.fresh(tensor.bytes()),
+            Some(tensor) => keep.tensor(tensor),
+            None => {}
+        }
+        return;
+    }
+    if is(OTHERS) {
+        let others = call.facts().skip(1).flat_map(Fact::tensors);
+        others.filter(|tensor| !tensor.requires_grad).for_each(|tensor| keep.tensor(tensor));
+        return;
+    }
+    if is(ALL) {
+        call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
+        return;
+    }
+    if is(INDICES) || is("max min cummax cummin") && outputs.len() > 1 {
+        outputs.iter().skip(1).flat_map(|fact| fact.tensors()).for_each(|tensor| keep.tensor(tensor));
+        return;
+    }
+    match (call.name, first, second) {
+        ("mul" | "multiply", Some(a), Some(b)) => {
+            if b.requires_grad && !call.is_in_place {
+                keep.tensor(a);
+            } else if b.requires_grad {
+                keep.fresh(a.bytes());
+            }
+            if a.requires_grad {
+                keep.tensor(b);
+            }
+        }
+        ("div" | "divide" | "true_divide", Some(a), Some(b)) => {
+            keep.tensor(b);
+            if b.requires_grad {
+                keep.tensor(a);
+            }
+        }
+        ("max" | "min", Some(a), Some(b)) => {
+            keep.tensor(a);
+            keep.tensor(b);
+        }
+        ("max" | "min", Some(a), None) => {
+            keep.tensor(a);
+            keep_result(keep);
+        }
+        ("pow" | "float_power", Some(a), None) => keep.tensor(a),
+        ("pow", a, Some(b)) => {
+            a.into_iter().for_each(|a| keep.tensor(a));
+            keep.tensor(b);
+            keep_result(keep);
+        }
+        ("where", Some(condition), _) => keep.tensor(condition),
+        ("addcmul" | "addcdiv" | "lerp", ..) => {
+            call.facts().skip(1).flat_map(Fact::tensors).for_each(|tensor| keep.tensor(tensor));
+        }
+        ("prelu" | "_prelu_kernel" | "cdist", ..) => {
+            call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
+        }
+        ("log_sigmoid", Some(a), _) => keep.tensor(a),
+        ("embedding", ..) => keep.named(call, "indices"),
+        ("cross_entropy_loss", Some(a), _) => {
+            keep.fresh(a.bytes());
+            keep.named(call, "target");
+        }
+        ("dropout" | "feature_dropout" | "native_dropout" | "alpha_dropout", Some(a), _)
+            if call.flag("train") != Some(false) =>
+        {
+            // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
+            keep.fresh(a.elements());
+        }
+        ("linear" | "_linear", Some(input), Some(weight)) if weight.requires_grad => keep.rows(input),
+        ("matmul" | "__matmul__" | "linalg_matmul", Some(a), Some(b)) => matmul(keep, a, b),
+        ("mm" | "bmm" | "_int_mm", Some(a), Some(b)) => keep.factors(a, b),
+        ("addmm" | "baddbmm" | "addbmm" | "addmv" | "addr" | "_addmm_activation", ..) => {
+            if let (Some(a), Some(b)) = (call.at(1).tensor(), call.at(2).tensor()) {
+                keep.factors(a, b);
+            }
+        }
+        ("einsum" | "tensordot", ..) => call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor)),
+        ("batch_norm" | "native_batch_norm", Some(input), _) => {
+            keep.tensor(input);
+            let is_training = call.flag("training") == Some(true) || !call.has("running_mean");
+            let channels = input.shape.as_ref().and_then(|shape| *shape.get(1)?);
+            keep.fresh(channels.filter(|_| is_training).map(|channels| channels.saturating_mul(8)));
+        }
+        ("instance_norm", Some(input), _) => {
+            keep.tensor(input);
+            let groups =
+                input.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
+            keep.fresh(groups.map(|groups| groups.saturating_mul(8)));
+        }
+        ("layer_norm" | "native_layer_norm" | "rms_norm" | "_fused_rms_norm", Some(input), _) => {
+            keep.tensor(input);
+            let inner = call.ints("normalized_shape").map_or(1, |sizes| sizes.len());
+            let rows = input.sizes().map(|sizes| {
+                sizes[..sizes.len().saturating_sub(inner)]
+                    .iter()
+                    .fold(1_u64, |product, size| product.saturating_mul(*size))
+            });
+            let statistics = if call.name.contains("rms") { 4 } else { 8 };
+            keep.fresh(rows.map(|rows| rows.saturating_mul(statistics)));
+        }
+        ("group_norm", Some(input), _) => {
+            match input.is_contiguous() {
+                Some(false) if !crate::infer::channels_last(input) => keep.fresh(input.bytes()),
+                _ => keep.tensor(input),
+            }
+            let batch = input.shape.as_ref().and_then(|shape| *shape.first()?);
+            let groups = call.int("num_groups").and_then(|groups| u64::try_from(groups).ok());
+            keep.fresh(
+                batch.zip(groups).map(|(batch, groups)| batch.saturating_mul(groups).saturating_mul(8)),
+            );
+        }
+        (name, Some(input), _) if name.contains("max_pool") => {
+            keep.tensor(input);
+            match outputs.get(1).and_then(|fact| fact.tensor()) {
+                Some(indices) => keep.tensor(indices),
+                None => keep
+                    .fresh(result.and_then(TensorFact::elements).map(|elements| elements.saturating_mul(8))),
+            }
+        }
+        ("_weight_norm" | "_weight_norm_interface", ..) => {
+            keep.fresh(call.at(1).tensor().and_then(TensorFact::bytes));
+        }
+        _ => by_class(keep, look, operator, call),
+    }
+}
+
+fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>) {
+    match operator.class {
+        OperatorClass::Convolution => {
+            let (Ok(input), Ok(weight)) =
+                (call.tensor("input").or_else(|_| call.first()), call.tensor("weight"))
+            else {
+                return;
+            };
+            keep.factors(input, weight);
+        }
+        OperatorClass::Attention if by_parts(call) => {
+            // Scaled query and key, the weights after the softmax, and the value.
+            for name in ["query", "key"] {
+                keep.fresh(call.tensor(name).ok().and_then(TensorFact::bytes));
+            }
+            let weights = call.tensor("query").ok().zip(call.tensor("key").ok()).and_then(|(query, key)| {
+                let (query, key) = (query.sizes()?, key.sizes()?);
+                let rows = query[..query.len() - 1]
+                    .iter()
+                    .fold(4_u64, |product, size| product.saturating_mul(*size));
+                Some(rows.saturating_mul(key[key.len() - 2]))
+            });
+            keep.fresh(weights);
+            keep.named(call, "value");
+        }
+        OperatorClass::Attention => {
+            for name in ["query", "key", "value", "attn_mask"] {
+                keep.named(call, name);
+            }
+            if let Some(result) = look.result(operator) {
+                keep.tensor(result);
+                // The logarithm of each row's sum.
+                let width = result.shape.as_ref().and_then(|shape| *shape.last()?).filter(|width| *width > 0);
+                keep.fresh(
+                    result
+                        .elements()
+                        .zip(width)
+                        .map(|(elements, width)| (elements / width).saturating_mul(4)),
+                );
+            }
+        }
+        OperatorClass::Recurrent => {
+            if let Ok(input) = call.first() {
+                keep.tensor(input);
+            }
+            let Ok(layer) = recurrence(call) else { return };
+            // Gates and states of every step: four or three gates, the hidden state and, for an LSTM, two cell states.
+            let per_step = match call.name {
+                "lstm" => 8,
+                "gru" => 5,
+                _ => 2,
+            };
+            let states = [
+                layer.steps,
+                layer.batch,
+                layer.hidden,
+                Some(layer.layers * layer.directions),
+                Some(per_step * 4),
+            ];
+            keep.fresh(states.into_iter().try_fold(1_u64, |product, size| product.checked_mul(size?)));
+            if let Some(result) = look.result(operator) {
+                keep.tensor(result);
+            }
+        }
+        // Differentiable, but of no rule: most keep what they read.
+        OperatorClass::Unknown | OperatorClass::Other => {
+            call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
+        }
+        _ => {}
+    }
+}
+
+/// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask, spreads a
+/// head or takes other than four dimensions.
+pub(super) fn by_parts(call: &Call<'_>) -> bool {
+    let heads = |name: &str| {
+        let shape = call.tensor(name).ok()?.shape.as_ref()?;
+        Some(Shape::from_slice(&shape[..shape.len().saturating_sub(2)]))
+    };
+    let is_spread = heads("query") != heads("key") && call.flag("enable_gqa") != Some(true);
+    let rank = call.tensor("query").ok().and_then(|query| Some(query.shape.as_ref()?.len()));
+    call.tensor("attn_mask").is_ok_and(|mask| mask.requires_grad) || is_spread || rank != Some(4)
+}
+
+/// What `at::matmul` keeps: folded to a plain product when one side has at most two dimensions, else batched.
+fn matmul(keep: &mut Keep<'_>, a: &TensorFact, b: &TensorFact) {
+    let (Some(x), Some(y)) = (a.sizes(), b.sizes()) else { return keep.factors(a, b) };
+    if x.len() <= 2 && y.len() <= 2 {
+        return keep.factors(a, b);
+    }
+    if y.len() <= 2 && x.len() >= 3 {
+        if b.requires_grad {
+            keep.rows(a);
+        }
+        if a.requires_grad {
+            keep.tensor(b);
+        }
+        return;
+    }
+    let batch = |sizes: &[u64]| -> Shape {
+        sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
+    };
+    let Ok(batch) = crate::infer::broadcast(&[&batch(&x), &batch(&y)]) else { return keep.factors(a, b) };
+    let batch: Vec<u64> = batch.iter().map(|size| size.unwrap_or(1)).collect();
+    if b.requires_grad {
+        keep.matrix(a, &batch);
+    }
+    if a.requires_grad {
+        keep.matrix(b, &batch);
+    }
+}

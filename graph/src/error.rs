@@ -1,0 +1,101 @@
+//! What can be wrong with a trace or its inputs.
+
+use tracer::{DType, Span};
+
+use crate::OperatorId;
+
+/// Every problem found; at least one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BuildErrors(pub Vec<BuildError>);
+
+/// One problem.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum BuildError {
+    /// Inputs without sizes.
+    #[error("no shape is known for {}", inputs_named(missing))]
+    NoShape {
+        /// Inputs that need one.
+        missing: Vec<String>,
+        /// All inputs in order.
+        inputs: Vec<String>,
+        /// Their dtypes, as far as declared.
+        dtypes: Vec<Option<DType>>,
+    },
+    /// A shape for an input that is not there.
+    #[error("the model has no input `{name}`; its inputs are {}", list(inputs))]
+    NoSuchInput {
+        /// The name.
+        name: String,
+        /// All inputs in order.
+        inputs: Vec<String>,
+    },
+    /// Two shapes for one input.
+    #[error("input `{name}` is given twice")]
+    InputTwice {
+        /// The name.
+        name: String,
+    },
+    /// More shapes than inputs.
+    #[error("{n_given} shapes are given, the model takes {}: {}", inputs.len(), list(inputs))]
+    TooManyInputs {
+        /// How many are given.
+        n_given: usize,
+        /// All inputs in order.
+        inputs: Vec<String>,
+    },
+    /// An operator refuses what it is given.
+    #[error("`{name}` in {} rejects its inputs: {reason} (given {})", place(path), shapes.join(", "))]
+    Rejected {
+        /// The operator.
+        operator: OperatorId,
+        /// Its name.
+        name: String,
+        /// Path of its block.
+        path: String,
+        /// Types of its tensors.
+        shapes: Vec<String>,
+        /// Why.
+        reason: String,
+        /// Where it is written.
+        span: Span,
+    },
+    /// The trace contradicts itself.
+    #[error("the trace contradicts itself: {fault}")]
+    Program {
+        /// What does not fit.
+        fault: String,
+    },
+}
+
+impl std::fmt::Display for BuildErrors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (position, error) in self.0.iter().enumerate() {
+            if position > 0 {
+                f.write_str("; ")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for BuildErrors {}
+
+fn inputs_named(names: &[String]) -> String {
+    match names {
+        [one] => format!("input `{one}`"),
+        names => format!("inputs {}", list(names)),
+    }
+}
+
+fn list(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(", ")
+}
+
+fn place(path: &str) -> String {
+    match path {
+        "" => "the root".to_string(),
+        path => format!("`{path}`"),
+    }
+}

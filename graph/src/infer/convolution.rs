@@ -1,0 +1,345 @@
+//! Convolutions, pools and resampling: sizes of the spatial dimensions.
+
+use smallvec::SmallVec;
+
+use super::{
+    call::{Call, Known, Result, as_float, contiguous_strides, fresh, fresh_fact, number, reject, shape},
+    matmul::agree,
+};
+use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+/// `conv1d`, `conv2d`, `conv3d`, `_convolution`, the transposed ones and their like.
+pub fn convolution(call: &Call<'_>) -> Result {
+    let (input, weight) = (call.tensor("input").or_else(|_| call.first())?, call.tensor("weight")?);
+    let (x, w) = (shape(input)?, shape(weight)?);
+    let rank = w.len().checked_sub(2).known()?;
+    let is_transposed = call.name.contains("transpose") || call.flag("transposed") == Some(true);
+    let shown = || format!("{} with a weight of {}", show_shape(x), show_shape(w));
+    let is_batched = x.len() == rank + 2;
+    if rank == 0 || !(is_batched || x.len() == rank + 1) {
+        reject!("wrong number of dimensions: {}", shown());
+    }
+    let groups = call.int("groups").unwrap_or(1).max(1) as u64;
+    let channels = x[x.len() - rank - 1];
+    let (expected, made) = match is_transposed {
+        true => (w[0], w[1].map(|size| size.saturating_mul(groups))),
+        false => (w[1].map(|size| size.saturating_mul(groups)), w[0]),
+    };
+    agree(channels, expected, || "the input's channels are not those that the weight expects".to_string())?;
+    let mut result = Shape::from_slice(&x[..x.len() - rank - 1]);
+    result.push(made);
+    let (stride, dilation) = (call.sizes("stride", rank).known()?, call.sizes("dilation", rank).known()?);
+    if stride.iter().chain(&dilation).any(|step| *step < 1) {
+        reject!("stride and dilation must be positive");
+    }
+    let is_same = matches!(call.get("padding"), Some(Fact::Str(mode)) if mode == "same");
+    let padding = match call.get("padding") {
+        Some(Fact::Str(_)) => vec![0; rank],
+        _ => call.sizes("padding", rank).known()?,
+    };
+    let extra = call.sizes("output_padding", rank).unwrap_or_else(|| vec![0; rank]);
+    for position in 0..rank {
+        let size = x[x.len() - rank + position];
+        let kernel = w[position + 2];
+        let (Some(size), Some(kernel)) = (size.and_then(signed), kernel.and_then(signed)) else {
+            result.push(None);
+            continue;
+        };
+        let reach = dilation[position].saturating_mul(kernel - 1) + 1;
+        let out = if is_same {
+            Some(size)
+        } else if is_transposed {
+            size.checked_sub(1).and_then(|n| n.checked_mul(stride[position])).and_then(|n| {
+                n.checked_sub(padding[position].checked_mul(2)?)?
+                    .checked_add(reach)?
+                    .checked_add(extra[position])
+            })
+        } else {
+            padding[position]
+                .checked_mul(2)
+                .and_then(|n| n.checked_add(size)?.checked_sub(reach))
+                .filter(|n| *n >= 0)
+                .map(|n| n / stride[position] + 1)
+        };
+        match out.filter(|out| *out > 0) {
+            Some(out) => result.push(Some(out as u64)),
+            None => reject!("the kernel is larger than the padded input: {}", shown()),
+        }
+    }
+    let is_channels_last = rank == 2 && is_batched && (channels_last(input) || channels_last(weight));
+    let strides = laid_out(&result, is_channels_last);
+    Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, result) }))
+}
+
+fn signed(size: u64) -> Option<i64> {
+    i64::try_from(size).ok()
+}
+
+/// Tells whether torch would call this tensor channels-last, as its `suggest_memory_format` does.
+pub fn channels_last(tensor: &TensorFact) -> bool {
+    let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else { return false };
+    if sizes.len() != 4 || strides[1] == 0 {
+        return false;
+    }
+    let mut least = 0;
+    for dim in [1, 3, 2, 0] {
+        if sizes[dim] == 0 || strides[dim] < least {
+            return false;
+        }
+        // An all-ones shape fits both layouts; torch decides for the plain one.
+        if dim == 0 && least == strides[1] {
+            return false;
+        }
+        least = strides[dim];
+        if sizes[dim] > 1 {
+            least = least.saturating_mul(sizes[dim]);
+        }
+    }
+    true
+}
+
+/// Returns the strides of a fresh tensor in the plain or the channels-last layout.
+pub fn laid_out(sizes: &Shape, is_channels_last: bool) -> Option<SmallVec<[u64; 4]>> {
+    match (is_channels_last, sizes.as_slice()) {
+        (true, [n, c, h, w]) => {
+            contiguous_strides(&[*n, *h, *w, *c]).map(|s| [s[0], s[3], s[1], s[2]].into_iter().collect())
+        }
+        _ => contiguous_strides(sizes),
+    }
+}
+
+/// `max_pool2d`, `avg_pool1d` and their like.
+pub fn pool(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let x = shape(input)?;
+    let rank = rank_of(call.name).known()?;
+    check_spatial(x, rank)?;
+    let kernel = call.sizes("kernel_size", rank).known()?;
+    let stride = match call.ints("stride") {
+        Some(list) if list.is_empty() => kernel.clone(),
+        None => kernel.clone(),
+        _ => call.sizes("stride", rank).known()?,
+    };
+    let padding = call.sizes("padding", rank).unwrap_or_else(|| vec![0; rank]);
+    let dilation = call.sizes("dilation", rank).unwrap_or_else(|| vec![1; rank]);
+    if stride.iter().chain(&kernel).chain(&dilation).any(|size| *size < 1) {
+        reject!("kernel, stride and dilation must be positive");
+    }
+    let is_ceil = call.flag("ceil_mode").unwrap_or(false);
+    let mut result = Shape::from_slice(&x[..x.len() - rank]);
+    for position in 0..rank {
+        let Some(size) = x[x.len() - rank + position].and_then(signed) else {
+            result.push(None);
+            continue;
+        };
+        let (pad, step) = (padding[position], stride[position]);
+        let reach = dilation[position].saturating_mul(kernel[position] - 1) + 1;
+        let room = pad
+            .checked_mul(2)
+            .and_then(|n| n.checked_add(size))
+            .and_then(|n| n.checked_sub(reach))
+            .known()?;
+        let rounded = if is_ceil { room.saturating_add(step - 1) } else { room };
+        let mut out = rounded.div_euclid(step) + 1;
+        // A last window that would start in the padding on the right is left out.
+        if is_ceil && (out - 1).saturating_mul(step) >= size.saturating_add(pad) {
+            out -= 1;
+        }
+        if out < 1 {
+            reject!("a window of {reach} does not fit into {}", show_shape(x));
+        }
+        result.push(Some(out as u64));
+    }
+    finish_pool(call, input, result)
+}
+
+/// `adaptive_avg_pool2d` and its like.
+pub fn adaptive_pool(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let x = shape(input)?;
+    let rank = rank_of(call.name).known()?;
+    check_spatial(x, rank)?;
+    let asked = call.ints("output_size").known()?;
+    let mut result = Shape::from_slice(&x[..x.len() - rank]);
+    for position in 0..rank {
+        let given = if asked.len() == 1 { asked[0] } else { *asked.get(position).known()? };
+        result.push(given.and_then(|size| u64::try_from(size).ok()));
+    }
+    finish_pool(call, input, result)
+}
+
+fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
+    // Averages over the whole picture are computed as a mean, whose result is laid out in order.
+    let strides = laid_out(&sizes, channels_last(input));
+    let result = TensorFact { strides, ..fresh(input.dtype, sizes) };
+    let returns_indices = call.name.contains("with_indices") || call.n_outputs > 1;
+    Ok(match returns_indices {
+        true => Fact::List(vec![
+            Fact::Tensor(result.clone()),
+            Fact::Tensor(TensorFact { dtype: Some(tracer::DType::Int64), ..result }),
+        ]),
+        false => Fact::Tensor(result),
+    })
+}
+
+/// Reads the number of spatial dimensions off a name: `max_pool2d_with_indices`.
+fn rank_of(name: &str) -> Option<usize> {
+    [("1d", 1), ("2d", 2), ("3d", 3)].iter().find(|(mark, _)| name.contains(mark)).map(|(_, rank)| *rank)
+}
+
+fn check_spatial(x: &Shape, rank: usize) -> Result<()> {
+    match x.len() == rank + 1 || x.len() == rank + 2 {
+        true => Ok(()),
+        false => reject!("{rank} spatial dimensions are wanted, {} has not", show_shape(x)),
+    }
+}
+
+/// `upsample_*`, `interpolate`: by size or by factor.
+pub fn upsample(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let x = shape(input)?;
+    let rank = x.len().checked_sub(2).filter(|rank| *rank > 0).known()?;
+    let asked = call.ints("output_size").or_else(|| call.ints("size")).filter(|list| !list.is_empty());
+    let mut result = Shape::from_slice(&x[..2]);
+    for position in 0..rank {
+        let size = match &asked {
+            Some(list) => {
+                (*list.get(position).or(list.first()).known()?).and_then(|size| u64::try_from(size).ok())
+            }
+            None => {
+                let factor = factor(call, position, rank).known()?;
+                x[position + 2].map(|size| (size as f64 * factor).floor().max(0.0) as u64)
+            }
+        };
+        result.push(size);
+    }
+    let strides = laid_out(&result, channels_last(input));
+    Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, result) }))
+}
+
+fn factor(call: &Call<'_>, position: usize, rank: usize) -> Option<f64> {
+    if let Some(Fact::List(list)) = call.get("scale_factors").or_else(|| call.get("scale_factor")) {
+        return number(list.get(position).or(list.first())?).map(as_float);
+    }
+    let names: &[&str] = match rank {
+        1 => &["scales"],
+        2 => &["scales_h", "scales_w"],
+        _ => &["scales_d", "scales_h", "scales_w"],
+    };
+    call.float(names.get(position)?)
+}
+
+/// `pixel_shuffle`, `pixel_unshuffle`, `channel_shuffle`.
+pub fn shuffle(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let rank = sizes.len();
+    if rank < 3 {
+        reject!("{} of {}", call.name, show_shape(&sizes));
+    }
+    let factor =
+        call.int("upscale_factor").or(call.int("downscale_factor")).and_then(|f| u64::try_from(f).ok());
+    if let Some(factor) = factor.filter(|factor| *factor > 0) {
+        let square = factor.saturating_mul(factor);
+        let is_up = call.name == "pixel_shuffle";
+        let times = |dim: Dim| dim.map(|size| size.saturating_mul(factor));
+        let over = |dim: Dim| dim.map(|size| size / factor);
+        sizes[rank - 3] = sizes[rank - 3].map(|c| if is_up { c / square } else { c.saturating_mul(square) });
+        for position in rank - 2..rank {
+            sizes[position] = if is_up { times(sizes[position]) } else { over(sizes[position]) };
+        }
+    }
+    fresh_fact(input.dtype, sizes)
+}
+
+/// `im2col`: unfold.
+pub fn unfold(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let x = shape(input)?;
+    let rank = x.len();
+    if !(3..=4).contains(&rank) {
+        reject!("{} of {}", call.name, show_shape(x));
+    }
+    let [kernel, stride, padding, dilation] =
+        ["kernel_size", "stride", "padding", "dilation"].map(|name| call.sizes(name, 2));
+    let (kernel, stride, padding, dilation) =
+        (kernel.known()?, stride.known()?, padding.known()?, dilation.known()?);
+    if stride.iter().chain(&kernel).any(|step| *step < 1) {
+        reject!("kernel and stride must be positive");
+    }
+    let window = kernel[0].saturating_mul(kernel[1]) as u64;
+    let blocks = |of: &dyn Fn(usize) -> Dim| -> Dim {
+        (0..2).try_fold(1_u64, |product, at| {
+            let room = signed(of(at)?)?.checked_add(padding[at].checked_mul(2)?)?;
+            let room = room.checked_sub(dilation[at].checked_mul(kernel[at] - 1)?.checked_add(1)?)?;
+            product.checked_mul(u64::try_from(room.div_euclid(stride[at]) + 1).ok()?)
+        })
+    };
+    let mut result = Shape::from_slice(&x[..rank - if call.name == "col2im" { 2 } else { 3 }]);
+    if call.name == "col2im" {
+        let out = call.sizes("output_size", 2).known()?;
+        result.push(x[rank - 2].map(|size| size / window.max(1)));
+        result.extend(out.iter().map(|size| u64::try_from(*size).ok()));
+    } else {
+        result.push(x[rank - 3].map(|size| size.saturating_mul(window)));
+        result.push(blocks(&|at| x[rank - 2 + at]));
+    }
+    fresh_fact(input.dtype, result)
+}
+
+/// `grid_sampler`: the input's channels on the grid's sizes.
+pub fn grid_sample(call: &Call<'_>) -> Result {
+    let (input, grid) = (call.tensor("input")?, call.tensor("grid")?);
+    let (x, g) = (shape(input)?, shape(grid)?);
+    if x.len() < 3 || g.len() != x.len() {
+        reject!("samples of {} on {}", show_shape(x), show_shape(g));
+    }
+    let mut result = Shape::from_slice(&x[..2]);
+    result.extend_from_slice(&g[1..g.len() - 1]);
+    fresh_fact(input.dtype, result)
+}
+
+/// `affine_grid_generator`.
+pub fn affine_grid(call: &Call<'_>) -> Result {
+    let theta = call.first()?;
+    let size = call.ints("size").known()?;
+    let mut result: Shape = size
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| *at != 1)
+        .map(|(_, s)| s.and_then(|s| u64::try_from(s).ok()))
+        .collect();
+    result.push(Some(size.len().saturating_sub(2) as u64));
+    fresh_fact(theta.dtype, result)
+}
+
+/// `torchvision::roi_align` and its like: one picture for each box.
+pub fn boxes(call: &Call<'_>) -> Result {
+    let (input, rois) = (call.tensor("input")?, call.tensor("rois")?);
+    let size = |name: &str| call.int(name).and_then(|size| u64::try_from(size).ok());
+    let channels = *shape(input)?.get(1).known()?;
+    let (height, width) = (size("pooled_height"), size("pooled_width"));
+    let channels = match call.name {
+        "ps_roi_align" | "ps_roi_pool" => match (channels, height, width) {
+            (Some(c), Some(h), Some(w)) if h * w > 0 => Some(c / (h * w)),
+            _ => None,
+        },
+        _ => channels,
+    };
+    let result =
+        fresh(input.dtype, Shape::from_slice(&[*shape(rois)?.first().known()?, channels, height, width]));
+    Ok(match call.n_outputs {
+        2 => Fact::List(vec![Fact::Tensor(result.clone()), Fact::Tensor(result)]),
+        _ => Fact::Tensor(result),
+    })
+}
+
+/// `torchvision::deform_conv2d`.
+pub fn deformable(call: &Call<'_>) -> Result {
+    let (input, weight, offset) = (call.tensor("input")?, call.tensor("weight")?, call.tensor("offset")?);
+    let (x, w, o) = (shape(input)?, shape(weight)?, shape(offset)?);
+    match (x.as_slice(), o.as_slice()) {
+        ([n, ..], [_, _, h, width]) => fresh_fact(input.dtype, Shape::from_slice(&[*n, w[0], *h, *width])),
+        _ => reject!("{} with offsets {}", show_shape(x), show_shape(o)),
+    }
+}

@@ -1,0 +1,491 @@
+//! Operators that move elements: joins, look-ups, padding, repetition.
+
+use tracer::DType;
+
+use super::{
+    call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
+    elementwise::{broadcast, promote_pair},
+    matmul::agree,
+};
+use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+/// `cat`, `concat`, `concatenate`, `hstack`, `vstack`.
+pub fn cat(call: &Call<'_>) -> Result {
+    let all = call.at(0).tensors();
+    let first = all
+        .iter()
+        .find(|t| t.shape.as_deref() != Some(&[Some(0)]))
+        .copied()
+        .or(all.first().copied())
+        .known()?;
+    let dtype = all.iter().map(|t| t.dtype).reduce(|a, b| Some(promote_pair(a?, b?))).flatten();
+    let mut result = shape(first)?.clone();
+    let rank = result.len();
+    let dim = match call.name {
+        "hstack" => usize::from(rank > 1),
+        "vstack" | "row_stack" => 0,
+        "dstack" => 2,
+        _ => call.dim("dim", rank)?,
+    };
+    if rank == 0 {
+        reject!("tensors without dimensions cannot be joined");
+    }
+    let mut total = Some(0_u64);
+    for tensor in &all {
+        let sizes = shape(tensor)?;
+        // torch lets an empty vector join anything.
+        if sizes.as_slice() == [Some(0)] && rank != 1 {
+            continue;
+        }
+        if sizes.len() != rank {
+            reject!(
+                "{} and {} have different numbers of dimensions",
+                show_shape(shape(first)?),
+                show_shape(sizes)
+            );
+        }
+        for at in (0..rank).filter(|at| *at != dim) {
+            result[at] = agree(result[at], sizes[at], || {
+                format!(
+                    "{} and {} differ in dimension {at}",
+                    show_shape(first.shape.as_deref().unwrap_or(&[])),
+                    show_shape(sizes)
+                )
+            })?;
+        }
+        total = total.and_then(|total| total.checked_add(sizes[dim]?));
+    }
+    result[dim] = total;
+    if call.name == "vstack" && rank == 1 {
+        result = Shape::from_slice(&[Some(all.len() as u64), shape(first)?[0]]);
+    }
+    let is_channels_last = all.iter().all(|t| super::convolution::channels_last(t));
+    let strides = super::convolution::laid_out(&result, is_channels_last);
+    Ok(Fact::Tensor(TensorFact { strides, ..fresh(dtype, result) }))
+}
+
+/// `stack`: a new dimension.
+pub fn stack(call: &Call<'_>) -> Result {
+    let all = call.at(0).tensors();
+    let first = all.first().known()?;
+    let mut sizes = shape(first)?.clone();
+    for other in &all {
+        let own = shape(other)?;
+        if own.len() != sizes.len()
+            || own.iter().zip(&sizes).any(|(a, b)| a.is_some() && b.is_some() && a != b)
+        {
+            reject!("{} and {} cannot be stacked", show_shape(&sizes), show_shape(own));
+        }
+    }
+    let dim = match call.name {
+        "column_stack" => sizes.len(),
+        _ => call.dim("dim", sizes.len() + 1)?,
+    };
+    sizes.insert(dim, Some(all.len() as u64));
+    let dtype = all.iter().map(|t| t.dtype).reduce(|a, b| Some(promote_pair(a?, b?))).flatten();
+    fresh_fact(dtype, sizes)
+}
+
+/// `index`: with integer or boolean tensors, some left out.
+pub fn index(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let sizes = shape(input)?;
+    let Some(Fact::List(indices)) = call.get("indices") else { return Err(Stop::Unknown) };
+    let mut result = Shape::new();
+    let mut at = 0;
+    let mut indexed: Vec<Shape> = Vec::new();
+    // Where the indexed dimensions stand in the result, and whether they stand side by side.
+    let (mut place, mut is_adjacent, mut last) = (None, true, None);
+    for index in indices {
+        match index {
+            Fact::Tensor(tensor) => {
+                let own = shape(tensor)?;
+                let covers = match tensor.dtype {
+                    Some(DType::Bool | DType::UInt8) => {
+                        indexed.push(Shape::from_slice(&[None]));
+                        own.len()
+                    }
+                    _ => {
+                        indexed.push(own.clone());
+                        1
+                    }
+                };
+                place.get_or_insert(result.len());
+                is_adjacent &= last.is_none_or(|last| last == at);
+                at += covers;
+                last = Some(at);
+            }
+            Fact::None => {
+                result.push(*sizes.get(at).known()?);
+                at += 1;
+            }
+            _ => return Err(Stop::Unknown),
+        }
+    }
+    if at > sizes.len() {
+        reject!("{at} indices into {}", show_shape(sizes));
+    }
+    result.extend_from_slice(&sizes[at..]);
+    let shapes: Vec<&Shape> = indexed.iter().collect();
+    let made = broadcast(&shapes)?;
+    let place = if is_adjacent { place.unwrap_or(0) } else { 0 };
+    result.insert_many(place, made);
+    fresh_fact(input.dtype, result)
+}
+
+/// `embedding`: the index's sizes with the row's length.
+pub fn embedding(call: &Call<'_>) -> Result {
+    let (weight, indices) = (call.tensor("weight")?, call.tensor("indices")?);
+    if let Some(dtype) = indices.dtype.filter(|d| !matches!(d, DType::Int64 | DType::Int32)) {
+        reject!("indices are {}, not integers", crate::fact::dtype_name(dtype));
+    }
+    let mut sizes = shape(indices)?.clone();
+    sizes.extend(shape(weight)?.iter().skip(1).copied());
+    fresh_fact(weight.dtype, sizes)
+}
+
+/// `embedding_bag`: a row for each bag.
+pub fn embedding_bag(call: &Call<'_>) -> Result {
+    let (weight, indices, offsets) =
+        (call.tensor("weight")?, call.tensor("indices")?, call.tensor("offsets")?);
+    let bags = match (shape(indices)?.as_slice(), shape(offsets)?.as_slice()) {
+        ([batch, _], _) => *batch,
+        (_, [bags]) if call.flag("include_last_offset") == Some(true) => {
+            bags.map(|bags| bags.saturating_sub(1))
+        }
+        (_, [bags]) => *bags,
+        _ => None,
+    };
+    let unknown = Fact::Tensor(fresh(Some(DType::Int64), Shape::from_slice(&[None])));
+    let rows = Fact::Tensor(fresh(weight.dtype, Shape::from_slice(&[bags, *shape(weight)?.get(1).known()?])));
+    Ok(Fact::List(vec![rows, unknown.clone(), unknown.clone(), unknown]))
+}
+
+/// `gather`, `take_along_dim`, `take`: the index's sizes.
+pub fn gather(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let index = call.tensor("index").or_else(|_| call.tensor("indices"))?;
+    if call.name == "take_along_dim" && call.has("dim") {
+        let dim = call.dim("dim", shape(input)?.len())?;
+        let mut own = shape(input)?.clone();
+        own[dim] = Some(1);
+        let mut other = shape(index)?.clone();
+        let length = *other.get(dim).known()?;
+        other[dim] = Some(1);
+        let mut sizes = broadcast(&[&own, &other])?;
+        sizes[dim] = length;
+        return fresh_fact(input.dtype, sizes);
+    }
+    fresh_fact(input.dtype, shape(index)?.clone())
+}
+
+/// `index_select`: one dimension's size is the index's.
+pub fn index_select(call: &Call<'_>) -> Result {
+    let (input, index) = (call.first()?, call.tensor("index")?);
+    let mut sizes = shape(input)?.clone();
+    let dim = call.dim("dim", sizes.len())?;
+    if let Some(slot) = sizes.get_mut(dim) {
+        *slot = index.elements();
+    }
+    fresh_fact(input.dtype, sizes)
+}
+
+/// `scatter`, `index_add`, `masked_fill` by value, `index_put`: the first operand's sizes, laid out in order.
+pub fn like_first(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    fresh_fact(input.dtype, shape(input)?.clone())
+}
+
+/// `pad`, `constant_pad_nd`, `reflection_pad2d`, …: pairs from the last dimension on.
+pub fn pad(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let pads = call.ints("pad").or_else(|| call.ints("padding")).known()?;
+    if pads.len() % 2 != 0 || pads.len() / 2 > sizes.len() {
+        reject!("{} paddings of {}", pads.len(), show_shape(&sizes));
+    }
+    for (pair, slot) in pads.chunks_exact(2).zip(sizes.iter_mut().rev()) {
+        let grown =
+            (*slot).and_then(|size| i64::try_from(size).ok()?.checked_add(pair[0]?)?.checked_add(pair[1]?));
+        *slot = match grown {
+            Some(size) if size < 0 => reject!("paddings {pads:?} leave nothing"),
+            size => size.map(|size| size as u64),
+        };
+    }
+    let strides = super::convolution::laid_out(&sizes, super::convolution::channels_last(input));
+    Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, sizes) }))
+}
+
+/// `repeat`, `tile`.
+pub fn repeat(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let sizes = shape(input)?;
+    let mut times = call.ints("repeats").or_else(|| call.ints("dims")).known()?;
+    while call.name == "tile" && times.len() < sizes.len() {
+        times.insert(0, Some(1));
+    }
+    let Some(extra) = times.len().checked_sub(sizes.len()) else {
+        reject!("{} repetitions of {}", times.len(), show_shape(sizes));
+    };
+    let repeated = times.iter().enumerate().map(|(position, times)| {
+        let own = position.checked_sub(extra).map_or(Some(1), |at| sizes[at]);
+        own.and_then(|own| own.checked_mul(u64::try_from((*times)?).ok()?))
+    });
+    fresh_fact(input.dtype, repeated.collect())
+}
+
+/// `repeat_interleave`.
+pub fn repeat_interleave(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    if call.get("self").is_none() {
+        let length = call.int("output_size").and_then(|n| u64::try_from(n).ok());
+        return fresh_fact(Some(DType::Int64), Shape::from_slice(&[length]));
+    }
+    let mut sizes = shape(input)?.clone();
+    let times = call.int("repeats").and_then(|times| u64::try_from(times).ok());
+    if !call.has("dim") {
+        sizes = Shape::from_slice(&[input.elements()]);
+    }
+    let dim = if call.has("dim") { call.dim("dim", sizes.len())? } else { 0 };
+    let asked = call.int("output_size").and_then(|n| u64::try_from(n).ok());
+    if let Some(slot) = sizes.get_mut(dim) {
+        *slot = asked.or_else(|| slot.and_then(|size| size.checked_mul(times?)));
+    }
+    fresh_fact(input.dtype, sizes)
+}
+
+/// `meshgrid`, `broadcast_tensors`.
+pub fn meshgrid(call: &Call<'_>) -> Result {
+    let all = call.at(0).tensors();
+    if call.name == "broadcast_tensors" {
+        let shapes: Vec<&Shape> = all.iter().map(|t| shape(t)).collect::<Result<_>>()?;
+        let sizes = broadcast(&shapes)?;
+        let each = all.iter().map(|t| Fact::Tensor(super::call::view(t, sizes.clone(), None)));
+        return Ok(Fact::List(each.collect()));
+    }
+    let mut sizes: Shape = all.iter().map(|t| t.elements()).collect();
+    let mut strides: Vec<Vec<u64>> =
+        (0..all.len()).map(|at| (0..all.len()).map(|dim| u64::from(dim == at)).collect()).collect();
+    if matches!(call.get("indexing"), Some(Fact::Str(mode)) if mode == "xy") && sizes.len() > 1 {
+        sizes.swap(0, 1);
+        strides.iter_mut().for_each(|strides| strides.swap(0, 1));
+    }
+    let each = all.iter().zip(strides).map(|(t, strides)| {
+        Fact::Tensor(super::call::view(t, sizes.clone(), Some(strides.into_iter().collect())))
+    });
+    Ok(Fact::List(each.collect()))
+}
+
+/// `one_hot`.
+pub fn one_hot(call: &Call<'_>) -> Result {
+    let mut sizes = shape(call.first()?)?.clone();
+    sizes.push(call.int("num_classes").and_then(|classes| u64::try_from(classes).ok()));
+    fresh_fact(Some(DType::Int64), sizes)
+}
+
+/// `searchsorted`, `bucketize`: positions for each value.
+pub fn search(call: &Call<'_>) -> Result {
+    let value = call.get("self").and_then(Fact::tensor).known()?;
+    let dtype = if call.flag("out_int32") == Some(true) { DType::Int32 } else { DType::Int64 };
+    fresh_fact(Some(dtype), shape(value)?.clone())
+}
+
+/// `diag`, `diag_embed`.
+pub fn diagonal_matrix(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let offset = call.int("diagonal").or(call.int("offset")).unwrap_or(0).unsigned_abs();
+    match (call.name, sizes.as_slice()) {
+        ("diag", [rows, columns]) => {
+            let length = match (rows, columns) {
+                (Some(rows), Some(columns)) => Some((*rows).min(*columns).saturating_sub(offset)),
+                _ => None,
+            };
+            fresh_fact(input.dtype, Shape::from_slice(&[length]))
+        }
+        (_, [.., last]) => {
+            let side = last.map(|last| last.saturating_add(offset));
+            sizes.pop();
+            sizes.extend([side, side]);
+            fresh_fact(input.dtype, sizes)
+        }
+        _ => Err(Stop::Unknown),
+    }
+}
+
+/// `tensordot`: the dimensions that are left.
+pub fn tensordot(call: &Call<'_>) -> Result {
+    let (a, b) = (call.tensor("self")?, call.tensor("other")?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    let (over_a, over_b) = (call.dims("dims_self", x.len())?, call.dims("dims_other", y.len())?);
+    let left = |sizes: &Shape, over: &[usize]| -> Vec<Dim> {
+        sizes.iter().enumerate().filter(|(at, _)| !over.contains(at)).map(|(_, size)| *size).collect()
+    };
+    fresh_fact(a.dtype, left(x, &over_a).into_iter().chain(left(y, &over_b)).collect())
+}
+
+/// Fourier transforms: complex, or real again, over one, two or `dim` dimensions.
+pub fn fourier(call: &Call<'_>) -> Result {
+    use DType::{Complex64, Complex128, Float32, Float64};
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let is_double = matches!(input.dtype.known()?, Float64 | Complex128);
+    let dims = match call.get("dim") {
+        Some(Fact::List(_) | Fact::Int(_)) => call.dims("dim", sizes.len())?,
+        _ => (0..sizes.len()).collect(),
+    };
+    let asked = call.get("s").or(call.get("n")).and_then(integers);
+    if let Some(asked) = &asked {
+        for (dim, size) in dims.iter().zip(asked) {
+            sizes[*dim] = size.and_then(|size| u64::try_from(size).ok());
+        }
+    }
+    let last = *dims.last().known()?;
+    let dtype = match call.name {
+        "fft_rfft" | "fft_rfft2" | "fft_rfftn" => {
+            sizes[last] = sizes[last].map(|size| size / 2 + 1);
+            if is_double { Complex128 } else { Complex64 }
+        }
+        "fft_irfft" | "fft_irfft2" | "fft_irfftn" => {
+            if asked.is_none() {
+                sizes[last] = sizes[last].map(|size| 2 * size.saturating_sub(1));
+            }
+            if is_double { Float64 } else { Float32 }
+        }
+        _ if is_double => Complex128,
+        _ => Complex64,
+    };
+    fresh_fact(Some(dtype), sizes)
+}
+
+/// `_weight_norm`: the direction's sizes.
+pub fn weight_norm(call: &Call<'_>) -> Result {
+    let direction = call.first()?;
+    let result = Fact::Tensor(fresh(direction.dtype, shape(direction)?.clone()));
+    match call.n_outputs {
+        2 => Ok(Fact::List(vec![result, Fact::Tensor(call.at(1).tensor().known()?.clone())])),
+        _ => Ok(result),
+    }
+}
+
+/// `zeros`, `ones`, `full`, `rand`, `empty`, `new_*`.
+pub fn create(call: &Call<'_>) -> Result {
+    let sizes = call.ints("size").known()?;
+    let sizes = sizes.into_iter().map(|size| size.and_then(|size| u64::try_from(size).ok()));
+    let like = if call.name.starts_with("new_") { call.first()?.dtype } else { None };
+    let filled = match call.get("fill_value") {
+        Some(Fact::Int(_)) if call.name == "full" => Some(DType::Int64),
+        Some(Fact::Bool(_)) if call.name == "full" => Some(DType::Bool),
+        _ => None,
+    };
+    let default = match call.name {
+        "randint" | "randperm" => DType::Int64,
+        _ => DType::Float32,
+    };
+    fresh_fact(call.dtype("dtype")?.or(like).or(filled).or(Some(default)), sizes.collect())
+}
+
+/// `zeros_like`, `rand_like` and their like.
+pub fn create_like(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let dtype = call.dtype("dtype")?.or(input.dtype);
+    Ok(Fact::Tensor(super::elementwise::like(input, dtype)))
+}
+
+/// `arange`, `linspace`, `eye`, `triu_indices`, `randperm`, window functions.
+pub fn sequence(call: &Call<'_>) -> Result {
+    let asked = call.dtype("dtype")?;
+    let natural = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok());
+    let vector = |length: Dim, dtype: DType| fresh_fact(asked.or(Some(dtype)), Shape::from_slice(&[length]));
+    match call.name {
+        "arange" | "range" => {
+            let get = |name: &str, default: f64| match call.get(name) {
+                None | Some(Fact::None) => Some(default),
+                Some(_) => call.float(name),
+            };
+            let bounds = ["start", "end", "step"].map(|name| call.get(name));
+            let is_float = bounds.iter().flatten().any(|fact| match fact {
+                Fact::Float(_) => true,
+                Fact::Tensor(tensor) => tensor.dtype.is_some_and(super::elementwise::is_float),
+                _ => false,
+            });
+            let length = match (get("start", 0.0), get("end", 0.0), get("step", 1.0)) {
+                (Some(start), Some(end), Some(step)) if step != 0.0 => {
+                    let length = ((end - start) / step).ceil();
+                    if !(0.0..1e15).contains(&length) {
+                        reject!("a range from {start} to {end} by {step}");
+                    }
+                    Some(length as u64)
+                }
+                _ => None,
+            };
+            vector(length, if is_float { DType::Float32 } else { DType::Int64 })
+        }
+        "linspace" | "logspace" => vector(natural(call.int("steps")), DType::Float32),
+        "randperm" => vector(natural(call.int("n")), DType::Int64),
+        "eye" => {
+            let rows = natural(call.int("n"));
+            let columns = if call.has("m") { natural(call.int("m")) } else { rows };
+            fresh_fact(asked.or(Some(DType::Float32)), Shape::from_slice(&[rows, columns]))
+        }
+        "tril_indices" | "triu_indices" => {
+            let (row, col) = (call.int("row").known()?, call.int("col").known()?);
+            let offset = call.int("offset").known()?;
+            if !(0..=1 << 20).contains(&row) || col < 0 {
+                return Err(Stop::Unknown);
+            }
+            let below = |at: i64| at.saturating_add(offset).saturating_add(1).clamp(0, col);
+            let lower = (0..row).fold(0_i64, |sum, at| sum.saturating_add(below(at)));
+            let upper_offset = offset.saturating_sub(1);
+            let above = |at: i64| at.saturating_add(upper_offset).saturating_add(1).clamp(0, col);
+            let upper = (0..row).fold(0_i64, |sum, at| sum.saturating_add(col - above(at)));
+            let length = if call.name == "tril_indices" { lower } else { upper };
+            fresh_fact(asked.or(Some(DType::Int64)), Shape::from_slice(&[Some(2), natural(Some(length))]))
+        }
+        _ => vector(natural(call.int("window_length")), DType::Float32),
+    }
+}
+
+/// `multinomial`: drawn positions.
+pub fn multinomial(call: &Call<'_>) -> Result {
+    let mut sizes = shape(call.first()?)?.clone();
+    *sizes.last_mut().known()? = call.int("num_samples").and_then(|n| u64::try_from(n).ok());
+    fresh_fact(Some(DType::Int64), sizes)
+}
+
+/// `roll`, `flip`, `tril`: moved within the same sizes; strides kept where dense.
+pub fn moved(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    for name in ["dims", "dim"] {
+        if let Some(Fact::List(dims)) = call.get(name) {
+            for dim in dims.iter().filter_map(integer) {
+                wrap(dim, shape(input)?.len())?;
+            }
+        }
+    }
+    Ok(Fact::Tensor(super::elementwise::like(input, input.dtype)))
+}
+
+/// `diff`: one fewer for each round, more with what is put before and after.
+pub fn difference(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let dim = call.dim("dim", sizes.len())?;
+    let rounds = call.int("n").and_then(|n| u64::try_from(n).ok()).known()?;
+    let Some(slot) = sizes.get_mut(dim) else { reject!("the differences of a tensor without dimensions") };
+    for name in ["prepend", "append"] {
+        if call.has(name) {
+            let more = shape(call.tensor(name)?)?.get(dim).copied().flatten();
+            *slot = slot.and_then(|size| size.checked_add(more?));
+        }
+    }
+    *slot = slot.map(|size| size.saturating_sub(rounds));
+    let dtype = if input.dtype == Some(DType::Bool) { Some(DType::Bool) } else { input.dtype };
+    fresh_fact(dtype, sizes)
+}
+
+/// `histc`: one count for each bin.
+pub fn histogram(call: &Call<'_>) -> Result {
+    let bins = call.int("bins").and_then(|bins| u64::try_from(bins).ok());
+    fresh_fact(call.first()?.dtype, Shape::from_slice(&[bins]))
+}

@@ -1,0 +1,368 @@
+//! Elementwise operators: sizes broadcast, dtypes promote, strides follow the operands' as in torch's `TensorIterator`.
+
+use smallvec::SmallVec;
+use tracer::DType;
+
+use super::{
+    call::{Call, Result, contiguous_strides, fresh, integer, reject, shape},
+    number,
+};
+use crate::fact::{Fact, Number, Shape, TensorFact, show_shape};
+
+/// The result has the operand's dtype.
+pub fn unary(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let number = match call.name {
+        "clamp" | "clip" | "clamp_min" | "clamp_max" => {
+            input.number.and_then(|value| number::clamped(call, value))
+        }
+        name => input.number.and_then(|value| number::unary_number(name, value)),
+    };
+    Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype) }))
+}
+
+/// Integers become floats.
+pub fn unary_float(call: &Call<'_>) -> Result {
+    if call.first().is_err() {
+        return number::fold(call);
+    }
+    let input = call.first()?;
+    let number = input.number.and_then(|value| number::unary_number(call.name, value));
+    Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype.map(float_of)) }))
+}
+
+/// The result is boolean.
+pub fn unary_bool(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    Ok(Fact::Tensor(like(input, Some(DType::Bool))))
+}
+
+/// The magnitude of a complex number is real.
+pub fn absolute(call: &Call<'_>) -> Result {
+    if call.first().is_err() {
+        return number::fold(call);
+    }
+    let input = call.first()?;
+    let number = input.number.and_then(|value| number::unary_number(call.name, value));
+    Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype.map(real_of)) }))
+}
+
+/// Soft-maxima and running sums: same sizes, `dtype` as asked.
+pub fn same_with_dtype(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let asked = call.dtype("dtype")?;
+    let is_sum = matches!(call.name, "cumsum" | "cumprod");
+    let dtype = asked.or(match input.dtype {
+        Some(dtype) if is_sum && !is_float(dtype) && !is_complex(dtype) => Some(DType::Int64),
+        dtype => dtype,
+    });
+    Ok(Fact::Tensor(fresh(dtype, shape(input)?.clone())))
+}
+
+/// Two or more operands, one result, promoted.
+pub fn promoting(call: &Call<'_>) -> Result {
+    if call.tensors().is_empty() {
+        return number::fold(call);
+    }
+    let known = (call.len() >= 2).then(|| number::binary_number(call.name, call.at(0), call.at(1))).flatten();
+    let operands = operands(call);
+    let dtype = match call.name {
+        "where" => promote(&operands.iter().skip(1).copied().collect::<Vec<_>>()),
+        _ => promote(&operands),
+    };
+    Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, dtype)? }))
+}
+
+/// Division: integers become floats unless a rounding mode keeps them.
+pub fn dividing(call: &Call<'_>) -> Result {
+    if call.tensors().is_empty() {
+        return number::fold(call);
+    }
+    let dtype = promote(&operands(call));
+    let is_rounded = call.has("rounding_mode");
+    let known = number::divide(call);
+    let result = combine(call, if is_rounded { dtype } else { dtype.map(float_of) })?;
+    Ok(Fact::Tensor(TensorFact { number: known, ..result }))
+}
+
+/// Comparisons and logic: the result is boolean.
+pub fn comparing(call: &Call<'_>) -> Result {
+    if call.tensors().is_empty() {
+        return number::fold(call);
+    }
+    let known = number::binary_number(call.name, call.at(0), call.at(1));
+    Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, Some(DType::Bool))? }))
+}
+
+/// The result has the first operand's dtype and the broadcast sizes.
+pub fn keeping(call: &Call<'_>) -> Result {
+    let dtype = call.first()?.dtype;
+    Ok(Fact::Tensor(combine(call, dtype)?))
+}
+
+/// Losses: one number unless `reduction` is 0.
+pub fn loss(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    if call.int("reduction") != Some(0) {
+        return Ok(Fact::Tensor(fresh(input.dtype, Shape::new())));
+    }
+    match call.name {
+        "cross_entropy_loss" | "nll_loss" | "nll_loss_nd" | "nll_loss2d" => {
+            let sizes = shape(input)?;
+            let mut kept = sizes.clone();
+            kept.remove(usize::from(sizes.len() > 1));
+            Ok(Fact::Tensor(fresh(input.dtype, kept)))
+        }
+        _ => Ok(Fact::Tensor(combine(call, input.dtype)?)),
+    }
+}
+
+/// `glu`: half the size of one dimension.
+pub fn halving(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let dim = call.dim("dim", sizes.len())?;
+    match sizes.get_mut(dim) {
+        Some(size) => *size = size.map(|size| size / 2),
+        None => reject!("a tensor without dimensions cannot be halved"),
+    }
+    Ok(Fact::Tensor(fresh(input.dtype, sizes)))
+}
+
+/// An operand's part in type promotion.
+#[derive(Clone, Copy)]
+enum Rank {
+    WrappedNumber,
+    NoDimensions,
+    Dimensions,
+}
+
+fn operands(call: &Call<'_>) -> SmallVec<[(Option<DType>, Rank); 4]> {
+    let takes_part = |(position, fact): (usize, &Fact)| match fact {
+        Fact::Tensor(tensor) => {
+            let rank = match &tensor.shape {
+                _ if tensor.is_wrapped_number => Rank::WrappedNumber,
+                Some(shape) if shape.is_empty() => Rank::NoDimensions,
+                _ => Rank::Dimensions,
+            };
+            Some((tensor.dtype, rank))
+        }
+        // `alpha` and `rounding_mode` come later and take no part.
+        _ if position > 1 && call.name != "where" => None,
+        Fact::Int(_) => Some((Some(DType::Int64), Rank::WrappedNumber)),
+        Fact::Float(_) => Some((Some(DType::Float32), Rank::WrappedNumber)),
+        Fact::Bool(_) => Some((Some(DType::Bool), Rank::WrappedNumber)),
+        _ => None,
+    };
+    call.facts().enumerate().filter_map(takes_part).collect()
+}
+
+/// Returns the dtype of a result: tensors with dimensions first, then those without, then plain numbers; a later rank
+/// counts only when its kind (bool, integer, float, complex) is higher.
+fn promote(operands: &[(Option<DType>, Rank)]) -> Option<DType> {
+    let mut by_rank: [Option<DType>; 3] = [None; 3];
+    for (dtype, rank) in operands {
+        let dtype = (*dtype)?;
+        let slot = &mut by_rank[2 - *rank as usize];
+        *slot = Some(slot.map_or(dtype, |other| promote_pair(other, dtype)));
+    }
+    by_rank.into_iter().flatten().reduce(|result, next| match kind(next) > kind(result) {
+        true if is_complex(next) && is_float(result) => promote_pair(next, result),
+        true => next,
+        false => result,
+    })
+}
+
+/// Returns the smallest dtype that holds both.
+pub fn promote_pair(a: DType, b: DType) -> DType {
+    use DType::{BFloat16, Complex64, Complex128, Float16, Float32, Float64, Int16, UInt8};
+    if a == b {
+        return a;
+    }
+    match (kind(a), kind(b)) {
+        (x, y) if x < y && y == 3 && a == Float64 && b == Complex64 => Complex128,
+        (x, y) if x < y => b,
+        (x, y) if x > y => promote_pair(b, a),
+        _ => match (a, b) {
+            (Float16, BFloat16) | (BFloat16, Float16) => Float32,
+            // An unsigned byte and a signed one need sixteen bits; other unsigned types do not mix.
+            (UInt8, DType::Int8) | (DType::Int8, UInt8) => Int16,
+            _ if width(a) >= width(b) => a,
+            _ => b,
+        },
+    }
+}
+
+fn width(dtype: DType) -> u64 {
+    crate::fact::size_of_dtype(dtype)
+}
+
+fn kind(dtype: DType) -> u8 {
+    match dtype {
+        DType::Bool => 0,
+        _ if is_complex(dtype) => 3,
+        _ if is_float(dtype) => 2,
+        _ => 1,
+    }
+}
+
+/// Tells whether a dtype is a floating-point one.
+pub fn is_float(dtype: DType) -> bool {
+    use DType::{BFloat16, Float8E4M3, Float8E5M2, Float16, Float32, Float64};
+    matches!(dtype, Float64 | Float32 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2)
+}
+
+/// Tells whether a dtype is a complex one.
+pub fn is_complex(dtype: DType) -> bool {
+    matches!(dtype, DType::Complex64 | DType::Complex128)
+}
+
+/// Returns the dtype of a result that cannot be an integer.
+pub fn float_of(dtype: DType) -> DType {
+    if is_float(dtype) || is_complex(dtype) { dtype } else { DType::Float32 }
+}
+
+fn real_of(dtype: DType) -> DType {
+    match dtype {
+        DType::Complex64 => DType::Float32,
+        DType::Complex128 => DType::Float64,
+        other => other,
+    }
+}
+
+/// Makes the broadcast result of every tensor among the arguments.
+fn combine(call: &Call<'_>, dtype: Option<DType>) -> Result<TensorFact> {
+    let tensors = call.tensors();
+    let shapes: SmallVec<[&Shape; 4]> = tensors.iter().map(|t| shape(t)).collect::<Result<_>>()?;
+    let sizes = broadcast(&shapes)?;
+    if call.is_in_place && shapes[0] != &sizes && call.first().is_ok() {
+        reject!("the result {} does not fit into {}", show_shape(&sizes), show_shape(shapes[0]));
+    }
+    let strides = combined_strides(&tensors, &sizes);
+    let is_wrapped_number = tensors.iter().all(|t| t.is_wrapped_number);
+    Ok(TensorFact { dtype, shape: Some(sizes), strides, is_wrapped_number, ..TensorFact::default() })
+}
+
+/// Returns a tensor of the same sizes, keeping strides when the operand is dense.
+pub fn like(input: &TensorFact, dtype: Option<DType>) -> TensorFact {
+    let strides = input.shape.as_ref().and_then(|sizes| combined_strides(&[input], sizes));
+    TensorFact { dtype, shape: input.shape.clone(), strides, ..TensorFact::default() }
+}
+
+/// Broadcasts sizes.
+pub fn broadcast(shapes: &[&Shape]) -> Result<Shape> {
+    let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
+    let mut result: Shape = SmallVec::from_elem(Some(1), rank);
+    for shape in shapes {
+        let offset = rank - shape.len();
+        for (position, dim) in shape.iter().enumerate() {
+            let slot = &mut result[offset + position];
+            *slot = match (*slot, *dim) {
+                (a, Some(1)) => a,
+                (Some(1), b) => b,
+                (None, b) => b,
+                (a, None) => a,
+                (Some(a), Some(b)) if a == b => Some(a),
+                (Some(a), Some(b)) => reject!(
+                    "sizes {a} and {b} do not broadcast: {}",
+                    shapes.iter().map(|shape| show_shape(shape)).collect::<Vec<_>>().join(" with ")
+                ),
+            };
+        }
+    }
+    Ok(result)
+}
+
+/// Returns the strides of a `TensorIterator`'s result: dimensions in the order of the operands' strides.
+fn combined_strides(tensors: &[&TensorFact], sizes: &Shape) -> Option<SmallVec<[u64; 4]>> {
+    let rank = sizes.len();
+    let known: SmallVec<[u64; 4]> = sizes.iter().copied().collect::<Option<_>>()?;
+    let mut operands: SmallVec<[SmallVec<[u64; 4]>; 4]> = SmallVec::new();
+    for tensor in tensors {
+        let (own, strides) = (tensor.shape.as_ref()?, tensor.strides.as_ref()?);
+        let offset = rank - own.len();
+        // A broadcast dimension has stride 0 and decides nothing.
+        let spread = (0..rank).map(|dim| match dim.checked_sub(offset) {
+            Some(at) if own[at] == Some(1) && known[dim] != 1 => 0,
+            Some(at) => strides[at],
+            None => 0,
+        });
+        operands.push(spread.collect());
+    }
+    if operands
+        .iter()
+        .zip(tensors)
+        .all(|(_, tensor)| tensor.shape.as_ref() == Some(sizes) && tensor.is_contiguous() == Some(true))
+    {
+        return contiguous_strides(sizes);
+    }
+    // Insertion sort from the innermost dimension outwards, as torch's `reorder_dimensions` does.
+    let mut order: SmallVec<[usize; 4]> = (0..rank).rev().collect();
+    let compare = |inner: usize, outer: usize| -> i32 {
+        for strides in &operands {
+            let (a, b) = (strides[inner], strides[outer]);
+            if a == 0 || b == 0 {
+                continue;
+            }
+            if a != b {
+                return if a < b { -1 } else { 1 };
+            }
+            if known[inner] > known[outer] {
+                return 1;
+            }
+        }
+        0
+    };
+    for i in 1..rank {
+        let mut at = i;
+        for j in (0..i).rev() {
+            match compare(order[j], order[at]) {
+                1.. => {
+                    order.swap(j, at);
+                    at = j;
+                }
+                0 => {}
+                _ => break,
+            }
+        }
+    }
+    let mut strides: SmallVec<[u64; 4]> = SmallVec::from_elem(1, rank);
+    let mut stride = 1_u64;
+    for dim in order {
+        strides[dim] = stride;
+        stride = stride.saturating_mul(known[dim].max(1));
+    }
+    Some(strides)
+}
+
+/// `type_as`, `to`, `float`, `half`, `bfloat16`, `double`, `int`, `long`, `bool`: the same tensor when nothing changes.
+pub fn cast(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let asked = match call.name {
+        "float" => Some(DType::Float32),
+        "half" => Some(DType::Float16),
+        "bfloat16" => Some(DType::BFloat16),
+        "double" => Some(DType::Float64),
+        "long" => Some(DType::Int64),
+        "int" => Some(DType::Int32),
+        "short" => Some(DType::Int16),
+        "bool" => Some(DType::Bool),
+        "type_as" | "to" if call.has("other") => call.tensor("other")?.dtype,
+        "_to_copy" | "to" | "type" | "_autocast_to_reduced_precision" | "_autocast_to_full_precision" => {
+            call.dtype("dtype")?.or(input.dtype)
+        }
+        _ => input.dtype,
+    };
+    let is_copy = call.flag("copy").unwrap_or(false) || call.name == "_to_copy";
+    if asked == input.dtype && !is_copy {
+        return Ok(Fact::Tensor(input.clone()));
+    }
+    let number = match (input.number, asked) {
+        (Some(value), Some(dtype)) if is_float(dtype) => Some(Number::Float(super::call::as_float(value))),
+        (Some(_), Some(DType::Int64 | DType::Int32)) => number::truncated(call.at(0)).map(Number::Int),
+        _ => None,
+    };
+    let integer = integer(call.at(0)).map(Number::Int);
+    let number = number.or(integer.filter(|_| asked == Some(DType::Int64)));
+    Ok(Fact::Tensor(TensorFact { number, ..like(input, asked) }))
+}

@@ -1,0 +1,281 @@
+//! Matrix products and everything built of them.
+
+use std::collections::BTreeMap;
+
+use super::{
+    call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
+    elementwise::{broadcast, float_of},
+};
+use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+/// Checks that two sizes that must be equal are, as far as known, and returns what is known.
+pub fn agree(a: Dim, b: Dim, what: impl FnOnce() -> String) -> Result<Dim> {
+    match (a, b) {
+        (Some(x), Some(y)) if x != y => reject!("{}: {x} against {y}", what()),
+        (None, known) | (known, _) => Ok(known),
+    }
+}
+
+/// `linear`: the last dimension is replaced.
+pub fn linear(call: &Call<'_>) -> Result {
+    let (input, weight) = (call.tensor("input")?, call.tensor("weight")?);
+    let mut sizes = shape(input)?.clone();
+    let w = shape(weight)?;
+    let (Some(last), true) = (sizes.last().copied(), (1..=2).contains(&w.len())) else {
+        reject!("{} with a weight of {}", show_shape(&sizes), show_shape(w));
+    };
+    let in_features = w[w.len() - 1];
+    agree(last, in_features, || {
+        format!("the last size of {} is not the weight's {}", show_shape(&sizes), show_shape(w))
+    })?;
+    match w.len() {
+        2 => *sizes.last_mut().known()? = w[0],
+        _ => {
+            sizes.pop();
+        }
+    }
+    fresh_fact(input.dtype, sizes)
+}
+
+/// `matmul`: vectors, matrices and batches of them.
+pub fn matmul(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    fresh_fact(a.dtype, product(shape(a)?, shape(b)?)?)
+}
+
+/// Returns the sizes of `a @ b`.
+fn product(a: &Shape, b: &Shape) -> Result<Shape> {
+    if a.is_empty() || b.is_empty() {
+        reject!("a product needs dimensions: {} with {}", show_shape(a), show_shape(b));
+    }
+    let inner_b = if b.len() == 1 { b[0] } else { b[b.len() - 2] };
+    agree(a[a.len() - 1], inner_b, || {
+        format!("inner sizes of {} and {} differ", show_shape(a), show_shape(b))
+    })?;
+    let batch = |shape: &Shape| Shape::from_slice(&shape[..shape.len().saturating_sub(2)]);
+    let mut result = broadcast(&[&batch(a), &batch(b)])?;
+    if a.len() > 1 {
+        result.push(a[a.len() - 2]);
+    }
+    if b.len() > 1 {
+        result.push(b[b.len() - 1]);
+    }
+    Ok(result)
+}
+
+/// `mm`, `bmm`, `mv`, `dot`: exact ranks.
+pub fn exact(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    let ranks = match call.name {
+        "mm" | "_int_mm" => (2, 2),
+        "bmm" => (3, 3),
+        "mv" => (2, 1),
+        _ => (1, 1),
+    };
+    if (x.len(), y.len()) != ranks {
+        reject!(
+            "{} needs {} and {} dimensions: {} with {}",
+            call.name,
+            ranks.0,
+            ranks.1,
+            show_shape(x),
+            show_shape(y)
+        );
+    }
+    if call.name == "bmm" {
+        agree(x[0], y[0], || format!("batches of {} and {} differ", show_shape(x), show_shape(y)))?;
+    }
+    fresh_fact(a.dtype, product(x, y)?)
+}
+
+/// `addmm`, `baddbmm`, `addmv`, `addbmm`, `addr`: a product added to something.
+pub fn adding(call: &Call<'_>) -> Result {
+    let added = call.at(0).tensor().known()?;
+    let (a, b) = (call.at(1).tensor().known()?, call.at(2).tensor().known()?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    let product = match call.name {
+        "addr" | "outer" => Shape::from_slice(&[x[0], y[0]]),
+        "addbmm" => {
+            let mut sizes = product(x, y)?;
+            sizes.remove(0);
+            sizes
+        }
+        _ => product(x, y)?,
+    };
+    broadcast(&[&product, shape(added)?])?;
+    fresh_fact(a.dtype, product)
+}
+
+/// `outer`, `ger`.
+pub fn outer(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    fresh_fact(a.dtype, shape(a)?.iter().chain(shape(b)?).copied().collect())
+}
+
+/// `einsum`: sizes by letter.
+pub fn einsum(call: &Call<'_>) -> Result {
+    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
+    else {
+        return Err(super::call::Stop::Unknown);
+    };
+    let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
+    let parsed = Einsum::parse(equation, &tensors)?;
+    fresh_fact(tensors.first().known()?.dtype, parsed.result(&parsed.output))
+}
+
+/// An einsum equation with its sizes.
+pub struct Einsum {
+    /// Letters of each operand; an ellipsis stands as capital-like private letters.
+    pub operands: Vec<Vec<char>>,
+    /// Letters of the result.
+    pub output: Vec<char>,
+    /// Size of each letter.
+    pub sizes: BTreeMap<char, Dim>,
+}
+
+impl Einsum {
+    /// Parses an equation for operands whose ranks are known.
+    pub fn parse(equation: &str, tensors: &[&TensorFact]) -> Result<Self> {
+        let text: String = equation.chars().filter(|letter| !letter.is_whitespace()).collect();
+        let (left, right) = match text.split_once("->") {
+            Some((left, right)) => (left.to_string(), Some(right.to_string())),
+            None => (text, None),
+        };
+        let terms: Vec<&str> = left.split(',').collect();
+        if terms.len() != tensors.len() {
+            reject!("equation {equation:?} names {} operands, {} are given", terms.len(), tensors.len());
+        }
+        let mut sizes: BTreeMap<char, Dim> = BTreeMap::new();
+        let mut operands = Vec::new();
+        let mut longest = 0;
+        for (term, tensor) in terms.iter().zip(tensors) {
+            let dims = shape(tensor)?;
+            let letters = term.replace("...", "").chars().count();
+            let Some(extra) = dims.len().checked_sub(letters) else {
+                reject!("term {term:?} of equation {equation:?} against {}", show_shape(dims));
+            };
+            if !term.contains("...") && extra != 0 {
+                reject!("term {term:?} of equation {equation:?} against {}", show_shape(dims));
+            }
+            longest = longest.max(extra);
+            let expanded = expand(term, extra);
+            for (letter, dim) in expanded.iter().zip(dims) {
+                let known = sizes.entry(*letter).or_insert(Some(1));
+                *known = match (*known, *dim) {
+                    (Some(1), dim) => dim,
+                    (known, Some(1)) => known,
+                    (a, b) => agree(a, b, || format!("sizes of {letter:?} in {equation:?} differ"))?,
+                };
+            }
+            operands.push(expanded);
+        }
+        let output = match right {
+            Some(right) => expand(&right, longest),
+            None => {
+                // Without an arrow: the letters that occur once, sorted, after the ellipsis.
+                let count =
+                    |letter: char| operands.iter().flatten().filter(|other| **other == letter).count();
+                let ellipsis = expand("...", longest);
+                let once = sizes.keys().filter(|letter| letter.is_ascii_alphabetic() && count(**letter) == 1);
+                ellipsis.into_iter().chain(once.copied()).collect()
+            }
+        };
+        Ok(Self { operands, output, sizes })
+    }
+
+    /// Returns the sizes of some letters.
+    pub fn result(&self, letters: &[char]) -> Shape {
+        letters.iter().map(|letter| self.sizes.get(letter).copied().flatten()).collect()
+    }
+}
+
+/// Replaces `...` by letters of the private use area, the last dimension first in the alphabet.
+fn expand(term: &str, extra: usize) -> Vec<char> {
+    let private = |at: usize| char::from_u32(0xE000 + at as u32).unwrap_or('\u{F8FF}');
+    match term.split_once("...") {
+        Some((before, after)) => {
+            before.chars().chain((0..extra).rev().map(private)).chain(after.chars()).collect()
+        }
+        None => term.chars().collect(),
+    }
+}
+
+/// `bilinear`.
+pub fn bilinear(call: &Call<'_>) -> Result {
+    let (a, weight) = (call.tensor("input1")?, call.tensor("weight")?);
+    let mut sizes = shape(a)?.clone();
+    *sizes.last_mut().known()? = *shape(weight)?.first().known()?;
+    fresh_fact(a.dtype, sizes)
+}
+
+/// `cdist`: distances between rows.
+pub fn distance(call: &Call<'_>) -> Result {
+    let (a, b) = (call.tensor("x1")?, call.tensor("x2")?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    if x.len() < 2 || y.len() < 2 {
+        reject!("distances between {} and {}", show_shape(x), show_shape(y));
+    }
+    let batch = |sizes: &Shape| Shape::from_slice(&sizes[..sizes.len() - 2]);
+    let mut sizes = broadcast(&[&batch(x), &batch(y)])?;
+    sizes.extend([x[x.len() - 2], y[y.len() - 2]]);
+    fresh_fact(a.dtype.map(float_of), sizes)
+}
+
+/// `scaled_dot_product_attention`: the query's sizes with the value's last one.
+pub fn attention(call: &Call<'_>) -> Result {
+    let (query, key, value) = (call.tensor("query")?, call.tensor("key")?, call.tensor("value")?);
+    let (q, k, v) = (shape(query)?, shape(key)?, shape(value)?);
+    if q.len() < 2 || k.len() < 2 || v.len() < 2 {
+        reject!("attention of {}, {} and {}", show_shape(q), show_shape(k), show_shape(v));
+    }
+    let shown = || format!("attention of {}, {} and {}", show_shape(q), show_shape(k), show_shape(v));
+    agree(q[q.len() - 1], k[k.len() - 1], shown)?;
+    agree(k[k.len() - 2], v[v.len() - 2], shown)?;
+    let mut sizes = q.clone();
+    *sizes.last_mut().known()? = v[v.len() - 1];
+    // The fused CPU kernel writes batch, sequence, head, element.
+    let strides = match sizes.len() {
+        4 => contiguous_strides(&[sizes[0], sizes[2], sizes[1], sizes[3]])
+            .map(|s| [s[0], s[2], s[1], s[3]].into_iter().collect()),
+        _ => contiguous_strides(&sizes),
+    };
+    let result = Fact::Tensor(TensorFact { strides, ..fresh(query.dtype, sizes) });
+    Ok(match call.n_outputs {
+        0 | 1 => result,
+        _ => Fact::List(vec![result]),
+    })
+}
+
+/// `_native_multi_head_attention` and `_transformer_encoder_layer_fwd`: the query's sizes.
+pub fn native_attention(call: &Call<'_>) -> Result {
+    let query = call.first()?;
+    let result = Fact::Tensor(fresh(query.dtype, shape(query)?.clone()));
+    if call.n_outputs < 2 {
+        return Ok(result);
+    }
+    let weights = match (call.tensor("key").and_then(shape), shape(query)?.as_slice()) {
+        _ if call.flag("need_weights") == Some(false) => Fact::Unknown,
+        (Ok(key), [batch, length, _]) if call.flag("average_attn_weights") != Some(false) => {
+            Fact::Tensor(fresh(query.dtype, Shape::from_slice(&[*batch, *length, key[1]])))
+        }
+        _ => Fact::Unknown,
+    };
+    Ok(Fact::List(vec![result, weights]))
+}
+
+/// `_grouped_mm`: rows in groups, each with its own matrix.
+pub fn grouped(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    let groups =
+        call.tensor("offs").and_then(shape).ok().and_then(|offsets| offsets.first().copied().flatten());
+    let sizes = match (x.as_slice(), y.as_slice()) {
+        ([rows, _], [_, _, columns]) => Shape::from_slice(&[*rows, *columns]),
+        ([rows, _], [_, columns]) => Shape::from_slice(&[groups, *rows, *columns]),
+        ([_, rows, _], [_, columns]) => Shape::from_slice(&[*rows, *columns]),
+        ([batch, rows, _], [_, _, columns]) => Shape::from_slice(&[*batch, *rows, *columns]),
+        _ => reject!("grouped products of {} and {}", show_shape(x), show_shape(y)),
+    };
+    fresh_fact(a.dtype, sizes)
+}

@@ -1,0 +1,24 @@
+//! Shapes and dtypes without running anything: one rule for each family of operators.
+//!
+//! A rule sees a [`Call`] (arguments as facts) and returns what comes out. A result whose `storage` is `None` is fresh
+//! memory; one that carries an operand's storage is a view of it.
+
+pub(crate) mod call;
+mod convolution;
+mod copy;
+mod elementwise;
+mod matmul;
+mod norm;
+mod number;
+mod recurrent;
+mod reduce;
+mod table;
+mod view;
+
+pub(crate) use call::{Call, Scope, Stop, contiguous_strides, fresh};
+pub(crate) use convolution::channels_last;
+pub(crate) use elementwise::{broadcast, is_complex, is_float};
+pub(crate) use matmul::Einsum;
+pub(crate) use recurrent::{Factor, recurrence};
+pub(crate) use table::{Rule, rule};
+pub(crate) use view::viewed_strides;

@@ -1,0 +1,69 @@
+//! Norms: the input's sizes; the native forms return statistics beside it.
+
+use super::{
+    call::{Call, Known, Result, fresh, reject, shape},
+    convolution::{channels_last, laid_out},
+    elementwise::like,
+};
+use crate::fact::{Fact, Shape, TensorFact, show_shape};
+
+/// `layer_norm`, `rms_norm`, `group_norm`, `instance_norm`, `batch_norm` and their native forms.
+pub fn norm(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let sizes = shape(input)?;
+    check(call, input)?;
+    let strides = match call.name {
+        "group_norm" | "native_group_norm" | "instance_norm" => laid_out(sizes, channels_last(input)),
+        "batch_norm" | "native_batch_norm" | "_native_batch_norm_legit" => like(input, None).strides,
+        _ => laid_out(sizes, false),
+    };
+    let result = TensorFact { strides, ..fresh(input.dtype, sizes.clone()) };
+    if call.n_outputs < 2 {
+        return Ok(Fact::Tensor(result));
+    }
+    let statistics: Shape = match call.name {
+        "native_layer_norm" => {
+            let inner = call.ints("normalized_shape").known()?.len();
+            let outer = sizes.len().saturating_sub(inner);
+            sizes.iter().enumerate().map(|(at, size)| if at < outer { *size } else { Some(1) }).collect()
+        }
+        "native_group_norm" => {
+            let groups = call.int("group").and_then(|groups| u64::try_from(groups).ok());
+            Shape::from_slice(&[*sizes.first().known()?, groups])
+        }
+        _ if call.flag("training") == Some(false) => Shape::from_slice(&[Some(0)]),
+        _ => Shape::from_slice(&[*sizes.get(1).known()?]),
+    };
+    let statistics = Fact::Tensor(fresh(input.dtype, statistics));
+    Ok(Fact::List(vec![Fact::Tensor(result), statistics.clone(), statistics]))
+}
+
+fn check(call: &Call<'_>, input: &TensorFact) -> Result<()> {
+    let sizes = shape(input)?;
+    if let Some(wanted) = call.ints("normalized_shape") {
+        let start = sizes.len().checked_sub(wanted.len());
+        let fits = start.is_some_and(|start| {
+            sizes[start..].iter().zip(&wanted).all(|(size, want)| match (size, want) {
+                (Some(size), Some(want)) => i64::try_from(*size) == Ok(*want),
+                _ => true,
+            })
+        });
+        if !fits {
+            reject!("the last sizes of {} are not {wanted:?}", show_shape(sizes));
+        }
+        return Ok(());
+    }
+    let channels = ["weight", "running_mean"].iter().find_map(|name| call.tensor(name).ok()?.elements());
+    if let (Some(channels), Some(Some(own))) = (channels, sizes.get(1))
+        && channels != *own
+    {
+        reject!("{} has {own} channels, the parameters have {channels}", show_shape(sizes));
+    }
+    Ok(())
+}
+
+/// `local_response_norm`, `normalize`, `renorm` and others that keep sizes, laid out in order.
+pub fn same_sizes(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    Ok(Fact::Tensor(fresh(input.dtype, shape(input)?.clone())))
+}

@@ -1,0 +1,144 @@
+//! Reductions: sums, means, extrema, norms, sorting.
+
+use tracer::DType;
+
+use super::{
+    call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
+    elementwise::{float_of, is_complex, is_float, promoting},
+};
+use crate::fact::{Fact, Shape, TensorFact};
+
+/// Sums and products: small integers become `int64`.
+pub fn sum(call: &Call<'_>) -> Result {
+    if call.first().is_err() {
+        return super::number::fold(call);
+    }
+    let input = call.first()?;
+    let widened = |dtype| if is_float(dtype) || is_complex(dtype) { dtype } else { DType::Int64 };
+    let dtype = call.dtype("dtype")?.or(input.dtype.map(widened));
+    fresh_fact(dtype, reduced(call, input)?)
+}
+
+/// Means, norms and log-sum-exp: floats.
+pub fn mean(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let dtype = call.dtype("dtype")?.or(input.dtype.map(float_of));
+    fresh_fact(dtype, reduced(call, input)?)
+}
+
+/// `std`, `var` and their pairs with the mean.
+pub fn variance(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let result = Fact::Tensor(fresh(input.dtype, reduced(call, input)?));
+    Ok(match call.name {
+        "var_mean" | "std_mean" => Fact::List(vec![result.clone(), result]),
+        _ => result,
+    })
+}
+
+/// `any`, `all`: booleans.
+pub fn truth(call: &Call<'_>) -> Result {
+    if call.first().is_err() {
+        return Ok(Fact::Bool(None));
+    }
+    let input = call.first()?;
+    let dtype = if input.dtype == Some(DType::UInt8) { DType::UInt8 } else { DType::Bool };
+    fresh_fact(Some(dtype), reduced(call, input)?)
+}
+
+/// `argmax`, `argmin`, `count_nonzero`: indices.
+pub fn position(call: &Call<'_>) -> Result {
+    fresh_fact(Some(DType::Int64), reduced(call, call.first()?)?)
+}
+
+/// `amax`, `amin`: the same dtype.
+pub fn extreme(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    fresh_fact(input.dtype, reduced(call, input)?)
+}
+
+/// `max` and `min` in their three forms, `median`, `mode`, `kthvalue`, `cummax`: values with indices.
+pub fn extreme_with_index(call: &Call<'_>) -> Result {
+    if call.first().is_err() {
+        return super::number::fold(call);
+    }
+    if call.get("other").is_some() {
+        return promoting(call);
+    }
+    let input = call.first()?;
+    if call.get("dim").is_none() {
+        return fresh_fact(input.dtype, Shape::new());
+    }
+    let sizes = match call.name {
+        "cummax" | "cummin" => shape(input)?.clone(),
+        _ => reduced(call, input)?,
+    };
+    let indices = Fact::Tensor(fresh(Some(DType::Int64), sizes.clone()));
+    Ok(Fact::List(vec![Fact::Tensor(fresh(input.dtype, sizes)), indices]))
+}
+
+/// `sort`, `topk`, `msort`, `argsort`.
+pub fn sorting(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    if call.name == "topk" && !sizes.is_empty() {
+        let dim = call.dim("dim", sizes.len())?;
+        let k = call.int("k").and_then(|k| u64::try_from(k).ok());
+        if let (Some(k), Some(size)) = (k, sizes[dim])
+            && k > size
+        {
+            reject!("topk of {k} among {size}");
+        }
+        sizes[dim] = k;
+    }
+    let indices = Fact::Tensor(fresh(Some(DType::Int64), sizes.clone()));
+    Ok(match call.name {
+        "argsort" => indices,
+        "msort" => Fact::Tensor(fresh(input.dtype, sizes)),
+        _ => Fact::List(vec![Fact::Tensor(fresh(input.dtype, sizes)), indices]),
+    })
+}
+
+/// Returns the sizes after reducing over `dim`, keeping ones with `keepdim`.
+fn reduced(call: &Call<'_>, input: &TensorFact) -> Result<Shape> {
+    let sizes = shape(input)?;
+    let dims = call.dims("dim", sizes.len())?;
+    let keep = match call.get("keepdim") {
+        Some(_) => call.flag("keepdim").known()?,
+        None => false,
+    };
+    let result = sizes.iter().enumerate().filter_map(|(position, dim)| match dims.contains(&position) {
+        true => keep.then_some(Some(1)),
+        false => Some(*dim),
+    });
+    Ok(result.collect())
+}
+
+/// `bincount`, `nonzero`, `unique`, `masked_select`: as many as the data says.
+pub fn by_data(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let unknown_length = || Shape::from_slice(&[None]);
+    let list = |dtype| Fact::Tensor(TensorFact { strides: None, ..fresh(dtype, unknown_length()) });
+    Ok(match call.name {
+        "nonzero" | "argwhere" => {
+            let rank = shape(input)?.len() as u64;
+            let sizes = Shape::from_slice(&[None, Some(rank)]);
+            let strides = contiguous_strides(&sizes);
+            Fact::Tensor(TensorFact { strides, ..fresh(Some(DType::Int64), sizes) })
+        }
+        "nonzero_numpy" | "where" => {
+            let rank = shape(input)?.len();
+            Fact::List((0..rank).map(|_| list(Some(DType::Int64))).collect())
+        }
+        "masked_select" => list(input.dtype),
+        "bincount" | "nms" => list(Some(DType::Int64)),
+        "unique" | "_unique" | "_unique2" | "unique_consecutive" => Fact::List(
+            [input.dtype, Some(DType::Int64), Some(DType::Int64)]
+                .into_iter()
+                .take(call.n_outputs.max(1))
+                .map(list)
+                .collect(),
+        ),
+        _ => list(input.dtype),
+    })
+}

@@ -1,0 +1,296 @@
+//! The table: which operators follow which rule.
+
+use std::{collections::HashMap, sync::OnceLock};
+
+use super::{
+    call::{Call, Result},
+    convolution, copy, elementwise, matmul, norm, number, recurrent, reduce, view,
+};
+use crate::model::OperatorClass::{self, *};
+
+/// How an operator is understood.
+#[derive(Clone, Copy)]
+pub struct Rule {
+    /// What it does, roughly.
+    pub class: OperatorClass,
+    /// What comes out.
+    pub infer: Infer,
+}
+
+/// Says what comes out of an operator.
+type Infer = fn(&Call<'_>) -> Result;
+
+/// Names without name space and without the `_` of in-place forms.
+const TABLE: &[(&str, OperatorClass, Infer)] = &[
+    (
+        "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardtanh hardsigmoid softplus softshrink \
+         hardshrink threshold rrelu rrelu_with_noise neg negative positive square sgn sign clamp clip clamp_min \
+         clamp_max clamp_max nan_to_num bitwise_not frac logit log_sigmoid log_normal exponential",
+        Elementwise,
+        elementwise::unary,
+    ),
+    ("floor ceil round trunc fix", Elementwise, number::rounding),
+    ("abs absolute angle", Elementwise, elementwise::absolute),
+    (
+        "sin cos tan exp exp2 log log2 log10 log1p expm1 sqrt rsqrt reciprocal sigmoid tanh erf erfc erfinv sinh cosh \
+         asin acos atan asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh lgamma digamma polygamma \
+         deg2rad rad2deg sinc i0 special_expit special_erf special_log1p special_i0 special_gammaln special_logit \
+         special_expm1 special_sinc special_exp2 special_erfc special_erfinv special_round special_ndtr mvlgamma",
+        Elementwise,
+        elementwise::unary_float,
+    ),
+    ("isnan isinf isfinite isposinf isneginf isreal signbit", Elementwise, elementwise::unary_bool),
+    (
+        "add sub subtract rsub mul multiply remainder fmod floor_divide floordiv maximum minimum fmax fmin pow where \
+         bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ \
+         __rshift__ __iand__ __ior__ __ixor__ gcd lcm hypot copysign nextafter logaddexp logaddexp2 float_power \
+         heaviside xlogy special_xlogy dist addcmul addcdiv lerp cross linalg_cross",
+        Elementwise,
+        elementwise::promoting,
+    ),
+    ("div divide true_divide atan2 arctan2", Elementwise, elementwise::dividing),
+    (
+        "eq ne lt le gt ge equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor \
+         isclose isin",
+        Elementwise,
+        elementwise::comparing,
+    ),
+    ("logical_not", Elementwise, elementwise::unary_bool),
+    ("masked_fill prelu _prelu_kernel copy where_self", Elementwise, elementwise::keeping),
+    ("glu", Elementwise, elementwise::halving),
+    (
+        "to type_as _to_copy type float half bfloat16 double long int short bool cpu cuda \
+         _autocast_to_reduced_precision _autocast_to_full_precision",
+        Copy,
+        elementwise::cast,
+    ),
+    (
+        "softmax log_softmax _softmax _log_softmax softmin special_softmax special_log_softmax _safe_softmax cumsum \
+         cumprod logcumsumexp",
+        Reduce,
+        elementwise::same_with_dtype,
+    ),
+    (
+        "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div \
+         binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss margin_ranking_loss \
+         hinge_embedding_loss poisson_nll_loss cosine_embedding_loss triplet_margin_loss multi_margin_loss \
+         multilabel_margin_loss gaussian_nll_loss ctc_loss",
+        Reduce,
+        elementwise::loss,
+    ),
+    // Reductions.
+    ("sum prod nansum", Reduce, reduce::sum),
+    (
+        "mean nanmean norm linalg_norm linalg_vector_norm frobenius_norm nuclear_norm logsumexp special_logsumexp \
+         cosine_similarity",
+        Reduce,
+        reduce::mean,
+    ),
+    ("var std var_mean std_mean", Reduce, reduce::variance),
+    ("any all", Reduce, reduce::truth),
+    ("argmax argmin count_nonzero", Reduce, reduce::position),
+    ("amax amin", Reduce, reduce::extreme),
+    ("max min median nanmedian mode kthvalue cummax cummin", Reduce, reduce::extreme_with_index),
+    ("sort topk msort argsort", Reduce, reduce::sorting),
+    (
+        "nonzero argwhere nonzero_numpy masked_select bincount unique _unique _unique2 unique_consecutive unique_dim \
+         nms",
+        Reduce,
+        reduce::by_data,
+    ),
+    // Products.
+    ("linear _linear", Matmul, matmul::linear),
+    ("matmul linalg_matmul __matmul__", Matmul, matmul::matmul),
+    ("mm bmm mv dot vdot inner _int_mm linalg_vecdot", Matmul, matmul::exact),
+    ("addmm baddbmm addmv addbmm _addmm_activation", Matmul, matmul::adding),
+    ("outer ger addr", Matmul, matmul::outer),
+    ("einsum", Matmul, matmul::einsum),
+    ("_grouped_mm", Matmul, matmul::grouped),
+    ("histc", Reduce, copy::histogram),
+    ("bilinear", Matmul, matmul::bilinear),
+    ("tensordot", Matmul, copy::tensordot),
+    ("cdist _cdist_forward _euclidean_dist", Matmul, matmul::distance),
+    (
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_attention_math \
+         _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention_for_cpu \
+         _scaled_dot_product_cudnn_attention",
+        Attention,
+        matmul::attention,
+    ),
+    ("_native_multi_head_attention _transformer_encoder_layer_fwd", Attention, matmul::native_attention),
+    // Convolutions, pools, pictures.
+    (
+        "conv1d conv2d conv3d conv_tbc convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d \
+         _convolution_mode thnn_conv2d mkldnn_convolution cudnn_convolution convolution_overrideable slow_conv3d \
+         _conv_depthwise2d conv_depthwise3d",
+        Convolution,
+        convolution::convolution,
+    ),
+    ("deform_conv2d", Convolution, convolution::deformable),
+    (
+        "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool2d_with_indices \
+         max_pool3d_with_indices max_pool1d_with_indices mkldnn_max_pool2d quantized_max_pool2d",
+        Pool,
+        convolution::pool,
+    ),
+    (
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d \
+         adaptive_max_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d",
+        Pool,
+        convolution::adaptive_pool,
+    ),
+    (
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d \
+         upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa \
+         _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d __interpolate interpolate",
+        Pool,
+        convolution::upsample,
+    ),
+    ("pixel_shuffle pixel_unshuffle", Copy, convolution::shuffle),
+    ("channel_shuffle native_channel_shuffle", Copy, norm::same_sizes),
+    ("im2col col2im", Copy, convolution::unfold),
+    ("grid_sampler grid_sampler_2d grid_sampler_3d", Pool, convolution::grid_sample),
+    ("affine_grid_generator", Create, convolution::affine_grid),
+    ("roi_align roi_pool ps_roi_align ps_roi_pool", Pool, convolution::boxes),
+    // Norms.
+    (
+        "batch_norm layer_norm group_norm instance_norm rms_norm _fused_rms_norm native_batch_norm native_layer_norm \
+         native_group_norm _native_batch_norm_legit _batch_norm_impl_index",
+        Norm,
+        norm::norm,
+    ),
+    ("local_response_norm renorm normalize alpha_dropout_", Norm, norm::same_sizes),
+    ("_weight_norm _weight_norm_interface", Norm, copy::weight_norm),
+    // Recurrent.
+    ("lstm gru rnn_tanh rnn_relu", Recurrent, recurrent::recurrent),
+    ("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", Recurrent, recurrent::cell),
+    ("_pack_padded_sequence", Copy, recurrent::pack),
+    ("_pad_packed_sequence", Copy, recurrent::unpack),
+    // Views.
+    ("view reshape view_as _unsafe_view _reshape_alias _view_copy", View, view::reshape),
+    ("reshape_as", View, view::reshape),
+    ("flatten unflatten ravel", View, view::flatten),
+    ("permute transpose t numpy_T mT mH adjoint movedim moveaxis swapaxes swapdims", View, view::permute),
+    ("expand expand_as broadcast_to", View, view::expand),
+    ("squeeze unsqueeze", View, view::squeeze),
+    ("slice narrow", View, view::slice),
+    ("select", View, view::select),
+    ("unbind", View, view::unbind),
+    (
+        "split split_with_sizes chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk \
+         unsafe_split_with_sizes",
+        View,
+        view::split,
+    ),
+    ("contiguous", View, view::contiguous),
+    (
+        "detach alias lift_fresh lift lift_fresh_copy resolve_conj resolve_neg conj set_data data requires_grad",
+        View,
+        view::identity,
+    ),
+    ("as_strided", View, view::as_strided),
+    ("unfold", View, view::windows),
+    ("diagonal linalg_diagonal", View, view::diagonal),
+    ("view_as_real view_as_complex real imag", View, view::complex_parts),
+    ("clone", Copy, view::clone),
+    (
+        "dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout",
+        Elementwise,
+        view::dropout,
+    ),
+    // Joins and look-ups.
+    ("cat concat concatenate hstack vstack row_stack dstack", Copy, copy::cat),
+    ("stack column_stack", Copy, copy::stack),
+    ("index _unsafe_index", Copy, copy::index),
+    ("embedding", Embedding, copy::embedding),
+    ("embedding_bag _embedding_bag", Embedding, copy::embedding_bag),
+    ("gather take_along_dim take", Copy, copy::gather),
+    ("index_select", Copy, copy::index_select),
+    (
+        "scatter scatter_add scatter_reduce index_add index_copy index_fill index_put _index_put_impl index_reduce \
+         masked_scatter put select_scatter slice_scatter diagonal_scatter fill_diagonal",
+        Copy,
+        copy::like_first,
+    ),
+    (
+        "pad constant_pad_nd _pad_circular _pad_enum reflection_pad1d reflection_pad2d reflection_pad3d \
+         replication_pad1d replication_pad2d replication_pad3d",
+        Copy,
+        copy::pad,
+    ),
+    ("repeat tile", Copy, copy::repeat),
+    ("repeat_interleave", Copy, copy::repeat_interleave),
+    ("meshgrid broadcast_tensors", View, copy::meshgrid),
+    ("diff", Elementwise, copy::difference),
+    ("one_hot", Copy, copy::one_hot),
+    ("searchsorted bucketize", Other, copy::search),
+    ("diag diag_embed", Copy, copy::diagonal_matrix),
+    (
+        "fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn \
+         fft_irfftn",
+        Other,
+        copy::fourier,
+    ),
+    ("roll flip fliplr flipud tril triu fft_fftshift fft_ifftshift", Copy, copy::moved),
+    // Fresh tensors.
+    (
+        "zeros ones full rand randn empty empty_strided randint new_zeros new_ones new_full new_empty \
+         new_empty_strided",
+        Create,
+        copy::create,
+    ),
+    (
+        "zeros_like ones_like full_like empty_like rand_like randn_like randint_like bernoulli fill zero uniform \
+         normal random",
+        Create,
+        copy::create_like,
+    ),
+    (
+        "arange range linspace logspace eye randperm tril_indices triu_indices hann_window hamming_window \
+         blackman_window bartlett_window kaiser_window",
+        Create,
+        copy::sequence,
+    ),
+    ("multinomial", Create, copy::multinomial),
+    // Numbers, lists, questions.
+    ("size sizes", Plumbing, number::size),
+    (
+        "dim ndimension numel len dtype layout device requires_grad is_floating_point is_complex stride __is__ \
+         __isnot__ is_cuda is_cpu is_nested is_quantized is_sparse is_mkldnn is_same_size is_contiguous format str \
+         is_scripting is_tracing is_meta is_xpu is_mps",
+        Plumbing,
+        number::question,
+    ),
+    (
+        "Int IntImplicit Float FloatImplicit Bool ScalarImplicit item _local_scalar_dense NumToTensor scalar_tensor \
+         tensor as_tensor",
+        Plumbing,
+        number::convert,
+    ),
+    ("__getitem__ TupleIndex", Plumbing, number::item),
+    ("ListUnpack TupleUnpack", Plumbing, number::first),
+    ("ListConstruct TupleConstruct", Plumbing, number::list),
+    ("DictConstruct", Plumbing, number::dictionary),
+    ("keys values items", Plumbing, number::dictionary_parts),
+    (
+        "list dict annotate unchecked_cast Uninitialized append extend insert _set_item RaiseException warn print Print Constant",
+        Plumbing,
+        number::same,
+    ),
+    ("__not__ __contains__ __round_to_zero_floordiv", Plumbing, number::fold),
+];
+
+/// Finds the rule of an operator by its short, plain name.
+pub fn rule(name: &str) -> Option<Rule> {
+    static INDEX: OnceLock<HashMap<&'static str, Rule>> = OnceLock::new();
+    let index = INDEX.get_or_init(|| {
+        let mut index = HashMap::new();
+        for (names, class, infer) in TABLE {
+            for name in names.split_ascii_whitespace() {
+                index.insert(name, Rule { class: *class, infer: *infer });
+            }
+        }
+        index
+    });
+    index.get(name).copied()
+}

@@ -1,0 +1,345 @@
+//! `ModelGraph`: what the model is made of.
+//!
+//! Numbers carry over from the trace: operator `i` is node `i` of the [`tracer::Program`], block `i` is call
+//! `i`, values and stored tensors keep their ids. Whoever needs the source of a thing goes back to the program.
+//!
+//! Operators stand in execution order, which is a topological order of [`ModelGraph::flow`].
+
+use std::{fmt, ops::Range};
+
+use indexmap::IndexMap;
+use petgraph::graph::DiGraph;
+use tracer::{CallId, Constant, DType, NodeId, Operand, Role, Span, TensorId, ValueId};
+
+use crate::{
+    block::{Block, BlockId},
+    fact::{Fact, StorageId, TensorFact},
+};
+
+/// Index into [`ModelGraph::operators`]; the same number as the trace's node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OperatorId(pub u32);
+
+impl OperatorId {
+    /// Returns the position in the graph's list.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Returns the node of the trace that this operator is.
+    pub fn node(self) -> NodeId {
+        NodeId(self.0)
+    }
+}
+
+/// A model as operators, blocks and the values between them. Built once, never edited.
+#[derive(Clone, Debug, Default)]
+pub struct ModelGraph {
+    /// The root's class name, or the archive's.
+    pub name: String,
+    /// Operators in execution order.
+    pub operators: Vec<Operator>,
+    /// Values by the trace's ids: model inputs and operators' outputs.
+    pub values: Vec<Value>,
+    /// Parameters, buffers and constants by the trace's ids.
+    pub tensors: Vec<StoredTensor>,
+    /// Names that lie in one storage, two or more to a group, in order of first appearance.
+    pub tied: Vec<Vec<TensorId>>,
+    /// Pieces of memory; a view has the storage of what it looks at.
+    pub storages: Vec<Storage>,
+    /// Calls as a tree; the root is first, parents stand before their children.
+    pub blocks: Vec<Block>,
+    /// The model's inputs in order.
+    pub inputs: Vec<ValueId>,
+    /// What the model returns, as written.
+    pub output: Operand,
+    /// The values inside `output`, in order.
+    pub outputs: Vec<ValueId>,
+    /// Who must run before whom; node `i` is operator `i`.
+    pub flow: DiGraph<OperatorId, Flow>,
+    /// Operators that no rule knows, by name.
+    pub unknown: IndexMap<String, UnknownOperator>,
+    /// Operators whose inferred types differ from the recorded ones. The recorded ones were kept.
+    pub disagreements: Vec<Disagreement>,
+}
+
+/// One operator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operator {
+    /// Its number.
+    pub id: OperatorId,
+    /// Qualified name: `aten::conv2d`, `aten::relu_`, `prim::NumToTensor`.
+    pub name: String,
+    /// What it does, roughly.
+    pub class: OperatorClass,
+    /// Arguments under their schema's names, defaults filled in.
+    /// Names are `0`, `1`, … when the operator is in no schema.
+    pub arguments: Vec<Argument>,
+    /// Values it makes.
+    pub outputs: Vec<ValueId>,
+    /// Values it reads, in order of appearance, each once.
+    pub inputs: Vec<ValueId>,
+    /// Parameters, buffers and constants it reads, in order of appearance, each once.
+    pub tensors: Vec<TensorId>,
+    /// The innermost block it belongs to.
+    pub block: BlockId,
+    /// True when it writes to its first argument in place.
+    pub is_writing: bool,
+    /// Where it is written.
+    pub span: Span,
+}
+
+/// One argument under its schema's name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Argument {
+    /// `self`, `weight`, `stride`, …
+    pub name: std::borrow::Cow<'static, str>,
+    /// What is passed.
+    pub operand: Operand,
+    /// False for a default that the source does not write.
+    pub is_given: bool,
+}
+
+/// Families of operators, as far as costs and pictures care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OperatorClass {
+    /// Integers, lists and sizes: no tensor of weight comes out.
+    Plumbing,
+    /// Looks at the same storage in another way; moves no bytes.
+    View,
+    /// Makes a tensor of nothing: `zeros`, `arange`.
+    Create,
+    /// Moves bytes: `cat`, `contiguous`, `index`, `pad`.
+    Copy,
+    /// One result for each element, broadcasting.
+    Elementwise,
+    /// Sums, means, maxima, soft-maxima over dimensions.
+    Reduce,
+    /// Batch, layer, group and instance norm.
+    Norm,
+    /// Matrix products.
+    Matmul,
+    /// Convolutions.
+    Convolution,
+    /// Pools and resampling.
+    Pool,
+    /// Scaled dot-product and multi-head attention.
+    Attention,
+    /// LSTM, GRU and plain recurrent layers.
+    Recurrent,
+    /// Table look-ups.
+    Embedding,
+    /// Known, but of no family above.
+    Other,
+    /// No rule knows it.
+    Unknown,
+}
+
+/// One value and what is known about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Its number.
+    pub id: ValueId,
+    /// Unique name, close to the one in the source.
+    pub name: String,
+    /// Shape and dtype of a tensor; the number itself where it is known.
+    pub fact: Fact,
+    /// The operator that makes it; `None` for an input of the model.
+    pub producer: Option<OperatorId>,
+    /// Operators that read it, in order, each once.
+    pub consumers: Vec<OperatorId>,
+    /// Where it is written.
+    pub span: Span,
+}
+
+/// A parameter, a buffer or a constant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredTensor {
+    /// Its number.
+    pub id: TensorId,
+    /// Path from the root: `layer1.0.conv1.weight`.
+    pub path: String,
+    /// Parameter, buffer or constant.
+    pub role: Role,
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes; empty and meaningless without `has_shape`.
+    pub shape: Vec<u64>,
+    /// False for parameters of an IR text, which does not say their sizes.
+    pub has_shape: bool,
+    /// Strides in elements.
+    pub strides: Vec<u64>,
+    /// Bytes of its elements; 0 without `has_shape`.
+    pub bytes: u64,
+    /// True for parameters that train.
+    pub requires_grad: bool,
+    /// Where its elements lie; equal for tied ones.
+    pub storage: StorageId,
+    /// The first tensor in the same storage; itself unless tied.
+    pub first: TensorId,
+    /// Operators that read it, in order, each once.
+    pub consumers: Vec<OperatorId>,
+}
+
+/// A piece of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// Who made it.
+    pub origin: Origin,
+    /// Its size; `None` when a shape is not known.
+    pub bytes: Option<u64>,
+}
+
+/// Where a storage comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It is stored in the file.
+    Stored(TensorId),
+    /// The caller brings it.
+    Input(ValueId),
+    /// An operator allocates it.
+    Made(OperatorId),
+}
+
+/// Why one operator must run before another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Flow {
+    /// The second reads a value of the first.
+    Value(ValueId),
+    /// One of them writes to a storage in place that the other also uses.
+    Order(StorageId),
+}
+
+/// An operator that no rule knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnknownOperator {
+    /// Where it occurs.
+    pub operators: Vec<OperatorId>,
+    /// True when every tensor it makes has a recorded shape.
+    pub is_recorded: bool,
+}
+
+/// An operator whose inferred type is not the recorded one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disagreement {
+    /// The operator.
+    pub operator: OperatorId,
+    /// `float32 8x64` or so.
+    pub inferred: String,
+    /// The same from the archive.
+    pub recorded: String,
+}
+
+impl ModelGraph {
+    /// Returns an operator.
+    pub fn operator(&self, id: OperatorId) -> &Operator {
+        &self.operators[id.index()]
+    }
+
+    /// Returns a value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// Returns a stored tensor.
+    pub fn tensor(&self, id: TensorId) -> &StoredTensor {
+        &self.tensors[id.index()]
+    }
+
+    /// Returns a storage.
+    pub fn storage(&self, id: StorageId) -> &Storage {
+        &self.storages[id.index()]
+    }
+
+    /// Returns the number of trained elements, tied ones once.
+    pub fn parameters(&self) -> u64 {
+        self.tensors.iter().filter(|t| t.is_first_parameter()).map(StoredTensor::elements).sum()
+    }
+
+    /// Returns the operators of a range such as [`Block::operators`].
+    pub fn operators_of(&self, range: &Range<u32>) -> &[Operator] {
+        &self.operators[range.start as usize..range.end as usize]
+    }
+
+    /// Returns a block.
+    pub fn block(&self, id: BlockId) -> &Block {
+        &self.blocks[id.index()]
+    }
+
+    /// Returns the tensor that stands for a block's result: the first that it returns, those without dimensions (sizes
+    /// that travel along) last; for a call whose result nobody uses, what its last operator makes.
+    pub fn result_of(&self, block: BlockId) -> Option<&TensorFact> {
+        let block = self.block(block);
+        let tensors = |values: &[ValueId]| -> Vec<&TensorFact> {
+            values.iter().flat_map(|value| self.value(*value).fact.tensors()).collect()
+        };
+        let returned = tensors(&block.outputs);
+        let has_dimensions =
+            |tensor: &&&TensorFact| tensor.shape.as_ref().is_none_or(|shape| !shape.is_empty());
+        if let Some(tensor) = returned.iter().find(has_dimensions).or(returned.first()) {
+            return Some(tensor);
+        }
+        let last = self.operators_of(&block.operators).last()?;
+        tensors(&last.outputs).first().copied()
+    }
+
+    /// Returns the call that a block is.
+    pub fn call(&self, block: BlockId) -> CallId {
+        CallId(block.0)
+    }
+}
+
+impl Operator {
+    /// Returns the operand of a named argument.
+    pub fn argument(&self, name: &str) -> Option<&Operand> {
+        self.arguments.iter().find(|a| a.name == name).map(|a| &a.operand)
+    }
+
+    /// Returns the literal of a named argument.
+    pub fn constant(&self, name: &str) -> Option<&Constant> {
+        match self.argument(name)? {
+            Operand::Constant(constant) => Some(constant),
+            _ => None,
+        }
+    }
+
+    /// Returns the name without name space: `conv2d`.
+    pub fn short_name(&self) -> &str {
+        self.name.rsplit("::").next().unwrap_or(&self.name)
+    }
+}
+
+impl StoredTensor {
+    /// Returns the number of elements; 0 when its sizes are not known.
+    pub fn elements(&self) -> u64 {
+        match self.has_shape {
+            true => self.shape.iter().fold(1, |product, size| product.saturating_mul(*size)),
+            false => 0,
+        }
+    }
+
+    /// Returns what is known about it, as about any value.
+    pub fn fact(&self) -> TensorFact {
+        TensorFact {
+            dtype: Some(self.dtype),
+            shape: self.has_shape.then(|| self.shape.iter().map(|size| Some(*size)).collect()),
+            strides: (self.has_shape && self.strides.len() == self.shape.len())
+                .then(|| self.strides.iter().copied().collect()),
+            storage: Some(self.storage),
+            requires_grad: self.requires_grad,
+            number: None,
+            is_wrapped_number: false,
+        }
+    }
+
+    /// Tells whether this is a trained parameter that no earlier name has counted.
+    pub fn is_first_parameter(&self) -> bool {
+        self.role == Role::Parameter && self.first == self.id
+    }
+}
+
+impl fmt::Display for OperatorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "operator {}", self.0)
+    }
+}

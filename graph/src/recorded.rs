@@ -1,0 +1,71 @@
+//! Types that travel with the trace, and how they meet the inferred ones.
+
+use tracer::{Program, RecordedInput, RecordedNode, TensorType};
+
+use crate::{
+    OperatorId,
+    fact::{Shape, TensorFact},
+    infer::contiguous_strides,
+    model::Disagreement,
+};
+
+/// Compares an inferred type with the recorded one.
+pub fn compare(operator: OperatorId, inferred: &TensorFact, recorded: &TensorType) -> Option<Disagreement> {
+    let dtypes = matches!((inferred.dtype, recorded.dtype), (Some(a), Some(b)) if a != b);
+    let sizes = match (&inferred.shape, &recorded.shape) {
+        (Some(a), Some(b)) => a.len() != b.len() || a.iter().zip(b).any(|(a, b)| a.is_some_and(|a| a != *b)),
+        _ => false,
+    };
+    (dtypes || sizes).then(|| {
+        let shape: Option<Shape> = recorded.shape.as_ref().map(|s| s.iter().map(|d| Some(*d)).collect());
+        let recorded = TensorFact { dtype: recorded.dtype, shape, ..TensorFact::default() };
+        Disagreement { operator, inferred: inferred.to_string(), recorded: recorded.to_string() }
+    })
+}
+
+/// Takes over what is recorded.
+pub fn adopt(tensor: &mut TensorFact, recorded: &TensorType) {
+    let was = tensor.shape.clone();
+    tensor.dtype = recorded.dtype.or(tensor.dtype);
+    if let Some(shape) = &recorded.shape {
+        tensor.shape = Some(shape.iter().map(|size| Some(*size)).collect());
+    }
+    match &recorded.strides {
+        Some(strides) if Some(strides.len()) == tensor.shape.as_ref().map(|s| s.len()) => {
+            tensor.strides = Some(strides.iter().copied().collect());
+        }
+        _ if was != tensor.shape => {
+            tensor.strides = tensor.shape.as_ref().and_then(|s| contiguous_strides(s));
+        }
+        _ => {}
+    }
+}
+
+/// Returns the recorded types of each node's outputs; nothing when the recording is of another program.
+pub fn align<'p>(
+    program: &'p Program,
+    recorded: &'p [RecordedNode],
+) -> Vec<Option<&'p [Option<TensorType>]>> {
+    let is_same = recorded.len() == program.nodes.len()
+        && recorded.iter().zip(&program.nodes).all(|(recorded, node)| recorded.operator == node.operator);
+    match is_same {
+        true => recorded.iter().map(|node| Some(node.outputs.as_slice())).collect(),
+        false => Vec::new(),
+    }
+}
+
+/// Returns the recorded type of an input, by name or else by place.
+pub fn recorded_input<'a>(inputs: &'a [RecordedInput], at: usize, name: &str) -> Option<&'a TensorType> {
+    let by_name = inputs.iter().find(|input| !input.name.is_empty() && input.name == plain(name));
+    by_name.or_else(|| inputs.get(at)).map(|input| &input.type_).filter(|type_| type_.shape.is_some())
+}
+
+/// Name without the number that SSA adds: `x.1` is `x`.
+pub fn plain(name: &str) -> &str {
+    match name.rsplit_once('.') {
+        Some((plain, digits)) if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            plain
+        }
+        _ => name,
+    }
+}

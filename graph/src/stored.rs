@@ -1,0 +1,55 @@
+//! Parameters, buffers and constants, and which of them share memory.
+
+use std::collections::HashMap;
+
+use indexmap::IndexMap;
+use tracer::{Program, Role, TensorId};
+
+use crate::{
+    fact::{StorageId, size_of_dtype},
+    model::{ModelGraph, Origin, Storage, StoredTensor},
+};
+
+/// Lists stored tensors and groups those that share memory.
+pub fn place_tensors(program: &Program, graph: &mut ModelGraph) {
+    let mut by_record: HashMap<&str, (TensorId, StorageId)> = HashMap::new();
+    let mut by_place: IndexMap<(&str, u64, &[u64]), Vec<TensorId>> = IndexMap::new();
+    for (index, tensor) in program.tensors.iter().enumerate() {
+        let id = TensorId(index as u32);
+        let has_shape = tensor.storage.is_some() || !tensor.shape.is_empty() || tensor.role == Role::Constant;
+        let elements = tensor.shape.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+        let bytes = if has_shape { elements.saturating_mul(size_of_dtype(tensor.dtype)) } else { 0 };
+        let record = tensor.storage.as_ref().map(|storage| storage.record.as_str());
+        let known = record.and_then(|record| by_record.get(record).copied());
+        let (_, storage) = known.unwrap_or_else(|| {
+            let bytes = tensor.storage.as_ref().map_or(bytes, |storage| storage.bytes);
+            graph.storages.push(Storage { origin: Origin::Stored(id), bytes: Some(bytes) });
+            let storage = StorageId((graph.storages.len() - 1) as u32);
+            if let Some(record) = record {
+                by_record.insert(record, (id, storage));
+            }
+            (id, storage)
+        });
+        let mut first = id;
+        if let Some(place) = &tensor.storage {
+            let group = by_place.entry((&place.record, place.offset, &tensor.shape)).or_default();
+            group.push(id);
+            first = group[0];
+        }
+        graph.tensors.push(StoredTensor {
+            id,
+            path: tensor.path.clone(),
+            role: tensor.role,
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            has_shape,
+            strides: tensor.strides.clone(),
+            bytes,
+            requires_grad: tensor.requires_grad && tensor.role == Role::Parameter,
+            storage,
+            first,
+            consumers: Vec::new(),
+        });
+    }
+    graph.tied = by_place.into_values().filter(|group| group.len() > 1).collect();
+}

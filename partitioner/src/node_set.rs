@@ -1,0 +1,90 @@
+//! Sets of nodes as bits.
+
+/// A set of small numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeSet {
+    words: Box<[u64]>,
+}
+
+impl NodeSet {
+    /// Returns an empty set for numbers below `n_nodes`.
+    pub fn empty(n_nodes: usize) -> Self {
+        Self { words: vec![0; n_nodes.div_ceil(64)].into_boxed_slice() }
+    }
+
+    /// Returns the set of all numbers below `n_nodes`.
+    pub fn full(n_nodes: usize) -> Self {
+        let mut set = Self::empty(n_nodes);
+        (0..n_nodes).for_each(|node| set.insert(node));
+        set
+    }
+
+    /// Adds a number.
+    pub fn insert(&mut self, node: usize) {
+        self.words[node / 64] |= 1 << (node % 64);
+    }
+
+    /// Takes a number out.
+    pub fn remove(&mut self, node: usize) {
+        self.words[node / 64] &= !(1 << (node % 64));
+    }
+
+    /// Tells whether a number is in the set.
+    pub fn contains(&self, node: usize) -> bool {
+        self.words[node / 64] >> (node % 64) & 1 == 1
+    }
+
+    /// Adds all numbers of another set.
+    pub fn unite(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, more)| *word |= more);
+    }
+
+    /// Takes out all numbers of another set.
+    pub fn subtract(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, less)| *word &= !less);
+    }
+
+    /// Tells whether every number of this set is in the other.
+    pub fn is_subset(&self, other: &Self) -> bool {
+        self.words.iter().zip(&other.words).all(|(word, all)| word & !all == 0)
+    }
+
+    /// Tells whether the sets share a number.
+    pub fn intersects(&self, other: &Self) -> bool {
+        self.words.iter().zip(&other.words).any(|(word, more)| word & more != 0)
+    }
+
+    /// Tells whether nothing is in the set.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|&word| word == 0)
+    }
+
+    /// Counts the numbers.
+    pub fn len(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Returns the numbers, smallest first.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        crate::ideals::bits(&self.words)
+    }
+
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_in_and_out() {
+        let mut set = NodeSet::empty(130);
+        [0, 63, 64, 129].into_iter().for_each(|node| set.insert(node));
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 63, 64, 129]);
+        set.remove(64);
+        assert_eq!(set.len(), 3);
+        assert!(set.is_subset(&NodeSet::full(130)) && !NodeSet::full(130).is_subset(&set));
+    }
+}

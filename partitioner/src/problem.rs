@@ -1,0 +1,364 @@
+//! The question: blocks and values, a machine, and how it trains.
+//!
+//! Every strategy reads this one type. Blocks stand in a topological order, the order of the trace; times are for one
+//! micro-batch on a device of speed 1.
+
+use schema::{Bytes, BytesPerSecond, Cluster, PipedreamProfile, Seconds};
+
+/// What is to be planned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    /// Blocks. Invariant: a value's takers stand after its maker.
+    pub blocks: Vec<Block>,
+    /// What flows between blocks.
+    pub values: Vec<Value>,
+    /// Parameters that several blocks use.
+    pub ties: Vec<Tie>,
+    /// Where it runs.
+    pub machine: Machine,
+    /// How it trains.
+    pub training: Training,
+}
+
+/// One block.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Block {
+    /// Path in the model: `layer1.0`.
+    pub path: String,
+    /// Forward pass.
+    pub forward: Seconds,
+    /// Gradient of the inputs.
+    pub input_gradient: Seconds,
+    /// Gradient of the parameters.
+    pub weight_gradient: Seconds,
+    /// Parameters that only this block uses.
+    pub parameters: Bytes,
+    /// What autograd keeps for one micro-batch.
+    pub activations: Bytes,
+    /// Scratch memory while it runs.
+    pub workspace: Bytes,
+}
+
+impl Block {
+    /// Returns the time of forward and backward pass.
+    pub fn seconds(&self) -> f64 {
+        self.forward.0 + self.input_gradient.0 + self.weight_gradient.0
+    }
+}
+
+/// A value that one block makes and later ones take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Its maker; `None` for an input of the model, which is wherever its first taker is.
+    pub from: Option<usize>,
+    /// Its takers, in order.
+    pub to: Vec<usize>,
+    /// Bytes of one micro-batch.
+    pub forward: Bytes,
+    /// Bytes of its gradient; none for integers and masks.
+    pub backward: Bytes,
+}
+
+/// Parameters that several blocks use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// The blocks, in order.
+    pub blocks: Vec<usize>,
+    /// Bytes.
+    pub parameters: Bytes,
+}
+
+/// Where the model runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// Devices in the order of the cluster: stages take runs of them.
+    pub devices: Vec<MachineDevice>,
+    /// Links by level, innermost first.
+    pub levels: Vec<MachineLevel>,
+    /// Whether transfers and synchronisation run beside compute.
+    pub overlaps: bool,
+}
+
+/// One device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MachineDevice {
+    /// Its name.
+    pub name: String,
+    /// Relative to the device that times are for.
+    pub speed: f64,
+    /// What a process can use.
+    pub memory: Bytes,
+    /// Host link, each way.
+    pub host_bandwidth: BytesPerSecond,
+    /// Group at each level, innermost first.
+    pub place: Vec<u32>,
+}
+
+/// What joins the members of one level.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MachineLevel {
+    /// Bandwidth of one device's port, each way.
+    pub bandwidth: BytesPerSecond,
+    /// Time before the first byte arrives.
+    pub latency: Seconds,
+}
+
+/// How the model trains.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Training {
+    /// Micro-batches in a step; chosen by the planner when absent.
+    pub micro_batches: Option<u32>,
+    /// Stages of a synchronous pipeline; chosen by the planner when absent.
+    pub stages: Option<u32>,
+    /// Bytes of gradient for each byte of parameters.
+    pub gradient_factor: f64,
+    /// Bytes of optimizer state for each byte of parameters: 2 for Adam.
+    pub optimizer_factor: f64,
+    /// Whether blocks may be computed again in the backward pass.
+    pub recompute: bool,
+    /// Whether activations may wait in host memory.
+    pub offload: bool,
+}
+
+impl Default for Training {
+    fn default() -> Self {
+        Self {
+            micro_batches: None,
+            stages: None,
+            gradient_factor: 1.0,
+            optimizer_factor: 2.0,
+            recompute: true,
+            offload: false,
+        }
+    }
+}
+
+/// Why a question makes no sense.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProblemError {
+    /// Nothing to place.
+    #[error("the model has no blocks")]
+    NoBlocks,
+    /// Nothing to place it on.
+    #[error("the cluster has no devices")]
+    NoDevices,
+    /// Too many devices to plan for.
+    #[error("the cluster has {0} devices; {DEVICES} at most can be planned for")]
+    TooManyDevices(usize),
+    /// A time or size that no measurement gives.
+    #[error("block `{block}`: {field} is {value}; it must be a number that is not negative")]
+    BadNumber {
+        /// Its path.
+        block: String,
+        /// Name of the field.
+        field: &'static str,
+        /// The number.
+        value: f64,
+    },
+    /// A value whose ends are in the wrong order.
+    #[error("a value goes from block {from} to block {to}, which is not later")]
+    Backwards {
+        /// Position of its maker.
+        from: usize,
+        /// Position of its taker.
+        to: usize,
+    },
+    /// A device or link without a speed.
+    #[error("device `{device}`: {field} is {value}; it must be positive")]
+    BadDevice {
+        /// Its name.
+        device: String,
+        /// Name of the field.
+        field: &'static str,
+        /// The number.
+        value: f64,
+    },
+}
+
+/// The most devices.
+const DEVICES: usize = 100_000;
+
+impl Problem {
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// When there are no blocks or devices, a number is negative or not finite, or a value goes backwards.
+    pub fn validate(&self) -> Result<(), ProblemError> {
+        if self.blocks.is_empty() {
+            return Err(ProblemError::NoBlocks);
+        }
+        for block in &self.blocks {
+            let times = [
+                ("forward", block.forward),
+                ("input_gradient", block.input_gradient),
+                ("weight_gradient", block.weight_gradient),
+            ];
+            for (field, Seconds(value)) in times {
+                if !(0.0..1e15).contains(&value) {
+                    return Err(ProblemError::BadNumber { block: block.path.clone(), field, value });
+                }
+            }
+        }
+        for value in &self.values {
+            for &to in &value.to {
+                if to >= self.blocks.len() || value.from.is_some_and(|from| from >= to) {
+                    return Err(ProblemError::Backwards { from: value.from.unwrap_or(to), to });
+                }
+            }
+        }
+        self.machine.validate()
+    }
+
+    /// Returns the time of one micro-batch through all blocks on a device of speed 1.
+    pub fn seconds(&self) -> f64 {
+        self.blocks.iter().map(Block::seconds).sum()
+    }
+
+    /// Returns the bytes of all parameters, tied ones once.
+    pub fn parameters(&self) -> f64 {
+        let own = self.blocks.iter().map(|block| block.parameters.0 as f64).sum::<f64>();
+        own + self.ties.iter().map(|tie| tie.parameters.0 as f64).sum::<f64>()
+    }
+
+    /// Makes a problem of a PipeDream profile: a minibatch there is a micro-batch here.
+    ///
+    /// The profile does not split the backward pass; half of it goes to the inputs' gradients. An `Input` node's time is
+    /// that of loading data, which no device does.
+    pub fn from_profile(profile: &PipedreamProfile, machine: Machine, training: Training) -> Self {
+        let n_nodes = profile.nodes.len();
+        let mut n_inputs = vec![0; n_nodes];
+        let mut takers = vec![Vec::new(); n_nodes];
+        for &(from, to) in &profile.edges {
+            n_inputs[to] += 1;
+            takers[from].push(to);
+        }
+        let is_input =
+            |node: usize| n_inputs[node] == 0 && profile.nodes[node].description.starts_with("Input");
+        // A topological order, the file's own where it is one.
+        let mut waiting = n_inputs.clone();
+        let mut ready: std::collections::BTreeSet<usize> =
+            (0..n_nodes).filter(|&node| waiting[node] == 0).collect();
+        let mut order = Vec::with_capacity(n_nodes);
+        while let Some(node) = ready.pop_first() {
+            order.push(node);
+            for &taker in &takers[node] {
+                waiting[taker] -= 1;
+                if waiting[taker] == 0 {
+                    ready.insert(taker);
+                }
+            }
+        }
+        let mut position = vec![0; n_nodes];
+        order.iter().enumerate().for_each(|(index, &node)| position[node] = index);
+        let blocks = order.iter().map(|&node| {
+            let data = &profile.nodes[node];
+            let is_free = is_input(node);
+            let time = |seconds: Seconds| if is_free { Seconds(0.0) } else { seconds };
+            Block {
+                path: data.id.clone(),
+                forward: time(data.forward),
+                input_gradient: time(data.backward) / 2.0,
+                weight_gradient: time(data.backward) / 2.0,
+                parameters: data.parameters,
+                activations: if is_free { Bytes(0) } else { data.activations },
+                workspace: Bytes(0),
+            }
+        });
+        let values = order.iter().filter(|&&node| !takers[node].is_empty()).map(|&node| {
+            let mut to: Vec<usize> = takers[node].iter().map(|&taker| position[taker]).collect();
+            to.sort_unstable();
+            let bytes = profile.nodes[node].activations;
+            match is_input(node) {
+                // Inputs are loaded where they are used.
+                true => Value { from: None, to, forward: Bytes(0), backward: Bytes(0) },
+                false => Value { from: Some(position[node]), to, forward: bytes, backward: bytes },
+            }
+        });
+        Self { blocks: blocks.collect(), values: values.collect(), ties: Vec::new(), machine, training }
+    }
+}
+
+impl Machine {
+    /// Makes a machine of a cluster.
+    pub fn from_cluster(cluster: &Cluster, overlaps: bool) -> Self {
+        let devices = cluster.devices.iter().filter_map(|device| {
+            let type_ = cluster.types.get(&device.type_)?;
+            Some(MachineDevice {
+                name: device.name.clone(),
+                speed: type_.speed.unwrap_or(1.0),
+                memory: type_.memory,
+                host_bandwidth: type_.host_bandwidth.unwrap_or(BytesPerSecond(12e9)),
+                place: device.place.clone(),
+            })
+        });
+        let levels = cluster
+            .levels
+            .iter()
+            .map(|level| MachineLevel { bandwidth: level.bandwidth, latency: level.latency });
+        Self { devices: devices.collect(), levels: levels.collect(), overlaps }
+    }
+
+    /// Makes a machine of equal devices with one link between any two.
+    pub fn flat(n_devices: usize, memory: Bytes, bandwidth: BytesPerSecond) -> Self {
+        let device = |index| MachineDevice {
+            name: format!("{index}"),
+            speed: 1.0,
+            memory,
+            host_bandwidth: BytesPerSecond(12e9),
+            place: Vec::new(),
+        };
+        let levels = vec![MachineLevel { bandwidth, latency: Seconds(0.0) }];
+        Self { devices: (0..n_devices).map(device).collect(), levels, overlaps: true }
+    }
+
+    fn validate(&self) -> Result<(), ProblemError> {
+        if self.devices.is_empty() {
+            return Err(ProblemError::NoDevices);
+        }
+        if self.devices.len() > DEVICES {
+            return Err(ProblemError::TooManyDevices(self.devices.len()));
+        }
+        for device in &self.devices {
+            for (field, value) in [("speed", device.speed), ("host_bandwidth", device.host_bandwidth.0)] {
+                if !(value > 0.0 && value.is_finite()) {
+                    return Err(ProblemError::BadDevice { device: device.name.clone(), field, value });
+                }
+            }
+        }
+        for level in &self.levels {
+            if level.bandwidth.0.is_nan() || level.bandwidth.0 <= 0.0 {
+                let device = "any".to_string();
+                return Err(ProblemError::BadDevice { device, field: "bandwidth", value: level.bandwidth.0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the level that joins two devices; none joins what is not there.
+    pub fn level(&self, one: usize, other: usize) -> Option<MachineLevel> {
+        let outermost = self.levels.len().checked_sub(1)?;
+        let above = |device: usize, level: usize| self.devices[device].place.get(level..).unwrap_or_default();
+        let level =
+            (0..outermost).find(|&level| above(one, level) == above(other, level)).unwrap_or(outermost);
+        self.levels.get(level).copied()
+    }
+
+    /// Returns the slowest level among devices.
+    pub fn slowest(&self, devices: &[usize]) -> Option<MachineLevel> {
+        let pairs = devices.windows(2).filter_map(|pair| self.level(pair[0], pair[1]));
+        pairs.min_by(|a, b| a.bandwidth.0.total_cmp(&b.bandwidth.0))
+    }
+
+    /// Tells whether all devices and links are alike.
+    pub fn is_uniform(&self) -> bool {
+        let first = &self.devices[0];
+        let alike = |device: &MachineDevice| device.speed == first.speed && device.memory == first.memory;
+        self.devices.iter().all(alike)
+            && (self.levels.len() <= 1 || self.devices.iter().all(|device| device.place == first.place))
+    }
+
+    /// Returns the work that all devices do in a second.
+    pub fn total_speed(&self) -> f64 {
+        self.devices.iter().map(|device| device.speed).sum()
+    }
+}

@@ -1,0 +1,72 @@
+//! The answer: stages with their costs, and how good it can be at best.
+
+use crate::stage::{Run, StageScore};
+
+/// A plan and how good it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// Strategy that made it.
+    pub strategy: &'static str,
+    /// Schedule it runs under, as the simulator names it.
+    pub schedule: &'static str,
+    /// Micro-batches in a step.
+    pub micro_batches: u32,
+    /// Stages in the order of the model.
+    pub stages: Vec<SolutionStage>,
+    /// What is made small.
+    pub objective: Objective,
+    /// No plan of this family has a smaller objective.
+    pub lower_bound: f64,
+    /// Share of device time spent idle, for a step.
+    pub bubble: Option<f64>,
+}
+
+/// What is made small.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Objective {
+    /// Seconds for each micro-batch in steady state.
+    Period(f64),
+    /// Seconds of a step of all micro-batches.
+    Step(f64),
+}
+
+/// One stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SolutionStage {
+    /// Positions of its blocks.
+    pub blocks: Vec<usize>,
+    /// Its devices.
+    pub run: Run,
+    /// What it costs.
+    pub score: StageScore,
+}
+
+impl Solution {
+    /// Returns the objective's seconds.
+    pub fn seconds(&self) -> f64 {
+        match self.objective {
+            Objective::Period(seconds) | Objective::Step(seconds) => seconds,
+        }
+    }
+
+    /// Returns the seconds for each micro-batch, by which plans of all kinds compare.
+    pub fn seconds_each(&self) -> f64 {
+        match self.objective {
+            Objective::Period(seconds) => seconds,
+            Objective::Step(seconds) => seconds / f64::from(self.micro_batches),
+        }
+    }
+
+    /// Returns by how much the plan may be worse than the best of its family, as a share.
+    pub fn gap(&self) -> f64 {
+        match self.seconds() > 0.0 {
+            true => ((self.seconds() - self.lower_bound) / self.seconds()).max(0.0),
+            false => 0.0,
+        }
+    }
+
+    /// Tells whether no plan of the family is better, rounding aside.
+    pub fn is_optimal(&self) -> bool {
+        self.gap() < 1e-9
+    }
+}

@@ -1,0 +1,42 @@
+//! Piper's own results on its BERT-32 workload: ours must be as good or better.
+
+use std::path::Path;
+
+use partitioner::{PiperOptions, piper_plan};
+use schema::PiperWorkload;
+
+#[test]
+fn bert_is_at_least_as_good_as_the_greedy_choice() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/partitioners/piper/bert32a100.json");
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        println!("skipped: {} is not there", path.display());
+        return;
+    };
+    let workload = PiperWorkload::from_text(&text).unwrap();
+    let rows = [
+        (256, [true, true, true], 0.00508104534),
+        (512, [true, true, true], 0.00256112785),
+        (1024, [true, true, true], 0.00130317952),
+        (2048, [true, true, true], 0.000703591184),
+        (512, [false, true, true], 0.07390625),
+        (512, [true, false, true], 0.00256112785),
+        (512, [true, true, false], 0.00341807489),
+    ];
+    for (n_devices, [data_parallel, tensor_parallel, recompute], theirs) in rows {
+        let memory = 8.0 * 1024.0_f64.powi(3);
+        let bandwidth = 25.0 * 1024.0_f64.powi(3);
+        let workload =
+            PiperWorkload { n_devices, memory, bandwidth, micro_batches: 1920, ..workload.clone() };
+        let clock = std::time::Instant::now();
+        let plan = piper_plan(&workload, PiperOptions { data_parallel, tensor_parallel, recompute }).unwrap();
+        println!("{n_devices}: {} vs {theirs}, {:?}", plan.period, clock.elapsed());
+        assert!(plan.period <= theirs * (1.0 + 1e-8), "{n_devices}: {} is worse than {theirs}", plan.period);
+        assert!(plan.period - plan.lower_bound <= 1e-9 * plan.period);
+        for stage in &plan.stages {
+            assert!(stage.memory <= memory);
+        }
+        let devices: u32 = plan.stages.iter().map(|stage| stage.data_parallel * stage.tensor_parallel).sum();
+        assert!(devices <= n_devices);
+    }
+}

@@ -1,0 +1,95 @@
+//! Stages in libtorch, through tch.
+
+mod backend;
+mod stage;
+mod verify;
+
+pub use backend::{TorchBackend, TorchSetup};
+pub use verify::{Difference, Verification, verify};
+
+use tch::{Device, Kind, Tensor};
+
+use crate::BackendError;
+
+impl From<tch::TchError> for BackendError {
+    fn from(error: tch::TchError) -> Self {
+        // libtorch appends its C++ stack; the first lines hold the reason.
+        let text = error.to_string();
+        let reason = text.lines().take_while(|line| !line.starts_with("Exception raised from"));
+        BackendError(reason.collect::<Vec<_>>().join("\n").trim_end().to_string())
+    }
+}
+
+/// A tensor to make: an input of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputSpec {
+    /// Name for messages.
+    pub name: String,
+    /// `float32`, `int64`, …
+    pub dtype: String,
+    /// Sizes of one micro-batch.
+    pub shape: Vec<i64>,
+    /// Integers are drawn below this.
+    pub below: i64,
+}
+
+/// Returns libtorch's name of a data type.
+///
+/// # Errors
+/// When there is no such type.
+pub fn kind(dtype: &str) -> Result<Kind, BackendError> {
+    Ok(match dtype {
+        "float64" => Kind::Double,
+        "float32" => Kind::Float,
+        "float16" => Kind::Half,
+        "bfloat16" => Kind::BFloat16,
+        "int64" => Kind::Int64,
+        "int32" => Kind::Int,
+        "int16" => Kind::Int16,
+        "int8" => Kind::Int8,
+        "uint8" => Kind::Uint8,
+        "bool" => Kind::Bool,
+        other => return Err(BackendError(format!("inputs of type {other} cannot be made"))),
+    })
+}
+
+/// Returns the device with this name.
+///
+/// # Errors
+/// When the name is unknown or this machine has no such device.
+pub fn device(name: &str) -> Result<Device, BackendError> {
+    let lacking = |n: usize| {
+        let have = tch::Cuda::device_count();
+        BackendError(format!("there is no cuda:{n}; this machine shows {have} CUDA devices to libtorch"))
+    };
+    match name {
+        "cpu" => Ok(Device::Cpu),
+        "cuda" if tch::Cuda::device_count() > 0 => Ok(Device::Cuda(0)),
+        "cuda" => Err(lacking(0)),
+        _ => match name.strip_prefix("cuda:").and_then(|number| number.parse::<usize>().ok()) {
+            Some(number) if (number as i64) < tch::Cuda::device_count() => Ok(Device::Cuda(number)),
+            Some(number) => Err(lacking(number)),
+            None => Err(BackendError(format!("unknown device `{name}`; known are cpu and cuda:N"))),
+        },
+    }
+}
+
+/// Makes a random input; the same seed gives the same values.
+///
+/// # Errors
+/// When the data type cannot be made.
+pub fn random(spec: &InputSpec, seed: i64) -> Result<Tensor, BackendError> {
+    let kind = kind(&spec.dtype)?;
+    tch::manual_seed(seed);
+    let options = (Kind::Float, Device::Cpu);
+    Ok(match kind {
+        Kind::Bool => Tensor::f_rand(&spec.shape, options)?.f_gt(0.5)?,
+        _ if is_float(kind) => Tensor::f_randn(&spec.shape, options)?.f_to_kind(kind)?,
+        _ => Tensor::f_randint(spec.below.max(1), &spec.shape, options)?.f_to_kind(kind)?,
+    })
+}
+
+/// Tells whether tensors of this type can carry a gradient.
+fn is_float(kind: Kind) -> bool {
+    matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16)
+}

@@ -1,0 +1,325 @@
+//! Reads `cluster.yaml`: a header, then devices one by one or in groups, then what joins them.
+//!
+//! A group saves typing: `{type: h100, count: 8, nodes: 2}` is sixteen devices in two nodes. A type that the file does not
+//! describe is looked up in the catalogue.
+
+use indexmap::IndexMap;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Cluster, Device, DeviceType, Level, Link, UnknownDevice, YamlError, catalogue::find_device, from_yaml,
+    to_yaml,
+};
+
+/// The newest version of the cluster format.
+pub const CLUSTER_VERSION: u32 = 1;
+
+/// The most devices that a cluster can have.
+pub(crate) const DEVICES: usize = 1_000_000;
+
+/// What every version begins with.
+#[derive(Deserialize)]
+struct Header {
+    #[serde(default)]
+    kind: Option<String>,
+    #[serde(default)]
+    version: Option<u32>,
+}
+
+/// A cluster as people write it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ClusterFile {
+    /// Always `cluster`.
+    kind: String,
+    /// Format version, [`CLUSTER_VERSION`] at most.
+    version: u32,
+    /// Device types by name; those not given here come from the catalogue.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    types: IndexMap<String, DeviceType>,
+    /// Devices, one by one or in groups.
+    devices: Vec<Entry>,
+    /// Links by level, innermost first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    levels: Vec<Level>,
+    /// Links between named devices that differ from their level's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    links: Vec<Link>,
+}
+
+/// A device, or several that are alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum Entry {
+    One(Device),
+    Group(Group),
+}
+
+/// Devices that are alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    /// Name of the type.
+    #[serde(rename = "type")]
+    type_: String,
+    /// Devices in each node.
+    count: u32,
+    /// Nodes; one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nodes: Option<u32>,
+}
+
+/// Why a cluster is refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ClusterError {
+    /// Not YAML, or not of this shape.
+    #[error(transparent)]
+    Yaml(#[from] YamlError),
+    /// Another kind of file.
+    #[error("this is a `{0}` file, not a `cluster` file")]
+    Kind(String),
+    /// Written for a later release.
+    #[error("cluster file version {0} is not known, the newest known is {CLUSTER_VERSION}")]
+    Version(u32),
+    /// A type that is described nowhere.
+    #[error(transparent)]
+    UnknownType(#[from] UnknownDevice),
+    /// Nothing to run on.
+    #[error("the cluster has no devices")]
+    NoDevices,
+    /// More devices than anybody has.
+    #[error("the cluster has {0} devices, more than the {DEVICES} that can be planned for")]
+    TooMany(u64),
+    /// Two devices of one name.
+    #[error("device `{0}` is given twice")]
+    Duplicate(String),
+    /// A link to nowhere.
+    #[error("a link names device `{0}`, which is not in the cluster")]
+    UnknownDevice(String),
+    /// Several devices that nothing joins.
+    #[error("the cluster has {0} devices but no level that joins them")]
+    NoLevels(usize),
+    /// A place deeper than the levels.
+    #[error("device `{device}` has {given} numbers as its place, {levels} levels allow at most {levels}")]
+    Place {
+        /// Its name.
+        device: String,
+        /// Numbers given.
+        given: usize,
+        /// Levels of the cluster.
+        levels: usize,
+    },
+    /// A figure that nothing has.
+    #[error("{what}: {field} is {value}; it must be a {rule} number")]
+    Figure {
+        /// Device type, level or link.
+        what: String,
+        /// Name of the field.
+        field: &'static str,
+        /// The number as written.
+        value: f64,
+        /// `positive` or `not negative`.
+        rule: &'static str,
+    },
+    /// A short form that cannot be read.
+    #[error("`{text}` is no list of devices: {fault}")]
+    Short {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        fault: String,
+    },
+}
+
+/// Reads a cluster.
+///
+/// # Errors
+/// When the text is no such file, a device is unknown, or a figure leaves nothing to plan with.
+pub fn read_cluster(text: &str) -> Result<Cluster, ClusterError> {
+    let header: Header = from_yaml(text)?;
+    match (header.kind.as_deref(), header.version) {
+        (Some("cluster"), Some(version)) if version > CLUSTER_VERSION => {
+            return Err(ClusterError::Version(version));
+        }
+        (Some("cluster"), _) => {}
+        (Some(kind), _) => return Err(ClusterError::Kind(kind.to_string())),
+        (None, _) => {
+            return Err(ClusterError::Yaml(YamlError {
+                message: "a cluster file begins with `kind: cluster` and `version: 1`".to_string(),
+                place: Some((1, 1)),
+            }));
+        }
+    }
+    let file: ClusterFile = from_yaml(text)?;
+    let mut cluster =
+        Cluster { types: file.types, devices: Vec::new(), levels: file.levels, links: file.links };
+    let mut n_nodes = 0_u64;
+    for entry in file.devices {
+        match entry {
+            Entry::One(device) => {
+                let name = cluster.resolve(&device.type_)?;
+                let place = u64::from(device.place.first().copied().unwrap_or(0));
+                n_nodes = n_nodes.max(place.saturating_add(1));
+                cluster.devices.push(Device { type_: name, ..device });
+            }
+            Entry::Group(group) => {
+                let name = cluster.resolve(&group.type_)?;
+                let nodes = u64::from(group.nodes.unwrap_or(1));
+                let count = nodes.saturating_mul(u64::from(group.count));
+                if count + cluster.devices.len() as u64 > DEVICES as u64 {
+                    return Err(ClusterError::TooMany(count));
+                }
+                let has_nodes = cluster.levels.len() > 1;
+                for node in n_nodes..n_nodes + nodes {
+                    for index in 0..group.count {
+                        cluster.devices.push(Device {
+                            name: format!("node{node}:{index}"),
+                            type_: name.clone(),
+                            place: if has_nodes { vec![node as u32] } else { vec![] },
+                        });
+                    }
+                }
+                n_nodes += nodes;
+            }
+        }
+    }
+    cluster.validate()?;
+    Ok(cluster)
+}
+
+/// Writes a cluster, every device by itself.
+pub fn write_cluster(cluster: &Cluster) -> String {
+    to_yaml(&ClusterFile {
+        kind: "cluster".to_string(),
+        version: CLUSTER_VERSION,
+        types: cluster.types.clone(),
+        devices: cluster.devices.iter().cloned().map(Entry::One).collect(),
+        levels: cluster.levels.clone(),
+        links: cluster.links.clone(),
+    })
+}
+
+impl Cluster {
+    /// Makes a type known under the name that the catalogue has for it.
+    pub(crate) fn resolve(&mut self, name: &str) -> Result<String, ClusterError> {
+        if self.types.contains_key(name) {
+            return Ok(name.to_string());
+        }
+        let (found, device) = find_device(name, &self.types)?;
+        let (found, device) = (found.to_string(), device.clone());
+        self.types.entry(found.clone()).or_insert(device);
+        Ok(found)
+    }
+
+    /// Checks what the types of the fields do not.
+    ///
+    /// # Errors
+    /// When there are no devices, names repeat or lead nowhere, or a figure leaves nothing to plan with.
+    pub fn validate(&self) -> Result<(), ClusterError> {
+        if self.devices.is_empty() {
+            return Err(ClusterError::NoDevices);
+        }
+        if self.devices.len() > DEVICES {
+            return Err(ClusterError::TooMany(self.devices.len() as u64));
+        }
+        let positive = |what: String, field, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => Err(ClusterError::Figure { what, field, value, rule: "positive" }),
+        };
+        let not_negative = |what: String, field, value: f64| match value.is_finite() && value >= 0.0 {
+            true => Ok(()),
+            false => Err(ClusterError::Figure { what, field, value, rule: "not negative" }),
+        };
+        for (name, device) in &self.types {
+            positive(format!("type `{name}`"), "memory", device.memory.0 as f64)?;
+            positive(format!("type `{name}`"), "memory_bandwidth", device.memory_bandwidth.0)?;
+            for rate in device.peak.values() {
+                positive(format!("type `{name}`"), "peak", rate.0)?;
+            }
+            positive(format!("type `{name}`"), "speed", device.speed.unwrap_or(1.0))?;
+            positive(
+                format!("type `{name}`"),
+                "host_bandwidth",
+                device.host_bandwidth.map_or(1.0, |rate| rate.0),
+            )?;
+        }
+        let mut names = std::collections::BTreeSet::new();
+        for device in &self.devices {
+            if !names.insert(device.name.as_str()) {
+                return Err(ClusterError::Duplicate(device.name.clone()));
+            }
+            if !self.types.contains_key(&device.type_) {
+                return Err(UnknownDevice { name: device.type_.clone(), similar: Vec::new() }.into());
+            }
+            if device.place.len() > self.levels.len() {
+                let (given, levels) = (device.place.len(), self.levels.len());
+                return Err(ClusterError::Place { device: device.name.clone(), given, levels });
+            }
+        }
+        if self.devices.len() > 1 && self.levels.is_empty() {
+            return Err(ClusterError::NoLevels(self.devices.len()));
+        }
+        for level in &self.levels {
+            positive(format!("level `{}`", level.name), "bandwidth", level.bandwidth.0)?;
+            not_negative(format!("level `{}`", level.name), "latency", level.latency.0)?;
+        }
+        for link in &self.links {
+            for end in [&link.from, &link.to] {
+                if !names.contains(end.as_str()) {
+                    return Err(ClusterError::UnknownDevice(end.clone()));
+                }
+            }
+            let what = format!("link `{}` to `{}`", link.from, link.to);
+            positive(what.clone(), "bandwidth", link.bandwidth.0)?;
+            not_negative(what, "latency", link.latency.0)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "kind: cluster\nversion: 1\n";
+    const LEVELS: &str = "levels:\n- {name: nvlink, bandwidth: 4.5e11, latency: 2.0e-6}\n\
+                          - {name: infiniband, bandwidth: 2.5e10, latency: 5.0e-6}\n";
+
+    #[test]
+    fn groups_and_single_devices_are_read() {
+        let text = format!(
+            "{HEAD}devices:\n- {{type: h100, count: 2, nodes: 2}}\n- {{name: odd, type: t4, place: [2]}}\n{LEVELS}"
+        );
+        let cluster = read_cluster(&text).unwrap();
+        let names: Vec<_> = cluster.devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["node0:0", "node0:1", "node1:0", "node1:1", "odd"]);
+        assert_eq!(cluster.level_between(&cluster.devices[0], &cluster.devices[1]), 0);
+        assert_eq!(cluster.level_between(&cluster.devices[1], &cluster.devices[2]), 1);
+        assert_eq!(read_cluster(&write_cluster(&cluster)), Ok(cluster));
+    }
+
+    #[test]
+    fn wrong_clusters_say_what() {
+        let check = |body: &str, expected: &str| {
+            let text = if body.starts_with("kind") { body.to_string() } else { format!("{HEAD}{body}") };
+            assert_eq!(read_cluster(&text).unwrap_err().to_string(), expected);
+        };
+        check("kind: plan\nversion: 1\n", "this is a `plan` file, not a `cluster` file");
+        check("kind: cluster\nversion: 9\n", "cluster file version 9 is not known, the newest known is 1");
+        check("devices: []\n", "the cluster has no devices");
+        check("devices: [{type: h100, count: 0}]\n", "the cluster has no devices");
+        check("devices: [{type: banana, count: 1}]\n", "no device is called `banana`");
+        check("devices: [{type: t4, count: 2}]\n", "the cluster has 2 devices but no level that joins them");
+        check(
+            "devices: [{type: t4, count: 2}]\nlevels: [{name: pcie, bandwidth: 0, latency: 0}]\n",
+            "level `pcie`: bandwidth is 0; it must be a positive number",
+        );
+        check(
+            &format!(
+                "devices: [{{type: t4, count: 2}}]\n{LEVELS}links: [{{from: a, to: b, bandwidth: 1, latency: 0}}]\n"
+            ),
+            "a link names device `a`, which is not in the cluster",
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! What `inspect --format json` prints.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Newest version of [`InspectReport`].
+pub const INSPECT_VERSION: u32 = 1;
+
+/// A model as a table of blocks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct InspectReport {
+    /// Version of this form.
+    pub schema_version: u32,
+    /// The model's name.
+    pub model: String,
+    /// What is known of the model's inputs.
+    pub inputs: Vec<NamedTensor>,
+    /// What the model returns.
+    pub outputs: Vec<NamedTensor>,
+    /// Sums over the whole model.
+    pub totals: InspectTotals,
+    /// Blocks down to the asked depth, parents before their children; the root's path is empty.
+    pub blocks: Vec<InspectBlock>,
+    /// Operators that no rule knows.
+    pub unknown: Vec<InspectUnknown>,
+    /// Operators whose inferred type is not the recorded one: our error, and the recorded one was used.
+    pub disagreements: Vec<String>,
+    /// What could not be followed exactly when the trace was read.
+    pub notes: Vec<String>,
+}
+
+/// A tensor with its name; sizes that depend on data are null.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NamedTensor {
+    /// Its name.
+    pub name: String,
+    /// Sizes; null when even their number is not known.
+    pub shape: Option<Vec<Option<u64>>>,
+    /// Element type as torch names it.
+    pub dtype: Option<String>,
+}
+
+/// Sums over the whole model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct InspectTotals {
+    /// Trained elements, tied ones once.
+    pub parameters: u64,
+    /// Elements of buffers.
+    pub buffers: u64,
+    /// Forward operations, one multiply-add as two.
+    pub flops: u64,
+    /// Backward operations.
+    pub backward_flops: u64,
+    /// The part of `flops` in fused attention and recurrent kernels, which torch's counter misses on a CPU.
+    pub fused_flops: u64,
+    /// Bytes of parameters, tied ones once.
+    pub parameter_bytes: u64,
+    /// Bytes that autograd keeps for the backward pass.
+    pub activation_bytes: u64,
+    /// Number of operators.
+    pub operators: u64,
+    /// Number of operators that no rule knows.
+    pub unknown_operators: u64,
+}
+
+/// One block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct InspectBlock {
+    /// Unique in the model: `layer1.0.relu (call 2)`; empty for the root.
+    pub path: String,
+    /// The class's last name.
+    pub kind: String,
+    /// Distance from the root.
+    pub depth: u32,
+    /// Sizes of the first tensor that it returns; null when it returns none or they are not known.
+    pub output_shape: Option<Vec<Option<u64>>>,
+    /// Element type of that tensor.
+    pub output_dtype: Option<String>,
+    /// Trained elements that it reads, tied ones once.
+    pub parameters: u64,
+    /// Forward operations.
+    pub flops: u64,
+    /// Backward operations.
+    pub backward_flops: u64,
+    /// Bytes that autograd keeps from here.
+    pub activation_bytes: u64,
+    /// Number of operators in it.
+    pub operators: u64,
+    /// Equal for blocks that do the same on the same sizes.
+    pub structure: String,
+}
+
+/// An operator that no rule knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct InspectUnknown {
+    /// Its name.
+    pub name: String,
+    /// How often it occurs.
+    pub count: u64,
+    /// Paths of blocks that it occurs in, some of them when there are many.
+    pub paths: Vec<String>,
+    /// True when the shapes of its results are recorded.
+    pub is_recorded: bool,
+}

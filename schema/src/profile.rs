@@ -1,0 +1,194 @@
+//! A profile: measured times of operators, one row a measurement.
+//!
+//! Rows come from a CSV file of ours, whose columns have the names of [`COLUMNS`], or from any other CSV file through
+//! a [`ProfileMap`](crate::ProfileMap). Shapes are of the forward operator also in backward rows.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Columns that a row is made of, besides its time.
+pub const COLUMNS: [&str; 37] = [
+    "kind",
+    "dtype",
+    "device",
+    "phase",
+    "batch",
+    "m",
+    "n",
+    "k",
+    "in_channels",
+    "out_channels",
+    "groups",
+    "size",
+    "depth",
+    "height",
+    "width",
+    "kernel",
+    "kernel_depth",
+    "kernel_height",
+    "kernel_width",
+    "stride",
+    "stride_depth",
+    "stride_height",
+    "stride_width",
+    "padding",
+    "padding_depth",
+    "padding_height",
+    "padding_width",
+    "dilation",
+    "heads",
+    "kv_heads",
+    "seq",
+    "kv_seq",
+    "head_dim",
+    "causal",
+    "rows",
+    "cols",
+    "inputs",
+];
+
+/// Which part of a training step a time is of.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Inputs to outputs.
+    #[default]
+    Forward,
+    /// Gradients of inputs and of weights together.
+    Backward,
+    /// Gradient of the inputs alone.
+    InputGradient,
+    /// Gradient of the weights alone.
+    WeightGradient,
+    /// Forward, backward and the update of the weights in one measurement.
+    Training,
+}
+
+impl Phase {
+    /// All phases with their names in files.
+    pub const ALL: [(Phase, &'static str); 5] = [
+        (Phase::Forward, "forward"),
+        (Phase::Backward, "backward"),
+        (Phase::InputGradient, "input_gradient"),
+        (Phase::WeightGradient, "weight_gradient"),
+        (Phase::Training, "training"),
+    ];
+
+    /// Returns its name in files.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(phase, _)| *phase == self).map_or("forward", |(_, name)| name)
+    }
+
+    /// Finds a phase by its name in files or a common short form.
+    pub fn find(name: &str) -> Option<Self> {
+        match name {
+            "fwd" => Some(Phase::Forward),
+            "bwd" => Some(Phase::Backward),
+            "bwd_i" => Some(Phase::InputGradient),
+            "bwd_w" => Some(Phase::WeightGradient),
+            _ => Self::ALL.iter().find(|(_, known)| *known == name).map(|(phase, _)| *phase),
+        }
+    }
+}
+
+/// The size of an operator's work; which variant it is decides the features of its time.
+///
+/// Invariant: every number is finite and at least one, except `causal` and `inputs`. They are `f64` because they are
+/// only ever multiplied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WorkSize {
+    /// `batch` products of an m × k and a k × n matrix.
+    Product {
+        /// Number of products.
+        batch: f64,
+        /// Rows of the result.
+        m: f64,
+        /// Columns of the result.
+        n: f64,
+        /// Length of the sums.
+        k: f64,
+    },
+    /// A convolution over up to three axes; absent axes come first and have size 1.
+    Convolution {
+        /// Samples.
+        batch: f64,
+        /// Channels of the input.
+        in_channels: f64,
+        /// Channels of the output.
+        out_channels: f64,
+        /// Groups of channels that do not mix.
+        groups: f64,
+        /// Input size by axis.
+        input: [f64; 3],
+        /// Output size by axis.
+        output: [f64; 3],
+        /// Kernel size by axis.
+        kernel: [f64; 3],
+        /// Stride by axis.
+        stride: [f64; 3],
+    },
+    /// Scaled dot-product attention.
+    Attention {
+        /// Samples.
+        batch: f64,
+        /// Heads of the queries.
+        heads: f64,
+        /// Heads of keys and values.
+        kv_heads: f64,
+        /// Queries of a sample.
+        seq: f64,
+        /// Keys of a sample.
+        kv_seq: f64,
+        /// Length of one head's vector.
+        head_dim: f64,
+        /// Whether a query sees only the keys up to its own.
+        causal: bool,
+    },
+    /// Work on each element or each row of a matrix: element-wise, normalisation, softmax, pooling, copies.
+    Rows {
+        /// Rows.
+        rows: f64,
+        /// Columns; rows are contiguous.
+        cols: f64,
+        /// Tensors of that size that are read; one is written.
+        inputs: f64,
+    },
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfileRow {
+    /// Line of the file, counted from one.
+    pub line: u64,
+    /// `linear`, `convolution`, `attention`, `softmax`, …
+    pub kind: String,
+    /// `float32`, `tf32`, `bfloat16`, …
+    pub dtype: String,
+    /// Device as the file calls it.
+    pub device: String,
+    /// Part of the training step.
+    pub phase: Phase,
+    /// Size of the work.
+    pub size: WorkSize,
+    /// Measured time.
+    ///
+    /// Invariant: finite and positive.
+    pub seconds: f64,
+}
+
+/// What was read from a file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Profile {
+    /// The measurements in the order of the file.
+    pub rows: Vec<ProfileRow>,
+    /// Records that the map's `where` left out.
+    pub n_filtered: usize,
+    /// Cells without a time.
+    pub n_missing: usize,
+    /// Times that are no positive number and were dropped because the map says so.
+    pub n_invalid: usize,
+    /// Whether the last line lacks its end, as in a file that is still being written.
+    pub is_cut_off: bool,
+}

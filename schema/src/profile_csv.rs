@@ -1,0 +1,514 @@
+//! From a CSV file to a [`Profile`], through a map.
+//!
+//! Every fault has its line and column. A cell that a shape does not need is not looked at, so that one file can hold
+//! several kinds, each with its own columns.
+
+use csv::StringRecord;
+
+use crate::{
+    ColumnSource, Condition, Invalid, Phase, Profile, ProfileMap, ProfileRow, Rule, Scalar, Source, WorkSize,
+};
+
+/// The largest number that a dimension may have; beyond it products of dimensions lose their meaning.
+const MAX_DIMENSION: f64 = 1e15;
+
+/// What is wrong with a CSV file, and where.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("line {line}{}: {fault}", column.as_ref().map(|name| format!(", column `{name}`")).unwrap_or_default())]
+pub struct ProfileCsvError {
+    /// Line, counted from one; the header is line 1.
+    pub line: u64,
+    /// Column of the file.
+    pub column: Option<String>,
+    /// What is wrong.
+    pub fault: ProfileFault,
+}
+
+/// What is wrong in one place of a CSV file.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProfileFault {
+    /// Not one record.
+    #[error("the file has no rows")]
+    Empty,
+    /// Not text.
+    #[error("{0}")]
+    Csv(String),
+    /// A record of another length than the header.
+    #[error("the row has {found} fields, the header has {expected}; the file may be cut off")]
+    Fields {
+        /// Fields of the header.
+        expected: u64,
+        /// Fields of the record.
+        found: u64,
+    },
+    /// The map names a column that the file does not have.
+    #[error("there is no such column; the file has {}", .known.join(", "))]
+    NoColumn {
+        /// Columns of the file.
+        known: Vec<String>,
+    },
+    /// Two columns of one name.
+    #[error("the header has this column twice")]
+    TwiceColumn,
+    /// A time that is none.
+    #[error("the time is `{0}`, it must be a positive number")]
+    Time(String),
+    /// A dimension that is none.
+    #[error("`{name}` is `{text}`, it must be a number of at least 1")]
+    Dimension {
+        /// Our name of it.
+        name: &'static str,
+        /// The cell.
+        text: String,
+    },
+    /// A cell whose text the map does not translate.
+    #[error("the map has no value for `{0}`")]
+    NoValue(String),
+    /// A phase that is none.
+    #[error("`{0}` is no phase: forward, backward, input_gradient, weight_gradient or training")]
+    Phase(String),
+    /// A value that a kind needs.
+    #[error("kind `{kind}` needs `{name}`, which the map does not set or the row leaves empty")]
+    Needs {
+        /// Kind of the operator.
+        kind: String,
+        /// Our name of the column.
+        name: &'static str,
+    },
+    /// A row without a kind or a data type.
+    #[error("`{0}` is empty")]
+    NoText(&'static str),
+    /// Nothing says which shape the kind has.
+    #[error(
+        "kind `{0}` is not known and no columns tell its shape: set m, n, k · in_channels, out_channels, kernel, size · heads, seq, head_dim · or rows, cols"
+    )]
+    UnknownKind(String),
+    /// A convolution without output.
+    #[error("the kernel of {kernel} is larger than the padded input of {size}")]
+    Kernel {
+        /// Size of the dilated kernel.
+        kernel: f64,
+        /// Size of the input with its padding.
+        size: f64,
+    },
+}
+
+/// The four forms of shape.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Product,
+    Convolution,
+    Attention,
+    Rows,
+}
+
+/// Kinds whose shape is known by name; other kinds are told by the columns that are set.
+const KINDS: [(&str, Form); 16] = [
+    ("linear", Form::Product),
+    ("matmul", Form::Product),
+    ("bmm", Form::Product),
+    ("gemm", Form::Product),
+    ("addmm", Form::Product),
+    ("conv1d", Form::Convolution),
+    ("conv2d", Form::Convolution),
+    ("conv3d", Form::Convolution),
+    ("convolution", Form::Convolution),
+    ("depthwise_convolution", Form::Convolution),
+    ("attention", Form::Attention),
+    ("sdpa", Form::Attention),
+    ("softmax", Form::Rows),
+    ("layer_norm", Form::Rows),
+    ("add", Form::Rows),
+    ("gelu", Form::Rows),
+];
+
+/// Where a value of ours stands: resolved once, used for each record.
+enum Cell<'a> {
+    Absent,
+    Constant(&'a Scalar),
+    Column(usize, &'a ColumnSource),
+}
+
+/// Reads the measurements of a CSV file.
+///
+/// # Errors
+/// At the first fault.
+pub fn read_profile(text: &str, map: &ProfileMap) -> Result<Profile, ProfileCsvError> {
+    let mut reader =
+        csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
+    let header = reader.headers().map_err(in_csv)?.clone();
+    if header.is_empty() || header.iter().all(str::is_empty) {
+        return Err(ProfileCsvError { line: 1, column: None, fault: ProfileFault::Empty });
+    }
+    let columns = Columns::resolve(&header, map)?;
+    let mut profile = Profile { is_cut_off: !text.is_empty() && !text.ends_with('\n'), ..Profile::default() };
+    let mut record = StringRecord::new();
+    let mut n_records = 0_usize;
+    while reader.read_record(&mut record).map_err(in_csv)? {
+        n_records += 1;
+        let line = record.position().map_or(0, csv::Position::line);
+        if !columns.conditions.iter().all(|(index, condition)| holds(condition, &record[*index])) {
+            profile.n_filtered += 1;
+            continue;
+        }
+        columns.read(&record, line, &header, &mut profile)?;
+    }
+    if n_records == 0 {
+        return Err(ProfileCsvError { line: 1, column: None, fault: ProfileFault::Empty });
+    }
+    Ok(profile)
+}
+
+/// Reads the measurements of a file of ours.
+///
+/// # Errors
+/// At the first fault.
+pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
+    let mut reader =
+        csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
+    let header = reader.headers().map_err(in_csv)?.clone();
+    let map = ProfileMap::own(&header);
+    for needed in ["kind", "dtype", "seconds"] {
+        if !header.iter().any(|name| name == needed) {
+            let known = header.iter().map(str::to_string).collect();
+            return Err(ProfileCsvError {
+                line: 1,
+                column: Some(needed.to_string()),
+                fault: ProfileFault::NoColumn { known },
+            });
+        }
+    }
+    read_profile(text, &map)
+}
+
+struct Columns<'a> {
+    /// By position in [`crate::COLUMNS`].
+    cells: Vec<Cell<'a>>,
+    /// Column, seconds of its unit, phase.
+    times: Vec<(usize, f64, Option<Phase>)>,
+    conditions: Vec<(usize, &'a Condition)>,
+    map: &'a ProfileMap,
+}
+
+impl<'a> Columns<'a> {
+    fn resolve(header: &StringRecord, map: &'a ProfileMap) -> Result<Self, ProfileCsvError> {
+        let position = |name: &str| {
+            let in_header = |fault| ProfileCsvError { line: 1, column: Some(name.to_string()), fault };
+            let mut found = header.iter().enumerate().filter(|(_, known)| *known == name);
+            match (found.next(), found.next()) {
+                (Some((index, _)), None) => Ok(index),
+                (Some(_), Some(_)) => Err(in_header(ProfileFault::TwiceColumn)),
+                (None, _) => {
+                    let known = header.iter().map(str::to_string).collect();
+                    Err(in_header(ProfileFault::NoColumn { known }))
+                }
+            }
+        };
+        let cell = |name: &&str| match map.columns.get(*name) {
+            None => Ok(Cell::Absent),
+            Some(Source::Constant(value)) => Ok(Cell::Constant(value)),
+            Some(Source::Column(source)) => Ok(Cell::Column(position(&source.column)?, source)),
+        };
+        Ok(Self {
+            cells: crate::COLUMNS.iter().map(cell).collect::<Result<_, _>>()?,
+            times: map
+                .times
+                .iter()
+                .map(|time| Ok((position(&time.column)?, time.unit.seconds(), time.phase)))
+                .collect::<Result<_, ProfileCsvError>>()?,
+            conditions: map
+                .conditions
+                .iter()
+                .map(|(name, condition)| Ok((position(name)?, condition)))
+                .collect::<Result<_, ProfileCsvError>>()?,
+            map,
+        })
+    }
+
+    fn read(
+        &self,
+        record: &StringRecord,
+        line: u64,
+        header: &StringRecord,
+        profile: &mut Profile,
+    ) -> Result<(), ProfileCsvError> {
+        let row = Record { columns: self, record, line, header };
+        let mut shared = None;
+        for (index, unit, phase) in &self.times {
+            let text = &record[*index];
+            if self.map.missing.iter().any(|missing| missing == text) {
+                profile.n_missing += 1;
+                continue;
+            }
+            let seconds = text.parse::<f64>().ok().map(|time| time * unit);
+            let Some(seconds) = seconds.filter(|time| time.is_finite() && *time > 0.0) else {
+                if self.map.invalid == Invalid::Drop {
+                    profile.n_invalid += 1;
+                    continue;
+                }
+                let column = Some(header[*index].to_string());
+                return Err(ProfileCsvError { line, column, fault: ProfileFault::Time(text.to_string()) });
+            };
+            if shared.is_none() {
+                let kind = row.text("kind")?.ok_or_else(|| row.fault(ProfileFault::NoText("kind")))?;
+                let dtype = row.text("dtype")?.ok_or_else(|| row.fault(ProfileFault::NoText("dtype")))?;
+                let shape = row.shape(&kind)?;
+                shared = Some((kind, dtype, row.text("device")?.unwrap_or_default(), row.phase()?, shape));
+            }
+            let (kind, dtype, device, own_phase, size) = shared.clone().expect("set above");
+            let phase = phase.unwrap_or(own_phase);
+            profile.rows.push(ProfileRow { line, kind, dtype, device, phase, size, seconds });
+        }
+        Ok(())
+    }
+}
+
+/// One record with what is needed to read and to blame it.
+struct Record<'a> {
+    columns: &'a Columns<'a>,
+    record: &'a StringRecord,
+    line: u64,
+    header: &'a StringRecord,
+}
+
+impl Record<'_> {
+    fn cell(&self, name: &'static str) -> &Cell<'_> {
+        let index = crate::COLUMNS.iter().position(|known| *known == name).expect("a column of ours");
+        &self.columns.cells[index]
+    }
+
+    fn fault(&self, fault: ProfileFault) -> ProfileCsvError {
+        ProfileCsvError { line: self.line, column: None, fault }
+    }
+
+    fn fault_in(&self, index: usize, fault: ProfileFault) -> ProfileCsvError {
+        ProfileCsvError { line: self.line, column: Some(self.header[index].to_string()), fault }
+    }
+
+    /// Returns the translated value, its factor and its column; nothing for absent and empty cells.
+    fn value(&self, name: &'static str) -> Result<Option<(Scalar, f64, Option<usize>)>, ProfileCsvError> {
+        match self.cell(name) {
+            Cell::Absent => Ok(None),
+            Cell::Constant(value) => Ok(Some(((*value).clone(), 1.0, None))),
+            Cell::Column(index, source) => {
+                let text = &self.record[*index];
+                let scale = source.scale.unwrap_or(1.0);
+                let listed = source.values.get(text).or_else(|| {
+                    source
+                        .values
+                        .iter()
+                        .find(|(key, _)| is(&Scalar::Text((*key).clone()), text))
+                        .map(|(_, v)| v)
+                });
+                match (listed, &source.otherwise) {
+                    (Some(value), _) => Ok(Some((value.clone(), scale, Some(*index)))),
+                    (None, Some(value)) if text.is_empty() || !source.values.is_empty() => {
+                        Ok(Some((value.clone(), scale, Some(*index))))
+                    }
+                    (None, _) if text.is_empty() => Ok(None),
+                    (None, _) if source.values.is_empty() => {
+                        Ok(Some((Scalar::Text(text.to_string()), scale, Some(*index))))
+                    }
+                    (None, _) => Err(self.fault_in(*index, ProfileFault::NoValue(text.to_string()))),
+                }
+            }
+        }
+    }
+
+    fn text(&self, name: &'static str) -> Result<Option<String>, ProfileCsvError> {
+        Ok(self.value(name)?.map(|(value, _, _)| show(&value)).filter(|text| !text.is_empty()))
+    }
+
+    fn phase(&self) -> Result<Phase, ProfileCsvError> {
+        let Some((value, _, index)) = self.value("phase")? else { return Ok(Phase::Forward) };
+        let text = show(&value);
+        let fault = ProfileFault::Phase(text.clone());
+        Phase::find(&text).ok_or_else(|| {
+            index.map_or(self.fault(fault.clone()), |index| self.fault_in(index, fault.clone()))
+        })
+    }
+
+    /// Returns a number that is at least `least`.
+    fn number(&self, name: &'static str, least: f64) -> Result<Option<f64>, ProfileCsvError> {
+        let Some((value, scale, index)) = self.value(name)? else { return Ok(None) };
+        let number = match &value {
+            Scalar::Number(number) => Some(*number),
+            Scalar::Bool(truth) => Some(f64::from(u8::from(*truth))),
+            Scalar::Text(text) => text.parse().ok(),
+        };
+        match number.map(|number: f64| number * scale) {
+            Some(number) if number >= least && number <= MAX_DIMENSION => Ok(Some(number)),
+            _ => {
+                let fault = ProfileFault::Dimension { name, text: show(&value) };
+                Err(index.map_or(self.fault(fault.clone()), |index| self.fault_in(index, fault.clone())))
+            }
+        }
+    }
+
+    fn dimension(&self, name: &'static str) -> Result<Option<f64>, ProfileCsvError> {
+        self.number(name, 1.0)
+    }
+
+    fn needed(&self, kind: &str, name: &'static str) -> Result<f64, ProfileCsvError> {
+        let missing = || self.fault(ProfileFault::Needs { kind: kind.to_string(), name });
+        self.dimension(name)?.ok_or_else(missing)
+    }
+
+    fn has(&self, name: &'static str) -> bool {
+        match self.cell(name) {
+            Cell::Absent => false,
+            Cell::Constant(_) => true,
+            Cell::Column(index, source) => !self.record[*index].is_empty() || source.otherwise.is_some(),
+        }
+    }
+
+    fn shape(&self, kind: &str) -> Result<WorkSize, ProfileCsvError> {
+        let by_name = KINDS.iter().find(|(name, _)| *name == kind).map(|(_, form)| *form);
+        let by_columns = || {
+            let all = |names: &[&'static str]| names.iter().all(|name| self.has(name));
+            if all(&["in_channels", "out_channels"]) {
+                Some(Form::Convolution)
+            } else if all(&["m", "n", "k"]) {
+                Some(Form::Product)
+            } else if all(&["seq", "head_dim"]) {
+                Some(Form::Attention)
+            } else {
+                all(&["cols"]).then_some(Form::Rows)
+            }
+        };
+        let unknown = || self.fault(ProfileFault::UnknownKind(kind.to_string()));
+        match by_name.or_else(by_columns).ok_or_else(unknown)? {
+            Form::Product => Ok(WorkSize::Product {
+                batch: self.dimension("batch")?.unwrap_or(1.0),
+                m: self.needed(kind, "m")?,
+                n: self.needed(kind, "n")?,
+                k: self.needed(kind, "k")?,
+            }),
+            Form::Convolution => self.convolution(kind),
+            Form::Attention => {
+                let (heads, seq) = (self.needed(kind, "heads")?, self.needed(kind, "seq")?);
+                Ok(WorkSize::Attention {
+                    batch: self.dimension("batch")?.unwrap_or(1.0),
+                    heads,
+                    kv_heads: self.dimension("kv_heads")?.unwrap_or(heads),
+                    seq,
+                    kv_seq: self.dimension("kv_seq")?.unwrap_or(seq),
+                    head_dim: self.needed(kind, "head_dim")?,
+                    causal: matches!(self.text("causal")?.as_deref(), Some("1" | "true" | "True" | "1.0")),
+                })
+            }
+            Form::Rows => Ok(WorkSize::Rows {
+                rows: self.dimension("rows")?.unwrap_or(1.0),
+                cols: self.needed(kind, "cols")?,
+                inputs: self
+                    .number("inputs", 0.0)?
+                    .unwrap_or(if matches!(kind, "add" | "mul" | "sub" | "div") { 2.0 } else { 1.0 }),
+            }),
+        }
+    }
+
+    fn convolution(&self, kind: &str) -> Result<WorkSize, ProfileCsvError> {
+        let size = self.dimension("size")?;
+        let height = self.dimension("height")?.or(size);
+        let width = self.dimension("width")?.or(size);
+        let needs = |name| self.fault(ProfileFault::Needs { kind: kind.to_string(), name });
+        let has_height = height.is_some();
+        let input = [
+            self.dimension("depth")?.unwrap_or(1.0),
+            height.unwrap_or(1.0),
+            width.or(height).ok_or_else(|| needs("size"))?,
+        ];
+        // An axis that the input lacks has a kernel of 1.
+        let is_present = [input[0] > 1.0, has_height, true];
+        let axis = |all: &'static str, own: [&'static str; 3], otherwise: Option<f64>, least: f64| {
+            let shared = if self.is_word(all)? { None } else { self.number(all, least)? };
+            let mut values = [0.0; 3];
+            for (axis, value) in values.iter_mut().enumerate() {
+                let given = self.number(own[axis], least)?.or(if is_present[axis] { shared } else { None });
+                *value = given
+                    .or(if is_present[axis] { otherwise } else { Some(least) })
+                    .ok_or_else(|| needs(all))?;
+            }
+            Ok::<_, ProfileCsvError>(values)
+        };
+        let kernel = axis("kernel", ["kernel_depth", "kernel_height", "kernel_width"], None, 1.0)?;
+        let stride = axis("stride", ["stride_depth", "stride_height", "stride_width"], Some(1.0), 1.0)?;
+        let padding = axis("padding", ["padding_depth", "padding_height", "padding_width"], Some(0.0), 0.0)?;
+        let dilation = self.dimension("dilation")?.unwrap_or(1.0);
+        let is_same = self.text("padding")?.as_deref().is_some_and(|word| word.eq_ignore_ascii_case("same"));
+        let mut output = [1.0; 3];
+        for axis in 0..3 {
+            let reach = dilation * (kernel[axis] - 1.0) + 1.0;
+            let padded = input[axis] + 2.0 * padding[axis];
+            output[axis] = if is_same {
+                (input[axis] / stride[axis]).ceil()
+            } else if reach <= padded {
+                ((padded - reach) / stride[axis]).floor() + 1.0
+            } else {
+                return Err(self.fault(ProfileFault::Kernel { kernel: reach, size: padded }));
+            };
+        }
+        Ok(WorkSize::Convolution {
+            batch: self.dimension("batch")?.unwrap_or(1.0),
+            in_channels: self.needed(kind, "in_channels")?,
+            out_channels: self.needed(kind, "out_channels")?,
+            groups: self.dimension("groups")?.unwrap_or(1.0),
+            input,
+            output,
+            kernel,
+            stride,
+        })
+    }
+
+    /// Padding may be a word.
+    fn is_word(&self, name: &'static str) -> Result<bool, ProfileCsvError> {
+        Ok(name == "padding"
+            && self
+                .text(name)?
+                .is_some_and(|word| word.eq_ignore_ascii_case("same") || word.eq_ignore_ascii_case("valid")))
+    }
+}
+
+fn holds(condition: &Condition, text: &str) -> bool {
+    match condition {
+        Condition::Is(value) => is(value, text),
+        Condition::OneOf(values) => values.iter().any(|value| is(value, text)),
+        Condition::Rule(Rule { not, min, max }) => {
+            let number = text.parse::<f64>().ok();
+            !not.iter().any(|value| is(value, text))
+                && min.is_none_or(|min| number.is_some_and(|number| number >= min))
+                && max.is_none_or(|max| number.is_some_and(|number| number <= max))
+        }
+    }
+}
+
+/// Compares a value of the map with a cell: numbers as numbers, `1` is `1.0`.
+fn is(value: &Scalar, text: &str) -> bool {
+    let number = match value {
+        Scalar::Number(number) => Some(*number),
+        Scalar::Text(own) if own == text => return true,
+        Scalar::Text(own) => own.parse().ok(),
+        Scalar::Bool(truth) => return text.eq_ignore_ascii_case(if *truth { "true" } else { "false" }),
+    };
+    number.is_some_and(|number| text.parse::<f64>().is_ok_and(|other| other == number))
+}
+
+fn show(value: &Scalar) -> String {
+    match value {
+        Scalar::Bool(truth) => truth.to_string(),
+        Scalar::Number(number) => number.to_string(),
+        Scalar::Text(text) => text.clone(),
+    }
+}
+
+fn in_csv(error: csv::Error) -> ProfileCsvError {
+    let line = error.position().map_or(1, csv::Position::line);
+    let fault = match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            ProfileFault::Fields { expected: *expected_len, found: *len }
+        }
+        csv::ErrorKind::Utf8 { .. } => ProfileFault::Csv("not UTF-8 text".to_string()),
+        _ => ProfileFault::Csv(error.to_string()),
+    };
+    ProfileCsvError { line, column: None, fault }
+}

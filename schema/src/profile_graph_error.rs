@@ -1,0 +1,105 @@
+//! What can be wrong with a profile graph, and where.
+
+use std::ops::Range;
+
+/// Why a profile is refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{place}: {fault}")]
+pub struct ProfileGraphError {
+    /// What is wrong.
+    pub fault: ProfileGraphFault,
+    /// Where it is wrong.
+    pub place: ProfileGraphPlace,
+}
+
+/// Where a profile is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfileGraphPlace {
+    /// A line of text, counted from one, and the bytes within the whole text.
+    Line(usize, Range<usize>),
+    /// A field of a JSON document: `nodes[3].fpgaLatency`.
+    Field(String),
+    /// The file as a whole.
+    File,
+}
+
+impl std::fmt::Display for ProfileGraphPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Line(number, _) => write!(f, "line {number}"),
+            Self::Field(path) => f.write_str(path),
+            Self::File => f.write_str("profile"),
+        }
+    }
+}
+
+/// What is wrong with a profile.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProfileGraphFault {
+    /// The file holds nothing.
+    #[error("no nodes")]
+    Empty,
+    /// More than can be meant.
+    #[error("more than {limit} {what}")]
+    TooMany {
+        /// `nodes` or `edges`.
+        what: &'static str,
+        /// The most that is read.
+        limit: usize,
+    },
+    /// Not of the form that was asked for.
+    #[error("expected {expected}, found `{found}`")]
+    Syntax {
+        /// The form.
+        expected: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// The JSON itself, or a missing or mistyped field.
+    #[error("{0}")]
+    Json(String),
+    /// A number that no measurement gives.
+    #[error("`{field}` of {node} is {value}; it must be a number that is not negative")]
+    BadNumber {
+        /// Name of the field.
+        field: &'static str,
+        /// Node or edge.
+        node: String,
+        /// The number as written.
+        value: String,
+    },
+    /// Two nodes of one name.
+    #[error("node `{0}` is given twice")]
+    Duplicate(String),
+    /// Two edges between the same nodes.
+    #[error("edge `{0}` to `{1}` is given twice")]
+    DuplicateEdge(String, String),
+    /// An edge to nowhere.
+    #[error("edge names node `{0}`, which is not in the profile")]
+    UnknownNode(String),
+    /// Not a DAG.
+    #[error("the graph has a cycle: {}", .0.join(" → "))]
+    Cycle(Vec<String>),
+    /// Two models in one file.
+    #[error("the graph is not connected: no path of edges joins `{0}` and `{1}`")]
+    Disconnected(String, String),
+    /// A limit that leaves nothing to plan with.
+    #[error("`{field}` is {value}, which leaves nothing to plan with")]
+    BadLimit {
+        /// Name of the field.
+        field: &'static str,
+        /// The number as written.
+        value: String,
+    },
+    /// A rule of the format is broken.
+    #[error("{0}")]
+    Rule(String),
+}
+
+/// Shortens a piece of the input for a message.
+pub(crate) fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_string(),
+    }
+}

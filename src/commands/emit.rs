@@ -1,0 +1,383 @@
+//! `model-analyze emit`: stage modules that run.
+
+mod extras;
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, ValueEnum};
+use codegen::{
+    About, Assignment, CheckError, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips, Targets, Tied,
+};
+use schema::{ModelReference, Plan};
+use tracer::Program;
+
+use crate::{
+    failure::Failure,
+    files,
+    output::{Format, Output},
+};
+
+/// Arguments of `emit`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  model-analyze emit model.pt plan.yaml -o out/
+  model-analyze emit model.pt --cut layer2,layer3 -o out/
+  model-analyze emit model.pt plan.yaml -o out/ --targets python --launch torchrun,slurm")]
+pub struct Emit {
+    /// A traced model (.pt)
+    model: PathBuf,
+    /// A plan written by `plan`
+    #[arg(required_unless_present_any = ["cut", "stages"], conflicts_with_all = ["cut", "stages"])]
+    plan: Option<PathBuf>,
+    /// Cut before these blocks instead of following a plan
+    #[arg(long, value_name = "BLOCK,…", value_delimiter = ',')]
+    cut: Vec<String>,
+    /// Cut into this many stages with as many operators each, instead of following a plan
+    #[arg(long, value_name = "N", conflicts_with = "cut", value_parser = clap::value_parser!(u32).range(1..))]
+    stages: Option<u32>,
+    /// Folder for the stages; must be new or empty
+    #[arg(short, long, value_name = "FOLDER")]
+    output: PathBuf,
+    /// Replace the folder if it was written by this command
+    #[arg(long)]
+    force: bool,
+    /// Refuse a cut that puts one parameter into two stages
+    #[arg(long)]
+    no_tied: bool,
+    /// Forms of the stages
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "torchscript,python")]
+    targets: Vec<Target>,
+    /// How values travel that skip a stage
+    #[arg(long, value_enum, default_value_t)]
+    skips: SkipsArgument,
+    /// Launch files to write beside train.py
+    #[arg(long, value_enum, value_delimiter = ',')]
+    launch: Vec<Launch>,
+    /// How the answer is printed
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// A form of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Target {
+    /// Archives for torch.jit.load, libtorch and tch
+    Torchscript,
+    /// Python source and safetensors
+    Python,
+}
+
+/// How skips travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum SkipsArgument {
+    /// Through the stages between; torch.distributed.pipelining needs this
+    #[default]
+    Relay,
+    /// Straight to the stage that needs them
+    Portal,
+}
+
+/// A launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Launch {
+    /// A shell script for torchrun
+    Torchrun,
+    /// A batch script
+    Slurm,
+    /// A TrainJob
+    Kubernetes,
+}
+
+impl Launch {
+    fn launcher(self) -> Launcher {
+        match self {
+            Launch::Torchrun => Launcher::Torchrun,
+            Launch::Slurm => Launcher::Slurm,
+            Launch::Kubernetes => Launcher::Kubernetes,
+        }
+    }
+}
+
+impl Emit {
+    /// Writes the stages.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let mapping = files::map(&self.model)?;
+        let name = self.model.display().to_string();
+        let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&name, &error))?;
+        let plan = self.plan.as_deref().map(|path| read_plan(path, &program)).transpose()?;
+        let assignment = match (&plan, self.stages) {
+            (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
+            (Some(plan), _) => {
+                let stages: Vec<Vec<String>> = plan.stages.iter().map(|stage| stage.blocks.clone()).collect();
+                codegen::assign(&program, &stages)
+            }
+            (None, None) => codegen::cut_before(&program, &self.cut),
+        };
+        let assignment = assignment.map_err(|errors| cut_failure(&errors, None))?;
+        let names = Names::new(&program);
+        let options = CutOptions {
+            skips: match self.skips {
+                SkipsArgument::Relay => Skips::Relay,
+                SkipsArgument::Portal => Skips::Portal,
+            },
+            tied: if self.no_tied { Tied::Refuse } else { Tied::Replicate },
+        };
+        let pipeline = codegen::cut(&program, &assignment, &names, &options).map_err(|errors| {
+            cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
+        })?;
+        codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
+        let about = about(&program, &self.model, plan.as_ref());
+        let facts = facts(&program);
+        let targets = Targets {
+            torchscript: self.targets.contains(&Target::Torchscript),
+            python: self.targets.contains(&Target::Python),
+        };
+        let mut emitted = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
+            .map_err(|error| cut_failure(&[error], None))?;
+        let launchers: Vec<Launcher> = self.launch.iter().map(|launch| launch.launcher()).collect();
+        let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
+        emitted.extend(beside);
+        for note in notes {
+            anstream::eprintln!("note: {note}");
+        }
+
+        let mut source = Source(File::open(&self.model)?);
+        let folder = files::Folder::create(&self.output, self.force)?;
+        let total: u64 = emitted.iter().map(|file| file.content.size()).sum();
+        let progress = progress(total);
+        for file in &emitted {
+            let path = folder.path(&file.path)?;
+            let in_file =
+                |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
+            let mut out =
+                BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
+            file.content.write(&mut source, &mut out).map_err(in_file)?;
+            out.flush().map_err(in_file)?;
+        }
+        progress.finish_and_clear();
+        folder.finish()?;
+        self.answer(&program, &pipeline, total, output)
+    }
+
+    fn answer(
+        &self,
+        program: &Program,
+        pipeline: &Pipeline,
+        bytes: u64,
+        output: &mut Output,
+    ) -> Result<(), Failure> {
+        let parameters = |stage: &codegen::Stage| -> u64 {
+            let tensors = stage.tensors.iter().map(|id| &program.tensors[id.index()]);
+            tensors
+                .filter(|tensor| tensor.role == tracer::Role::Parameter)
+                .map(|tensor| tensor.shape.iter().product::<u64>())
+                .sum()
+        };
+        match self.format {
+            Format::Json => {
+                let stages = pipeline.stages.iter().map(|stage| {
+                    serde_json::json!({
+                        "blocks": stage.label,
+                        "operators": stage.steps.len(),
+                        "parameters": parameters(stage),
+                        "inputs": stage.inputs.iter().map(|port| &port.name).collect::<Vec<_>>(),
+                        "outputs": stage.outputs.iter().map(|port| &port.name).collect::<Vec<_>>(),
+                    })
+                });
+                output.json(&serde_json::json!({
+                    "schema_version": 1,
+                    "folder": self.output,
+                    "bytes": bytes,
+                    "stages": stages.collect::<Vec<_>>(),
+                    "tied": pipeline.tied.iter().map(|tied| tied.holders.iter().map(|(stage, id)| {
+                        serde_json::json!({"stage": stage, "name": program.tensors[id.index()].path})
+                    }).collect::<Vec<_>>()).collect::<Vec<_>>(),
+                }))
+            }
+            Format::Text => {
+                let mut text = String::new();
+                for (index, stage) in pipeline.stages.iter().enumerate() {
+                    text.push_str(&format!(
+                        "stage {index}: {} operators, {} parameters, {} in, {} out\n",
+                        stage.steps.len(),
+                        parameters(stage),
+                        stage.inputs.len(),
+                        stage.outputs.len()
+                    ));
+                }
+                for tied in &pipeline.tied {
+                    let places: Vec<String> = tied
+                        .holders
+                        .iter()
+                        .map(|(stage, id)| format!("{} in stage {stage}", program.tensors[id.index()].path))
+                        .collect();
+                    text.push_str(&format!("tied: {}; train.py sums the gradients\n", places.join(" = ")));
+                }
+                text.push_str(&format!("wrote {} ({})\n", self.output.display(), schema::Bytes(bytes)));
+                output.text(&text)
+            }
+        }
+    }
+}
+
+/// The source archive, read in ranges: mapped pages would count as ours.
+struct Source(File);
+
+impl ReadAt for Source {
+    #[cfg(unix)]
+    fn read_at(&mut self, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.0, buffer, position)
+    }
+
+    #[cfg(not(unix))]
+    fn read_at(&mut self, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        use std::io::{Read, Seek, SeekFrom};
+        self.0.seek(SeekFrom::Start(position))?;
+        self.0.read_exact(buffer)
+    }
+}
+
+/// Returns sizes and types of values: those that the trace carries, and what follows from them.
+fn facts(program: &Program) -> Facts {
+    let mut facts = codegen::facts(program);
+    // Stages need no shapes: where the graph cannot be built, the manifest leaves them out.
+    let Ok(graph) = graph::build(program, &graph::BuildOptions::default()) else { return facts };
+    for (known, value) in facts.iter_mut().zip(&graph.values) {
+        let graph::Fact::Tensor(tensor) = &value.fact else { continue };
+        if known.as_ref().is_some_and(|known| known.shape.is_some()) {
+            continue;
+        }
+        let shape = tensor.shape.as_ref().and_then(|dims| dims.iter().copied().collect::<Option<Vec<u64>>>());
+        *known = Some(tracer::TensorType { dtype: tensor.dtype, shape, ..tracer::TensorType::default() });
+    }
+    facts
+}
+
+fn progress(total: u64) -> indicatif::ProgressBar {
+    // Drawn on standard error, and only where somebody looks.
+    let bar = indicatif::ProgressBar::new(total);
+    let style = indicatif::ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
+    bar.set_style(style.expect("the template is well formed"));
+    bar
+}
+
+fn read_plan(path: &Path, program: &Program) -> Result<Plan, Failure> {
+    let text = files::read_text(path)?;
+    let name = path.display().to_string();
+    let plan: Plan = schema::from_yaml(&text).map_err(|error| {
+        let failure = Failure::input(format!("{name}: {error}"));
+        match error.place {
+            Some((line, column)) => {
+                let start: usize = text.split_inclusive('\n').take(line - 1).map(str::len).sum();
+                let at = (start + column - 1).min(text.len());
+                failure.at(&name, &text, at..at, "here")
+            }
+            None => failure,
+        }
+    })?;
+    if plan.kind != "plan" {
+        return Err(Failure::input(format!("{name} is no plan but `{}`", plan.kind)));
+    }
+    if plan.version > schema::PLAN_VERSION {
+        return Err(Failure::input(format!(
+            "{name} has plan version {}, the newest known is {}",
+            plan.version,
+            schema::PLAN_VERSION
+        )));
+    }
+    let digest = tracer::digest(program);
+    if plan.model.digest != digest {
+        return Err(Failure::input(format!("{name} was made for another model, `{}`", plan.model.name))
+            .with_hint(format!(
+                "its digest is {}, this model's is {}; plan again",
+                short(&plan.model.digest),
+                short(&digest)
+            )));
+    }
+    if plan.stages.is_empty() {
+        return Err(Failure::input(format!("{name} has no stages")));
+    }
+    for (index, stage) in plan.stages.iter().enumerate() {
+        if stage.blocks.is_empty() {
+            return Err(Failure::input(format!("{name}: stage {index} is empty")));
+        }
+        if let Some(device) =
+            stage.devices.iter().find(|name| !plan.cluster.devices.iter().any(|d| d.name == **name))
+        {
+            return Err(Failure::input(format!(
+                "{name}: stage {index} names device `{device}`, which its cluster lacks"
+            )));
+        }
+    }
+    Ok(plan)
+}
+
+fn short(digest: &str) -> String {
+    digest.chars().take(12).collect()
+}
+
+fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {
+    let source = model.canonicalize().unwrap_or_else(|_| model.to_path_buf());
+    About {
+        source: source.to_str().map(str::to_string),
+        model: Some(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
+        written_by: format!("model-analyze {}", env!("CARGO_PKG_VERSION")),
+        devices: plan.map(|plan| plan.stages.iter().map(|s| s.devices.clone()).collect()).unwrap_or_default(),
+        recompute: plan
+            .map(|plan| plan.stages.iter().map(|s| s.recompute.clone()).collect())
+            .unwrap_or_default(),
+    }
+}
+
+fn nearest(
+    program: &Program,
+    assignment: &Assignment,
+    names: &Names,
+    options: &CutOptions,
+    errors: &[CutError],
+) -> Option<String> {
+    codegen::nearest(program, assignment, names, options, errors)
+        .map(|blocks| format!("the nearest cut that can: --cut {}", blocks.join(",")))
+}
+
+fn trace_failure(name: &str, error: &tracer::TraceError) -> Failure {
+    let mut failure = Failure::input(format!("{name}: {error}"));
+    if let Some(place) = error.place() {
+        failure = failure.at(&place.source.name, &place.source.text, place.range.clone(), "here");
+    }
+    match error.hint() {
+        Some(hint) => failure.with_hint(hint),
+        None => failure,
+    }
+}
+
+fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
+    let shown: Vec<String> = errors.iter().take(12).map(CutError::to_string).collect();
+    let mut message = shown.join("\n       ");
+    if errors.len() > shown.len() {
+        message.push_str(&format!("\n       and {} more", errors.len() - shown.len()));
+    }
+    let hint = hint.or_else(|| {
+        errors.iter().find_map(|error| match error {
+            CutError::UnknownBlock { similar: Some(path), .. } => Some(format!("did you mean `{path}`?")),
+            CutError::UnknownBlock { .. } => Some("`model-analyze inspect` lists the blocks".into()),
+            CutError::Tied { .. } => {
+                Some("without --no-tied each stage gets a copy and train.py sums gradients".into())
+            }
+            _ => None,
+        })
+    });
+    match hint {
+        Some(hint) => Failure::input(message).with_hint(hint),
+        None => Failure::input(message),
+    }
+}
+
+fn bug(error: &CheckError) -> Failure {
+    Failure::bug(format!("the stages fail their check: {error}"))
+        .with_hint("this is a bug of model-analyze; nothing was written")
+}

@@ -1,0 +1,313 @@
+//! `model-analyze inspect`: what the model is made of, as a table of blocks.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use graph::{BlockId, Item, ModelGraph, OperatorCosts, TensorFact};
+use schema::{Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown};
+
+use crate::{
+    failure::Failure,
+    model,
+    output::{Format, Output},
+};
+
+/// Rows that a table without `--depth` may have.
+const COMFORTABLE_ROWS: usize = 40;
+/// Paths listed for an unknown operator.
+const LISTED_PATHS: usize = 8;
+
+/// Arguments of `inspect`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  model-analyze inspect resnet50.pt
+  model-analyze inspect resnet50.pt --input 32x3x224x224 --depth 2
+  model-analyze inspect gpt2.pt --input input_ids=4x128:int64 --format json
+
+Shapes that travel inside the archive are used unless --input gives others.
+FLOPs are those of the forward pass as torch.utils.flop_counter counts them: products, convolutions and
+attention, one multiply-add as two. Memory is what autograd keeps for the backward pass. Both count a tied
+parameter and a shared activation once.")]
+pub struct Inspect {
+    /// A traced model: an archive of torch.jit.save, or IR text
+    model: PathBuf,
+
+    /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
+    #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
+    inputs: Vec<String>,
+
+    /// How deep to go in the tree of blocks; 0 is the whole model (default: what fits a screen; all for json)
+    #[arg(long, short)]
+    depth: Option<u32>,
+
+    /// How to print
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+impl Inspect {
+    /// Prints the table.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let model = model::load(&self.model, &self.inputs)?;
+        match self.format {
+            Format::Json => {
+                let report = report(&model, self.depth);
+                let json = serde_json::to_value(&report)
+                    .map_err(|error| Failure::input(format!("cannot write the report: {error}")))?;
+                output.json(&json)
+            }
+            // The text picks its own rows of all blocks.
+            Format::Text => output.text(&text(&model.graph, &report(&model, None), self.depth)),
+        }
+    }
+}
+
+fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
+    let graph = &model.graph;
+    let costs = graph::costs(graph);
+    let parameters = graph::parameters_by_block(graph);
+    let depth = depth.unwrap_or(u32::MAX);
+    let blocks = graph.blocks.iter().filter(|block| block.depth <= depth);
+    let blocks = blocks.map(|block| row(graph, &costs, &parameters, block.id)).collect();
+    let total = costs.total();
+    let once = |role| graph.tensors.iter().filter(move |t| t.role == role && t.first == t.id);
+    let unknown = graph.unknown.iter().map(|(name, unknown)| {
+        let mut paths: Vec<String> =
+            unknown.operators.iter().map(|id| graph.block(graph.operator(*id).block).path.clone()).collect();
+        paths.dedup();
+        paths.truncate(LISTED_PATHS);
+        InspectUnknown {
+            name: name.clone(),
+            count: unknown.operators.len() as u64,
+            paths,
+            is_recorded: unknown.is_recorded,
+        }
+    });
+    let named = |values: &[graph::ValueId]| values.iter().map(|id| graph::named_tensor(graph, *id)).collect();
+    InspectReport {
+        schema_version: INSPECT_VERSION,
+        model: graph.name.clone(),
+        inputs: named(&graph.inputs),
+        outputs: named(&graph.outputs),
+        totals: InspectTotals {
+            parameters: graph.parameters(),
+            buffers: once(graph::Role::Buffer).map(graph::StoredTensor::elements).sum(),
+            flops: total.forward_flops,
+            backward_flops: total.backward_flops(),
+            fused_flops: total.fused_flops,
+            parameter_bytes: once(graph::Role::Parameter).map(|tensor| tensor.bytes).sum(),
+            activation_bytes: total.saved_bytes,
+            operators: graph.operators.len() as u64,
+            unknown_operators: graph.unknown.values().map(|unknown| unknown.operators.len() as u64).sum(),
+        },
+        blocks,
+        unknown: unknown.collect(),
+        disagreements: graph
+            .disagreements
+            .iter()
+            .map(|found| {
+                let operator = graph.operator(found.operator);
+                let path = place(&graph.block(operator.block).path);
+                format!("{} in {path}: {}, recorded {}", operator.name, found.inferred, found.recorded)
+            })
+            .collect(),
+        notes: notes(model),
+    }
+}
+
+fn notes(model: &model::Model) -> Vec<String> {
+    let mut notes: Vec<String> =
+        model.program.notes.iter().map(|note| format!("{}: {}", place(&note.path), note.text)).collect();
+    let without = model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).count();
+    if without > 0 {
+        notes.push(format!(
+            "the text does not say the sizes of {without} parameters and buffers: their elements and some FLOPs are not counted; an archive says them"
+        ));
+    }
+    notes
+}
+
+fn row(graph: &ModelGraph, costs: &OperatorCosts, parameters: &[u64], id: BlockId) -> InspectBlock {
+    let block = graph.block(id);
+    let cost = costs.block(graph, id);
+    let result = graph.result_of(id);
+    InspectBlock {
+        path: block.path.clone(),
+        kind: block.kind.clone(),
+        depth: block.depth,
+        output_shape: result.and_then(shape),
+        output_dtype: result.and_then(dtype),
+        parameters: parameters[id.index()],
+        flops: cost.forward_flops,
+        backward_flops: cost.backward_flops(),
+        activation_bytes: cost.saved_bytes,
+        operators: block.operators.len() as u64,
+        structure: format!("{:016x}", block.structure),
+    }
+}
+
+fn shape(tensor: &TensorFact) -> Option<Vec<Option<u64>>> {
+    tensor.shape.as_ref().map(|shape| shape.to_vec())
+}
+
+fn dtype(tensor: &TensorFact) -> Option<String> {
+    tensor.dtype.map(|dtype| graph::dtype_name(dtype).to_string())
+}
+
+fn place(path: &str) -> &str {
+    if path.is_empty() { "(root)" } else { path }
+}
+
+/// One line of the table: a block, or a run of equal siblings.
+struct Line {
+    block: usize,
+    indent: usize,
+    times: usize,
+    last: Option<BlockId>,
+}
+
+fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> String {
+    let depth = depth.unwrap_or_else(|| comfortable_depth(graph));
+    let lines = lines(graph, depth);
+    let header = ["block", "kind", "output", "parameters", "FLOPs", "share", "memory"];
+    let mut rows: Vec<[String; 7]> = vec![header.map(str::to_string)];
+    let total = report.totals.flops.max(1) as f64;
+    for line in &lines {
+        let block = &report.blocks[line.block];
+        let times = line.times as u64;
+        let mut name = format!("{}{}", "  ".repeat(line.indent), place(&block.path));
+        if let Some(last) = line.last {
+            name = format!("{name} … {} ×{times}", last_name(&graph.block(last).path));
+        }
+        let dash = || "-".to_string();
+        let count = |number: u64| if number == 0 { dash() } else { grouped(number) };
+        let flops = block.flops * times;
+        rows.push([
+            name,
+            block.kind.clone(),
+            block.output_shape.as_ref().map_or_else(dash, |shape| graph::show_shape(shape)),
+            count(block.parameters * times),
+            if flops == 0 { dash() } else { Flops(flops).to_string() },
+            if flops == 0 { dash() } else { format!("{:.1} %", 100.0 * flops as f64 / total) },
+            if block.activation_bytes == 0 {
+                dash()
+            } else {
+                Bytes(sum_memory(report, graph, line)).to_string()
+            },
+        ]);
+    }
+    let mut text = table(&rows);
+    let totals = &report.totals;
+    text.push_str(&format!(
+        "\n{} parameters ({}), {} forward, {} backward, {} kept for the backward pass, {} operators\n",
+        grouped(totals.parameters),
+        Bytes(totals.parameter_bytes),
+        Flops(totals.flops),
+        Flops(totals.backward_flops),
+        Bytes(totals.activation_bytes),
+        grouped(totals.operators),
+    ));
+    if totals.fused_flops > 0 {
+        text.push_str(&format!(
+            "{} of the forward pass are in fused kernels that torch's counter misses on a CPU\n",
+            Flops(totals.fused_flops)
+        ));
+    }
+    for unknown in &report.unknown {
+        let paths: Vec<&str> = unknown.paths.iter().map(|path| place(path)).collect();
+        let known = if unknown.is_recorded { "its shapes are recorded" } else { "its shapes are not known" };
+        text.push_str(&format!(
+            "unknown operator {} ×{} in {}; {known}\n",
+            unknown.name,
+            unknown.count,
+            paths.join(", ")
+        ));
+    }
+    for note in &report.notes {
+        text.push_str(&format!("note: {note}\n"));
+    }
+    text
+}
+
+/// Sums the memory of a run of equal siblings; the first may keep what the others share.
+fn sum_memory(report: &InspectReport, graph: &ModelGraph, line: &Line) -> u64 {
+    let first = &graph.blocks[line.block];
+    let Some(parent) = first.parent.filter(|_| line.times > 1) else {
+        return report.blocks[line.block].activation_bytes;
+    };
+    let siblings = &graph.block(parent).children;
+    let last = line.last.unwrap_or(first.id);
+    let run = siblings.iter().filter(|id| **id >= first.id && **id <= last);
+    run.map(|id| report.blocks[id.index()].activation_bytes).sum()
+}
+
+/// Returns the deepest level whose lines fit a screen, at least 1.
+fn comfortable_depth(graph: &ModelGraph) -> u32 {
+    let deepest = graph.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
+    (1..=deepest)
+        .take_while(|depth| *depth == 1 || lines(graph, *depth).len() <= COMFORTABLE_ROWS)
+        .last()
+        .unwrap_or(0)
+}
+
+/// Lays the tree out as lines, parents before children; a run of equal siblings is one line with the first opened.
+fn lines(graph: &ModelGraph, depth: u32) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let mut stack = vec![Line { block: 0, indent: 0, times: 1, last: None }];
+    while let Some(line) = stack.pop() {
+        let block = &graph.blocks[line.block];
+        let indent = line.indent + 1;
+        lines.push(line);
+        if block.depth >= depth {
+            continue;
+        }
+        let calls: Vec<Item> =
+            graph.inside(block.id).into_iter().filter(|item| matches!(item, Item::Block(_))).collect();
+        let children = graph.repeats(&calls).into_iter().filter_map(|run| {
+            let (Item::Block(first), Item::Block(last)) = (calls[run.start], calls[run.end - 1]) else {
+                return None;
+            };
+            let last = (run.len() > 1).then_some(last);
+            Some(Line { block: first.index(), indent, times: run.len(), last })
+        });
+        let bottom = stack.len();
+        stack.extend(children);
+        stack[bottom..].reverse();
+    }
+    lines
+}
+
+fn last_name(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// Writes 25557032 as `25,557,032`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Lays rows out in columns: names to the left, numbers to the right.
+fn table(rows: &[[String; 7]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..7).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
+            0..=2 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        let line: Vec<String> = cells.collect();
+        text.push_str(line.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,360 @@
+//! `model-analyze trace`: builds and traces a model in the user's own Python.
+//!
+//! The interpreter gets `trace.py` on standard input and a request as its argument, and answers in JSON lines.
+//! It writes beside the output and renames, so that a failure or an interrupt leaves nothing.
+
+use std::{
+    ffi::OsStr,
+    io::{BufRead, BufReader, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    failure::Failure,
+    output::{Format, Output},
+};
+
+pub mod input_spec;
+
+use input_spec::InputSpec;
+
+const SCRIPT: &str = include_str!("../trace.py");
+
+/// Arguments of `trace`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  model-analyze trace torchvision.models:resnet50 --input 8x3x224x224 -o resnet50.pt
+  model-analyze trace my_package.models:UNet --arg width=32 --input 1x3x256x256 -o unet.pt
+  model-analyze trace gpt.py:build --input ids=8x128:int64 --input mask=8x128:bool -o gpt.pt
+  model-analyze trace train.py:Net --input 32x100 --state-dict net.safetensors -o net.pt
+
+Inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH]:
+  8x3x224x224          float32, normally distributed
+  8x128:int64          whole numbers small enough for every embedding of the model
+  ids=8x128:int64:0..50257
+                       passed as the keyword argument `ids`, from 0 up to 50256
+  scalar               a tensor without dimensions
+
+The target is imported from the current folder or from the interpreter's packages.
+A class or function is called with the values of --arg; a model is taken as it is.")]
+pub struct Trace {
+    /// What to trace: `package.module:name` or `path/to/file.py:name`, a class, a function or a model
+    target: String,
+
+    /// An example input, in the order of `forward`: [NAME=]SHAPE[:DTYPE][:LOW..HIGH]
+    #[arg(long = "input", short, value_name = "INPUT", required = true, allow_hyphen_values = true)]
+    inputs: Vec<String>,
+
+    /// A keyword argument of the target; the value is JSON, or text where it is no JSON
+    #[arg(long = "arg", short, value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    arguments: Vec<String>,
+
+    /// Where to write the archive
+    #[arg(long, short)]
+    output: PathBuf,
+
+    /// Weights to load: a file of torch.save or a .safetensors
+    #[arg(long, value_name = "FILE")]
+    state_dict: Option<PathBuf>,
+
+    /// Let the state dict miss parameters, or have more
+    #[arg(long, requires = "state_dict")]
+    partial_state_dict: bool,
+
+    /// Trace in training mode: dropout and batch statistics become part of the trace (default: eval)
+    #[arg(long)]
+    train: bool,
+
+    /// Seed of the random weights and inputs
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Device to build on: cpu, cuda, cuda:1
+    #[arg(long, default_value = "cpu")]
+    device: String,
+
+    /// Skip torch's comparison of the trace with a second one (halves the time; off with --train)
+    #[arg(long)]
+    no_check: bool,
+
+    /// Refuse outputs and inner values that torch calls unsafe to trace (mutable lists and dictionaries)
+    #[arg(long)]
+    strict: bool,
+
+    /// The Python interpreter that has torch and the model
+    #[arg(long, env = "MODEL_ANALYZE_PYTHON", default_value = "python3", value_name = "PROGRAM")]
+    python: String,
+
+    /// How to print what was made
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+impl Trace {
+    /// Runs the interpreter.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        self.check_output()?;
+        let request = self.request()?;
+        let done = self.converse(&request)?;
+        let path = self.output.display().to_string();
+        let count = |key: &str| done.get(key).and_then(Value::as_u64).unwrap_or_default();
+        let (operators, parameters) = (count("operators"), count("parameters"));
+        let torch = done.get("torch").and_then(Value::as_str).unwrap_or("?");
+        match self.format {
+            Format::Text => output
+                .text(&format!("{path}: {operators} operators, {parameters} parameters, torch {torch}\n")),
+            Format::Json => output.json(&json!({
+                "schema_version": 1,
+                "output": path,
+                "operators": operators,
+                "parameters": parameters,
+                "torch": torch,
+            })),
+        }
+    }
+
+    /// Finds out that the archive cannot be written before the model is built.
+    fn check_output(&self) -> Result<(), Failure> {
+        if self.output.is_dir() || self.output.file_name().is_none() {
+            return Err(Failure::input(format!("{} is a directory, not a file", self.output.display())));
+        }
+        let folder = match self.output.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        if !folder.is_dir() {
+            return Err(Failure::input(format!("no directory {}", folder.display()))
+                .with_hint(format!("make it first: mkdir -p {}", folder.display())));
+        }
+        match tempfile::tempfile_in(&folder) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Failure::input(format!("cannot write in {}: {error}", folder.display()))),
+        }
+    }
+
+    fn request(&self) -> Result<Value, Failure> {
+        let (place, name) = self.target.rsplit_once(':').unwrap_or_default();
+        if place.is_empty() || name.is_empty() {
+            return Err(Failure::input(format!("target `{}` does not say what to call", self.target))
+                .with_hint("write package.module:name or path/to/file.py:name"));
+        }
+        if place.ends_with(".py") && !Path::new(place).is_file() {
+            return Err(Failure::input(format!("{place}: no such file")));
+        }
+        let mut inputs = Vec::new();
+        for text in &self.inputs {
+            let spec = InputSpec::parse(text).map_err(|error| {
+                Failure::input(&error)
+                    .at("--input", text, error.span(), error.found())
+                    .with_hint("inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH], such as 8x3x224x224 or ids=8x128:int64")
+            })?;
+            inputs.push(spec);
+        }
+        check_names(&inputs)?;
+        let state_dict = match &self.state_dict {
+            Some(path) if !path.is_file() => {
+                return Err(Failure::input(format!("{}: no such file", path.display())));
+            }
+            Some(path) => Value::from(utf8(path.as_os_str())?),
+            None => Value::Null,
+        };
+        Ok(json!({
+            "target": self.target,
+            "arguments": parse_arguments(&self.arguments)?,
+            "inputs": inputs.iter().map(InputSpec::to_json).collect::<Vec<_>>(),
+            "training": self.train,
+            "seed": self.seed,
+            "device": self.device,
+            "check": !self.no_check && !self.train,
+            "strict": self.strict,
+            "state_dict": state_dict,
+            "strict_state_dict": !self.partial_state_dict,
+            "output": utf8(absolute(&self.output)?.as_os_str())?,
+        }))
+    }
+
+    /// Runs the script and returns what its last line says.
+    fn converse(&self, request: &Value) -> Result<Value, Failure> {
+        let mut child = Command::new(&self.python)
+            .arg("-")
+            .arg(request.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| self.no_interpreter(&error))?;
+        feed(&mut child);
+        let lines = BufReader::new(child.stdout.take().expect("standard output is piped"));
+        let progress = Progress::new();
+        let mut last = None;
+        for line in lines.lines() {
+            let line = line?;
+            match serde_json::from_str::<Value>(&line) {
+                Ok(value) => {
+                    if let Some(step) = value.get("step").and_then(Value::as_str) {
+                        progress.step(step);
+                    } else if let Some(note) = value.get("note").and_then(Value::as_str) {
+                        progress.note(note);
+                    } else {
+                        last = Some(value);
+                    }
+                }
+                // Not ours: an interpreter that is no Python, or one that prints before our script runs.
+                Err(_) => anstream::eprintln!("{line}"),
+            }
+        }
+        progress.finish();
+        let status = child.wait()?;
+        match last.as_ref() {
+            Some(value) if value.get("done").is_some() => Ok(value["done"].clone()),
+            Some(value) if value.get("error").is_some() => Err(self.python_failure(&value["error"])),
+            _ => Err(Failure::input(format!("{} ended without a result ({status})", self.python))
+                .with_hint("--python names the interpreter; what it printed stands above")),
+        }
+    }
+
+    fn no_interpreter(&self, error: &std::io::Error) -> Failure {
+        Failure::input(format!("cannot run {}: {error}", self.python)).with_hint(
+            "name an interpreter that has torch: --python .venv/bin/python, or set MODEL_ANALYZE_PYTHON",
+        )
+    }
+
+    /// Shows Python's reason: the exception, the user's own line and the module that was being called.
+    fn python_failure(&self, error: &Value) -> Failure {
+        let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
+        let step = text("step");
+        match text("kind") {
+            "no-torch" => {
+                let python = if text("python").is_empty() { &self.python } else { text("python") };
+                Failure::input(format!("{python} has no torch")).with_hint(format!(
+                    "install it there ({python} -m pip install torch), or name another interpreter with --python"
+                ))
+            }
+            "python" => self.exception(error, step),
+            _ => Failure::input(text("message")),
+        }
+    }
+
+    fn exception(&self, error: &Value, step: &str) -> Failure {
+        let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
+        let mut message = format!("{step}: {}", text("type"));
+        if !text("message").is_empty() {
+            message.push_str(": ");
+            message.push_str(&text("message").replace('\n', "\n  "));
+        }
+        if let Some(module) = error.get("module").and_then(Value::as_str) {
+            message.push_str(&format!("\n  in module {module}"));
+        }
+        if let Some(frame) = error.get("frame").filter(|frame| frame.is_object()) {
+            let part = |key: &str| frame.get(key).and_then(Value::as_str).unwrap_or_default();
+            let line = frame.get("line").and_then(Value::as_u64).unwrap_or_default();
+            message.push_str(&format!("\n  at {}:{line}", part("file")));
+            if !part("function").is_empty() && part("function") != "<module>" {
+                message.push_str(&format!(" in {}", part("function")));
+            }
+            if !part("text").is_empty() {
+                message.push_str(&format!("\n     {}", part("text")));
+            }
+        }
+        let failure = Failure::input(message);
+        let hint = match (text("type"), step) {
+            ("ModuleNotFoundError", _) => format!(
+                "the target is looked for in the current folder and in the packages of {}",
+                self.python
+            ),
+            ("TypeError", step) if step.starts_with("building") => {
+                "arguments of the target are given as --arg KEY=VALUE".to_owned()
+            }
+            ("TypeError" | "RuntimeError" | "ValueError" | "IndexError", "running forward") => {
+                "the shapes, dtypes and names of --input must be those that forward takes".to_owned()
+            }
+            _ => return failure,
+        };
+        failure.with_hint(hint)
+    }
+}
+
+/// Sends the script; an interpreter that leaves early says why by itself.
+fn feed(child: &mut Child) {
+    let mut stdin = child.stdin.take().expect("standard input is piped");
+    let _ = stdin.write_all(SCRIPT.as_bytes());
+}
+
+fn check_names(inputs: &[InputSpec]) -> Result<(), Failure> {
+    for (index, input) in inputs.iter().enumerate() {
+        let Some(name) = &input.name else {
+            if inputs[..index].iter().any(|before| before.name.is_some()) {
+                return Err(Failure::input("an --input without a name follows one with a name")
+                    .with_hint("as in a Python call, those without a name come first"));
+            }
+            continue;
+        };
+        if inputs[..index].iter().any(|before| before.name.as_ref() == Some(name)) {
+            return Err(Failure::input(format!("--input {name} is given twice")));
+        }
+    }
+    Ok(())
+}
+
+fn parse_arguments(arguments: &[String]) -> Result<Map<String, Value>, Failure> {
+    let mut parsed = Map::new();
+    for argument in arguments {
+        let Some((key, value)) = argument.split_once('=').filter(|(key, _)| !key.is_empty()) else {
+            return Err(Failure::input(format!("--arg {argument} is not KEY=VALUE")).with_hint(
+                "values are JSON: --arg num_classes=10 --arg weights=null --arg 'name=\"tiny\"'",
+            ));
+        };
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        if parsed.insert(key.to_owned(), value).is_some() {
+            return Err(Failure::input(format!("--arg {key} is given twice")));
+        }
+    }
+    Ok(parsed)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
+}
+
+fn utf8(path: &OsStr) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| Failure::input(format!("{}: not UTF-8", path.display())))
+}
+
+/// One line on the terminal that says what is being done; silent where nobody looks.
+struct Progress {
+    bar: Option<indicatif::ProgressBar>,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = indicatif::ProgressBar::new_spinner();
+            bar.enable_steady_tick(std::time::Duration::from_millis(100));
+            bar
+        });
+        Self { bar }
+    }
+
+    fn step(&self, step: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(step.to_owned());
+        }
+    }
+
+    fn note(&self, note: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(format!("note: {note}")),
+            None => anstream::eprintln!("note: {note}"),
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

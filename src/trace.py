@@ -1,0 +1,487 @@
+"""Builds a PyTorch model, traces it and saves the archive with its shapes inside.
+
+`model-analyze trace` feeds this file to the user's interpreter on standard input; the request is the first
+argument, as JSON. Everything it has to say goes to standard output, one JSON document a line:
+
+    {"step": "..."}                      what is being done
+    {"note": "..."}                      something the user may want to know
+    {"done": {...}}                      the last line of a success
+    {"error": {"step", "message", ...}}  the last line of a failure
+
+Whatever the model itself prints goes to standard error. Only torch is needed.
+"""
+
+import collections.abc
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import tempfile
+import types
+import warnings
+
+# Nodes that become operands and so carry no line of their own in the record.
+INLINE = {
+    "prim::Constant",
+    "prim::GetAttr",
+    "prim::ListConstruct",
+    "prim::TupleConstruct",
+    "prim::TupleUnpack",
+    "prim::DictConstruct",
+    "prim::CallMethod",
+}
+# Statements that stay whole; their inner nodes are not listed.
+OPAQUE = {"prim::If", "prim::Loop", "prim::With"}
+
+
+class Refused(Exception):
+    """A request that cannot be met; the text is for the user."""
+
+
+def dtype_name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor_type(type_):
+    """Returns what the tracer knows about a tensor value, or None."""
+    if type_.kind() != "TensorType":
+        return None
+    known = {}
+    if type_.dtype() is not None:
+        known["dtype"] = dtype_name(type_.dtype())
+    sizes, strides = type_.sizes(), type_.strides()
+    if sizes is not None and None not in sizes:
+        known["shape"] = list(sizes)
+    if strides is not None and None not in strides:
+        known["strides"] = list(strides)
+    if sizes is not None:
+        known["requires_grad"] = type_.requires_grad()
+    if type_.device() is not None:
+        known["device"] = str(type_.device())
+    return known
+
+
+def inlined_graph(traced):
+    """Returns the graph with its calls followed, as the archive will hold it.
+
+    By itself torch simplifies what it inlines: sizes made tensors and back, a `cat` of a `cat`. The archive keeps
+    them. The first call decides, since torch keeps the simplified graphs.
+    """
+    import torch
+
+    with torch.jit.optimized_execution(False):
+        graph = traced.inlined_graph
+        # Without simplification a pass goes one call deep; a call that stays cannot be followed.
+        before = None
+        while (calls := describe_calls(graph)) and calls != before:
+            torch._C._jit_pass_inline(graph)
+            before = calls
+        return graph
+
+
+def describe_calls(graph):
+    return [str(node) for kind in ("prim::CallMethod", "prim::CallFunction") for node in graph.findAllNodes(kind)]
+
+
+def record_nodes(traced):
+    """Returns operator and output types of every node that is an operator, in execution order."""
+    graph = inlined_graph(traced)
+    attributes = {next(graph.inputs()).debugName(): traced}
+    training = set()
+    nodes = []
+    for node in graph.nodes():
+        kind = node.kind()
+        if kind == "prim::GetAttr":
+            found = getattr(attributes[node.input().debugName()], node.s("name"), None)
+            attributes[node.output().debugName()] = found
+            if getattr(found, "requires_grad", False):
+                training.add(node.output().debugName())
+        # A tuple made elsewhere, by the caller or by a loop, is taken apart by an operator.
+        takes_apart = kind == "prim::TupleUnpack" and node.input().node().kind() != "prim::TupleConstruct"
+        if kind in INLINE and not takes_apart:
+            continue
+        outputs = [tensor_type(value.type()) for value in node.outputs()]
+        # The tracer notes a convolution's result before autograd has marked it.
+        if kind == "aten::_convolution" and any(value.debugName() in training for value in node.inputs()):
+            outputs[0]["requires_grad"] = True
+        for value, type_ in zip(node.outputs(), outputs):
+            if type_ and type_.get("requires_grad"):
+                training.add(value.debugName())
+        nodes.append({"op": "prim::Opaque" if kind in OPAQUE else kind, "outputs": outputs})
+    return nodes
+
+
+def record_inputs(graph):
+    """Returns name, dtype and shape of the graph's inputs, without `self`."""
+    inputs = []
+    for value in list(graph.inputs())[1:]:
+        base, _, number = value.debugName().rpartition(".")
+        name = base if base and number.isdigit() else value.debugName()
+        inputs.append({"name": name, **(tensor_type(value.type()) or {"type": str(value.type())})})
+    return inputs
+
+
+def fields(output):
+    """Returns the named parts of a structured output, or None when it is no such thing."""
+    if isinstance(output, collections.abc.Mapping):
+        return [(str(name), part) for name, part in output.items()]
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return list(zip(output._fields, output))
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [(field.name, getattr(output, field.name)) for field in dataclasses.fields(output)]
+    return None
+
+
+def flatten_output(output, name=""):
+    """Returns (name, tensor) pairs; what is no tensor (None, a cache) is left out."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return [(name, output)]
+    parts = fields(output)
+    if parts is None and isinstance(output, (list, tuple)):
+        parts = [(str(index), part) for index, part in enumerate(output)]
+    prefix = f"{name}." if name else ""
+    return [pair for key, part in parts or [] for pair in flatten_output(part, prefix + key)]
+
+
+def is_plain(output):
+    """Tells whether the tracer takes the output as it is: a tensor, or (nested) tuples of tensors."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return True
+    return type(output) is tuple and bool(output) and all(is_plain(part) for part in output)
+
+
+class Places:
+    """Follows which module is being called, so that an error can name it."""
+
+    def __init__(self, model):
+        self.stack = []
+        self.handles = []
+        for path, module in model.named_modules():
+            if isinstance(module, _script_module()):
+                continue
+            self.handles.append(module.register_forward_pre_hook(self.enter(path, module)))
+            self.handles.append(module.register_forward_hook(self.leave))
+
+    def enter(self, path, module):
+        def hook(*_):
+            self.stack.append(f"{path or 'the model'} ({type(module).__name__})")
+
+        return hook
+
+    def leave(self, *_):
+        self.stack.pop()
+
+    def remove(self):
+        for handle in self.handles:
+            handle.remove()
+
+    def innermost(self):
+        return self.stack[-1] if self.stack else None
+
+
+def _script_module():
+    import torch
+
+    return torch.jit.ScriptModule
+
+
+def adapt_forward(model, names, flatten):
+    """Gives `model` a `forward` whose parameters are the inputs in order and which returns tensors only.
+
+    The instance gets it, not a wrapper module: the paths of parameters and modules stay as they are.
+    """
+    forward = model.forward
+    parameters = [name or f"input_{index}" for index, name in enumerate(names)]
+    passed = [f"{name}={name}" if name else parameters[index] for index, name in enumerate(names)]
+    space = {"forward_": forward, "flatten_": (lambda output: output)}
+    if flatten:
+        space["flatten_"] = lambda output: tuple(tensor for _, tensor in flatten_output(output))
+    source = f"def forward(self, {', '.join(parameters)}):\n    return flatten_(forward_({', '.join(passed)}))\n"
+    exec(compile(source, "<model-analyze>", "exec"), space)  # noqa: S102: our own text; the names are identifiers.
+    model.forward = types.MethodType(space["forward"], model)
+    return lambda: model.__dict__.pop("forward", None)
+
+
+def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
+    """Traces `model` with `inputs`, a list of (name or None, value).
+
+    Returns the traced module and the names of its outputs where it returned a structure.
+    """
+    import torch
+
+    config = getattr(model, "config", None)
+    if getattr(config, "use_cache", None) is True:
+        config.use_cache = False
+        say(note="turned use_cache off: a trace cannot return a cache")
+
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers() if buffer is not None}
+    positional = [value for name, value in inputs if name is None]
+    named = {name: value for name, value in inputs if name is not None}
+
+    say(step="running forward")
+    places = Places(model)
+    try:
+        with torch.random.fork_rng():
+            output = model(*positional, **named)
+    except Exception as error:
+        error.module_path = places.innermost()
+        raise
+    finally:
+        places.remove()
+
+    plain = is_plain(output)
+    found = [] if plain else flatten_output(output)
+    if not plain and not found:
+        raise Refused(f"forward returns {type(output).__name__}, which holds no tensor")
+    del output
+
+    say(step="tracing")
+    restore = lambda: None  # noqa: E731
+    if named or not plain:
+        restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
+    try:
+        with warnings.catch_warnings():
+            # The tracer touches every attribute of a module, deprecated ones too.
+            for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
+                warnings.simplefilter("ignore", category)
+            values = tuple(value for _, value in inputs)
+            traced = torch.jit.trace(model, values, check_trace=check, strict=strict)
+    finally:
+        restore()
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in buffers and buffer is not None:
+                    buffer.copy_(buffers[name])
+    return traced, [name for name, _ in found]
+
+
+def record(traced, *, about, training, outputs=()):
+    """Returns the text of the extra file `model_analyze.json`."""
+    import torch
+
+    document = {
+        "version": 1,
+        "about": {
+            **about,
+            "torch": torch.__version__,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "written_by": "model-analyze",
+        },
+        "training": training,
+        "inputs": record_inputs(inlined_graph(traced)),
+        "outputs": list(outputs),
+        "nodes": record_nodes(traced),
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def save(traced, path, text):
+    """Saves the archive whole or not at all.
+
+    Its top folder is named after the file, so it is written under its own name in a folder beside.
+    """
+    import torch
+
+    folder, name = os.path.split(os.path.abspath(path))
+    with tempfile.TemporaryDirectory(prefix=".model-analyze-", dir=folder) as beside:
+        unfinished = os.path.join(beside, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.save(traced, unfinished, _extra_files={"model_analyze.json": text})
+        os.replace(unfinished, path)
+
+
+# What follows serves the command alone.
+
+
+def load_target(target):
+    """Returns the callable or module that `package.module:name` or `path/to/file.py:Name` names."""
+    where, _, name = target.rpartition(":")
+    if where.endswith(".py"):
+        folder, file = os.path.split(os.path.abspath(where))
+        sys.path.insert(0, folder)
+        module_name = file[:-3]
+        spec = importlib.util.spec_from_file_location(module_name, where)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+    else:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(where)
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            import difflib
+
+            close = difflib.get_close_matches(part, dir(found), n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise Refused(f"{where} has no {name!r}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def build(found, arguments):
+    """Returns the model: `found` itself, or what it returns when called."""
+    import torch
+
+    if isinstance(found, torch.nn.Module):
+        if arguments:
+            raise Refused("the target is a model already; --arg needs a class or a function to pass it to")
+        return found
+    if not callable(found):
+        raise Refused(f"the target is a {type(found).__name__}, neither a model nor something to call")
+    model = found(**arguments)
+    if not isinstance(model, torch.nn.Module):
+        raise Refused(f"the target returns {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def read_state_dict(path):
+    import torch
+
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    # Checkpoints often hold the weights under a key of their own.
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            return state[key]
+    return state
+
+
+def sample(spec, model, device):
+    """Returns an example tensor for one `--input`."""
+    import torch
+
+    shape, dtype = spec["shape"], getattr(torch, spec["dtype"])
+    low, high = spec.get("low"), spec.get("high")
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, device="cpu").to(dtype).to(device)
+    if dtype.is_floating_point or dtype.is_complex:
+        if low is not None:
+            return (torch.rand(shape) * (high - low) + low).to(dtype).to(device)
+        if dtype.is_complex:
+            return torch.randn(shape, dtype=dtype).to(device)
+        return torch.randn(shape).to(dtype).to(device)
+    if low is None:
+        # Small enough to be an index into every embedding of the model.
+        rows = [m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+        low, high = 0, min(rows, default=2)
+    return torch.randint(int(low), max(int(high), int(low) + 1), shape).to(dtype).to(device)
+
+
+def user_frame(error):
+    """Returns the innermost frame of the user's own files and the innermost frame of all."""
+    import sysconfig
+
+    library = tuple(
+        os.path.realpath(path) + os.sep for key, path in sysconfig.get_paths().items() if "lib" in key
+    )
+    frames = []
+    trace_back = error.__traceback__
+    while trace_back is not None:
+        file = trace_back.tb_frame.f_code.co_filename
+        frames.append((file, trace_back.tb_lineno, trace_back.tb_frame.f_code.co_name))
+        trace_back = trace_back.tb_next
+    files = [frame for frame in frames if not frame[0].startswith("<")]
+    files = [frame for frame in files if os.sep + "importlib" + os.sep not in frame[0]]
+    own = [frame for frame in files if not os.path.realpath(frame[0]).startswith(library)]
+    chosen = (own or files or [None])[-1]
+    if isinstance(error, SyntaxError) and error.filename:
+        chosen = (error.filename, error.lineno or 1, "")
+    if chosen is None:
+        return None
+    import linecache
+
+    file, line, function = chosen
+    shown = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+    return {"file": shown, "line": line, "function": function, "text": linecache.getline(file, line).strip()}
+
+
+def main():
+    request = json.loads(sys.argv[1])
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    # What the model prints must not mix with our lines; this holds for C code too.
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    step = "importing torch"
+
+    def say(**line):
+        nonlocal step
+        step = line.get("step", step)
+        channel.write(json.dumps(line) + "\n")
+
+    try:
+        say(step=step)
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] != "torch":
+                raise
+            say(error={"step": step, "kind": "no-torch", "message": str(error), "python": sys.executable})
+            return 2
+        torch.manual_seed(request["seed"])
+        say(step=f"importing {request['target'].rpartition(':')[0]}")
+        found = load_target(request["target"])
+        say(step=f"building {request['target'].rpartition(':')[2]}")
+        model = build(found, request["arguments"])
+        if isinstance(model, torch.jit.ScriptModule):
+            raise Refused("the model is a ScriptModule already; give its archive to the other commands")
+        if request.get("state_dict"):
+            say(step=f"loading {request['state_dict']}")
+            model.load_state_dict(read_state_dict(request["state_dict"]), strict=request["strict_state_dict"])
+        say(step=f"moving to {request['device']}")
+        device = torch.device(request["device"])
+        model = model.to(device).train(request["training"])
+        say(step="making inputs")
+        inputs = [(spec.get("name"), sample(spec, model, device)) for spec in request["inputs"]]
+        traced, outputs = trace(model, inputs, check=request["check"], strict=request["strict"], say=say)
+        say(step="saving")
+        about = {"target": request["target"], "seed": str(request["seed"])}
+        if request["arguments"]:
+            about["arguments"] = json.dumps(request["arguments"])
+        text = record(traced, about=about, training=request["training"], outputs=outputs)
+        save(traced, request["output"], text)
+        parameters = {id(p): p.numel() for p in model.parameters()}
+        say(
+            done={
+                "operators": len(json.loads(text)["nodes"]),
+                "parameters": sum(parameters.values()),
+                "torch": torch.__version__,
+            }
+        )
+        return 0
+    except Refused as error:
+        say(error={"step": step, "kind": "refused", "message": str(error)})
+    except KeyboardInterrupt:
+        say(error={"step": step, "kind": "interrupted", "message": "interrupted"})
+    except (Exception, SystemExit) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        say(
+            error={
+                "step": step,
+                "kind": "python",
+                "type": type(error).__name__,
+                "message": "\n".join(lines[:12]),
+                "module": getattr(error, "module_path", None),
+                "frame": user_frame(error),
+            }
+        )
+    return 2
+
+
+if __name__ == "__main__" and len(sys.argv) > 1 and sys.argv[1].startswith("{"):
+    code = main()
+    sys.stderr.flush()
+    # Leaving at once: some libraries hang or crash while the interpreter shuts down.
+    os._exit(code)

@@ -1,0 +1,95 @@
+//! Holds the arrows of ARCHITECTURE.md: who may depend on whom, and who alone may know what.
+
+use std::{collections::BTreeMap, process::Command};
+
+/// Every crate of the workspace with the members it may use.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("model-analyze-schema", &[]),
+    ("model-analyze-tracer", &[]),
+    ("model-analyze-graph", &["tracer", "schema"]),
+    ("model-analyze-simulator", &["schema"]),
+    ("model-analyze-cost-model", &["graph", "schema"]),
+    ("model-analyze-codegen", &["graph", "tracer", "schema"]),
+    ("model-analyze-viz", &["graph", "schema"]),
+    ("model-analyze-runtime", &["simulator", "schema"]),
+    ("model-analyze-partitioner", &["graph", "simulator", "schema"]),
+    (
+        "model-analyze",
+        &["tracer", "graph", "cost-model", "simulator", "partitioner", "codegen", "viz", "runtime", "schema"],
+    ),
+];
+
+/// Outside crates that only one of ours may use directly.
+const ALONE: &[(&str, &str)] = &[
+    ("tch", "model-analyze-runtime"),
+    ("linfa", "model-analyze-cost-model"),
+    ("linfa-linear", "model-analyze-cost-model"),
+    ("nom", "model-analyze-tracer"),
+    ("plotters", "model-analyze-viz"),
+    ("graphviz-rust", "model-analyze-viz"),
+    ("serde_yaml", "model-analyze-schema"),
+    ("schemars", "model-analyze-schema"),
+    ("clap", "model-analyze"),
+    ("memmap2", "model-analyze"),
+];
+
+/// Normal dependencies of every workspace member, by package name.
+fn dependencies() -> BTreeMap<String, Vec<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let text = |value: &serde_json::Value| value.as_str().expect("a name").to_string();
+    let packages = metadata["packages"].as_array().expect("packages");
+    packages
+        .iter()
+        .map(|package| {
+            let all = package["dependencies"].as_array().expect("dependencies").iter();
+            let normal = all.filter(|dependency| dependency["kind"].is_null());
+            (text(&package["name"]), normal.map(|dependency| text(&dependency["name"])).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn crates_use_only_the_layers_below() {
+    let dependencies = dependencies();
+    assert_eq!(dependencies.len(), ARROWS.len(), "a crate is missing from ARROWS");
+    for (package, allowed) in ARROWS {
+        for used in dependencies[*package].iter().filter_map(|name| name.strip_prefix("model-analyze-")) {
+            assert!(allowed.contains(&used), "{package} must not use {used}");
+        }
+    }
+}
+
+#[test]
+fn what_one_crate_knows_stays_there() {
+    for (package, used) in dependencies() {
+        for (library, owner) in ALONE {
+            let uses = used.iter().any(|name| name == library);
+            assert!(!uses || package == *owner, "only {owner} may use {library}, not {package}");
+        }
+    }
+}
+
+#[test]
+fn only_schema_is_serialisable() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let members =
+        ["tracer", "graph", "cost-model", "simulator", "partitioner", "codegen", "viz", "runtime", "src"];
+    let mut folders: Vec<_> = members.iter().map(|member| root.join(member)).collect();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of ours").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).expect("source is text");
+                let derives = text.lines().any(|line| line.contains("derive(") && line.contains("Serialize"));
+                assert!(!derives, "{} derives Serialize; that belongs in schema", path.display());
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The zip layer: which records there are, where they lie, and the small ones' bytes.
+//!
+//! The directory is read by the `zip` crate, which keeps the last of two equal names without a word;
+//! therefore the directory's headers are counted again here.
+
+use std::{collections::BTreeMap, io::Cursor};
+
+use flate2::{Decompress, FlushDecompress, Status};
+use zip::{CompressionMethod, ZipArchive};
+
+use crate::error::TraceError;
+
+/// More records than any model has: NASNet-Large has 5,000.
+const MAX_RECORDS: usize = 1_000_000;
+const MAX_NAME: usize = 4096;
+/// One text or pickle.
+pub(crate) const MAX_RECORD_BYTES: u64 = 256 << 20;
+/// All texts and pickles together.
+pub(crate) const MAX_TOTAL_BYTES: u64 = 1 << 30;
+
+/// An open archive.
+pub(crate) struct Records<'a> {
+    zip: ZipArchive<Cursor<&'a [u8]>>,
+    /// Top folder, without the slash.
+    pub(crate) folder: String,
+    /// Index by name without the top folder.
+    names: BTreeMap<String, usize>,
+    unpacked: u64,
+    bytes: &'a [u8],
+    decoder: Decompress,
+}
+
+/// Where a stored record lies in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) position: u64,
+    pub(crate) bytes: u64,
+}
+
+impl<'a> Records<'a> {
+    /// Opens the directory; touches no record.
+    pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, TraceError> {
+        let zip = ZipArchive::new(Cursor::new(bytes))
+            .map_err(|error| TraceError::Zip { reason: error.to_string() })?;
+        if zip.len() > MAX_RECORDS {
+            return Err(TraceError::Limit { what: "records in the archive", limit: MAX_RECORDS });
+        }
+        let headers = count_headers(bytes, zip.central_directory_start());
+        if headers != zip.len() {
+            return Err(TraceError::Zip {
+                reason: format!("{headers} directory entries have {} different names", zip.len()),
+            });
+        }
+        let mut folder = None;
+        let mut names = BTreeMap::new();
+        for (index, name) in zip.file_names().enumerate() {
+            if name.len() > MAX_NAME {
+                return Err(TraceError::Limit { what: "bytes in a record's name", limit: MAX_NAME });
+            }
+            let Some((top, rest)) = name.split_once('/') else { continue };
+            match &folder {
+                None => folder = Some(top.to_owned()),
+                Some(first) if first == top => {}
+                Some(_) => continue,
+            }
+            names.insert(rest.to_owned(), index);
+        }
+        let folder = folder.unwrap_or_default();
+        Ok(Records { zip, folder, names, unpacked: 0, bytes, decoder: Decompress::new(false) })
+    }
+
+    /// Returns the names under a prefix, sorted.
+    pub(crate) fn names_under<'s>(&'s self, prefix: &'s str) -> impl Iterator<Item = &'s str> {
+        self.names
+            .range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded))
+            .map(|(name, _)| name.as_str())
+            .take_while(move |name| name.starts_with(prefix))
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.names.contains_key(name)
+    }
+
+    /// Unpacks a small record.
+    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<u8>, TraceError> {
+        let wrong = |reason: String| TraceError::Record { record: name.to_owned(), reason };
+        let bytes = self.bytes;
+        let index = self.index(name)?;
+        let file = self.zip.by_index_raw(index).map_err(|error| damaged(name, &error))?;
+        let (size, crc, method, encrypted) =
+            (file.size(), file.crc32(), file.compression(), file.encrypted());
+        let (start, packed) = (file.data_start(), file.compressed_size());
+        drop(file);
+        let limit = MAX_RECORD_BYTES.min(MAX_TOTAL_BYTES - self.unpacked);
+        if size > limit {
+            return Err(TraceError::TooLarge { record: name.to_owned(), size, limit });
+        }
+        let packed = usize::try_from(start).ok().zip(usize::try_from(packed).ok());
+        let packed = packed.and_then(|(start, length)| bytes.get(start..start.checked_add(length)?));
+        let packed = packed.ok_or_else(|| wrong("it reaches past the end of the file".to_owned()))?;
+        let size_here = usize::try_from(size).expect("the limit fits");
+        let unpacked = match method {
+            _ if encrypted => return Err(wrong("it is encrypted".to_owned())),
+            CompressionMethod::Stored => packed.to_vec(),
+            // Deflate packs 1032 bytes into one at most: a directory that promises more lies.
+            CompressionMethod::Deflated if size_here / 1032 > packed.len() => {
+                return Err(wrong(format!("{} bytes cannot unpack to {size}", packed.len())));
+            }
+            CompressionMethod::Deflated => self.inflate(packed, size_here).map_err(wrong)?,
+            other => return Err(wrong(format!("compression {other} is not what torch writes"))),
+        };
+        if unpacked.len() != size_here {
+            return Err(wrong(format!("the directory says {size} bytes, there are {}", unpacked.len())));
+        }
+        if crc32fast::hash(&unpacked) != crc {
+            return Err(wrong("its checksum is wrong".to_owned()));
+        }
+        self.unpacked += size;
+        Ok(unpacked)
+    }
+
+    /// One decoder for all records: its tables are larger than most of them.
+    fn inflate(&mut self, packed: &[u8], size: usize) -> Result<Vec<u8>, String> {
+        self.decoder.reset(false);
+        let mut unpacked = Vec::with_capacity(size);
+        let status = self.decoder.decompress_vec(packed, &mut unpacked, FlushDecompress::Finish);
+        match status {
+            Ok(Status::StreamEnd) => Ok(unpacked),
+            Ok(_) if unpacked.len() == size => {
+                Err(format!("it unpacks to more than the {size} bytes of the directory"))
+            }
+            Ok(_) => Err("its compressed data is cut off".to_owned()),
+            Err(error) => Err(format!("its compressed data is damaged: {error}")),
+        }
+    }
+
+    /// Unpacks a small record as text.
+    pub(crate) fn read_text(&mut self, name: &str) -> Result<String, TraceError> {
+        String::from_utf8(self.read(name)?).map_err(|error| TraceError::Record {
+            record: name.to_owned(),
+            reason: format!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()),
+        })
+    }
+
+    /// Finds a stored record; only its local header is touched.
+    pub(crate) fn extent(&mut self, name: &str) -> Result<Extent, TraceError> {
+        let file_bytes = self.bytes.len() as u64;
+        let index = self.index(name)?;
+        let file = self.zip.by_index_raw(index).map_err(|error| damaged(name, &error))?;
+        if file.compression() != CompressionMethod::Stored || file.encrypted() {
+            return Err(TraceError::Record {
+                record: name.to_owned(),
+                reason: "tensor data must be stored, not compressed or encrypted".to_owned(),
+            });
+        }
+        let extent = Extent { position: file.data_start(), bytes: file.size() };
+        match extent.position.checked_add(extent.bytes) {
+            Some(end) if end <= file_bytes => Ok(extent),
+            _ => Err(TraceError::Record {
+                record: name.to_owned(),
+                reason: "it reaches past the end of the file".to_owned(),
+            }),
+        }
+    }
+
+    fn index(&self, name: &str) -> Result<usize, TraceError> {
+        self.names.get(name).copied().ok_or_else(|| TraceError::MissingRecord { record: name.to_owned() })
+    }
+}
+
+fn damaged(name: &str, error: &zip::result::ZipError) -> TraceError {
+    TraceError::Record { record: name.to_owned(), reason: error.to_string() }
+}
+
+/// Counts the central directory's headers: signature, 42 bytes, then name, extra field and comment.
+fn count_headers(bytes: &[u8], start: u64) -> usize {
+    let mut rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..)).unwrap_or(&[]);
+    let mut count = 0;
+    while rest.len() >= 46 && rest.starts_with(b"PK\x01\x02") {
+        let length = |at: usize| usize::from(u16::from_le_bytes([rest[at], rest[at + 1]]));
+        let size = 46 + length(28) + length(30) + length(32);
+        rest = rest.get(size..).unwrap_or(&[]);
+        count += 1;
+    }
+    count
+}

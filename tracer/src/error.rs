@@ -1,0 +1,171 @@
+//! `TraceError`: everything that can be wrong with a trace, with its place.
+//!
+//! Kind and place are separate: a fault in code carries the text it stands in, because the program that
+//! would have held the text is never built.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use crate::program::Source;
+
+/// Why a trace could not be read.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// Nothing in the file.
+    #[error("the file is empty")]
+    Empty,
+    /// A file of another kind.
+    #[error("expected a TorchScript archive, found {found}")]
+    NotArchive {
+        /// What it is instead.
+        found: &'static str,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// A zip directory that cannot be followed.
+    #[error("the zip archive is damaged: {reason}")]
+    Zip {
+        /// What the directory says.
+        reason: String,
+    },
+    /// A record that cannot be read.
+    #[error("record `{record}`: {reason}")]
+    Record {
+        /// Its name.
+        record: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A record that something refers to is absent.
+    #[error("record `{record}` is missing from the archive")]
+    MissingRecord {
+        /// Its name.
+        record: String,
+    },
+    /// A record, or all of them, beyond what a trace can need.
+    #[error("record `{record}` unpacks to {size} bytes, more than the limit of {limit}")]
+    TooLarge {
+        /// Its name.
+        record: String,
+        /// Its size, declared or found.
+        size: u64,
+        /// What is allowed.
+        limit: u64,
+    },
+    /// A format version that we do not know.
+    #[error("archive format version {found} is not supported, the newest known is {newest}")]
+    Version {
+        /// What the archive says.
+        found: String,
+        /// The newest known.
+        newest: u32,
+    },
+    /// A pickle that is damaged or wants more than data.
+    #[error("pickle `{record}` at byte {offset}: {fault}")]
+    Pickle {
+        /// Record name.
+        record: String,
+        /// Where in the record.
+        offset: usize,
+        /// What is wrong.
+        fault: PickleFault,
+    },
+    /// A stored object that is not what a module needs.
+    #[error("`{path}`: {reason}")]
+    Object {
+        /// Path of the attribute from the root.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Code that does not parse.
+    #[error("expected {expected}, found {found}")]
+    Syntax {
+        /// Where.
+        place: Place,
+        /// What the grammar wants.
+        expected: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// Code that parses but cannot be followed.
+    #[error("{reason}")]
+    Code {
+        /// Where.
+        place: Place,
+        /// What is wrong.
+        reason: String,
+    },
+    /// More of something than any trace has.
+    #[error("{what} exceed the limit of {limit}")]
+    Limit {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much is allowed.
+        limit: usize,
+    },
+}
+
+/// What is wrong with a pickle.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum PickleFault {
+    #[error("foreign class `{0}` is refused")]
+    ForeignClass(String),
+    #[error("opcode {name} (0x{code:02x}) is refused")]
+    ForeignOpcode { name: &'static str, code: u8 },
+    #[error("unknown element type `{0}`")]
+    UnknownDType(String),
+    #[error("the record ends inside an instruction")]
+    Truncated,
+    #[error("{0}")]
+    Malformed(String),
+}
+
+/// A range of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The text, whole.
+    pub source: Box<Source>,
+    /// Bytes of it.
+    pub range: Range<usize>,
+}
+
+impl Place {
+    /// Returns line and column, both from 1; the column counts characters.
+    pub fn line_and_column(&self) -> (usize, usize) {
+        let before = self.source.text.get(..self.range.start).unwrap_or(&self.source.text);
+        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        (line, column)
+    }
+}
+
+impl TraceError {
+    /// Returns the text and range that a fault in code points at.
+    pub fn place(&self) -> Option<&Place> {
+        match self {
+            TraceError::Syntax { place, .. } | TraceError::Code { place, .. } => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Returns what the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            TraceError::Empty => Some("the file may not have been written to the end; save the trace again"),
+            TraceError::NotArchive { advice, .. } => Some(advice),
+            TraceError::Zip { .. } | TraceError::MissingRecord { .. } | TraceError::Record { .. } => {
+                Some("the file may be cut off or changed; save the trace again with torch.jit.save")
+            }
+            TraceError::Pickle {
+                fault: PickleFault::ForeignClass(_) | PickleFault::ForeignOpcode { .. },
+                ..
+            } => Some("pickles are read, never executed; only what torch.jit.save writes is accepted"),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Control flow that stays whole: one node that reads names and writes names.
+
+use std::collections::HashSet;
+
+use indexmap::IndexSet;
+
+use super::{Bound, Flattener, Frame, types};
+use crate::{
+    code::ast::{Expr, ExprKind, Statement, StatementKind},
+    error::TraceError,
+    program::{Argument, Operand},
+};
+
+impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
+    /// Makes a node for a statement. `head` is what its condition or range was evaluated to.
+    pub(super) fn opaque(
+        &mut self,
+        statement: &'l Statement<'a>,
+        word: &str,
+        head: Option<Operand>,
+        frame: &mut Frame<'a>,
+    ) -> Result<(), TraceError> {
+        let mut uses = Uses::default();
+        uses.statement(statement);
+        let mut arguments = Vec::new();
+        if let Some(operand) = head {
+            self.spend(&operand)?;
+            arguments.push(Argument { name: Some(word.to_owned()), operand });
+        }
+        let mut seen = HashSet::new();
+        for (name, chain) in &uses.reads {
+            let Some(bound) = frame.names.get(name) else { continue };
+            match bound.clone() {
+                Bound::Operand(operand) | Bound::Named(_, operand) => {
+                    if seen.insert(*name) {
+                        self.spend(&operand)?;
+                        arguments.push(Argument { name: Some((*name).to_owned()), operand });
+                    }
+                }
+                Bound::Global(_) => {}
+                Bound::Module(module) => {
+                    let mut module = module;
+                    let mut tensors = Vec::new();
+                    let mut whole = true;
+                    for attribute in chain {
+                        let held = &self.modules.modules[module.index()];
+                        if let Some(child) = held.children.get(*attribute) {
+                            module = *child;
+                            continue;
+                        }
+                        if let Some(tensor) =
+                            held.parameters.get(*attribute).or_else(|| held.buffers.get(*attribute))
+                        {
+                            tensors.push(*tensor);
+                        }
+                        // A method of this module, or one of its plain attributes.
+                        whole = held.attributes.get(*attribute).is_none() && tensors.is_empty();
+                        break;
+                    }
+                    if whole && !chain.is_empty() {
+                        self.tensors_below(module, &mut tensors, &mut HashSet::new());
+                    }
+                    for tensor in tensors {
+                        if uses.tensors.insert(tensor.0) {
+                            let name = Some(self.modules.tensors[tensor.index()].path.clone());
+                            arguments.push(Argument { name, operand: Operand::Tensor(tensor) });
+                        }
+                    }
+                    self.spent += arguments.len();
+                }
+            }
+        }
+        let span = self.library.span(frame.source, statement.text);
+        let node = self.node("prim::Opaque".to_owned(), arguments, span)?;
+        for name in &uses.writes {
+            let type_ = match frame.names.get(name) {
+                Some(Bound::Operand(operand)) => types::of(operand, &self.values),
+                _ => types::tensor(),
+            };
+            let value = self.output(node, name, type_, span);
+            frame.names.insert(name, Bound::Operand(Operand::Value(value)));
+        }
+        self.note(format!("`{word}` is kept as one opaque operator"), span, Some(node));
+        if uses.returns {
+            self.note(
+                format!("`{word}` may return early; what follows is shown as if it did not"),
+                span,
+                Some(node),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What a statement reads and writes.
+#[derive(Default)]
+struct Uses<'a> {
+    /// Names with the attributes that follow them.
+    reads: IndexSet<(&'a str, Vec<&'a str>)>,
+    writes: IndexSet<&'a str>,
+    tensors: HashSet<u32>,
+    returns: bool,
+}
+
+impl<'a> Uses<'a> {
+    fn block(&mut self, block: &[Statement<'a>]) {
+        for statement in block {
+            self.statement(statement);
+        }
+    }
+
+    fn statement(&mut self, statement: &Statement<'a>) {
+        match &statement.kind {
+            StatementKind::Assign { targets, value, .. } => {
+                self.writes.extend(mutated_name(value));
+                self.expr(value);
+                for target in targets {
+                    match &target.kind {
+                        ExprKind::Name(name) => {
+                            self.writes.insert(name);
+                        }
+                        _ => self.expr(target),
+                    }
+                }
+            }
+            StatementKind::Expression(expr) => {
+                if let Some(name) = mutated_name(expr) {
+                    self.writes.insert(name);
+                }
+                self.expr(expr);
+            }
+            StatementKind::Return(expr) => {
+                self.returns = true;
+                self.expr(expr);
+            }
+            StatementKind::If { condition, then, otherwise } => {
+                self.expr(condition);
+                self.block(then);
+                self.block(otherwise);
+            }
+            StatementKind::While { condition, block } => {
+                self.expr(condition);
+                self.block(block);
+            }
+            StatementKind::For { iterable, block, .. } => {
+                self.expr(iterable);
+                self.block(block);
+            }
+            StatementKind::With { context, block, .. } => {
+                self.expr(context);
+                self.block(block);
+            }
+            StatementKind::Function(definition) => self.block(&definition.block),
+            StatementKind::Pass | StatementKind::Declare { .. } => {}
+        }
+    }
+
+    fn expr(&mut self, expr: &Expr<'a>) {
+        let mut chain = Vec::new();
+        let mut at = expr;
+        loop {
+            match &at.kind {
+                ExprKind::Attribute(base, name) => {
+                    chain.push(*name);
+                    at = base;
+                }
+                // `getattr(self, "0")` is one more link.
+                ExprKind::Call(callee, arguments)
+                    if callee.kind == ExprKind::Name("getattr") && arguments.len() == 2 =>
+                {
+                    if !matches!(arguments[1].value.kind, ExprKind::Str(_)) {
+                        break;
+                    }
+                    chain.clear();
+                    at = &arguments[0].value;
+                }
+                _ => break,
+            }
+        }
+        if let ExprKind::Name(name) = at.kind {
+            chain.reverse();
+            self.reads.insert((name, chain));
+            return;
+        }
+        match &at.kind {
+            ExprKind::Tuple(items) | ExprKind::List(items) => items.iter().for_each(|item| self.expr(item)),
+            ExprKind::Dict(pairs) => pairs.iter().for_each(|(key, value)| {
+                self.expr(key);
+                self.expr(value);
+            }),
+            ExprKind::Negative(inner) => self.expr(inner),
+            ExprKind::Attribute(base, _) => self.expr(base),
+            ExprKind::Call(callee, arguments) => {
+                self.expr(callee);
+                arguments.iter().for_each(|argument| self.expr(&argument.value));
+            }
+            ExprKind::Index(base, indices) => {
+                self.expr(base);
+                indices.iter().for_each(|index| self.expr(index));
+            }
+            ExprKind::Slice(base, first, last) => {
+                self.expr(base);
+                first.iter().chain(last).for_each(|bound| self.expr(bound));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns the name that `torch.append(name, …)` and its like change in place.
+pub(super) fn mutated_name<'a>(expr: &Expr<'a>) -> Option<&'a str> {
+    let ExprKind::Call(callee, arguments) = &expr.kind else { return None };
+    let ExprKind::Attribute(base, method) = &callee.kind else { return None };
+    let changes = matches!(
+        *method,
+        "append"
+            | "extend"
+            | "insert"
+            | "pop"
+            | "_set_item"
+            | "clear"
+            | "reverse"
+            | "sort"
+            | "remove"
+            | "Delete"
+            | "update"
+            | "setdefault"
+            | "popitem"
+    );
+    match (&base.kind, arguments.first().map(|argument| &argument.value.kind)) {
+        (ExprKind::Name("torch"), Some(ExprKind::Name(name))) if changes => Some(name),
+        _ => None,
+    }
+}
+
+/// Lists the names that a function's statements change in place.
+pub(super) fn mutated<'a>(block: &[Statement<'a>], names: &mut HashSet<&'a str>) {
+    for statement in block {
+        match &statement.kind {
+            StatementKind::Expression(expr) | StatementKind::Assign { value: expr, .. } => {
+                names.extend(mutated_name(expr));
+            }
+            StatementKind::If { then, otherwise, .. } => {
+                mutated(then, names);
+                mutated(otherwise, names);
+            }
+            StatementKind::While { block, .. }
+            | StatementKind::For { block, .. }
+            | StatementKind::With { block, .. } => mutated(block, names),
+            _ => {}
+        }
+    }
+}

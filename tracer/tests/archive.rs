@@ -1,0 +1,523 @@
+//! Archives made by hand: what is read, and how each wrong one is refused.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Cursor, Write};
+
+use proptest::prelude::*;
+use tracer::{Constant, Operand, Program, Role, TraceError, read_archive};
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
+
+const CODE: &str = r#"class Net(Module):
+  __parameters__ = ["weight", ]
+  __buffers__ = []
+  weight : Tensor
+  training : bool
+  inner : __torch__.Inner
+  def forward(self: __torch__.Net,
+    x: Tensor) -> Tensor:
+    inner = self.inner
+    weight = self.weight
+    _0 = (inner).forward(torch.linear(x, weight, None), )
+    return (inner).forward1(_0, )
+class Inner(Module):
+  __parameters__ = []
+  __buffers__ = []
+  training : bool
+  def forward(self: __torch__.Inner,
+    x: Tensor) -> Tensor:
+    return torch.relu(x)
+  def forward1(self: __torch__.Inner,
+    x: Tensor) -> Tensor:
+    a, b, = torch.split(x, 2, 1)
+    return torch.add(a, b, alpha=1)
+"#;
+
+/// A pickle, one opcode a call.
+#[derive(Clone, Default)]
+struct Pickle(Vec<u8>);
+
+impl Pickle {
+    fn new() -> Self {
+        Pickle(b"\x80\x02".to_vec())
+    }
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+    fn global(self, module: &str, name: &str) -> Self {
+        self.raw(format!("c{module}\n{name}\n").as_bytes())
+    }
+    fn text(self, text: &str) -> Self {
+        let length = u32::try_from(text.len()).unwrap().to_le_bytes();
+        self.raw(b"X").raw(&length).raw(text.as_bytes())
+    }
+    fn int(self, value: i32) -> Self {
+        self.raw(b"J").raw(&value.to_le_bytes())
+    }
+    fn open(self, class: &str) -> Self {
+        self.global("__torch__", class).raw(b")\x81}(")
+    }
+    fn tensor(self, storage: &str, key: &str, elements: i32, shape: &[i32], strides: &[i32]) -> Self {
+        let mut pickle = self.global("torch._utils", "_rebuild_tensor_v2").raw(b"((").text("storage");
+        pickle =
+            pickle.global("torch", storage).text(key).text("cpu").int(elements).raw(b"tQ").int(0).raw(b"(");
+        pickle = shape.iter().fold(pickle, |pickle, size| pickle.int(*size)).raw(b"t(");
+        pickle = strides.iter().fold(pickle, |pickle, stride| pickle.int(*stride)).raw(b"t\x88");
+        pickle.global("collections", "OrderedDict").raw(b")RtR")
+    }
+}
+
+fn net() -> Vec<u8> {
+    let pickle = Pickle::new().open("Net").text("weight").tensor("FloatStorage", "0", 6, &[2, 3], &[3, 1]);
+    pickle.text("training").raw(b"\x89").text("inner").open("Inner").text("training").raw(b"\x89ubub.").0
+}
+
+fn pack(records: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, bytes) in records {
+        let method = if name.ends_with(".py") { method } else { CompressionMethod::Stored };
+        writer.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+        writer.write_all(bytes).unwrap();
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+fn archive(code: &str, data: &[u8]) -> Vec<u8> {
+    pack(
+        &[
+            ("net/data.pkl", data),
+            ("net/data/0", &[0; 24]),
+            ("net/code/__torch__.py", code.as_bytes()),
+            ("net/constants.pkl", b"\x80\x02)."),
+            ("net/version", b"3\n"),
+            ("net/byteorder", b"little"),
+        ],
+        CompressionMethod::Deflated,
+    )
+}
+
+/// A root module without attributes around one `forward`.
+fn body(lines: &str) -> Vec<u8> {
+    let mut code = String::from(
+        "class Net(Module):\n  __parameters__ = []\n  __buffers__ = []\n  def forward(self: __torch__.Net,\n    x: Tensor) -> Tensor:\n",
+    );
+    for line in lines.lines() {
+        code.push_str(&format!("    {line}\n"));
+    }
+    archive(&code, &Pickle::new().open("Net").raw(b"ub.").0)
+}
+
+fn show(operand: &Operand, program: &Program) -> String {
+    let list =
+        |items: &[Operand]| items.iter().map(|item| show(item, program)).collect::<Vec<_>>().join(", ");
+    match operand {
+        Operand::Value(value) => format!("%{}", program.values[value.index()].name),
+        Operand::Tensor(tensor) => format!("@{}", program.tensors[tensor.index()].path),
+        Operand::Constant(Constant::None) => "None".to_owned(),
+        Operand::Constant(Constant::Bool(value)) => value.to_string(),
+        Operand::Constant(Constant::Int(value)) => value.to_string(),
+        Operand::Constant(Constant::Float(value)) => format!("{value:?}"),
+        Operand::Constant(other) => format!("{other:?}"),
+        Operand::List(items) => format!("[{}]", list(items)),
+        Operand::Tuple(items) => format!("({})", list(items)),
+        Operand::Dict(pairs) => {
+            let pairs =
+                pairs.iter().map(|(key, value)| format!("{}: {}", show(key, program), show(value, program)));
+            format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+fn text(program: &Program) -> String {
+    let mut text = String::new();
+    for node in &program.nodes {
+        let outputs: Vec<String> =
+            node.outputs.iter().map(|value| format!("%{}", program.values[value.index()].name)).collect();
+        let arguments: Vec<String> = node
+            .arguments
+            .iter()
+            .map(|argument| match &argument.name {
+                Some(name) => format!("{name}={}", show(&argument.operand, program)),
+                None => show(&argument.operand, program),
+            })
+            .collect();
+        text.push_str(&format!("{} = {}({})\n", outputs.join(", "), node.operator, arguments.join(", ")));
+    }
+    text.push_str(&format!("return {}\n", show(&program.output, program)));
+    text
+}
+
+/// What a body flattens to.
+fn check(lines: &str, expected: &str) {
+    let program = read_archive(&body(lines)).unwrap_or_else(|error| panic!("{error}\n{lines}"));
+    assert_eq!(text(&program), expected, "{lines}");
+}
+
+/// How a body is refused, and the text that the error points at.
+fn refused(lines: &str, expected: &str, at: &str) {
+    let error = read_archive(&body(lines)).expect_err(lines);
+    assert_eq!(error.to_string(), expected);
+    let place = error.place().expect("a fault in code has a place");
+    assert_eq!(&place.source.text[place.range.clone()], at);
+}
+
+fn message(bytes: &[u8]) -> String {
+    read_archive(bytes).expect_err("it is wrong").to_string()
+}
+
+#[test]
+fn calls_modules_and_tensors() {
+    let bytes = archive(CODE, &net());
+    let program = read_archive(&bytes).unwrap();
+    assert_eq!(
+        text(&program),
+        "%linear = aten::linear(%x, @weight, None)\n\
+         %relu = aten::relu(%linear)\n\
+         %split = aten::split(%relu, 2, 1)\n\
+         %a, %b = prim::ListUnpack(%split)\n\
+         %add = aten::add(%a, %b, alpha=1)\n\
+         return %add\n"
+    );
+    let paths: Vec<&str> = program.modules.iter().map(|module| module.path.as_str()).collect();
+    assert_eq!(paths, ["", "inner"]);
+    let calls: Vec<_> = program
+        .calls
+        .iter()
+        .map(|call| (call.module.index(), call.method.as_str(), call.ordinal, call.nodes.clone()))
+        .collect();
+    assert_eq!(calls, [(0, "forward", 1, 0..5), (1, "forward", 1, 1..2), (1, "forward1", 2, 2..5)]);
+    let weight = &program.tensors[0];
+    assert_eq!(
+        (weight.role, weight.requires_grad, weight.shape.as_slice()),
+        (Role::Parameter, true, &[2, 3][..])
+    );
+    let storage = weight.storage.as_ref().unwrap();
+    assert_eq!((storage.record.as_str(), storage.bytes), ("data/0", 24));
+    assert_eq!(&bytes[usize::try_from(storage.position).unwrap()..][..24], [0; 24]);
+    let node = &program.nodes[0];
+    let span =
+        &program.sources[node.span.source as usize].text[node.span.start as usize..node.span.end as usize];
+    assert_eq!(span, "torch.linear(x, weight, None)");
+    assert_eq!(program.archive.unwrap().version, 3);
+}
+
+#[test]
+fn literals() {
+    check(
+        "return torch.f(x, -1, 2., 1.0000000000000001e-05, -inf, True, None)",
+        "%f = aten::f(%x, -1, 2.0, 1e-5, -inf, true, None)\nreturn %f\n",
+    );
+    check(
+        "return torch.f(9223372036854775807, -9223372036854775808)",
+        "%f = aten::f(9223372036854775807, -9223372036854775808)\nreturn %f\n",
+    );
+    check(
+        "return torch.f([1, 2], (x,), (), {\"a\": x})",
+        "%f = aten::f([1, 2], (%x), (), {Str(\"a\"): %x})\nreturn %f\n",
+    );
+    check(
+        "return torch.f(torch.device(\"cpu\"), (1.+2.j), 3.j)",
+        "%f = aten::f(Device(\"cpu\"), Complex(1.0, 2.0), Complex(0.0, 3.0))\nreturn %f\n",
+    );
+    check(r#"return torch.f("a\n\"\\\0)+\/.)\101")"#, "%f = aten::f(Str(\"a\\n\\\"\\\\éA\"))\nreturn %f\n");
+}
+
+#[test]
+fn names_stand_for_operands() {
+    check("a = x\nb = (a, [a])\nc, d, = b\nreturn torch.cat(d)", "%cat = aten::cat([%x])\nreturn %cat\n");
+    check(
+        "x = torch.relu(x)\nx = torch.relu(x)\nreturn x",
+        "%x.1 = aten::relu(%x)\n%x.2 = aten::relu(%x.1)\nreturn %x.2\n",
+    );
+    check("a, b = torch.max(x, 1)\nreturn (b, a)", "%a, %b = aten::max(%x, 1)\nreturn (%b, %a)\n");
+    check("a, b = x, torch.relu(x)\nreturn b", "%relu = aten::relu(%x)\nreturn %relu\n");
+    check("return (x, torch.relu(x))[1]", "%relu = aten::relu(%x)\nreturn %relu\n");
+}
+
+#[test]
+fn numbers_and_tensors() {
+    check(
+        "n = ops.prim.NumToTensor(torch.size(x, 0))\nreturn torch.view(x, [int(n), -1])",
+        "%size = aten::size(%x, 0)\n%n = prim::NumToTensor(%size)\n%Int = aten::Int(%n)\n\
+         %view = aten::view(%x, [%Int, -1])\nreturn %view\n",
+    );
+    check(
+        "a = annotate(number, torch.mul(x, 2))\nb = annotate(List[int], [])\nreturn torch.f(a, b)",
+        "%mul = aten::mul(%x, 2)\n%a = aten::ScalarImplicit(%mul)\n%f = aten::f(%a, [])\nreturn %f\n",
+    );
+    check(
+        "return torch.f(torch.size(x)[0], annotate(int, torch.dim(x)))",
+        "%size = aten::size(%x)\n%getitem = aten::__getitem__(%size, 0)\n%dim = aten::dim(%x)\n\
+         %f = aten::f(%getitem, %dim)\nreturn %f\n",
+    );
+    check("return ops.torchvision.nms(x, x, 0.5)", "%nms = torchvision::nms(%x, %x, 0.5)\nreturn %nms\n");
+}
+
+#[test]
+fn control_flow_is_one_node() {
+    check(
+        "y = x\nif bool(x):\n  y0 = torch.relu(x)\nelse:\n  y0 = y\nreturn torch.neg(y0)",
+        "%Bool = aten::Bool(%x)\n%y0 = prim::Opaque(if=%Bool, x=%x, y=%x)\n%neg = aten::neg(%y0)\nreturn %neg\n",
+    );
+    check(
+        "l = annotate(List[Tensor], [])\nfor i in range(3):\n  _0 = torch.append(l, x)\nreturn torch.stack(l)",
+        "%l = prim::ListConstruct([])\n%l.1, %_0 = prim::Opaque(for=3, l=%l, x=%x)\n\
+         %stack = aten::stack(%l.1)\nreturn %stack\n",
+    );
+    check("if True:\n  y = torch.relu(x)\nelse:\n  y = x\nreturn y", "%y = aten::relu(%x)\nreturn %y\n");
+    let program = read_archive(&body("while bool(x):\n  x = torch.neg(x)\nreturn x")).unwrap();
+    assert_eq!(program.notes[0].text, "`while` is kept as one opaque operator");
+}
+
+#[test]
+fn code_that_is_refused() {
+    refused("return torch.relu(y)", "name `y` is not defined", "y");
+    refused("return self.weight", "the root module has no attribute `weight`", "self.weight");
+    refused("return (self).forward(x, )", "`forward` calls itself", "(self).forward(x, )");
+    refused("return torch.relu(x", "expected `,` or `)`, found the end of the text", "");
+}
+
+#[test]
+fn syntax_has_a_place() {
+    let error = read_archive(&body("return torch.relu(x ]")).unwrap_err();
+    assert_eq!(error.to_string(), "expected `,` or `)`, found `]`");
+    assert_eq!(error.place().unwrap().line_and_column(), (6, 25));
+}
+
+#[test]
+fn deep_brackets() {
+    for (open, close) in [("(", ")"), ("[", "]"), ("torch.relu(", ")"), ("-", ""), ("", "[0]"), ("", ".a")] {
+        let text = format!("return {}x{}", open.repeat(10_000), close.repeat(10_000));
+        assert!(message(&body(&text)).contains("at most 64 nested"), "{open}");
+    }
+}
+
+#[test]
+fn deep_blocks() {
+    let mut lines = String::new();
+    for depth in 0..10_000 {
+        lines.push_str(&format!("{}if x:\n", " ".repeat(depth)));
+    }
+    assert!(message(&body(&lines)).contains("at most 64 nested"));
+}
+
+#[test]
+fn deep_lists() {
+    let mut lines = String::from("l0 = [x]\n");
+    for depth in 1..10_000 {
+        lines.push_str(&format!("l{depth} = [l{}]\n", depth - 1));
+    }
+    assert!(message(&body(&lines)).contains("lists inside one another"));
+    let mut lines = String::from("l0 = [x]\n");
+    for depth in 1..32 {
+        lines.push_str(&format!("l{depth} = [l{0}, l{0}, l{0}]\n", depth - 1));
+    }
+    assert!(message(&body(&lines)).contains("elements of lists"));
+}
+
+#[test]
+fn deep_calls() {
+    let mut code = String::from("def f0(x: Tensor) -> Tensor:\n  return x\n");
+    for depth in 1..10_000 {
+        code.push_str(&format!(
+            "def f{depth}(x: Tensor) -> Tensor:\n  return __torch__.f{}(x, )\n",
+            depth - 1
+        ));
+    }
+    code.push_str(
+        "class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    return __torch__.f9999(x, )\n",
+    );
+    assert!(message(&archive(&code, &Pickle::new().open("Net").raw(b"ub.").0)).contains("nested more than"));
+}
+
+#[test]
+fn deep_modules() {
+    let deep = (0..10_000).fold(Pickle::new(), |pickle, _| pickle.open("Net").text("a")).raw(b"N");
+    let deep = (0..10_000).fold(deep, |pickle, _| pickle.raw(b"ub")).raw(b".");
+    assert!(message(&archive(CODE, &deep.0)).contains("modules inside one another"));
+}
+
+#[test]
+fn cyclic_modules() {
+    let cycle = Pickle::new().global("__torch__", "Net").raw(b")\x81q\x00}(").text("a").raw(b"h\x00ub.");
+    assert_eq!(message(&archive(CODE, &cycle.0)), "`a`: the module contains itself");
+}
+
+#[test]
+fn foreign_pickles() {
+    let foreign = Pickle::new().global("os", "system").text("true").raw(b"\x85R.");
+    assert_eq!(
+        message(&archive(CODE, &foreign.0)),
+        "pickle `data.pkl` at byte 2: foreign class `os.system` is refused"
+    );
+    let opcode = Pickle::new().raw(b"(dp0\n.");
+    assert_eq!(
+        message(&archive(CODE, &opcode.0)),
+        "pickle `data.pkl` at byte 3: opcode DICT (0x64) is refused"
+    );
+    let short = Pickle::new().raw(b"X\xff\xff\xff\xff");
+    assert_eq!(
+        message(&archive(CODE, &short.0)),
+        "pickle `data.pkl` at byte 2: the record ends inside an instruction"
+    );
+    let memo = Pickle::new().raw(b"Nr\xff\xff\xff\x7f.");
+    assert!(message(&archive(CODE, &memo.0)).contains("memo slot 2147483647"));
+    assert!(message(&archive(CODE, b"\x80\x02.")).contains("the stack is empty"));
+}
+
+#[test]
+fn tensors_that_lie() {
+    let with = |tensor: Pickle| archive(CODE, &tensor.raw(b"ub.").0);
+    let start = || Pickle::new().open("Net").text("weight");
+    let error = message(&with(start().tensor("FloatStorage", "9", 6, &[2, 3], &[3, 1])));
+    assert_eq!(error, "record `data/9` is missing from the archive");
+    let error = message(&with(start().tensor("QUInt8Storage", "0", 6, &[2, 3], &[3, 1])));
+    assert_eq!(error, "`weight`: unknown element type `torch.QUInt8Storage`");
+    let error = message(&with(start().tensor("FloatStorage", "0", 7, &[2, 3], &[3, 1])));
+    assert_eq!(error, "`weight`: 7 elements of Float32 in a record of 24 bytes");
+    let error = message(&with(start().tensor("FloatStorage", "0", 6, &[2, 3], &[4, 1])));
+    assert!(error.contains("reach past the 6 stored elements"));
+    let error = message(&with(start().tensor("FloatStorage", "0", 6, &[-2, 3], &[3, 1])));
+    assert!(error.contains("a size or offset of -2"));
+    let huge = [i32::MAX, i32::MAX, i32::MAX];
+    assert!(message(&with(start().tensor("FloatStorage", "0", 6, &huge, &[0, 0, 0]))).contains("reach past"));
+}
+
+#[test]
+fn files_of_another_kind() {
+    let advice = |bytes: &[u8]| message(bytes);
+    assert_eq!(advice(b""), "the file is empty");
+    assert_eq!(advice(b"hello"), "expected a TorchScript archive, found a file that is no zip archive");
+    assert!(advice(b"\x80\x04N.").contains("a plain pickle"));
+    let mut safetensors = 2_u64.to_le_bytes().to_vec();
+    safetensors.extend_from_slice(b"{}  ");
+    assert!(advice(&safetensors).contains("a safetensors file"));
+    let dict = Pickle::new().global("collections", "OrderedDict").raw(b")R.");
+    let state =
+        pack(&[("archive/data.pkl", &dict.0), ("archive/version", b"3\n")], CompressionMethod::Stored);
+    assert!(advice(&state).contains("a torch.save state dict"));
+    let export =
+        pack(&[("m/archive_format", b"pt2"), ("m/models/model.json", b"{}")], CompressionMethod::Stored);
+    assert!(advice(&export).contains("torch.export"));
+    assert!(advice(&pack(&[("a.txt", b"a")], CompressionMethod::Stored)).contains("without `data.pkl`"));
+}
+
+#[test]
+fn damaged_zips() {
+    let whole = archive(CODE, &net());
+    assert!(message(&whole[..whole.len() / 2]).starts_with("the zip archive is damaged"));
+    for version in ["11", "x", "-1"] {
+        let records: [(&str, &[u8]); 3] =
+            [("n/data.pkl", b"N."), ("n/code/a.py", b""), ("n/version", version.as_bytes())];
+        assert!(
+            message(&pack(&records, CompressionMethod::Stored)).contains("is not supported"),
+            "{version}"
+        );
+    }
+    let records: [(&str, &[u8]); 2] = [("n/data.pkl", b"N."), ("n/code/a.py", b"")];
+    assert_eq!(
+        message(&pack(&records, CompressionMethod::Stored)),
+        "record `.data/version` is missing from the archive"
+    );
+    // Two records of one name: the writer refuses, so the second is renamed in its bytes.
+    let records: [(&str, &[u8]); 2] = [("n/data.pkl", b"N."), ("n/data.pkm", b"N.")];
+    let mut bytes = pack(&records, CompressionMethod::Stored);
+    let hits: Vec<usize> = (0..bytes.len() - 10).filter(|at| &bytes[*at..at + 10] == b"n/data.pkm").collect();
+    for at in hits {
+        bytes[at + 9] = b'l';
+    }
+    assert!(message(&bytes).contains("2 directory entries have 1 different names"));
+}
+
+/// Changes what the directory and the local header say about a record's unpacked size.
+fn claim(bytes: &mut [u8], from: u32, to: u32) {
+    let hits: Vec<usize> =
+        (0..bytes.len() - 4).filter(|at| bytes[*at..at + 4] == from.to_le_bytes()).collect();
+    assert_eq!(hits.len(), 2);
+    for at in hits {
+        bytes[at..at + 4].copy_from_slice(&to.to_le_bytes());
+    }
+}
+
+#[test]
+fn zip_bombs() {
+    let spaces = vec![b' '; 100_001];
+    let records: [(&str, &[u8]); 3] = [("n/data.pkl", b"N."), ("n/version", b"3"), ("n/code/a.py", &spaces)];
+    let whole = pack(&records, CompressionMethod::Deflated);
+    let with = |size: u32| {
+        let mut bytes = whole.clone();
+        claim(&mut bytes, 100_001, size);
+        read_archive(&bytes).unwrap_err()
+    };
+    assert!(matches!(with(1 << 30), TraceError::TooLarge { .. }));
+    assert!(with(200 << 20).to_string().contains("cannot unpack to"));
+    assert!(with(10).to_string().contains("more than the 10 bytes"));
+}
+
+#[test]
+fn every_truncation_is_an_error() {
+    let whole = archive(CODE, &net());
+    for length in 0..whole.len() {
+        assert!(read_archive(&whole[..length]).is_err(), "{length}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        let _ = read_archive(&bytes);
+        let _ = read_archive(&archive(CODE, &bytes));
+    }
+
+    #[test]
+    fn mutated_archives_never_panic(hits in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..5)) {
+        let mut bytes = archive(CODE, &net());
+        for (at, byte) in hits {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let _ = read_archive(&bytes);
+    }
+
+    #[test]
+    fn mutated_pickles_never_panic(hits in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..5)) {
+        let mut data = net();
+        for (at, byte) in hits {
+            let at = at.index(data.len());
+            data[at] = byte;
+        }
+        let _ = read_archive(&archive(CODE, &data));
+    }
+
+    #[test]
+    fn odd_code_never_panics(lines in "[a-z_(){}\\[\\],:.=\" \\\\\n0-9é-]{0,80}") {
+        let _ = read_archive(&body(&lines));
+        let _ = read_archive(&archive(&lines, &net()));
+    }
+}
+
+#[test]
+fn recorded_shapes_stand_in_step() {
+    // The record lacks `split`, which is given no outputs.
+    let json = br#"{"version": 1, "about": {"torch": "2.11.0"}, "training": true,
+        "inputs": [{"name": "x", "dtype": "float32", "shape": [4, 3]}],
+        "nodes": [{"op": "aten::linear", "outputs": [{"dtype": "float32", "shape": [4, 2]}]},
+                  {"op": "aten::relu", "outputs": [{"dtype": "float32", "shape": [4, 2]}]},
+                  {"op": "prim::ListUnpack", "outputs": [{"shape": [4, 1]}, {"shape": [4, 1]}]},
+                  {"op": "aten::add", "outputs": [null]}]}"#;
+    let records: [(&str, &[u8]); 5] = [
+        ("net/data.pkl", &net()),
+        ("net/data/0", &[0; 24]),
+        ("net/code/__torch__.py", CODE.as_bytes()),
+        ("net/version", b"3"),
+        ("net/extra/model_analyze.json", json),
+    ];
+    let program = read_archive(&pack(&records, CompressionMethod::Stored)).unwrap();
+    let recorded = program.recorded.unwrap();
+    assert!(recorded.training);
+    assert_eq!(recorded.inputs[0].type_.shape, Some(vec![4, 3]));
+    let outputs: Vec<usize> = recorded.nodes.iter().map(|node| node.outputs.len()).collect();
+    assert_eq!(outputs, [1, 1, 0, 2, 1]);
+}

@@ -1,0 +1,416 @@
+//! A model's graph as a diagram: blocks become frames, operators become boxes, tensors become wires.
+//!
+//! Arithmetic on sizes is left out: it would be half of every transformer's boxes and says nothing about the model.
+//! What flows through it, a list of tensors that is taken apart say, is followed.
+
+use std::collections::{BTreeSet, HashSet};
+
+use graph::{BlockId, Fact, ModelGraph, Operator, OperatorClass, ValueId, dtype_name, show_shape};
+use indexmap::IndexMap;
+use schema::Bytes;
+
+use crate::diagram::{Amount, BoxId, Diagram, DiagramBox, Family};
+
+/// What else a picture shows of a model.
+#[derive(Default)]
+pub struct Overlay<'a> {
+    /// What each operator costs.
+    pub amounts: Option<Amounts<'a>>,
+    /// Each operator's stage.
+    pub stages: Option<&'a [Option<u32>]>,
+}
+
+/// What each operator costs.
+pub struct Amounts<'a> {
+    /// What it is: `forward FLOPs`.
+    pub name: String,
+    /// One number for each operator; they add up.
+    pub values: &'a [f64],
+    /// Writes a number with its unit.
+    pub show: &'a dyn Fn(f64) -> String,
+}
+
+/// More outputs than this are one box.
+const MOST_OUTPUTS: usize = 4;
+
+/// Makes a diagram of a whole model, opened to its operators.
+pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
+    let builder = Builder { graph, overlay, prefix: prefix_sums(graph, overlay) };
+    let mut diagram = Diagram::new(DiagramBox {
+        title: graph.name.clone(),
+        operators: 0..graph.operators.len() as u32,
+        amount: builder.amount(0..graph.operators.len() as u32),
+        ..DiagramBox::default()
+    });
+    diagram.amounts = overlay.amounts.as_ref().map(|amounts| amounts.name.clone());
+    diagram.has_stages = overlay.stages.is_some();
+    // Who makes each value, for those that are drawn; several where a list is taken apart.
+    let mut makers: Vec<Vec<BoxId>> = vec![Vec::new(); graph.values.len()];
+    for input in &graph.inputs {
+        let value = graph.value(*input);
+        let id = diagram.add(BoxId::ROOT, builder.input(value));
+        makers[input.index()].push(id);
+    }
+    let mut wires: IndexMap<(BoxId, ValueId), Vec<BoxId>> = IndexMap::new();
+    // The frames around the operator at hand, innermost last.
+    let mut open: Vec<(BlockId, BoxId)> = vec![(BlockId::ROOT, BoxId::ROOT)];
+    let is_shown = shown(graph);
+    for operator in &graph.operators {
+        if operator.class == OperatorClass::Plumbing {
+            let through: BTreeSet<BoxId> =
+                operator.inputs.iter().flat_map(|value| makers[value.index()].iter().copied()).collect();
+            for output in operator.outputs.iter().filter(|output| carries_tensor(graph, **output)) {
+                makers[output.index()] = through.iter().copied().collect();
+            }
+            continue;
+        }
+        if !is_shown[operator.id.index()] {
+            continue;
+        }
+        builder.enter(&mut diagram, &mut open, operator.block);
+        let (_, parent) = *open.last().expect("the root stays open");
+        let id = diagram.add(parent, builder.operator(operator));
+        for input in &operator.inputs {
+            for maker in &makers[input.index()] {
+                wires.entry((*maker, *input)).or_default().push(id);
+            }
+        }
+        for output in &operator.outputs {
+            makers[output.index()].push(id);
+        }
+    }
+    let outputs: Vec<ValueId> =
+        graph.outputs.iter().copied().filter(|output| !makers[output.index()].is_empty()).collect();
+    let mut seen = HashSet::new();
+    let outputs: Vec<ValueId> = outputs.into_iter().filter(|output| seen.insert(*output)).collect();
+    let mut shared = None;
+    for (index, output) in outputs.iter().enumerate() {
+        let id = match shared {
+            Some(id) => id,
+            None => diagram.add(BoxId::ROOT, builder.output(index, outputs.len())),
+        };
+        if outputs.len() > MOST_OUTPUTS {
+            shared = Some(id);
+        }
+        for maker in &makers[output.index()] {
+            wires.entry((*maker, *output)).or_default().push(id);
+        }
+    }
+    for ((maker, value), sinks) in wires {
+        diagram.connect(maker, label(graph, value), sinks);
+    }
+    diagram
+}
+
+/// Tells for each operator whether a drawn tensor leads from it to an output.
+///
+/// Sizes are at times computed with tensors that hold one number; what only sizes are made of is not drawn.
+fn shown(graph: &ModelGraph) -> Vec<bool> {
+    let mut is_live = vec![false; graph.values.len()];
+    for output in &graph.outputs {
+        is_live[output.index()] = true;
+    }
+    let mut is_shown = vec![false; graph.operators.len()];
+    for operator in graph.operators.iter().rev() {
+        let is_plumbing = operator.class == OperatorClass::Plumbing;
+        let is_read = operator
+            .outputs
+            .iter()
+            .any(|value| is_live[value.index()] && (!is_plumbing || carries_tensor(graph, *value)));
+        // What writes in place does its work even where nobody reads its result.
+        let is_in_place = !is_plumbing && operator.name.ends_with('_') && !operator.name.ends_with("__");
+        if is_read || is_in_place {
+            is_shown[operator.id.index()] = !is_plumbing;
+            for input in &operator.inputs {
+                is_live[input.index()] = true;
+            }
+        }
+    }
+    is_shown
+}
+
+struct Builder<'a> {
+    graph: &'a ModelGraph,
+    overlay: &'a Overlay<'a>,
+    /// Sums of the amounts of all operators before each.
+    prefix: Vec<f64>,
+}
+
+fn prefix_sums(graph: &ModelGraph, overlay: &Overlay<'_>) -> Vec<f64> {
+    let Some(amounts) = &overlay.amounts else { return Vec::new() };
+    let mut sums = vec![0.0];
+    for operator in 0..graph.operators.len() {
+        let value = amounts.values.get(operator).copied().filter(|v| v.is_finite()).unwrap_or(0.0);
+        sums.push(sums[operator] + value.max(0.0));
+    }
+    sums
+}
+
+impl Builder<'_> {
+    /// Closes frames that a block is not in and opens those that it is in.
+    fn enter(&self, diagram: &mut Diagram, open: &mut Vec<(BlockId, BoxId)>, block: BlockId) {
+        let mut way = Vec::new();
+        let mut next = Some(block);
+        while let Some(id) = next {
+            way.push(id);
+            next = self.graph.block(id).parent;
+        }
+        way.reverse();
+        let common = way.iter().zip(open.iter()).take_while(|(a, (b, _))| **a == *b).count();
+        open.truncate(common.max(1));
+        for id in &way[open.len()..] {
+            let (above, parent) = *open.last().expect("the root stays open");
+            let frame = diagram.add(parent, self.block(*id, above));
+            open.push((*id, frame));
+        }
+    }
+
+    fn block(&self, id: BlockId, above: BlockId) -> DiagramBox {
+        let block = self.graph.block(id);
+        let outer = &self.graph.block(above).module_path;
+        let title = block.path.strip_prefix(outer.as_str()).unwrap_or(&block.path).trim_start_matches('.');
+        let title = if title.is_empty() { &block.path } else { title };
+        let mut attributes = vec![("class".to_string(), block.class.clone())];
+        let (elements, bytes) = self.parameters(block.operators.clone());
+        let mut details = Vec::new();
+        if elements > 0 {
+            attributes.push(("parameters".to_string(), elements.to_string()));
+            attributes.push(("parameter bytes".to_string(), Bytes(bytes).to_string()));
+            details.push(format!("{} parameters", count(elements)));
+        }
+        DiagramBox {
+            path: block.path.clone(),
+            title: title.to_string(),
+            subtitle: block.kind.clone(),
+            details,
+            attributes,
+            operators: block.operators.clone(),
+            amount: self.amount(block.operators.clone()),
+            stage: self.stage(block.operators.clone()),
+            ..DiagramBox::default()
+        }
+    }
+
+    fn operator(&self, operator: &Operator) -> DiagramBox {
+        let range = operator.id.0..operator.id.0 + 1;
+        let block = &self.graph.block(operator.block).path;
+        let name = operator.short_name().trim_matches('_');
+        let name = if name.is_empty() { operator.short_name() } else { name };
+        let dot = if block.is_empty() { "" } else { "." };
+        let output = operator.outputs.first().and_then(|value| self.graph.value(*value).fact.tensor());
+        let mut attributes = vec![("operator".to_string(), operator.name.clone())];
+        if let Some(tensor) = output {
+            attributes.push(("output".to_string(), tensor.to_string()));
+        }
+        DiagramBox {
+            path: format!("{block}{dot}{name}"),
+            title: name.to_string(),
+            subtitle: summary(self.graph, operator).unwrap_or_default(),
+            attributes,
+            operators: range.clone(),
+            family: family(operator.class),
+            amount: self.amount(range.clone()),
+            stage: self.stage(range),
+            ..DiagramBox::default()
+        }
+    }
+
+    fn input(&self, value: &graph::Value) -> DiagramBox {
+        let dtype = value.fact.tensor().and_then(|tensor| tensor.dtype).map(dtype_name);
+        DiagramBox {
+            path: value.name.clone(),
+            title: value.name.clone(),
+            attributes: dtype.map(|dtype| ("dtype".to_string(), dtype.to_string())).into_iter().collect(),
+            family: Family::Input,
+            ..DiagramBox::default()
+        }
+    }
+
+    fn output(&self, index: usize, count: usize) -> DiagramBox {
+        let title = match count {
+            1 => "output".to_string(),
+            count if count > MOST_OUTPUTS => format!("{count} outputs"),
+            _ => format!("output {index}"),
+        };
+        DiagramBox { path: title.clone(), title, family: Family::Output, ..DiagramBox::default() }
+    }
+
+    fn amount(&self, operators: std::ops::Range<u32>) -> Option<Amount> {
+        let amounts = self.overlay.amounts.as_ref()?;
+        let value = self.prefix[operators.end as usize] - self.prefix[operators.start as usize];
+        let total = self.prefix.last().copied().unwrap_or(0.0);
+        let share = if total > 0.0 { 100.0 * value / total } else { 0.0 };
+        // Sums from differences may leave a trace of rounding.
+        let value = if share < 1e-9 { 0.0 } else { value };
+        let text = match value == 0.0 {
+            true => "0".to_string(),
+            false if share < 0.1 => format!("{} · <0.1 %", (amounts.show)(value)),
+            false => format!("{} · {share:.1} %", (amounts.show)(value)),
+        };
+        Some(Amount { value, text })
+    }
+
+    /// Returns the stage of all these operators, if it is one.
+    fn stage(&self, operators: std::ops::Range<u32>) -> Option<u32> {
+        let stages = self.overlay.stages?;
+        let mut stages = operators.filter_map(|operator| stages.get(operator as usize).copied().flatten());
+        let first = stages.next()?;
+        stages.all(|stage| stage == first).then_some(first)
+    }
+
+    /// Counts the trained elements that some operators read, shared ones once, and their bytes.
+    fn parameters(&self, operators: std::ops::Range<u32>) -> (u64, u64) {
+        let mut seen = HashSet::new();
+        let mut sum = (0u64, 0u64);
+        for operator in self.graph.operators_of(&operators) {
+            for tensor in &operator.tensors {
+                let tensor = self.graph.tensor(*tensor);
+                if tensor.role == graph::Role::Parameter && seen.insert(tensor.first) {
+                    sum.0 = sum.0.saturating_add(tensor.elements());
+                    sum.1 = sum.1.saturating_add(tensor.bytes);
+                }
+            }
+        }
+        sum
+    }
+}
+
+/// Writes a number with three digits: `25.6 M`.
+pub fn count(number: u64) -> String {
+    let value = number as f64;
+    let (value, unit) = match number {
+        0..1_000 => return number.to_string(),
+        1_000..999_500 => (value / 1e3, "k"),
+        999_500..999_500_000 => (value / 1e6, "M"),
+        _ => (value / 1e9, "G"),
+    };
+    let digits = if value < 9.995 {
+        2
+    } else if value < 99.95 {
+        1
+    } else {
+        0
+    };
+    format!("{value:.digits$} {unit}")
+}
+
+fn carries_tensor(graph: &ModelGraph, value: ValueId) -> bool {
+    let tensors = graph.value(value).fact.tensors();
+    tensors.iter().any(|tensor| tensor.shape.as_ref().is_none_or(|shape| !shape.is_empty()))
+}
+
+/// Returns the words beside a wire.
+fn label(graph: &ModelGraph, value: ValueId) -> String {
+    let one = |tensor: &graph::TensorFact| tensor.shape.as_ref().map(|shape| show_shape(shape));
+    match &graph.value(value).fact {
+        Fact::Tensor(tensor) => one(tensor).unwrap_or_default(),
+        fact => {
+            let shapes: Vec<String> = fact.tensors().into_iter().filter_map(one).collect();
+            match shapes.as_slice() {
+                [] => String::new(),
+                [first, rest @ ..] if rest.iter().all(|shape| shape == first) && !rest.is_empty() => {
+                    format!("{} × {first}", shapes.len())
+                }
+                shapes => shapes.join(", "),
+            }
+        }
+    }
+}
+
+fn family(class: OperatorClass) -> Family {
+    match class {
+        OperatorClass::Convolution => Family::Convolution,
+        OperatorClass::Matmul => Family::Matmul,
+        OperatorClass::Attention | OperatorClass::Recurrent => Family::Sequence,
+        OperatorClass::Norm => Family::Norm,
+        OperatorClass::Elementwise => Family::Elementwise,
+        OperatorClass::Reduce | OperatorClass::Pool => Family::Reduce,
+        OperatorClass::Embedding => Family::Embedding,
+        OperatorClass::View | OperatorClass::Copy | OperatorClass::Create | OperatorClass::Plumbing => {
+            Family::Movement
+        }
+        OperatorClass::Other | OperatorClass::Unknown => Family::Module,
+    }
+}
+
+/// Says in a few signs how an operator is set: `3×3, 64→128, stride 2`.
+fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
+    let weight = operator
+        .tensors
+        .iter()
+        .map(|tensor| graph.tensor(*tensor))
+        .find(|tensor| tensor.shape.len() >= 2)
+        .map(|tensor| tensor.shape.as_slice());
+    let mut parts = Vec::new();
+    match operator.class {
+        OperatorClass::Convolution => {
+            let [first, second, kernel @ ..] = weight? else { return None };
+            let is_transposed = operator.name.contains("transpose")
+                || operator.constant("transposed") == Some(&graph::Constant::Bool(true));
+            let groups = integer(operator, "groups").unwrap_or(1).max(1) as u64;
+            let (from, to) = match is_transposed {
+                true => (*first, second.saturating_mul(groups)),
+                false => (second.saturating_mul(groups), *first),
+            };
+            parts.push(joined(kernel.iter().copied()));
+            parts.push(format!("{from}→{to}"));
+            parts.extend(stride(operator));
+            if groups > 1 {
+                parts.push(format!("groups {groups}"));
+            }
+        }
+        OperatorClass::Matmul => {
+            let [to, from] = weight? else { return None };
+            match operator.short_name() {
+                "linear" => parts.push(format!("{from}→{to}")),
+                // GPT-2's Conv1D keeps its weight the other way round.
+                "addmm" => parts.push(format!("{to}→{from}")),
+                _ => return None,
+            }
+        }
+        OperatorClass::Embedding => parts.push(joined(weight?.iter().copied())),
+        OperatorClass::Pool => {
+            let kernel = integers(operator, "kernel_size")?;
+            parts.push(joined(kernel.into_iter().map(|size| size.unsigned_abs())));
+            parts.extend(stride(operator));
+        }
+        _ => return None,
+    }
+    Some(parts.join(", "))
+}
+
+fn stride(operator: &Operator) -> Option<String> {
+    let stride = integers(operator, "stride")?;
+    let first = *stride.first()?;
+    match stride.iter().all(|other| *other == first) {
+        true if first == 1 => None,
+        true => Some(format!("stride {first}")),
+        false => Some(format!("stride {}", joined(stride.iter().map(|size| size.unsigned_abs())))),
+    }
+}
+
+/// Writes sizes as `3×3`.
+fn joined(sizes: impl Iterator<Item = u64>) -> String {
+    sizes.map(|size| size.to_string()).collect::<Vec<_>>().join("×")
+}
+
+fn integer(operator: &Operator, name: &str) -> Option<i64> {
+    match operator.constant(name)? {
+        graph::Constant::Int(value) => Some(*value),
+        _ => None,
+    }
+}
+
+fn integers(operator: &Operator, name: &str) -> Option<Vec<i64>> {
+    match operator.argument(name)? {
+        graph::Operand::List(items) => items
+            .iter()
+            .map(|item| match item {
+                graph::Operand::Constant(graph::Constant::Int(value)) => Some(*value),
+                _ => None,
+            })
+            .collect(),
+        graph::Operand::Constant(graph::Constant::Int(value)) => Some(vec![*value]),
+        _ => None,
+    }
+}
