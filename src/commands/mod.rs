@@ -29,7 +29,6 @@ pub enum Command {
     Trace(trace::Trace),
     /// Simulate a training step: time, memory, and where both go
     Simulate(Box<simulate::Simulate>),
-    Simulate(simulate::Simulate),
     /// Show a model as a table of blocks
     Inspect(inspect::Inspect),
     /// Draw a model
