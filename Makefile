@@ -35,6 +35,7 @@ pictures:
 .PHONY: bench-schedules
 bench-schedules: .venv/ready
 	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
 .PHONY: oracle
 # Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.

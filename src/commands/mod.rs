@@ -28,7 +28,7 @@ pub enum Command {
     /// Trace a PyTorch model in your own Python
     Trace(trace::Trace),
     /// Simulate a training step: time, memory, and where both go
-    Simulate(simulate::Simulate),
+    Simulate(Box<simulate::Simulate>),
     /// Show a model as a table of blocks
     Inspect(inspect::Inspect),
     /// Draw a model
