@@ -24,3 +24,8 @@ fixtures: .venv/ready
 # Every model of the zoo, traced into out/zoo (2 GB).
 zoo: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
+
+.PHONY: bench-plan
+# Our planner's CPU seconds beside those of other planners.
+bench-plan:
+	cargo run --release -p model-analyze-partitioner --example bench_plan

@@ -205,9 +205,9 @@ fn unbounded(question: &CompatQuestion) -> f64 {
     let below = |a: usize, b: usize| a < b && states.ideals[a].is_subset(&states.ideals[b]);
     let sum = |of: &[f64], first: usize, last: usize| of[last] - if first == 0 { 0.0 } else { of[first - 1] };
     let mut times = vec![vec![f64::INFINITY; n]; n];
-    for first in 0..n {
-        for last in first..n {
-            times[first][last] = sum(&states.compute, first, last);
+    for (first, row) in times.iter_mut().enumerate() {
+        for (last, time) in row.iter_mut().enumerate().skip(first) {
+            *time = sum(&states.compute, first, last);
         }
     }
     let mut machines_below = 1.0;
@@ -246,9 +246,9 @@ fn unbounded(question: &CompatQuestion) -> f64 {
                 }
             }
         }
-        for first in 0..n {
-            for last in first..n {
-                times[first][last] = best[first][last][machines - 1];
+        for (row, best) in times.iter_mut().zip(&best) {
+            for (time, best) in row.iter_mut().zip(best) {
+                *time = best[machines - 1];
             }
         }
         machines_below = machines as f64;

@@ -125,8 +125,11 @@ pub(crate) struct Scorer<'a> {
     pub(crate) rules: Rules,
     /// Bytes that each block takes in.
     inputs: Vec<f64>,
-    picks: RefCell<HashMap<(usize, usize, usize, u64), Option<Again>>>,
+    picks: RefCell<HashMap<PickKey, Option<Again>>>,
 }
+
+/// States, micro-batches in flight, and a mix of limit, speed and fixed memory.
+type PickKey = (usize, usize, usize, u64);
 
 /// What a stage throws away and computes or fetches again.
 #[derive(Clone, Debug)]
