@@ -7,6 +7,7 @@ mod failure;
 mod files;
 mod model;
 mod output;
+mod stages;
 
 use std::process::ExitCode;
 

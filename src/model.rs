@@ -27,6 +27,11 @@ pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
     Ok(Model { bytes, program, graph })
 }
 
+/// Reads a trace without building its graph.
+pub fn program(path: &Path) -> Result<Program, Failure> {
+    read(path, &files::map(path)?)
+}
+
 /// Reads what the bytes are: an archive or IR text.
 fn read(path: &Path, bytes: &[u8]) -> Result<Program, Failure> {
     // Only a text with a graph in it is taken for IR; everything else is best explained by the reader of archives.

@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 import types
 import warnings
 
@@ -98,7 +99,9 @@ def record_nodes(traced):
             attributes[node.output().debugName()] = found
             if getattr(found, "requires_grad", False):
                 training.add(node.output().debugName())
-        if kind in INLINE:
+        # A tuple made elsewhere, by the caller or by a loop, is taken apart by an operator.
+        takes_apart = kind == "prim::TupleUnpack" and node.input().node().kind() != "prim::TupleConstruct"
+        if kind in INLINE and not takes_apart:
             continue
         outputs = [tensor_type(value.type()) for value in node.outputs()]
         # The tracer notes a convolution's result before autograd has marked it.
@@ -245,8 +248,9 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
         restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+            # The tracer touches every attribute of a module, deprecated ones too.
+            for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
+                warnings.simplefilter("ignore", category)
             values = tuple(value for _, value in inputs)
             traced = torch.jit.trace(model, values, check_trace=check, strict=strict)
     finally:
@@ -279,12 +283,19 @@ def record(traced, *, about, training, outputs=()):
 
 
 def save(traced, path, text):
-    """Saves the archive; its top folder is named after the file."""
+    """Saves the archive whole or not at all.
+
+    Its top folder is named after the file, so it is written under its own name in a folder beside.
+    """
     import torch
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(traced, path, _extra_files={"model_analyze.json": text})
+    folder, name = os.path.split(os.path.abspath(path))
+    with tempfile.TemporaryDirectory(prefix=".model-analyze-", dir=folder) as beside:
+        unfinished = os.path.join(beside, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.save(traced, unfinished, _extra_files={"model_analyze.json": text})
+        os.replace(unfinished, path)
 
 
 # What follows serves the command alone.
@@ -295,8 +306,6 @@ def load_target(target):
     where, _, name = target.rpartition(":")
     if where.endswith(".py"):
         folder, file = os.path.split(os.path.abspath(where))
-        if not os.path.isfile(where):
-            raise Refused(f"no file {where}")
         sys.path.insert(0, folder)
         module_name = file[:-3]
         spec = importlib.util.spec_from_file_location(module_name, where)

@@ -112,6 +112,13 @@ pub fn cut_before(program: &Program, blocks: &[String]) -> Result<Assignment, Ve
     Ok(with_labels(program, Assignment::at(program.nodes.len(), &positions)))
 }
 
+/// Cuts into stages with as many operators each.
+pub fn even(program: &Program, stages: usize) -> Assignment {
+    let nodes = program.nodes.len();
+    let cuts: Vec<usize> = (1..stages).map(|stage| stage * nodes / stages).collect();
+    with_labels(program, Assignment::at(nodes, &cuts))
+}
+
 /// Names the blocks of contiguous stages: the highest calls that lie in one stage whole.
 pub fn with_labels(program: &Program, mut assignment: Assignment) -> Assignment {
     for (stage, label) in assignment.labels.iter_mut().enumerate() {

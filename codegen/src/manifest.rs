@@ -49,6 +49,8 @@ pub fn facts(program: &Program) -> Facts {
 pub struct About {
     /// Name and digest of the model.
     pub model: Option<ModelReference>,
+    /// The model's file, as the user may find it again.
+    pub source: Option<String>,
     /// Tool and version.
     pub written_by: String,
     /// Devices by stage.
@@ -125,6 +127,7 @@ pub fn manifest(
             .model
             .clone()
             .unwrap_or(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
+        source: about.source.clone(),
         training: crate::python::was_training(program),
         skips: match pipeline.skips {
             Skips::Relay => "relay".into(),

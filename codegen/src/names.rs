@@ -159,21 +159,26 @@ impl Names {
             if !by_value[index].is_empty() {
                 continue;
             }
-            let is_temporary = value.name.strip_prefix('_').is_some_and(|rest| {
-                !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit() || b == b'_' || b == b'.')
-            });
+            // `x.3` is the third `x`: the number is ours to give.
+            let base = match value.name.rsplit_once('.') {
+                Some((base, number)) if number.bytes().all(|b| b.is_ascii_digit()) => base,
+                _ => value.name.as_str(),
+            };
+            let is_temporary = base
+                .strip_prefix('_')
+                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
             let wanted = match value.producer.and_then(|node| program.nodes.get(node.index())) {
-                Some(node) if is_temporary => {
-                    let short = node.operator.rsplit("::").next().unwrap_or("value");
-                    let short = short.trim_matches('_');
+                Some(node) => {
+                    let short = node.operator.rsplit("::").next().unwrap_or("value").trim_matches('_');
                     match short {
+                        _ if !is_temporary && base != short => identifier(base),
                         "" => "value".to_string(),
-                        "Int" | "NumToTensor" | "ScalarImplicit" => "size".to_string(),
+                        "Int" | "NumToTensor" | "ScalarImplicit" | "IntImplicit" => "size".to_string(),
                         "convolution" => "conv".to_string(),
                         other => identifier(&other.to_ascii_lowercase()),
                     }
                 }
-                _ => identifier(&value.name),
+                None => identifier(base),
             };
             by_value[index] = choose(wanted);
         }

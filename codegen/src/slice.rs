@@ -84,8 +84,7 @@ fn settle(program: &Program, stage_of: &[u32], kinds: &[Kind]) -> Vec<u32> {
         let Some(Operand::Value(list)) = node.arguments.first().map(|a| &a.operand) else { continue };
         let rest_is_constant = node.arguments[1..].iter().all(|a| matches!(a.operand, Operand::Constant(_)));
         let producer = program.values.get(list.index()).and_then(|value| value.producer);
-        if let (Some(producer), true, false) = (producer, rest_is_constant, kinds[list.index()].can_be_sent())
-        {
+        if let (Some(producer), true, false) = (producer, rest_is_constant, kinds[list.index()].can_be_sent()) {
             stage_of[index] = stage_of[index].min(stage_of[producer.index()]);
         }
     }
@@ -104,7 +103,8 @@ fn gradients(program: &Program) -> Vec<bool> {
         let to_integer = matches!(name, "to" | "_to_copy")
             && node.arguments.iter().skip(1).any(|argument| {
                 let is_dtype = argument.name.as_deref().is_none_or(|name| name == "dtype");
-                is_dtype && matches!(argument.operand, Operand::Constant(tracer::Constant::Int(0..=4 | 11)))
+                is_dtype
+                    && matches!(argument.operand, Operand::Constant(tracer::Constant::Int(0..=4 | 11)))
             });
         if to_integer {
             continue;
@@ -165,8 +165,7 @@ impl Slicer<'_> {
         let mut need = |stage: u32, value: ValueId, node: NodeId| match self.holder(stage, value) {
             Some(maker) if maker == stage => {}
             Some(maker) if maker > stage => {
-                let reader =
-                    self.program.nodes.get(node.index()).map(|node| self.path(node.call)).unwrap_or_default();
+                let reader = self.program.nodes.get(node.index()).map(|node| self.path(node.call)).unwrap_or_default();
                 let value = self.names.get(value).to_string();
                 errors.push(CutError::Backward { reader, stage, value, maker, node });
             }
@@ -184,6 +183,9 @@ impl Slicer<'_> {
         for value in values_of(&self.program.output) {
             need(self.n_stages as u32 - 1, value, NodeId(self.program.nodes.len() as u32));
         }
+        for &(stage, base) in &self.in_place.bases {
+            need(stage, base, NodeId(0));
+        }
         needs
     }
 
@@ -193,12 +195,7 @@ impl Slicer<'_> {
     }
 
     /// Decides what is sent and what is computed again, from the last stage to the first.
-    fn borders(
-        &self,
-        needs: &[BTreeMap<ValueId, NodeId>],
-        skips: Skips,
-        errors: &mut Vec<CutError>,
-    ) -> Vec<Border> {
+    fn borders(&self, needs: &[BTreeMap<ValueId, NodeId>], skips: Skips, errors: &mut Vec<CutError>) -> Vec<Border> {
         let mut borders = vec![Border::default(); self.n_stages];
         for stage in (0..self.n_stages as u32).rev() {
             let mut wanted: BTreeMap<ValueId, Option<NodeId>> = BTreeMap::new();
@@ -216,8 +213,7 @@ impl Slicer<'_> {
                 }
             } else {
                 let later = borders.iter().flat_map(|border| &border.sent);
-                let sent_by_us =
-                    later.filter(|(value, from)| **from == stage && self.made_in(**value) != Some(stage));
+                let sent_by_us = later.filter(|(value, from)| **from == stage && self.made_in(**value) != Some(stage));
                 wanted.extend(sent_by_us.map(|(value, _)| (*value, None)).collect::<Vec<_>>());
             }
             wanted.extend(needs[stage as usize].iter().map(|(value, node)| (*value, Some(*node))));
@@ -230,7 +226,8 @@ impl Slicer<'_> {
                     }
                     Some(holder) => {
                         let sendable = self.kinds[value.index()].can_be_sent();
-                        if (reader.is_none() || !self.may_repeat(value)) && sendable {
+                        let rederived = self.in_place.rederived.contains(&(stage, value));
+                        if (reader.is_none() || !self.may_repeat(value)) && sendable && !rederived {
                             border.sent.insert(value, holder);
                         } else {
                             maybe.push((value, reader, holder));
@@ -238,12 +235,13 @@ impl Slicer<'_> {
                     }
                 }
             }
+            // What views look at comes first.
             for (value, reader, holder) in maybe {
                 let sendable = self.kinds[value.index()].can_be_sent();
-                let mut trial = border.clone();
-                if self.repeat(value, stage, !sendable, &mut trial) {
-                    border = trial;
-                } else if sendable {
+                if self.repeat(value, stage, !sendable, &mut border) {
+                    continue;
+                }
+                if sendable {
                     border.sent.insert(value, holder);
                 } else {
                     errors.push(CutError::NotSendable {
@@ -275,63 +273,78 @@ impl Slicer<'_> {
         !self.in_place.mutated[value.index()] && !self.gradient[value.index()] && is_cheap(node)
     }
 
-    /// Adds to a border what computing a value again takes; false when it takes too much.
+    /// Adds to a border what computing a value again takes; false, and no change, when it takes too much.
+    ///
+    /// `must` holds for values that cannot be sent: what they are made of is sent rather than refused.
     fn repeat(&self, value: ValueId, stage: u32, must: bool, border: &mut Border) -> bool {
-        let mut open = vec![(value, must)];
-        let mut added = 0;
-        while let Some((value, must)) = open.pop() {
-            let Some(producer) = self.program.values[value.index()].producer else {
-                if self.holder(stage, value).is_some() {
-                    return false;
-                }
-                border.inputs.insert(value);
-                continue;
-            };
-            if self.stage_of[producer.index()] == stage
-                || border.sent.contains_key(&value)
-                || border.repeated.contains(&producer)
-            {
-                continue;
-            }
-            let node = &self.program.nodes[producer.index()];
-            let mutated = self.in_place.mutated[value.index()];
-            let plumbing = must && !mutated && is_plumbing(node);
-            let holds_parameter = node.arguments.iter().any(|argument| {
-                let mut found = false;
-                leaves(&argument.operand, &mut |leaf| {
-                    if let Operand::Tensor(tensor) = leaf {
-                        found |= self.program.tensors[tensor.index()].role == Role::Parameter;
-                    }
-                });
-                found
-            });
-            if plumbing || (self.may_repeat(value) && !holds_parameter) {
-                added += 1;
-                if added > MAX_REPEATED {
-                    return false;
-                }
-                border.repeated.insert(producer);
-                for argument in &node.arguments {
-                    for read in values_of(&argument.operand) {
-                        let must = plumbing || !self.kinds[read.index()].can_be_sent();
-                        open.push((read, must));
-                    }
-                }
-                continue;
-            }
-            // What cannot be repeated may be sent when that is next to nothing, or when nothing else would do.
-            let is_small = self.kinds[value.index()].is_boxed();
-            let holder = self.holder(stage, value);
-            match holder {
-                Some(holder)
-                    if (is_small || must) && self.kinds[value.index()].can_be_sent() && holder < stage =>
-                {
-                    border.sent.insert(value, holder);
-                }
-                _ => return false,
-            }
+        let mut trial = border.clone();
+        let mut budget = MAX_REPEATED;
+        let mut failed = BTreeSet::new();
+        let is_done = self.repeat_one(value, stage, must, &mut trial, &mut budget, &mut failed);
+        if is_done {
+            *border = trial;
         }
-        true
+        is_done
+    }
+
+    // The budget bounds the depth.
+    fn repeat_one(
+        &self,
+        value: ValueId,
+        stage: u32,
+        must: bool,
+        border: &mut Border,
+        budget: &mut usize,
+        failed: &mut BTreeSet<ValueId>,
+    ) -> bool {
+        let Some(producer) = self.program.values[value.index()].producer else {
+            if self.holder(stage, value).is_some() {
+                return false;
+            }
+            border.inputs.insert(value);
+            return true;
+        };
+        if self.stage_of[producer.index()] == stage
+            || border.sent.contains_key(&value)
+            || border.repeated.contains(&producer)
+        {
+            return true;
+        }
+        let node = &self.program.nodes[producer.index()];
+        let mut holds_parameter = false;
+        for argument in &node.arguments {
+            leaves(&argument.operand, &mut |leaf| {
+                if let Operand::Tensor(tensor) = leaf {
+                    holds_parameter |= self.program.tensors[tensor.index()].role == Role::Parameter;
+                }
+            });
+        }
+        let rederived = self.in_place.rederived.contains(&(stage, value));
+        let plumbing = rederived || (must && !self.in_place.mutated[value.index()] && is_plumbing(node));
+        let may = plumbing || (self.may_repeat(value) && !holds_parameter);
+        if may && *budget > 0 && !failed.contains(&value) {
+            *budget -= 1;
+            let before = border.clone();
+            border.repeated.insert(producer);
+            let is_done = node.arguments.iter().flat_map(|argument| values_of(&argument.operand)).all(|read| {
+                let must = plumbing || !self.kinds[read.index()].can_be_sent();
+                self.repeat_one(read, stage, must, border, budget, failed)
+            });
+            if is_done {
+                return true;
+            }
+            *border = before;
+            failed.insert(value);
+        }
+        // What cannot be repeated may be sent when that is next to nothing, or when nothing else would do.
+        let kind = &self.kinds[value.index()];
+        match self.holder(stage, value) {
+            Some(holder) if (kind.is_boxed() || must) && kind.can_be_sent() && holder < stage => {
+                border.sent.insert(value, holder);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Writes the stages down.
@@ -398,9 +411,7 @@ impl Slicer<'_> {
                 }
             }
             let clones = &self.in_place.clones;
-            steps.extend(
-                clones.iter().filter(|(stage, _)| *stage as usize == index).map(|(_, v)| Step::Clone(*v)),
-            );
+            steps.extend(clones.iter().filter(|(stage, _)| *stage as usize == index).map(|(_, v)| Step::Clone(*v)));
             for (position, &stage) in self.stage_of.iter().enumerate() {
                 let node = NodeId(position as u32);
                 let is_repeated = border.repeated.contains(&node);
@@ -493,11 +504,9 @@ impl Slicer<'_> {
             }
         }
         let mut groups: Vec<Vec<TensorId>> = same.into_values().collect();
-        groups.extend(
-            (0..program.tensors.len())
-                .filter(|i| program.tensors[*i].storage.is_none())
-                .map(|i| vec![TensorId(i as u32)]),
-        );
+        groups.extend((0..program.tensors.len()).filter(|i| program.tensors[*i].storage.is_none()).map(|i| {
+            vec![TensorId(i as u32)]
+        }));
         groups.sort();
         for group in groups {
             if program.tensors[group[0].index()].role != Role::Parameter {

@@ -10,6 +10,7 @@ mod cluster_file;
 mod cluster_short;
 mod dag;
 mod dnn_partitioning;
+mod executed;
 mod graph;
 mod inspect;
 mod manifest;
@@ -21,6 +22,7 @@ mod profile;
 mod profile_csv;
 mod profile_graph_error;
 mod profile_map;
+mod report;
 mod timeline;
 pub mod units;
 mod yaml;
@@ -30,6 +32,7 @@ pub use cluster::{Cluster, Device, DeviceType, Level, Link};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
+pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use manifest::{
@@ -44,6 +47,9 @@ pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_prof
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{
     ColumnSource, Condition, Invalid, ProfileMap, ProfileMapError, Rule, Scalar, Source, TimeColumn, TimeUnit,
+};
+pub use report::{
+    REPORT_VERSION, ReportData, ReportGraph, ReportMemory, ReportStage, ReportTimeline, ReportTrack, ReportWhatIf, WhatIfCell,
 };
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,

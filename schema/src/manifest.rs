@@ -23,6 +23,9 @@ pub struct Manifest {
     pub written_by: String,
     /// The model that was cut.
     pub model: ModelReference,
+    /// The file they were cut from, for `verify`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
     /// True when it was traced in training mode.
     pub training: bool,
     /// `relay`: values that skip a stage pass through it. `portal`: they go straight.

@@ -1,10 +1,10 @@
 //! What `plan --format json` prints.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The answer of `plan`.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanAnswer {
     /// Version of this answer.
     pub schema_version: u32,
@@ -39,15 +39,15 @@ pub struct PlanAnswer {
     /// Stages in the order of the model.
     pub stages: Vec<StageAnswer>,
     /// What else was tried, best first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runners_up: Vec<RunnerUp>,
     /// What a change of the cluster would give.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub what_if: Vec<WhatIf>,
 }
 
 /// One stage.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StageAnswer {
     /// Blocks by path.
     pub blocks: Vec<String>,
@@ -68,15 +68,15 @@ pub struct StageAnswer {
     /// `compute`, `sync`, `transfer` or `memory`.
     pub bound_by: String,
     /// Blocks that are computed again in the backward pass.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recompute: Vec<String>,
     /// Blocks whose activations wait in host memory.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,
 }
 
 /// A plan that was not chosen.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RunnerUp {
     /// Its strategy.
     pub strategy: String,
@@ -92,7 +92,7 @@ pub struct RunnerUp {
 }
 
 /// A change of the cluster.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WhatIf {
     /// The change in words.
     pub change: String,

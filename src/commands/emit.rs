@@ -29,11 +29,14 @@ pub struct Emit {
     /// A traced model (.pt)
     model: PathBuf,
     /// A plan written by `plan`
-    #[arg(required_unless_present = "cut", conflicts_with = "cut")]
+    #[arg(required_unless_present_any = ["cut", "stages"], conflicts_with_all = ["cut", "stages"])]
     plan: Option<PathBuf>,
     /// Cut before these blocks instead of following a plan
     #[arg(long, value_name = "BLOCK,…", value_delimiter = ',')]
     cut: Vec<String>,
+    /// Cut into this many stages with as many operators each, instead of following a plan
+    #[arg(long, value_name = "N", conflicts_with = "cut", value_parser = clap::value_parser!(u32).range(1..))]
+    stages: Option<u32>,
     /// Folder for the stages; must be new or empty
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
@@ -94,12 +97,13 @@ impl Emit {
         let name = self.model.display().to_string();
         let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&name, &error))?;
         let plan = self.plan.as_deref().map(|path| read_plan(path, &program)).transpose()?;
-        let assignment = match &plan {
-            Some(plan) => {
+        let assignment = match (&plan, self.stages) {
+            (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
+            (Some(plan), _) => {
                 let stages: Vec<Vec<String>> = plan.stages.iter().map(|stage| stage.blocks.clone()).collect();
                 codegen::assign(&program, &stages)
             }
-            None => codegen::cut_before(&program, &self.cut),
+            (None, None) => codegen::cut_before(&program, &self.cut),
         };
         let assignment = assignment.map_err(|errors| cut_failure(&errors, None))?;
         let names = Names::new(&program);
@@ -114,7 +118,7 @@ impl Emit {
             cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
         })?;
         codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
-        let about = about(&program, plan.as_ref());
+        let about = about(&program, &self.model, plan.as_ref());
         let facts = codegen::facts(&program);
         let targets = Targets {
             torchscript: self.targets.contains(&Target::Torchscript),
@@ -282,8 +286,10 @@ fn short(digest: &str) -> String {
     digest.chars().take(12).collect()
 }
 
-fn about(program: &Program, plan: Option<&Plan>) -> About {
+fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {
+    let source = model.canonicalize().unwrap_or_else(|_| model.to_path_buf());
     About {
+        source: source.to_str().map(str::to_string),
         model: Some(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         written_by: format!("model-analyze {}", env!("CARGO_PKG_VERSION")),
         devices: plan.map(|plan| plan.stages.iter().map(|s| s.devices.clone()).collect()).unwrap_or_default(),

@@ -42,6 +42,9 @@ pub struct Simulate {
     /// Forward, input-gradient and weight-gradient time of every stage, and latency of every hop; whole numbers
     #[arg(long, value_name = "F,I,W,C", conflicts_with = "plan", default_value = "1,1,1,0", value_parser = order::read_cost)]
     cost: Cost,
+    /// Time the order as PyTorch runs it: on the first stage `I` does nothing and `W` the whole backward
+    #[arg(long, conflicts_with_all = ["plan", "timeline"])]
+    as_torch: bool,
     /// Only check the order: what is missing, doubled, out of order or deadlocked
     #[arg(long, requires = "csv")]
     lint: bool,
@@ -153,7 +156,8 @@ impl Simulate {
         order: &simulator::order::Order,
         output: &mut Output,
     ) -> Result<(), Failure> {
-        let (answer, timeline) = order::simulate(name, order, &self.cost, self.timeline.is_some())?;
+        let (answer, timeline) =
+            order::simulate(name, order, &self.cost, self.as_torch, self.timeline.is_some())?;
         self.write_files(timeline.as_ref(), order)?;
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?),

@@ -1,7 +1,7 @@
 //! `model-analyze trace`: builds and traces a model in the user's own Python.
 //!
 //! The interpreter gets `trace.py` on standard input and a request as its argument, and answers in JSON lines.
-//! It saves into a folder beside the output, which is renamed into place only after a success.
+//! It writes beside the output and renames, so that a failure or an interrupt leaves nothing.
 
 use std::{
     ffi::OsStr,
@@ -13,7 +13,10 @@ use std::{
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use crate::{failure::Failure, output::Output};
+use crate::{
+    failure::Failure,
+    output::{Format, Output},
+};
 
 pub mod input_spec;
 
@@ -26,9 +29,9 @@ const SCRIPT: &str = include_str!("../trace.py");
 #[command(after_help = "\
 Examples:
   model-analyze trace torchvision.models:resnet50 --input 8x3x224x224 -o resnet50.pt
-  model-analyze trace my_package.models:UNet --arg channels=3 --arg width=32 --input 1x3x256x256 -o unet.pt
-  model-analyze trace models/gpt.py:build --input ids=8x128:int64:0..50257 --input mask=8x128:int64:1..2 -o gpt.pt
-  model-analyze trace train.py:Net --input 32x100 --state-dict net.safetensors --train -o net.pt
+  model-analyze trace my_package.models:UNet --arg width=32 --input 1x3x256x256 -o unet.pt
+  model-analyze trace gpt.py:build --input ids=8x128:int64 --input mask=8x128:bool -o gpt.pt
+  model-analyze trace train.py:Net --input 32x100 --state-dict net.safetensors -o net.pt
 
 Inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH]:
   8x3x224x224          float32, normally distributed
@@ -36,10 +39,9 @@ Inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH]:
   ids=8x128:int64:0..50257
                        passed as the keyword argument `ids`, from 0 up to 50256
   scalar               a tensor without dimensions
-In files with a `:` in their name, and where values matter, write a function that builds the model and name that.
 
-The target is imported from the current folder or from the interpreter's packages. A class or function is called
-with the values of --arg; a model that stands ready in the module is taken as it is.")]
+The target is imported from the current folder or from the interpreter's packages.
+A class or function is called with the values of --arg; a model is taken as it is.")]
 pub struct Trace {
     /// What to trace: `package.module:name` or `path/to/file.py:name`, a class, a function or a model
     target: String,
@@ -87,36 +89,37 @@ pub struct Trace {
     /// The Python interpreter that has torch and the model
     #[arg(long, env = "MODEL_ANALYZE_PYTHON", default_value = "python3", value_name = "PROGRAM")]
     python: String,
+
+    /// How to print what was made
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
 }
 
 impl Trace {
-    /// Runs the interpreter and moves the archive into place.
+    /// Runs the interpreter.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let folder = self.check_output()?;
-        // The archive's top folder is named after the file, so the file keeps its name in a folder of its own.
-        let beside = tempfile::Builder::new()
-            .prefix(".model-analyze-")
-            .tempdir_in(&folder)
-            .map_err(|error| Failure::input(format!("cannot write in {}: {error}", folder.display())))?;
-        let file_name = self.output.file_name().expect("checked: the output has a file name");
-        let unfinished = absolute(&beside.path().join(file_name))?;
-        let request = self.request(&unfinished)?;
-
+        self.check_output()?;
+        let request = self.request()?;
         let done = self.converse(&request)?;
-
-        std::fs::rename(&unfinished, &self.output)
-            .map_err(|error| Failure::input(format!("cannot write {}: {error}", self.output.display())))?;
+        let path = self.output.display().to_string();
         let count = |key: &str| done.get(key).and_then(Value::as_u64).unwrap_or_default();
-        output.text(&format!(
-            "{}: {} operators, {} parameters, torch {}\n",
-            self.output.display(),
-            count("operators"),
-            count("parameters"),
-            done.get("torch").and_then(Value::as_str).unwrap_or("?"),
-        ))
+        let (operators, parameters) = (count("operators"), count("parameters"));
+        let torch = done.get("torch").and_then(Value::as_str).unwrap_or("?");
+        match self.format {
+            Format::Text => output
+                .text(&format!("{path}: {operators} operators, {parameters} parameters, torch {torch}\n")),
+            Format::Json => output.json(&json!({
+                "schema_version": 1,
+                "output": path,
+                "operators": operators,
+                "parameters": parameters,
+                "torch": torch,
+            })),
+        }
     }
 
-    fn check_output(&self) -> Result<PathBuf, Failure> {
+    /// Finds out that the archive cannot be written before the model is built.
+    fn check_output(&self) -> Result<(), Failure> {
         if self.output.is_dir() || self.output.file_name().is_none() {
             return Err(Failure::input(format!("{} is a directory, not a file", self.output.display())));
         }
@@ -124,18 +127,24 @@ impl Trace {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        match folder.is_dir() {
-            true => Ok(folder),
-            false => Err(Failure::input(format!("no directory {}", folder.display()))
-                .with_hint(format!("make it first: mkdir -p {}", folder.display()))),
+        if !folder.is_dir() {
+            return Err(Failure::input(format!("no directory {}", folder.display()))
+                .with_hint(format!("make it first: mkdir -p {}", folder.display())));
+        }
+        match tempfile::tempfile_in(&folder) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Failure::input(format!("cannot write in {}: {error}", folder.display()))),
         }
     }
 
-    fn request(&self, unfinished: &Path) -> Result<Value, Failure> {
+    fn request(&self) -> Result<Value, Failure> {
         let (place, name) = self.target.rsplit_once(':').unwrap_or_default();
         if place.is_empty() || name.is_empty() {
             return Err(Failure::input(format!("target `{}` does not say what to call", self.target))
                 .with_hint("write package.module:name or path/to/file.py:name"));
+        }
+        if place.ends_with(".py") && !Path::new(place).is_file() {
+            return Err(Failure::input(format!("{place}: no such file")));
         }
         let mut inputs = Vec::new();
         for text in &self.inputs {
@@ -165,7 +174,7 @@ impl Trace {
             "strict": self.strict,
             "state_dict": state_dict,
             "strict_state_dict": !self.partial_state_dict,
-            "output": utf8(unfinished.as_os_str())?,
+            "output": utf8(absolute(&self.output)?.as_os_str())?,
         }))
     }
 

@@ -1,9 +1,6 @@
 //! What does it look like? Values become SVG, DOT, HTML and trace JSON.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod gantt;
-pub mod perfetto;
-
 mod cards;
 mod channels;
 mod columns;
@@ -12,11 +9,13 @@ mod dot;
 mod draw;
 mod explorer;
 mod from_graph;
+pub mod gantt;
 mod inside;
 mod layers;
 mod layout;
 mod lift;
 pub mod palette;
+pub mod perfetto;
 pub mod svg;
 pub mod text;
 mod view;

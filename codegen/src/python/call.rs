@@ -4,6 +4,7 @@ use tracer::{Constant, Node, Operand, Program, Role, TensorId};
 
 use super::spelling::{Spelling, dtype_of_code, memory_format, spelling};
 use crate::{
+    fold::Folded,
     names::{Names, float, is_identifier, quoted},
     operators::{Kind, out_of_place, split},
     pipeline::Form,
@@ -20,6 +21,8 @@ pub(crate) struct Writer<'p> {
     pub training: bool,
     /// Values that a recurrent layer's packing reads: their device stays.
     pub on_host: &'p std::collections::HashSet<tracer::ValueId>,
+    /// Values that stand for others.
+    pub folded: &'p Folded,
 }
 
 /// Operators that make a tensor on a device that the trace names.
@@ -111,6 +114,11 @@ impl Writer<'_> {
             }
             ("aten", "add", 2) if self.is_list(&node.arguments[0].operand) => {
                 return format!("{} + {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
+            }
+            ("aten", "slice", _) => {
+                if let Some(call) = self.slice(node) {
+                    return call;
+                }
             }
             ("aten", "_convolution", 9..) => {
                 if let Some(call) = self.convolution(node) {
@@ -288,6 +296,32 @@ impl Writer<'_> {
         }
     }
 
+    /// Returns the name that the stage's code has for a value.
+    pub fn name(&self, value: tracer::ValueId) -> &str {
+        self.names.get(self.folded.get(value))
+    }
+
+    /// `x[:, 2:5]` for the common forms of `aten::slice`.
+    fn slice(&self, node: &Node) -> Option<String> {
+        let operand = |index: usize| node.arguments.get(index).map(|a| &a.operand);
+        let Some(Operand::Constant(Constant::Int(dim @ 0..=8))) = operand(1) else { return None };
+        let bound = |index: usize| match operand(index) {
+            None | Some(Operand::Constant(Constant::None)) => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(i64::MAX))) if index == 3 => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(0))) if index == 2 => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(value))) => Some(value.to_string()),
+            Some(Operand::Value(value)) if self.kinds[self.folded.get(*value).index()] == Kind::Int => {
+                Some(self.name(*value).to_string())
+            }
+            _ => None,
+        };
+        if !matches!(operand(4), None | Some(Operand::Constant(Constant::Int(1)))) || node.arguments.len() < 3 {
+            return None;
+        }
+        let all = ":, ".repeat(*dim as usize);
+        Some(format!("{}[{all}{}:{}]", self.primary(operand(0)), bound(2)?, bound(3)?))
+    }
+
     /// Writes an operand so that a dot can follow.
     fn primary(&self, operand: Option<&Operand>) -> String {
         match operand {
@@ -300,7 +334,7 @@ impl Writer<'_> {
     /// Writes an operand.
     pub fn operand(&self, operand: &Operand) -> String {
         match operand {
-            Operand::Value(value) => self.names.get(*value).to_string(),
+            Operand::Value(value) => self.name(*value).to_string(),
             Operand::Tensor(tensor) => self.tensor(*tensor),
             Operand::Constant(constant) => self.constant(constant),
             Operand::List(items) => format!("[{}]", self.items(items)),

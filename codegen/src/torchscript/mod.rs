@@ -55,7 +55,7 @@ pub(crate) fn stage(
         let piece = Piece::Copy { position: storage.position, length: storage.elements * storage.item };
         records.push(record(&format!("data/{key}"), vec![piece]));
     }
-    let source = code::module(program, names, stage, &tree, training);
+    let source = code::module(program, names, stage, &tree)?;
     records.push(record(&format!("code/__torch__/{folder}.py"), bytes(source.into_bytes())));
     let mut constants = Pickle::new();
     constants.mark();

@@ -147,9 +147,9 @@ impl Backend for TorchBackend {
         let stage = &mut stage.stage;
         let gradients = stage.parameters.iter().zip(&mut stage.gradients);
         gradients
-            .map(|((_, parameter), gradient)| match gradient.take() {
+            .map(|(parameter, gradient)| match gradient.take() {
                 Some(gradient) => Ok(gradient),
-                None => Ok(parameter.f_zeros_like()?),
+                None => Ok(parameter.tensor.f_zeros_like()?),
             })
             .collect()
     }

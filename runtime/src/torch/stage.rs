@@ -15,11 +15,17 @@ use crate::BackendError;
 pub struct TorchStage {
     module: CModule,
     pub(super) device: Device,
-    /// Parameters that train, with the names they have in the archive.
-    pub(super) parameters: Vec<(String, Tensor)>,
+    /// Parameters that train.
+    pub(super) parameters: Vec<Parameter>,
     /// Their gradients, summed over micro-batches.
     pub(super) gradients: Vec<Option<Tensor>>,
     kept: HashMap<u32, Kept>,
+}
+
+/// A parameter; tied ones have several names in the archive but one place in memory.
+pub(super) struct Parameter {
+    pub(super) names: Vec<String>,
+    pub(super) tensor: Tensor,
 }
 
 /// What a micro-batch leaves behind for its backward pass.
@@ -35,8 +41,16 @@ impl TorchStage {
     pub(super) fn load(path: &Path, device: Device) -> Result<Self, BackendError> {
         tch::jit::f_set_graph_executor_optimize(false)?;
         let module = CModule::load_on_device(path, device)?;
-        let all = module.named_parameters()?;
-        let parameters: Vec<_> = all.into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect();
+        let mut parameters: Vec<Parameter> = Vec::new();
+        for (name, tensor) in module.named_parameters()? {
+            let place = (tensor.data_ptr(), tensor.size());
+            let is_same = |known: &&mut Parameter| (known.tensor.data_ptr(), known.tensor.size()) == place;
+            match parameters.iter_mut().find(is_same) {
+                Some(known) if tensor.numel() > 0 => known.names.push(name),
+                _ if tensor.requires_grad() => parameters.push(Parameter { names: vec![name], tensor }),
+                _ => {}
+            }
+        }
         let gradients = parameters.iter().map(|_| None).collect();
         Ok(Self { module, device, parameters, gradients, kept: HashMap::new() })
     }
@@ -86,7 +100,7 @@ impl TorchStage {
         let mut leaves: Vec<&Tensor> = differentiable.iter().map(|&index| &kept.inputs[index]).collect();
         let n_leaf_inputs = leaves.len();
         if kind.frees_activations() {
-            leaves.extend(self.parameters.iter().map(|(_, parameter)| parameter));
+            leaves.extend(self.parameters.iter().map(|parameter| &parameter.tensor));
         }
         if leaves.is_empty() {
             return Ok(input_gradients);
@@ -112,10 +126,10 @@ impl TorchStage {
 
     /// Takes one step of plain gradient descent and clears the gradients.
     pub(super) fn update(&mut self, learning_rate: f64) -> Result<(), BackendError> {
-        for ((_, parameter), gradient) in self.parameters.iter_mut().zip(&mut self.gradients) {
+        for (parameter, gradient) in self.parameters.iter_mut().zip(&mut self.gradients) {
             if let Some(gradient) = gradient.take() {
                 let step = gradient.f_mul_scalar(learning_rate)?;
-                let _ = tch::no_grad(|| parameter.f_sub_(&step))?;
+                let _ = tch::no_grad(|| parameter.tensor.f_sub_(&step))?;
             }
         }
         Ok(())

@@ -57,12 +57,13 @@ pub fn verify(
     for archive in archives {
         stages.push(TorchStage::load(archive, device)?);
     }
+    let copies = copies(&model, &stages);
     let mut verification = Verification::default();
     for (step, inputs) in inputs.iter().enumerate() {
-        let copies = inputs.iter().map(Tensor::shallow_clone).collect();
+        let arguments = inputs.iter().map(Tensor::shallow_clone).collect();
         // Dropout in training mode draws the same numbers on both sides, where the order of operators is the same.
         tch::manual_seed(step as i64);
-        let expected = model.forward(0, copies)?;
+        let expected = model.forward(0, arguments)?;
         let references: Vec<&Tensor> = expected.iter().collect();
         let whole_loss = loss(&references)?;
         tch::manual_seed(step as i64);
@@ -87,9 +88,9 @@ pub fn verify(
         }
         model.backward(Kind::Backward, 0, |_| Ok(Some(whole_loss)))?;
         backward(&mut stages, wiring, model_outputs)?;
-        tie(&mut stages)?;
+        tie(&mut stages, &copies)?;
         if step == 0 {
-            verification.gradients = gradients(&model, &stages)?;
+            verification.gradients = gradients(&model, &stages, &copies)?;
         }
         model.update(learning_rate)?;
         for stage in &mut stages {
@@ -160,15 +161,26 @@ fn backward(
     Ok(())
 }
 
-/// Gives every copy of a tied parameter the sum of all copies' gradients.
-fn tie(stages: &mut [TorchStage]) -> Result<(), BackendError> {
-    let mut places: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
-    for (index, stage) in stages.iter().enumerate() {
-        for (position, (name, _)) in stage.parameters.iter().enumerate() {
-            places.entry(name.clone()).or_default().push((index, position));
+/// Where the copies of each parameter of the model are: (stage, position) for every stage that holds one.
+fn copies(model: &TorchStage, stages: &[TorchStage]) -> Vec<Vec<(usize, usize)>> {
+    let mut owner: BTreeMap<&str, usize> = BTreeMap::new();
+    for (index, parameter) in model.parameters.iter().enumerate() {
+        owner.extend(parameter.names.iter().map(|name| (name.as_str(), index)));
+    }
+    let mut copies = vec![Vec::new(); model.parameters.len()];
+    for (stage_idx, stage) in stages.iter().enumerate() {
+        for (position, parameter) in stage.parameters.iter().enumerate() {
+            if let Some(&index) = parameter.names.iter().find_map(|name| owner.get(name.as_str())) {
+                copies[index].push((stage_idx, position));
+            }
         }
     }
-    for copies in places.values().filter(|copies| copies.len() > 1) {
+    copies
+}
+
+/// Gives every copy of a tied parameter the sum of all copies' gradients.
+fn tie(stages: &mut [TorchStage], copies: &[Vec<(usize, usize)>]) -> Result<(), BackendError> {
+    for copies in copies.iter().filter(|copies| copies.len() > 1) {
         let mut sum: Option<Tensor> = None;
         for &(stage, position) in copies {
             let Some(gradient) = &stages[stage].gradients[position] else { continue };
@@ -184,25 +196,24 @@ fn tie(stages: &mut [TorchStage]) -> Result<(), BackendError> {
     Ok(())
 }
 
-fn gradients(model: &TorchStage, stages: &[TorchStage]) -> Result<Vec<Difference>, BackendError> {
-    let mut found: BTreeMap<&str, Option<&Tensor>> = BTreeMap::new();
-    for stage in stages {
-        for ((name, _), gradient) in stage.parameters.iter().zip(&stage.gradients) {
-            found.insert(name, gradient.as_ref());
-        }
-    }
+fn gradients(
+    model: &TorchStage,
+    stages: &[TorchStage],
+    copies: &[Vec<(usize, usize)>],
+) -> Result<Vec<Difference>, BackendError> {
     let mut differences = Vec::new();
-    for ((name, parameter), gradient) in model.parameters.iter().zip(&model.gradients) {
-        let Some(&other) = found.get(name.as_str()) else {
+    for ((parameter, gradient), copies) in model.parameters.iter().zip(&model.gradients).zip(copies) {
+        let name = parameter.names[0].clone();
+        let Some(&(stage, position)) = copies.first() else {
             // A parameter that nothing uses is in no stage; one that has a gradient must be.
             if gradient.is_some() {
                 return Err(BackendError(format!("no stage holds parameter `{name}`")));
             }
             continue;
         };
-        let zeros = parameter.f_zeros_like()?;
-        let expected = gradient.as_ref().unwrap_or(&zeros);
-        differences.push(difference(name.clone(), expected, other.unwrap_or(&zeros))?);
+        let zeros = parameter.tensor.f_zeros_like()?;
+        let found = stages[stage].gradients[position].as_ref().unwrap_or(&zeros);
+        differences.push(difference(name, gradient.as_ref().unwrap_or(&zeros), found)?);
     }
     Ok(differences)
 }

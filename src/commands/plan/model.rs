@@ -68,7 +68,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     };
     let answer = answer_of(plan, &problem, &solution, &others, &failed, &changes);
     if let Some(path) = &plan.output {
-        let reference = ModelReference { name: plan.model_name(), digest: digest(plan)? };
+        let reference = ModelReference { name: plan.model_name(), digest: digest(plan, input)? };
         let written_by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
         let file = to_plan(&problem, &solution, &cluster, reference, written_by);
         files::write(path, to_yaml(&file).as_bytes())?;
@@ -225,8 +225,11 @@ fn machines(plan: &Plan) -> Result<Cluster, Failure> {
     })
 }
 
-/// SHA-256 of the file.
-fn digest(plan: &Plan) -> Result<String, Failure> {
+/// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
+fn digest(plan: &Plan, input: &Input) -> Result<String, Failure> {
+    if matches!(input, Input::Trace) {
+        return Ok(tracer::digest(&model::program(&plan.model)?));
+    }
     let bytes = files::map(&plan.model)?;
     Ok(Sha256::digest(&bytes[..]).iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -72,6 +72,7 @@ pub(super) fn simulate(
     name: &str,
     order: &Order,
     cost: &Cost,
+    as_torch: bool,
     wants_timeline: bool,
 ) -> Result<(SimulatedOrder, Option<Timeline>), Failure> {
     let report = simulator::lint(order);
@@ -89,7 +90,9 @@ pub(super) fn simulate(
         let timeline = picture::of_order(name, order, &clock, &spans);
         (clock, Some(timeline))
     } else {
-        (simulator::clock(order, cost).map_err(in_order)?, None)
+        let clock =
+            if as_torch { simulator::clock_as_torch(order, cost) } else { simulator::clock(order, cost) };
+        (clock.map_err(in_order)?, None)
     };
     let answer = SimulatedOrder {
         schema_version: TIMELINE_VERSION,

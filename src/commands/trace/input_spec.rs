@@ -196,7 +196,7 @@ mod tests {
             "99999999999x99999999999",
             "--input 99999999999x99999999999: a tensor of 99999999999x99999999999 has more than 2^40 elements [99999999999x99999999999]",
         );
-        let error = InputSpec::parse("8:float23").unwrap_err();
+        let error = InputSpec::parse("8:float23").expect_err("an unknown dtype");
         assert!(
             error.to_string().starts_with("--input 8:float23: `float23` is no dtype; known are float32,")
         );

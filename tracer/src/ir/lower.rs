@@ -4,12 +4,13 @@ use std::collections::{HashMap, HashSet};
 
 use super::{
     IrError,
+    meaning::{class_name, literal_operand, lower_type, tensor_type},
     scopes::{Calls, Modules},
-    tree::{Block, Dim, Graph, IrTensorType, IrType, Literal, Node as IrNode, Use},
+    tree::{Block, Graph, IrTensorType, IrType, Literal, Node as IrNode, Use},
 };
 use crate::{
     Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Operand, Program, Role, Span, Tensor,
-    TensorId, TensorType, Type, Value, ValueId,
+    TensorId, TensorType, Value, ValueId,
 };
 
 /// Lists and tuples inside one another.
@@ -326,8 +327,11 @@ impl Lowering {
     }
 
     fn enter_scope(&mut self, node: &IrNode) -> Result<CallId, IrError> {
-        let scope = node.scope.as_deref().unwrap_or_default();
         let next = self.program.nodes.len() as u32;
+        if node.scope.is_none() && is_scripted(node) {
+            return Ok(self.calls.innermost());
+        }
+        let scope = node.scope.as_deref().unwrap_or_default();
         if !self.scopes.contains_key(scope) {
             let depth = scope.split(['/', '.']).count();
             if depth > MAX_PATH {
@@ -447,6 +451,14 @@ fn one_or_tuple(mut operands: Vec<Operand>) -> Operand {
     }
 }
 
+/// Tells whether a node comes from a scripted function, whose nodes have lost the scope of the function's call.
+///
+/// The tracer knows lines only and writes column 0, the script compiler knows columns.
+fn is_scripted(node: &IrNode) -> bool {
+    let column = node.place.as_deref().and_then(|place| place.rsplit(':').next());
+    column.is_some_and(|column| column != "0")
+}
+
 fn only_output(node: &IrNode) -> Result<&super::tree::Binding, IrError> {
     match node.outputs.as_slice() {
         [output] => Ok(output),
@@ -473,142 +485,6 @@ fn weigh(operand: &Operand) -> Weight {
     }
 }
 
-/// Returns the operand that a literal stands for; its type tells `bool` from `int` and `Device` from `str`.
-fn literal_operand(literal: &Literal, type_: Option<&IrType>) -> Operand {
-    let is = |name: &str| matches!(type_, Some(IrType::Named(found)) if found == name);
-    let element = match type_ {
-        Some(IrType::List(element)) => Some(element.as_ref()),
-        _ => None,
-    };
-    let constant = match literal {
-        Literal::Number(text) if is("bool") => Constant::Bool(text != "0"),
-        Literal::Number(text) => number(text),
-        Literal::Str(text) if is("Device") => Constant::Device(text.clone()),
-        Literal::Str(text) => Constant::Str(text.clone()),
-        Literal::Word(word) => match word.as_str() {
-            "None" => Constant::None,
-            "True" => Constant::Bool(true),
-            "False" => Constant::Bool(false),
-            other => Constant::Str(other.to_owned()),
-        },
-        Literal::Boxed(text) | Literal::Elements(text) | Literal::Omitted(text) => {
-            Constant::Str(text.clone())
-        }
-        Literal::List(items) => {
-            return Operand::List(items.iter().map(|item| literal_operand(item, element)).collect());
-        }
-        Literal::Tuple(items) => {
-            return Operand::Tuple(items.iter().map(|item| literal_operand(item, None)).collect());
-        }
-        Literal::Dict(pairs) => {
-            let operand = |literal| literal_operand(literal, None);
-            return Operand::Dict(pairs.iter().map(|(key, value)| (operand(key), operand(value))).collect());
-        }
-        Literal::Annotated(_, value) => return literal_operand(value, type_),
-    };
-    Operand::Constant(constant)
-}
-
-/// `3`, `1.`, `inf`, `3.+4.j`; a number that does not fit stays text.
-fn number(text: &str) -> Constant {
-    if let Ok(int) = text.parse::<i64>() {
-        return Constant::Int(int);
-    }
-    if let Some(complex) = text.strip_suffix('j') {
-        // The sign between the parts is the last one that belongs to no exponent.
-        let split = complex.char_indices().rev().find(|(at, c)| {
-            let after_exponent = complex[..*at].ends_with(['e', 'E']);
-            *at > 0 && matches!(c, '+' | '-') && !after_exponent
-        });
-        let parts = split.map(|(at, _)| (complex[..at].parse(), complex[at..].parse()));
-        if let Some((Ok(real), Ok(imaginary))) = parts {
-            return Constant::Complex(real, imaginary);
-        }
-    }
-    match text.parse::<f64>() {
-        Ok(float) => Constant::Float(float),
-        Err(_) => Constant::Str(text.to_owned()),
-    }
-}
-
-/// Returns the class of a module's type, unmangled.
-fn class_name(type_: &IrType) -> Option<String> {
-    let IrType::Named(name) = type_ else {
-        return None;
-    };
-    let path = name.strip_prefix("__torch__.")?;
-    let parts: Vec<&str> = path.split('.').filter(|part| !part.starts_with("___torch_mangle_")).collect();
-    Some(parts.join("."))
-}
-
 fn last_part(class: &str) -> &str {
     class.rsplit('.').next().unwrap_or(class)
-}
-
-fn lower_type(type_: &IrType) -> Type {
-    match type_ {
-        IrType::Tensor(tensor) => Type::Tensor(tensor_type(tensor)),
-        IrType::List(element) => Type::List(Box::new(lower_type(element))),
-        IrType::Optional(element) => Type::Optional(Box::new(lower_type(element))),
-        IrType::Tuple { elements, .. } => {
-            Type::Tuple(elements.iter().map(|(_, type_)| lower_type(type_)).collect())
-        }
-        IrType::Dict(key, value) => Type::Dict(Box::new(lower_type(key)), Box::new(lower_type(value))),
-        IrType::Applied(..) => Type::Class(type_.to_string()),
-        IrType::Named(name) => match name.as_str() {
-            "int" => Type::Int,
-            "float" => Type::Float,
-            "bool" => Type::Bool,
-            "str" => Type::Str,
-            "Device" => Type::Device,
-            "Scalar" | "number" => Type::Number,
-            "NoneType" => Type::None,
-            _ => Type::Class(class_name(type_).unwrap_or_else(|| name.clone())),
-        },
-    }
-}
-
-fn tensor_type(type_: &IrTensorType) -> TensorType {
-    let sizes = |dims: &Vec<Dim>| {
-        dims.iter()
-            .map(|dim| match dim {
-                Dim::Known(size) => Some(*size),
-                Dim::Unknown | Dim::Symbol(_) => None,
-            })
-            .collect()
-    };
-    let strides = |strides: &Vec<i64>| strides.iter().map(|stride| u64::try_from(*stride).ok()).collect();
-    let shape: Option<Vec<u64>> = type_.dims.as_ref().and_then(sizes);
-    // A tensor without dimensions has no strides to print, yet they are known.
-    let scalar = shape.as_ref().filter(|shape| shape.is_empty()).map(|_| Vec::new());
-    TensorType {
-        dtype: type_.dtype.as_deref().and_then(dtype),
-        strides: type_.strides.as_ref().and_then(strides).or(scalar),
-        shape,
-        requires_grad: type_.requires_grad,
-        device: type_.device.clone(),
-    }
-}
-
-fn dtype(name: &str) -> Option<DType> {
-    Some(match name {
-        "Float" => DType::Float32,
-        "Double" => DType::Float64,
-        "Half" => DType::Float16,
-        "BFloat16" => DType::BFloat16,
-        "Long" => DType::Int64,
-        "Int" => DType::Int32,
-        "Short" => DType::Int16,
-        "Char" => DType::Int8,
-        "Byte" => DType::UInt8,
-        "UInt16" => DType::UInt16,
-        "UInt32" => DType::UInt32,
-        "UInt64" => DType::UInt64,
-        "Bool" => DType::Bool,
-        "ComplexFloat" => DType::Complex64,
-        "ComplexDouble" => DType::Complex128,
-        "Float8_e4m3fn" => DType::Float8E4M3,
-        "Float8_e5m2" => DType::Float8E5M2,
-        _ => return None,
-    })
 }

@@ -1,6 +1,6 @@
 //! IR text: what `str(traced.graph)` and `str(traced.inlined_graph)` print.
 //!
-//! Two steps: [`parse`] reads a tree that prints back byte for byte, [`read_ir`] also lowers it to a
+//! Two steps: [`parse()`] reads a tree that prints back byte for byte, [`read_ir`] also lowers it to a
 //! [`Program`]. An inlined graph has lost its calls but kept the scope of each node, so calls are found again as
 //! contiguous runs of one scope. A graph that is not inlined keeps each call as one `prim::CallMethod`.
 
@@ -9,6 +9,7 @@ mod error;
 mod fault;
 mod literals;
 mod lower;
+mod meaning;
 mod parse;
 mod print;
 mod scopes;

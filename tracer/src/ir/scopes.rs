@@ -202,7 +202,8 @@ impl Calls {
         self.close_to(depth.saturating_sub(1).max(1), node);
     }
 
-    fn innermost(&self) -> CallId {
+    /// Returns the call that is open.
+    pub fn innermost(&self) -> CallId {
         self.open.last().expect("the root's call stays open").call
     }
 

@@ -1,0 +1,89 @@
+//! What `verify` and `run` answer.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Seconds};
+
+/// The newest version of these answers.
+pub const EXECUTED_VERSION: u32 = 1;
+
+/// Answer of `verify`: how far the stages are from the whole model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Verified {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// True when every difference is within its tolerance.
+    pub ok: bool,
+    /// Where it ran.
+    pub device: String,
+    /// Training steps compared.
+    pub steps: usize,
+    /// Largest absolute difference of an output.
+    pub outputs_max_difference: f64,
+    /// Largest difference of a gradient, relative to the largest value of its tensor.
+    pub gradients_max_difference: f64,
+    /// Largest relative difference of a loss.
+    pub losses_max_difference: f64,
+    /// Number of parameters whose gradients were compared.
+    pub gradients_compared: usize,
+    /// The worst tensors, outputs and gradients together.
+    pub worst: Vec<TensorDifference>,
+    /// Losses of each step: whole model, stages.
+    pub losses: Vec<(f64, f64)>,
+}
+
+/// How far one tensor is off.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TensorDifference {
+    /// `output` or `gradient`.
+    pub kind: String,
+    /// Output or parameter.
+    pub name: String,
+    /// Largest absolute difference.
+    pub absolute: f64,
+    /// That, relative to the largest value of the tensor.
+    pub relative: f64,
+}
+
+/// Answer of `run`: what the pipeline took.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Executed {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// The schedule that ran.
+    pub schedule: String,
+    /// Micro-batches in a step.
+    pub micro_batches: u32,
+    /// Steps that were timed; warm-up is not among them.
+    pub steps: usize,
+    /// Median time of a step.
+    pub step_seconds: Seconds,
+    /// What the plan predicted for a step, where it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_step_seconds: Option<Seconds>,
+    /// Samples in a second, by the first dimension of the first input.
+    pub samples_per_second: f64,
+    /// Share of device time that was idle.
+    pub bubble: f64,
+    /// Stages in order.
+    pub stages: Vec<ExecutedStage>,
+    /// Peak memory of this process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_peak_bytes: Option<Bytes>,
+    /// Mean loss of each step; empty without libtorch.
+    pub losses: Vec<f64>,
+}
+
+/// What one stage took.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ExecutedStage {
+    /// Position.
+    pub stage: u32,
+    /// Devices that ran it.
+    pub devices: Vec<String>,
+    /// Median forward time of a micro-batch.
+    pub forward_seconds: Seconds,
+    /// Median backward time of a micro-batch, both halves together.
+    pub backward_seconds: Seconds,
+}

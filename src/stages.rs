@@ -1,0 +1,174 @@
+//! A folder of emitted stages: its manifest, how its stages join, and the inputs they want.
+
+use std::path::{Path, PathBuf};
+
+use runtime::{Source, StageWiring, Wiring};
+use schema::{MANIFEST_VERSION, Manifest, OutputTree, Plan};
+
+use crate::{failure::Failure, files};
+
+/// A folder written by `emit` or `split`.
+pub struct Stages {
+    /// What joins them.
+    pub manifest: Manifest,
+    /// The same as numbers.
+    pub wiring: Wiring,
+    /// For each tensor that the model returns, the stage and the position of the output.
+    pub model_outputs: Vec<(usize, usize)>,
+    /// The plan beside the stages, where there is one.
+    pub plan: Option<Plan>,
+    folder: PathBuf,
+}
+
+impl Stages {
+    /// Reads a folder.
+    pub fn read(folder: &Path) -> Result<Self, Failure> {
+        let path = folder.join("stages").join("manifest.json");
+        let text = files::read_text(&path)
+            .map_err(|failure| failure.with_hint("name a folder that `emit` or `split` wrote"))?;
+        let broken = |error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
+        let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| broken(&error))?;
+        match value["schema_version"].as_u64() {
+            Some(version) if version <= u64::from(MANIFEST_VERSION) => {}
+            Some(version) => {
+                let message = format!("version {version} is newer than {MANIFEST_VERSION}, the newest known");
+                return Err(broken(&message));
+            }
+            None => return Err(broken(&"there is no `schema_version`")),
+        }
+        let manifest: Manifest = serde_json::from_value(value).map_err(|error| broken(&error))?;
+        let wiring = wiring(&manifest).map_err(|message| broken(&message))?;
+        wiring.validate().map_err(|error| broken(&error))?;
+        let last = manifest.stages.len() - 1;
+        let mut model_outputs = Vec::new();
+        leaves(&manifest.output, &mut |position| model_outputs.push((last, position as usize)));
+        if model_outputs.iter().any(|&(stage, position)| position >= wiring.stages[stage].n_outputs) {
+            return Err(broken(&"the model returns an output that the last stage does not have"));
+        }
+        let plan = read_plan(&folder.join("plan.yaml"))?;
+        Ok(Self { manifest, wiring, model_outputs, plan, folder: folder.to_path_buf() })
+    }
+
+    /// Returns the TorchScript archives of the stages.
+    pub fn archives(&self) -> Result<Vec<PathBuf>, Failure> {
+        let path = |stage: &schema::StageFiles| {
+            let missing = || {
+                Failure::input(format!("stage {} has no TorchScript archive", stage.stage))
+                    .with_hint("emit the stages again with --targets torchscript")
+            };
+            let name = stage.files.torchscript.as_ref().ok_or_else(missing)?;
+            // A manifest from a stranger must not make us open files elsewhere.
+            match Path::new(name).components().collect::<Vec<_>>()[..] {
+                [std::path::Component::Normal(name)] => Ok(self.folder.join("stages").join(name)),
+                _ => Err(Failure::input(format!("stage {} names the file `{name}`", stage.stage))
+                    .with_hint("files of a stage lie beside manifest.json")),
+            }
+        };
+        self.manifest.stages.iter().map(path).collect()
+    }
+}
+
+fn wiring(manifest: &Manifest) -> Result<Wiring, String> {
+    let source = |from: &str| -> Option<Source> {
+        if let Some(name) = from.strip_prefix("input:") {
+            return manifest.inputs.iter().position(|input| input.name == name).map(Source::Input);
+        }
+        let (stage, name) = from.strip_prefix("stage:")?.split_once(':')?;
+        let stage: usize = stage.parse().ok()?;
+        let outputs = &manifest.stages.get(stage)?.outputs;
+        let output = outputs.iter().position(|output| output.name == name)?;
+        Some(Source::Stage { stage, output })
+    };
+    let stage = |stage: &schema::StageFiles| {
+        let inputs = stage.inputs.iter().map(|input| {
+            let missing = || format!("input `{}` of stage {} comes from nowhere", input.name, stage.stage);
+            source(&input.from).ok_or_else(missing)
+        });
+        Ok(StageWiring { inputs: inputs.collect::<Result<_, String>>()?, n_outputs: stage.outputs.len() })
+    };
+    let stages = manifest.stages.iter().map(stage).collect::<Result<Vec<_>, String>>()?;
+    match stages.is_empty() {
+        true => Err("there are no stages".to_string()),
+        false => Ok(Wiring { stages, n_inputs: manifest.inputs.len() }),
+    }
+}
+
+fn leaves(tree: &OutputTree, visit: &mut impl FnMut(u32)) {
+    match tree {
+        OutputTree::Value(position) => visit(*position),
+        OutputTree::Literal(_) => {}
+        OutputTree::List(items) | OutputTree::Tuple(items) => {
+            items.iter().for_each(|item| leaves(item, visit));
+        }
+        OutputTree::Dict(pairs) => pairs.iter().for_each(|(_, value)| leaves(value, visit)),
+    }
+}
+
+fn read_plan(path: &Path) -> Result<Option<Plan>, Failure> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = files::read_text(path)?;
+    let plan = schema::from_yaml(&text);
+    plan.map(Some).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
+}
+
+/// The failure of a command that this build cannot run.
+#[cfg(not(feature = "torch"))]
+pub fn no_libtorch(command: &str) -> Failure {
+    Failure::input(format!("this build cannot {command}: it has no libtorch"))
+        .with_hint("make .venv/ready && cargo build --release --features torch")
+}
+
+#[cfg(feature = "torch")]
+impl Stages {
+    /// Returns the whole model's file and checks that the stages were cut from it.
+    pub fn model(&self, given: Option<&Path>) -> Result<PathBuf, Failure> {
+        let recorded = self.manifest.source.as_ref().map(PathBuf::from);
+        let path = given.map(Path::to_path_buf).or(recorded);
+        let path = path.ok_or_else(|| {
+            Failure::input("the stages do not say which file they were cut from")
+                .with_hint("name it with --model FILE")
+        })?;
+        let program = crate::model::program(&path)?;
+        let digest = tracer::digest(&program);
+        match digest == self.manifest.model.digest {
+            true => Ok(path),
+            false => {
+                let name = &self.manifest.model.name;
+                Err(Failure::input(format!(
+                    "{} is not the model the stages were cut from ({name})",
+                    path.display()
+                ))
+                .with_hint("emit the stages again, or name the right file with --model"))
+            }
+        }
+    }
+
+    /// Returns what random inputs must look like: integers stay below every embedding's number of rows.
+    pub fn input_specs(&self, model: &Path) -> Result<Vec<runtime::torch::InputSpec>, Failure> {
+        let program = crate::model::program(model)?;
+        let embeddings = program.nodes.iter().filter(|node| node.operator.starts_with("aten::embedding"));
+        let rows = embeddings.filter_map(|node| match node.arguments.first()?.operand {
+            tracer::Operand::Tensor(id) => program.tensors[id.index()].shape.first().copied(),
+            _ => None,
+        });
+        let below = rows.min().map_or(2, |rows| i64::try_from(rows).unwrap_or(i64::MAX));
+        let spec = |input: &schema::Boundary| {
+            let unknown = || {
+                Failure::input(format!("the shape of input `{}` is not known", input.name))
+                    .with_hint("trace the model with `model-analyze trace`, which records shapes")
+            };
+            let shape = input.shape.as_ref().ok_or_else(unknown)?;
+            let dtype = input.dtype.clone().ok_or_else(unknown)?;
+            let shape = shape.iter().map(|&size| i64::try_from(size).map_err(Failure::input));
+            Ok(runtime::torch::InputSpec {
+                name: input.name.clone(),
+                dtype,
+                shape: shape.collect::<Result<_, _>>()?,
+                below,
+            })
+        };
+        self.manifest.inputs.iter().map(spec).collect()
+    }
+}

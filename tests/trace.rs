@@ -1,0 +1,204 @@
+//! `model-analyze trace` on small models, in the interpreter of `.venv`.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use assert_cmd::Command;
+use tempfile::TempDir;
+use tracer::{DType, Program, read_archive};
+
+/// Returns the interpreter with torch, or says that the test is skipped.
+fn python() -> Option<PathBuf> {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    if !python.exists() {
+        println!("skipped: no .venv; `make test` makes it");
+        return None;
+    }
+    Some(python)
+}
+
+fn command(python: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("MODEL_ANALYZE_PYTHON", python)
+        .env("OMP_NUM_THREADS", "1")
+        .env("NO_COLOR", "1")
+        .arg("trace");
+    command
+}
+
+/// Traces into a fresh folder and returns it with the program.
+fn trace(python: &Path, arguments: &[&str]) -> (TempDir, Program) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model.pt");
+    command(python).args(arguments).arg("-o").arg(&output).assert().success().stderr("");
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["model.pt"]);
+    let program = read_archive(&fs::read(&output).unwrap()).unwrap();
+    (folder, program)
+}
+
+/// Runs a command that must fail and leave nothing; returns what it says.
+fn refuse(python: &Path, arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model.pt");
+    let assert = command(python).args(arguments).arg("-o").arg(&output).assert().code(2).stdout("");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn shapes_and_inputs_travel_inside() {
+    let Some(python) = python() else { return };
+    let (_folder, program) = trace(&python, &["fixtures/models/cnn.py:BasicCNN", "--input", "2x3x32x32"]);
+    let recorded = program.recorded.unwrap();
+    assert_eq!(program.name, "model");
+    assert!(!recorded.training);
+    assert_eq!(recorded.about["target"], "fixtures/models/cnn.py:BasicCNN");
+    assert_eq!(recorded.about["torch"].split('+').next(), Some("2.11.0"));
+    assert_eq!(recorded.inputs[0].name, "x");
+    assert_eq!(recorded.inputs[0].type_.shape, Some(vec![2, 3, 32, 32]));
+    let operators: Vec<&str> = program.nodes.iter().map(|node| node.operator.as_str()).collect();
+    let known: Vec<&str> = recorded.nodes.iter().map(|node| node.operator.as_str()).collect();
+    assert_eq!(operators, known);
+    let last = recorded.nodes.last().unwrap().outputs[0].as_ref().unwrap();
+    assert_eq!(last.shape, Some(vec![2, 10]));
+    assert_eq!(last.requires_grad, Some(true));
+}
+
+#[test]
+fn arguments_names_and_structured_outputs() {
+    let Some(python) = python() else { return };
+    let arguments = [
+        "fixtures/models/cnn.py:Keywords",
+        "--arg=width=4",
+        "--arg=activation=tanh",
+        "--input=ids=2x5:int64:0..11",
+        "--input=mask=2x4:bool",
+        "--input=scale=scalar:float64:1..2",
+        "--train",
+    ];
+    let (_folder, program) = trace(&python, &arguments);
+    let recorded = program.recorded.unwrap();
+    assert!(recorded.training);
+    let inputs: Vec<_> = recorded
+        .inputs
+        .iter()
+        .map(|input| (input.name.as_str(), input.type_.dtype.unwrap(), input.type_.shape.clone().unwrap()))
+        .collect();
+    let expected = [
+        ("ids", DType::Int64, vec![2, 5]),
+        ("mask", DType::Bool, vec![2, 4]),
+        ("scale", DType::Float64, vec![]),
+    ];
+    assert_eq!(inputs, expected);
+    assert!(program.tensors.iter().any(|tensor| tensor.path == "embed.weight" && tensor.shape == [11, 4]));
+    assert!(program.nodes.iter().any(|node| node.operator == "aten::tanh"));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_weights() {
+    let Some(python) = python() else { return };
+    let weights = |seed: &str| {
+        let (folder, program) =
+            trace(&python, &["fixtures/models/cnn.py:DropoutCNN", "--input=1x1x28x28", "--seed", seed]);
+        let storage = program.tensors[0].storage.clone().unwrap();
+        let bytes = fs::read(folder.path().join("model.pt")).unwrap();
+        bytes[storage.position as usize..(storage.position + storage.bytes) as usize].to_vec()
+    };
+    let first = weights("3");
+    assert_eq!(first, weights("3"));
+}
+
+#[test]
+fn state_dicts_are_loaded() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state.pt");
+    let safe = folder.path().join("state.safetensors");
+    let make = format!(
+        "import sys; sys.path.insert(0, 'fixtures')\nimport torch, safetensors.torch\nfrom models.cnn import BasicCNN\n\
+         state = {{k: torch.full_like(v, 7) for k, v in BasicCNN().state_dict().items()}}\n\
+         torch.save(state, {state:?}); safetensors.torch.save_file(state, {safe:?})"
+    );
+    Command::new(&python).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-c", &make]).assert().success();
+    let safe = safe.to_str().unwrap();
+    let (out, program) =
+        trace(&python, &["fixtures/models/cnn.py:BasicCNN", "--input=1x3x32x32", "--state-dict", safe]);
+    let storage = program.tensors[0].storage.clone().unwrap();
+    let bytes = fs::read(out.path().join("model.pt")).unwrap();
+    assert_eq!(bytes[storage.position as usize..][..4], 7f32.to_le_bytes());
+    let state = state.to_str().unwrap();
+    let message =
+        refuse(&python, &["fixtures/models/cnn.py:DropoutCNN", "--input=1x1x28x28", "--state-dict", state]);
+    assert!(message.starts_with(&format!(
+        "error: loading {state}: RuntimeError: Error(s) in loading state_dict for DropoutCNN:"
+    )));
+}
+
+#[test]
+fn failures_show_pythons_reason() {
+    let Some(python) = python() else { return };
+    let check = |arguments: &[&str], expected: &[&str]| {
+        let message = refuse(&python, arguments);
+        for part in expected {
+            assert!(message.contains(part), "{message}\nlacks {part}");
+        }
+        assert!(!message.contains("Traceback"), "{message}");
+    };
+    check(
+        &["fixtures/models/cnn.py:BrokenShapes", "--input=2x3x8x8"],
+        &[
+            "error: running forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x144 and 7x2)",
+            "in module head.1 (Linear)",
+            "at fixtures/models/cnn.py:",
+            "return self.head(self.features(x))",
+            "hint: the shapes, dtypes and names of --input must be those that forward takes",
+        ],
+    );
+    check(&["fixtures/models/cnn.py:BasicCN", "--input=1"], &["has no 'BasicCN'; did you mean BasicCNN?"]);
+    check(
+        &["fixtures/models/cnn.py:BasicCNN", "--arg=w=1", "--input=1"],
+        &["building BasicCNN: TypeError", "--arg KEY=VALUE"],
+    );
+    check(
+        &["no_such_package.models:Net", "--input=1"],
+        &["ModuleNotFoundError: No module named 'no_such_package'"],
+    );
+}
+
+#[test]
+fn wrong_usage_is_refused_before_python_starts() {
+    let check = |arguments: &[&str], expected: &str| {
+        let message = refuse(Path::new("/no/such/python"), arguments);
+        assert!(message.contains(expected), "{message}");
+    };
+    check(&["a:B", "--input=8x3xx4"], "error: --input 8x3xx4: a size is missing\n   ╭─[--input:1:5]");
+    check(&["a:B", "--input=8:flaot32"], "`flaot32` is no dtype");
+    check(&["no_such_file.py:Net", "--input=1"], "no_such_file.py: no such file");
+    check(&["a", "--input=8"], "target `a` does not say what to call");
+    check(&["a:B", "--input=x=8", "--input=8"], "an --input without a name follows one with a name");
+    check(&["a:B", "--input=x=8", "--input=x=8"], "--input x is given twice");
+    check(&["a:B", "--arg=8", "--input=8"], "--arg 8 is not KEY=VALUE");
+    check(&["a:B", "--input=8", "--state-dict=none.pt"], "none.pt: no such file");
+    check(&["a:B", "--input=8"], "error: cannot run /no/such/python: ");
+}
+
+#[test]
+fn an_interpreter_without_torch_is_named() {
+    let Ok(found) = std::process::Command::new("python3").args(["-c", "import torch"]).output() else {
+        println!("skipped: no python3");
+        return;
+    };
+    if found.status.success() {
+        println!("skipped: python3 has torch");
+        return;
+    }
+    let message = refuse(Path::new("python3"), &["fixtures/models/cnn.py:BasicCNN", "--input=1"]);
+    assert!(message.contains(" has no torch\n  hint: install it there ("), "{message}");
+}
