@@ -9,7 +9,11 @@
 //! first plan; the full question is then asked just below it, and only if the answer is yes again.
 //! Exact to 1e-10; no table over positions, so 100,000 blocks on 4,096 devices take under a second.
 
+use schema::{BytesPerSecond, Seconds};
+
 use crate::{
+    MachineLevel,
+    collective::{depth, ring, tree},
     pipeline::Cut,
     stage::{Run, Scorer},
 };
@@ -140,8 +144,11 @@ impl Chain<'_> {
         if !self.synchronises || replicas == 1.0 {
             return f64::INFINITY;
         }
+        // Whichever of ring and tree takes more.
         let left = time * replicas - 2.0 * (replicas - 1.0) * self.latency;
-        left * self.bandwidth * replicas / (2.0 * (replicas - 1.0))
+        let ring = left * self.bandwidth * replicas / (2.0 * (replicas - 1.0));
+        let left = time * replicas - 2.0 * depth(replicas as usize) * self.latency;
+        ring.max(left * self.bandwidth / 2.0)
     }
 
     /// Finds a pipeline whose stages take at most `time`, with these replica counts.
@@ -270,11 +277,15 @@ impl Chain<'_> {
             let compute = (self.work[end] - self.work[start]) / self.speed / replicas;
             let parameters = self.parameters[end] - self.parameters[start];
             let sync = match self.synchronises {
-                true => {
-                    let sync = 2.0 * (replicas - 1.0) / replicas * parameters / self.bandwidth;
-                    (sync + 2.0 * (replicas - 1.0) * self.latency) / replicas
+                true if replicas > 1.0 && parameters > 0.0 => {
+                    let level = MachineLevel {
+                        bandwidth: BytesPerSecond(self.bandwidth),
+                        latency: Seconds(self.latency),
+                    };
+                    let count = replicas as usize;
+                    ring(parameters, count, level).min(tree(parameters, count, level)) / replicas
                 }
-                false => 0.0,
+                _ => 0.0,
             };
             let last = self.work.len() - 1;
             let crossing = |position: usize| {

@@ -71,7 +71,7 @@ fn problem(dice: &mut Dice, n_blocks: usize, n_devices: usize, is_chain: bool, i
         blocks,
         values,
         ties,
-        machine: Machine { devices, levels, overlaps: is_uniform || dice.flip() },
+        machine: Machine { devices, levels, links: Vec::new(), overlaps: is_uniform || dice.flip() },
         training,
     }
 }

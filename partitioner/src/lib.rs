@@ -17,6 +17,7 @@ mod plan_file;
 
 mod baselines;
 mod chain;
+mod collective;
 mod local_search;
 mod pipeline;
 mod step;

@@ -2,8 +2,7 @@
 //!
 //! With r replicas, each takes every r-th micro-batch, so compute is shared by r. The port of one device carries, each way,
 //! the activations of one border and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`.
-//! Replicas that synchronise after every round (asynchronous training) add a ring all-reduce, `2(r-1)/r · P/b +
-//! 2(r-1)·latency`, once for r micro-batches. Overlapping machines take the largest of the three, others the sum.
+//! Replicas that synchronise after every round (asynchronous training) add an all-reduce, once for r micro-batches. Overlapping machines take the largest of the three, others the sum.
 //!
 //! Memory: parameters with gradients and optimizer state, one more copy of the parameters for each older version in flight,
 //! activations of the micro-batches in flight, the largest workspace, and a buffer for each border.
@@ -12,6 +11,7 @@ use std::{cell::RefCell, collections::HashMap};
 
 use crate::{
     Problem,
+    collective::Group,
     knapsack::{Choice, pick},
     states::States,
 };
@@ -170,20 +170,20 @@ impl<'a> Scorer<'a> {
 
     /// Seconds of one all-reduce over the replicas.
     pub(crate) fn all_reduce(&self, start: usize, end: usize, run: Run) -> f64 {
-        let replicas = run.count as f64;
-        let mut seconds = 0.0;
         let devices: Vec<usize> = run.devices().collect();
-        if let Some(level) = self.problem.machine.slowest(&devices) {
-            let parameters = self.parameters(start, end);
-            seconds += 2.0 * (replicas - 1.0) / replicas * parameters / level.bandwidth.0
-                + 2.0 * (replicas - 1.0) * level.latency.0;
-        }
+        let group = Group::of(&self.problem.machine, &devices);
+        let own = group.map_or(0.0, |group| group.all_reduce(self.parameters(start, end)));
         let shared = self.shared(start, end);
-        if shared > 0.0 {
-            let all: Vec<usize> = (0..self.problem.machine.devices.len()).collect();
-            seconds += self.problem.machine.slowest(&all).map_or(0.0, |level| shared / level.bandwidth.0);
+        if shared == 0.0 {
+            return own;
         }
-        seconds
+        let all: Vec<usize> = (0..self.problem.machine.devices.len()).collect();
+        own + self.problem.machine.slowest(&all).map_or(0.0, |level| shared / level.bandwidth.0)
+    }
+
+    /// Bytes of parameters that a replica synchronises.
+    pub(crate) fn synchronised(&self, start: usize, end: usize) -> f64 {
+        self.parameters(start, end)
     }
 
     /// Seconds of the fuller direction of the port.

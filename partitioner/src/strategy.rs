@@ -6,13 +6,14 @@
 
 use simulator::{
     Cost,
-    order::{Schedule, Shape, make_for_costs},
+    order::{OrderError, Schedule, Shape, make_for_costs},
 };
 
 use crate::{
     Problem, ProblemError,
     baselines::{deepspeed, even_layers, even_parameters, torchgpipe},
     chain::{best_chain, can_walk},
+    collective::Group,
     local_search::improve,
     pipeline::{Cut, Sharing, best_pipeline},
     solution::{Objective, Solution, SolutionStage},
@@ -428,13 +429,23 @@ fn solve_grid(
     grid: Grid,
 ) -> Result<Solution, PlanError> {
     let n_stages = grid.ranks * grid.chunks;
-    // A step's micro-batches are shared by the replicas; interleaving takes them in rounds of the ranks.
+    // A step's micro-batches are shared by the replicas.
     let wanted = problem.training.micro_batches.unwrap_or(default_micro_batches(problem)) as usize;
     let each = wanted.div_ceil(grid.replicas).max(1);
-    let each = if grid.chunks > 1 { each.next_multiple_of(grid.ranks) } else { each };
-    let shape = Shape { ranks: grid.ranks as u32, chunks: grid.chunks as u32, micro_batches: each as u32 };
-    let order = make_for_costs(grid.schedule, shape, Cost::EQUAL)
-        .map_err(|error| PlanError::Schedule { strategy: strategy.name(), reason: error.to_string() })?;
+    let shape = |each: usize| Shape {
+        ranks: grid.ranks as u32,
+        chunks: grid.chunks as u32,
+        micro_batches: each as u32,
+    };
+    let reason =
+        |error: OrderError| PlanError::Schedule { strategy: strategy.name(), reason: error.to_string() };
+    let (each, order) = match make_for_costs(grid.schedule, shape(each), Cost::EQUAL) {
+        // Some schedules take micro-batches in rounds: a few more, then.
+        Err(OrderError::MicroBatches { smallest: Some(next), .. }) => {
+            (next as usize, make_for_costs(grid.schedule, shape(next as usize), Cost::EQUAL).map_err(reason)?)
+        }
+        other => (each, other.map_err(reason)?),
+    };
     let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
     let rules = Rules { is_asynchronous: false, in_flight };
     let mut chunked;
@@ -527,6 +538,20 @@ fn step_floor(problem: &Problem, grid: Grid, micro_batches: usize, bottleneck: f
     shared.max(of_slowest).max(one)
 }
 
+/// Buckets of a stage's gradients, PyTorch's 25 MiB each, and the seconds of one.
+fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
+    let bytes = scorer.synchronised(cut.start, cut.end);
+    if cut.run.count == 1 || bytes == 0.0 {
+        // Tied parameters alone.
+        let seconds = scorer.all_reduce(cut.start, cut.end, cut.run);
+        return (usize::from(seconds > 0.0), seconds);
+    }
+    let n_buckets = ((bytes / f64::from(25 << 20)).ceil()).clamp(1.0, 4096.0);
+    let devices: Vec<usize> = cut.run.devices().collect();
+    let group = Group::of(&scorer.problem.machine, &devices);
+    (n_buckets as usize, group.map_or(0.0, |group| group.all_reduce(bytes / n_buckets)))
+}
+
 /// Times of one micro-batch on one replica of a stage.
 fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
     let problem = scorer.problem;
@@ -551,11 +576,7 @@ fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes 
         weight_gradient: sum(&|block| block.weight_gradient.0),
         send: send(scorer.states.crossing[cut.end], after),
         send_back: send(scorer.states.crossing_back[cut.start], before),
-        all_reduce: if cut.run.count > 1 || !problem.ties.is_empty() {
-            scorer.all_reduce(cut.start, cut.end, cut.run)
-        } else {
-            0.0
-        },
+        buckets: buckets(scorer, cut),
     }
 }
 
