@@ -14,10 +14,12 @@ use crate::{
     baselines::{deepspeed, even_layers, even_parameters, torchgpipe},
     chain::{best_chain, can_walk},
     collective::Group,
+    handover::settle_transfers,
     local_search::improve,
     pipeline::{Cut, Sharing, best_pipeline},
+    simulated::settle,
     solution::{Objective, Solution, SolutionStage},
-    stage::{InFlight, Rules, Run, Scorer},
+    stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
     step::{StageTimes, step_time},
 };
@@ -170,7 +172,7 @@ fn solve(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     }
     match strategy {
         Strategy::PipeDream => pipedream(problem),
-        _ => synchronous(problem, strategy),
+        _ => synchronous(problem, strategy).map(|solution| settle(problem, solution)),
     }
 }
 
@@ -265,40 +267,90 @@ fn states_of(problem: &Problem) -> States {
 }
 
 /// Asynchronous PipeDream: the slowest stage is as fast as can be.
+///
+/// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
+/// as they stand, and a third, that every link is the fastest, bounds what is possible.
 fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
-    let micro_batches = problem.training.micro_batches.unwrap_or(default_micro_batches(problem));
-    let rules = Rules { is_asynchronous: true, in_flight: InFlight::UntilEnd(u32::MAX) };
-    let n_devices = problem.machine.devices.len();
     let line = States::line(problem, (0..problem.blocks.len()).collect());
     let is_chain = line.is_complete(problem);
-    // Long chains: walk, and keep the answer if it fits into memory.
-    let is_long = is_chain && (problem.blocks.len() as f64) * (n_devices as f64).powi(2) > 2e7;
     let states = if is_chain { line } else { States::ideals(problem, IDEALS).unwrap_or(line) };
-    let scorer = Scorer::new(problem, &states, rules);
-    let walked = if is_long && can_walk(&scorer) { best_chain(&scorer) } else { None };
-    let fits =
-        |cuts: &[Cut]| cuts.iter().all(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_some());
-    let found = match walked {
-        Some((seconds, cuts)) if fits(&cuts) => Some((seconds, cuts)),
-        _ => best_pipeline(&scorer, Sharing::Free, f64::INFINITY),
-    };
-    let Some((_, cuts)) = found else { return Err(shortage(problem)) };
-    let mut stages = stages_of(&scorer, &cuts);
     let is_exact = states.is_complete(problem);
-    if !is_exact {
-        stages = improve(problem, rules, stages);
-    }
-    let seconds = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
-    let floor = problem.seconds() / problem.machine.total_speed();
-    Ok(Solution {
+    let is_uniform = problem.machine.is_uniform();
+    let slowest =
+        |stages: &[SolutionStage]| stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
+    let solution = |stages: Vec<SolutionStage>| Solution {
         strategy: Strategy::PipeDream.name(),
         schedule: Schedule::PipeDream.name(),
-        micro_batches,
+        micro_batches: problem.training.micro_batches.unwrap_or(default_micro_batches(problem)),
+        objective: Objective::Period(slowest(&stages)),
         stages,
-        objective: Objective::Period(seconds),
-        lower_bound: if is_exact { seconds } else { floor.min(seconds) },
+        lower_bound: f64::INFINITY,
         bubble: None,
-    })
+    };
+    // A plan that would be good if nothing overlapped waits less for transfers.
+    let mut serial = problem.clone();
+    serial.machine.overlaps = false;
+    let guesses =
+        [(problem, Neighbours::Adjacent), (problem, Neighbours::Wide), (&serial, Neighbours::Adjacent)];
+    let mut best: Option<Solution> = None;
+    let mut by_formula = f64::INFINITY;
+    for (guess, neighbours) in guesses {
+        if is_uniform && neighbours == Neighbours::Wide {
+            continue;
+        }
+        let rules = asynchronous(neighbours);
+        let scorer = Scorer::new(guess, &states, rules);
+        let Some(cuts) = free_pipeline(&scorer, is_chain) else { continue };
+        let mut stages = stages_of(&scorer, &cuts);
+        if !is_exact {
+            stages = improve(guess, rules, stages);
+        }
+        stages.iter_mut().for_each(|stage| stage.score.settle(problem.machine.overlaps));
+        if !is_uniform {
+            settle_transfers(problem, &mut stages);
+        }
+        by_formula = by_formula.min(slowest(&stages));
+        let found = settle(problem, solution(stages));
+        // The formula's best is the simulator's best as well, unless pipelines wait.
+        let waits = found.seconds() > by_formula * (1.0 + 1e-6);
+        if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
+            best = Some(found);
+        }
+        if is_uniform && !waits {
+            break;
+        }
+    }
+    let mut best = best.ok_or_else(|| shortage(problem))?;
+    let floor = problem.seconds() / problem.machine.total_speed();
+    let bound = match (is_exact, is_uniform) {
+        (true, true) => by_formula,
+        (true, false) => {
+            let scorer = Scorer::new(problem, &states, asynchronous(Neighbours::Fastest));
+            best_pipeline(&scorer, Sharing::Free, f64::INFINITY).map_or(floor, |found| found.0)
+        }
+        _ => floor,
+    };
+    best.lower_bound = bound.min(best.seconds());
+    Ok(best)
+}
+
+/// The rules of training without a flush.
+fn asynchronous(neighbours: Neighbours) -> Rules {
+    Rules { is_asynchronous: true, in_flight: InFlight::UntilEnd(u32::MAX), neighbours }
+}
+
+/// The best pipeline with any number of devices a stage.
+fn free_pipeline(scorer: &Scorer, is_chain: bool) -> Option<Vec<Cut>> {
+    let n_devices = scorer.problem.machine.devices.len();
+    // Long chains: walk, and keep the answer if it fits into memory.
+    let is_long = is_chain && (scorer.problem.blocks.len() as f64) * (n_devices as f64).powi(2) > 2e7;
+    let walked = if is_long && can_walk(scorer) { best_chain(scorer) } else { None };
+    let fits =
+        |cuts: &[Cut]| cuts.iter().all(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_some());
+    match walked {
+        Some((_, cuts)) if fits(&cuts) => Some(cuts),
+        _ => Some(best_pipeline(scorer, Sharing::Free, f64::INFINITY)?.1),
+    }
 }
 
 /// Enough micro-batches that the ends of a step matter little.
@@ -447,7 +499,7 @@ fn solve_grid(
         other => (each, other.map_err(reason)?),
     };
     let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
-    let rules = Rules { is_asynchronous: false, in_flight };
+    let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
     let mut chunked;
     let problem = match grid.chunks {
         1 => problem,
@@ -561,15 +613,19 @@ fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes 
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
     let again = stage.score.again * cut.run.count as f64;
-    let link = |one: usize, other: usize| machine.level(one, other);
-    let next = if cut.run.stride == 1 { cut.run.first + cut.run.count } else { cut.run.first + 1 };
-    let last = if cut.run.stride == 1 { next - 1 } else { cut.run.first };
+    // A grid's stage is as late as its latest replica.
+    let step = cut.run.step();
+    let slowest = |levels: &mut dyn Iterator<Item = crate::MachineLevel>| {
+        levels.min_by(|a, b| a.bandwidth.0.total_cmp(&b.bandwidth.0))
+    };
+    let n_devices = machine.devices.len();
+    let after = cut.run.devices().filter(|device| device + step < n_devices);
+    let after = slowest(&mut after.filter_map(|device| machine.level(device, device + step)));
+    let before = cut.run.devices().filter_map(|device| machine.level(device.checked_sub(step)?, device));
+    let before = slowest(&mut before.into_iter());
     let send = |bytes: f64, level: Option<crate::MachineLevel>| {
         level.map_or((0.0, 0.0), |level| (bytes / level.bandwidth.0, level.latency.0))
     };
-    let is_last = cut.end + 1 == scorer.states.len();
-    let after = if is_last || next >= machine.devices.len() { None } else { link(last, next) };
-    let before = cut.run.first.checked_sub(1).and_then(|before| link(before, cut.run.first));
     StageTimes {
         forward: sum(&|block| block.forward.0),
         input_gradient: sum(&|block| block.input_gradient.0) + again,
@@ -622,7 +678,8 @@ pub(crate) fn score_placed(
         true => InFlight::UntilEnd(u32::MAX),
         false => in_flight_of(schedule, n_ranks, chunks, each, replicas),
     };
-    let scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight });
+    let neighbours = if is_asynchronous { Neighbours::Adjacent } else { Neighbours::Paired };
+    let scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight, neighbours });
     let n_devices = ordered.machine.devices.len();
     let (mut start, mut first) = (0, 0);
     let mut cuts = Vec::with_capacity(placed.len());
@@ -633,7 +690,7 @@ pub(crate) fn score_placed(
         start = end;
         first += stage.devices.len();
     }
-    let stages = stages_of(&scorer, &cuts);
+    let mut stages = stages_of(&scorer, &cuts);
     if let Some(cut) = cuts.iter().find(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_none())
     {
         let blocks = states.blocks(cut.start, cut.end);
@@ -646,6 +703,9 @@ pub(crate) fn score_placed(
             device: ordered.machine.devices[cut.run.first].name.clone(),
             limit: ordered.machine.devices[cut.run.first].memory.0,
         });
+    }
+    if is_asynchronous {
+        settle_transfers(&ordered, &mut stages);
     }
     let floor = problem.seconds() / problem.machine.total_speed();
     let (objective, bubble) = match is_asynchronous {
@@ -676,5 +736,10 @@ pub(crate) fn score_placed(
         bubble,
     };
     solution.lower_bound = (floor * self::each(&solution)).min(solution.seconds());
-    Ok(solution)
+    // Stages of one rank share its devices: all turns stand on the first.
+    let n_first: usize = placed[..n_ranks].iter().map(|stage| stage.devices.len()).sum();
+    let mut turned = solution.clone();
+    turned.stages.iter_mut().for_each(|stage| stage.run.first %= n_first);
+    let settled = settle(&ordered, turned);
+    Ok(Solution { stages: solution.stages, ..settled })
 }
