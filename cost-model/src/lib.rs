@@ -1,1 +1,26 @@
 //! How long will a block take on a device?
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod curve;
+mod dense;
+mod evaluate;
+mod fit;
+mod group;
+mod model;
+mod nnls;
+mod raw;
+mod ridge;
+mod sweep;
+mod terms;
+mod trial;
+mod work;
+
+pub use curve::{Curve, Estimate};
+pub use evaluate::{Accuracy, Split, shuffle, spearman, split};
+pub use fit::{MIN_ROWS, Sample, TooFewRows, Validation, fit};
+pub use group::{Group, group};
+pub use model::{CostModel, CostModelError};
+pub use raw::RawPolynomial;
+pub use sweep::WorkSweep;
+pub use trial::{Features, Trial, cross_validate, try_split};
+pub use work::{Machine, Work, element_bytes};

@@ -274,11 +274,8 @@ impl<'p> Builder<'p> {
             if let Fact::Unknown = fact {
                 fact = by_type(&program.values[value.index()].type_);
             }
-            if let Some(written) = &written {
-                if position == 0 && matches!(fact, Fact::Tensor(_)) {
-                    let number = None;
-                    fact = Fact::Tensor(TensorFact { number, ..written.clone() });
-                }
+            if let (Some(written), 0, Fact::Tensor(_)) = (&written, position, &fact) {
+                fact = Fact::Tensor(TensorFact { number: None, ..written.clone() });
             }
             let declared = match &program.values[value.index()].type_ {
                 Type::Tensor(type_) if self.uses_declared && type_.shape.is_some() => Some(type_),
@@ -296,11 +293,11 @@ impl<'p> Builder<'p> {
         }
         if let (Some(written), Some(operand)) = (&written, arguments.first()) {
             // The operand itself is another tensor from here on: later readers see what was written.
-            if let Operand::Value(value) = &operand.operand {
-                if let Fact::Tensor(tensor) = &mut self.facts[value.index()] {
-                    tensor.number = None;
-                    tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
-                }
+            if let Operand::Value(value) = &operand.operand
+                && let Fact::Tensor(tensor) = &mut self.facts[value.index()]
+            {
+                tensor.number = None;
+                tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
             }
         }
         if class == OperatorClass::Unknown {
@@ -345,7 +342,7 @@ impl<'p> Builder<'p> {
             }
             Fact::List(items) => items.iter_mut().for_each(|item| self.own(item, operator, needs_gradient)),
             Fact::Dict(items) => {
-                items.iter_mut().for_each(|(_, item)| self.own(item, operator, needs_gradient))
+                items.iter_mut().for_each(|(_, item)| self.own(item, operator, needs_gradient));
             }
             _ => {}
         }

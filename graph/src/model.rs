@@ -163,11 +163,13 @@ pub struct StoredTensor {
     pub role: Role,
     /// Element type.
     pub dtype: DType,
-    /// Sizes.
+    /// Sizes; empty and meaningless without `has_shape`.
     pub shape: Vec<u64>,
+    /// False for parameters of an IR text, which does not say their sizes.
+    pub has_shape: bool,
     /// Strides in elements.
     pub strides: Vec<u64>,
-    /// Bytes of its elements.
+    /// Bytes of its elements; 0 without `has_shape`.
     pub bytes: u64,
     /// True for parameters that train.
     pub requires_grad: bool,
@@ -264,6 +266,23 @@ impl ModelGraph {
         &self.blocks[id.index()]
     }
 
+    /// Returns the tensor that stands for a block's result: the first that it returns, those without dimensions (sizes
+    /// that travel along) last; for a call whose result nobody uses, what its last operator makes.
+    pub fn result_of(&self, block: BlockId) -> Option<&TensorFact> {
+        let block = self.block(block);
+        let tensors = |values: &[ValueId]| -> Vec<&TensorFact> {
+            values.iter().flat_map(|value| self.value(*value).fact.tensors()).collect()
+        };
+        let returned = tensors(&block.outputs);
+        let has_dimensions =
+            |tensor: &&&TensorFact| tensor.shape.as_ref().is_none_or(|shape| !shape.is_empty());
+        if let Some(tensor) = returned.iter().find(has_dimensions).or(returned.first()) {
+            return Some(tensor);
+        }
+        let last = self.operators_of(&block.operators).last()?;
+        tensors(&last.outputs).first().copied()
+    }
+
     /// Returns the call that a block is.
     pub fn call(&self, block: BlockId) -> CallId {
         CallId(block.0)
@@ -291,17 +310,21 @@ impl Operator {
 }
 
 impl StoredTensor {
-    /// Returns the number of elements.
+    /// Returns the number of elements; 0 when its sizes are not known.
     pub fn elements(&self) -> u64 {
-        self.shape.iter().product()
+        match self.has_shape {
+            true => self.shape.iter().fold(1, |product, size| product.saturating_mul(*size)),
+            false => 0,
+        }
     }
 
     /// Returns what is known about it, as about any value.
     pub fn fact(&self) -> TensorFact {
         TensorFact {
             dtype: Some(self.dtype),
-            shape: Some(self.shape.iter().map(|size| Some(*size)).collect()),
-            strides: (self.strides.len() == self.shape.len()).then(|| self.strides.iter().copied().collect()),
+            shape: self.has_shape.then(|| self.shape.iter().map(|size| Some(*size)).collect()),
+            strides: (self.has_shape && self.strides.len() == self.shape.len())
+                .then(|| self.strides.iter().copied().collect()),
             storage: Some(self.storage),
             requires_grad: self.requires_grad,
             number: None,

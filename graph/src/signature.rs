@@ -207,8 +207,8 @@ mod tests {
                 "Tensor self None",
                 "int[2] kernel_size None",
                 "int[2] stride Some(Integers([]))",
-                "int[2] padding Some(Integers([0, 0]))",
-                "int[2] dilation Some(Integers([1, 1]))",
+                "int[2] padding Some(Constant(Int(0)))",
+                "int[2] dilation Some(Constant(Int(1)))",
                 "bool ceil_mode Some(Constant(Bool(false)))"
             ]
         );

@@ -16,8 +16,9 @@ pub fn place_tensors(program: &Program, graph: &mut ModelGraph) {
     let mut by_place: IndexMap<(&str, u64, &[u64]), Vec<TensorId>> = IndexMap::new();
     for (index, tensor) in program.tensors.iter().enumerate() {
         let id = TensorId(index as u32);
+        let has_shape = tensor.storage.is_some() || !tensor.shape.is_empty() || tensor.role == Role::Constant;
         let elements = tensor.shape.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
-        let bytes = elements.saturating_mul(size_of_dtype(tensor.dtype));
+        let bytes = if has_shape { elements.saturating_mul(size_of_dtype(tensor.dtype)) } else { 0 };
         let record = tensor.storage.as_ref().map(|storage| storage.record.as_str());
         let known = record.and_then(|record| by_record.get(record).copied());
         let (_, storage) = known.unwrap_or_else(|| {
@@ -41,6 +42,7 @@ pub fn place_tensors(program: &Program, graph: &mut ModelGraph) {
             role: tensor.role,
             dtype: tensor.dtype,
             shape: tensor.shape.clone(),
+            has_shape,
             strides: tensor.strides.clone(),
             bytes,
             requires_grad: tensor.requires_grad && tensor.role == Role::Parameter,

@@ -1,4 +1,4 @@
-//! Checks every invariant of a graph. What [`crate::build`] returns has none broken; tests and fuzzers ask.
+//! Checks every invariant of a graph. What [`crate::build()`] returns has none broken; tests and fuzzers ask.
 
 use std::collections::HashSet;
 
@@ -59,15 +59,10 @@ fn check_values(graph: &ModelGraph, problems: &mut Vec<String>) {
             if storage.index() >= graph.storages.len() {
                 problems.push(format!("`{}` lies in no storage", value.name));
             }
-            if let (Some(shape), Some(strides)) = (&tensor.shape, &tensor.strides) {
-                if shape.len() != strides.len() {
-                    problems.push(format!(
-                        "`{}` has {} sizes and {} strides",
-                        value.name,
-                        shape.len(),
-                        strides.len()
-                    ));
-                }
+            let (sizes, strides) =
+                (tensor.shape.as_ref().map(|s| s.len()), tensor.strides.as_ref().map(|s| s.len()));
+            if sizes.is_some() && strides.is_some() && sizes != strides {
+                problems.push(format!("`{}` has not as many strides as sizes", value.name));
             }
         }
     }
@@ -126,13 +121,11 @@ fn check_flow(graph: &ModelGraph, problems: &mut Vec<String>) {
         if from >= to {
             problems.push(format!("an edge goes back from operator {from} to operator {to}"));
         }
-        if let Flow::Value(value) = edge.weight {
-            if graph.value(value).producer != Some(OperatorId(from as u32)) {
-                problems.push(format!(
-                    "an edge carries `{}` from operator {from}, which does not make it",
-                    graph.value(value).name
-                ));
-            }
+        if let Flow::Value(value) = edge.weight
+            && graph.value(value).producer != Some(OperatorId(from as u32))
+        {
+            let name = &graph.value(value).name;
+            problems.push(format!("an edge carries `{name}` from operator {from}, which does not make it"));
         }
     }
     let wanted: usize = graph

@@ -8,9 +8,11 @@ mod catalogue;
 mod cluster;
 mod cluster_file;
 mod cluster_short;
+mod cost_model;
 mod dag;
 mod dnn_partitioning;
 mod executed;
+mod fit_answer;
 mod graph;
 mod inspect;
 mod manifest;
@@ -31,8 +33,13 @@ pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
+pub use cost_model::{
+    COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, GateFile, Polynomial,
+    Provenance, TermRange,
+};
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
+pub use fit_answer::{FitAnswer, FitGroup};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use manifest::{

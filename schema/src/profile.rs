@@ -171,7 +171,7 @@ pub struct ProfileRow {
     /// Part of the training step.
     pub phase: Phase,
     /// Size of the work.
-    pub shape: WorkSize,
+    pub size: WorkSize,
     /// Measured time.
     ///
     /// Invariant: finite and positive.

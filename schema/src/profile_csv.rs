@@ -255,9 +255,9 @@ impl<'a> Columns<'a> {
                 let shape = row.shape(&kind)?;
                 shared = Some((kind, dtype, row.text("device")?.unwrap_or_default(), row.phase()?, shape));
             }
-            let (kind, dtype, device, own_phase, shape) = shared.clone().expect("set above");
+            let (kind, dtype, device, own_phase, size) = shared.clone().expect("set above");
             let phase = phase.unwrap_or(own_phase);
-            profile.rows.push(ProfileRow { line, kind, dtype, device, phase, shape, seconds });
+            profile.rows.push(ProfileRow { line, kind, dtype, device, phase, size, seconds });
         }
         Ok(())
     }

@@ -17,6 +17,8 @@ use crate::{
 };
 
 const NONE: TaskId = TaskId::MAX;
+/// A bound on memory, far above any real step.
+const MAX_ARRIVALS: usize = 1 << 28;
 
 /// An edge between stages of one copy.
 #[derive(Clone, Copy)]
@@ -52,7 +54,8 @@ pub fn build_steps(
         builder.walk()?;
         builder.finish_step();
     }
-    if builder.step.graph.ends().into_iter().any(|end| end > 1 << 62) {
+    // No path is longer than all tasks and lags together.
+    if builder.step.graph.total() > 1 << 62 {
         return Err(SimulateError::Overflow);
     }
     Ok(builder.step)
@@ -92,6 +95,15 @@ fn check(workload: &Workload, order: &Order, machine: &Machine) -> Result<(), Si
     Ok(())
 }
 
+/// Values from one program to another: they arrive in the order in which they are sent.
+#[derive(Clone, Copy)]
+struct Channel {
+    to: usize,
+    link: Link,
+    ports: [u32; 2],
+    last: TaskId,
+}
+
 struct Builder<'a> {
     workload: &'a Workload,
     order: &'a Order,
@@ -113,14 +125,14 @@ struct Builder<'a> {
     /// Copies to host memory, by stage and micro-batch.
     copied_out: Vec<TaskId>,
     /// Last task on each stream of each program.
-    tail: BTreeMap<(usize, Stream), TaskId>,
-    /// Last task of each channel between two programs: values arrive in the order in which they are sent.
-    channel: BTreeMap<(usize, usize), TaskId>,
+    tail: Vec<[TaskId; 5]>,
+    /// Channels to other programs, by sender.
+    channels: Vec<Vec<Channel>>,
     /// Copies out and computations of each program, in order: what bounds the copies' lead.
     copies_out: Vec<Vec<TaskId>>,
     computed: Vec<Vec<TaskId>>,
-    /// Last gradient of each stage on each program.
-    last_gradient: BTreeMap<(usize, usize), TaskId>,
+    /// Last gradient of each stage, by program.
+    last_gradient: Vec<Vec<(usize, TaskId)>>,
     ports: BTreeMap<(usize, usize, bool), u32>,
     /// Programs that run each stage of the model: replicas and copies.
     members: Vec<Vec<usize>>,
@@ -155,6 +167,9 @@ impl<'a> Builder<'a> {
         }
         let copies = n_stages.div_ceil(order.chain.max(1) as usize);
         let arrivals = copies.saturating_mul(edges.len()).saturating_mul(n_micro_batches);
+        if arrivals > MAX_ARRIVALS {
+            return Err(SimulateError::TooLarge { n_transfers: arrivals });
+        }
         Ok(Self {
             workload,
             order,
@@ -176,11 +191,11 @@ impl<'a> Builder<'a> {
             forward_there: vec![NONE; arrivals],
             backward_there: vec![NONE; arrivals],
             copied_out: vec![NONE; cells],
-            tail: BTreeMap::new(),
-            channel: BTreeMap::new(),
+            tail: vec![[NONE; 5]; order.ranks.len()],
+            channels: vec![Vec::new(); order.ranks.len()],
             copies_out: vec![Vec::new(); order.ranks.len()],
             computed: vec![Vec::new(); order.ranks.len()],
-            last_gradient: BTreeMap::new(),
+            last_gradient: vec![Vec::new(); order.ranks.len()],
             ports: BTreeMap::new(),
             members: members.into_iter().map(|programs| programs.into_iter().collect()).collect(),
         })
@@ -197,7 +212,7 @@ impl<'a> Builder<'a> {
         ] {
             table.fill(NONE);
         }
-        self.last_gradient.clear();
+        self.last_gradient.iter_mut().for_each(Vec::clear);
     }
 
     fn cell(&self, stage: u32, micro_batch: u32) -> usize {
@@ -259,12 +274,15 @@ impl<'a> Builder<'a> {
 
     /// Adds a task behind the last one on its stream.
     fn push(&mut self, label: Label, duration: u64, mut waits: Vec<(TaskId, i64)>) -> TaskId {
-        let stream = (label.program, label.stream);
-        waits.extend(self.tail.get(&stream).map(|tail| (*tail, 0)));
+        waits.extend(self.tail_of(label.program, label.stream).map(|tail| (tail, 0)));
         let task = self.step.graph.add(duration, waits);
         self.step.labels.push(label);
-        self.tail.insert(stream, task);
+        self.tail[label.program][label.stream as usize] = task;
         task
+    }
+
+    fn tail_of(&self, program: usize, stream: Stream) -> Option<TaskId> {
+        Some(self.tail[program][stream as usize]).filter(|task| *task != NONE)
     }
 
     fn device(&self, program: usize) -> &'a crate::machine::Device {
@@ -301,13 +319,13 @@ impl<'a> Builder<'a> {
         let duration = kernels.saturating_add(self.device(program).host_overhead);
         let plain = |op: Op| Op { joined: false, ..op };
         let work = Work::Compute { op: plain(op), partner: partner.map(plain) };
-        let brought: Vec<TaskId> = waits.iter().map(|(task, _)| *task).collect();
-        let task = self.push(Label { program, stream: Stream::Compute, work }, duration, waits);
-        for before in brought {
-            if matches!(self.step.labels[before as usize].work, Work::Transfer { .. } | Work::Copy { .. }) {
-                self.step.consumers.push((before, task));
+        let task = self.step.graph.len() as TaskId;
+        for (before, _) in &waits {
+            if matches!(self.step.labels[*before as usize].work, Work::Transfer { .. } | Work::Copy { .. }) {
+                self.step.consumers.push((*before, task));
             }
         }
+        self.push(Label { program, stream: Stream::Compute, work }, duration, waits);
         for op in both() {
             let cell = self.cell(op.stage, op.micro_batch);
             match op.kind {
@@ -316,7 +334,12 @@ impl<'a> Builder<'a> {
                 Kind::WeightGradient => {}
             }
             if op.kind.frees_activations() {
-                self.last_gradient.insert((self.model_stage(op.stage), program), task);
+                let stage = self.model_stage(op.stage);
+                let last = &mut self.last_gradient[program];
+                match last.iter_mut().find(|(other, _)| *other == stage) {
+                    Some((_, last)) => *last = task,
+                    None => last.push((stage, task)),
+                }
             }
         }
         self.computed[program].push(task);
@@ -347,12 +370,12 @@ impl<'a> Builder<'a> {
     fn send(&mut self, program: usize, op: Op, made: TaskId) -> Result<(), SimulateError> {
         let stage = self.model_stage(op.stage);
         let is_forward = op.kind == Kind::Forward;
-        let edges = match op.kind {
-            Kind::Forward => self.outgoing[stage].clone(),
-            _ if op.kind.makes_input_gradient() => self.incoming[stage].clone(),
-            _ => return Ok(()),
-        };
-        for idx in edges {
+        if op.kind == Kind::WeightGradient {
+            return Ok(());
+        }
+        let n_edges = if is_forward { self.outgoing[stage].len() } else { self.incoming[stage].len() };
+        for nth in 0..n_edges {
+            let idx = if is_forward { self.outgoing[stage][nth] } else { self.incoming[stage][nth] };
             let edge = self.edges[idx];
             let (peer, bytes) = if is_forward { (edge.to, edge.forward) } else { (edge.from, edge.backward) };
             let peer_stage = op.stage - stage as u32 + peer as u32;
@@ -381,31 +404,46 @@ impl<'a> Builder<'a> {
         if source == target {
             return Ok(made);
         }
-        let link =
-            self.machine.link(source, target).ok_or(SimulateError::NoLink { from: source, to: target })?;
+        let nth = self.channel(from, to, source, target)?;
+        let Channel { link, ports, last, .. } = self.channels[from][nth];
         let duration = link.latency.saturating_add(transfer_time(bytes, link.bandwidth));
         let label = Label {
             program: from,
             stream: Stream::Network,
             work: Work::Transfer { op: Op { joined: false, ..op }, to, bytes },
         };
-        let mut waits = vec![(made, 0)];
-        // One channel for each pair: messages do not overtake, but their latencies overlap.
-        if let Some(before) = self.channel.get(&(from, to)) {
-            waits.push((*before, -(link.latency as i64)));
-        }
+        // Messages do not overtake each other, but their latencies overlap.
+        let behind = (last != NONE).then(|| (last, -i64::try_from(link.latency).unwrap_or(i64::MAX)));
+        let waits = std::iter::once((made, 0)).chain(behind);
         let task = if self.machine.sends == Sends::Blocking {
-            self.push(Label { stream: Stream::Compute, ..label }, duration, waits)
+            self.push(Label { stream: Stream::Compute, ..label }, duration, waits.collect())
         } else {
             let task = self.step.graph.add(duration, waits);
             self.step.labels.push(label);
             task
         };
-        self.channel.insert((from, to), task);
-        let level = self.machine.level(source, target);
-        let ports = [self.port(source, level, true), self.port(target, level, false)];
+        self.channels[from][nth].last = task;
         self.step.flows.push(Flow { task, latency: link.latency, bytes, ports, bandwidth: link.bandwidth });
         Ok(task)
+    }
+
+    /// Returns the place of a channel among its sender's.
+    fn channel(
+        &mut self,
+        from: usize,
+        to: usize,
+        source: usize,
+        target: usize,
+    ) -> Result<usize, SimulateError> {
+        if let Some(nth) = self.channels[from].iter().position(|channel| channel.to == to) {
+            return Ok(nth);
+        }
+        let link =
+            self.machine.link(source, target).ok_or(SimulateError::NoLink { from: source, to: target })?;
+        let level = self.machine.level(source, target);
+        let ports = [self.port(source, level, true), self.port(target, level, false)];
+        self.channels[from].push(Channel { to, link, ports, last: NONE });
+        Ok(self.channels[from].len() - 1)
     }
 
     fn port(&mut self, device: usize, level: usize, is_out: bool) -> u32 {
@@ -484,9 +522,9 @@ impl<'a> Builder<'a> {
         let bytes = self.workload.stages[stage].memory.parameters;
         let time = collective::time(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
         // The gather may run beside the pass before this one, so it waits for the one before that.
-        let ahead = self.tail.get(&(program, Stream::Compute)).map(|tail| {
-            let duration = self.step.graph.duration(*tail);
-            (*tail, -i64::try_from(duration).unwrap_or(i64::MAX))
+        let ahead = self.tail_of(program, Stream::Compute).map(|tail| {
+            let duration = self.step.graph.duration(tail);
+            (tail, -i64::try_from(duration).unwrap_or(i64::MAX))
         });
         let work = Work::Gather { stage: stage as u32, op: Some(Op { joined: false, ..op }) };
         let label = Label { program, stream: Stream::Collective, work };
@@ -547,12 +585,13 @@ impl<'a> Builder<'a> {
                 let time = collective::time(what, sync.algorithm, size, &group);
                 let mut waits = Vec::new();
                 for program in &members {
-                    if let Some(last) = self.last_gradient.get(&(stage, *program)) {
+                    let own = self.last_gradient[*program].iter().find(|(other, _)| *other == stage);
+                    if let Some((_, last)) = own {
                         // Gradients appear evenly over the last backward.
                         let early = self.step.graph.duration(*last) / n_buckets * (n_buckets - 1 - bucket);
                         waits.push((*last, -i64::try_from(early).unwrap_or(i64::MAX)));
                     }
-                    waits.extend(self.tail.get(&(*program, Stream::Collective)).map(|tail| (*tail, 0)));
+                    waits.extend(self.tail_of(*program, Stream::Collective).map(|tail| (tail, 0)));
                 }
                 let label = Label {
                     program: members[0],
@@ -561,7 +600,7 @@ impl<'a> Builder<'a> {
                 };
                 let task = self.push(label, time, waits);
                 for program in &members {
-                    self.tail.insert((*program, Stream::Collective), task);
+                    self.tail[*program][Stream::Collective as usize] = task;
                     synced.entry(*program).or_default().push(task);
                 }
             }
@@ -572,9 +611,7 @@ impl<'a> Builder<'a> {
     }
 
     fn optimizer_step(&mut self, program: usize, synced: Vec<TaskId>) {
-        let stages: Vec<usize> = (0..self.workload.stages.len())
-            .filter(|stage| self.last_gradient.contains_key(&(*stage, program)))
-            .collect();
+        let stages: Vec<usize> = self.last_gradient[program].iter().map(|(stage, _)| *stage).collect();
         let shards = |builder: &Self, stage: usize| match builder.workload.sync.sharding {
             Sharding::Replicated => 1,
             _ => builder.members[stage].len().max(1) as u64,

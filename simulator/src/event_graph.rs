@@ -75,6 +75,16 @@ impl EventGraph {
         })
     }
 
+    /// Returns the time of all tasks and positive lags one after the other: no path is longer.
+    pub fn total(&self) -> u64 {
+        let lags = self
+            .waits
+            .iter()
+            .filter(|wait| wait.lag != 0)
+            .map(|wait| self.lags[wait.lag as usize].max(0) as u64);
+        self.durations.iter().copied().chain(lags).fold(0, u64::saturating_add)
+    }
+
     /// Returns the number of tasks.
     pub fn len(&self) -> usize {
         self.durations.len()

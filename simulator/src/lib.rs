@@ -18,8 +18,11 @@
 
 pub mod closed_form;
 pub mod collective;
+pub mod data_parallel;
 pub mod in_flight;
+pub mod offload;
 pub mod order;
+pub mod task_graph;
 
 mod build;
 mod clock;

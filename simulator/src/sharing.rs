@@ -5,10 +5,7 @@
 //! rounded up to whole nanoseconds and ties go by number, so a repetition gives the same bits.
 //! O((tasks + waits)·log + Σ flows·neighbours).
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap},
-};
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 use crate::event_graph::{EventGraph, TaskId};
 
@@ -86,7 +83,8 @@ pub(crate) fn ends(graph: &EventGraph, flows: &[Flow], n_ports: usize) -> Vec<u6
         ready_at: vec![0; n],
         ends: vec![0; n],
         running: vec![Running { left: 0.0, rate: 0.0, since: 0, version: 0 }; flows.len()],
-        ports: vec![BTreeSet::new(); n_ports],
+        ports: vec![Vec::new(); n_ports],
+        affected: Vec::new(),
         events: BinaryHeap::new(),
     };
     // Collected first: a start may release others at once.
@@ -110,8 +108,10 @@ struct Simulation<'a> {
     ready_at: Vec<u64>,
     ends: Vec<u64>,
     running: Vec<Running>,
-    /// Flows on each port.
-    ports: Vec<BTreeSet<u32>>,
+    /// Flows on each port, in the order in which they came.
+    ports: Vec<Vec<u32>>,
+    /// Scratch: flows whose rate may have changed.
+    affected: Vec<u32>,
     events: BinaryHeap<Reverse<(u64, Event)>>,
 }
 
@@ -125,13 +125,13 @@ impl Simulation<'_> {
                 self.running[flow as usize].left = spec.bytes as f64;
                 self.running[flow as usize].since = now;
                 for port in spec.ports {
-                    self.ports[port as usize].insert(flow);
+                    self.ports[port as usize].push(flow);
                 }
                 self.share(flow, now);
             }
             Event::Drained { flow, version } if self.running[flow as usize].version == version => {
                 for port in self.flows[flow as usize].ports {
-                    self.ports[port as usize].remove(&flow);
+                    self.ports[port as usize].retain(|other| *other != flow);
                 }
                 self.running[flow as usize].version += 1;
                 self.share(flow, now);
@@ -143,11 +143,14 @@ impl Simulation<'_> {
 
     /// Gives every flow on a flow's ports its new rate.
     fn share(&mut self, flow: u32, now: u64) {
-        let mut affected = BTreeSet::new();
+        let mut affected = std::mem::take(&mut self.affected);
         for port in self.flows[flow as usize].ports {
-            affected.extend(self.ports[port as usize].iter().copied());
+            affected.extend_from_slice(&self.ports[port as usize]);
         }
-        for flow in affected {
+        // A flow on both ports is there twice; ties go by number.
+        affected.sort_unstable();
+        affected.dedup();
+        for flow in affected.drain(..) {
             let spec = &self.flows[flow as usize];
             let crowd = spec.ports.iter().map(|port| self.ports[*port as usize].len()).max().unwrap_or(1);
             // Bytes a nanosecond.
@@ -166,6 +169,7 @@ impl Simulation<'_> {
             let event = Event::Drained { flow, version: running.version };
             self.events.push(Reverse((now.saturating_add(time), event)));
         }
+        self.affected = affected;
     }
 
     fn start(&mut self, task: TaskId, now: u64) {

@@ -77,6 +77,12 @@ pub enum SimulateError {
         /// Operations of the order.
         n_ops: usize,
     },
+    /// More transfers than we are ready to hold.
+    #[error("the step has {n_transfers} transfers, too many to simulate")]
+    TooLarge {
+        /// How many.
+        n_transfers: usize,
+    },
     /// Times that do not fit.
     #[error("the step takes longer than 2^62 nanoseconds")]
     Overflow,

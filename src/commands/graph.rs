@@ -262,10 +262,18 @@ fn stages(path: &Path, graph: &ModelGraph) -> Result<Vec<Option<u32>>, Failure> 
         Failure::input(format!("{}: {error}", path.display()))
             .with_hint("a plan is what `model-analyze plan` writes")
     })?;
+    operator_stages(&path.display().to_string(), &plan, graph)
+}
+
+/// Returns each operator's stage under a plan.
+pub(super) fn operator_stages(
+    name: &str,
+    plan: &Plan,
+    graph: &ModelGraph,
+) -> Result<Vec<Option<u32>>, Failure> {
     if plan.version > schema::PLAN_VERSION {
         return Err(Failure::input(format!(
-            "{}: plan version {} is newer than {}, the newest known",
-            path.display(),
+            "{name}: plan version {} is newer than {}, the newest known",
             plan.version,
             schema::PLAN_VERSION
         )));
@@ -277,8 +285,7 @@ fn stages(path: &Path, graph: &ModelGraph) -> Result<Vec<Option<u32>>, Failure> 
         for block in &stage.blocks {
             let Some(id) = by_path.get(block.as_str()) else {
                 return Err(Failure::input(format!(
-                    "{}: the model has no block `{block}`, which stage {index} names",
-                    path.display()
+                    "{name}: the model has no block `{block}`, which stage {index} names"
                 ))
                 .with_hint(format!("the plan was made for `{}`", plan.model.name)));
             };

@@ -121,10 +121,22 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
     }
 }
 
+fn notes(model: &model::Model) -> Vec<String> {
+    let mut notes: Vec<String> =
+        model.program.notes.iter().map(|note| format!("{}: {}", place(&note.path), note.text)).collect();
+    let without = model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).count();
+    if without > 0 {
+        notes.push(format!(
+            "the text does not say the sizes of {without} parameters and buffers: their elements and some FLOPs are not counted; an archive says them"
+        ));
+    }
+    notes
+}
+
 fn row(graph: &ModelGraph, costs: &OperatorCosts, parameters: &[u64], id: BlockId) -> InspectBlock {
     let block = graph.block(id);
     let cost = costs.block(graph, id);
-    let result = block.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors()).next();
+    let result = graph.result_of(id);
     InspectBlock {
         path: block.path.clone(),
         kind: block.kind.clone(),
@@ -280,7 +292,7 @@ fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position) % 3 == 0 {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -8,11 +8,13 @@ mod completions;
 mod graph;
 mod inspect;
 mod plan;
+mod report;
 mod simulate;
 
 mod emit;
 mod run;
 mod split;
+mod fit;
 pub mod trace;
 mod verify;
 
@@ -31,6 +33,8 @@ pub enum Command {
     Inspect(inspect::Inspect),
     /// Draw a model
     Graph(graph::Graph),
+    /// Write a model, its plan and its timeline as one page to look at
+    Report(report::Report),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Write a cut model as stage modules that run
@@ -39,6 +43,8 @@ pub enum Command {
     Verify(verify::Verify),
     /// Run the stages as a pipeline on this machine, measured beside predicted
     Run(run::Run),
+    /// Fit a cost model to measured times, and say how good it is
+    Fit(Box<fit::Fit>),
 }
 
 impl Command {
@@ -51,10 +57,12 @@ impl Command {
             Command::Simulate(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
             Command::Graph(command) => command.run(output),
+            Command::Report(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),
             Command::Run(command) => command.run(output),
+            Command::Fit(command) => command.run(output),
         }
     }
 }

@@ -211,6 +211,21 @@ impl Simulate {
     }
 }
 
+/// Reads a plan file.
+pub(super) fn read_plan(path: &Path) -> Result<schema::Plan, Failure> {
+    plan::read(&path.display().to_string(), &files::read_text(path)?)
+}
+
+/// Simulates a plan as it stands; for other commands.
+pub(super) fn simulated(
+    name: &str,
+    plan: &schema::Plan,
+) -> Result<(schema::SimulatedPlan, Timeline), Failure> {
+    let simulated = plan::simulate(name, plan, &simulator::PlanOptions::default())?;
+    let timeline = picture::of_plan(plan, &simulated);
+    Ok((simulated.answer, timeline))
+}
+
 /// An order that cannot be made: the schedules are listed where the name was wrong.
 fn order_failure(error: OrderError) -> Failure {
     let failure = Failure::input(&error);

@@ -162,6 +162,7 @@ def main():
     parser.add_argument("--command", default="target/release/model-analyze", help="the command to predict with")
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each case")
     parser.add_argument("--limit", type=float, default=5.0, help="largest error in per cent")
+    parser.add_argument("--scale", type=float, default=2.0, help="sleep so many times longer: steadier on a busy machine")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--json", help="where to write the results")
     options = parser.parse_args()
@@ -172,9 +173,11 @@ def main():
     print(f"torch {torch.__version__}, gloo, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     overhead = host_overhead(options.command, options.steps)
     print(f"host overhead {overhead:.2f} ms an operation")
-    print(f"{'schedule':26} {'p,v,m':>8} {'F/I/W ms':>10} {'bare':>7} {'predicted':>10} {'executed':>9} {'error':>8}")
+    print(f"{'schedule':26} {'p,v,m':>8} {'F/I/W ms':>12} {'bare':>7} {'predicted':>10} {'executed':>9} {'error':>8}")
     for case in CASES:
         name, torch_class, ranks, chunks, micro_batches, times = case
+        times = tuple(round(options.scale * value) for value in times)
+        case = (*case[:-1], times)
         if options.only and options.only not in name:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +188,7 @@ def main():
         error = 100 * (executed / predicted - 1)
         shown = name + ("" if torch_class else " (our CSV)")
         shape, cost = f"{ranks},{chunks},{micro_batches}", "/".join(map(str, times))
-        print(f"{shown:26} {shape:>8} {cost:>10} {bare:7.0f} {predicted:10.0f} {executed:9.0f} {error:+7.1f}%", flush=True)
+        print(f"{shown:26} {shape:>8} {cost:>12} {bare:7.0f} {predicted:10.0f} {executed:9.0f} {error:+7.1f}%", flush=True)
         results.append(
             {"schedule": name, "torch_class": torch_class, "ranks": ranks, "chunks": chunks,
              "micro_batches": micro_batches, "cost_ms": times, "bare_ms": bare, "predicted_ms": predicted,

@@ -16,6 +16,7 @@ mod layout;
 mod lift;
 pub mod palette;
 pub mod perfetto;
+pub mod report;
 pub mod svg;
 pub mod text;
 mod view;
@@ -27,3 +28,7 @@ pub use explorer::{explorer, explorer_costs};
 pub use from_graph::{Amounts, Overlay, count, from_graph};
 pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
 pub use view::{Depth, MOST_BOXES, view};
+
+mod plots;
+
+pub use plots::{FitPlots, Line, PlotError, Point, Series, fit_plots};

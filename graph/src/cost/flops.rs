@@ -7,7 +7,7 @@
 use super::{OperatorCost, look::Look};
 use crate::{
     fact::{Fact, Shape, TensorFact},
-    infer::{Call, Einsum, recurrence},
+    infer::{Call, Einsum, Factor, recurrence},
     model::{Operator, OperatorClass},
 };
 
@@ -57,6 +57,17 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         "einsum" => return einsum(look, call),
         "matmul" | "linalg_matmul" | "__matmul__" | "mm" | "bmm" | "_int_mm" => {
             (call.at(0).tensor()?, call.at(1).tensor()?)
+        }
+        // Rows meet the matrix of their own group only.
+        "_grouped_mm" => {
+            let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
+            let (x, y) = (sizes(a)?, sizes(b)?);
+            let flops = if x.len() == 2 && y.len() == 2 {
+                times([2, times(x), y[1]])
+            } else {
+                times([2, times(x), *y.last()?])
+            };
+            return Some(OperatorCost { fused_flops: flops, ..of_two(look, a, b, flops) });
         }
         "tensordot" => {
             let (a, b) = (call.tensor("self").ok()?, call.tensor("other").ok()?);
@@ -206,19 +217,18 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
     let input = call.first().ok()?;
     let state = call.get("hx")?.tensors().iter().any(|tensor| tensor.requires_grad);
     let mut cost = OperatorCost::default();
-    for (position, (rows, columns, is_recurrent)) in layer.matrices.iter().enumerate() {
+    for (position, (rows, columns, factor)) in layer.matrices.iter().enumerate() {
         let one_step = times([2, batch, *rows, *columns]);
         let flops = times([one_step, steps]);
         cost.forward_flops = cost.forward_flops.saturating_add(flops);
         cost.backward_flops_weight = cost.backward_flops_weight.saturating_add(flops);
         let per_layer = layer.matrices.len() as u64 / layer.layers;
         let is_first_layer = (position as u64) < per_layer;
-        let back = match is_recurrent {
+        let back = match factor {
             // The first step's state needs no gradient unless it is given with one.
-            true if state => flops,
-            true => flops.saturating_sub(one_step),
-            false if is_first_layer && !input.requires_grad => 0,
-            false => flops,
+            Factor::State if !state => flops.saturating_sub(one_step),
+            Factor::Input if is_first_layer && !input.requires_grad => 0,
+            _ => flops,
         };
         cost.backward_flops_input = cost.backward_flops_input.saturating_add(back);
     }

@@ -4,6 +4,7 @@
 
 mod flops;
 mod look;
+mod needed;
 mod saved;
 
 use std::ops::{AddAssign, Range};
@@ -45,6 +46,7 @@ pub struct OperatorCosts {
 /// Computes what every operator costs. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let look = look::Look::new(graph);
+    let needed = needed::needed(graph);
     let mut saved = saved::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
     let mut operators = Vec::with_capacity(graph.operators.len());
@@ -53,7 +55,11 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     for operator in &graph.operators {
         let call = look.call(operator);
         let mut cost = flops::count(&look, operator, &call);
-        cost.saved_bytes = saved.count(&look, operator, &call);
+        if needed[operator.id.index()] {
+            cost.saved_bytes = saved.count(&look, operator, &call);
+        } else {
+            (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
+        }
         look::add_bytes(graph, operator, &mut seen, &mut cost);
         operators.push(cost);
         sums.push(sum);

@@ -375,9 +375,16 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
     }
 }
 
-/// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask.
+/// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask, spreads a
+/// head or takes other than four dimensions.
 pub(super) fn by_parts(call: &Call<'_>) -> bool {
-    call.tensor("attn_mask").is_ok_and(|mask| mask.requires_grad)
+    let heads = |name: &str| {
+        let shape = call.tensor(name).ok()?.shape.as_ref()?;
+        Some(Shape::from_slice(&shape[..shape.len().saturating_sub(2)]))
+    };
+    let is_spread = heads("query") != heads("key") && call.flag("enable_gqa") != Some(true);
+    let rank = call.tensor("query").ok().and_then(|query| Some(query.shape.as_ref()?.len()));
+    call.tensor("attn_mask").is_ok_and(|mask| mask.requires_grad) || is_spread || rank != Some(4)
 }
 
 /// What `at::matmul` keeps: folded to a plain product when one side has at most two dimensions, else batched.

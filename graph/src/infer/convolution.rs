@@ -25,7 +25,7 @@ pub fn convolution(call: &Call<'_>) -> Result {
         true => (w[0], w[1].map(|size| size.saturating_mul(groups))),
         false => (w[1].map(|size| size.saturating_mul(groups)), w[0]),
     };
-    agree(channels, expected, || format!("{} has other input channels than the weight expects", shown()))?;
+    agree(channels, expected, || "the input's channels are not those that the weight expects".to_string())?;
     let mut result = Shape::from_slice(&x[..x.len() - rank - 1]);
     result.push(made);
     let (stride, dilation) = (call.sizes("stride", rank).known()?, call.sizes("dilation", rank).known()?);
@@ -171,7 +171,7 @@ pub fn adaptive_pool(call: &Call<'_>) -> Result {
 fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
     // Averages over the whole picture are computed as a mean, whose result is laid out in order.
     let strides = laid_out(&sizes, channels_last(input));
-    let result = TensorFact { strides, ..fresh(input.dtype, sizes.clone()) };
+    let result = TensorFact { strides, ..fresh(input.dtype, sizes) };
     let returns_indices = call.name.contains("with_indices") || call.n_outputs > 1;
     Ok(match returns_indices {
         true => Fact::List(vec![

@@ -483,3 +483,9 @@ pub fn difference(call: &Call<'_>) -> Result {
     let dtype = if input.dtype == Some(DType::Bool) { Some(DType::Bool) } else { input.dtype };
     fresh_fact(dtype, sizes)
 }
+
+/// `histc`: one count for each bin.
+pub fn histogram(call: &Call<'_>) -> Result {
+    let bins = call.int("bins").and_then(|bins| u64::try_from(bins).ok());
+    fresh_fact(call.first()?.dtype, Shape::from_slice(&[bins]))
+}

@@ -263,3 +263,19 @@ pub fn native_attention(call: &Call<'_>) -> Result {
     };
     Ok(Fact::List(vec![result, weights]))
 }
+
+/// `_grouped_mm`: rows in groups, each with its own matrix.
+pub fn grouped(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    let groups =
+        call.tensor("offs").and_then(shape).ok().and_then(|offsets| offsets.first().copied().flatten());
+    let sizes = match (x.as_slice(), y.as_slice()) {
+        ([rows, _], [_, _, columns]) => Shape::from_slice(&[*rows, *columns]),
+        ([rows, _], [_, columns]) => Shape::from_slice(&[groups, *rows, *columns]),
+        ([_, rows, _], [_, columns]) => Shape::from_slice(&[*rows, *columns]),
+        ([batch, rows, _], [_, _, columns]) => Shape::from_slice(&[*batch, *rows, *columns]),
+        _ => reject!("grouped products of {} and {}", show_shape(x), show_shape(y)),
+    };
+    fresh_fact(a.dtype, sizes)
+}

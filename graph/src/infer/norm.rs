@@ -54,10 +54,10 @@ fn check(call: &Call<'_>, input: &TensorFact) -> Result<()> {
         return Ok(());
     }
     let channels = ["weight", "running_mean"].iter().find_map(|name| call.tensor(name).ok()?.elements());
-    if let (Some(channels), Some(Some(own))) = (channels, sizes.get(1)) {
-        if channels != *own {
-            reject!("{} has {own} channels, the parameters have {channels}", show_shape(sizes));
-        }
+    if let (Some(channels), Some(Some(own))) = (channels, sizes.get(1))
+        && channels != *own
+    {
+        reject!("{} has {own} channels, the parameters have {channels}", show_shape(sizes));
     }
     Ok(())
 }

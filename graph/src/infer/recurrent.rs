@@ -17,8 +17,19 @@ pub struct Recurrence {
     pub layers: u64,
     /// 2 when bidirectional.
     pub directions: u64,
-    /// Matrices of each layer and direction: `(rows, columns, is_recurrent)`.
-    pub matrices: Vec<(u64, u64, bool)>,
+    /// Matrices of each layer and direction: rows, columns and what they multiply.
+    pub matrices: Vec<(u64, u64, Factor)>,
+}
+
+/// What a matrix of a recurrent layer multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factor {
+    /// The layer's input.
+    Input,
+    /// The hidden state of the step before.
+    State,
+    /// The hidden state of this step, on its way out.
+    Projection,
 }
 
 /// Reads the dimensions of `aten::lstm`, `aten::gru`, `aten::rnn_tanh`, `aten::rnn_relu`.
@@ -53,7 +64,12 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
             group.iter().enumerate().filter(|(position, _)| *position < 2 || *position >= 2 + biases)
         {
             if let [Some(rows), Some(columns)] = shape(matrix)?.as_slice() {
-                matrices.push((*rows, *columns, position > 0));
+                let factor = match position {
+                    0 => Factor::Input,
+                    1 => Factor::State,
+                    _ => Factor::Projection,
+                };
+                matrices.push((*rows, *columns, factor));
             }
         }
     }

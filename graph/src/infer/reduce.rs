@@ -84,10 +84,10 @@ pub fn sorting(call: &Call<'_>) -> Result {
     if call.name == "topk" && !sizes.is_empty() {
         let dim = call.dim("dim", sizes.len())?;
         let k = call.int("k").and_then(|k| u64::try_from(k).ok());
-        if let (Some(k), Some(size)) = (k, sizes[dim]) {
-            if k > size {
-                reject!("topk of {k} among {size}");
-            }
+        if let (Some(k), Some(size)) = (k, sizes[dim])
+            && k > size
+        {
+            reject!("topk of {k} among {size}");
         }
         sizes[dim] = k;
     }

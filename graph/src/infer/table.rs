@@ -14,11 +14,14 @@ pub struct Rule {
     /// What it does, roughly.
     pub class: OperatorClass,
     /// What comes out.
-    pub infer: fn(&Call<'_>) -> Result,
+    pub infer: Infer,
 }
 
+/// Says what comes out of an operator.
+type Infer = fn(&Call<'_>) -> Result;
+
 /// Names without name space and without the `_` of in-place forms.
-const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
+const TABLE: &[(&str, OperatorClass, Infer)] = &[
     (
         "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardtanh hardsigmoid softplus softshrink \
          hardshrink threshold rrelu rrelu_with_noise neg negative positive square sgn sign clamp clip clamp_min \
@@ -102,6 +105,8 @@ const TABLE: &[(&str, OperatorClass, fn(&Call<'_>) -> Result)] = &[
     ("addmm baddbmm addmv addbmm _addmm_activation", Matmul, matmul::adding),
     ("outer ger addr", Matmul, matmul::outer),
     ("einsum", Matmul, matmul::einsum),
+    ("_grouped_mm", Matmul, matmul::grouped),
+    ("histc", Reduce, copy::histogram),
     ("bilinear", Matmul, matmul::bilinear),
     ("tensordot", Matmul, copy::tensordot),
     ("cdist _cdist_forward _euclidean_dist", Matmul, matmul::distance),

@@ -115,11 +115,8 @@ impl Lowering {
         }
         if let IrType::Tensor(tensor) = &output.type_ {
             let id = self.constant_tensor(tensor);
-            if let Some(Operand::Constant(
-                value @ (Constant::Int(_) | Constant::Float(_) | Constant::Bool(_)),
-            )) = literal.map(|literal| literal_operand(literal, Some(&output.type_)))
-            {
-                self.program.literals.insert(id, value);
+            if let Some(Literal::Boxed(text)) = literal {
+                self.program.literals.extend(boxed(text, tensor_type(tensor).dtype).map(|value| (id, value)));
             }
             let operand = Operand::Tensor(id);
             return self.bind(&output.name, Bound::Operand(operand, Weight::default()), output.span);
@@ -487,4 +484,14 @@ fn weigh(operand: &Operand) -> Weight {
 
 fn last_part(class: &str) -> &str {
     class.rsplit('.').next().unwrap_or(class)
+}
+
+/// Reads the one element of a boxed tensor; torch prints floats without their fraction where they have none.
+fn boxed(text: &str, dtype: Option<DType>) -> Option<Constant> {
+    match dtype {
+        Some(DType::Int64 | DType::Int32) => text.trim().parse().ok().map(Constant::Int),
+        Some(DType::Float32 | DType::Float64) => text.trim().parse().ok().map(Constant::Float),
+        Some(DType::Bool) => text.trim().parse::<i64>().ok().map(|value| Constant::Bool(value != 0)),
+        _ => None,
+    }
 }

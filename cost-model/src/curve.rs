@@ -1,0 +1,201 @@
+//! A fitted curve: `time = anchor × exp(correction)`, with a band.
+//!
+//! The anchor is a sum of physical terms with coefficients that are not negative. The correction is a polynomial of
+//! degree two at most in terms that saturate. A gate closes as a shape leaves the fitted range: first the quadratic part
+//! goes, then the linear one, and what is left is the anchor times the mean residual, which grows like the roofline.
+
+use crate::{
+    dense::dot,
+    ridge::Linear,
+    terms::{self, Terms},
+    work::{Machine, Work},
+};
+
+/// A predicted time with its band.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The time that is most likely.
+    pub seconds: f64,
+    /// One of ten measured times is shorter.
+    pub p10: f64,
+    /// One of ten measured times is longer.
+    pub p90: f64,
+    /// How much the correction was trusted: 1 inside the fitted range, towards 0 outside.
+    pub trust: f64,
+}
+
+impl Estimate {
+    /// Makes an estimate without a band.
+    pub fn exact(seconds: f64) -> Self {
+        Self { seconds, p10: seconds, p90: seconds, trust: 1.0 }
+    }
+}
+
+/// How long operators of one kind take, as fitted to measurements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// Figures of the device and data type that terms are made with.
+    pub(crate) machine: Machine,
+    /// Coefficients of [`terms::anchor`].
+    pub(crate) anchor: Vec<f64>,
+    /// No prediction is shorter.
+    pub(crate) least: f64,
+    /// A launch behind which shorter work hides; 0 when launches add.
+    pub(crate) hidden: f64,
+    /// The shortest time that occurs: what launching costs.
+    pub(crate) floor: f64,
+    /// What the anchor misses.
+    pub(crate) correction: Correction,
+    /// Widths of the band.
+    pub(crate) band: Band,
+}
+
+/// What the anchor misses, as a logarithm.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Correction {
+    /// Means of the bounded terms.
+    pub means: Vec<f64>,
+    /// Their standard deviations.
+    pub scales: Vec<f64>,
+    /// The least and largest standardised value met in fitting.
+    pub ranges: Vec<(f64, f64)>,
+    /// The mean of what the anchor misses.
+    pub mean: f64,
+    /// Degree one; no coefficients when there were too few rows.
+    pub linear: Linear,
+    /// Degree two, in the order of [`expand`]; no coefficients when degree one was as good.
+    pub quadratic: Linear,
+    /// When to trust them.
+    pub gate: Option<Gate>,
+    /// The correction stays within.
+    pub clip: (f64, f64),
+}
+
+/// Leverage: how far a row is from those that were fitted.
+///
+/// The leverage of `x` is `|L⁻¹(x − mean)|²` with the factor `L` of `XᵀX + λI`. Its p² / 2 numbers would outweigh all
+/// the rest of the model; a random projection of `L⁻¹` to [`GATE_ROWS`] rows keeps the length within a third
+/// (Johnson and Lindenstrauss, 1984), which is enough for a gate whose threshold is projected alike.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Gate {
+    /// The projected `L⁻¹`, row by row, followed by the centre that each row takes off.
+    pub rows: Vec<(Vec<f64>, f64)>,
+    /// The leverage that one of a hundred fitted rows exceeds.
+    pub h99: f64,
+}
+
+/// Rows of a projected gate.
+pub(crate) const GATE_ROWS: usize = 16;
+
+impl Gate {
+    /// Returns how many terms it looks at.
+    pub fn width(&self) -> usize {
+        self.rows.first().map_or(0, |(row, _)| row.len())
+    }
+
+    pub fn leverage(&self, x: &[f64]) -> f64 {
+        self.rows.iter().map(|(row, centre)| (dot(row, x) - centre).powi(2)).sum()
+    }
+}
+
+/// Quantiles of what the curve misses, as logarithms, by predicted time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Band {
+    /// Logarithm of a predicted time, and the 10 % and 90 % quantiles near it; sorted.
+    pub knots: Vec<(f64, f64, f64)>,
+    /// The same where the gate is closed.
+    pub outside: (f64, f64),
+}
+
+impl Band {
+    pub fn at(&self, log_seconds: f64, trust: f64) -> (f64, f64) {
+        let Some(first) = self.knots.first() else { return self.outside };
+        let after = self.knots.partition_point(|knot| knot.0 < log_seconds);
+        let inside = match after {
+            0 => (first.1, first.2),
+            _ if after == self.knots.len() => (self.knots[after - 1].1, self.knots[after - 1].2),
+            _ => {
+                let (a, b) = (self.knots[after - 1], self.knots[after]);
+                let share = (log_seconds - a.0) / (b.0 - a.0).max(1e-12);
+                (a.1 + share * (b.1 - a.1), a.2 + share * (b.2 - a.2))
+            }
+        };
+        let mix = |inside: f64, outside: f64| inside * trust + outside * (1.0 - trust);
+        (mix(inside.0, self.outside.0.min(inside.0)), mix(inside.1, self.outside.1.max(inside.1)))
+    }
+}
+
+impl Curve {
+    /// Predicts the time of an operator.
+    pub fn predict(&self, work: &Work) -> Estimate {
+        let (anchor, kernel) = self.times(work);
+        let (correction, trust) = self.correct(work, kernel);
+        let seconds = anchor * correction.exp();
+        let (low, high) = self.band.at(seconds.ln(), trust);
+        Estimate { seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust }
+    }
+
+    /// Returns the physical part with the launch, and without.
+    fn times(&self, work: &Work) -> (f64, f64) {
+        let mut terms = Terms::default();
+        terms::anchor(work, &self.machine, &mut terms);
+        let whole = anchor_time(&self.anchor, &terms.values, self.least, self.hidden, work, &self.machine);
+        (whole, dot(&self.anchor, &terms.values))
+    }
+
+    fn correct(&self, work: &Work, kernel: f64) -> (f64, f64) {
+        let mut terms = Terms::default();
+        terms::bounded(work, &self.machine, self.floor, kernel, &mut terms);
+        self.correction.at(&terms.values)
+    }
+}
+
+impl Correction {
+    /// Returns the correction and how much it is trusted.
+    pub fn at(&self, bounded: &[f64]) -> (f64, f64) {
+        let Some(gate) = &self.gate else { return (self.mean, 1.0) };
+        let z = self.standardise(bounded);
+        let linear = self.linear.at(&z);
+        let mut whole = Vec::new();
+        if !self.quadratic.coefficients.is_empty() || gate.width() != z.len() {
+            expand(&z, &mut whole);
+        }
+        let quadratic =
+            if self.quadratic.coefficients.is_empty() { linear } else { self.quadratic.at(&whole) };
+        let h = gate.leverage(if gate.width() == z.len() { &z } else { &whole });
+        let trust = (-(h / gate.h99 - 1.0).max(0.0)).exp();
+        let mixed = trust * quadratic + (1.0 - trust) * (trust * linear + (1.0 - trust) * self.mean);
+        (mixed.clamp(self.clip.0, self.clip.1), trust)
+    }
+
+    /// Brings terms to mean 0 and deviation 1, within the fitted range.
+    pub fn standardise(&self, bounded: &[f64]) -> Vec<f64> {
+        bounded
+            .iter()
+            .enumerate()
+            .map(|(i, x)| ((x - self.means[i]) / self.scales[i]).clamp(self.ranges[i].0, self.ranges[i].1))
+            .collect()
+    }
+}
+
+/// Writes all terms of degree one, then all of degree two.
+pub(crate) fn expand(z: &[f64], out: &mut Vec<f64>) {
+    out.clear();
+    out.extend_from_slice(z);
+    for (i, a) in z.iter().enumerate() {
+        out.extend(z[i..].iter().map(|b| a * b));
+    }
+}
+
+/// Sums the anchor's terms and holds the sum above what no kernel can undercut.
+pub(crate) fn anchor_time(
+    coefficients: &[f64],
+    terms: &[f64],
+    least: f64,
+    hidden: f64,
+    work: &Work,
+    machine: &Machine,
+) -> f64 {
+    let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
+    dot(coefficients, terms).max(least).max(hidden).max(beyond_l2)
+}

@@ -1,0 +1,95 @@
+//! Rows of a profile that one curve describes: the same kind, data type, phase and device.
+
+use indexmap::IndexMap;
+use schema::{DeviceType, Phase, Profile, UnknownDevice, find_device};
+
+use crate::{
+    fit::Sample,
+    work::{Machine, Work},
+};
+
+/// Measurements of one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// Kind of operator.
+    pub kind: String,
+    /// Data type.
+    pub dtype: String,
+    /// Part of the training step.
+    pub phase: Phase,
+    /// Name of the device in the catalogue.
+    pub device: String,
+    /// Figures of the device for the data type.
+    pub machine: Machine,
+    /// Measurements, each shape once, in the order of the profile.
+    pub samples: Vec<Sample>,
+    /// Measurements of a shape that had one already; their median was taken.
+    pub n_duplicates: usize,
+}
+
+/// Groups a profile, in order of first appearance.
+///
+/// # Errors
+/// When a device is neither in `own` nor in the catalogue.
+pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Vec<Group>, UnknownDevice> {
+    type Key<'a> = (&'a str, &'a str, Phase, &'a str);
+    /// A shape as exact bits, for equality.
+    type Bits = Vec<u64>;
+    let mut devices: IndexMap<&str, (&str, &DeviceType)> = IndexMap::new();
+    let mut groups: IndexMap<Key<'_>, (Machine, IndexMap<Bits, (Work, Vec<f64>)>)> = IndexMap::new();
+    for row in &profile.rows {
+        let (device, figures) = match devices.get(row.device.as_str()) {
+            Some(found) => *found,
+            None => {
+                let found = find_device(&row.device, own)?;
+                devices.insert(&row.device, found);
+                found
+            }
+        };
+        let key = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
+        let (machine, shapes) =
+            groups.entry(key).or_insert_with(|| (Machine::of(figures, &row.dtype), IndexMap::new()));
+        let work = Work::of(row.size, row.phase, machine.element);
+        shapes.entry(bits(&work)).or_insert_with(|| (work, Vec::new())).1.push(row.seconds);
+    }
+    Ok(groups
+        .into_iter()
+        .map(|((kind, dtype, phase, device), (machine, shapes))| {
+            let n_rows: usize = shapes.values().map(|(_, times)| times.len()).sum();
+            let n_duplicates = n_rows - shapes.len();
+            let median = |mut times: Vec<f64>| {
+                times.sort_by(f64::total_cmp);
+                crate::evaluate::quantile(&times, 0.5)
+            };
+            Group {
+                kind: kind.to_string(),
+                dtype: dtype.to_string(),
+                phase,
+                device: device.to_string(),
+                machine,
+                samples: shapes
+                    .into_values()
+                    .map(|(work, times)| Sample { work, seconds: median(times) })
+                    .collect(),
+                n_duplicates,
+            }
+        })
+        .collect())
+}
+
+fn bits(work: &Work) -> Vec<u64> {
+    use schema::WorkSize::{Attention, Convolution, Product, Rows};
+    let numbers = match work.size {
+        Product { batch, m, n, k } => vec![batch, m, n, k],
+        Convolution { batch, in_channels, out_channels, groups, input, output, kernel, stride } => {
+            let mut all = vec![batch, in_channels, out_channels, groups];
+            [input, output, kernel, stride].iter().for_each(|axes| all.extend(axes));
+            all
+        }
+        Attention { batch, heads, kv_heads, seq, kv_seq, head_dim, causal } => {
+            vec![batch, heads, kv_heads, seq, kv_seq, head_dim, f64::from(u8::from(causal))]
+        }
+        Rows { rows, cols, inputs } => vec![rows, cols, inputs],
+    };
+    numbers.into_iter().map(f64::to_bits).collect()
+}

@@ -1,0 +1,239 @@
+//! Ridge regression: squared error plus λ times the squared coefficients; the intercept is free.
+//!
+//! λ is chosen by cross-validation over normal equations ([`Folds`]); the final fit goes through the QR
+//! decomposition of linfa-linear. linfa-linear has no ridge: it is ordinary least squares of the rows
+//! `[X − mean; √λ·I]` without intercept, which also cures its trouble with equal columns (it returns coefficients of 10¹²).
+//! Past [`MAX_QR_ROWS`] rows the Cholesky factor of the normal equations stands in for `X`: it has the same
+//! `XᵀX` in p rows, and linfa's unblocked QR would take 2·n·p² steps.
+
+use linfa::{Dataset, traits::Fit};
+use linfa_linear::LinearRegression;
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
+
+use crate::dense::Cholesky;
+
+/// Rows up to which the QR decomposition sees the rows themselves.
+pub(crate) const MAX_QR_ROWS: usize = 2_000;
+
+/// A linear function.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Linear {
+    pub intercept: f64,
+    pub coefficients: Vec<f64>,
+}
+
+impl Linear {
+    pub fn at(&self, x: &[f64]) -> f64 {
+        self.intercept + crate::dense::dot(&self.coefficients, x)
+    }
+}
+
+/// Weighted sums over some rows: all that a ridge fit needs.
+#[derive(Clone, Debug)]
+struct Sums {
+    weight: f64,
+    x: Array1<f64>,
+    y: f64,
+    xx: Array2<f64>,
+    xy: Array1<f64>,
+}
+
+impl Sums {
+    fn of(x: ArrayView2<'_, f64>, y: ArrayView1<'_, f64>, weights: ArrayView1<'_, f64>) -> Self {
+        let weighted = &x * &weights.insert_axis(Axis(1));
+        Self {
+            weight: weights.sum(),
+            x: weighted.sum_axis(Axis(0)),
+            y: weights.dot(&y),
+            xx: weighted.t().dot(&x),
+            xy: weighted.t().dot(&y),
+        }
+    }
+
+    fn minus(&self, other: &Self) -> Self {
+        Self {
+            weight: self.weight - other.weight,
+            x: &self.x - &other.x,
+            y: self.y - other.y,
+            xx: &self.xx - &other.xx,
+            xy: &self.xy - &other.xy,
+        }
+    }
+
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            weight: self.weight + other.weight,
+            x: &self.x + &other.x,
+            y: self.y + other.y,
+            xx: &self.xx + &other.xx,
+            xy: &self.xy + &other.xy,
+        }
+    }
+
+    /// Returns the mean of `X`, of `y`, and the centred `XᵀX` and `Xᵀy`.
+    fn centred(&self) -> (Array1<f64>, f64, Array2<f64>, Array1<f64>) {
+        let mean = &self.x / self.weight;
+        let y_mean = self.y / self.weight;
+        let column = mean.view().insert_axis(Axis(1));
+        let xx = &self.xx - &(column.dot(&column.t()) * self.weight);
+        let xy = &self.xy - &(&mean * (self.weight * y_mean));
+        (mean, y_mean, xx, xy)
+    }
+
+    fn solve(&self, lambda: f64) -> Option<Linear> {
+        let (mean, y_mean, mut xx, xy) = self.centred();
+        xx.diag_mut().mapv_inplace(|value| value + lambda);
+        let factor = Cholesky::of(xx.as_slice()?, xy.len())?;
+        let coefficients = factor.solve(xy.as_slice()?);
+        let intercept = y_mean - crate::dense::dot(&coefficients, mean.as_slice()?);
+        Some(Linear { intercept, coefficients })
+    }
+}
+
+/// Rows dealt out to folds, for honest errors.
+#[derive(Clone, Debug)]
+pub(crate) struct Folds {
+    n: usize,
+    all: Sums,
+    parts: Vec<Sums>,
+}
+
+impl Folds {
+    /// Row `i` belongs to fold `i mod n`; the caller shuffles.
+    pub fn of(
+        x: ArrayView2<'_, f64>,
+        y: ArrayView1<'_, f64>,
+        weights: ArrayView1<'_, f64>,
+        n: usize,
+    ) -> Self {
+        let every = n as isize;
+        let parts: Vec<Sums> = (0..every)
+            .map(|fold| {
+                Sums::of(
+                    x.slice(s![fold..;every, ..]),
+                    y.slice(s![fold..;every]),
+                    weights.slice(s![fold..;every]),
+                )
+            })
+            .collect();
+        let all = parts.iter().skip(1).fold(parts[0].clone(), |sum, part| sum.plus(part));
+        Self { n, all, parts }
+    }
+
+    /// Fits each fold's complement; `None` where the system is singular.
+    pub fn fits(&self, lambda: f64) -> Option<Vec<Linear>> {
+        self.parts.iter().map(|part| self.all.minus(part).solve(lambda)).collect()
+    }
+
+    /// Predicts each row from the rows of the other folds.
+    pub fn held_out(&self, x: ArrayView2<'_, f64>, lambda: f64) -> Option<Vec<f64>> {
+        let fits = self.fits(lambda)?;
+        Some(
+            x.outer_iter()
+                .enumerate()
+                .map(|(i, row)| fits[i % self.n].at(row.as_slice().unwrap_or_default()))
+                .collect(),
+        )
+    }
+
+    /// Fits all rows by normal equations.
+    pub fn fit(&self, lambda: f64) -> Option<Linear> {
+        self.all.solve(lambda)
+    }
+
+    /// Returns the centred `XᵀX + λI`, by rows, and the mean of `X`.
+    pub fn system(&self, lambda: f64) -> (Vec<f64>, Vec<f64>) {
+        let (mean, _, mut xx, _) = self.all.centred();
+        xx.diag_mut().mapv_inplace(|value| value + lambda);
+        (xx.into_raw_vec_and_offset().0, mean.to_vec())
+    }
+}
+
+/// Fits all rows through linfa's QR; `None` when even that is singular.
+pub(crate) fn fit_qr(
+    x: ArrayView2<'_, f64>,
+    y: ArrayView1<'_, f64>,
+    weights: ArrayView1<'_, f64>,
+    lambda: f64,
+) -> Option<Linear> {
+    let p = x.ncols();
+    let sums = Sums::of(x, y, weights);
+    let (mean, y_mean, xx, xy) = sums.centred();
+    let (rows, targets) = if x.nrows() <= MAX_QR_ROWS {
+        let roots = weights.mapv(f64::sqrt);
+        ((&x - &mean) * &roots.view().insert_axis(Axis(1)), (&y - y_mean) * &roots)
+    } else {
+        // L Lᵀ = XᵀX + εI, and the targets that give the same Xᵀy.
+        let jitter = 1e-12 * xx.diag().sum() / p as f64;
+        let mut xx = xx;
+        xx.diag_mut().mapv_inplace(|value| value + jitter);
+        let factor = Cholesky::of(xx.as_slice()?, p)?;
+        let targets = factor.forward(xy.as_slice()?);
+        (
+            Array2::from_shape_fn((p, p), |(i, j)| if i <= j { factor.at(j, i) } else { 0.0 }),
+            Array1::from(targets),
+        )
+    };
+    let n = rows.nrows();
+    let mut augmented = Array2::zeros((n + p, p));
+    augmented.slice_mut(s![..n, ..]).assign(&rows);
+    augmented.slice_mut(s![n.., ..]).diag_mut().fill(lambda.sqrt());
+    let mut target = Array1::zeros(n + p);
+    target.slice_mut(s![..n]).assign(&targets);
+    let fitted = LinearRegression::new().with_intercept(false).fit(&Dataset::new(augmented, target)).ok()?;
+    let coefficients = fitted.params().to_vec();
+    let intercept = y_mean - crate::dense::dot(&coefficients, mean.as_slice()?);
+    (intercept.is_finite() && coefficients.iter().all(|value| value.is_finite()))
+        .then_some(Linear { intercept, coefficients })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(n: usize) -> (Array2<f64>, Array1<f64>, Array1<f64>) {
+        let x = Array2::from_shape_fn((n, 4), |(i, j)| ((i * 7 + j * 13 + i * j) % 11) as f64 / 3.0);
+        let y = x.outer_iter().map(|row| 1.0 + 2.0 * row[0] - row[1] + 0.5 * row[3]).collect();
+        (x, y, Array1::from_shape_fn(n, |i| 0.5 + (i % 3) as f64))
+    }
+
+    fn check_close(a: &Linear, b: &Linear, tolerance: f64) {
+        assert!((a.intercept - b.intercept).abs() < tolerance, "{a:?} {b:?}");
+        a.coefficients
+            .iter()
+            .zip(&b.coefficients)
+            .for_each(|(a, b)| assert!((a - b).abs() < tolerance, "{a} {b}"));
+    }
+
+    #[test]
+    fn qr_is_the_closed_form() {
+        for n in [40, MAX_QR_ROWS + 100] {
+            let (x, y, weights) = data(n);
+            for lambda in [1e-6, 0.1, 10.0] {
+                let closed = Folds::of(x.view(), y.view(), weights.view(), 5).fit(lambda).expect("regular");
+                let qr = fit_qr(x.view(), y.view(), weights.view(), lambda).expect("regular");
+                check_close(&closed, &qr, 1e-8);
+            }
+        }
+    }
+
+    #[test]
+    fn equal_columns_are_no_trouble() {
+        let (x, y, weights) = data(60);
+        let twice = ndarray::concatenate(Axis(1), &[x.view(), x.view()]).expect("equal rows");
+        let fit = fit_qr(twice.view(), y.view(), weights.view(), 1e-3).expect("regular");
+        assert!((fit.coefficients[0] - 1.0).abs() < 1e-2, "{fit:?}");
+        assert!((fit.coefficients[0] - fit.coefficients[4]).abs() < 1e-9, "{fit:?}");
+    }
+
+    #[test]
+    fn a_fold_does_not_see_itself() {
+        let (x, y, weights) = data(50);
+        let folds = Folds::of(x.view(), y.view(), weights.view(), 5);
+        let mut changed = y.clone();
+        changed[0] = 1e6;
+        let other = Folds::of(x.view(), changed.view(), weights.view(), 5);
+        let (a, b) = (folds.held_out(x.view(), 0.1), other.held_out(x.view(), 0.1));
+        assert!((a.expect("regular")[0] - b.expect("regular")[0]).abs() < 1e-6);
+    }
+}

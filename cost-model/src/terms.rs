@@ -1,0 +1,212 @@
+//! Terms: what a time is made of, in seconds (for the anchor), and bounded descriptions of a shape (for the correction).
+//!
+//! Anchor terms grow without end and enter with coefficients that are not negative, so the anchor extrapolates as
+//! physics does: waves of tiles over multiprocessors, bytes over bandwidth, a launch. Bounded terms saturate, so a
+//! polynomial in them cannot run away. Shapes and constants are those that kernels have: tiles of 32 to 256, caches.
+
+use schema::WorkSize;
+
+use crate::work::{Machine, Work, volume};
+
+/// Collects terms, and their names when asked.
+#[derive(Debug, Default)]
+pub(crate) struct Terms {
+    pub values: Vec<f64>,
+    pub names: Option<Vec<&'static str>>,
+}
+
+impl Terms {
+    pub fn named() -> Self {
+        Self { values: Vec::new(), names: Some(Vec::new()) }
+    }
+
+    fn push(&mut self, name: &'static str, value: f64) {
+        self.values.push(value);
+        if let Some(names) = &mut self.names {
+            names.push(name);
+        }
+    }
+}
+
+/// Tiles of matrix-product kernels, with the share of the peak that they reach (used only to choose among them).
+const TILES: [(f64, f64, f64); 5] =
+    [(128.0, 128.0, 1.0), (256.0, 128.0, 1.0), (64.0, 64.0, 0.7), (32.0, 32.0, 0.4), (128.0, 32.0, 0.55)];
+
+/// A microsecond: terms that count something are scaled to it.
+const MICRO: f64 = 1e-6;
+
+/// Returns the terms of the anchor.
+pub(crate) fn anchor(work: &Work, machine: &Machine, terms: &mut Terms) {
+    let f = work.flops / machine.peak;
+    let b = work.bytes() / machine.bandwidth;
+    let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
+    terms.push("launch", MICRO);
+    if let WorkSize::Rows { rows, cols, .. } = work.size {
+        terms.push("bytes", b);
+        terms.push("bytes_beyond_l2", beyond_l2);
+        terms.push("bytes_beyond_quarter_l2", (work.bytes() - machine.l2 / 4.0).max(0.0) / machine.bandwidth);
+        terms.push("bytes_short_rows", if cols <= 1024.0 { b } else { 0.0 });
+        terms.push("bytes_unaligned", if cols % 4.0 == 0.0 { 0.0 } else { b });
+        terms.push("bytes_next_power", b * cols.log2().ceil().exp2() / cols);
+        terms.push("waves", (rows / (machine.multiprocessors * 4.0)).ceil() * MICRO);
+        terms.push("waves_elements", (rows * cols / (machine.multiprocessors * 1024.0)).ceil() * MICRO);
+        terms.push("row_waves_time", (rows / (machine.multiprocessors * 8.0)).ceil() * cols * 1e-9);
+        terms.push("rows", rows * 1e-9);
+        terms.push("cols", cols * 1e-9);
+        return;
+    }
+    terms.push("flops", f);
+    terms.push("bytes", b);
+    const TILE_NAMES: [(&str, &str); 4] = [
+        ("tiles_128x128", "waves_128x128"),
+        ("tiles_256x128", "waves_256x128"),
+        ("tiles_64x64", "waves_64x64"),
+        ("tiles_32x32", "waves_32x32"),
+    ];
+    for ((tm, tn, _), (time_name, waves_name)) in TILES.into_iter().zip(TILE_NAMES) {
+        let waves = waves(work, machine, tm, tn);
+        terms.push(time_name, waves * machine.multiprocessors * tm * tn * 2.0 * work.k / machine.peak);
+        terms.push(waves_name, waves * MICRO);
+    }
+    terms.push("written", work.written / machine.bandwidth);
+    terms.push("read_a", work.read_a / machine.bandwidth);
+    terms.push("read_b", work.read_b / machine.bandwidth);
+    terms.push("bytes_beyond_l2", beyond_l2);
+    terms.push("k", work.k * 1e-9);
+    terms.push("root_flops_bytes", (f * b).sqrt());
+    terms.push("root_outputs", (work.m * work.n * work.batch).sqrt() * 1e-9);
+    terms.push("flops_unaligned_m", if work.m % 8.0 == 0.0 { 0.0 } else { f });
+    terms.push("flops_unaligned_n", if work.n % 8.0 == 0.0 { 0.0 } else { f });
+    terms.push("flops_unaligned_k", if work.k % 8.0 == 0.0 { 0.0 } else { f });
+    terms.push("best_tile", best_tile(work, machine));
+    match work.size {
+        WorkSize::Convolution { in_channels, input, kernel, stride, .. } => {
+            let size = volume(input).sqrt().max(1.0);
+            for (name, name_b, value) in [
+                ("flops_log_in_channels", "bytes_log_in_channels", in_channels.ln_1p()),
+                ("flops_log_size", "bytes_log_size", size.ln_1p()),
+                ("flops_log_kernel", "bytes_log_kernel", volume(kernel).ln()),
+                ("flops_log_stride", "bytes_log_stride", volume(stride).ln()),
+            ] {
+                terms.push(name, f * value);
+                terms.push(name_b, b * value);
+            }
+        }
+        WorkSize::Attention { seq, kv_seq, head_dim, .. } => {
+            let padded = |value: f64, step: f64| (value / step).ceil() * step;
+            let whole = work.batch * padded(seq, 128.0) * padded(kv_seq, 128.0);
+            let depth = head_dim.log2().ceil().exp2().max(64.0);
+            terms.push("padded_flops", 4.0 * whole * depth / machine.peak);
+            // One exponential for each pair of query and key, on units of a sixteenth of the products' rate.
+            terms.push("exponentials", work.batch * seq * kv_seq * 64.0 / machine.peak);
+            let blocks = work.batch * (seq / 128.0).ceil();
+            let waves = (blocks / machine.multiprocessors).ceil();
+            let block = 4.0 * 128.0 * padded(kv_seq, 128.0) * depth * machine.multiprocessors / machine.peak;
+            terms.push("query_blocks", waves * block);
+            terms.push(
+                "query_blocks_64",
+                (work.batch * (seq / 64.0).ceil() / machine.multiprocessors).ceil() * block / 2.0,
+            );
+        }
+        _ => {}
+    }
+}
+
+/// Returns terms that lie between 0 and 1 for every shape, and logarithms, which the caller clips.
+///
+/// `floor` is the shortest time of the kind, `kernel` the anchor's time without it.
+pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, terms: &mut Terms) {
+    let f = work.flops / machine.peak;
+    let b = work.bytes() / machine.bandwidth;
+    let share = |x: f64, c: f64| x / (x + c);
+    terms.push("floor_share", floor / (floor + f + b));
+    // Where a launch hides the kernel, what matters is how near the two are; measured times bend there.
+    let nearness = (kernel / floor).max(1e-30).ln();
+    terms.push("anchor_share", floor / (floor + kernel));
+    terms.push("near_floor", 1.0 / (1.0 + 4.0 * nearness * nearness));
+    if let WorkSize::Rows { rows, cols, .. } = work.size {
+        terms.push("bytes_share_l2", share(work.bytes(), machine.l2));
+        terms.push("bytes_share_quarter_l2", share(work.bytes(), machine.l2 / 4.0));
+        for (name, c) in [("rows_16", 16.0), ("rows_256", 256.0), ("rows_4096", 4096.0)] {
+            terms.push(name, share(rows, c));
+        }
+        for (name, c) in
+            [("cols_16", 16.0), ("cols_256", 256.0), ("cols_1024", 1024.0), ("cols_8192", 8192.0)]
+        {
+            terms.push(name, share(cols, c));
+        }
+        terms.push("is_unaligned", if cols % 4.0 == 0.0 { 0.0 } else { 1.0 });
+        terms.push("power_fill", cols / cols.log2().ceil().exp2());
+        terms.push("is_short_row", if cols <= 1024.0 { 1.0 } else { 0.0 });
+        let waves = (rows / (machine.multiprocessors * 4.0)).ceil();
+        terms.push("wave_fill", rows / (waves * machine.multiprocessors * 4.0));
+        return;
+    }
+    terms.push("flops_share", f / (f + b));
+    terms.push("bytes_share_l2", share(work.bytes(), machine.l2));
+    let tiles = (work.m / 128.0).ceil() * (work.n / 128.0).ceil() * work.batch;
+    terms.push("tile_fill", work.m * work.n * work.batch / (tiles * 128.0 * 128.0));
+    terms.push("tiles_share", share(tiles, machine.multiprocessors));
+    terms.push("wave_fill", tiles / ((tiles / machine.multiprocessors).ceil() * machine.multiprocessors));
+    for (name, c) in [("m_16", 16.0), ("m_128", 128.0), ("m_1024", 1024.0)] {
+        terms.push(name, share(work.m, c));
+    }
+    for (name, c) in [("n_16", 16.0), ("n_128", 128.0), ("n_1024", 1024.0)] {
+        terms.push(name, share(work.n, c));
+    }
+    for (name, c) in [("k_32", 32.0), ("k_256", 256.0), ("k_2048", 2048.0)] {
+        terms.push(name, share(work.k, c));
+    }
+    let small_tiles = (work.m / 64.0).ceil() * (work.n / 64.0).ceil() * work.batch;
+    let tall_tiles = (work.m / 256.0).ceil() * (work.n / 128.0).ceil() * work.batch;
+    let wave_fill = |tiles: f64| tiles / ((tiles / machine.multiprocessors).ceil() * machine.multiprocessors);
+    terms.push("best_tile_share", f.max(b) / best_tile(work, machine));
+    terms.push("tile_fill_64", work.m * work.n * work.batch / (small_tiles * 64.0 * 64.0));
+    terms.push("wave_fill_64", wave_fill(small_tiles));
+    terms.push("wave_fill_256", wave_fill(tall_tiles));
+    if let WorkSize::Convolution { in_channels, input, output, kernel, stride, .. } = work.size {
+        // Winograd kernels compute 4 × 4 or 2 × 2 outputs at a time, for kernels of 3 × 3 and stride 1.
+        let is_winograd = kernel == [1.0, 3.0, 3.0] && volume(stride) == 1.0;
+        let fill = |tile: f64| match is_winograd {
+            true => {
+                output[1] * output[2] / ((output[1] / tile).ceil() * (output[2] / tile).ceil() * tile * tile)
+            }
+            false => 1.0,
+        };
+        terms.push("winograd_fill_4", fill(4.0));
+        terms.push("winograd_fill_2", fill(2.0));
+        terms.push("log_batch", (work.m / volume(output)).max(1.0).ln());
+        terms.push("log_in_channels", in_channels.ln());
+        terms.push("log_size", volume(input).sqrt().ln());
+        terms.push("log_kernel", volume(kernel).ln());
+        terms.push("log_stride", volume(stride).ln());
+    } else {
+        terms.push("batch_8", share(work.batch, 8.0));
+        terms.push("batch_128", share(work.batch, 128.0));
+    }
+}
+
+fn waves(work: &Work, machine: &Machine, tm: f64, tn: f64) -> f64 {
+    ((work.m / tm).ceil() * (work.n / tn).ceil() * work.batch / machine.multiprocessors).ceil()
+}
+
+/// Returns the time of the best tile and number of parts that the sums are split into.
+fn best_tile(work: &Work, machine: &Machine) -> f64 {
+    let outputs = work.m * work.n * work.batch;
+    let mut best = f64::INFINITY;
+    for (tm, tn, share) in TILES {
+        let tiles = (work.m / tm).ceil() * (work.n / tn).ceil() * work.batch;
+        for parts in [1.0, 2.0, 4.0, 8.0, 16.0] {
+            if parts > 1.0 && work.k < 64.0 * parts {
+                break;
+            }
+            let waves = (tiles * parts / machine.multiprocessors).ceil();
+            let product = waves * tm * tn * 2.0 * (work.k / parts).ceil() * machine.multiprocessors
+                / machine.peak
+                / share;
+            let join = if parts > 1.0 { (parts + 1.0) * outputs * 4.0 / machine.bandwidth } else { 0.0 };
+            best = best.min(product + join);
+        }
+    }
+    best.max(work.bytes() / machine.bandwidth)
+}

@@ -1,0 +1,220 @@
+//! Graphs of the committed traces and of small IR texts: order, levels, liveness, repeats, costs.
+
+use std::path::Path;
+
+use graph::{BlockId, BuildOptions, Flow, InputShape, Item, Level, ModelGraph};
+
+fn trace(name: &str) -> ModelGraph {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../fixtures/traces/{name}.pt"));
+    let program = tracer::read_archive(&std::fs::read(path).expect("committed")).expect("a trace");
+    graph::build(&program, &BuildOptions::default()).expect("a graph")
+}
+
+fn text(inputs: &str, body: &str, result: &str) -> ModelGraph {
+    let text = format!("graph(%self : __torch__.M, {inputs}):\n{body}  return (%{result})\n");
+    let program = tracer::ir::read_ir(&text).expect("IR text");
+    graph::build(&program, &BuildOptions::default()).expect("a graph")
+}
+
+const FIXTURES: [&str; 7] = [
+    "amoebanet_6_small",
+    "bert_tiny",
+    "cnn_basic",
+    "cnn_dropout",
+    "gpt2_tiny",
+    "lstm_seq2seq_small",
+    "unet_small",
+];
+
+#[test]
+fn no_invariant_is_broken() {
+    for name in FIXTURES {
+        assert_eq!(trace(name).problems(), Vec::<String>::new(), "{name}");
+    }
+}
+
+#[test]
+fn building_twice_gives_the_same() {
+    for name in FIXTURES {
+        let (a, b) = (trace(name), trace(name));
+        assert_eq!(a.blocks, b.blocks, "{name}");
+        assert_eq!(a.operators, b.operators, "{name}");
+        assert_eq!(format!("{:?}", a.flow), format!("{:?}", b.flow), "{name}");
+    }
+}
+
+#[test]
+fn a_module_called_twice_is_two_blocks() {
+    let graph = trace("cnn_basic");
+    let paths: Vec<&str> = graph.blocks.iter().map(|block| block.path.as_str()).collect();
+    assert!(paths.contains(&"pool") && paths.contains(&"pool (call 2)"), "{paths:?}");
+}
+
+#[test]
+fn equal_layers_have_equal_structure() {
+    let graph = trace("gpt2_tiny");
+    let block = |path: &str| graph.blocks.iter().find(|block| block.path == path).expect("a block");
+    assert_eq!(block("transformer.h.0").outline, block("transformer.h.1").outline);
+    assert_ne!(block("transformer.h.0").structure, block("transformer.wte").structure);
+    let items = graph.level(Level::Block);
+    let names: Vec<&str> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Block(id) => Some(graph.block(*id).path.as_str()),
+            Item::Operator(_) => None,
+        })
+        .collect();
+    assert!(names.contains(&"transformer.h.0") && names.contains(&"transformer.h.1"), "{names:?}");
+}
+
+#[test]
+fn writing_in_place_orders_the_readers_of_every_alias() {
+    let graph = text(
+        "%x : Float(2, 3)",
+        "  %a : Tensor = aten::neg(%x)
+  %shape : int[] = prim::Constant[value=[6]]()
+  %view : Tensor = aten::view(%a, %shape)
+  %before : Tensor = aten::exp(%view)
+  %written : Tensor = aten::relu_(%a)
+  %after : Tensor = aten::sin(%view)
+  %one : int = prim::Constant[value=1]()
+  %sum : Tensor = aten::add(%before, %after, %one)
+",
+        "sum",
+    );
+    let at = |name: &str| graph.operators.iter().position(|operator| operator.name == name).expect("there");
+    let ordered = |from: &str, to: &str| {
+        graph.flow.raw_edges().iter().any(|edge| {
+            matches!(edge.weight, Flow::Order(_))
+                && edge.source().index() == at(from)
+                && edge.target().index() == at(to)
+        })
+    };
+    assert!(ordered("aten::exp", "aten::relu_"), "an earlier reader of a view comes before the writer");
+    assert!(ordered("aten::relu_", "aten::sin"), "a later reader of a view comes after the writer");
+    assert!(!ordered("aten::exp", "aten::sin"));
+    assert_eq!(graph.problems(), Vec::<String>::new());
+}
+
+#[test]
+fn sizes_are_followed_as_numbers() {
+    let graph = text(
+        "%x : Float(4, 6)",
+        "  %zero : int = prim::Constant[value=0]()
+  %size : int = aten::size(%x, %zero)
+  %number : Tensor = prim::NumToTensor(%size)
+  %two : Long() = prim::Constant[value={2}]()
+  %half : Tensor = aten::floor_divide(%number, %two)
+  %int : int = aten::Int(%half)
+  %rest : int = prim::Constant[value=-1]()
+  %shape : int[] = prim::ListConstruct(%int, %rest)
+  %y : Tensor = aten::view(%x, %shape)
+",
+        "y",
+    );
+    let tensor = graph.value(graph.outputs[0]).fact.tensor().expect("a tensor").clone();
+    assert_eq!(tensor.to_string(), "float32 2x12");
+}
+
+#[test]
+fn an_unknown_operator_is_named_and_stops_nothing() {
+    let graph = text(
+        "%x : Float(2, 3)",
+        "  %y : Tensor = foo::bar(%x)
+  %z : Float(2, 5) = foo::bar(%y)
+  %r : Tensor = aten::relu(%z)
+",
+        "r",
+    );
+    let unknown = &graph.unknown["foo::bar"];
+    assert_eq!(unknown.operators.len(), 2);
+    assert_eq!(graph.value(graph.outputs[0]).fact.to_string(), "float32 2x5");
+}
+
+#[test]
+fn what_depends_on_data_is_an_unknown_size() {
+    let graph = text(
+        "%x : Float(2, 3)",
+        "  %i : Tensor = aten::nonzero(%x)
+  %r : Tensor = aten::neg(%i)
+",
+        "r",
+    );
+    assert_eq!(graph.value(graph.outputs[0]).fact.to_string(), "int64 ?x2");
+}
+
+#[test]
+fn skips_cross_every_cut_between() {
+    let graph = text(
+        "%x : Float(2, 3)",
+        "  %a : Tensor = aten::neg(%x)
+  %b : Tensor = aten::exp(%a)
+  %c : Tensor = aten::sin(%b)
+  %one : int = prim::Constant[value=1]()
+  %d : Tensor = aten::add(%c, %a, %one)
+",
+        "d",
+    );
+    let live = graph::liveness(&graph);
+    assert_eq!(live.counts, [0, 1, 2, 2, 1]);
+    assert_eq!(live.bytes, [0, 24, 48, 48, 24]);
+    let names: Vec<&str> = live.crossing(2).map(|l| graph.value(l.value).name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+}
+
+#[test]
+fn every_problem_is_reported() {
+    let text = "graph(%self : __torch__.M, %x : Tensor, %y : Tensor):\n  %a : Tensor = aten::mm(%x, %y)\n  %b : Tensor = aten::bmm(%x, %y)\n  return (%a)\n";
+    let program = tracer::ir::read_ir(text).expect("IR text");
+    let input = |shape: &[u64]| InputShape { name: None, shape: shape.to_vec(), dtype: None };
+    let options = BuildOptions { inputs: vec![input(&[2, 3]), input(&[4, 5])] };
+    let errors = graph::build(&program, &options).expect_err("sizes differ");
+    let shown: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        shown,
+        [
+            "`aten::mm` in the root rejects its inputs: inner sizes of 2x3 and 4x5 differ: 3 against 4 (given float32 2x3, float32 4x5)",
+            "`aten::bmm` in the root rejects its inputs: bmm needs 3 and 3 dimensions: 2x3 with 4x5 (given float32 2x3, float32 4x5)",
+        ]
+    );
+}
+
+#[test]
+fn a_long_chain_is_no_trouble() {
+    let mut body = String::new();
+    for at in 0..20_000 {
+        let from = if at == 0 { "x".to_string() } else { format!("v{}", at - 1) };
+        body.push_str(&format!("  %v{at} : Tensor = aten::relu_(%{from})\n"));
+    }
+    let graph = text("%x : Float(2, 3)", &body, "v19999");
+    assert_eq!(graph.operators.len(), 20_000);
+    assert_eq!(graph.quotient(graph.level(Level::Operator)).items.len(), 20_000);
+    assert_eq!(graph::costs(&graph).total().forward_flops, 0);
+    assert_eq!(graph::liveness(&graph).counts.len(), 20_001);
+}
+
+#[test]
+fn tied_parameters_count_once() {
+    let graph = trace("gpt2_tiny");
+    let names: Vec<Vec<&str>> = graph
+        .tied
+        .iter()
+        .map(|group| group.iter().map(|id| graph.tensor(*id).path.as_str()).collect())
+        .collect();
+    assert!(
+        names
+            .iter()
+            .any(|group| group.contains(&"transformer.wte.weight") && group.contains(&"lm_head.weight")),
+        "{names:?}"
+    );
+    let by_block = graph::parameters_by_block(&graph);
+    assert_eq!(by_block[BlockId::ROOT.index()], graph.parameters());
+}
+
+#[test]
+fn the_document_names_every_edge() {
+    let graph = trace("unet_small");
+    let document = graph::document(&graph, &graph::costs(&graph));
+    assert_eq!(document.edges.len(), graph.flow.edge_count());
+    assert!(document.edges.iter().all(|edge| edge.from < edge.to));
+}

@@ -1,0 +1,56 @@
+//! What `fit --format json` prints.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Phase;
+
+/// The answer of `fit`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FitAnswer {
+    /// Version of this shape.
+    pub schema_version: u32,
+    /// `physical`, `raw` or `roofline`.
+    pub features: String,
+    /// `random`, `extrapolate` or `cross_validation`.
+    pub split: String,
+    /// Seed of the split.
+    pub seed: u64,
+    /// One for each kind, data type, phase and device.
+    pub groups: Vec<FitGroup>,
+}
+
+/// How good the model of one group is on rows that it was not fitted to; errors are in percent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FitGroup {
+    /// Kind of operator.
+    pub kind: String,
+    /// Data type.
+    pub dtype: String,
+    /// Part of the training step.
+    pub phase: Phase,
+    /// Device.
+    pub device: String,
+    /// Held-out rows.
+    pub rows: usize,
+    /// Fitted rows.
+    pub train_rows: usize,
+    /// Rows of a shape that was there already; their median was taken.
+    pub duplicates: usize,
+    /// Fitted rows that lie far off and had little weight.
+    pub outliers: usize,
+    /// Mean absolute relative error.
+    pub mape: f64,
+    /// Median absolute relative error.
+    pub median: f64,
+    /// Error that one of ten rows exceeds.
+    pub p90: f64,
+    /// Sum of absolute errors over the sum of times.
+    pub time_weighted: f64,
+    /// Rank correlation.
+    pub spearman: f64,
+    /// Share of rows inside p10–p90.
+    pub coverage: f64,
+    /// Predictions that are not positive.
+    pub negative: usize,
+}

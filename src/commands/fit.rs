@@ -1,0 +1,426 @@
+//! `model-analyze fit`: measured times become a cost model, with its errors on rows that it was not fitted to.
+
+mod picture;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use cost_model::{Accuracy, CostModel, Features, Group, MIN_ROWS, Split, Trial};
+use indexmap::IndexMap;
+use schema::{
+    CurveAccuracy, DeviceType, FitAnswer, FitGroup, Profile, ProfileCsvError, ProfileFault, ProfileMap,
+    ProfileMapError, Provenance, UnknownDevice, find_device,
+};
+
+use crate::{
+    failure::Failure,
+    files,
+    output::{Format, Output},
+};
+
+/// Arguments of `fit`.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    model-analyze fit profile.csv -o cost-model.yaml --plot fit.svg\n  \
+    model-analyze fit times.csv --map map.yaml --train-rows 800 --split extrapolate\n\n\
+    Without --map the file must have our columns: kind, dtype, seconds, and those of its shapes (m, n, k · in_channels,\n\
+    out_channels, size, kernel · heads, seq, head_dim · rows, cols). A map says which column of another file is which;\n\
+    fixtures/maps/ has one for each kind of file, fixtures/maps/README.md describes them.")]
+pub struct Fit {
+    /// Measured times, as CSV
+    #[arg(required = true, value_name = "PROFILE")]
+    profiles: Vec<PathBuf>,
+    /// How the file's columns become ours
+    #[arg(long, value_name = "MAP")]
+    map: Option<PathBuf>,
+    /// Fit this many rows of each kind and test on the others; without it all rows are fitted and cross-validated
+    #[arg(long, value_name = "N")]
+    train_rows: Option<usize>,
+    /// Which rows to test on
+    #[arg(long, value_enum, default_value_t)]
+    split: SplitName,
+    /// What times are a function of
+    #[arg(long, value_enum, default_value_t)]
+    features: FeaturesName,
+    /// Decides which rows are fitted
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Only rows of this device; for rows that name none, the device they were measured on
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// Devices of your own, as in the catalogue
+    #[arg(long, value_name = "FILE")]
+    devices: Option<PathBuf>,
+    /// How to print the errors
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    /// Write the cost model, fitted to all rows
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Draw predicted against measured times
+    #[arg(long, value_name = "SVG")]
+    plot: Option<PathBuf>,
+}
+
+/// Which rows are held out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum SplitName {
+    /// Any
+    #[default]
+    Random,
+    /// The largest three of ten; the others are fitted
+    Extrapolate,
+}
+
+/// What times are a function of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum FeaturesName {
+    /// Operations, bytes, tiles and waves, with a bounded polynomial on top
+    #[default]
+    Physical,
+    /// A polynomial of the raw dimensions
+    Raw,
+    /// Nothing is fitted: arithmetic or memory, whichever is longer
+    Roofline,
+}
+
+/// A group with its trial.
+struct Tried {
+    group: Group,
+    trial: Trial,
+    accuracy: Accuracy,
+}
+
+impl Fit {
+    /// Fits and prints how good it is.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let own = self.devices.as_deref().map(read_devices).transpose()?.unwrap_or_default();
+        let map = self.map.as_deref().map(read_map).transpose()?;
+        if self.output.is_some() && self.features != FeaturesName::Physical {
+            return Err(Failure::input("a cost model has physical features, others are for comparison only")
+                .with_hint("leave out --features, or -o"));
+        }
+        let groups = self.groups(map.as_ref(), &own)?;
+        let tried = self.try_all(groups)?;
+        match self.format {
+            Format::Text => output.text(&self.table(&tried))?,
+            Format::Json => {
+                let answer = serde_json::to_value(self.answer(&tried)).expect("an answer is JSON");
+                output.json(&answer)?;
+            }
+        }
+        if let Some(path) = &self.output {
+            self.write_model(path, &tried, &own)?;
+        }
+        if let Some(path) = &self.plot {
+            files::write(path, picture::draw(&tried, self.features())?.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn features(&self) -> Features {
+        match self.features {
+            FeaturesName::Physical => Features::Physical,
+            FeaturesName::Raw => Features::Raw,
+            FeaturesName::Roofline => Features::Roofline,
+        }
+    }
+
+    /// Reads all profiles and groups their rows.
+    fn groups(
+        &self,
+        map: Option<&ProfileMap>,
+        own: &IndexMap<String, DeviceType>,
+    ) -> Result<Vec<Group>, Failure> {
+        let mut whole = Profile::default();
+        for path in &self.profiles {
+            let text = files::read_text(path)?;
+            let read = match map {
+                Some(map) => schema::read_profile(&text, map),
+                None => schema::read_own_profile(&text),
+            };
+            let profile = read.map_err(|error| in_profile(path, &error, map.is_some()))?;
+            if profile.is_cut_off {
+                note(&format!("{}: the last line has no end; it may be cut off", path.display()));
+            }
+            whole.rows.extend(profile.rows);
+            whole.n_filtered += profile.n_filtered;
+            whole.n_missing += profile.n_missing;
+            whole.n_invalid += profile.n_invalid;
+        }
+        for (count, what) in [
+            (whole.n_missing, "cells have no time"),
+            (whole.n_invalid, "times are no positive numbers and were left out"),
+        ] {
+            if count > 0 {
+                note(&format!("{count} {what}"));
+            }
+        }
+        if whole.rows.is_empty() {
+            return Err(Failure::input(format!(
+                "no rows are left of {}: {} fail the map's `where`, {} have no time",
+                self.profiles[0].display(),
+                whole.n_filtered,
+                whole.n_missing,
+            )));
+        }
+        if let Some(device) = &self.device {
+            for row in whole.rows.iter_mut().filter(|row| row.device.is_empty()) {
+                row.device.clone_from(device);
+            }
+        }
+        if whole.rows.iter().any(|row| row.device.is_empty()) {
+            return Err(Failure::input("the profile does not say which device it was measured on")
+                .with_hint("add --device NAME, or set `device` in the map"));
+        }
+        let groups = cost_model::group(&whole, own).map_err(|error| unknown_device(&error))?;
+        let groups = match &self.device {
+            None => groups,
+            Some(name) => {
+                let (wanted, _) = find_device(name, own).map_err(|error| unknown_device(&error))?;
+                let (kept, others): (Vec<Group>, Vec<Group>) =
+                    groups.into_iter().partition(|group| group.device == wanted);
+                if kept.is_empty() {
+                    return Err(Failure::input(format!("no row was measured on {wanted}"))
+                        .with_hint(format!("the rows are of {}", devices(&others).join(", "))));
+                }
+                kept
+            }
+        };
+        let devices = devices(&groups);
+        if devices.len() > 1 && (self.train_rows.is_none() || self.output.is_some()) {
+            return Err(Failure::input(format!(
+                "the rows are of {} devices, a cost model is of one: {}",
+                devices.len(),
+                devices.join(", ")
+            ))
+            .with_hint(format!("choose one: --device {}", devices[0])));
+        }
+        Ok(groups)
+    }
+
+    /// Fits each group and tries it on rows it has not seen.
+    fn try_all(&self, groups: Vec<Group>) -> Result<Vec<Tried>, Failure> {
+        let mut tried = Vec::new();
+        let mut lacking = Vec::new();
+        for group in groups {
+            let trial = match self.train_rows {
+                Some(rows) => {
+                    let split = match self.split {
+                        SplitName::Random => Split::Random,
+                        SplitName::Extrapolate => Split::Extrapolate,
+                    };
+                    cost_model::try_split(&group, self.features(), split, rows, self.seed)
+                }
+                None => {
+                    cost_model::cross_validate(&group, self.features(), self.seed).map(|(trial, _)| trial)
+                }
+            };
+            match trial {
+                Ok(trial) => {
+                    let accuracy = trial.accuracy();
+                    tried.push(Tried { group, trial, accuracy });
+                }
+                Err(_) => {
+                    let phase = group.phase.name();
+                    lacking.push(format!(
+                        "{} {} {phase} ({} rows)",
+                        group.kind,
+                        group.dtype,
+                        group.samples.len()
+                    ));
+                }
+            }
+        }
+        let needed = if self.train_rows.is_some() { MIN_ROWS * 3 / 2 } else { MIN_ROWS };
+        let message = || {
+            format!("too few rows to fit, at least {needed} are needed of each kind: {}", lacking.join(", "))
+        };
+        if tried.is_empty() {
+            return Err(
+                Failure::input(message()).with_hint("measure more shapes, or fit more with --train-rows")
+            );
+        }
+        if !lacking.is_empty() {
+            note(&message());
+        }
+        Ok(tried)
+    }
+
+    fn split_name(&self) -> &'static str {
+        match (self.train_rows, self.split) {
+            (None, _) => "cross_validation",
+            (Some(_), SplitName::Random) => "random",
+            (Some(_), SplitName::Extrapolate) => "extrapolate",
+        }
+    }
+
+    fn features_name(&self) -> &'static str {
+        match self.features {
+            FeaturesName::Physical => "physical",
+            FeaturesName::Raw => "raw",
+            FeaturesName::Roofline => "roofline",
+        }
+    }
+
+    fn answer(&self, tried: &[Tried]) -> FitAnswer {
+        FitAnswer {
+            schema_version: 1,
+            features: self.features_name().to_string(),
+            split: self.split_name().to_string(),
+            seed: self.seed,
+            groups: tried.iter().map(in_answer).collect(),
+        }
+    }
+
+    fn table(&self, tried: &[Tried]) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_preset(comfy_table::presets::NOTHING);
+        table.set_header([
+            "kind", "dtype", "phase", "device", "fitted", "tested", "MAPE %", "median", "p90", "weighted",
+            "rank", "in band", "negative",
+        ]);
+        for one in tried {
+            let Accuracy { rows, mape, median, p90, time_weighted, spearman, coverage, negative } =
+                one.accuracy;
+            table.add_row([
+                one.group.kind.clone(),
+                one.group.dtype.clone(),
+                one.group.phase.name().to_string(),
+                one.group.device.clone(),
+                one.trial.n_train.to_string(),
+                rows.to_string(),
+                format!("{mape:.1}"),
+                format!("{median:.1}"),
+                format!("{p90:.1}"),
+                format!("{time_weighted:.1}"),
+                format!("{spearman:.3}"),
+                format!("{:.0} %", 100.0 * coverage),
+                negative.to_string(),
+            ]);
+        }
+        for column in table.column_iter_mut().skip(4) {
+            column.set_cell_alignment(comfy_table::CellAlignment::Right);
+        }
+        let duplicates: usize = tried.iter().map(|one| one.group.n_duplicates).sum();
+        let outliers: usize = tried.iter().map(|one| one.trial.n_outliers).sum();
+        let lines: String = table.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+        format!(
+            "{} features, {}; errors are of rows that were not fitted\n{lines}{duplicates} repeated measurements, {outliers} outliers with little weight\n",
+            self.features_name(),
+            self.split_name().replace('_', " "),
+        )
+    }
+
+    fn write_model(
+        &self,
+        path: &Path,
+        tried: &[Tried],
+        own: &IndexMap<String, DeviceType>,
+    ) -> Result<(), Failure> {
+        let device = &tried[0].group.device;
+        let (name, figures) = find_device(device, own).map_err(|error| unknown_device(&error))?;
+        let mut model = CostModel::of_data_sheet(name, figures);
+        let file_name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        model.provenance = Provenance {
+            profiles: self.profiles.iter().filter_map(file_name).collect(),
+            program: format!("model-analyze {}", env!("CARGO_PKG_VERSION")),
+            seed: self.seed,
+        };
+        for one in tried {
+            let Tried { group, .. } = one;
+            let Ok((trial, Some(curve))) = cost_model::cross_validate(group, Features::Physical, self.seed)
+            else {
+                continue;
+            };
+            let accuracy = trial.accuracy();
+            let accuracy = CurveAccuracy {
+                rows: group.samples.len(),
+                duplicates: group.n_duplicates,
+                outliers: trial.n_outliers,
+                mape: accuracy.mape,
+                median: accuracy.median,
+            };
+            let size = group.samples[0].work.size;
+            model.insert(&group.kind, &group.dtype, group.phase, &size, curve, accuracy);
+        }
+        files::write(path, schema::to_yaml(&model.to_file()).as_bytes())
+    }
+}
+
+fn in_answer(one: &Tried) -> FitGroup {
+    let Accuracy { rows, mape, median, p90, time_weighted, spearman, coverage, negative } = one.accuracy;
+    FitGroup {
+        kind: one.group.kind.clone(),
+        dtype: one.group.dtype.clone(),
+        phase: one.group.phase,
+        device: one.group.device.clone(),
+        rows,
+        train_rows: one.trial.n_train,
+        duplicates: one.group.n_duplicates,
+        outliers: one.trial.n_outliers,
+        mape,
+        median,
+        p90,
+        time_weighted,
+        spearman,
+        coverage,
+        negative,
+    }
+}
+
+fn devices(groups: &[Group]) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for group in groups {
+        if !names.contains(&group.device.as_str()) {
+            names.push(&group.device);
+        }
+    }
+    names
+}
+
+fn note(text: &str) {
+    anstream::eprintln!("note: {text}");
+}
+
+fn read_devices(path: &Path) -> Result<IndexMap<String, DeviceType>, Failure> {
+    let text = files::read_text(path)?;
+    schema::read_devices(&text).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
+}
+
+fn read_map(path: &Path) -> Result<ProfileMap, Failure> {
+    let text = files::read_text(path)?;
+    ProfileMap::read(&text).map_err(|error| {
+        let failure = Failure::input(format!("{}: {error}", path.display()));
+        match error {
+            ProfileMapError::UnknownColumn { similar: Some(similar), .. } => {
+                failure.with_hint(format!("perhaps `{similar}` is meant"))
+            }
+            ProfileMapError::UnknownColumn { .. } => {
+                failure.with_hint(format!("columns of a profile are {}", schema::COLUMNS.join(", ")))
+            }
+            _ => failure,
+        }
+    })
+}
+
+fn in_profile(path: &Path, error: &ProfileCsvError, has_map: bool) -> Failure {
+    let failure = Failure::input(format!("{}: {error}", path.display()));
+    match error.fault {
+        ProfileFault::NoColumn { .. } if !has_map => {
+            failure.with_hint("describe the file with --map MAP.yaml; see fixtures/maps/README.md")
+        }
+        ProfileFault::Time(_) => {
+            failure.with_hint("list such cells under `missing` in the map, or set `invalid: drop`")
+        }
+        _ => failure,
+    }
+}
+
+fn unknown_device(error: &UnknownDevice) -> Failure {
+    let hint = match error.similar.as_slice() {
+        [] => "describe it in a file: --devices FILE".to_string(),
+        similar => format!("perhaps {}; or describe it in a file: --devices FILE", similar.join(" or ")),
+    };
+    Failure::input(error).with_hint(hint)
+}

@@ -1,0 +1,66 @@
+//! What `fit --plot` draws: points for the plots, from trials.
+
+use cost_model::{Features, Split, WorkSweep};
+use viz::{FitPlots, Line, Point, Series};
+
+use super::Tried;
+use crate::failure::Failure;
+
+/// A plot shows no more points of one kind.
+const MAX_POINTS: usize = 600;
+
+/// Draws all plots into one SVG.
+pub fn draw(tried: &[Tried], features: Features) -> Result<String, Failure> {
+    let has_devices = tried.iter().any(|one| one.group.device != tried[0].group.device);
+    let name = |one: &Tried| {
+        let mut name = one.group.kind.clone();
+        if one.group.phase != schema::Phase::Forward {
+            name.push_str(&format!(" {}", one.group.phase.name()));
+        }
+        if tried.iter().any(|other| other.group.dtype != tried[0].group.dtype) {
+            name.push_str(&format!(" {}", one.group.dtype));
+        }
+        if has_devices {
+            name.push_str(&format!(" {}", one.group.device));
+        }
+        name
+    };
+    let series = tried
+        .iter()
+        .map(|one| {
+            let pairs = one.trial.samples.iter().zip(&one.trial.estimates);
+            let every = one.trial.samples.len().div_ceil(MAX_POINTS).max(1);
+            let points = pairs.step_by(every).map(|(sample, own)| Point {
+                measured: sample.seconds,
+                predicted: own.seconds,
+                p10: own.p10,
+                p90: own.p90,
+            });
+            Series { name: name(one), points: points.collect() }
+        })
+        .collect();
+    let learning = tried
+        .iter()
+        .map(|one| {
+            let sizes = [50, 100, 200, 400, 800, 1600];
+            let fitting = sizes.into_iter().filter(|rows| rows * 5 / 4 <= one.group.samples.len());
+            let points = fitting.filter_map(|rows| {
+                let trial = cost_model::try_split(&one.group, features, Split::Random, rows, 1).ok()?;
+                Some((rows as f64, trial.accuracy().mape))
+            });
+            Line { name: name(one), points: points.collect() }
+        })
+        .collect();
+    let sweep = tried
+        .iter()
+        .find_map(|one| WorkSweep::of(&one.group))
+        .map(|sweep| {
+            let lines = sweep.lines.iter();
+            lines
+                .map(|(kernel, points)| Line { name: format!("kernel {kernel}"), points: points.clone() })
+                .collect()
+        })
+        .unwrap_or_default();
+    let plots = FitPlots { title: format!("Cost model, {}", tried[0].group.device), series, learning, sweep };
+    viz::fit_plots(&plots).map_err(Failure::input)
+}

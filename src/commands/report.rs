@@ -1,0 +1,172 @@
+//! `model-analyze report`: a model, its plan and its timeline as one HTML file.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use schema::{Plan, SimulatedPlan, TIMELINE_VERSION, Timeline, ReportWhatIf};
+use viz::report::{Origin, Planned};
+
+use super::{graph::operator_stages, simulate};
+use crate::{failure::Failure, files, model, model::Model, output::Output};
+
+mod what_if;
+
+/// Arguments of `report`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  model-analyze report resnet50.pt -o resnet50.html
+  model-analyze report resnet50.pt plan.yaml -o report.html
+  model-analyze report resnet50.pt plan.yaml --measured out/timeline.json -o report.html
+
+The page is one file and fetches nothing: mail it, or open it from a disk. It shows the model as a graph that opens and
+closes; with a plan also its stages, memory, the simulated step and what other schedules would do.")]
+pub struct Report {
+    /// A traced model: an archive of torch.jit.save, or IR text
+    model: PathBuf,
+
+    /// A plan for it
+    plan: Option<PathBuf>,
+
+    /// Where to write the page
+    #[arg(long, short, value_name = "FILE", default_value = "report.html")]
+    output: PathBuf,
+
+    /// A measured timeline, shown above the simulated one and compared with it
+    #[arg(long, value_name = "TIMELINE.json", requires = "plan")]
+    measured: Option<PathBuf>,
+
+    /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
+    #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
+    inputs: Vec<String>,
+}
+
+/// A plan with everything a page says about it.
+pub struct PlannedPage {
+    plan: Plan,
+    stages: Vec<Option<u32>>,
+    simulated: SimulatedPlan,
+    timeline: Timeline,
+    what_if: ReportWhatIf,
+}
+
+impl Report {
+    /// Writes the page.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let model = model::load(&self.model, &self.inputs)?;
+        let planned = match &self.plan {
+            Some(path) => {
+                let plan = simulate::read_plan(path)?;
+                Some(PlannedPage::new(&path.display().to_string(), plan, &model)?)
+            }
+            None => None,
+        };
+        let measured = self.measured.as_deref().map(read_timeline).transpose()?;
+        let name = self.model.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let page = page(&name, &model, planned.as_ref(), measured.as_ref(), None);
+        if self.output.as_os_str() == "-" {
+            return output.text(&page);
+        }
+        files::write(&self.output, page.as_bytes())
+    }
+}
+
+impl PlannedPage {
+    /// Simulates a plan for a page, as it stands and under other circumstances.
+    ///
+    /// `name` is the plan's name in messages.
+    pub fn new(name: &str, plan: Plan, model: &Model) -> Result<Self, Failure> {
+        let digest = tracer::digest(&model.program);
+        let is_other = plan.model.digest != digest;
+        let stages = operator_stages(name, &plan, &model.graph)?;
+        let (mut simulated, timeline) = simulate::simulated(name, &plan)?;
+        if is_other {
+            simulated.notes.push(format!(
+                "the plan was made for another trace of `{}`: its digest is not this model's",
+                plan.model.name
+            ));
+        }
+        let what_if = what_if::grid(&plan, &simulated);
+        Ok(Self { plan, stages, simulated, timeline, what_if })
+    }
+}
+
+/// Writes a page: of a model alone, or with its plan.
+pub fn page(
+    name: &str,
+    model: &Model,
+    planned: Option<&PlannedPage>,
+    measured: Option<&Timeline>,
+    seconds: Option<&[f64]>,
+) -> String {
+    let costs = graph::costs(&model.graph);
+    viz::report::html(&viz::report::Report {
+        graph: &model.graph,
+        costs: &costs,
+        seconds,
+        stages: planned.map(|planned| planned.stages.as_slice()),
+        planned: planned.map(|planned| Planned {
+            plan: &planned.plan,
+            simulated: &planned.simulated,
+            timeline: &planned.timeline,
+            what_if: Some(&planned.what_if),
+        }),
+        measured,
+        origin: Origin {
+            tool: concat!("model-analyze ", env!("CARGO_PKG_VERSION")).to_string(),
+            command: command_line(),
+            name: name.to_string(),
+            digest: tracer::digest(&model.program),
+        },
+    })
+}
+
+fn read_timeline(path: &Path) -> Result<Timeline, Failure> {
+    let name = path.display();
+    let text = files::read_text(path)?;
+    let timeline: Timeline = serde_json::from_str(&text).map_err(|error| {
+        Failure::input(format!("{name}: {error}")).with_hint("a timeline is what `model-analyze run` writes")
+    })?;
+    if timeline.kind != "timeline" {
+        let kind: String = timeline.kind.chars().take(40).collect();
+        return Err(Failure::input(format!("{name}: the file is a `{kind}`, not a timeline")));
+    }
+    if timeline.version > TIMELINE_VERSION {
+        return Err(Failure::input(format!(
+            "{name}: timeline version {} is newer than {TIMELINE_VERSION}, the newest known",
+            timeline.version
+        )));
+    }
+    let is_backwards = |span: &schema::TimelineSpan| span.end < span.start;
+    if let Some(span) = timeline.tracks.iter().flat_map(|track| &track.spans).find(|s| is_backwards(s)) {
+        return Err(Failure::input(format!(
+            "{name}: `{}` ends at {} before it starts at {}",
+            span.name, span.end, span.start
+        )));
+    }
+    if let Some(track) = timeline.tracks.iter().find(|track| track.device as usize >= timeline.devices.len()) {
+        return Err(Failure::input(format!(
+            "{name}: a track is on device {}, the timeline has {}",
+            track.device,
+            timeline.devices.len()
+        )));
+    }
+    Ok(timeline)
+}
+
+/// Returns the command line as a shell would take it.
+fn command_line() -> String {
+    let mut words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let program = words.next().map_or_else(String::new, |program| {
+        Path::new(&program).file_name().map_or(program.clone(), |name| name.to_string_lossy().into_owned())
+    });
+    let quoted = words.map(|word| {
+        let is_plain =
+            |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '=' | ':' | ',' | '+');
+        match !word.is_empty() && word.chars().all(is_plain) {
+            true => word,
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
+    });
+    std::iter::once(program).chain(quoted).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,112 @@
+//! The what-if grid of a report: the same stages, simulated again for each schedule, number of micro-batches and
+//! link speed.
+
+use schema::{Plan, SimulatedPlan, ReportWhatIf, WhatIfCell};
+use simulator::{PlanOptions, PlannedStep, order::Schedule};
+
+/// Schedules worth a row beside the plan's own, simplest first.
+const SCHEDULES: [Schedule; 9] = [
+    Schedule::GPipe,
+    Schedule::OneForwardOneBackward,
+    Schedule::Interleaved1F1B,
+    Schedule::InterleavedZeroBubble,
+    Schedule::Zb1p,
+    Schedule::Zb2p,
+    Schedule::Zbv,
+    Schedule::VHalf,
+    Schedule::DualPipeV,
+];
+const LINKS: [f64; 3] = [0.5, 1.0, 2.0];
+const AS_PLANNED: usize = 1;
+/// Factors on the plan's micro-batches, in quarters.
+const QUARTERS: [u32; 5] = [1, 2, 4, 8, 16];
+/// Operations of all simulations together; what would exceed it stays empty.
+const MOST_OPS: usize = 1_500_000;
+/// Searched orders beyond this many operations are left out: the search is not linear.
+const MOST_SEARCHED_OPS: u64 = 6_000;
+
+/// Simulates the grid. A cell that cannot run says why; a schedule that never can has no row.
+pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
+    let mut counts: Vec<u32> =
+        QUARTERS.iter().filter_map(|quarters| plan.micro_batches.checked_mul(*quarters)).map(|m| m / 4).collect();
+    counts.push(plan.micro_batches);
+    counts.retain(|count| *count > 0);
+    counts.sort_unstable();
+    counts.dedup();
+    let own = Schedule::from_name(&simulated.schedule).ok();
+    let mut schedules: Vec<Schedule> = SCHEDULES.to_vec();
+    if let Some(own) = own.filter(|own| !schedules.contains(own)) {
+        schedules.insert(0, own);
+    }
+    let mut left = MOST_OPS;
+    let mut kept = Vec::new();
+    for schedule in schedules {
+        let mut cells: Vec<Vec<WhatIfCell>> = vec![Vec::new(); LINKS.len()];
+        for count in &counts {
+            for (cells, cell) in cells.iter_mut().zip(column(plan, schedule, *count, &mut left)) {
+                cells.push(cell);
+            }
+        }
+        let runs = cells.iter().flatten().any(|cell| cell.step.is_some());
+        if runs || Some(schedule) == own {
+            kept.push((schedule, cells));
+        }
+    }
+    let position = |of: Option<usize>| of.unwrap_or(0);
+    ReportWhatIf {
+        planned: (
+            AS_PLANNED,
+            position(kept.iter().position(|(schedule, _)| Some(*schedule) == own)),
+            position(counts.iter().position(|count| *count == plan.micro_batches)),
+        ),
+        micro_batches: counts,
+        schedules: kept.iter().map(|(schedule, _)| schedule.name().to_string()).collect(),
+        summaries: kept.iter().map(|(schedule, _)| schedule.summary().to_string()).collect(),
+        links: LINKS.to_vec(),
+        cells: (0..LINKS.len()).flat_map(|link| kept.iter().flat_map(move |(_, all)| all[link].clone())).collect(),
+    }
+}
+
+/// Simulates one schedule and number of micro-batches at every link speed; the order is made once.
+fn column(plan: &Plan, schedule: Schedule, micro_batches: u32, left: &mut usize) -> Vec<WhatIfCell> {
+    let no = |reason: String| vec![WhatIfCell { reason: Some(reason), ..WhatIfCell::default() }; LINKS.len()];
+    let ops = 3 * plan.stages.len() as u64 * u64::from(micro_batches);
+    if ops > *left as u64 || (schedule.depends_on_costs() && ops > MOST_SEARCHED_OPS) {
+        return no("too large to be simulated for a report; `model-analyze simulate` does it".to_string());
+    }
+    let options = PlanOptions {
+        schedule: Some(schedule.name().to_string()),
+        micro_batches: Some(micro_batches),
+        ..PlanOptions::default()
+    };
+    let step = match simulator::from_plan(plan, &options) {
+        Ok(step) => step,
+        Err(error) => return no(error.to_string()),
+    };
+    *left = left.saturating_sub(LINKS.len() * step.order.n_ops());
+    LINKS.iter().map(|factor| cell(&step, *factor)).collect()
+}
+
+fn cell(step: &PlannedStep, factor: f64) -> WhatIfCell {
+    let mut machine = step.machine.clone();
+    for link in machine.levels.iter_mut().chain(machine.links.values_mut()) {
+        link.bandwidth *= factor;
+    }
+    match simulator::simulate(&step.workload, &step.order, &machine) {
+        Ok(timeline) => {
+            let busy: u64 = timeline.programs.iter().map(simulator::ProgramTime::busy).sum();
+            let all = timeline.step.max(1) as f64 * timeline.programs.len().max(1) as f64;
+            let full = machine.devices.iter().zip(&timeline.memory).filter_map(|(device, memory)| {
+                let limit = device.memory.filter(|limit| *limit > 0)?;
+                Some(memory.peak as f64 / limit as f64)
+            });
+            WhatIfCell {
+                step: Some(schema::Seconds(timeline.step as f64 / 1e9)),
+                bubble: Some(1.0 - busy as f64 / all),
+                memory: full.reduce(f64::max),
+                reason: None,
+            }
+        }
+        Err(error) => WhatIfCell { reason: Some(error.to_string()), ..WhatIfCell::default() },
+    }
+}

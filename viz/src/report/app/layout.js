@@ -1,0 +1,353 @@
+// Places: each open box lays its own children out in layers, innermost boxes first (Sugiyama, Tagawa, Toda 1981).
+//
+// Layers are longest paths; long ways get a bend in each layer they pass; the order inside layers comes from a few
+// sweeps of averages; places come from averages of neighbours, pushed apart optimally (pool adjacent violators).
+// Every step is linear in boxes and bends, so a model of any depth costs the sum of its boxes' insides.
+const W = new Float64Array(N);
+const H = new Float64Array(N);
+const X = new Float64Array(N);
+const Y = new Float64Array(N);
+// Where ways enter and leave a box, along its edge.
+const inAt = new Float64Array(N);
+const outAt = new Float64Array(N);
+const lines = new Array(N).fill(null);
+const tags = new Array(N).fill(null);
+const isStale = new Uint8Array(N).fill(1);
+let isSideways = false;
+
+const HEAD = 24;
+const PAD = 12;
+const GAP = 16;
+const ROW = 30;
+const MOST_READERS = 8;
+const LONGEST = 60;
+const MOST_BENDS = 6000;
+
+const shown = (box) => {
+  const times = pile(box);
+  let title = text(G.title[box]);
+  if (times > 1) {
+    const siblings = kids[G.parent[box]];
+    const last = text(G.title[siblings[siblings.indexOf(box) + times - 1]]);
+    const digits = /^(.*?)(\d+)$/;
+    const [one, other] = [digits.exec(title), digits.exec(last)];
+    if (title !== last) title = one && other && one[1] === other[1] ? title + "–" + other[2] : title + " … " + last;
+  }
+  return title.length > 34 ? title.slice(0, 20) + "…" + title.slice(-12) : title;
+};
+const small = (box) => {
+  const words = text(G.subtitle[box]);
+  return words.length > 38 ? words.slice(0, 24) + "…" + words.slice(-12) : words;
+};
+const badge = (box) => (pile(box) > 1 ? "×" + pile(box) : "");
+
+function stale(box) {
+  for (let at = box; ; at = G.parent[at]) {
+    isStale[at] = 1;
+    if (!at) return;
+  }
+}
+
+// Lays out everything that changed, from the inside out.
+function layout() {
+  const order = [];
+  const stack = [0];
+  while (stack.length) {
+    const box = stack.pop();
+    if (!isStale[box]) continue;
+    order.push(box);
+    if (isOpen[box]) for (const kid of kids[box]) if (drawn(kid) === kid) stack.push(kid);
+  }
+  for (let at = order.length - 1; at >= 0; at--) {
+    const box = order[at];
+    if (isOpen[box] && kids[box].length) inside(box);
+    else closed(box);
+    isStale[box] = 0;
+  }
+}
+
+function closed(box) {
+  const head = shown(box).length * 7.2 + (badge(box) ? 34 : 0) + (stageOf(box) >= 0 ? 8 : 0);
+  W[box] = Math.max(64, Math.ceil(Math.max(head, small(box).length * 6) + 24));
+  const isTerminal = G.family[box] >= 9;
+  H[box] = (isTerminal ? 26 : small(box) ? 42 : 30) + (tags[box] ? 13 : 0);
+  inAt[box] = outAt[box] = (isSideways ? H[box] : W[box]) / 2;
+}
+
+// One box's inside, in main (along the flow) and cross coordinates.
+function inside(box) {
+  const items = kids[box].filter((kid) => drawn(kid) === kid);
+  const place = new Map();
+  items.forEach((item, at) => place.set(item, at));
+  const entry = items.length;
+  const exit = items.length + 1;
+  const readers = new Map();
+  const joined = new Map();
+  for (const [from, to, ...wires] of ways[box]) {
+    const a = from < 0 ? entry : place.get(drawn(from));
+    const b = to < 0 ? exit : place.get(drawn(to));
+    if (a === b || (a < entry && b < entry && a > b)) continue;
+    const key = a * (exit + 1) + b;
+    if (joined.has(key)) joined.get(key).wires.push(...wires);
+    else joined.set(key, { a, b, wires });
+  }
+  for (const edge of joined.values()) {
+    for (const wire of edge.wires) readers.set(wire, (readers.get(wire) || 0) + 1);
+  }
+  // A tensor with many readers is named at them instead of drawn.
+  const named = new Map();
+  let edges = [];
+  for (const edge of joined.values()) {
+    if (edge.b < entry && edge.wires.every((wire) => readers.get(wire) > MOST_READERS)) {
+      if (!named.has(edge.b)) named.set(edge.b, []);
+      named.get(edge.b).push(edge);
+    } else edges.push(edge);
+  }
+  for (const item of items) tags[item] = null;
+  const name = (edge) => {
+    const source = text(G.title[G.wires[edge.wires[0]][0]]);
+    const item = items[edge.b];
+    tags[item] = tags[item] || [];
+    if (!tags[item].includes(source)) tags[item].push(source);
+  };
+  const firsts = new Set();
+  for (const [, list] of [...named].sort((a, b) => a[0] - b[0])) {
+    for (const edge of list) {
+      // The first reader keeps its line, so that the source does not hang in the air.
+      if (firsts.has(edge.a)) name(edge);
+      else edges.push(edge);
+      firsts.add(edge.a);
+    }
+  }
+  const n = items.length + 2;
+  const [rank, isUsed] = ranks(n, entry, exit, edges);
+  // So is one that would pass by very many boxes.
+  let bends = 0;
+  edges.sort((one, other) => rank[one.b] - rank[one.a] - (rank[other.b] - rank[other.a]) || one.a - other.a || one.b - other.b);
+  edges = edges.filter((edge) => {
+    const length = rank[edge.b] - rank[edge.a];
+    bends += length - 1;
+    if (length === 1 || edge.b >= entry || (length <= LONGEST && bends <= MOST_BENDS)) return true;
+    name(edge);
+    return false;
+  });
+  for (const item of items) if (!(isOpen[item] && kids[item].length)) closed(item);
+  const nodes = [];
+  for (let at = 0; at < n; at++) {
+    const item = items[at];
+    const size = item === undefined ? 0 : isSideways ? H[item] : W[item];
+    const depth = item === undefined ? 0 : isSideways ? W[item] : H[item];
+    nodes.push({ at, rank: rank[at], size, depth, x: 0, before: [], after: [], isBend: false, isUsed: isUsed[at] });
+  }
+  for (const edge of edges) bend(nodes, edge, rank);
+  const layers = [];
+  for (const node of nodes) {
+    if (!node.isUsed) continue;
+    while (layers.length <= node.rank) layers.push([]);
+    layers[node.rank].push(node);
+  }
+  arrange(layers);
+  straighten(layers);
+  settle(box, items, nodes, layers, edges, entry, exit);
+}
+
+// Longest paths from the sources; what has no source stands just before its first reader.
+function ranks(n, entry, exit, edges) {
+  const rank = new Int32Array(n);
+  const isUsed = new Uint8Array(n).fill(1);
+  const hasIn = new Uint8Array(n);
+  const after = Array.from({ length: n }, () => []);
+  isUsed[entry] = isUsed[exit] = 0;
+  for (const { a, b } of edges) {
+    after[a].push(b);
+    hasIn[b] = 1;
+    isUsed[a] = isUsed[b] = 1;
+  }
+  const first = isUsed[entry] ? 1 : 0;
+  for (let at = 0; at < entry; at++) rank[at] = first;
+  const push = (at) => {
+    for (const b of after[at]) rank[b] = Math.max(rank[b], rank[at] + 1);
+  };
+  push(entry);
+  for (let at = 0; at < entry; at++) push(at);
+  for (let at = entry - 1; at >= 0; at--) {
+    if (hasIn[at] || !after[at].length) continue;
+    rank[at] = Math.max(first, Math.min(...after[at].map((b) => rank[b])) - 1);
+  }
+  let last = 0;
+  for (let at = 0; at < entry; at++) last = Math.max(last, rank[at] + 1);
+  rank[exit] = Math.max(rank[exit], last);
+  return [rank, isUsed];
+}
+
+// Gives a way a bend in each layer that it passes; ways of one source share theirs.
+function bend(nodes, edge, rank) {
+  const source = nodes[edge.a];
+  const target = nodes[edge.b];
+  source.bends = source.bends || new Map();
+  let from = source;
+  edge.way = [source];
+  for (let layer = rank[edge.a] + 1; layer < rank[edge.b]; layer++) {
+    let node = source.bends.get(layer);
+    if (!node) {
+      node = { at: -1, rank: layer, size: 6, depth: 0, x: 0, before: [from], after: [], isBend: true, isUsed: 1 };
+      from.after.push(node);
+      source.bends.set(layer, node);
+      nodes.push(node);
+    }
+    edge.way.push(node);
+    from = node;
+  }
+  from.after.push(target);
+  target.before.push(from);
+  edge.way.push(target);
+}
+
+function arrange(layers) {
+  const number = (layer) => layer.forEach((node, at) => (node.pos = at));
+  layers.forEach(number);
+  const sweep = (layer, side) => {
+    for (const node of layer) {
+      const near = node[side];
+      node.key = near.length ? near.reduce((sum, other) => sum + other.pos, 0) / near.length : node.pos;
+    }
+    layer.sort((a, b) => a.key - b.key || a.pos - b.pos);
+    number(layer);
+  };
+  for (let round = 0; round < 3; round++) {
+    for (let at = 1; at < layers.length; at++) if (layers[at].length > 1) sweep(layers[at], "before");
+    for (let at = layers.length - 2; at >= 0; at--) if (layers[at].length > 1) sweep(layers[at], "after");
+  }
+}
+
+function straighten(layers) {
+  for (const layer of layers) {
+    let x = 0;
+    for (const node of layer) {
+      node.x = x + node.size / 2;
+      x += node.size + GAP;
+    }
+    for (const node of layer) node.x -= (x - GAP) / 2;
+  }
+  const pull = (layer, sides) => {
+    for (const node of layer) {
+      let sum = 0;
+      let weight = 0;
+      for (const side of sides) {
+        for (const other of node[side]) {
+          const w = node.isBend && other.isBend ? 4 : 1;
+          sum += w * other.x;
+          weight += w;
+        }
+      }
+      node.want = weight ? sum / weight : node.x;
+      node.weight = weight ? (node.isBend ? 2 : 1) : 0.1;
+    }
+    apart(layer);
+  };
+  for (let round = 0; round < 4; round++) {
+    for (let at = 1; at < layers.length; at++) pull(layers[at], ["before"]);
+    for (let at = layers.length - 2; at >= 0; at--) pull(layers[at], ["after"]);
+  }
+  for (let at = 0; at < layers.length; at++) pull(layers[at], ["before", "after"]);
+}
+
+// Moves nodes as near to where they want to be as their widths allow: least squares, in one pass.
+function apart(layer) {
+  const blocks = [];
+  let offset = 0;
+  layer.forEach((node, at) => {
+    if (at) offset += layer[at - 1].size / 2 + GAP + node.size / 2;
+    node.offset = offset;
+    let block = { sum: node.weight * (node.want - offset), weight: node.weight, from: at };
+    while (blocks.length && blocks[blocks.length - 1].sum / blocks[blocks.length - 1].weight > block.sum / block.weight) {
+      const before = blocks.pop();
+      block = { sum: before.sum + block.sum, weight: before.weight + block.weight, from: before.from };
+    }
+    blocks.push(block);
+  });
+  blocks.forEach((block, number) => {
+    const end = number + 1 < blocks.length ? blocks[number + 1].from : layer.length;
+    for (let at = block.from; at < end; at++) layer[at].x = block.sum / block.weight + layer[at].offset;
+  });
+}
+
+// Turns layers into places inside the box, and ways into points.
+function settle(box, items, nodes, layers, edges, entry, exit) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const layer of layers) {
+    for (const node of layer) {
+      low = Math.min(low, node.x - node.size / 2);
+      high = Math.max(high, node.x + node.size / 2);
+    }
+  }
+  if (low > high) low = high = 0;
+  const head = box ? HEAD : 4;
+  const [startMain, startCross] = isSideways ? [PAD, head + 4] : [head + 2, PAD];
+  const least = box ? shown(box).length * 7.2 + small(box).length * 6 + 70 : 0;
+  const spare = isSideways ? 0 : Math.max(0, least - (high - low) - 2 * PAD) / 2;
+  const cross = (x) => x - low + startCross + spare;
+  let main = startMain;
+  layers.forEach((layer, number) => {
+    layer.start = main;
+    layer.depth = Math.max(0, ...layer.map((node) => node.depth));
+    main += layer.depth;
+    const isBorder = layer.depth === 0 && (number === 0 || number === layers.length - 1);
+    if (number + 1 < layers.length) main += isBorder || layers[number + 1].depth === 0 ? 16 : ROW;
+  });
+  main += nodes[exit].isUsed ? 2 : PAD;
+  items.forEach((item, at) => {
+    const node = nodes[at];
+    const layer = layers[node.rank];
+    const along = layer.start + (layer.depth - node.depth) / 2;
+    const across = cross(node.x) - node.size / 2;
+    [X[item], Y[item]] = isSideways ? [along, across] : [across, along];
+  });
+  const width = high - low + startCross + PAD + 2 * spare;
+  [W[box], H[box]] = isSideways ? [Math.max(main, least), width] : [width, main];
+  inAt[box] = nodes[entry].isUsed ? cross(nodes[entry].x) : width / 2;
+  outAt[box] = nodes[exit].isUsed ? cross(nodes[exit].x) : width / 2;
+  const end = isSideways ? W[box] : H[box];
+  lines[box] = edges.map(({ a, b, wires, way }) => {
+    const points = [];
+    way.forEach((node, step) => {
+      const layer = layers[node.rank];
+      if (node.at === entry) points.push([cross(node.x), 0]);
+      else if (node.at === exit) points.push([cross(node.x), end]);
+      else if (node.isBend) points.push([cross(node.x), layer.start], [cross(node.x), layer.start + layer.depth]);
+      else {
+        const item = items[node.at];
+        const left = cross(node.x) - node.size / 2;
+        const top = layer.start + (layer.depth - node.depth) / 2;
+        if (step === 0) points.push([left + outAt[item], top + node.depth]);
+        else points.push([left + inAt[item], top]);
+      }
+    });
+    return { from: a < entry ? items[a] : -1, to: b < entry ? items[b] : -1, wires, d: curve(points), at: labelAt(points) };
+  });
+}
+
+function curve(points) {
+  const r = (value) => Math.round(value * 10) / 10;
+  const p = (cross, main) => (isSideways ? r(main) + " " + r(cross) : r(cross) + " " + r(main));
+  let [x, y] = points[0];
+  let d = "M" + p(x, y);
+  for (let at = 1; at < points.length; at++) {
+    const [nx, ny] = points[at];
+    if (Math.abs(nx - x) < 0.6) d += "L" + p(nx, ny);
+    else {
+      const bow = Math.max(8, (ny - y) / 2);
+      d += "C" + p(x, y + bow) + " " + p(nx, ny - bow) + " " + p(nx, ny);
+    }
+    [x, y] = [nx, ny];
+  }
+  return d;
+}
+
+function labelAt(points) {
+  const [x, y] = points[points.length - 2];
+  const [nx, ny] = points[points.length - 1];
+  const [cross, main] = [(x + nx) / 2, (y + ny) / 2];
+  return isSideways ? [main, cross] : [cross, main];
+}
