@@ -1,5 +1,7 @@
 //! `model-analyze plan`, end to end: answers, files and faults as a user meets them.
 
+#![allow(clippy::print_stdout)]
+
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;

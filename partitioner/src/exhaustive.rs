@@ -1,11 +1,13 @@
 //! The oracle of tests: every chain of ideals and every way to share the devices, on problems small enough.
 
-use schema::{Bytes, BytesPerSecond, PipedreamNode, PipedreamProfile, Seconds};
+use schema::{
+    Bytes, BytesPerSecond, DnnEdge, DnnNode, DnnWorkload, PipedreamNode, PipedreamProfile, Seconds,
+};
 
 use crate::{
     Block, CompatQuestion, Machine, MachineDevice, MachineLevel, Problem, Strategy, Tie, Training, Value,
     chain::{best_chain, can_walk},
-    compat_plan,
+    compat_plan, load_plan,
     pipeline::{Sharing, best_pipeline},
     plan_with,
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
@@ -316,6 +318,104 @@ fn bounds_do_not_change_the_released_objective() {
         };
         let brute = unbounded(&question);
         let ours = compat_plan(&question).map_or(f64::INFINITY, |plan| plan.period);
+        assert!(near(ours, brute), "case {case}: {ours} is not {brute}");
+    }
+}
+
+/// The largest load by its definition, over every way to give groups to devices that keeps pieces contiguous.
+fn loads_by_hand(workload: &DnnWorkload) -> f64 {
+    let n = workload.nodes.len();
+    let n_devices = (workload.n_accelerators + workload.n_cpus) as usize;
+    let mut best = f64::INFINITY;
+    for code in 0..n_devices.pow(n as u32) {
+        let device: Vec<usize> = (0..n).map(|node| code / n_devices.pow(node as u32) % n_devices).collect();
+        // Devices can be put in a row such that no edge goes back: their quotient has no cycle.
+        let mut order: Vec<usize> = (0..n_devices).collect();
+        let mut is_contiguous = false;
+        permute(&mut order, 0, &mut |order| {
+            let rank = |device: usize| order.iter().position(|&other| other == device);
+            is_contiguous |= workload
+                .edges
+                .iter()
+                .all(|edge| rank(device[edge.source as usize]) <= rank(device[edge.target as usize]));
+        });
+        if !is_contiguous {
+            continue;
+        }
+        let load = |one: usize| {
+            let nodes = (0..n).filter(|&node| device[node] == one);
+            if one >= workload.n_accelerators as usize {
+                return nodes.map(|node| workload.nodes[node].cpu).sum::<f64>();
+            }
+            let nodes: Vec<usize> = nodes.collect();
+            let size: f64 = nodes.iter().map(|&node| workload.nodes[node].size).sum();
+            if size > workload.accelerator_memory
+                || nodes.iter().any(|&node| !workload.nodes[node].runs_on_accelerator)
+            {
+                return f64::INFINITY;
+            }
+            let paid = (0..n).filter_map(|node| {
+                let mut out = workload.edges.iter().filter(|edge| edge.source as usize == node).peekable();
+                let cost = out.peek()?.cost;
+                let crosses = out.any(|edge| {
+                    let target = device[edge.target as usize];
+                    target != device[node] && (target == one || device[node] == one)
+                });
+                crosses.then_some(cost)
+            });
+            nodes.iter().map(|&node| workload.nodes[node].accelerator).sum::<f64>() + paid.sum::<f64>()
+        };
+        best = best.min((0..n_devices).map(load).fold(0.0, f64::max));
+    }
+    best
+}
+
+fn permute(order: &mut Vec<usize>, from: usize, visit: &mut dyn FnMut(&[usize])) {
+    if from == order.len() {
+        visit(order);
+    }
+    for index in from..order.len() {
+        order.swap(from, index);
+        permute(order, from + 1, visit);
+        order.swap(from, index);
+    }
+}
+
+#[test]
+fn largest_loads_equal_trying_everything() {
+    let mut dice = Dice(6);
+    for case in 0..300 {
+        let n_nodes = 1 + dice.below(5) as usize;
+        let nodes = (0..n_nodes)
+            .map(|id| DnnNode {
+                id: id as i64,
+                name: format!("n{id}"),
+                runs_on_accelerator: dice.below(8) > 0,
+                cpu: 1.0 + dice.below(30) as f64,
+                accelerator: 1.0 + dice.below(10) as f64,
+                is_backward: false,
+                class: None,
+                size: dice.below(6) as f64,
+            })
+            .collect();
+        let cost: Vec<f64> = (0..n_nodes).map(|_| dice.below(6) as f64).collect();
+        let mut edges = Vec::new();
+        for source in 0..n_nodes {
+            for target in source + 1..n_nodes {
+                if dice.below(3) == 0 {
+                    edges.push(DnnEdge { source: source as i64, target: target as i64, cost: cost[source] });
+                }
+            }
+        }
+        let workload = DnnWorkload {
+            accelerator_memory: 6.0 + dice.below(12) as f64,
+            n_accelerators: 1 + dice.below(3) as u32,
+            n_cpus: dice.below(2) as u32,
+            nodes,
+            edges,
+        };
+        let brute = loads_by_hand(&workload);
+        let ours = load_plan(&workload).map_or(f64::INFINITY, |plan| plan.load);
         assert!(near(ours, brute), "case {case}: {ours} is not {brute}");
     }
 }
