@@ -10,6 +10,10 @@ mod solution;
 mod stage;
 mod states;
 mod strategy;
+
+mod grid;
+mod pipedream;
+mod placed;
 mod why;
 
 mod from_graph;
