@@ -25,6 +25,10 @@ fixtures: .venv/ready
 zoo: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
 
+.PHONY: bench-plan
+# Our planner's CPU seconds beside those of other planners.
+bench-plan:
+	cargo run --release -p model-analyze-partitioner --example bench_plan
 .PHONY: pictures
 # The pictures of the documents, drawn again from committed traces.
 pictures:

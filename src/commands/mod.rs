@@ -12,9 +12,9 @@ mod report;
 mod simulate;
 
 mod emit;
+mod fit;
 mod run;
 mod split;
-mod fit;
 pub mod trace;
 mod verify;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use schema::{Plan, SimulatedPlan, TIMELINE_VERSION, Timeline, ReportWhatIf};
+use schema::{Plan, ReportWhatIf, SimulatedPlan, TIMELINE_VERSION, Timeline};
 use viz::report::{Origin, Planned};
 
 use super::{graph::operator_stages, simulate};
@@ -62,7 +62,8 @@ impl Report {
             None => None,
         };
         let measured = self.measured.as_deref().map(read_timeline).transpose()?;
-        let name = self.model.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name =
+            self.model.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let page = page(&name, &model, planned.as_ref(), measured.as_ref(), None);
         if self.output.as_os_str() == "-" {
             return output.text(&page);
@@ -144,7 +145,8 @@ fn read_timeline(path: &Path) -> Result<Timeline, Failure> {
             span.name, span.end, span.start
         )));
     }
-    if let Some(track) = timeline.tracks.iter().find(|track| track.device as usize >= timeline.devices.len()) {
+    if let Some(track) = timeline.tracks.iter().find(|track| track.device as usize >= timeline.devices.len())
+    {
         return Err(Failure::input(format!(
             "{name}: a track is on device {}, the timeline has {}",
             track.device,

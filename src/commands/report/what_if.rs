@@ -1,7 +1,7 @@
 //! The what-if grid of a report: the same stages, simulated again for each schedule, number of micro-batches and
 //! link speed.
 
-use schema::{Plan, SimulatedPlan, ReportWhatIf, WhatIfCell};
+use schema::{Plan, ReportWhatIf, SimulatedPlan, WhatIfCell};
 use simulator::{PlanOptions, PlannedStep, order::Schedule};
 
 /// Schedules worth a row beside the plan's own, simplest first.
@@ -27,8 +27,11 @@ const MOST_SEARCHED_OPS: u64 = 6_000;
 
 /// Simulates the grid. A cell that cannot run says why; a schedule that never can has no row.
 pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
-    let mut counts: Vec<u32> =
-        QUARTERS.iter().filter_map(|quarters| plan.micro_batches.checked_mul(*quarters)).map(|m| m / 4).collect();
+    let mut counts: Vec<u32> = QUARTERS
+        .iter()
+        .filter_map(|quarters| plan.micro_batches.checked_mul(*quarters))
+        .map(|m| m / 4)
+        .collect();
     counts.push(plan.micro_batches);
     counts.retain(|count| *count > 0);
     counts.sort_unstable();
@@ -63,7 +66,9 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
         schedules: kept.iter().map(|(schedule, _)| schedule.name().to_string()).collect(),
         summaries: kept.iter().map(|(schedule, _)| schedule.summary().to_string()).collect(),
         links: LINKS.to_vec(),
-        cells: (0..LINKS.len()).flat_map(|link| kept.iter().flat_map(move |(_, all)| all[link].clone())).collect(),
+        cells: (0..LINKS.len())
+            .flat_map(|link| kept.iter().flat_map(move |(_, all)| all[link].clone()))
+            .collect(),
     }
 }
 

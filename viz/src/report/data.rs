@@ -69,9 +69,9 @@ pub(super) fn columns(report: &Report<'_>, diagram: &Diagram) -> ReportGraph {
             graph.time.push((time.0 * 1e9).round().max(0.0) as u64);
         }
         let attributes = item.attributes.iter().filter(|(name, _)| !name.starts_with("parameter"));
-        graph.attributes.push(
-            attributes.flat_map(|(name, value)| [name, value]).map(|text| strings.add(text)).collect(),
-        );
+        graph
+            .attributes
+            .push(attributes.flat_map(|(name, value)| [name, value]).map(|text| strings.add(text)).collect());
     }
     graph.runs = runs(diagram).into_iter().map(|run| (run[0].0, run.len() as u32)).collect();
     for wire in diagram.wires() {

@@ -95,7 +95,10 @@ mod tests {
         let element = data("d", &json);
         assert_eq!(element.matches('<').count(), 2, "{element}");
         let inside = element.split_once('>').unwrap().1.split_once('<').unwrap().0;
-        assert_eq!(serde_json::from_str::<String>(inside).unwrap(), serde_json::from_str::<String>(&json).unwrap());
+        assert_eq!(
+            serde_json::from_str::<String>(inside).unwrap(),
+            serde_json::from_str::<String>(&json).unwrap()
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! as text.
 
 use graph::{ModelGraph, OperatorCosts};
-use schema::{Plan, SimulatedPlan, Timeline, ReportWhatIf};
+use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline};
 
 mod data;
 mod embed;

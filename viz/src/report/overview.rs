@@ -99,11 +99,18 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
             &format!("10 % more of it saves {} ({})", saving.seconds, percent(share)),
         );
     }
-    if let (Some(bound), Some(step)) = (plan.predicted.lower_bound, plan.predicted.step.or(plan.predicted.period))
+    if let (Some(bound), Some(step)) =
+        (plan.predicted.lower_bound, plan.predicted.step.or(plan.predicted.period))
         && bound.0 > 0.0
     {
         let gap = (step.0 / bound.0 - 1.0).max(0.0);
-        card(out, "", "From the optimum", &format!("≤ {}", percent(gap)), &format!("no plan is faster than {bound}"));
+        card(
+            out,
+            "",
+            "From the optimum",
+            &format!("≤ {}", percent(gap)),
+            &format!("no plan is faster than {bound}"),
+        );
     }
 }
 

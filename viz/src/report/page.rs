@@ -191,7 +191,8 @@ fn colours() -> String {
         let _ = writeln!(css, ".f{number}{{--fill:var(--fill{number});--line:var(--line{number})}}");
     }
     for level in 0..palette::COST.len() {
-        let _ = writeln!(css, ".c{level}{{--fill:var(--cost{level})}}\n.y{level}{{--fill:var(--memory{level})}}");
+        let _ =
+            writeln!(css, ".c{level}{{--fill:var(--cost{level})}}\n.y{level}{{--fill:var(--memory{level})}}");
     }
     css
 }

@@ -27,7 +27,8 @@ pub(super) fn section(out: &mut String, predicted: &Timeline, measured: &Timelin
     if pairs.is_empty() {
         return;
     }
-    let mut errors: Vec<f64> = pairs.iter().map(|pair| (pair.predicted / pair.measured - 1.0).abs()).collect();
+    let mut errors: Vec<f64> =
+        pairs.iter().map(|pair| (pair.predicted / pair.measured - 1.0).abs()).collect();
     errors.sort_by(f64::total_cmp);
     let within = errors.iter().filter(|error| **error <= BAND).count();
     out.push_str("<section id=\"accuracy\"><h2>Predicted against measured</h2>\n");

@@ -30,7 +30,8 @@ pub(super) fn section(out: &mut String, planned: &Planned<'_>) {
     stage_table(out, plan);
     device_table(out, simulated);
     for short in &simulated.out_of_memory {
-        let causes: Vec<String> = short.causes.iter().map(|part| format!("{} {}", part.name, part.bytes)).collect();
+        let causes: Vec<String> =
+            short.causes.iter().map(|part| format!("{} {}", part.name, part.bytes)).collect();
         let text = format!(
             "{} runs out of memory after {}: it needs {} of {} — {}",
             short.device,
@@ -49,10 +50,10 @@ pub(super) fn section(out: &mut String, planned: &Planned<'_>) {
 
 fn stage_table(out: &mut String, plan: &Plan) {
     let loads = loads(plan);
-    let longest = |seconds: fn(&schema::PlanStage) -> f64| plan.stages.iter().map(seconds).fold(0.0, f64::max);
-    let most = longest(|stage| {
-        (stage.cost.forward + stage.cost.input_gradient + stage.cost.weight_gradient).0
-    });
+    let longest =
+        |seconds: fn(&schema::PlanStage) -> f64| plan.stages.iter().map(seconds).fold(0.0, f64::max);
+    let most =
+        longest(|stage| (stage.cost.forward + stage.cost.input_gradient + stage.cost.weight_gradient).0);
     let total: f64 = loads.iter().map(|load| load.0).sum();
     out.push_str(
         "<div class=\"scroll\"><table class=\"sort bars\"><thead><tr><th>Stage<th>Blocks<th>Devices<th class=\"wide\" data-plain>Forward, backward<th class=\"n\">Time<th class=\"n\">Share<th class=\"n\">Parameters<th class=\"n\">Activations<th class=\"n\">Sends</tr></thead><tbody>\n",
@@ -60,8 +61,7 @@ fn stage_table(out: &mut String, plan: &Plan) {
     for (index, stage) in plan.stages.iter().enumerate().take(MOST_ROWS) {
         let cost = &stage.cost;
         let time = cost.forward + cost.input_gradient + cost.weight_gradient;
-        let sent: u64 =
-            plan.transfers.iter().filter(|t| t.from as usize == index).map(|t| t.forward.0).sum();
+        let sent: u64 = plan.transfers.iter().filter(|t| t.from as usize == index).map(|t| t.forward.0).sum();
         let blocks = few(&stage.blocks, 2);
         let _ = write!(
             out,
@@ -107,7 +107,10 @@ fn first(blocks: &[String]) -> String {
 
 fn time_bar(out: &mut String, parts: &[(Seconds, &str)], most: f64, class: &str) {
     const WIDTH: f64 = 240.0;
-    let _ = write!(out, "<svg class=\"bar {class}\" viewBox=\"0 0 {WIDTH} 14\" role=\"img\" aria-label=\"time\">");
+    let _ = write!(
+        out,
+        "<svg class=\"bar {class}\" viewBox=\"0 0 {WIDTH} 14\" role=\"img\" aria-label=\"time\">"
+    );
     let mut x = 0.0;
     for (level, (seconds, name)) in parts.iter().enumerate() {
         let width = WIDTH * seconds.0.max(0.0) / most.max(f64::MIN_POSITIVE);

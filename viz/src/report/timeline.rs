@@ -35,11 +35,8 @@ pub(super) fn columns(title: &str, timeline: &Timeline) -> ReportTimeline {
 }
 
 fn track(track: &Track) -> ReportTrack {
-    let mut columns = ReportTrack {
-        device: track.device,
-        stream: track.stream.clone(),
-        ..ReportTrack::default()
-    };
+    let mut columns =
+        ReportTrack { device: track.device, stream: track.stream.clone(), ..ReportTrack::default() };
     let mut before = 0u64;
     for (position, span) in track.spans.iter().enumerate() {
         let number = |value: Option<u32>| value.map_or(-1, |value| value.min(i32::MAX as u32) as i32);
@@ -101,11 +98,8 @@ mod tests {
             start: 10 * at,
             end: 10 * at + 7,
         };
-        let track = |device| Track {
-            device,
-            stream: "compute".to_string(),
-            spans: (0..n_spans).map(span).collect(),
-        };
+        let track =
+            |device| Track { device, stream: "compute".to_string(), spans: (0..n_spans).map(span).collect() };
         let curve = |device| MemoryCurve {
             device,
             limit: None,
