@@ -149,11 +149,8 @@ fn fill(program: &Program, owner: &mut [Option<u32>], errors: &mut Vec<CutError>
         opened[index] = nodes.iter().any(Option::is_some);
     }
     let mut missing: Vec<(CallId, usize)> = Vec::new();
-    for index in 0..owner.len() {
-        if owner[index].is_some() {
-            continue;
-        }
-        let mut call = program.nodes[index].call;
+    for (node, _) in program.nodes.iter().zip(owner.iter()).filter(|(_, owner)| owner.is_none()) {
+        let mut call = node.call;
         if opened[call.index()] {
             continue;
         }

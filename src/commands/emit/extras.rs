@@ -79,7 +79,8 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
 fn ranks(plan: Option<&Plan>, world: usize) -> Ranks {
     let mut nodes: BTreeMap<u32, usize> = BTreeMap::new();
     for device in plan.iter().flat_map(|plan| &plan.cluster.devices) {
-        let is_used = plan.is_some_and(|plan| plan.stages.iter().any(|stage| stage.devices.contains(&device.name)));
+        let is_used =
+            plan.is_some_and(|plan| plan.stages.iter().any(|stage| stage.devices.contains(&device.name)));
         if is_used {
             *nodes.entry(device.place.first().copied().unwrap_or(0)).or_insert(0) += 1;
         }
