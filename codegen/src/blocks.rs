@@ -100,9 +100,11 @@ pub fn cut_before(program: &Program, blocks: &[String]) -> Result<Assignment, Ve
         }
     }
     cuts.sort();
-    for pair in cuts.windows(2) {
-        if pair[0].0 == pair[1].0 {
-            errors.push(CutError::Twice { path: pair[1].1.clone(), first: 0, second: 1 });
+    for (position, (start, path)) in cuts.iter().enumerate() {
+        let same = position.checked_sub(1).map(|before| cuts[before]).filter(|(other, _)| other == start);
+        if *start == 0 || same.is_some() {
+            let other = same.map(|(_, path)| path.clone());
+            errors.push(CutError::NothingBetween { path: (*path).clone(), other });
         }
     }
     if !errors.is_empty() {

@@ -56,7 +56,7 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
     let ranks = groups.len() as u32;
     let stages = plan.stages.len() as u32;
     let replicas = replicas as u32;
-    if stages % ranks != 0 || plan.micro_batches % replicas != 0 {
+    if !stages.is_multiple_of(ranks) || !plan.micro_batches.is_multiple_of(replicas) {
         return Err("stages or micro-batches do not spread evenly over the ranks".into());
     }
     let order = simulator::order::make(&plan.schedule, ranks, stages / ranks, plan.micro_batches / replicas)
