@@ -10,7 +10,8 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use codegen::{
-    About, Assignment, CheckError, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips, Targets, Tied,
+    About, Assignment, CheckError, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips,
+    Targets, Tied,
 };
 use schema::{ModelReference, Plan};
 use tracer::Program;

@@ -58,7 +58,11 @@ fn head(notes: &[String], mark: &str) -> String {
 fn unit_notes(units: &[Unit], assignment: &Assignment) -> Vec<String> {
     let mut notes = Vec::new();
     for unit in units.iter().filter(|unit| !unit.is_whole) {
-        notes.push(format!("`{}` is cut by the plan, here it is whole in part {}", comment(&unit.path), unit.stage));
+        notes.push(format!(
+            "`{}` is cut by the plan, here it is whole in part {}",
+            comment(&unit.path),
+            unit.stage
+        ));
     }
     if !units.iter().map(|unit| unit.stage).is_sorted() {
         notes.push("modules do not run in the order of the parts".into());
@@ -83,7 +87,10 @@ fn split_spec(program: &Program, assignment: &Assignment, in_order: bool) -> Exp
         let Some(node) = assignment.stage_of.iter().position(|owner| *owner == stage) else { continue };
         let path = module_at(program, node).or_else(|| {
             let nearest = nearest_module(program, node)?;
-            notes.push(format!("stage {stage} begins inside a module, the nearest split is before `{}`", comment(&nearest)));
+            notes.push(format!(
+                "stage {stage} begins inside a module, the nearest split is before `{}`",
+                comment(&nearest)
+            ));
             Some(nearest)
         });
         match path {
@@ -110,13 +117,14 @@ fn parts(units: &[Unit], assignment: &Assignment) -> Vec<Vec<String>> {
 fn torchtitan(units: &[Unit], assignment: &Assignment, is_python: bool) -> Export {
     let mut notes = unit_notes(units, assignment);
     // Its splitter knows names of the root and members of the root's containers.
-    for unit in units.iter().filter(|unit| unit.path.matches('.').count() > 1) {
+    if let Some(unit) = units.iter().find(|unit| unit.path.matches('.').count() > 1) {
         notes.push(format!("`{}` lies deeper than torchtitan's splitter reaches", comment(&unit.path)));
-        break;
     }
     let lists: String = parts(units, assignment)
         .iter()
-        .map(|part| format!("    [{}],\n", part.iter().map(|path| quoted(path)).collect::<Vec<_>>().join(", ")))
+        .map(|part| {
+            format!("    [{}],\n", part.iter().map(|path| quoted(path)).collect::<Vec<_>>().join(", "))
+        })
         .collect();
     let n = assignment.stages();
     match is_python {
@@ -147,12 +155,17 @@ fn layers(units: &[Unit]) -> Vec<&Unit> {
     for container in units.iter().filter_map(|unit| unit.container.as_deref()) {
         *counts.entry(container).or_insert(0) += 1;
     }
-    let most = counts.into_iter().max_by_key(|(name, count)| (*count, std::cmp::Reverse(name.len()))).map(|(name, _)| name);
+    let most = counts
+        .into_iter()
+        .max_by_key(|(name, count)| (*count, std::cmp::Reverse(name.len())))
+        .map(|(name, _)| name);
     units.iter().filter(|unit| unit.container.is_some() && unit.container.as_deref() == most).collect()
 }
 
 fn layer_counts(layers: &[&Unit], assignment: &Assignment) -> Vec<usize> {
-    (0..assignment.stages() as u32).map(|stage| layers.iter().filter(|layer| layer.stage == stage).count()).collect()
+    (0..assignment.stages() as u32)
+        .map(|stage| layers.iter().filter(|layer| layer.stage == stage).count())
+        .collect()
 }
 
 /// Megatron's `--pipeline-model-parallel-layout`.
@@ -161,7 +174,13 @@ fn megatron(units: &[Unit], assignment: &Assignment) -> Export {
     let mut notes: Vec<String> = layers
         .iter()
         .filter(|layer| !layer.is_whole)
-        .map(|layer| format!("layer `{}` is cut by the plan, here it is whole in stage {}", comment(&layer.path), layer.stage))
+        .map(|layer| {
+            format!(
+                "layer `{}` is cut by the plan, here it is whole in stage {}",
+                comment(&layer.path),
+                layer.stage
+            )
+        })
         .collect();
     let counts = layer_counts(&layers, assignment);
     if layers.is_empty() {
@@ -200,7 +219,8 @@ fn deepspeed(units: &[Unit], assignment: &Assignment) -> Export {
         bounds.push(bounds[stage as usize] + units.iter().filter(|unit| unit.stage == stage).count());
     }
     notes.push("its layers must be a sequence: the model's own forward is not run".into());
-    let layers: String = parts(units, assignment).concat().iter().map(|path| format!("    {},\n", quoted(path))).collect();
+    let layers: String =
+        parts(units, assignment).concat().iter().map(|path| format!("    {},\n", quoted(path))).collect();
     let text = format!(
         "\"\"\"The plan's parts for DeepSpeed.\n\n    layers = [model.get_submodule(name) for name in LAYERS]\n    net = PlannedPipeline(layers=layers, num_stages={}, loss_fn=loss)\n\"\"\"\n{}\nfrom deepspeed.pipe import PipelineModule\n\nLAYERS = [\n{layers}]\nPARTS = {bounds:?}\n\n\nclass PlannedPipeline(PipelineModule):\n    def _partition_layers(self, method=\"uniform\"):\n        self.parts = PARTS\n        stage = self._topo.get_coord(self.global_rank).pipe\n        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])\n",
         assignment.stages(),
@@ -244,13 +264,15 @@ fn device_map(program: &Program, pipeline: &Pipeline) -> Export {
         }
         map.insert(best, stages[0]);
     }
-    let has_loose = program.tensors.iter().any(|t| t.role == Role::Parameter && map.contains_key(t.path.as_str()));
+    let has_loose =
+        program.tensors.iter().any(|t| t.role == Role::Parameter && map.contains_key(t.path.as_str()));
     if has_loose {
         notes.push("some parameters are placed by themselves because their module is cut".into());
     }
     let mut ordered: Vec<(&str, u32)> = map.into_iter().collect();
     ordered.sort_by_key(|(path, stage)| (*stage, *path));
-    let lines: Vec<String> = ordered.iter().map(|(path, stage)| format!("  {}: {stage}", json(path))).collect();
+    let lines: Vec<String> =
+        ordered.iter().map(|(path, stage)| format!("  {}: {stage}", json(path))).collect();
     let text = format!("{{\n{}\n}}\n", lines.join(",\n"));
     Export { path: "device_map.json", target: "Hugging Face accelerate and transformers", notes, text }
 }
@@ -266,7 +288,13 @@ fn vllm(units: &[Unit], assignment: &Assignment) -> Export {
     let mut notes: Vec<String> = layers
         .iter()
         .filter(|layer| !layer.is_whole)
-        .map(|layer| format!("layer `{}` is cut by the plan, here it is whole in stage {}", comment(&layer.path), layer.stage))
+        .map(|layer| {
+            format!(
+                "layer `{}` is cut by the plan, here it is whole in stage {}",
+                comment(&layer.path),
+                layer.stage
+            )
+        })
         .collect();
     if layers.is_empty() {
         notes.push("the model has no list of layers, which is all that vLLM can place".into());

@@ -29,8 +29,10 @@ pub fn units(program: &Program, assignment: &Assignment) -> Vec<Unit> {
     for child in root_module.children.values() {
         collect(program, *child, &mut modules, 0);
     }
-    let mut found: Vec<Unit> =
-        modules.into_iter().filter_map(|(module, container)| unit(program, assignment, module, container)).collect();
+    let mut found: Vec<Unit> = modules
+        .into_iter()
+        .filter_map(|(module, container)| unit(program, assignment, module, container))
+        .collect();
     found.sort_by_key(|unit| unit.first);
     found
 }
@@ -40,7 +42,8 @@ fn top(program: &Program) -> ModuleId {
     let mut at = ModuleId(0);
     for _ in 0..8 {
         let Some(module) = program.modules.get(at.index()) else { break };
-        let is_wrapper = module.children.len() == 1 && module.parameters.is_empty() && module.buffers.is_empty();
+        let is_wrapper =
+            module.children.len() == 1 && module.parameters.is_empty() && module.buffers.is_empty();
         match module.children.values().next() {
             Some(child) if is_wrapper => at = *child,
             _ => break,
@@ -117,14 +120,18 @@ pub fn module_at(program: &Program, node: usize) -> Option<String> {
         *times.entry(call.module).or_insert(0) += 1;
     }
     let begins = |call: &&tracer::Call| {
-        call.nodes.start as usize == node && !call.nodes.is_empty() && call.parent.is_some() && times[&call.module] == 1
+        call.nodes.start as usize == node
+            && !call.nodes.is_empty()
+            && call.parent.is_some()
+            && times[&call.module] == 1
     };
     program.calls.iter().find(begins).map(|call| program.modules[call.module.index()].path.clone())
 }
 
 /// Returns the module begin nearest to a node.
 pub fn nearest_module(program: &Program, node: usize) -> Option<String> {
-    let starts = (0..program.calls.len() as u32).map(CallId).map(|id| program.calls[id.index()].nodes.start as usize);
+    let starts =
+        (0..program.calls.len() as u32).map(CallId).map(|id| program.calls[id.index()].nodes.start as usize);
     let mut starts: Vec<usize> = starts.filter(|start| *start > 0).collect();
     starts.sort_by_key(|start| start.abs_diff(node));
     starts.dedup();

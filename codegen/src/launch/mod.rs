@@ -89,6 +89,10 @@ mod tests {
     #[test]
     fn the_script_knows_the_plan() {
         let text = text(&train_script(Some(8), &[2, 1], Some("gpipe")));
-        assert!(text.contains("DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\"}"));
+        assert!(
+            text.contains(
+                "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\"}"
+            )
+        );
     }
 }

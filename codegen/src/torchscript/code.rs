@@ -215,7 +215,7 @@ impl Writer<'_> {
             ("prim", "TupleIndex", 2) => return format!("({})[{}]", argument(0), argument(1)),
             ("aten", "__getitem__", 2) => return format!("({})[{}]", argument(0), argument(1)),
             ("prim", "tolist", 1) => {
-                let type_ = first_output.map_or_else(|| "List[int]".to_string(), |type_| written(type_));
+                let type_ = first_output.map_or_else(|| "List[int]".to_string(), written);
                 return format!("annotate({type_}, ({}).tolist())", argument(0));
             }
             _ => {}
@@ -240,7 +240,7 @@ impl Writer<'_> {
     fn argument(&self, space: &str, name: &str, index: usize, operand: &Operand) -> String {
         let Operand::List(items) = operand else { return self.operand(operand) };
         let text = self.operand(operand);
-        let has_hole = items.iter().any(|item| *item == Operand::Constant(Constant::None));
+        let has_hole = items.contains(&Operand::Constant(Constant::None));
         let is_index =
             matches!(name, "index" | "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index");
         let is_tensors =

@@ -56,7 +56,7 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
     let ranks = groups.len() as u32;
     let stages = plan.stages.len() as u32;
     let replicas = replicas as u32;
-    if stages % ranks != 0 || plan.micro_batches % replicas != 0 {
+    if !stages.is_multiple_of(ranks) || !plan.micro_batches.is_multiple_of(replicas) {
         return Err("stages or micro-batches do not spread evenly over the ranks".into());
     }
     let order = simulator::order::make(&plan.schedule, ranks, stages / ranks, plan.micro_batches / replicas)
@@ -79,7 +79,8 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
 fn ranks(plan: Option<&Plan>, world: usize) -> Ranks {
     let mut nodes: BTreeMap<u32, usize> = BTreeMap::new();
     for device in plan.iter().flat_map(|plan| &plan.cluster.devices) {
-        let is_used = plan.is_some_and(|plan| plan.stages.iter().any(|stage| stage.devices.contains(&device.name)));
+        let is_used =
+            plan.is_some_and(|plan| plan.stages.iter().any(|stage| stage.devices.contains(&device.name)));
         if is_used {
             *nodes.entry(device.place.first().copied().unwrap_or(0)).or_insert(0) += 1;
         }
