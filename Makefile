@@ -24,3 +24,9 @@ fixtures: .venv/ready
 # Every model of the zoo, traced into out/zoo (2 GB).
 zoo: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
+
+# Errors on public timings, beside the targets; needs ../shared/data.
+.PHONY: bench-cost
+bench-cost:
+	cargo build --release --quiet
+	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
