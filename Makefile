@@ -47,3 +47,8 @@ oracle: .venv/ready
 	cargo build
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
+# Errors on public timings, beside the targets; needs ../shared/data.
+.PHONY: bench-cost
+bench-cost:
+	cargo build --release --quiet
+	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
