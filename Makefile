@@ -52,3 +52,8 @@ oracle: .venv/ready
 bench-cost:
 	cargo build --release --quiet
 	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
+
+.PHONY: browser
+# Chromium for the tests of the report, which say so and pass without one.
+browser:
+	apt-get install -y --no-install-recommends chromium

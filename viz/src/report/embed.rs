@@ -5,12 +5,14 @@ use std::{fmt::Write as _, io::Write as _};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest, Sha256};
 
-/// Data longer than this is packed. Packed data needs a browser of 2023, plain data does not.
-const PLAIN_LIMIT: usize = 200_000;
+/// What only the page's script reads is packed from this length on; its colours need a newer browser than unpacking.
+pub(super) const OWN_LIMIT: usize = 24_000;
+/// What other programs may read is packed only where it would make the page large.
+pub(super) const PLAIN_LIMIT: usize = 200_000;
 
-/// Returns a `<script>` element that holds data and is never run.
-pub(super) fn data(id: &str, json: &str) -> String {
-    if json.len() <= PLAIN_LIMIT {
+/// Returns a `<script>` element that holds data and is never run; longer data than `limit` is packed.
+pub(super) fn data(id: &str, json: &str, limit: usize) -> String {
+    if json.len() <= limit {
         return format!("<script id=\"{id}\" type=\"application/json\">{}</script>\n", plain(json));
     }
     // No time stamp, no name: the same data gives the same bytes.
@@ -92,7 +94,7 @@ mod tests {
     #[test]
     fn data_cannot_leave_its_element() {
         let json = serde_json::json!("</script><script>alert(1)</script><!--\u{2028}").to_string();
-        let element = data("d", &json);
+        let element = data("d", &json, PLAIN_LIMIT);
         assert_eq!(element.matches('<').count(), 2, "{element}");
         let inside = element.split_once('>').unwrap().1.split_once('<').unwrap().0;
         assert_eq!(
@@ -104,9 +106,9 @@ mod tests {
     #[test]
     fn large_data_is_packed_and_stays_the_same() {
         let json = format!("[{}0]", "1234567,".repeat(30_000));
-        let element = data("d", &json);
+        let element = data("d", &json, PLAIN_LIMIT);
         assert!(element.len() < 2_000, "{}", element.len());
-        assert_eq!(element, data("d", &json));
+        assert_eq!(element, data("d", &json, PLAIN_LIMIT));
         let packed = element.split_once('>').unwrap().1.split_once('<').unwrap().0;
         let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut bytes = Vec::new();

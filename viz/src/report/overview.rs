@@ -33,7 +33,7 @@ fn model_cards(out: &mut String, report: &Report<'_>) {
     card(
         out,
         "",
-        "Kept for the backward pass",
+        "Activations kept",
         &Bytes(total.saved_bytes).to_string(),
         &format!("in {}", plural(graph.operators.len(), "operator")),
     );

@@ -55,9 +55,9 @@ pub fn html(report: &Report<'_>) -> String {
     };
     // Numbers that JSON cannot hold become null; nothing else can fail.
     let json = |value: serde_json::Result<String>| value.unwrap_or_else(|_| "null".to_string());
-    page.push_str(&embed::data("data", &json(serde_json::to_string(&data))));
+    page.push_str(&embed::data("data", &json(serde_json::to_string(&data)), embed::OWN_LIMIT));
     if let Some(planned) = &report.planned {
-        page.push_str(&embed::data("plan", &json(serde_json::to_string(planned.plan))));
+        page.push_str(&embed::data("plan", &json(serde_json::to_string(planned.plan)), embed::PLAIN_LIMIT));
     }
     let _ = write!(page, "<script>{code}</script>\n</body>\n</html>\n");
     page
@@ -73,7 +73,7 @@ const GRAPH: &str = "<section id=\"graph\" class=\"js\"><h2>Graph</h2>
 ";
 const TIMELINE: &str = "<section id=\"timeline\" class=\"js\"><h2>Timeline and memory</h2><div class=\"tools\"><span class=\"group\" role=\"group\" aria-label=\"Time\"><button data-zoom=\"out\" aria-label=\"Smaller\">−</button><button data-zoom=\"fit\">Whole step</button><button data-zoom=\"in\" aria-label=\"Larger\">+</button></span><span id=\"kinds\" class=\"legend\"></span></div><div id=\"charts\"></div></section>
 ";
-const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time for each micro-batch.</p>
+const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time for each micro-batch. Dashed is the plan, ★ the best that fits, ✕ does not fit.</p>
 <div class=\"tools\"><label>Show <select id=\"metric\"></select></label><span class=\"group\" role=\"group\" aria-label=\"Link speed\" id=\"links\"></span></div><div class=\"scroll\" id=\"grid\"></div><p id=\"answer\" aria-live=\"polite\"></p></section>
 ";
 

@@ -109,7 +109,7 @@ fn time_bar(out: &mut String, parts: &[(Seconds, &str)], most: f64, class: &str)
     const WIDTH: f64 = 240.0;
     let _ = write!(
         out,
-        "<svg class=\"bar {class}\" viewBox=\"0 0 {WIDTH} 14\" role=\"img\" aria-label=\"time\">"
+        "<svg class=\"bar {class}\" viewBox=\"0 0 {WIDTH} 14\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"time\">"
     );
     let mut x = 0.0;
     for (level, (seconds, name)) in parts.iter().enumerate() {
@@ -171,7 +171,10 @@ fn device_table(out: &mut String, simulated: &SimulatedPlan) {
 fn memory_bar<'a>(out: &mut String, device: &'a SimulatedDevice, most: u64, names: &mut Vec<&'a str>) {
     const WIDTH: f64 = 240.0;
     let scale = |bytes: u64| WIDTH * bytes as f64 / most.max(1) as f64;
-    let _ = write!(out, "<svg class=\"bar\" viewBox=\"0 -2 {WIDTH} 18\" role=\"img\" aria-label=\"memory\">");
+    let _ = write!(
+        out,
+        "<svg class=\"bar\" viewBox=\"0 -2 {WIDTH} 18\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"memory\">"
+    );
     let mut x = 0.0;
     for part in &device.parts {
         let width = scale(part.bytes.0);

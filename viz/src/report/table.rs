@@ -59,7 +59,10 @@ pub(super) fn section(out: &mut String, diagram: &Diagram, graph: &ReportGraph) 
         let _ = write!(
             out,
             "<td>{}<td>{}",
-            Escaped(&item.subtitle),
+            Escaped(match item.subtitle.is_empty() {
+                true => item.family.label(),
+                false => &item.subtitle,
+            }),
             Escaped(output.map_or("", |(_, output)| output.as_str()))
         );
         number(out, parameters, |n| count(n));
@@ -84,7 +87,7 @@ pub(super) fn section(out: &mut String, diagram: &Diagram, graph: &ReportGraph) 
     if hidden > 0 {
         let _ = writeln!(
             out,
-            "<p class=\"note\">Opened to depth {depth}; {} further in are in the graph above and in `model-analyze inspect`.</p>",
+            "<p class=\"note\">Operators that cost nothing are left out. Opened to depth {depth}; {} further in are in the graph above and in `model-analyze inspect`.</p>",
             plural(hidden, "row")
         );
     }
@@ -116,13 +119,20 @@ fn rows(diagram: &Diagram, graph: &ReportGraph) -> Vec<Row> {
     let mut stack: Vec<(BoxId, u32)> = vec![(BoxId::ROOT, 0)];
     while let Some((id, depth)) = stack.pop() {
         let item = diagram.get(id);
-        if depth > 0 && !item.family.is_terminal() {
+        if depth > 0 && !item.family.is_terminal() && !is_free(diagram, graph, id) {
             rows.push(Row { id, depth, repeat: repeat[id.index()] });
         }
         let children = item.children.iter().rev().filter(|child| repeat[child.index()] > 0);
         stack.extend(children.map(|child| (*child, depth + 1)));
     }
     rows
+}
+
+/// Tells whether a box is an operator that costs nothing worth a row: a view, a size, an index.
+fn is_free(diagram: &Diagram, graph: &ReportGraph, id: BoxId) -> bool {
+    let index = id.index();
+    let costs = [graph.parameters[index], graph.flops[index], graph.memory[index]];
+    diagram.is_leaf(id) && costs.iter().all(|cost| *cost == 0)
 }
 
 /// A path as the fragment of an address: everything but letters, digits and a few signs is written as `%XX`.

@@ -138,8 +138,9 @@ const line = (x, y, name, words) => svg("text", { x, y, class: name }, words);
 
 function head(box, x, y, over) {
   const title = shown(box);
-  over.push(line(x + 12, y + 16, "title", title));
-  if (small(box)) over.push(line(x + 18 + title.length * 7.2, y + 16, "small", small(box)));
+  const halo = " on-d" + ((level[box] - 1) % 3);
+  over.push(line(x + 12, y + 16, "title" + halo, title));
+  if (small(box)) over.push(line(x + 19 + widthOf(title, BOLD), y + 16, "small" + halo, small(box)));
   sign(box, x, y, over);
 }
 
@@ -156,10 +157,11 @@ function sign(box, x, y, over) {
 function words(box, x, y, over) {
   const isTerminal = G.family[box] >= 9;
   const stage = colour === "stage" ? stageOf(box) : -1;
-  const left = isTerminal ? x + 13 : x + 12 + (stage >= 0 ? 4 : 0);
+  const left = x + 12 + (stage >= 0 ? 4 : 0);
   if (stage >= 0) over.push(svg("rect", { class: "mark s" + (stage % 7), x: x + 1, y: y + 6, width: 5, height: H[box] - 12, rx: 2 }));
-  over.push(line(left, y + (isTerminal ? 17 : 18), "title", shown(box)));
-  if (!isTerminal && small(box)) over.push(line(left, y + 33, "small", small(box)));
+  if (isTerminal) over.push(line(x + W[box] / 2, y + 17, "title end", shown(box)));
+  else over.push(line(left, y + 18, "title", shown(box)));
+  if (!isTerminal && small(box)) over.push(line(left, y + 33, COLOURS[colour].values ? "plain" : "small", small(box)));
   if (tags[box]) over.push(line(left, y + H[box] - 6, "tag", "← " + tags[box].slice(0, 2).join(", ").slice(0, 30)));
   sign(box, x, y, over);
   const amount = COLOURS[colour];

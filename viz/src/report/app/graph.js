@@ -382,5 +382,5 @@ function listen() {
     $("find").focus();
   });
   addEventListener("hashchange", follow);
-  new ResizeObserver(() => redraw(true)).observe(canvas);
+  new ResizeObserver(() => requestAnimationFrame(() => redraw(true))).observe(canvas);
 }

@@ -23,6 +23,21 @@ const MOST_READERS = 8;
 const LONGEST = 60;
 const MOST_BENDS = 6000;
 
+// Widths of texts, as the reader's own font draws them.
+const pen = html("canvas", {}).getContext("2d");
+const fontOf = (size, weight) => weight + " " + size + "px " + getComputedStyle(document.body).fontFamily;
+const BOLD = fontOf(12, 600);
+const PLAIN = fontOf(10.5, 400);
+const widths = new Map();
+function widthOf(words, font) {
+  const key = font + words;
+  if (!widths.has(key)) {
+    pen.font = font;
+    widths.set(key, pen.measureText(words).width);
+  }
+  return widths.get(key);
+}
+
 const shown = (box) => {
   const times = pile(box);
   let title = text(G.title[box]);
@@ -67,8 +82,9 @@ function layout() {
 }
 
 function closed(box) {
-  const head = shown(box).length * 7.2 + (badge(box) ? 34 : 0) + (stageOf(box) >= 0 ? 8 : 0);
-  W[box] = Math.max(64, Math.ceil(Math.max(head, small(box).length * 6) + 24));
+  const head = widthOf(shown(box), BOLD) + (badge(box) ? 42 : 0);
+  const mark = stageOf(box) >= 0 ? 4 : 0;
+  W[box] = Math.max(56, Math.ceil(Math.max(head, widthOf(small(box), PLAIN)) + 24 + mark));
   const isTerminal = G.family[box] >= 9;
   H[box] = (isTerminal ? 26 : small(box) ? 42 : 30) + (tags[box] ? 13 : 0);
   inAt[box] = outAt[box] = (isSideways ? H[box] : W[box]) / 2;
@@ -137,7 +153,9 @@ function inside(box) {
     const item = items[at];
     const size = item === undefined ? 0 : isSideways ? H[item] : W[item];
     const depth = item === undefined ? 0 : isSideways ? W[item] : H[item];
-    nodes.push({ at, rank: rank[at], size, depth, x: 0, before: [], after: [], isBend: false, isUsed: isUsed[at] });
+    // Where lines arrive and leave, from the middle.
+    const [into, out] = item === undefined ? [0, 0] : [inAt[item] - size / 2, outAt[item] - size / 2];
+    nodes.push({ at, rank: rank[at], size, depth, into, out, x: 0, before: [], after: [], isBend: false, isUsed: isUsed[at] });
   }
   for (const edge of edges) bend(nodes, edge, rank);
   const layers = [];
@@ -190,7 +208,7 @@ function bend(nodes, edge, rank) {
   for (let layer = rank[edge.a] + 1; layer < rank[edge.b]; layer++) {
     let node = source.bends.get(layer);
     if (!node) {
-      node = { at: -1, rank: layer, size: 6, depth: 0, x: 0, before: [from], after: [], isBend: true, isUsed: 1 };
+      node = { at: -1, rank: layer, size: 6, depth: 0, into: 0, out: 0, x: 0, before: [from], after: [], isBend: true, isUsed: 1 };
       from.after.push(node);
       source.bends.set(layer, node);
       nodes.push(node);
@@ -229,27 +247,26 @@ function straighten(layers) {
     }
     for (const node of layer) node.x -= (x - GAP) / 2;
   }
-  const pull = (layer, sides) => {
+  const pull = (layer, side) => {
+    const [mine, other] = side === "before" ? ["into", "out"] : ["out", "into"];
     for (const node of layer) {
       let sum = 0;
       let weight = 0;
-      for (const side of sides) {
-        for (const other of node[side]) {
-          const w = node.isBend && other.isBend ? 4 : 1;
-          sum += w * other.x;
-          weight += w;
-        }
+      for (const near of node[side]) {
+        const w = node.isBend && near.isBend ? 4 : 1;
+        sum += w * (near.x + near[other] - node[mine]);
+        weight += w;
       }
       node.want = weight ? sum / weight : node.x;
-      node.weight = weight ? (node.isBend ? 2 : 1) : 0.1;
+      // Long lines stay straight, and so do chains.
+      node.weight = !weight ? 0.1 : node.isBend ? 2 : node[side].length === 1 ? 1.5 : 1;
     }
     apart(layer);
   };
-  for (let round = 0; round < 4; round++) {
-    for (let at = 1; at < layers.length; at++) pull(layers[at], ["before"]);
-    for (let at = layers.length - 2; at >= 0; at--) pull(layers[at], ["after"]);
+  for (let round = 0; round < 5; round++) {
+    for (let at = layers.length - 2; at >= 0; at--) pull(layers[at], "after");
+    for (let at = 1; at < layers.length; at++) pull(layers[at], "before");
   }
-  for (let at = 0; at < layers.length; at++) pull(layers[at], ["before", "after"]);
 }
 
 // Moves nodes as near to where they want to be as their widths allow: least squares, in one pass.
@@ -285,7 +302,7 @@ function settle(box, items, nodes, layers, edges, entry, exit) {
   if (low > high) low = high = 0;
   const head = box ? HEAD : 4;
   const [startMain, startCross] = isSideways ? [PAD, head + 4] : [head + 2, PAD];
-  const least = box ? shown(box).length * 7.2 + small(box).length * 6 + 70 : 0;
+  const least = box ? Math.ceil(widthOf(shown(box), BOLD) + widthOf(small(box), PLAIN) + (badge(box) ? 74 : 34)) : 0;
   const spare = isSideways ? 0 : Math.max(0, least - (high - low) - 2 * PAD) / 2;
   const cross = (x) => x - low + startCross + spare;
   let main = startMain;

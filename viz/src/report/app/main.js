@@ -43,7 +43,7 @@ document.querySelectorAll("table.sort").forEach(sortable);
 $("save")?.addEventListener("click", savePlan);
 listen();
 setColour(colour, true);
-openSome(44);
+openSome(80);
 layout();
 fit(true);
 details(-1);

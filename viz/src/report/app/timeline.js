@@ -248,5 +248,6 @@ function startTimelines() {
   for (const row of document.querySelectorAll("tr[data-stage]")) {
     row.addEventListener("click", () => light(Number(row.dataset.stage)));
   }
-  new ResizeObserver(drawCharts).observe($("charts"));
+  new ResizeObserver(() => requestAnimationFrame(drawCharts)).observe($("charts"));
+  drawCharts();
 }

@@ -32,6 +32,8 @@ function startWhatIf() {
     };
     const all = schedules.flatMap((_, s) => counts.map((_, m) => value(s, m))).filter((v) => v !== null);
     const [low, high] = [Math.min(...all), Math.max(...all)];
+    const fitting = schedules.flatMap((_, s) => counts.map((_, m) => (cell(link, s, m).memory > 1 ? null : value(s, m))));
+    const best = Math.min(...fitting.filter((v) => v !== null));
     const head = html("tr", {}, html("th", {}, "schedule"), ...counts.map((n) => html("th", { class: "n" }, String(n))));
     const body = schedules.map((name, s) => {
       const cells = counts.map((n, m) => {
@@ -46,7 +48,7 @@ function startWhatIf() {
           "aria-pressed": s === schedule && m === at ? "true" : "false",
           "aria-label": name + ", " + n + " micro-batches: " + (v === null ? "cannot run" : metric.show(v)),
         });
-        element.textContent = v === null ? "–" : metric.show(v) + (v === low ? " ★" : "");
+        element.textContent = v === null ? "–" : metric.show(v) + (v === best && !isFull ? " ★" : "");
         element.addEventListener("click", () => {
           [schedule, at] = [s, m];
           draw();

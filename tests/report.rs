@@ -1,0 +1,199 @@
+//! The report in a real browser: nothing fetched, nothing run that a name brings along, and fast when large.
+//!
+//! The browser is driven over the DevTools protocol on its standard input and output; nothing but Chromium is needed.
+//! `make browser` installs it. Without one, the tests that need it say so and pass.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+use std::{fs, path::Path, process::Command, time::Instant};
+
+use browser::Browser;
+use serde_json::json;
+
+#[path = "report/browser.rs"]
+mod browser;
+#[path = "report/models.rs"]
+mod models;
+
+/// Writes a report and returns its text.
+fn report(folder: &Path, model: &Path, more: &[&str]) -> String {
+    let page = folder.join("report.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+        .arg("report")
+        .arg(model)
+        .args(more)
+        .arg("-o")
+        .arg(&page)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout.is_empty());
+    fs::read_to_string(page).unwrap()
+}
+
+fn fixture(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+#[test]
+fn a_small_model_makes_a_small_page_and_always_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = report(folder.path(), &fixture("traces/gpt2_tiny.pt"), &[]);
+    assert!(page.len() < 100_000, "{}", page.len());
+    assert!(page == report(folder.path(), &fixture("traces/gpt2_tiny.pt"), &[]), "two runs differ");
+    // The name of SVG's elements is no address that anybody visits.
+    let page = page.replace("http://www.w3.org/2000/svg", "");
+    assert!(!page.contains("http://") && !page.contains("https://"), "the page names an address");
+}
+
+#[test]
+fn a_plan_brings_its_sections() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.yaml");
+    fs::write(&plan, models::UNET_PLAN).unwrap();
+    let page = report(folder.path(), &fixture("traces/unet_small.pt"), &[plan.to_str().unwrap()]);
+    for part in [
+        "id=\"stages\"",
+        "id=\"timeline\"",
+        "id=\"what-if\"",
+        "Bottleneck",
+        "Fits",
+        "its digest is not this model",
+    ] {
+        assert!(page.contains(part), "{part} is missing");
+    }
+    let plan = page.split_once("<script id=\"plan\" type=\"application/json\">").unwrap().1;
+    let plan: serde_json::Value = serde_json::from_str(plan.split_once('<').unwrap().0).unwrap();
+    assert_eq!(plan["stages"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_plan_for_another_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.yaml");
+    fs::write(&plan, models::UNET_PLAN).unwrap();
+    let page = folder.path().join("page.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+        .args([
+            "report".as_ref(),
+            fixture("traces/gpt2_tiny.pt").as_os_str(),
+            plan.as_os_str(),
+            "-o".as_ref(),
+        ])
+        .arg(&page)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("the model has no block `stem`, which stage 0 names"), "{message}");
+    assert!(!page.exists());
+}
+
+#[test]
+fn measured_times_stand_beside_predicted_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, measured) = (folder.path().join("plan.yaml"), folder.path().join("measured.json"));
+    fs::write(&plan, models::UNET_PLAN).unwrap();
+    fs::write(&measured, models::MEASURED).unwrap();
+    let more = [plan.to_str().unwrap(), "--measured", measured.to_str().unwrap()];
+    let page = report(folder.path(), &fixture("traces/unet_small.pt"), &more);
+    assert!(page.contains("Predicted against measured") && page.contains("class=\"scatter\""));
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&folder.path().join("report.html"));
+    let titles = "[...document.querySelectorAll('#charts h3')].map(e => e.firstChild.data).join()";
+    assert_eq!(browser.run(titles), json!("Measured,Simulated"));
+    browser.assert_clean();
+}
+
+#[test]
+fn a_reader_opens_finds_walks_and_sorts() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.yaml");
+    fs::write(&plan, models::UNET_PLAN).unwrap();
+    report(folder.path(), &fixture("traces/unet_small.pt"), &[plan.to_str().unwrap()]);
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&folder.path().join("report.html"));
+    // Everything is drawn.
+    assert!(browser.run("document.querySelectorAll('#canvas rect.box').length").as_u64() > Some(10));
+    assert!(browser.run("document.querySelectorAll('#charts rect.span').length").as_u64() > Some(20));
+    assert!(browser.run("document.querySelectorAll('#grid button.cell').length").as_u64() > Some(10));
+    // Keys: close the first block, open it again, go in.
+    browser.run("document.getElementById('canvas').focus()");
+    browser.keys(&["Home", "ArrowDown"]);
+    let active = "document.getElementById(document.getElementById('canvas').getAttribute('aria-activedescendant'))?.getAttribute('aria-expanded') ?? 'gone'";
+    assert_eq!(browser.run(active), json!("true"));
+    browser.keys(&["Enter"]);
+    assert_eq!(browser.run(active), json!("false"));
+    assert_eq!(browser.run("document.querySelector('#details h3').textContent"), json!("stem"));
+    browser.keys(&[" ", "ArrowRight"]);
+    assert_eq!(browser.run("document.querySelector('#details .path').textContent"), json!("stem.0"));
+    browser.keys(&["ArrowLeft"]);
+    assert_eq!(browser.run("document.querySelector('#details h3').textContent"), json!("stem"));
+    assert_eq!(browser.run("location.hash"), json!("#/stem"));
+    // Finding: a part of a name, opened on the way; a pattern; and Enter for the next.
+    browser.run("document.getElementById('less').click()");
+    browser.find("down.1.3");
+    assert_eq!(browser.run("document.querySelector('#details .path').textContent"), json!("down.1.3"));
+    browser.find("/up\\.\\d$/");
+    assert_eq!(browser.run("document.getElementById('found').textContent"), json!("1 of 3"));
+    // An address names a box and a colour.
+    browser.run("location.hash = '#/up.0?color=memory'");
+    browser.wait("document.querySelector('#details .path')?.textContent === 'up.0'");
+    assert_eq!(browser.run("document.getElementById('color').value"), json!("memory"));
+    // Tables sort; a cell of the what-if grid answers.
+    browser.run("[...document.querySelectorAll('#blocks thead button')].find(e => e.textContent === 'Parameters').click()");
+    let column = "[...document.querySelectorAll('#blocks tbody tr')].map(r => +r.cells[3].dataset.v)";
+    assert_eq!(browser.run(&format!("{column}.every((v, i, all) => !i || all[i - 1] >= v)")), json!(true));
+    browser.run("document.querySelector('#grid button.cell:not(.none):not(.planned)').click()");
+    assert!(
+        browser.run("document.getElementById('answer').textContent").as_str().unwrap().contains("throughput")
+    );
+    browser.assert_clean();
+}
+
+#[test]
+fn hostile_names_stay_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("hostile.txt");
+    fs::write(&model, models::hostile()).unwrap();
+    let page = report(folder.path(), &model, &[]);
+    assert_eq!(page.matches("<script").count(), 2, "data and code alone");
+    assert!(!page.contains("<img"));
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&folder.path().join("report.html"));
+    browser.run("document.getElementById('all').click()");
+    browser.find("img");
+    assert!(
+        browser
+            .run("document.querySelector('#details .path').textContent")
+            .as_str()
+            .unwrap()
+            .contains("<img")
+    );
+    assert_eq!(browser.run("document.images.length + document.scripts.length"), json!(2));
+    browser.assert_clean();
+}
+
+#[test]
+fn twenty_thousand_boxes_stay_fluent() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("large.txt");
+    fs::write(&model, models::large(1000)).unwrap();
+    let begin = Instant::now();
+    let page = report(folder.path(), &model, &[]);
+    println!("20,000 boxes: {} bytes, written in {:.2?}", page.len(), begin.elapsed());
+    assert!(page.len() < 1_000_000, "{}", page.len());
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&folder.path().join("report.html"));
+    let open_all = "(async () => { const t = performance.now(); document.getElementById('all').click(); \
+        await new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r))); return performance.now() - t; })()";
+    let took = browser.run(open_all).as_f64().unwrap();
+    println!("all opened and drawn in {took:.0} ms");
+    assert!(took < 2000.0, "{took}");
+    // A deep address in it is found and drawn, and only what is in the window is.
+    browser.run("location.hash = '#/layers.777.attn'");
+    browser.wait("document.querySelector('#details .path')?.textContent === 'layers.777.attn'");
+    let drawn = browser.run("document.querySelectorAll('#canvas *').length").as_u64().unwrap();
+    assert!((10..4000).contains(&drawn), "{drawn}");
+    browser.assert_clean();
+}
