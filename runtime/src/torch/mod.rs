@@ -1,10 +1,17 @@
 //! Stages in libtorch, through tch.
 
 mod backend;
+mod bench;
+mod blocks;
+mod operators;
+mod precision;
 mod stage;
+mod timer;
 mod verify;
 
 pub use backend::{TorchBackend, TorchSetup};
+pub use bench::{Bench, Overhead};
+pub use blocks::{BlockTimes, measure_blocks};
 pub use verify::{Difference, Verification, verify};
 
 use tch::{Device, Kind, Tensor};
