@@ -24,3 +24,15 @@ fixtures: .venv/ready
 # Every model of the zoo, traced into out/zoo (2 GB).
 zoo: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
+
+.PHONY: pictures
+# The pictures of the documents, drawn again from committed traces.
+pictures:
+	mkdir -p fixtures/pictures
+	cargo run --release --quiet -- graph fixtures/traces/unet_small.pt --depth 1 -o fixtures/pictures/unet_small.svg
+	cargo run --release --quiet -- graph fixtures/traces/amoebanet_6_small.pt --depth 1 --color cost -o fixtures/pictures/amoebanet_6_small.svg
+# Predicted step times beside those of PyTorch's pipelining runtime with sleeping stages.
+.PHONY: bench-schedules
+bench-schedules: .venv/ready
+	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze

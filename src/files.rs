@@ -51,6 +51,14 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the most memory this process has held, where the system tells.
+pub fn peak_memory() -> Option<schema::Bytes> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(schema::Bytes(kibibytes * 1024))
+}
+
 /// Temporary files are private by default; a result is not.
 #[cfg(unix)]
 fn default_permissions() -> Option<fs::Permissions> {

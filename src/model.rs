@@ -21,22 +21,36 @@ pub struct Model {
 pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
     let inputs = inputs.iter().map(|text| input_shape(text)).collect::<Result<Vec<_>, _>>()?;
     let bytes = files::map(path)?;
-    let program = parse(&bytes).map_err(|error| trace_failure(path, &error))?;
+    let program = read(path, &bytes)?;
     let graph = graph::build(&program, &BuildOptions { inputs })
         .map_err(|errors| build_failure(path, &program, &errors))?;
     Ok(Model { bytes, program, graph })
 }
 
 /// Reads a trace without building its graph.
-#[cfg(feature = "torch")]
-pub fn read(path: &Path) -> Result<Program, Failure> {
-    let bytes = files::map(path)?;
-    parse(&bytes).map_err(|error| trace_failure(path, &error))
+pub fn program(path: &Path) -> Result<Program, Failure> {
+    read(path, &files::map(path)?)
 }
 
 /// Reads what the bytes are: an archive or IR text.
-fn parse(bytes: &[u8]) -> Result<Program, TraceError> {
-    tracer::read_archive(bytes)
+fn read(path: &Path, bytes: &[u8]) -> Result<Program, Failure> {
+    // Only a text with a graph in it is taken for IR; everything else is best explained by the reader of archives.
+    let text = match tracer::is_archive(bytes) {
+        true => None,
+        false => std::str::from_utf8(bytes).ok().filter(|text| text.contains("graph(")),
+    };
+    let Some(text) = text else {
+        return tracer::read_archive(bytes).map_err(|error| trace_failure(path, &error));
+    };
+    tracer::ir::read_ir(text).map_err(|error| {
+        let failure = Failure::input(format!("{}: {error}", path.display()));
+        match error.span() {
+            Some(span) => {
+                failure.at(&path.display().to_string(), text, span.start as usize..span.end as usize, "here")
+            }
+            None => failure,
+        }
+    })
 }
 
 fn input_shape(text: &str) -> Result<InputShape, Failure> {

@@ -1,6 +1,10 @@
 //! Standard output: data only, quiet when the reader leaves.
 
-use std::io::{self, Write};
+use std::{
+    cell::RefCell,
+    io::{self, Write},
+    rc::Rc,
+};
 
 use clap::ValueEnum;
 
@@ -27,6 +31,12 @@ impl Output {
         Self { writer: Box::new(anstream::AutoStream::auto(io::stdout())) }
     }
 
+    /// Returns an output that keeps what is written, and where it is kept.
+    pub fn captured() -> (Self, Rc<RefCell<Vec<u8>>>) {
+        let kept = Rc::default();
+        (Self { writer: Box::new(Captured(Rc::clone(&kept))) }, kept)
+    }
+
     /// Writes a text as it is.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         self.writer.write_all(text.as_bytes())?;
@@ -37,5 +47,18 @@ impl Output {
     /// Writes one JSON document.
     pub fn json(&mut self, value: &serde_json::Value) -> Result<(), Failure> {
         self.text(&format!("{value:#}\n"))
+    }
+}
+
+struct Captured(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

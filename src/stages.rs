@@ -130,7 +130,7 @@ impl Stages {
             Failure::input("the stages do not say which file they were cut from")
                 .with_hint("name it with --model FILE")
         })?;
-        let program = crate::model::read(&path)?;
+        let program = crate::model::program(&path)?;
         let digest = tracer::digest(&program);
         match digest == self.manifest.model.digest {
             true => Ok(path),
@@ -147,7 +147,7 @@ impl Stages {
 
     /// Returns what random inputs must look like: integers stay below every embedding's number of rows.
     pub fn input_specs(&self, model: &Path) -> Result<Vec<runtime::torch::InputSpec>, Failure> {
-        let program = crate::model::read(model)?;
+        let program = crate::model::program(model)?;
         let embeddings = program.nodes.iter().filter(|node| node.operator.starts_with("aten::embedding"));
         let rows = embeddings.filter_map(|node| match node.arguments.first()?.operand {
             tracer::Operand::Tensor(id) => program.tensors[id.index()].shape.first().copied(),

@@ -25,6 +25,10 @@ pub(crate) struct InPlace {
     pub out_of_place: BTreeSet<NodeId>,
     /// Stage that a reading stage must get a value from, where that is not the stage that made it.
     pub holders: HashMap<(u32, ValueId), u32>,
+    /// Views that a stage makes again, so that they look at the memory that it writes to.
+    pub rederived: BTreeSet<(u32, ValueId)>,
+    /// Values that a stage needs though it does not read them: what the views above look at.
+    pub bases: BTreeSet<(u32, ValueId)>,
     /// Values whose memory is written to: never to be computed twice.
     pub mutated: Vec<bool>,
 }
@@ -71,7 +75,9 @@ impl Classes {
     fn slot(&self, leaf: &Operand) -> Option<usize> {
         match leaf {
             Operand::Value(value) if value.index() < self.values => Some(value.index()),
-            Operand::Tensor(tensor) if tensor.index() < self.storages.len() => Some(self.tensor_slot(*tensor)),
+            Operand::Tensor(tensor) if tensor.index() < self.storages.len() => {
+                Some(self.tensor_slot(*tensor))
+            }
             _ => None,
         }
     }
@@ -189,7 +195,13 @@ pub(crate) fn examine(program: &Program, stage_of: &[u32], last: u32) -> (InPlac
 }
 
 /// Follows one class through the trace.
-fn follow(program: &Program, stage_of: &[u32], events: &[Event], result: &mut InPlace, errors: &mut Vec<CutError>) {
+fn follow(
+    program: &Program,
+    stage_of: &[u32],
+    events: &[Event],
+    result: &mut InPlace,
+    errors: &mut Vec<CutError>,
+) {
     let first_stage = events[0].stage;
     let holds_tensor = events.iter().find_map(|event| event.tensors.first());
     if let Some(&tensor) = holds_tensor {
@@ -255,17 +267,25 @@ fn follow(program: &Program, stage_of: &[u32], events: &[Event], result: &mut In
             for &value in &other.reads {
                 let made = made_in(value);
                 let comes_in = other.stage == stage && made != Some(stage);
-                let goes_on = other.stage > stage && other.node > event.node && made.is_none_or(|made| made < stage);
+                let goes_on =
+                    other.stage > stage && other.node > event.node && made.is_none_or(|made| made < stage);
                 if comes_in || goes_on {
                     foreign.insert(value);
                 }
             }
         }
         fresh = Some(stage);
-        let Some(&root) = foreign.first() else { continue };
-        if foreign.len() > 1 {
-            let names = foreign.iter().take(3).map(|v| program.values[v.index()].name.clone()).collect();
-            errors.push(CutError::InPlaceAlias { operator: operator(), stage, values: names, node });
+        let Some((root, views)) = common_base(program, &foreign) else {
+            if !foreign.is_empty() {
+                let names = foreign.iter().take(3).map(|v| program.values[v.index()].name.clone()).collect();
+                errors.push(CutError::InPlaceAlias { operator: operator(), stage, values: names, node });
+            }
+            continue;
+        };
+        if foreign.len() > 1 || !foreign.contains(&root) {
+            result.rederived.extend(views.into_iter().map(|view| (stage, view)));
+            result.bases.insert((stage, root));
+            result.clones.insert((stage, root));
             continue;
         }
         let writes_root = event.writes_to == [Operand::Value(root)];
@@ -279,5 +299,34 @@ fn follow(program: &Program, stage_of: &[u32], events: &[Event], result: &mut In
         } else {
             result.clones.insert((stage, root));
         }
+    }
+}
+
+/// Views inside one another.
+const MAX_VIEWS: usize = 64;
+
+/// Finds the value that all of some values are views of, itself one of them or what the first looks at; and the
+/// views on the way.
+fn common_base(program: &Program, values: &BTreeSet<ValueId>) -> Option<(ValueId, BTreeSet<ValueId>)> {
+    let chain = |value: ValueId| {
+        let mut chain = vec![value];
+        while let Some(base) = looks_at(program, chain[chain.len() - 1]).filter(|_| chain.len() < MAX_VIEWS) {
+            chain.push(base);
+        }
+        chain
+    };
+    let chains: Vec<Vec<ValueId>> = values.iter().map(|value| chain(*value)).collect();
+    let root = chains.first()?.iter().find(|base| chains.iter().all(|chain| chain.contains(base)))?;
+    let views = chains.iter().flat_map(|chain| chain.iter().take_while(|value| *value != root)).copied().collect();
+    Some((*root, views))
+}
+
+/// Returns what a value is a plain view of.
+fn looks_at(program: &Program, value: ValueId) -> Option<ValueId> {
+    let node = &program.nodes[program.values[value.index()].producer?.index()];
+    let is_plain = is_view(node) && !is_wide_view(node) && mutated_arguments(node).is_empty();
+    match node.arguments.first().map(|argument| &argument.operand) {
+        Some(Operand::Value(base)) if is_plain => Some(*base),
+        _ => None,
     }
 }

@@ -51,7 +51,11 @@ pub fn assign(program: &Program, stages: &[Vec<String>]) -> Result<Assignment, V
                 continue;
             }
             let Some(range) = paths.find(path) else {
-                errors.push(CutError::UnknownBlock { stage, path: path.clone(), similar: paths.similar(path) });
+                errors.push(CutError::UnknownBlock {
+                    stage,
+                    path: path.clone(),
+                    similar: paths.similar(path),
+                });
                 continue;
             };
             let mut clash = None;
@@ -106,6 +110,13 @@ pub fn cut_before(program: &Program, blocks: &[String]) -> Result<Assignment, Ve
     }
     let positions: Vec<usize> = cuts.iter().map(|cut| cut.0).collect();
     Ok(with_labels(program, Assignment::at(program.nodes.len(), &positions)))
+}
+
+/// Cuts into stages with as many operators each.
+pub fn even(program: &Program, stages: usize) -> Assignment {
+    let nodes = program.nodes.len();
+    let cuts: Vec<usize> = (1..stages).map(|stage| stage * nodes / stages).collect();
+    with_labels(program, Assignment::at(nodes, &cuts))
 }
 
 /// Names the blocks of contiguous stages: the highest calls that lie in one stage whole.

@@ -170,7 +170,8 @@ pub fn check(program: &Program, pipeline: &Pipeline) -> Result<(), CheckError> {
         Operand::Tensor(tensor) => wanted.push(Carried::Tensor(*tensor)),
         _ => {}
     });
-    let returned = pipeline.stages.last().map(|stage| stage.outputs.iter().map(|port| port.carried).collect());
+    let returned =
+        pipeline.stages.last().map(|stage| stage.outputs.iter().map(|port| port.carried).collect());
     if returned == Some(wanted) { Ok(()) } else { Err(CheckError::Output) }
 }
 
@@ -192,7 +193,10 @@ fn check_tied(program: &Program, pipeline: &Pipeline) -> Result<(), CheckError> 
                 && tied.holders.iter().map(|(stage, _)| *stage).collect::<BTreeSet<_>>() == stages
         });
         if !is_declared {
-            return Err(CheckError::Tensor { tensor: record.to_string(), stage: stages.first().map(|s| *s as usize) });
+            return Err(CheckError::Tensor {
+                tensor: record.to_string(),
+                stage: stages.first().map(|s| *s as usize),
+            });
         }
     }
     Ok(())

@@ -104,7 +104,9 @@ impl Content {
         match self {
             Content::Plain(pieces) => {
                 let mut buffer = Vec::new();
-                pieces.iter().try_for_each(|piece| piece.write(source, &mut buffer, &mut |bytes| out.write_all(bytes)))
+                pieces
+                    .iter()
+                    .try_for_each(|piece| piece.write(source, &mut buffer, &mut |bytes| out.write_all(bytes)))
             }
             Content::Zip(records) => crate::zip::write(records, source, out),
         }
@@ -156,7 +158,11 @@ impl Gather {
     /// Walks the elements in order; the innermost dimension is read in one go where it is dense.
     ///
     /// O(elements) reads in the worst case, a transposed matrix.
-    fn write(&self, source: &mut dyn ReadAt, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    fn write(
+        &self,
+        source: &mut dyn ReadAt,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         if self.shape.contains(&0) {
             return Ok(());
         }

@@ -51,7 +51,8 @@ pub fn stages(
         weights: targets.python.then(|| format!("stage_{index}.safetensors")),
     };
     let manifest = manifest(program, names, pipeline, facts, about, &of_stage);
-    let text = serde_json::to_string_pretty(&manifest).expect("a manifest has string keys and finite numbers");
+    let text =
+        serde_json::to_string_pretty(&manifest).expect("a manifest has string keys and finite numbers");
     files.push(File { path: "stages/manifest.json".into(), content: Content::text(text + "\n") });
     Ok(files)
 }

@@ -123,10 +123,10 @@ pub fn manifest(
         kind: "stages".into(),
         schema_version: MANIFEST_VERSION,
         written_by: about.written_by.clone(),
-        model: about.model.clone().unwrap_or(ModelReference {
-            name: program.name.clone(),
-            digest: tracer::digest(program),
-        }),
+        model: about
+            .model
+            .clone()
+            .unwrap_or(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         source: about.source.clone(),
         training: crate::python::was_training(program),
         skips: match pipeline.skips {

@@ -8,16 +8,118 @@ use tracer::{Program, ValueId};
 
 /// Words that mean something in the code we write.
 const RESERVED: &[&str] = &[
-    "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue", "def", "del",
-    "elif", "else", "except", "finally", "for", "from", "global", "if", "import", "in", "is", "lambda", "nonlocal",
-    "not", "or", "pass", "raise", "return", "try", "while", "with", "yield", "match", "case", "type", "print",
+    "False",
+    "None",
+    "True",
+    "and",
+    "as",
+    "assert",
+    "async",
+    "await",
+    "break",
+    "class",
+    "continue",
+    "def",
+    "del",
+    "elif",
+    "else",
+    "except",
+    "finally",
+    "for",
+    "from",
+    "global",
+    "if",
+    "import",
+    "in",
+    "is",
+    "lambda",
+    "nonlocal",
+    "not",
+    "or",
+    "pass",
+    "raise",
+    "return",
+    "try",
+    "while",
+    "with",
+    "yield",
+    "match",
+    "case",
+    "type",
+    "print",
     // Names that the emitted code uses itself.
-    "self", "torch", "nn", "F", "ops", "inf", "nan", "annotate", "unchecked_cast", "number", "int", "float", "bool",
-    "str", "list", "tuple", "dict", "len", "getattr", "range", "uninitialized", "CONSTANTS", "List", "Dict", "Tuple",
-    "Optional", "Tensor", "Device", "NoneType", "Stage", "Holder", "Path", "__torch__", "super", "complex", "device",
-    "Any", "Scalar", "Final", "Future", "RRef", "Union", "isinstance", "min", "max", "abs", "all", "any", "sum",
-    "zip", "enumerate", "map", "input_device", "ord", "chr", "hex", "oct", "bin", "hash", "sorted", "round", "pow",
-    "divmod", "iter", "next", "id", "dir", "fork", "wait", "sorted", "rpc_async", "pytorch",
+    "self",
+    "torch",
+    "nn",
+    "F",
+    "ops",
+    "inf",
+    "nan",
+    "annotate",
+    "unchecked_cast",
+    "number",
+    "int",
+    "float",
+    "bool",
+    "str",
+    "list",
+    "tuple",
+    "dict",
+    "len",
+    "getattr",
+    "range",
+    "uninitialized",
+    "CONSTANTS",
+    "List",
+    "Dict",
+    "Tuple",
+    "Optional",
+    "Tensor",
+    "Device",
+    "NoneType",
+    "Stage",
+    "Holder",
+    "Path",
+    "__torch__",
+    "super",
+    "complex",
+    "device",
+    "Any",
+    "Scalar",
+    "Final",
+    "Future",
+    "RRef",
+    "Union",
+    "isinstance",
+    "min",
+    "max",
+    "abs",
+    "all",
+    "any",
+    "sum",
+    "zip",
+    "enumerate",
+    "map",
+    "input_device",
+    "ord",
+    "chr",
+    "hex",
+    "oct",
+    "bin",
+    "hash",
+    "sorted",
+    "round",
+    "pow",
+    "divmod",
+    "iter",
+    "next",
+    "id",
+    "dir",
+    "fork",
+    "wait",
+    "sorted",
+    "rpc_async",
+    "pytorch",
 ];
 
 const LONGEST: usize = 48;
@@ -57,21 +159,26 @@ impl Names {
             if !by_value[index].is_empty() {
                 continue;
             }
-            let is_temporary = value.name.strip_prefix('_').is_some_and(|rest| {
-                !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit() || b == b'_' || b == b'.')
-            });
+            // `x.3` is the third `x`: the number is ours to give.
+            let base = match value.name.rsplit_once('.') {
+                Some((base, number)) if number.bytes().all(|b| b.is_ascii_digit()) => base,
+                _ => value.name.as_str(),
+            };
+            let is_temporary = base
+                .strip_prefix('_')
+                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
             let wanted = match value.producer.and_then(|node| program.nodes.get(node.index())) {
-                Some(node) if is_temporary => {
-                    let short = node.operator.rsplit("::").next().unwrap_or("value");
-                    let short = short.trim_matches('_');
+                Some(node) => {
+                    let short = node.operator.rsplit("::").next().unwrap_or("value").trim_matches('_');
                     match short {
+                        _ if !is_temporary && base != short => identifier(base),
                         "" => "value".to_string(),
-                        "Int" | "NumToTensor" | "ScalarImplicit" => "size".to_string(),
+                        "Int" | "NumToTensor" | "ScalarImplicit" | "IntImplicit" => "size".to_string(),
                         "convolution" => "conv".to_string(),
                         other => identifier(&other.to_ascii_lowercase()),
                     }
                 }
-                _ => identifier(&value.name),
+                None => identifier(base),
             };
             by_value[index] = choose(wanted);
         }

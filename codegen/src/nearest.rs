@@ -3,7 +3,7 @@
 use tracer::Program;
 
 use crate::{
-    blocks::{call_path, cut_before},
+    blocks::{call_path, cut_before, operator_path},
     error::CutError,
     names::Names,
     pipeline::{Assignment, CutOptions},
@@ -39,26 +39,30 @@ pub fn nearest(
             starts.push((start, call_path(program, tracer::CallId(index as u32))));
         }
     }
-    let name = |cut: usize| starts.iter().find(|(start, _)| *start == cut).map(|(_, name)| name.clone());
+    let name = |cut: usize| {
+        let call = starts.iter().find(|(start, _)| *start == cut).map(|(_, name)| name.clone());
+        call.unwrap_or_else(|| operator_path(program, tracer::NodeId(cut as u32)))
+    };
     let mut order: Vec<usize> = (0..cuts.len()).collect();
     order.sort_by_key(|index| cuts[*index].abs_diff(at_fault));
     let mut tries = 0;
     for moved in order {
         let low = if moved == 0 { 0 } else { cuts[moved - 1] };
         let high = cuts.get(moved + 1).copied().unwrap_or(program.nodes.len());
-        let mut candidates: Vec<&(usize, String)> =
-            starts.iter().filter(|(start, _)| *start > low && *start < high && *start != cuts[moved]).collect();
+        let mut candidates: Vec<&(usize, String)> = starts
+            .iter()
+            .filter(|(start, _)| *start > low && *start < high && *start != cuts[moved])
+            .collect();
         candidates.sort_by_key(|(start, _)| start.abs_diff(cuts[moved]));
         for (_, candidate) in candidates {
             tries += 1;
             if tries > MAX_TRIES {
                 return None;
             }
-            let mut blocks = Vec::new();
-            for (index, &cut) in cuts.iter().enumerate() {
-                blocks.push(if index == moved { Some(candidate.clone()) } else { name(cut) });
-            }
-            let Some(blocks) = blocks.into_iter().collect::<Option<Vec<String>>>() else { continue };
+            let others = cuts.iter().enumerate();
+            let blocks: Vec<String> = others
+                .map(|(index, cut)| if index == moved { candidate.clone() } else { name(*cut) })
+                .collect();
             let Ok(trial) = cut_before(program, &blocks) else { continue };
             if cut(program, &trial, names, options).is_ok() {
                 return Some(blocks);

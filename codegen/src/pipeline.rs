@@ -45,7 +45,8 @@ pub struct Assignment {
 impl Assignment {
     /// Cuts before each of the given node positions.
     pub fn at(nodes: usize, cuts: &[usize]) -> Self {
-        let stage_of = (0..nodes).map(|node| cuts.iter().filter(|cut| **cut <= node).count() as u32).collect();
+        let stage_of =
+            (0..nodes).map(|node| cuts.iter().filter(|cut| **cut <= node).count() as u32).collect();
         Self { stage_of, labels: vec![Vec::new(); cuts.len() + 1] }
     }
 

@@ -3,7 +3,10 @@
 //! The header is laid out by the `safetensors` crate's own types; the bytes are ranges of the archive, which that crate
 //! cannot take. Complex tensors are stored as pairs of floats, since Python's reader knows no double complex.
 
-use safetensors::{Dtype, tensor::{Metadata, TensorInfo}};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
 use tracer::{DType, Program, TensorId};
 
 use crate::{

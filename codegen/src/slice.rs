@@ -183,6 +183,9 @@ impl Slicer<'_> {
         for value in values_of(&self.program.output) {
             need(self.n_stages as u32 - 1, value, NodeId(self.program.nodes.len() as u32));
         }
+        for &(stage, base) in &self.in_place.bases {
+            need(stage, base, NodeId(0));
+        }
         needs
     }
 
@@ -223,7 +226,8 @@ impl Slicer<'_> {
                     }
                     Some(holder) => {
                         let sendable = self.kinds[value.index()].can_be_sent();
-                        if (reader.is_none() || !self.may_repeat(value)) && sendable {
+                        let rederived = self.in_place.rederived.contains(&(stage, value));
+                        if (reader.is_none() || !self.may_repeat(value)) && sendable && !rederived {
                             border.sent.insert(value, holder);
                         } else {
                             maybe.push((value, reader, holder));
@@ -231,12 +235,13 @@ impl Slicer<'_> {
                     }
                 }
             }
+            // What views look at comes first.
             for (value, reader, holder) in maybe {
                 let sendable = self.kinds[value.index()].can_be_sent();
-                let mut trial = border.clone();
-                if self.repeat(value, stage, !sendable, &mut trial) {
-                    border = trial;
-                } else if sendable {
+                if self.repeat(value, stage, !sendable, &mut border) {
+                    continue;
+                }
+                if sendable {
                     border.sent.insert(value, holder);
                 } else {
                     errors.push(CutError::NotSendable {
@@ -268,61 +273,78 @@ impl Slicer<'_> {
         !self.in_place.mutated[value.index()] && !self.gradient[value.index()] && is_cheap(node)
     }
 
-    /// Adds to a border what computing a value again takes; false when it takes too much.
+    /// Adds to a border what computing a value again takes; false, and no change, when it takes too much.
+    ///
+    /// `must` holds for values that cannot be sent: what they are made of is sent rather than refused.
     fn repeat(&self, value: ValueId, stage: u32, must: bool, border: &mut Border) -> bool {
-        let mut open = vec![(value, must)];
-        let mut added = 0;
-        while let Some((value, must)) = open.pop() {
-            let Some(producer) = self.program.values[value.index()].producer else {
-                if self.holder(stage, value).is_some() {
-                    return false;
-                }
-                border.inputs.insert(value);
-                continue;
-            };
-            if self.stage_of[producer.index()] == stage
-                || border.sent.contains_key(&value)
-                || border.repeated.contains(&producer)
-            {
-                continue;
-            }
-            let node = &self.program.nodes[producer.index()];
-            let mutated = self.in_place.mutated[value.index()];
-            let plumbing = must && !mutated && is_plumbing(node);
-            let holds_parameter = node.arguments.iter().any(|argument| {
-                let mut found = false;
-                leaves(&argument.operand, &mut |leaf| {
-                    if let Operand::Tensor(tensor) = leaf {
-                        found |= self.program.tensors[tensor.index()].role == Role::Parameter;
-                    }
-                });
-                found
-            });
-            if plumbing || (self.may_repeat(value) && !holds_parameter) {
-                added += 1;
-                if added > MAX_REPEATED {
-                    return false;
-                }
-                border.repeated.insert(producer);
-                for argument in &node.arguments {
-                    for read in values_of(&argument.operand) {
-                        let must = plumbing || !self.kinds[read.index()].can_be_sent();
-                        open.push((read, must));
-                    }
-                }
-                continue;
-            }
-            // What cannot be repeated may be sent when that is next to nothing, or when nothing else would do.
-            let is_small = self.kinds[value.index()].is_boxed();
-            let holder = self.holder(stage, value);
-            match holder {
-                Some(holder) if (is_small || must) && self.kinds[value.index()].can_be_sent() && holder < stage => {
-                    border.sent.insert(value, holder);
-                }
-                _ => return false,
-            }
+        let mut trial = border.clone();
+        let mut budget = MAX_REPEATED;
+        let mut failed = BTreeSet::new();
+        let is_done = self.repeat_one(value, stage, must, &mut trial, &mut budget, &mut failed);
+        if is_done {
+            *border = trial;
         }
-        true
+        is_done
+    }
+
+    // The budget bounds the depth.
+    fn repeat_one(
+        &self,
+        value: ValueId,
+        stage: u32,
+        must: bool,
+        border: &mut Border,
+        budget: &mut usize,
+        failed: &mut BTreeSet<ValueId>,
+    ) -> bool {
+        let Some(producer) = self.program.values[value.index()].producer else {
+            if self.holder(stage, value).is_some() {
+                return false;
+            }
+            border.inputs.insert(value);
+            return true;
+        };
+        if self.stage_of[producer.index()] == stage
+            || border.sent.contains_key(&value)
+            || border.repeated.contains(&producer)
+        {
+            return true;
+        }
+        let node = &self.program.nodes[producer.index()];
+        let mut holds_parameter = false;
+        for argument in &node.arguments {
+            leaves(&argument.operand, &mut |leaf| {
+                if let Operand::Tensor(tensor) = leaf {
+                    holds_parameter |= self.program.tensors[tensor.index()].role == Role::Parameter;
+                }
+            });
+        }
+        let rederived = self.in_place.rederived.contains(&(stage, value));
+        let plumbing = rederived || (must && !self.in_place.mutated[value.index()] && is_plumbing(node));
+        let may = plumbing || (self.may_repeat(value) && !holds_parameter);
+        if may && *budget > 0 && !failed.contains(&value) {
+            *budget -= 1;
+            let before = border.clone();
+            border.repeated.insert(producer);
+            let is_done = node.arguments.iter().flat_map(|argument| values_of(&argument.operand)).all(|read| {
+                let must = plumbing || !self.kinds[read.index()].can_be_sent();
+                self.repeat_one(read, stage, must, border, budget, failed)
+            });
+            if is_done {
+                return true;
+            }
+            *border = before;
+            failed.insert(value);
+        }
+        // What cannot be repeated may be sent when that is next to nothing, or when nothing else would do.
+        let kind = &self.kinds[value.index()];
+        match self.holder(stage, value) {
+            Some(holder) if (kind.is_boxed() || must) && kind.can_be_sent() && holder < stage => {
+                border.sent.insert(value, holder);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Writes the stages down.

@@ -80,7 +80,8 @@ impl<'p> Builder<'p> {
         let tensor_facts = graph.tensors.iter().map(|tensor| {
             let number =
                 program.literals.get(&tensor.id).and_then(literal).filter(|_| tensor.shape.is_empty());
-            Fact::Tensor(TensorFact { number, ..tensor.fact() })
+            // Such a constant was a plain number in Python, and a plain number does not widen other dtypes.
+            Fact::Tensor(TensorFact { number, is_wrapped_number: number.is_some(), ..tensor.fact() })
         });
         let tensor_facts = tensor_facts.collect();
         graph.blocks = structure::blocks(program);

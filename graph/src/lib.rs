@@ -5,24 +5,29 @@ mod block;
 mod build;
 mod check;
 mod cost;
+mod document;
 mod error;
 mod fact;
 mod flow;
 mod infer;
 mod level;
+mod liveness;
 mod model;
 mod operand;
 mod recorded;
 mod signature;
 mod stored;
 mod structure;
+mod validate;
 
 pub use block::{Block, BlockId, Item, Level};
 pub use build::{BuildOptions, InputShape, build};
 pub use cost::{OperatorCost, OperatorCosts, costs, parameters_by_block};
+pub use document::{document, named_tensor};
 pub use error::{BuildError, BuildErrors};
 pub use fact::{Dim, Fact, Number, Shape, StorageId, TensorFact, dtype_name, show_shape, size_of_dtype};
 pub use level::Quotient;
+pub use liveness::{Lifetime, Liveness, liveness};
 pub use model::{
     Argument, Disagreement, Flow, ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage,
     StoredTensor, UnknownOperator, Value,

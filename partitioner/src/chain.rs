@@ -83,7 +83,8 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
     }
     let total = chain.work[chain.work.len() - 1];
     let floor = total / (chain.n_devices as f64 * chain.speed);
-    let mut best = chain.within(f64::INFINITY, &few)?;
+    // One device can always do it all.
+    let mut best = chain.within(total / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE, &few)?;
     let mut low = floor * (1.0 - 1e-12);
     while best.0 - low > 1e-12 * best.0 {
         let middle = if best.0 > 4.0 * low { low.max(floor) * 2.0 } else { (low + best.0) / 2.0 };
@@ -157,7 +158,8 @@ impl Chain<'_> {
                     if devices + count > self.n_devices {
                         break;
                     }
-                    let mut end = self.reach(self.work, self.work[position] + work, reached[count].max(position));
+                    let mut end =
+                        self.reach(self.work, self.work[position] + work, reached[count].max(position));
                     reached[count] = end;
                     if self.parameters[end] - self.parameters[position] > parameters {
                         let most = self.parameters[position] + parameters;

@@ -1,18 +1,48 @@
 //! Which blocks belong on which device?
+//!
+//! One [`Problem`] (blocks, values, a machine), one [`Solution`] (stages with their costs and a lower bound), one file an
+//! algorithm. Outside formats keep their own objectives: [`compat_plan`], [`load_plan`], [`piper_plan`].
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod problem;
+mod solution;
+mod stage;
+mod states;
+mod strategy;
+mod why;
+
+mod from_graph;
+mod plan_file;
+
+mod baselines;
+mod chain;
+mod local_search;
+mod pipeline;
+mod step;
+
+#[cfg(test)]
+mod exhaustive;
+
 mod compat;
 mod compat_states;
-mod ideals;
 mod knapsack;
 mod load_balance;
 mod load_groups;
-mod node_set;
 mod piper;
 
+mod ideals;
+mod node_set;
+
 pub use compat::{CompatError, CompatPlan, CompatQuestion, CompatSplit, CompatStage, compat_plan};
+pub use from_graph::{OperatorSeconds, from_graph};
 pub use ideals::Ideals;
 pub use load_balance::{LoadDevice, LoadError, LoadPlan, load_plan, load_plan_within};
 pub use node_set::NodeSet;
 pub use piper::{PiperError, PiperOptions, PiperPlan, PiperStage, piper_plan};
+pub use plan_file::{CheckError, check_plan, to_plan};
+pub use problem::{Block, Machine, MachineDevice, MachineLevel, Problem, ProblemError, Tie, Training, Value};
+pub use solution::{Objective, Solution, SolutionStage};
+pub use stage::{BoundBy, InFlight, Rules, Run, StageScore};
+pub use strategy::{PlanError, STRATEGIES, Strategy, plan_auto, plan_with};
+pub use why::{Change, what_if};

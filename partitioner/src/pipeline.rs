@@ -79,7 +79,9 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
         Sharing::Equal { stages, replicas, replicas_together: true } => {
             Run { first: (stages - layer) * replicas, count: replicas, stride: 1 }
         }
-        Sharing::Equal { stages, replicas, .. } => Run { first: stages - layer, count: replicas, stride: stages },
+        Sharing::Equal { stages, replicas, .. } => {
+            Run { first: stages - layer, count: replicas, stride: stages }
+        }
     };
     let behind_of = |layer: usize| match sharing {
         Sharing::Free => layer,
@@ -120,6 +122,10 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
                 for end in first..n_states {
                     if states.work[end] - work > smallest * own * slack + 1e-12 * total {
                         break;
+                    }
+                    // A stage that does nothing only hands on.
+                    if states.work[end] <= work && total > 0.0 {
+                        continue;
                     }
                     let after = best[rest * n_states + end];
                     if after >= smallest || !states.is_before(start, end) {

@@ -108,6 +108,8 @@ pub struct MachineLevel {
 pub struct Training {
     /// Micro-batches in a step; chosen by the planner when absent.
     pub micro_batches: Option<u32>,
+    /// Stages of a synchronous pipeline; chosen by the planner when absent.
+    pub stages: Option<u32>,
     /// Bytes of gradient for each byte of parameters.
     pub gradient_factor: f64,
     /// Bytes of optimizer state for each byte of parameters: 2 for Adam.
@@ -120,7 +122,14 @@ pub struct Training {
 
 impl Default for Training {
     fn default() -> Self {
-        Self { micro_batches: None, gradient_factor: 1.0, optimizer_factor: 2.0, recompute: true, offload: false }
+        Self {
+            micro_batches: None,
+            stages: None,
+            gradient_factor: 1.0,
+            optimizer_factor: 2.0,
+            recompute: true,
+            offload: false,
+        }
     }
 }
 
@@ -227,7 +236,8 @@ impl Problem {
             |node: usize| n_inputs[node] == 0 && profile.nodes[node].description.starts_with("Input");
         // A topological order, the file's own where it is one.
         let mut waiting = n_inputs.clone();
-        let mut ready: std::collections::BTreeSet<usize> = (0..n_nodes).filter(|&node| waiting[node] == 0).collect();
+        let mut ready: std::collections::BTreeSet<usize> =
+            (0..n_nodes).filter(|&node| waiting[node] == 0).collect();
         let mut order = Vec::with_capacity(n_nodes);
         while let Some(node) = ready.pop_first() {
             order.push(node);
@@ -328,7 +338,8 @@ impl Machine {
     pub fn level(&self, one: usize, other: usize) -> Option<MachineLevel> {
         let outermost = self.levels.len().checked_sub(1)?;
         let above = |device: usize, level: usize| self.devices[device].place.get(level..).unwrap_or_default();
-        let level = (0..outermost).find(|&level| above(one, level) == above(other, level)).unwrap_or(outermost);
+        let level =
+            (0..outermost).find(|&level| above(one, level) == above(other, level)).unwrap_or(outermost);
         self.levels.get(level).copied()
     }
 

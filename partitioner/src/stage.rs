@@ -197,8 +197,10 @@ impl<'a> Scorer<'a> {
         let after = link(Some(last), Some(next));
         let is_first = start == 0;
         let is_last = end + 1 == states.len();
-        let (f_in, g_in) = if is_first { (0.0, 0.0) } else { (states.crossing[start], states.crossing_back[start]) };
-        let (f_out, g_out) = if is_last { (0.0, 0.0) } else { (states.crossing[end], states.crossing_back[end]) };
+        let (f_in, g_in) =
+            if is_first { (0.0, 0.0) } else { (states.crossing[start], states.crossing_back[start]) };
+        let (f_out, g_out) =
+            if is_last { (0.0, 0.0) } else { (states.crossing[end], states.crossing_back[end]) };
         let out = f_out * after + g_in * before;
         let into = f_in * before + g_out * after;
         out.max(into) / run.count as f64
@@ -269,7 +271,12 @@ impl<'a> Scorer<'a> {
     fn picked(&self, start: usize, end: usize, run: Run, in_flight: usize) -> Option<Again> {
         let (fixed, limit) = self.fixed(start, end, run, in_flight);
         let speed = self.speed(run);
-        let key = (start, end, in_flight, limit.to_bits() ^ speed.to_bits().rotate_left(7) ^ fixed.to_bits().rotate_left(17));
+        let key = (
+            start,
+            end,
+            in_flight,
+            limit.to_bits() ^ speed.to_bits().rotate_left(7) ^ fixed.to_bits().rotate_left(17),
+        );
         if let Some(known) = self.picks.borrow().get(&key) {
             return known.clone();
         }
@@ -302,7 +309,8 @@ impl<'a> Scorer<'a> {
         let host = run.devices().map(|device| self.problem.machine.devices[device].host_bandwidth.0);
         let host = host.fold(f64::INFINITY, f64::min);
         // What is computed again exists once in full while its backward pass runs.
-        let largest = blocks.iter().map(|&block| self.problem.blocks[block].activations.0).max().unwrap_or(0) as f64;
+        let largest =
+            blocks.iter().map(|&block| self.problem.blocks[block].activations.0).max().unwrap_or(0) as f64;
         let room = limit - fixed - workspace - largest;
         let mut kinds: Vec<Vec<u8>> = Vec::new();
         let items: Vec<Vec<Choice>> = blocks
@@ -313,7 +321,8 @@ impl<'a> Scorer<'a> {
                 let mut choices = vec![Choice { time: 0.0, memory: activations * flying }];
                 let mut kind = vec![0];
                 if training.recompute && self.inputs[index] < activations {
-                    choices.push(Choice { time: block.forward.0 / speed, memory: self.inputs[index] * flying });
+                    choices
+                        .push(Choice { time: block.forward.0 / speed, memory: self.inputs[index] * flying });
                     kind.push(1);
                 }
                 if training.offload && activations > 0.0 {
@@ -330,9 +339,13 @@ impl<'a> Scorer<'a> {
         let picked = pick(&items, room)?;
         let chosen = |wanted: u8| {
             let picks = blocks.iter().zip(&kinds).zip(&picked.choices);
-            picks.filter(|((_, kind), choice)| kind[**choice] == wanted).map(|((&block, _), _)| block).collect()
+            picks
+                .filter(|((_, kind), choice)| kind[**choice] == wanted)
+                .map(|((&block, _), _)| block)
+                .collect()
         };
-        let kept: f64 = items.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice].memory).sum();
+        let kept: f64 =
+            items.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice].memory).sum();
         Some(Again {
             seconds: picked.time,
             memory: fixed + workspace + largest + kept,
@@ -372,14 +385,16 @@ impl<'a> Scorer<'a> {
         let in_flight = self.rules.in_flight.count(run.count, behind);
         let (fixed, _) = self.fixed(start, end, run, in_flight);
         let blocks = self.states.blocks(start, end);
-        let of = |field: &dyn Fn(usize) -> f64| blocks.iter().map(|&block| field(block));
-        let activations = |block: usize| self.problem.blocks[block].activations.0 as f64;
-        let workspace = of(&|block| self.problem.blocks[block].workspace.0 as f64).fold(0.0, f64::max);
-        let all = of(&activations).sum::<f64>() * in_flight as f64;
+        let all: Vec<f64> =
+            blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).collect();
+        let workspace =
+            blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
+        let whole = all.iter().sum::<f64>() * in_flight as f64;
         if !self.problem.training.recompute {
-            return fixed + workspace + all;
+            return fixed + workspace + whole;
         }
-        let kept = of(&|block| activations(block).min(self.inputs[block])).sum::<f64>() * in_flight as f64;
-        fixed + workspace + all.min(kept + of(&activations).fold(0.0, f64::max))
+        let kept = all.iter().zip(&blocks).map(|(all, &block)| all.min(self.inputs[block])).sum::<f64>();
+        let largest = all.iter().copied().fold(0.0, f64::max);
+        fixed + workspace + whole.min(kept * in_flight as f64 + largest)
     }
 }

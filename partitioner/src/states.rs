@@ -41,7 +41,9 @@ impl States {
         let mut forward = vec![0.0; n_blocks + 2];
         let mut backward = vec![0.0; n_blocks + 2];
         for value in &problem.values {
-            let (Some(from), Some(last)) = (value.from, value.to.iter().map(|&to| position[to]).max()) else { continue };
+            let (Some(from), Some(last)) = (value.from, value.to.iter().map(|&to| position[to]).max()) else {
+                continue;
+            };
             let (first, until) = (position[from] + 1, last + 1);
             forward[first] += value.forward.0 as f64;
             forward[until] -= value.forward.0 as f64;
@@ -137,7 +139,8 @@ impl States {
                 let mut needs = vec![false; order.len()];
                 for value in &problem.values {
                     for &to in &value.to {
-                        needs[position[to]] |= value.from.is_some_and(|from| position[from] + 1 == position[to]);
+                        needs[position[to]] |=
+                            value.from.is_some_and(|from| position[from] + 1 == position[to]);
                     }
                 }
                 needs.iter().skip(1).all(|&needs| needs)

@@ -11,15 +11,18 @@ mod cluster_short;
 mod dag;
 mod dnn_partitioning;
 mod executed;
+mod graph;
 mod inspect;
 mod manifest;
 mod pipedream;
 mod piper;
 mod plan;
+mod plan_answer;
 mod profile;
 mod profile_csv;
 mod profile_graph_error;
 mod profile_map;
+mod report;
 mod timeline;
 pub mod units;
 mod yaml;
@@ -30,6 +33,7 @@ pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluste
 pub use cluster_short::short_cluster;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
+pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
@@ -37,11 +41,15 @@ pub use manifest::{
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
+pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};
 pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{
     ColumnSource, Condition, Invalid, ProfileMap, ProfileMapError, Rule, Scalar, Source, TimeColumn, TimeUnit,
+};
+pub use report::{
+    REPORT_VERSION, ReportData, ReportGraph, ReportMemory, ReportStage, ReportTimeline, ReportTrack, ReportWhatIf, WhatIfCell,
 };
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,

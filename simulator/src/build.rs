@@ -116,9 +116,9 @@ struct Builder<'a> {
     tail: BTreeMap<(usize, Stream), TaskId>,
     /// Last task of each channel between two programs: values arrive in the order in which they are sent.
     channel: BTreeMap<(usize, usize), TaskId>,
-    /// Forward copies out and backward computations of each program, in order: what bounds the copies' lead.
+    /// Copies out and computations of each program, in order: what bounds the copies' lead.
     copies_out: Vec<Vec<TaskId>>,
-    backwards: Vec<Vec<TaskId>>,
+    computed: Vec<Vec<TaskId>>,
     /// Last gradient of each stage on each program.
     last_gradient: BTreeMap<(usize, usize), TaskId>,
     ports: BTreeMap<(usize, usize, bool), u32>,
@@ -179,7 +179,7 @@ impl<'a> Builder<'a> {
             tail: BTreeMap::new(),
             channel: BTreeMap::new(),
             copies_out: vec![Vec::new(); order.ranks.len()],
-            backwards: vec![Vec::new(); order.ranks.len()],
+            computed: vec![Vec::new(); order.ranks.len()],
             last_gradient: BTreeMap::new(),
             ports: BTreeMap::new(),
             members: members.into_iter().map(|programs| programs.into_iter().collect()).collect(),
@@ -318,10 +318,8 @@ impl<'a> Builder<'a> {
             if op.kind.frees_activations() {
                 self.last_gradient.insert((self.model_stage(op.stage), program), task);
             }
-            if op.kind.makes_input_gradient() {
-                self.backwards[program].push(task);
-            }
         }
+        self.computed[program].push(task);
         for op in both() {
             self.send(program, op, task)?;
             self.copy_after(program, op, task);
@@ -445,7 +443,8 @@ impl<'a> Builder<'a> {
             Kind::InputGradient | Kind::Backward => {
                 let mut before = vec![(self.copied_out[self.cell(op.stage, op.micro_batch)], 0)];
                 let stream = if let Some(depth) = depth {
-                    let done = &self.backwards[program];
+                    // So many buffers: the copy may run beside the passes that use the others.
+                    let done = &self.computed[program];
                     before.extend(done.len().checked_sub(depth as usize).map(|idx| (done[idx], 0)));
                     Stream::CopyIn
                 } else {

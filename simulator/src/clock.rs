@@ -90,7 +90,23 @@ impl fmt::Display for Blocked {
 /// # Errors
 /// Says where each rank stands when they wait for each other.
 pub fn clock<P: Program>(program: &P, cost: &Cost) -> Result<Clock, ClockError> {
-    clock_with(program, cost, |_, _| {})
+    clock_with(program, cost, |op| cost.of(op.kind), |_, _| {})
+}
+
+/// Times an order as PyTorch runs it: nobody wants the inputs' gradient of the first stage.
+///
+/// There a lone input gradient does nothing, and the weight gradient does the whole backward.
+///
+/// # Errors
+/// As [`clock`].
+pub fn clock_as_torch<P: Program>(program: &P, cost: &Cost) -> Result<Clock, ClockError> {
+    let chain = program.chain().max(1);
+    let time = |op: Op| match op.kind {
+        Kind::InputGradient if op.stage % chain == 0 => 0,
+        Kind::WeightGradient if op.stage % chain == 0 => cost.backward(),
+        kind => cost.of(kind),
+    };
+    clock_with(program, cost, time, |_, _| {})
 }
 
 /// Times an order and returns what each rank does when.
@@ -100,7 +116,7 @@ pub fn clock<P: Program>(program: &P, cost: &Cost) -> Result<Clock, ClockError> 
 pub fn clock_spans<P: Program>(program: &P, cost: &Cost) -> Result<(Clock, Vec<Vec<Span>>), ClockError> {
     let mut spans: Vec<Vec<Span>> =
         (0..program.n_ranks()).map(|rank| Vec::with_capacity(program.len(rank))).collect();
-    let clock = clock_with(program, cost, |rank, span| spans[rank].push(span))?;
+    let clock = clock_with(program, cost, |op| cost.of(op.kind), |rank, span| spans[rank].push(span))?;
     Ok((clock, spans))
 }
 
@@ -161,6 +177,7 @@ struct Rank {
 fn clock_with<P: Program>(
     program: &P,
     cost: &Cost,
+    time: impl Fn(Op) -> u64,
     mut visit: impl FnMut(usize, Span),
 ) -> Result<Clock, ClockError> {
     let n_ranks = program.n_ranks();
@@ -203,7 +220,7 @@ fn clock_with<P: Program>(
                     }
                 }
             }
-            let duration = cost.of(first.kind) + second.map_or(0, |op| cost.of(op.kind));
+            let duration = time(first) + second.map_or(0, &time);
             let end = start + duration;
             rank.first.get_or_insert(start);
             rank.free = end;
@@ -347,6 +364,13 @@ mod tests {
         check("0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2", cost(2, 3, 1, 9), (18, 18, &[18], &[3]));
         // A turn on one rank crosses no link.
         check("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0", cost(1, 1, 0, 10), (48, 48, &[4, 4], &[2, 2]));
+    }
+
+    #[test]
+    fn pytorch_skips_the_first_stages_input_gradient() {
+        let order = from_csv("0F0,0I0,0W0\n1F0,1I0,1W0", None).unwrap();
+        let clock = clock_as_torch(&order, &cost(2, 3, 1, 0)).unwrap();
+        assert_eq!((clock.makespan, clock.busy), (11, vec![6, 6]));
     }
 
     #[test]

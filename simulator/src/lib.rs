@@ -36,7 +36,7 @@ mod timeline;
 mod workload;
 
 pub use build::{build, build_steps};
-pub use clock::{Blocked, Clock, ClockError, Span, clock, clock_spans, steady_period};
+pub use clock::{Blocked, Clock, ClockError, Span, clock, clock_as_torch, clock_spans, steady_period};
 pub use cost::Cost;
 pub use event_graph::{EventGraph, TaskId};
 pub use explain::{Part, Split, savings, split};

@@ -1,8 +1,9 @@
 //! Checks an order that somebody else wrote: what is missing, doubled, impossible or risky, with rank and position.
 //!
-//! Errors make an order wrong or stuck. Warnings are legal but a hazard to runtimes that send and receive in program
-//! order over one channel for each pair of ranks (gloo and NCCL do): there a receiver that wants messages in
-//! another order than they are sent waits for ever. O(operations) with hash tables, whatever numbers the text holds.
+//! Errors make an order wrong or stuck. Warnings are legal but a hazard to runtimes whose messages carry no tag: there
+//! a receiver that takes a stage's micro-batches in another order than they are sent gets the wrong one, or waits
+//! for ever. (Messages of different stages or directions may cross: PyTorch posts each receive beside its send.)
+//! O(operations) with hash tables, whatever numbers the text holds.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -330,9 +331,10 @@ fn crossed_messages(order: &Order, findings: &mut Vec<Finding>) {
     let chain = order.chain.max(1);
     let homes = order.stage_ranks();
     let home = |stage: u32| homes.get(stage as usize).copied().flatten();
-    // By (sender, receiver): what is sent, in the sender's order.
-    let mut sent: BTreeMap<(usize, usize), Vec<Op>> = BTreeMap::new();
-    let mut wanted: BTreeMap<(usize, usize), Vec<(Op, Place)>> = BTreeMap::new();
+    // By sender, receiver, stage and direction: what is sent, in the sender's order.
+    type Channel = (usize, usize, u32, bool);
+    let mut sent: BTreeMap<Channel, Vec<Op>> = BTreeMap::new();
+    let mut wanted: BTreeMap<Channel, Vec<(Op, Place)>> = BTreeMap::new();
     for (rank, ops) in order.ranks.iter().enumerate() {
         for (position, op) in ops.iter().enumerate() {
             let is_backward = op.kind.makes_input_gradient();
@@ -351,20 +353,21 @@ fn crossed_messages(order: &Order, findings: &mut Vec<Finding>) {
                 Op::new(stage, if is_forward { Kind::Forward } else { Kind::Backward }, op.micro_batch)
             };
             if let Some(receiver) = to.and_then(home).filter(|to| *to != rank) {
-                sent.entry((rank, receiver)).or_default().push(message(op.stage));
+                sent.entry((rank, receiver, op.stage, is_forward)).or_default().push(message(op.stage));
             }
             if let Some((stage, sender)) = from.and_then(|stage| Some((stage, home(stage)?))) {
                 if sender != rank {
                     wanted
-                        .entry((sender, rank))
+                        .entry((sender, rank, stage, is_forward))
                         .or_default()
                         .push((message(stage), Place { rank, position }));
                 }
             }
         }
     }
-    for ((sender, receiver), wanted) in &wanted {
-        let Some(sent) = sent.get(&(*sender, *receiver)) else { continue };
+    for (channel, wanted) in &wanted {
+        let (sender, ..) = channel;
+        let Some(sent) = sent.get(channel) else { continue };
         // The first difference is the news; everything behind it is out of step as well.
         let differs = wanted.iter().zip(sent).find(|((wanted, _), sent)| wanted != *sent);
         if let Some(((wanted, place), sent)) = differs {

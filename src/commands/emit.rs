@@ -29,11 +29,14 @@ pub struct Emit {
     /// A traced model (.pt)
     model: PathBuf,
     /// A plan written by `plan`
-    #[arg(required_unless_present = "cut", conflicts_with = "cut")]
+    #[arg(required_unless_present_any = ["cut", "stages"], conflicts_with_all = ["cut", "stages"])]
     plan: Option<PathBuf>,
     /// Cut before these blocks instead of following a plan
     #[arg(long, value_name = "BLOCK,…", value_delimiter = ',')]
     cut: Vec<String>,
+    /// Cut into this many stages with as many operators each, instead of following a plan
+    #[arg(long, value_name = "N", conflicts_with = "cut", value_parser = clap::value_parser!(u32).range(1..))]
+    stages: Option<u32>,
     /// Folder for the stages; must be new or empty
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
@@ -94,12 +97,13 @@ impl Emit {
         let name = self.model.display().to_string();
         let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&name, &error))?;
         let plan = self.plan.as_deref().map(|path| read_plan(path, &program)).transpose()?;
-        let assignment = match &plan {
-            Some(plan) => {
+        let assignment = match (&plan, self.stages) {
+            (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
+            (Some(plan), _) => {
                 let stages: Vec<Vec<String>> = plan.stages.iter().map(|stage| stage.blocks.clone()).collect();
                 codegen::assign(&program, &stages)
             }
-            None => codegen::cut_before(&program, &self.cut),
+            (None, None) => codegen::cut_before(&program, &self.cut),
         };
         let assignment = assignment.map_err(|errors| cut_failure(&errors, None))?;
         let names = Names::new(&program);

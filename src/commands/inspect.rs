@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use graph::{BlockId, Item, ModelGraph, OperatorCosts, TensorFact};
-use schema::{
-    Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor,
-};
+use schema::{Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown};
 
 use crate::{
     failure::Failure,
@@ -52,14 +50,15 @@ impl Inspect {
     /// Prints the table.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let model = model::load(&self.model, &self.inputs)?;
-        let report = report(&model, self.depth);
         match self.format {
             Format::Json => {
+                let report = report(&model, self.depth);
                 let json = serde_json::to_value(&report)
                     .map_err(|error| Failure::input(format!("cannot write the report: {error}")))?;
                 output.json(&json)
             }
-            Format::Text => output.text(&text(&model.graph, &report, self.depth)),
+            // The text picks its own rows of all blocks.
+            Format::Text => output.text(&text(&model.graph, &report(&model, None), self.depth)),
         }
     }
 }
@@ -85,20 +84,7 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
             is_recorded: unknown.is_recorded,
         }
     });
-    let named = |values: &[graph::ValueId]| {
-        values
-            .iter()
-            .map(|id| {
-                let value = graph.value(*id);
-                let tensor = value.fact.tensor();
-                NamedTensor {
-                    name: value.name.clone(),
-                    shape: tensor.and_then(shape),
-                    dtype: tensor.and_then(dtype),
-                }
-            })
-            .collect()
-    };
+    let named = |values: &[graph::ValueId]| values.iter().map(|id| graph::named_tensor(graph, *id)).collect();
     InspectReport {
         schema_version: INSPECT_VERSION,
         model: graph.name.clone(),

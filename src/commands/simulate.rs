@@ -1,13 +1,14 @@
 //! `model-analyze simulate`: how long a step takes under a plan or an order, and where time and memory go.
 
+mod order;
+mod picture;
+mod plan;
+
 use std::path::{Path, PathBuf};
 
-use clap::Args;
-use schema::{LintFinding, LintedOrder, SimulatedOrder, TIMELINE_VERSION};
-use simulator::{
-    Cost,
-    order::{CsvError, Order, from_csv},
-};
+use clap::{Args, ValueEnum};
+use schema::{Seconds, Timeline};
+use simulator::{Cost, Offload, Sends, Sharding, Sharing, order::OrderError};
 
 use crate::{
     failure::Failure,
@@ -22,172 +23,206 @@ Examples:
   model-analyze simulate plan.yaml
   model-analyze simulate plan.yaml --schedule zb2p --micro-batches 16 --timeline step.svg
   model-analyze simulate --csv order.csv --cost 10,11,7,0 --format json
-  model-analyze simulate --csv order.csv --lint")]
+  model-analyze simulate --csv order.csv --lint
+  model-analyze simulate --schedule zbv --ranks 4 --chunks 2 --micro-batches 8 --write-csv order.csv
+
+Schedules: layer-parallel, gpipe, 1f1b, pipedream, pipedream-2bw, interleaved-1f1b, vpp, looped-bfs,
+interleaved-zero-bubble (zb-h1), zb1p, zb2p, zbv, zbv-search, v-half, v-min, v1f1b, dualpipe, dualpipev,
+chimera, gems, gems-master. PyTorch's class names are understood as well.")]
 pub struct Simulate {
-    /// A compute-only schedule as torch.distributed.pipelining loads it
-    #[arg(long, value_name = "ORDER.csv")]
+    /// The plan
+    #[arg(value_name = "PLAN", conflicts_with = "csv", required_unless_present_any = ["csv", "ranks"])]
+    plan: Option<PathBuf>,
+    /// A compute-only schedule as torch.distributed.pipelining loads it, instead of a plan
+    #[arg(long, value_name = "ORDER.csv", conflicts_with_all = ["schedule", "ranks", "micro_batches"])]
     csv: Option<PathBuf>,
-    /// Stages in one copy of the model, where the order runs several (GEMS, Chimera, DualPipe)
+    /// Stages in one copy of the model, where the order runs several (GEMS, Chimera, DualPipe); 0 for one copy
     #[arg(long, value_name = "N", requires = "csv")]
     chain: Option<u32>,
-    /// Forward, input-gradient and weight-gradient time of every stage, and latency of every hop
-    #[arg(long, value_name = "F,I,W,C", requires = "csv", default_value = "1,1,1,0", value_parser = read_cost)]
+    /// Forward, input-gradient and weight-gradient time of every stage, and latency of every hop; whole numbers
+    #[arg(long, value_name = "F,I,W,C", conflicts_with = "plan", default_value = "1,1,1,0", value_parser = order::read_cost)]
     cost: Cost,
+    /// Time the order as PyTorch runs it: on the first stage `I` does nothing and `W` the whole backward
+    #[arg(long, conflicts_with_all = ["plan", "timeline"])]
+    as_torch: bool,
     /// Only check the order: what is missing, doubled, out of order or deadlocked
     #[arg(long, requires = "csv")]
     lint: bool,
+    /// Schedule; the plan's when absent
+    #[arg(long, value_name = "S")]
+    schedule: Option<String>,
+    /// Pipeline ranks, to time a schedule without a plan
+    #[arg(long, value_name = "P", conflicts_with = "plan", requires_all = ["schedule", "micro_batches"])]
+    ranks: Option<u32>,
+    /// Stages on each rank, with --ranks; what the schedule needs when absent
+    #[arg(long, value_name = "V", requires = "ranks")]
+    chunks: Option<u32>,
+    /// Micro-batches in a step; the plan's when absent
+    #[arg(long, value_name = "M")]
+    micro_batches: Option<u32>,
+    /// Where to draw the timeline: a picture (.svg) or a trace for ui.perfetto.dev (.json)
+    #[arg(long, value_name = "F.svg|.json")]
+    timeline: Option<PathBuf>,
+    /// Where to write the order, for stock torch.distributed.pipelining
+    #[arg(long, value_name = "F.csv")]
+    write_csv: Option<PathBuf>,
+    /// What the host adds to each operation, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "plan")]
+    host_overhead: f64,
+    /// Senders wait until their values have arrived
+    #[arg(long, requires = "plan")]
+    blocking_sends: bool,
+    /// Give every transfer the whole bandwidth of its ports
+    #[arg(long, requires = "plan")]
+    no_contention: bool,
+    /// How offloaded activations travel
+    #[arg(long, value_enum, default_value_t, requires = "plan")]
+    offload: OffloadMode,
+    /// Passes that offload copies may run ahead
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024), requires = "plan")]
+    prefetch: u32,
+    /// What replicas share out instead of keeping a copy each
+    #[arg(long, value_enum, default_value_t, requires = "plan")]
+    sharding: ShardingMode,
     /// How to print the answer
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
+/// How offloaded activations travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum OffloadMode {
+    /// Pageable memory, computation waits
+    Naive,
+    /// Pinned memory, computation waits
+    Pinned,
+    /// Asynchronous calls on pageable memory, which the driver makes wait
+    NonBlocking,
+    /// Pinned memory on streams of their own
+    #[default]
+    Both,
+}
+
+/// What replicas share out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ShardingMode {
+    /// Nothing
+    #[default]
+    None,
+    /// Optimizer state
+    Zero1,
+    /// Optimizer state and gradients
+    Zero2,
+    /// Optimizer state, gradients and parameters (FSDP)
+    Zero3,
+}
+
 impl Simulate {
     /// Prints the answer.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        match &self.csv {
-            Some(path) => self.run_csv(path, output),
-            None => {
-                Err(Failure::input("nothing to simulate").with_hint("give a plan, or an order with --csv"))
-            }
+        if let Some(path) = &self.timeline {
+            picture::check_name(path)?;
+        }
+        match (&self.plan, &self.csv) {
+            (Some(path), _) => self.run_plan(path, output),
+            (None, Some(path)) => self.run_csv(path, output),
+            (None, None) => self.run_schedule(output),
         }
     }
 
     fn run_csv(&self, path: &Path, output: &mut Output) -> Result<(), Failure> {
         let name = path.display().to_string();
-        let text = files::read_text(path)?;
-        let order = from_csv(&text, self.chain).map_err(|error| csv_failure(&name, &text, error))?;
-        let report = simulator::lint(&order);
+        let read = order::read(&name, &files::read_text(path)?, self.chain)?;
         if self.lint {
-            return print_lint(&report, self.format, output);
+            return order::print_lint(&simulator::lint(&read), self.format, output);
         }
-        if let Some(first) = report.errors().next() {
-            let more = report.errors().count() - 1;
-            let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-            return Err(Failure::no(format!("{name}: {first}{more}"))
-                .with_hint(format!("`model-analyze simulate --csv {name} --lint` lists every problem")));
-        }
-        let clock = simulator::clock(&order, &self.cost)
-            .map_err(|error| Failure::input(format!("{name}: {error}")))?;
-        let answer = SimulatedOrder {
-            schema_version: TIMELINE_VERSION,
-            makespan: clock.makespan,
-            longest_span: clock.longest_span,
-            bubble: simulator::closed_form::bubble(clock.makespan, &clock.busy),
-            busy: clock.busy,
-            peak_activations: clock.peak_activations,
-            peak_until_input_gradient: clock.peak_until_input_gradient,
-            ranks: order.ranks.len(),
-            stages: order.n_stages(),
-            operations: order.n_ops(),
-            warnings: report.findings.iter().map(ToString::to_string).collect(),
-        };
+        self.print_order(&name, &read, output)
+    }
+
+    fn run_schedule(&self, output: &mut Output) -> Result<(), Failure> {
+        let (schedule, made) = order::make(
+            self.schedule.as_deref().unwrap_or_default(),
+            self.ranks.unwrap_or_default(),
+            self.chunks,
+            self.micro_batches.unwrap_or_default(),
+            self.cost,
+        )?;
+        self.print_order(schedule.name(), &made, output)
+    }
+
+    fn print_order(
+        &self,
+        name: &str,
+        order: &simulator::order::Order,
+        output: &mut Output,
+    ) -> Result<(), Failure> {
+        let (answer, timeline) =
+            order::simulate(name, order, &self.cost, self.as_torch, self.timeline.is_some())?;
+        self.write_files(timeline.as_ref(), order)?;
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?),
-            Format::Text => output.text(&order_text(&answer, &order)),
+            Format::Text => output.text(&order::text(&answer, order)),
         }
     }
-}
 
-/// Reads `F,I,W,C`.
-fn read_cost(text: &str) -> Result<Cost, String> {
-    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
-    let [forward, input_gradient, weight_gradient, hop] = parts[..] else {
-        return Err(
-            "expected four numbers: forward, input gradient, weight gradient, hop latency".to_string()
-        );
-    };
-    let number = |name: &str, value: &str| {
-        value.parse::<u64>().map_err(|_| format!("{name} `{value}` is not a whole number of 0 or more"))
-    };
-    let cost = Cost {
-        forward: number("forward time", forward)?,
-        input_gradient: number("input-gradient time", input_gradient)?,
-        weight_gradient: number("weight-gradient time", weight_gradient)?,
-        hop: number("hop latency", hop)?,
-    };
-    if cost.forward == 0 && cost.backward() == 0 {
-        return Err("all operations take no time: at least one of F, I and W must be above 0".to_string());
+    fn run_plan(&self, path: &Path, output: &mut Output) -> Result<(), Failure> {
+        let name = path.display().to_string();
+        let plan = plan::read(&name, &files::read_text(path)?)?;
+        let options = simulator::PlanOptions {
+            schedule: self.schedule.clone(),
+            micro_batches: self.micro_batches,
+            host_overhead: Seconds(self.host_overhead * 1e-6),
+            sharing: if self.no_contention { Sharing::Unlimited } else { Sharing::Fair },
+            sends: if self.blocking_sends { Sends::Blocking } else { Sends::Overlapped },
+            offload: match self.offload {
+                OffloadMode::Naive => Offload::Naive,
+                OffloadMode::Pinned => Offload::Pinned,
+                OffloadMode::NonBlocking => Offload::NonBlocking,
+                OffloadMode::Both => Offload::Overlapped { depth: self.prefetch },
+            },
+            sharding: match self.sharding {
+                ShardingMode::None => Sharding::Replicated,
+                ShardingMode::Zero1 => Sharding::Optimizer,
+                ShardingMode::Zero2 => Sharding::Gradients,
+                ShardingMode::Zero3 => Sharding::Parameters,
+            },
+        };
+        let simulated = plan::simulate(&name, &plan, &options)?;
+        let timeline = self.timeline.is_some().then(|| picture::of_plan(&plan, &simulated));
+        self.write_files(timeline.as_ref(), &simulated.step.order)?;
+        match self.format {
+            Format::Json => output.json(&serde_json::to_value(&simulated.answer).map_err(Failure::input)?),
+            Format::Text => output.text(&plan::text(&simulated.answer)),
+        }
     }
-    Ok(cost)
+
+    fn write_files(
+        &self,
+        timeline: Option<&Timeline>,
+        order: &simulator::order::Order,
+    ) -> Result<(), Failure> {
+        if let (Some(path), Some(timeline)) = (&self.timeline, timeline) {
+            files::write(path, picture::draw(path, timeline)?.as_bytes())?;
+        }
+        if let Some(path) = &self.write_csv {
+            files::write(path, simulator::order::to_csv(order).as_bytes())?;
+        }
+        Ok(())
+    }
 }
 
-fn csv_failure(name: &str, text: &str, error: CsvError) -> Failure {
-    let failure = Failure::input(format!("{name}: {error}"));
+/// An order that cannot be made: the schedules are listed where the name was wrong.
+fn order_failure(error: OrderError) -> Failure {
+    let failure = Failure::input(&error);
     match error {
-        CsvError::Cell { span, .. } => failure.at(name, text, span, "here").with_hint(
-            "a cell is `<stage><F|I|W|B><micro-batch>` or `(0F3;3B1)OVERLAP_F_B`; empty cells are idle",
-        ),
-        CsvError::Communication { span, .. } => {
-            failure.at(name, text, span, "here").with_hint("write the schedule with format=\"compute_only\"")
+        OrderError::Unknown { .. } => {
+            let names: Vec<&str> = simulator::order::ALL.iter().map(|schedule| schedule.name()).collect();
+            failure.with_hint(format!("schedules are {}", names.join(", ")))
         }
-        CsvError::Chain { .. } => failure
-            .with_hint("--chain is the number of stages in one copy of the model; leave it out for one copy"),
-        CsvError::Empty | CsvError::TooLong { .. } | CsvError::Number { .. } => failure,
-    }
-}
-
-fn print_lint(report: &simulator::Report, format: Format, output: &mut Output) -> Result<(), Failure> {
-    let ok = report.errors().next().is_none();
-    let severity = |severity| match severity {
-        simulator::Severity::Error => "error",
-        simulator::Severity::Warning => "warning",
-    };
-    match format {
-        Format::Json => {
-            let findings = report.findings.iter().map(|finding| LintFinding {
-                severity: severity(finding.severity).to_string(),
-                rank: finding.place.map(|place| place.rank),
-                position: finding.place.map(|place| place.position),
-                message: finding.to_string(),
-            });
-            let answer = LintedOrder {
-                schema_version: TIMELINE_VERSION,
-                ok,
-                findings: findings.collect(),
-                peak_activations: report.peak_activations.clone(),
-            };
-            output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)?;
+        OrderError::MicroBatches { smallest: Some(smallest), .. } => {
+            failure.with_hint(format!("--micro-batches {smallest} works"))
         }
-        Format::Text => {
-            let mut text: String = report
-                .findings
-                .iter()
-                .map(|finding| format!("{}: {finding}\n", severity(finding.severity)))
-                .collect();
-            if let Some(peaks) = &report.peak_activations {
-                text.push_str(&format!("peak activations by rank: {}\n", list(peaks)));
-            }
-            text.push_str(if ok { "the order is complete and runs\n" } else { "the order is wrong\n" });
-            output.text(&text)?;
-        }
+        OrderError::Chunks { .. } => failure.with_hint("--chunks is the number of stages on each rank"),
+        _ => failure,
     }
-    if ok { Ok(()) } else { Err(Failure::no(format!("{} problems", report.errors().count()))) }
-}
-
-fn order_text(answer: &SimulatedOrder, order: &Order) -> String {
-    let mut text = format!(
-        "{} operations of {} stages on {} ranks, {} micro-batches\n\n",
-        answer.operations,
-        answer.stages,
-        answer.ranks,
-        order.n_micro_batches(),
-    );
-    text.push_str(&format!("makespan          {}\n", answer.makespan));
-    text.push_str(&format!("longest span      {}\n", answer.longest_span));
-    text.push_str(&format!("bubble            {:.1} %\n", 100.0 * answer.bubble));
-    text.push_str(&format!("busy              {}\n", list(&answer.busy)));
-    text.push_str(&format!("peak activations  {}\n", list(&answer.peak_activations)));
-    for warning in &answer.warnings {
-        text.push_str(&format!("warning: {warning}\n"));
-    }
-    text
-}
-
-fn list<T: ToString>(values: &[T]) -> String {
-    const SHOWN: usize = 32;
-    let mut text = values.iter().take(SHOWN).map(T::to_string).collect::<Vec<_>>().join(" ");
-    if values.len() > SHOWN {
-        text.push_str(&format!(" … ({} in all)", values.len()));
-    }
-    text
 }

@@ -21,7 +21,8 @@ pub fn digest(program: &Program) -> String {
     put(b"tensors");
     for tensor in &program.tensors {
         put(tensor.path.as_bytes());
-        put(format!("{:?} {:?} {:?} {}", tensor.dtype, tensor.shape, tensor.role, tensor.requires_grad).as_bytes());
+        put(format!("{:?} {:?} {:?} {}", tensor.dtype, tensor.shape, tensor.role, tensor.requires_grad)
+            .as_bytes());
     }
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -8,7 +8,7 @@
 
 use petgraph::{algo::toposort, graph::DiGraph};
 
-use crate::layers::{Layered, Link, Role, Sheet, SheetNode, SlotId};
+use crate::layers::{Layered, Link, MANY_SLOTS, Role, Sheet, SheetNode, SlotId};
 
 /// Room between two boxes, between a box and a lane, between two lanes.
 const BOX_GAP: f64 = 24.0;
@@ -243,7 +243,8 @@ impl Columns {
         let mut at = vec![0.0f64; self.n_columns];
         self.push_right(&mut at, &to_left);
         let mut wanted = at.clone();
-        for _ in 0..ROUNDS {
+        let n_rounds = if self.of.len() > MANY_SLOTS { ROUNDS / 4 } else { ROUNDS };
+        for _ in 0..n_rounds {
             for column in 0..self.n_columns {
                 let (sum, weights) =
                     pulls[column].iter().fold((0.0, 0.0), |(sum, all), (to, shift, weight)| {

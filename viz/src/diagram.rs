@@ -46,6 +46,8 @@ pub struct DiagramBox {
     pub details: Vec<String>,
     /// Name and value, for the tool tip and for programs.
     pub attributes: Vec<(String, String)>,
+    /// The model's operators in it, those left out of the picture included.
+    pub operators: std::ops::Range<u32>,
     /// What it does, which gives its colour.
     pub family: Family,
     /// What it costs, when costs are shown.
@@ -171,6 +173,11 @@ impl Diagram {
     pub fn new(root: DiagramBox) -> Self {
         let root = DiagramBox { parent: None, children: Vec::new(), repeat: 1, ..root };
         Self { boxes: vec![root], wires: Vec::new(), amounts: None, has_stages: false }
+    }
+
+    /// Names the whole.
+    pub fn set_title(&mut self, title: &str) {
+        self.boxes[0].title = title.to_string();
     }
 
     /// Adds a box as the last child of another.

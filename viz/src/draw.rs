@@ -283,6 +283,12 @@ impl Painter<'_> {
         for line in &card.lines {
             let class = match line.kind {
                 LineKind::Title => "t",
+                // Grey on the stronger colours of an amount would be hard to read.
+                LineKind::Muted
+                    if centred_in.is_some() && matches!(self.color, Color::Cost | Color::Memory) =>
+                {
+                    "n"
+                }
                 LineKind::Muted => "m",
                 LineKind::Amount | LineKind::Tag => "n",
             };

@@ -35,9 +35,10 @@ const MOST_OUTPUTS: usize = 4;
 
 /// Makes a diagram of a whole model, opened to its operators.
 pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
-    let mut builder = Builder { graph, overlay, prefix: prefix_sums(graph, overlay) };
+    let builder = Builder { graph, overlay, prefix: prefix_sums(graph, overlay) };
     let mut diagram = Diagram::new(DiagramBox {
         title: graph.name.clone(),
+        operators: 0..graph.operators.len() as u32,
         amount: builder.amount(0..graph.operators.len() as u32),
         ..DiagramBox::default()
     });
@@ -53,6 +54,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     let mut wires: IndexMap<(BoxId, ValueId), Vec<BoxId>> = IndexMap::new();
     // The frames around the operator at hand, innermost last.
     let mut open: Vec<(BlockId, BoxId)> = vec![(BlockId::ROOT, BoxId::ROOT)];
+    let is_shown = shown(graph);
     for operator in &graph.operators {
         if operator.class == OperatorClass::Plumbing {
             let through: BTreeSet<BoxId> =
@@ -60,6 +62,9 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
             for output in operator.outputs.iter().filter(|output| carries_tensor(graph, **output)) {
                 makers[output.index()] = through.iter().copied().collect();
             }
+            continue;
+        }
+        if !is_shown[operator.id.index()] {
             continue;
         }
         builder.enter(&mut diagram, &mut open, operator.block);
@@ -97,6 +102,33 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     diagram
 }
 
+/// Tells for each operator whether a drawn tensor leads from it to an output.
+///
+/// Sizes are at times computed with tensors that hold one number; what only sizes are made of is not drawn.
+fn shown(graph: &ModelGraph) -> Vec<bool> {
+    let mut is_live = vec![false; graph.values.len()];
+    for output in &graph.outputs {
+        is_live[output.index()] = true;
+    }
+    let mut is_shown = vec![false; graph.operators.len()];
+    for operator in graph.operators.iter().rev() {
+        let is_plumbing = operator.class == OperatorClass::Plumbing;
+        let is_read = operator
+            .outputs
+            .iter()
+            .any(|value| is_live[value.index()] && (!is_plumbing || carries_tensor(graph, *value)));
+        // What writes in place does its work even where nobody reads its result.
+        let is_in_place = !is_plumbing && operator.name.ends_with('_') && !operator.name.ends_with("__");
+        if is_read || is_in_place {
+            is_shown[operator.id.index()] = !is_plumbing;
+            for input in &operator.inputs {
+                is_live[input.index()] = true;
+            }
+        }
+    }
+    is_shown
+}
+
 struct Builder<'a> {
     graph: &'a ModelGraph,
     overlay: &'a Overlay<'a>,
@@ -116,7 +148,7 @@ fn prefix_sums(graph: &ModelGraph, overlay: &Overlay<'_>) -> Vec<f64> {
 
 impl Builder<'_> {
     /// Closes frames that a block is not in and opens those that it is in.
-    fn enter(&mut self, diagram: &mut Diagram, open: &mut Vec<(BlockId, BoxId)>, block: BlockId) {
+    fn enter(&self, diagram: &mut Diagram, open: &mut Vec<(BlockId, BoxId)>, block: BlockId) {
         let mut way = Vec::new();
         let mut next = Some(block);
         while let Some(id) = next {
@@ -152,6 +184,7 @@ impl Builder<'_> {
             subtitle: block.kind.clone(),
             details,
             attributes,
+            operators: block.operators.clone(),
             amount: self.amount(block.operators.clone()),
             stage: self.stage(block.operators.clone()),
             ..DiagramBox::default()
@@ -174,6 +207,7 @@ impl Builder<'_> {
             title: name.to_string(),
             subtitle: summary(self.graph, operator).unwrap_or_default(),
             attributes,
+            operators: range.clone(),
             family: family(operator.class),
             amount: self.amount(range.clone()),
             stage: self.stage(range),
@@ -312,7 +346,7 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
         OperatorClass::Convolution => {
             let [first, second, kernel @ ..] = weight? else { return None };
             let is_transposed = operator.name.contains("transpose")
-                || operator.constant("transposed") == Some(&tracer_constant(true));
+                || operator.constant("transposed") == Some(&graph::Constant::Bool(true));
             let groups = integer(operator, "groups").unwrap_or(1).max(1) as u64;
             let (from, to) = match is_transposed {
                 true => (*first, second.saturating_mul(groups)),
@@ -343,10 +377,6 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
         _ => return None,
     }
     Some(parts.join(", "))
-}
-
-fn tracer_constant(value: bool) -> graph::Constant {
-    graph::Constant::Bool(value)
 }
 
 fn stride(operator: &Operator) -> Option<String> {

@@ -57,7 +57,7 @@ pub(crate) fn lay_out(sheet: &Sheet, wrap: Wrap) -> Inside {
     }
     let layered = layer(sheet);
     let placed = place(sheet, &layered);
-    let gaps = gaps(sheet, &layered, &placed);
+    let gaps = gaps(&layered, &placed);
     let strips = strips(sheet, &layered, &placed, &gaps, wrap);
     compose(sheet, &layered, &placed, &gaps, &strips)
 }
@@ -70,13 +70,12 @@ struct Gap {
     channel: Channel,
 }
 
-fn gaps(sheet: &Sheet, layered: &Layered, placed: &Placed) -> Vec<Gap> {
+fn gaps(layered: &Layered, placed: &Placed) -> Vec<Gap> {
     let n_gaps = layered.rows.len().saturating_sub(1);
     let mut links: Vec<Vec<usize>> = vec![Vec::new(); n_gaps];
     for (index, link) in layered.links.iter().enumerate() {
         links[layered.slots[link.from].row].push(index);
     }
-    let _ = sheet;
     links
         .into_iter()
         .map(|mut links| {

@@ -16,6 +16,8 @@ use std::cmp::Ordering;
 
 /// Sweeps over all rows, down and up in turn.
 const SWEEPS: usize = 8;
+/// Beyond this many slots a drawing is a map, not a page, and gets fewer rounds.
+pub(crate) const MANY_SLOTS: usize = 20_000;
 /// Rows longer than this are not improved by swapping neighbours.
 const LONGEST_SWAPPED_ROW: usize = 300;
 
@@ -226,7 +228,8 @@ fn order(layered: &mut Layered, sheet: &Sheet) {
         layered.links.iter().map(|link| (shift(link.from, link.net), shift(link.to, link.net))).collect();
     let mut best = layered.rows.clone();
     let mut fewest = crossings(layered, &shifts);
-    for sweep in 0..SWEEPS {
+    let n_sweeps = if layered.slots.len() > MANY_SLOTS { SWEEPS / 3 } else { SWEEPS };
+    for sweep in 0..n_sweeps {
         if fewest == 0 {
             break;
         }

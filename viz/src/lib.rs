@@ -1,4 +1,5 @@
 //! What does it look like? Values become SVG, DOT, HTML and trace JSON.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cards;
 mod channels;
@@ -8,11 +9,13 @@ mod dot;
 mod draw;
 mod explorer;
 mod from_graph;
+pub mod gantt;
 mod inside;
 mod layers;
 mod layout;
 mod lift;
 pub mod palette;
+pub mod perfetto;
 pub mod svg;
 pub mod text;
 mod view;

@@ -77,7 +77,7 @@ const fn family(fill: Shade, line: Shade) -> FamilyShade {
     FamilyShade { fill, line }
 }
 
-/// By the order of [`Family::ALL`].
+/// By the order of [`crate::Family::ALL`].
 pub const FAMILIES: [FamilyShade; 9] = [
     family(shade("#ffffff", "#1c232c"), shade("#8c959f", "#768390")),
     family(shade("#dcebfb", "#14304f"), shade("#2f74c0", "#5b9be6")),

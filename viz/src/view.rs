@@ -22,6 +22,8 @@ const MOST_READERS: usize = 8;
 const DEEPEST: u32 = 40;
 /// Lines that pass by boxes, for each box of a frame; beyond that the longest become names.
 const MOST_LANES: usize = 24;
+/// The same for a frame as a whole: thousands of operators without blocks are still to be drawn in a second.
+const MOST_LANES_IN_ALL: usize = 20_000;
 
 /// Which boxes are opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +51,7 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, u32) {
 }
 
 /// Makes one box of a box and its only child: `conv1` and `conv2d` in it.
-fn merge_only_children(diagram: &Diagram) -> Diagram {
+pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
     let mut keep: Vec<BoxId> = diagram.ids().collect();
     let mut boxes: Vec<DiagramBox> = diagram.boxes().to_vec();
     // From the innermost outwards, so that a chain of such boxes becomes one.
@@ -58,9 +60,12 @@ fn merge_only_children(diagram: &Diagram) -> Diagram {
         let inner = boxes[child.index()].clone();
         let outer = &mut boxes[id.index()];
         if inner.children.is_empty() && !inner.title.is_empty() {
-            outer.subtitle = match inner.subtitle.is_empty() || inner.is_joined() {
-                true => inner.title,
-                false => format!("{} {}", inner.title, inner.subtitle),
+            // `relu` in `relu (call 2)` says nothing new.
+            let is_said = outer.title.starts_with(inner.title.as_str());
+            outer.subtitle = match (is_said, inner.subtitle.is_empty()) {
+                (true, _) => inner.subtitle,
+                (false, true) => inner.title,
+                (false, false) => format!("{} {}", inner.title, inner.subtitle),
             };
         } else if !inner.children.is_empty() {
             outer.title = format!("{}.{}", outer.title, inner.title);
@@ -81,47 +86,26 @@ fn merge_only_children(diagram: &Diagram) -> Diagram {
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
 }
 
-impl DiagramBox {
-    /// Tells whether the title already says what the box does.
-    fn is_joined(&self) -> bool {
-        self.title == self.subtitle
-    }
-}
-
 /// Makes one box of equal siblings in a row.
 fn fold(diagram: &Diagram) -> Diagram {
-    let nets = lift(diagram);
-    let hashes = hashes(diagram, &nets);
     let mut keep: Vec<BoxId> = diagram.ids().collect();
     let mut boxes = diagram.boxes().to_vec();
     // The first of the siblings that a box is one of.
     let mut run_of: Vec<Option<BoxId>> = vec![None; boxes.len()];
-    for id in diagram.ids() {
-        let children = &diagram.get(id).children;
-        let mut start = 0;
-        while start < children.len() {
-            let hash = hashes[children[start].index()];
-            let length = children[start..].iter().take_while(|c| hashes[c.index()] == hash).count();
-            let run = start..start + length;
-            start += length;
-            let least = if diagram.is_leaf(children[run.start]) { 3 } else { 2 };
-            if length < least || !is_foldable(&nets[id.index()], &run) {
-                continue;
-            }
-            let first = children[run.start];
-            for member in &children[run.clone()] {
-                run_of[member.index()] = Some(first);
-            }
-            if keep[first.index()] == first {
-                let last = diagram.get(children[run.end - 1]);
-                let item = &mut boxes[first.index()];
-                item.title = joined_title(&item.title, &last.title);
-                item.path = joined_title(&item.path, &last.path);
-                item.repeat = length as u32;
-                for member in &children[run.start + 1..run.end] {
-                    for (from, to) in subtree(diagram, *member).zip(subtree(diagram, first)) {
-                        keep[from.index()] = to;
-                    }
+    for run in runs(diagram) {
+        let first = run[0];
+        for member in &run {
+            run_of[member.index()] = Some(first);
+        }
+        if keep[first.index()] == first {
+            let last = diagram.get(run[run.len() - 1]);
+            let item = &mut boxes[first.index()];
+            item.title = joined_title(&item.title, &last.title);
+            item.path = joined_title(&item.path, &last.path);
+            item.repeat = run.len() as u32;
+            for member in &run[1..] {
+                for (from, to) in subtree(diagram, *member).zip(subtree(diagram, first)) {
+                    keep[from.index()] = to;
                 }
             }
         }
@@ -132,6 +116,28 @@ fn fold(diagram: &Diagram) -> Diagram {
         a != b && run_of[a.index()].is_some() && run_of[a.index()] == run_of[b.index()]
     };
     rebuild(diagram, &boxes, keep, Duplicates::Drop, is_inner)
+}
+
+/// Returns the runs of equal siblings that one box can stand for, outer ones first.
+pub(crate) fn runs(diagram: &Diagram) -> Vec<Vec<BoxId>> {
+    let nets = lift(diagram);
+    let hashes = hashes(diagram, &nets);
+    let mut runs = Vec::new();
+    for id in diagram.ids() {
+        let children = &diagram.get(id).children;
+        let mut start = 0;
+        while start < children.len() {
+            let hash = hashes[children[start].index()];
+            let length = children[start..].iter().take_while(|c| hashes[c.index()] == hash).count();
+            let run = start..start + length;
+            start += length;
+            let least = if diagram.is_leaf(children[run.start]) { 3 } else { 2 };
+            if length >= least && is_foldable(&nets[id.index()], &run) {
+                runs.push(children[run].to_vec());
+            }
+        }
+    }
+    runs
 }
 
 /// Tells whether equal siblings are one chain, each feeding the next, or all stand in the same place side by side.
@@ -286,6 +292,14 @@ enum Duplicates {
     Drop,
 }
 
+/// Tensors that have become one line.
+struct Merged {
+    source: BoxId,
+    sinks: Vec<BoxId>,
+    /// Each label and how often it occurs.
+    labels: Vec<(String, usize)>,
+}
+
 /// Makes a diagram of the boxes that are kept: those that `keep` maps to themselves, others to an earlier one.
 fn rebuild(
     diagram: &Diagram,
@@ -307,7 +321,7 @@ fn rebuild(
         new[id.index()] = result.add(new[keep[parent.index()].index()], boxes[id.index()].clone());
     }
     let mut place: HashMap<(BoxId, Vec<BoxId>), usize> = HashMap::new();
-    let mut wires: Vec<(BoxId, Vec<BoxId>, Vec<(String, usize)>)> = Vec::new();
+    let mut wires: Vec<Merged> = Vec::new();
     for Wire { source, label, sinks } in diagram.wires() {
         let from = new[keep[source.index()].index()];
         let mut to: Vec<BoxId> = sinks
@@ -322,10 +336,10 @@ fn rebuild(
             continue;
         }
         let index = *place.entry((from, to.clone())).or_insert_with(|| {
-            wires.push((from, to, Vec::new()));
+            wires.push(Merged { source: from, sinks: to, labels: Vec::new() });
             wires.len() - 1
         });
-        let labels = &mut wires[index].2;
+        let labels = &mut wires[index].labels;
         match labels.iter_mut().find(|(known, _)| known == label) {
             Some((_, count)) if duplicates == Duplicates::Keep => *count += 1,
             Some(_) => {}
@@ -334,7 +348,7 @@ fn rebuild(
     }
     let wires = wires
         .into_iter()
-        .map(|(source, sinks, labels)| {
+        .map(|Merged { source, sinks, labels }| {
             let labels: Vec<String> = labels
                 .into_iter()
                 .filter(|(label, _)| !label.is_empty())
@@ -388,7 +402,7 @@ fn far_wires(diagram: &Diagram) -> Vec<bool> {
             })
             .collect();
         let mut total: usize = lengths.iter().map(|(length, _)| length).sum();
-        let budget = MOST_LANES * n_children + 400;
+        let budget = (MOST_LANES * n_children).min(MOST_LANES_IN_ALL) + 4 * n_children + 400;
         lengths.sort_unstable();
         while total > budget
             && let Some((length, wire)) = lengths.pop()

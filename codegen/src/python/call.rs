@@ -4,6 +4,7 @@ use tracer::{Constant, Node, Operand, Program, Role, TensorId};
 
 use super::spelling::{Spelling, dtype_of_code, memory_format, spelling};
 use crate::{
+    fold::Folded,
     names::{Names, float, is_identifier, quoted},
     operators::{Kind, out_of_place, split},
     pipeline::Form,
@@ -20,19 +21,49 @@ pub(crate) struct Writer<'p> {
     pub training: bool,
     /// Values that a recurrent layer's packing reads: their device stays.
     pub on_host: &'p std::collections::HashSet<tracer::ValueId>,
+    /// Values that stand for others.
+    pub folded: &'p Folded,
 }
 
 /// Operators that make a tensor on a device that the trace names.
 const FACTORIES: &[&str] = &[
-    "arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "eye", "linspace", "scalar_tensor",
-    "tensor", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones",
-    "new_full", "new_empty", "to", "tril_indices", "triu_indices", "range", "hann_window", "_to_copy",
+    "arange",
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "eye",
+    "linspace",
+    "scalar_tensor",
+    "tensor",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "rand_like",
+    "randn_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "to",
+    "tril_indices",
+    "triu_indices",
+    "range",
+    "hann_window",
+    "_to_copy",
 ];
 
 /// Tells whether an operator's device follows the stage's device instead of the trace's.
 pub(crate) fn follows_device(node: &Node, on_host: &std::collections::HashSet<tracer::ValueId>) -> bool {
     let (space, name) = split(&node.operator);
-    space == "aten" && FACTORIES.contains(&name) && !node.outputs.iter().any(|output| on_host.contains(output))
+    space == "aten"
+        && FACTORIES.contains(&name)
+        && !node.outputs.iter().any(|output| on_host.contains(output))
 }
 
 impl Writer<'_> {
@@ -43,7 +74,8 @@ impl Writer<'_> {
             Form::AsWritten => node.operator.clone(),
         };
         let (space, name) = split(&operator);
-        let position = |index: usize| node.arguments.get(index).map(|a| self.operand(&a.operand)).unwrap_or_default();
+        let position =
+            |index: usize| node.arguments.get(index).map(|a| self.operand(&a.operand)).unwrap_or_default();
         let first = || self.primary(node.arguments.first().map(|a| &a.operand));
         match (space, name, node.arguments.len()) {
             ("prim", "NumToTensor", 1) => return format!("torch.tensor({})", position(0)),
@@ -55,11 +87,17 @@ impl Writer<'_> {
             ("aten", "size" | "prim::shape", 1) => return format!("list({}.size())", first()),
             ("aten", "len", 1) => return format!("len({})", position(0)),
             ("aten", "append", 2) => return format!("{}.append({})", first(), position(1)),
-            ("prim", "ListUnpack" | "TupleUnpack" | "ListConstruct" | "DictConstruct", 1) => return position(0),
-            ("prim", "TupleIndex", 2) | ("aten", "__getitem__", 2) => return format!("{}[{}]", first(), position(1)),
+            ("prim", "ListUnpack" | "TupleUnpack" | "ListConstruct" | "DictConstruct", 1) => {
+                return position(0);
+            }
+            ("prim", "TupleIndex", 2) | ("aten", "__getitem__", 2) => {
+                return format!("{}[{}]", first(), position(1));
+            }
             ("prim", "dtype" | "device" | "layout", 1) => return format!("{}.{name}", first()),
             ("prim", "tolist", 1) => return format!("{}.tolist()", first()),
-            ("aten", "floordiv", 2) => return format!("{} // {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand))),
+            ("aten", "floordiv", 2) => {
+                return format!("{} // {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
+            }
             ("aten", "add" | "sub" | "mul" | "remainder" | "neg" | "floor_divide" | "div" | "truediv", _)
                 if node.arguments.iter().all(|a| self.is_number(&a.operand)) =>
             {
@@ -76,6 +114,11 @@ impl Writer<'_> {
             }
             ("aten", "add", 2) if self.is_list(&node.arguments[0].operand) => {
                 return format!("{} + {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
+            }
+            ("aten", "slice", _) => {
+                if let Some(call) = self.slice(node) {
+                    return call;
+                }
             }
             ("aten", "_convolution", 9..) => {
                 if let Some(call) = self.convolution(node) {
@@ -98,16 +141,31 @@ impl Writer<'_> {
             return None;
         }
         let text = |index: usize| self.operand(operand(index));
-        let zero = |operand: &Operand| matches!(operand, Operand::List(items)
-            if items.iter().all(|item| *item == Operand::Constant(Constant::Int(0))));
+        let zero = |operand: &Operand| {
+            matches!(operand, Operand::List(items)
+            if items.iter().all(|item| *item == Operand::Constant(Constant::Int(0))))
+        };
         match operand(6) {
             Operand::Constant(Constant::Bool(false)) if zero(operand(7)) => Some(format!(
                 "torch.conv{length}d({}, {}, {}, {}, {}, {}, {})",
-                text(0), text(1), text(2), text(3), text(4), text(5), text(8)
+                text(0),
+                text(1),
+                text(2),
+                text(3),
+                text(4),
+                text(5),
+                text(8)
             )),
             Operand::Constant(Constant::Bool(true)) => Some(format!(
                 "torch.conv_transpose{length}d({}, {}, {}, {}, {}, {}, {}, {})",
-                text(0), text(1), text(2), text(3), text(4), text(7), text(8), text(5)
+                text(0),
+                text(1),
+                text(2),
+                text(3),
+                text(4),
+                text(7),
+                text(8),
+                text(5)
             )),
             _ => None,
         }
@@ -145,7 +203,9 @@ impl Writer<'_> {
                 continue;
             };
             match (keyword.as_str(), constant) {
-                ("dtype" | "layout" | "device" | "pin_memory" | "memory_format", Some(Constant::None)) => continue,
+                ("dtype" | "layout" | "device" | "pin_memory" | "memory_format", Some(Constant::None)) => {
+                    continue;
+                }
                 ("pin_memory", Some(Constant::Bool(false))) | ("layout", Some(Constant::Int(0))) => continue,
                 ("memory_format", Some(Constant::Int(code))) => match memory_format(*code) {
                     Some(format) => text = format.to_string(),
@@ -172,7 +232,9 @@ impl Writer<'_> {
                 (format!("{}.{method}", self.primary(node.arguments.first().map(|a| &a.operand))), 1)
             }
             Spelling::Method(method) => (format!("torch.ops.aten.{method}"), 0),
-            Spelling::Torch(callee) | Spelling::Functional(callee) | Spelling::Operator(callee) => (callee, 0),
+            Spelling::Torch(callee) | Spelling::Functional(callee) | Spelling::Operator(callee) => {
+                (callee, 0)
+            }
         };
         let arguments: Vec<String> = positional.into_iter().skip(skip).chain(named).collect();
         format!("{callee}({})", arguments.join(", "))
@@ -183,8 +245,14 @@ impl Writer<'_> {
     /// A flag is the module's own when it equals the module's and the root's mode at tracing; the rest stays as traced.
     fn training_flag(&self, node: &Node, name: &str) -> Option<usize> {
         let index = match name {
-            "dropout" | "dropout_" | "feature_dropout" | "feature_dropout_" | "alpha_dropout" | "alpha_dropout_"
-            | "feature_alpha_dropout" | "feature_alpha_dropout_" => 2,
+            "dropout"
+            | "dropout_"
+            | "feature_dropout"
+            | "feature_dropout_"
+            | "alpha_dropout"
+            | "alpha_dropout_"
+            | "feature_alpha_dropout"
+            | "feature_alpha_dropout_" => 2,
             "batch_norm" => 5,
             "lstm" | "gru" | "rnn_tanh" | "rnn_relu" => {
                 // The packed form has one argument more in front and none at the end.
@@ -198,7 +266,8 @@ impl Writer<'_> {
         if name == "batch_norm" {
             // Without statistics there is nothing to use in evaluation mode.
             let statistics = &node.arguments.get(3)?.operand;
-            if !matches!(statistics, Operand::Tensor(id) if self.program.tensors[id.index()].role == Role::Buffer) {
+            if !matches!(statistics, Operand::Tensor(id) if self.program.tensors[id.index()].role == Role::Buffer)
+            {
                 return None;
             }
         }
@@ -227,6 +296,32 @@ impl Writer<'_> {
         }
     }
 
+    /// Returns the name that the stage's code has for a value.
+    pub fn name(&self, value: tracer::ValueId) -> &str {
+        self.names.get(self.folded.get(value))
+    }
+
+    /// `x[:, 2:5]` for the common forms of `aten::slice`.
+    fn slice(&self, node: &Node) -> Option<String> {
+        let operand = |index: usize| node.arguments.get(index).map(|a| &a.operand);
+        let Some(Operand::Constant(Constant::Int(dim @ 0..=8))) = operand(1) else { return None };
+        let bound = |index: usize| match operand(index) {
+            None | Some(Operand::Constant(Constant::None)) => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(i64::MAX))) if index == 3 => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(0))) if index == 2 => Some(String::new()),
+            Some(Operand::Constant(Constant::Int(value))) => Some(value.to_string()),
+            Some(Operand::Value(value)) if self.kinds[self.folded.get(*value).index()] == Kind::Int => {
+                Some(self.name(*value).to_string())
+            }
+            _ => None,
+        };
+        if !matches!(operand(4), None | Some(Operand::Constant(Constant::Int(1)))) || node.arguments.len() < 3 {
+            return None;
+        }
+        let all = ":, ".repeat(*dim as usize);
+        Some(format!("{}[{all}{}:{}]", self.primary(operand(0)), bound(2)?, bound(3)?))
+    }
+
     /// Writes an operand so that a dot can follow.
     fn primary(&self, operand: Option<&Operand>) -> String {
         match operand {
@@ -239,15 +334,17 @@ impl Writer<'_> {
     /// Writes an operand.
     pub fn operand(&self, operand: &Operand) -> String {
         match operand {
-            Operand::Value(value) => self.names.get(*value).to_string(),
+            Operand::Value(value) => self.name(*value).to_string(),
             Operand::Tensor(tensor) => self.tensor(*tensor),
             Operand::Constant(constant) => self.constant(constant),
             Operand::List(items) => format!("[{}]", self.items(items)),
             Operand::Tuple(items) if items.len() == 1 => format!("({},)", self.items(items)),
             Operand::Tuple(items) => format!("({})", self.items(items)),
             Operand::Dict(pairs) => {
-                let pairs: Vec<String> =
-                    pairs.iter().map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value))).collect();
+                let pairs: Vec<String> = pairs
+                    .iter()
+                    .map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value)))
+                    .collect();
                 format!("{{{}}}", pairs.join(", "))
             }
         }

@@ -16,7 +16,9 @@ use call::Writer;
 use crate::{
     content::Content,
     error::CutError,
+    fold::Folded,
     names::{Names, comment, quoted},
+    opaque::{Function, functions},
     operators::{Kind, kinds, leaves, split, values_of},
     pipeline::{Carried, Pipeline, Stage, Step},
     safetensors,
@@ -39,20 +41,30 @@ pub(crate) fn stage(
     let training = was_training(program);
     let kinds = kinds(program);
     let on_host = on_host(program);
+    let folded = Folded::new(program, stage, &kinds);
     let writer =
-        Writer { program, names, kinds: &kinds, constants: &constants, training, on_host: &on_host };
+        Writer { program, names, kinds: &kinds, constants: &constants, training, on_host: &on_host, folded: &folded };
     let tied = tied_names(program, stage);
     let mut out = String::new();
     header(&mut out, program, pipeline, index);
     tables(&mut out, program, stage, &tied);
     out.push_str(&HELPERS.replace("stage_K", &format!("stage_{index}")).replace("_CONSTANTS_", &constants));
+    let functions = functions(program, stage)?;
+    for (_, name, function) in &functions {
+        // Scripted control flow stays in its own language.
+        out.push_str(&format!("\n\n_{name} = torch.jit.CompilationUnit(\n"));
+        for line in function.code.lines() {
+            out.push_str(&format!("    {}\n", quoted(&format!("{line}\n"))));
+        }
+        out.push_str(&format!(").{name}\n"));
+    }
     out.push_str("\n\nclass Stage(Holder):\n");
     let about = format!("    \"\"\"{}\"\"\"\n\n", comment(&describe(program, stage)));
     out.push_str(&about);
     out.push_str("    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n");
     let mode = if training { "True" } else { "False" };
     out.push_str(&format!("        self.train({mode})  # as traced\n\n"));
-    forward(&mut out, &writer, stage);
+    forward(&mut out, &writer, stage, &functions);
 
     let mut tensors: Vec<(String, TensorId)> = Vec::new();
     for &id in &stage.tensors {
@@ -67,10 +79,15 @@ pub(crate) fn stage(
     Ok((out, safetensors::file(program, &tensors)?))
 }
 
-/// Tells whether the model was traced in training mode.
+/// Tells whether the model was traced in training mode: as most of its modules were.
+///
+/// The root alone is no witness: a wrapper made for tracing is in training mode unless told otherwise.
 pub(crate) fn was_training(program: &Program) -> bool {
-    let root = program.modules.first().and_then(|root| root.attributes.get("training"));
-    root == Some(&Constant::Bool(true))
+    let count = |mode: bool| {
+        let modes = program.modules.iter().filter_map(|module| module.attributes.get("training"));
+        modes.filter(|found| **found == Constant::Bool(mode)).count()
+    };
+    count(true) > count(false)
 }
 
 /// Returns values that must stay on the host: lengths of packed sequences.
@@ -190,7 +207,7 @@ fn tables(out: &mut String, program: &Program, stage: &Stage, tied: &BTreeMap<&s
     out.push_str("}\n\n\n");
 }
 
-fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
+fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(NodeId, String, Function)]) {
     let program = writer.program;
     let names: Vec<&str> = stage.inputs.iter().map(|port| port.name.as_str()).collect();
     let arguments: String = names.iter().map(|name| format!(", {name}")).collect();
@@ -204,7 +221,7 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
         };
         out.push_str(&format!("        device = {device}\n"));
     }
-    let deaths = deaths(program, stage);
+    let deaths = deaths(program, stage, writer.folded);
     for (position, step) in stage.steps.iter().enumerate() {
         let (mut line, about) = match step {
             Step::Clone(value) => {
@@ -222,10 +239,18 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
                 };
                 (text, "sent as a tensor".to_string())
             }
+            Step::Run { node, .. } if writer.folded.skips(*node) => continue,
             Step::Run { node, form, is_repeated } => {
                 let content = &program.nodes[node.index()];
-                let call = writer.call(content, *form);
-                let left: Vec<&str> = content.outputs.iter().map(|v| writer.names.get(*v)).collect();
+                let opaque = functions.iter().find(|(opaque, _, _)| opaque == node);
+                let (call, outputs) = match opaque {
+                    Some((_, name, function)) => {
+                        let arguments: Vec<String> = function.arguments.iter().map(|a| writer.operand(a)).collect();
+                        (format!("_{name}({})", arguments.join(", ")), &function.outputs)
+                    }
+                    None => (writer.call(content, *form), &content.outputs),
+                };
+                let left: Vec<&str> = outputs.iter().map(|v| writer.names.get(*v)).collect();
                 let is_unpacking = content.operator.ends_with("Unpack");
                 let text = match left.as_slice() {
                     [] => call,
@@ -320,17 +345,21 @@ fn uses_device(writer: &Writer<'_>, stage: &Stage) -> bool {
 }
 
 /// Lists for each step the values that nobody reads after it, so that their memory is freed.
-pub(crate) fn deaths(program: &Program, stage: &Stage) -> BTreeMap<usize, Vec<ValueId>> {
+fn deaths(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<usize, Vec<ValueId>> {
     let mut last: BTreeMap<ValueId, usize> = BTreeMap::new();
     for (position, step) in stage.steps.iter().enumerate() {
         if let Step::Run { node, .. } = step {
+            if folded.skips(*node) {
+                continue;
+            }
             let node = &program.nodes[node.index()];
             for argument in &node.arguments {
                 for value in values_of(&argument.operand) {
-                    last.insert(value, position);
+                    last.insert(folded.get(value), position);
                 }
             }
-            for output in &node.outputs {
+            // Control flow gives only what is read.
+            for output in node.outputs.iter().filter(|_| node.operator != "prim::Opaque") {
                 last.insert(*output, position);
             }
         }

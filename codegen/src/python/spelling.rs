@@ -33,7 +33,7 @@ const METHODS: &[&str] = &[
     "add_", "addcdiv_", "addcmul_", "addmm_", "bitwise_and_", "bitwise_or_", "clamp_", "clamp_max_", "clamp_min_", "contiguous",
     "copy_", "cumsum_", "dim", "div_", "exp_", "expand", "expand_as", "fill_", "floor_divide_", "index_add_", "index_copy_",
     "index_fill_", "lerp_", "logical_and_", "logical_not_", "logical_or_", "masked_fill_", "masked_scatter_", "mul_", "neg_",
-    "new_empty", "new_full", "new_ones", "new_zeros", "pow_", "repeat", "reshape_as", "scatter_", "scatter_add_", "sigmoid_",
+    "new_empty", "new_full", "new_ones", "new_zeros", "pow_", "repeat", "reshape_as", "scatter_", "scatter_add_", "sigmoid_", "split",
     "sqrt_", "squeeze_", "sub_", "t_", "tanh_", "to", "transpose_", "tril_", "triu_", "type_as", "unfold", "unsqueeze_", "view",
     "view_as", "zero_",
 ];

@@ -5,26 +5,36 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tracer::{Constant, Node, Operand, Program, Role, TensorId, Type, ValueId};
+use tracer::{Constant, Node, NodeId, Operand, Program, Role, TensorId, Type, ValueId};
 
 use super::tree::Tree;
 use crate::{
+    error::CutError,
+    fold::Folded,
     names::{Names, float, is_identifier, quoted},
+    opaque::{Function, functions, written},
     operators::{Kind, kinds, leaves, out_of_place, split},
     pipeline::{Carried, Form, Source, Stage, Step},
     python::{follows_device, on_host},
 };
 
 /// Writes all classes of a stage.
-pub(crate) fn module(program: &Program, names: &Names, stage: &Stage, tree: &Tree, _training: bool) -> String {
+pub(crate) fn module(program: &Program, names: &Names, stage: &Stage, tree: &Tree) -> Result<String, CutError> {
     let constants = stage.constants.iter().enumerate().map(|(key, id)| (*id, key)).collect();
     let kinds = kinds(program);
     let on_host = on_host(program);
-    let writer = Writer { program, names, kinds: &kinds, constants, on_host: &on_host };
+    let folded = Folded::new(program, stage, &kinds);
+    let functions = functions(program, stage)?;
+    let space = tree.root_class().trim_end_matches(".Stage").to_string();
+    let writer = Writer {
+        space,
+        functions: functions.iter().map(|(node, name, function)| (*node, (name.as_str(), function))).collect(),
+        program, names, kinds: &kinds, constants, on_host: &on_host, folded: &folded };
     let mut out = tree.holders().concat();
+    functions.iter().for_each(|(_, _, function)| out.push_str(&function.code));
     out.push_str(&tree.root(program));
     writer.forward(&mut out, stage, tree.root_class());
-    out
+    Ok(out)
 }
 
 struct Writer<'p> {
@@ -33,6 +43,10 @@ struct Writer<'p> {
     kinds: &'p [Kind],
     constants: HashMap<TensorId, usize>,
     on_host: &'p HashSet<ValueId>,
+    folded: &'p Folded,
+    /// Name space of the stage's file.
+    space: String,
+    functions: HashMap<NodeId, (&'p str, &'p Function)>,
 }
 
 impl Writer<'_> {
@@ -40,13 +54,13 @@ impl Writer<'_> {
         let mut parameters = format!("self: {class}");
         for port in &stage.inputs {
             let type_ = match (port.source, port.carried) {
-                (Source::Model(_), Carried::Value(value)) => self.type_(&self.program.values[value.index()].type_),
+                (Source::Model(_), Carried::Value(value)) => written(&self.program.values[value.index()].type_),
                 _ => "Tensor".to_string(),
             };
             parameters.push_str(&format!(",\n    {}: {type_}", port.name));
         }
         let returned = match stage.outputs.len() {
-            0 => "NoneType".to_string(),
+            0 => "Tuple[()]".to_string(),
             1 => "Tensor".to_string(),
             n => format!("Tuple[{}]", vec!["Tensor"; n].join(", ")),
         };
@@ -70,6 +84,8 @@ impl Writer<'_> {
                         _ => format!("{name} = int({name}__boxed)"),
                     }
                 }
+                Step::Run { node, .. } if self.folded.skips(*node) => continue,
+                Step::Run { node, .. } if self.functions.contains_key(node) => self.opaque(*node),
                 Step::Run { node, form, .. } => {
                     self.line(&self.program.nodes[node.index()], *form, device.is_some())
                 }
@@ -93,7 +109,7 @@ impl Writer<'_> {
             })
             .collect();
         match outputs.as_slice() {
-            [] => out.push_str("    return None\n"),
+            [] => out.push_str("    return ()\n"),
             [only] => out.push_str(&format!("    return {only}\n")),
             all => out.push_str(&format!("    return ({})\n", all.join(", "))),
         }
@@ -124,6 +140,14 @@ impl Writer<'_> {
             (None, Some(tensor)) => Some(self.tensor(*tensor)),
             (None, None) => None,
         }
+    }
+
+    fn opaque(&self, node: NodeId) -> String {
+        let (name, function) = &self.functions[&node];
+        let arguments: Vec<String> = function.arguments.iter().map(|operand| self.operand(operand)).collect();
+        let outputs: Vec<&str> = function.outputs.iter().map(|value| self.names.get(*value)).collect();
+        let left = if outputs.is_empty() { String::new() } else { format!("{} = ", outputs.join(", ")) };
+        format!("{left}{}.{name}({})", self.space, arguments.join(", "))
     }
 
     fn line(&self, node: &Node, form: Form, has_device: bool) -> String {
@@ -164,14 +188,14 @@ impl Writer<'_> {
             ("prim", "ListUnpack" | "TupleUnpack", 1) => return argument(0),
             ("prim", "ListConstruct" | "DictConstruct", 1) => {
                 return match first_output {
-                    Some(type_) => format!("annotate({}, {})", self.type_(type_), self.operand(&node.arguments[0].operand)),
+                    Some(type_) => format!("annotate({}, {})", written(type_), self.operand(&node.arguments[0].operand)),
                     None => argument(0),
                 };
             }
             ("prim", "TupleIndex", 2) => return format!("({})[{}]", argument(0), argument(1)),
             ("aten", "__getitem__", 2) => return format!("({})[{}]", argument(0), argument(1)),
             ("prim", "tolist", 1) => {
-                let type_ = first_output.map_or_else(|| "List[int]".to_string(), |type_| self.type_(type_));
+                let type_ = first_output.map_or_else(|| "List[int]".to_string(), |type_| written(type_));
                 return format!("annotate({type_}, ({}).tolist())", argument(0));
             }
             _ => {}
@@ -210,7 +234,7 @@ impl Writer<'_> {
 
     fn operand(&self, operand: &Operand) -> String {
         match operand {
-            Operand::Value(value) => self.names.get(*value).to_string(),
+            Operand::Value(value) => self.names.get(self.folded.get(*value)).to_string(),
             Operand::Tensor(tensor) => self.tensor(*tensor),
             Operand::Constant(constant) => self.constant(constant),
             Operand::List(items) => format!("[{}]", self.items(items)),
@@ -259,26 +283,5 @@ impl Writer<'_> {
             };
         }
         text
-    }
-
-    fn type_(&self, type_: &Type) -> String {
-        match type_ {
-            Type::Tensor(_) => "Tensor".into(),
-            Type::Int => "int".into(),
-            Type::Float => "float".into(),
-            Type::Bool => "bool".into(),
-            Type::Str => "str".into(),
-            Type::Device => "Device".into(),
-            Type::Number => "number".into(),
-            Type::None => "NoneType".into(),
-            Type::Optional(inner) => format!("Optional[{}]", self.type_(inner)),
-            Type::List(inner) => format!("List[{}]", self.type_(inner)),
-            Type::Tuple(items) => {
-                let items: Vec<String> = items.iter().map(|item| self.type_(item)).collect();
-                format!("Tuple[{}]", items.join(", "))
-            }
-            Type::Dict(key, value) => format!("Dict[{}, {}]", self.type_(key), self.type_(value)),
-            Type::Class(_) => "Any".into(),
-        }
     }
 }

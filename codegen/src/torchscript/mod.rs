@@ -35,7 +35,10 @@ pub(crate) fn stage(
     let archive = program.archive.clone().unwrap_or_default();
     if let (ByteOrder::Big, Some(first)) = (archive.byte_order, stage.tensors.first()) {
         let tensor = program.tensors[first.index()].path.clone();
-        return Err(CutError::Tensor { tensor, reason: "the archive was written on a big-endian machine".into() });
+        return Err(CutError::Tensor {
+            tensor,
+            reason: "the archive was written on a big-endian machine".into(),
+        });
     }
     let tree = Tree::new(program, stage, &format!("__torch__.{folder}"))?;
     let storages = Storages::new(program, &stage.tensors)?;
@@ -52,7 +55,7 @@ pub(crate) fn stage(
         let piece = Piece::Copy { position: storage.position, length: storage.elements * storage.item };
         records.push(record(&format!("data/{key}"), vec![piece]));
     }
-    let source = code::module(program, names, stage, &tree, training);
+    let source = code::module(program, names, stage, &tree)?;
     records.push(record(&format!("code/__torch__/{folder}.py"), bytes(source.into_bytes())));
     let mut constants = Pickle::new();
     constants.mark();

@@ -78,7 +78,14 @@ impl Pickle {
     }
 
     /// Writes a tensor.
-    pub fn tensor(&mut self, dtype: DType, place: &Place, shape: &[u64], strides: &[u64], requires_grad: bool) {
+    pub fn tensor(
+        &mut self,
+        dtype: DType,
+        place: &Place,
+        shape: &[u64],
+        strides: &[u64],
+        requires_grad: bool,
+    ) {
         self.global("torch._utils", "_rebuild_tensor_v2");
         self.mark();
         self.mark();

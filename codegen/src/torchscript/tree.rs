@@ -60,7 +60,8 @@ impl Tree {
                     }
                 };
             }
-            let is_taken = nodes[at].children.contains_key(*last) || *last == "training" || *last == "forward";
+            let is_taken =
+                nodes[at].children.contains_key(*last) || *last == "training" || *last == "forward";
             if is_taken || nodes[at].tensors.insert((*last).to_string(), id).is_some() {
                 return Err(fault("a module and a tensor have one name"));
             }
@@ -139,7 +140,14 @@ impl Tree {
     }
 
     // Depth is bounded when the tree is made.
-    fn pickle_node(&self, index: usize, out: &mut Pickle, program: &Program, storages: &Storages, training: bool) {
+    fn pickle_node(
+        &self,
+        index: usize,
+        out: &mut Pickle,
+        program: &Program,
+        storages: &Storages,
+        training: bool,
+    ) {
         let holder = &self.nodes[index];
         out.open_object(&self.class_of[index]);
         for (name, id) in &holder.tensors {

@@ -16,7 +16,7 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
     let counted = match operator.class {
         OperatorClass::Matmul => product(look, call),
         OperatorClass::Convolution => convolution(look, operator, call),
-        OperatorClass::Attention => attention(look, call),
+        OperatorClass::Attention => attention(call),
         OperatorClass::Recurrent => recurrent(call),
         _ => None,
     };
@@ -142,7 +142,7 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
     Some(of_two(look, input, weight, flops))
 }
 
-fn attention(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     if call.name.ends_with("multi_head_attention") || call.name.ends_with("encoder_layer_fwd") {
         let query = sizes(call.first().ok()?)?;
         let [batch, length, width] = query.as_slice() else { return None };
@@ -167,12 +167,13 @@ fn attention(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let weighted = times([2, batch, *rows, columns, out]);
     let forward_flops = scores.saturating_add(weighted);
     let needs_gradient = [query, key, value].iter().any(|tensor| tensor.requires_grad);
-    // The fused kernels compute the scores again: three products of each shape less one.
-    let backward = scores.saturating_mul(3).saturating_add(weighted.saturating_mul(2));
-    let _ = look;
+    let is_fused = !super::saved::by_parts(call);
+    // The fused kernels compute the scores again.
+    let again = if is_fused { scores } else { 0 };
+    let backward = forward_flops.saturating_mul(2).saturating_add(again);
     Some(OperatorCost {
         forward_flops,
-        fused_flops: forward_flops,
+        fused_flops: if is_fused { forward_flops } else { 0 },
         backward_flops_input: if needs_gradient { backward } else { 0 },
         ..OperatorCost::default()
     })

@@ -22,7 +22,7 @@ pub(super) struct Saved {
 const RESULT: &str = " relu sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal softmax log_softmax _softmax _log_softmax \
     softmin tan erfinv _safe_softmax special_expit special_softmax special_log_softmax polar ";
 /// In-place forms that keep their result, where the plain form keeps its operand.
-const RESULT_IN_PLACE: &str = " leaky_relu elu hardtanh relu6 threshold selu celu rrelu ";
+const RESULT_IN_PLACE: &str = " leaky_relu elu selu celu rrelu ";
 /// Operators that keep their first operand.
 const OPERAND: &str = " gelu silu mish hardswish hardsigmoid hardtanh relu6 leaky_relu elu selu celu softplus softshrink \
     hardshrink threshold rrelu logit log log2 log10 log1p sin cos sinh cosh asin acos atan asinh acosh atanh erf erfc \
@@ -313,6 +313,21 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
             };
             keep.factors(input, weight);
         }
+        OperatorClass::Attention if by_parts(call) => {
+            // Scaled query and key, the weights after the softmax, and the value.
+            for name in ["query", "key"] {
+                keep.fresh(call.tensor(name).ok().and_then(TensorFact::bytes));
+            }
+            let weights = call.tensor("query").ok().zip(call.tensor("key").ok()).and_then(|(query, key)| {
+                let (query, key) = (query.sizes()?, key.sizes()?);
+                let rows = query[..query.len() - 1]
+                    .iter()
+                    .fold(4_u64, |product, size| product.saturating_mul(*size));
+                Some(rows.saturating_mul(key[key.len() - 2]))
+            });
+            keep.fresh(weights);
+            keep.named(call, "value");
+        }
         OperatorClass::Attention => {
             for name in ["query", "key", "value", "attn_mask"] {
                 keep.named(call, name);
@@ -358,6 +373,11 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
         }
         _ => {}
     }
+}
+
+/// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask.
+pub(super) fn by_parts(call: &Call<'_>) -> bool {
+    call.tensor("attn_mask").is_ok_and(|mask| mask.requires_grad)
 }
 
 /// What `at::matmul` keeps: folded to a plain product when one side has at most two dimensions, else batched.

@@ -12,7 +12,12 @@ use crate::fact::{Fact, Number, Shape, TensorFact, show_shape};
 /// The result has the operand's dtype.
 pub fn unary(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let number = input.number.and_then(|value| number::unary_number(call.name, value));
+    let number = match call.name {
+        "clamp" | "clip" | "clamp_min" | "clamp_max" => {
+            input.number.and_then(|value| number::clamped(call, value))
+        }
+        name => input.number.and_then(|value| number::unary_number(name, value)),
+    };
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype) }))
 }
 

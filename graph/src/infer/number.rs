@@ -376,3 +376,23 @@ pub fn rounding(call: &Call<'_>) -> Result {
         None => Fact::Int(None),
     })
 }
+
+/// Clamps a known number between `min` and `max`, each of which may be left out.
+pub fn clamped(call: &Call<'_>, value: Number) -> Option<Number> {
+    let mut result = value;
+    for (bound, is_lower) in [("min", true), ("max", false)] {
+        match call.get(bound) {
+            None | Some(Fact::None) => {}
+            Some(fact) => {
+                let limit = number(fact)?;
+                let is_outside = if is_lower {
+                    as_float(result) < as_float(limit)
+                } else {
+                    as_float(result) > as_float(limit)
+                };
+                result = if is_outside { limit } else { result };
+            }
+        }
+    }
+    Some(result)
+}

@@ -15,7 +15,7 @@ use crate::{
 
 const RECORD: &str = "extra/model_analyze.json";
 /// Program and record differ by a few scalar operators only; further apart they are of different models.
-const LOOK_AHEAD: usize = 32;
+const MAX_DIFFERENCES: usize = 2000;
 
 /// Reads the file that `model-analyze trace` adds.
 pub(super) fn read(records: &mut Records<'_>) -> Result<Option<Recorded>, TraceError> {
@@ -110,35 +110,87 @@ fn dtype(name: &str) -> Option<DType> {
 /// Puts the recorded nodes in step with the program's: afterwards `nodes[i]` belongs to the program's node `i`,
 /// with no outputs where nothing was recorded.
 ///
-/// The graph in memory and the saved code differ in scalar arithmetic, which torch simplifies on the way.
+/// The graph in memory and the saved code differ in scalar arithmetic, which torch simplifies on the way. What matches
+/// is a longest common subsequence, found by the greedy algorithm of Myers ("An O(ND) Difference Algorithm", 1986) in
+/// O(n + d²) for d differences; scalar plumbing takes no part.
 pub(super) fn align(mut recorded: Recorded, program: &Program) -> Recorded {
     let mut given = std::mem::take(&mut recorded.nodes);
-    let mut at = 0;
-    let mut aligned = Vec::with_capacity(program.nodes.len());
-    let ours: Vec<&str> = program.nodes.iter().map(|node| node.operator.as_str()).collect();
-    for (index, operator) in ours.iter().enumerate() {
-        let same = |ahead: usize| {
-            (0..3).all(|k| match (ours.get(index + k), given.get(at + ahead + k)) {
-                (Some(ours), Some(given)) => agrees(ours, &given.operator),
-                (ours, given) => ours.is_none() && given.is_none() || k > 0,
-            }) && given.get(at + ahead).is_some()
-        };
-        let here = given.get(at).is_some_and(|given| agrees(operator, &given.operator));
-        let ahead = if here { Some(0) } else { (1..LOOK_AHEAD).find(|ahead| same(*ahead)) };
-        match ahead {
-            Some(ahead) => {
-                at += ahead;
-                aligned.push(RecordedNode {
-                    operator: (*operator).to_owned(),
-                    outputs: std::mem::take(&mut given[at].outputs),
-                });
-                at += 1;
-            }
-            None => aligned.push(RecordedNode { operator: (*operator).to_owned(), outputs: Vec::new() }),
-        }
+    let ours: Vec<usize> =
+        (0..program.nodes.len()).filter(|at| !is_plumbing(&program.nodes[*at].operator)).collect();
+    let theirs: Vec<usize> = (0..given.len()).filter(|at| !is_plumbing(&given[*at].operator)).collect();
+    let same = |a: usize, b: usize| agrees(&program.nodes[ours[a]].operator, &given[theirs[b]].operator);
+    let pairs = matches(ours.len(), theirs.len(), same);
+    let blank =
+        |node: &crate::program::Node| RecordedNode { operator: node.operator.clone(), outputs: Vec::new() };
+    let mut aligned: Vec<RecordedNode> = program.nodes.iter().map(blank).collect();
+    for (a, b) in pairs {
+        aligned[ours[a]].outputs = std::mem::take(&mut given[theirs[b]].outputs);
     }
     recorded.nodes = aligned;
     recorded
+}
+
+fn is_plumbing(operator: &str) -> bool {
+    matches!(
+        operator,
+        "prim::NumToTensor"
+            | "aten::Int"
+            | "aten::size"
+            | "aten::Float"
+            | "aten::ScalarImplicit"
+            | "prim::ListUnpack"
+            | "prim::TupleUnpack"
+            | "prim::dtype"
+            | "prim::device"
+            | "aten::floor_divide"
+            | "aten::__getitem__"
+    )
+}
+
+/// Returns the pairs of a longest common subsequence; none when the sequences differ in too many places.
+fn matches(n: usize, m: usize, same: impl Fn(usize, usize) -> bool) -> Vec<(usize, usize)> {
+    let limit = (n + m).min(MAX_DIFFERENCES) as isize;
+    // `reach[k]` is how far diagonal `k = a - b` has come; a copy for every round, to walk back.
+    let offset = limit + 1;
+    let mut reach = vec![0_isize; 2 * offset as usize + 1];
+    let mut rounds: Vec<Vec<isize>> = Vec::new();
+    for d in 0..=limit {
+        rounds.push(reach[(offset - d - 1) as usize..=(offset + d + 1) as usize].to_vec());
+        for k in (-d..=d).step_by(2) {
+            let at = (offset + k) as usize;
+            let mut a = if k == -d || k != d && reach[at - 1] < reach[at + 1] {
+                reach[at + 1]
+            } else {
+                reach[at - 1] + 1
+            };
+            while a < n as isize && a - k < m as isize && a - k >= 0 && same(a as usize, (a - k) as usize) {
+                a += 1;
+            }
+            reach[at] = a;
+            if a >= n as isize && a - k >= m as isize {
+                return walk_back(&rounds, n as isize, m as isize);
+            }
+        }
+    }
+    Vec::new()
+}
+
+fn walk_back(rounds: &[Vec<isize>], mut a: isize, mut b: isize) -> Vec<(usize, usize)> {
+    let mut pairs = Vec::new();
+    for (d, reach) in rounds.iter().enumerate().rev() {
+        let (d, k) = (d as isize, a - b);
+        let of = |k: isize| reach[(k + d + 1) as usize];
+        let before = if k == -d || k != d && of(k - 1) < of(k + 1) { k + 1 } else { k - 1 };
+        let (from_a, from_b) = if d == 0 { (0, 0) } else { (of(before), of(before) - before) };
+        while a > from_a && b > from_b && a > 0 && b > 0 {
+            a -= 1;
+            b -= 1;
+            pairs.push((a as usize, b as usize));
+        }
+        (a, b) = (from_a, from_b);
+    }
+    pairs.reverse();
+    pairs
 }
 
 fn agrees(ours: &str, given: &str) -> bool {

@@ -115,8 +115,9 @@ impl Lowering {
         }
         if let IrType::Tensor(tensor) = &output.type_ {
             let id = self.constant_tensor(tensor);
-            if let Some(Operand::Constant(value @ (Constant::Int(_) | Constant::Float(_) | Constant::Bool(_)))) =
-                literal.map(|literal| literal_operand(literal, Some(&output.type_)))
+            if let Some(Operand::Constant(
+                value @ (Constant::Int(_) | Constant::Float(_) | Constant::Bool(_)),
+            )) = literal.map(|literal| literal_operand(literal, Some(&output.type_)))
             {
                 self.program.literals.insert(id, value);
             }

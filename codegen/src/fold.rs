@@ -1,0 +1,89 @@
+//! Sizes without detours.
+//!
+//! A trace turns every size into a tensor and back: `int(NumToTensor(x.size(0)))`. Where nothing but such steps
+//! reads the tensor, the number itself is meant; the steps are left out of the code.
+
+use std::collections::{HashMap, HashSet};
+
+use tracer::{NodeId, Operand, Program, ValueId};
+
+use crate::{
+    operators::{Kind, values_of},
+    pipeline::{Carried, Stage, Step},
+};
+
+/// What a stage's code leaves out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Folded {
+    /// Values that stand for another.
+    same: HashMap<ValueId, ValueId>,
+    /// Nodes without a line.
+    skipped: HashSet<NodeId>,
+}
+
+impl Folded {
+    /// Finds the detours of a stage. O(operands of the stage).
+    pub fn new(program: &Program, stage: &Stage, kinds: &[Kind]) -> Self {
+        let mut readers: HashMap<ValueId, Vec<NodeId>> = HashMap::new();
+        let mut kept: HashSet<ValueId> = stage
+            .outputs
+            .iter()
+            .filter_map(|port| match port.carried {
+                Carried::Value(value) => Some(value),
+                Carried::Tensor(_) => None,
+            })
+            .collect();
+        let nodes = || {
+            stage.steps.iter().filter_map(|step| match step {
+                Step::Run { node, .. } => Some(*node),
+                Step::Clone(_) | Step::Unbox(_) => None,
+            })
+        };
+        for node in nodes() {
+            for argument in &program.nodes[node.index()].arguments {
+                for value in values_of(&argument.operand) {
+                    readers.entry(value).or_default().push(node);
+                }
+            }
+        }
+        let is_back = |node: &NodeId| {
+            let node = &program.nodes[node.index()];
+            matches!(node.operator.as_str(), "aten::Int" | "aten::IntImplicit" | "aten::ScalarImplicit")
+        };
+        // A value that arrives from another stage keeps its name.
+        kept.extend(stage.inputs.iter().filter_map(|port| match port.carried {
+            Carried::Value(value) => Some(value),
+            Carried::Tensor(_) => None,
+        }));
+        let mut folded = Self::default();
+        for id in nodes() {
+            let node = &program.nodes[id.index()];
+            let (Some(Operand::Value(read)), [made]) =
+                (node.arguments.first().map(|a| &a.operand), node.outputs.as_slice())
+            else {
+                continue;
+            };
+            let read = folded.get(*read);
+            let is_there = node.operator == "prim::NumToTensor"
+                && kinds[read.index()] == Kind::Int
+                && !kept.contains(made)
+                && readers.get(made).is_some_and(|readers| readers.iter().all(is_back));
+            let is_back_again = is_back(&id) && kinds[read.index()] == Kind::Int && !kept.contains(made);
+            if is_there || is_back_again {
+                folded.same.insert(*made, read);
+                folded.skipped.insert(id);
+            }
+        }
+        folded
+    }
+
+    /// Returns the value that stands for a value.
+    pub fn get(&self, value: ValueId) -> ValueId {
+        self.same.get(&value).copied().unwrap_or(value)
+    }
+
+    /// Tells whether a node has no line.
+    pub fn skips(&self, node: NodeId) -> bool {
+        self.skipped.contains(&node)
+    }
+}

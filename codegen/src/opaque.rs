@@ -1,0 +1,161 @@
+//! Scripted control flow inside a trace: one statement becomes a function of its own.
+//!
+//! The statement is kept as it stands in the archive, in the language of the archive: the TorchScript form defines it
+//! beside the stage, the Python form compiles it with `torch.jit`. What reaches outside the function, a module, a constant or
+//! another function, is refused.
+
+use tracer::{Constant, NodeId, Operand, Program, Type, ValueId};
+
+use crate::{
+    error::CutError,
+    names::is_identifier,
+    operators::values_of,
+    pipeline::{Stage, Step},
+};
+
+/// A function made of a statement.
+pub(crate) struct Function {
+    /// Its definition.
+    pub code: String,
+    /// Arguments to pass, in order.
+    pub arguments: Vec<Operand>,
+    /// Values that it gives, in order.
+    pub outputs: Vec<ValueId>,
+}
+
+/// Longest statement taken over.
+const MAX_TEXT: usize = 100_000;
+
+/// Lists the nodes of a stage that need a function, with its name.
+pub(crate) fn functions(program: &Program, stage: &Stage) -> Result<Vec<(NodeId, String, Function)>, CutError> {
+    let mut found = Vec::new();
+    for step in &stage.steps {
+        let Step::Run { node, .. } = step else { continue };
+        if program.nodes[node.index()].operator == "prim::Opaque" {
+            let name = format!("opaque_{}", node.0);
+            let function = function(program, *node, &name).map_err(|reason| CutError::Opaque {
+                path: crate::python::path(program, *node),
+                reason: reason.into(),
+                node: *node,
+            })?;
+            found.push((*node, name, function));
+        }
+    }
+    Ok(found)
+}
+
+fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'static str> {
+    let node = &program.nodes[id.index()];
+    let source = program.sources.get(node.span.source as usize).ok_or("its text is not in the archive")?;
+    let (start, end) = (node.span.start as usize, node.span.end as usize);
+    let text = source.text.get(start..end).ok_or("its text is not in the archive")?;
+    if text.len() > MAX_TEXT {
+        return Err("it is too long");
+    }
+    let is_statement = ["for ", "if ", "while "].iter().any(|word| text.starts_with(word));
+    if !is_statement {
+        return Err("it is a call that cannot be followed");
+    }
+    for word in ["self", "CONSTANTS", "__torch__", "return", "def", "getattr", "torch_mangle"] {
+        if has_word(text, word) {
+            return Err("it reaches for a module, a constant, or another function");
+        }
+    }
+    let mut parameters = Vec::new();
+    let mut arguments = Vec::new();
+    for argument in &node.arguments {
+        let keyword = argument.name.as_deref().ok_or("it is a call that cannot be followed")?;
+        if matches!(keyword, "for" | "if" | "while") {
+            continue;
+        }
+        if !is_identifier(keyword) || matches!(argument.operand, Operand::Tensor(_)) {
+            return Err("it reads a stored tensor");
+        }
+        parameters.push(format!("{keyword}: {}", type_of(program, &argument.operand)?));
+        arguments.push(argument.operand.clone());
+    }
+    let outputs: Vec<ValueId> = node.outputs.iter().copied().filter(|value| is_read(program, *value)).collect();
+    let names: Vec<&str> = outputs
+        .iter()
+        .map(|value| {
+            let name = &program.values[value.index()].name;
+            name.rsplit_once('.').map_or(name.as_str(), |(base, _)| base)
+        })
+        .collect();
+    if !names.iter().all(|name| is_identifier(name)) {
+        return Err("its names are unusual");
+    }
+    let types: Vec<String> = outputs.iter().map(|value| written(&program.values[value.index()].type_)).collect();
+    let returned = match types.as_slice() {
+        [only] => only.clone(),
+        all => format!("Tuple[{}]", all.join(", ")),
+    };
+    let line_start = source.text[..start].rfind('\n').map_or(0, |at| at + 1);
+    let indent = source.text[line_start..start].len();
+    let mut code = format!("def {name}({}) -> {returned}:\n", parameters.join(",\n    "));
+    for line in text.lines() {
+        let content = match line.len() > indent && line[..indent].bytes().all(|b| b == b' ') && indent > 0 {
+            true => &line[indent..],
+            false => line,
+        };
+        code.push_str(&format!("  {content}\n"));
+    }
+    code.push_str(&match names.as_slice() {
+        [only] => format!("  return {only}\n"),
+        all => format!("  return ({})\n", all.join(", ")),
+    });
+    Ok(Function { code, arguments, outputs })
+}
+
+/// Tells whether an identifier occurs in a text.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_');
+    text.match_indices(word).any(|(at, _)| {
+        let before = at.checked_sub(1).map(|at| text.as_bytes()[at]);
+        let after = text.as_bytes().get(at + word.len()).copied();
+        (!is_part(before) || word.starts_with("__")) && !is_part(after)
+    })
+}
+
+/// Tells whether anything reads a value. O(operands); control flow is rare.
+fn is_read(program: &Program, value: ValueId) -> bool {
+    let in_node = |node: &tracer::Node| node.arguments.iter().any(|a| values_of(&a.operand).contains(&value));
+    program.nodes.iter().any(in_node) || values_of(&program.output).contains(&value)
+}
+
+fn type_of(program: &Program, operand: &Operand) -> Result<String, &'static str> {
+    Ok(match operand {
+        Operand::Value(value) => written(&program.values[value.index()].type_),
+        Operand::Constant(Constant::Int(_)) => "int".into(),
+        Operand::Constant(Constant::Float(_)) => "float".into(),
+        Operand::Constant(Constant::Bool(_)) => "bool".into(),
+        Operand::Constant(Constant::Str(_)) => "str".into(),
+        Operand::Constant(Constant::Device(_)) => "Device".into(),
+        Operand::List(items) if !items.is_empty() => format!("List[{}]", type_of(program, &items[0])?),
+        Operand::Tuple(items) if !items.is_empty() => {
+            let items: Result<Vec<String>, _> = items.iter().map(|item| type_of(program, item)).collect();
+            format!("Tuple[{}]", items?.join(", "))
+        }
+        _ => return Err("the type of an argument is not known"),
+    })
+}
+
+/// Writes a type in the language of archives.
+pub(crate) fn written(type_: &Type) -> String {
+    match type_ {
+        Type::Tensor(_) => "Tensor".into(),
+        Type::Int => "int".into(),
+        Type::Float => "float".into(),
+        Type::Bool => "bool".into(),
+        Type::Str => "str".into(),
+        Type::Device => "Device".into(),
+        Type::Number => "number".into(),
+        Type::None => "NoneType".into(),
+        Type::Optional(inner) => format!("Optional[{}]", written(inner)),
+        Type::List(inner) => format!("List[{}]", written(inner)),
+        Type::Tuple(items) if items.is_empty() => "Tuple[()]".into(),
+        Type::Tuple(items) => format!("Tuple[{}]", items.iter().map(written).collect::<Vec<_>>().join(", ")),
+        Type::Dict(key, value) => format!("Dict[{}, {}]", written(key), written(value)),
+        Type::Class(_) => "Any".into(),
+    }
+}

@@ -1,0 +1,300 @@
+//! The oracle of tests: every chain of ideals and every way to share the devices, on problems small enough.
+
+use schema::{Bytes, BytesPerSecond, PipedreamNode, PipedreamProfile, Seconds};
+
+use crate::{
+    Block, CompatQuestion, Machine, MachineDevice, MachineLevel, Problem, Strategy, Tie, Training, Value,
+    chain::{best_chain, can_walk},
+    compat_plan,
+    pipeline::{Sharing, best_pipeline},
+    plan_with,
+    stage::{InFlight, Rules, Run, Scorer},
+    states::States,
+};
+
+/// Small numbers that are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % limit
+    }
+
+    fn flip(&mut self) -> bool {
+        self.below(2) == 1
+    }
+}
+
+fn problem(dice: &mut Dice, n_blocks: usize, n_devices: usize, is_chain: bool, is_uniform: bool) -> Problem {
+    let block = |index: usize, dice: &mut Dice| Block {
+        path: format!("b{index}"),
+        forward: Seconds(dice.below(20) as f64 / 2.0),
+        input_gradient: Seconds(dice.below(10) as f64),
+        weight_gradient: Seconds(1.0 + dice.below(10) as f64),
+        parameters: Bytes(dice.below(40)),
+        activations: Bytes(dice.below(20)),
+        workspace: Bytes(dice.below(5)),
+    };
+    let blocks = (0..n_blocks).map(|index| block(index, dice)).collect();
+    let mut values = Vec::new();
+    for from in 0..n_blocks {
+        let to: Vec<usize> = match is_chain {
+            true => (from + 1..n_blocks.min(from + 2)).collect(),
+            false => (from + 1..n_blocks).filter(|_| dice.below(3) == 0).collect(),
+        };
+        if !to.is_empty() {
+            let forward = Bytes(dice.below(30));
+            let backward = if is_uniform || dice.flip() { forward } else { Bytes(0) };
+            values.push(Value { from: Some(from), to, forward, backward });
+        }
+    }
+    let ties = match !is_uniform && dice.below(4) == 0 && n_blocks > 2 {
+        true => vec![Tie { blocks: vec![0, n_blocks - 1], parameters: Bytes(dice.below(30)) }],
+        false => Vec::new(),
+    };
+    let device = |index: usize, dice: &mut Dice| MachineDevice {
+        name: format!("d{index}"),
+        speed: if is_uniform { 1.0 } else { 1.0 + dice.below(2) as f64 },
+        memory: Bytes(if is_uniform { 1_000_000 } else { 150 + dice.below(500) }),
+        host_bandwidth: BytesPerSecond(4.0),
+        place: if is_uniform { vec![] } else { vec![(index / 2) as u32] },
+    };
+    let devices = (0..n_devices).map(|index| device(index, dice)).collect();
+    let level = |dice: &mut Dice| MachineLevel {
+        bandwidth: BytesPerSecond(1.0 + dice.below(20) as f64),
+        latency: Seconds(dice.below(2) as f64 / 10.0),
+    };
+    let levels = if is_uniform { vec![level(dice)] } else { vec![level(dice), level(dice)] };
+    let training = Training { recompute: dice.flip(), offload: dice.below(4) == 0, ..Training::default() };
+    Problem {
+        blocks,
+        values,
+        ties,
+        machine: Machine { devices, levels, overlaps: is_uniform || dice.flip() },
+        training,
+    }
+}
+
+/// The fastest slowest stage over all chains that begin at `start` with the last `left` devices.
+fn fastest(scorer: &Scorer, start: usize, left: usize) -> f64 {
+    let last = scorer.states.len() - 1;
+    if start == last {
+        return if left == 0 { 0.0 } else { f64::INFINITY };
+    }
+    let n_devices = scorer.problem.machine.devices.len();
+    let mut best = f64::INFINITY;
+    for end in start + 1..=last {
+        if !scorer.states.is_before(start, end) {
+            continue;
+        }
+        for count in 1..=left {
+            let run = Run { first: n_devices - left, count, stride: 1 };
+            // A score and its quick form must agree.
+            let quick = scorer.seconds(start, end, run, left);
+            let scored = scorer.score(start, end, run, left).map_or(f64::INFINITY, |score| score.seconds);
+            assert!(quick == scored || (quick - scored).abs() < 1e-9 * scored, "{quick} is not {scored}");
+            best = best.min(quick.max(fastest(scorer, end, left - count)));
+        }
+    }
+    best
+}
+
+fn near(a: f64, b: f64) -> bool {
+    a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
+}
+
+#[test]
+fn pipelines_over_ideals_equal_trying_everything() {
+    let mut dice = Dice(1);
+    for case in 0..3000 {
+        let (n_blocks, n_devices) = (1 + dice.below(6) as usize, 1 + dice.below(4) as usize);
+        let problem = problem(&mut dice, n_blocks, n_devices, case % 3 == 0, case % 2 == 0);
+        let states = States::ideals(&problem, 1000).unwrap();
+        let rules = match dice.below(3) {
+            0 => Rules { is_asynchronous: true, in_flight: InFlight::UntilEnd(u32::MAX) },
+            1 => Rules { is_asynchronous: false, in_flight: InFlight::All(4) },
+            _ => Rules { is_asynchronous: false, in_flight: InFlight::UntilEnd(3) },
+        };
+        let scorer = Scorer::new(&problem, &states, rules);
+        let brute = (1..=n_devices).map(|left| fastest(&scorer, 0, left)).fold(f64::INFINITY, f64::min);
+        let found = best_pipeline(&scorer, Sharing::Free, f64::INFINITY);
+        let ours = found.as_ref().map_or(f64::INFINITY, |found| found.0);
+        assert!(near(ours, brute), "case {case}: {ours} is not {brute}");
+        if let Some((_, cuts)) = found {
+            let mut blocks: Vec<usize> =
+                cuts.iter().flat_map(|cut| states.blocks(cut.start, cut.end)).collect();
+            blocks.sort_unstable();
+            assert_eq!(blocks, (0..n_blocks).collect::<Vec<_>>(), "every block is in one stage");
+        }
+    }
+}
+
+#[test]
+fn walking_a_chain_equals_the_table() {
+    let mut dice = Dice(2);
+    for case in 0..400 {
+        let (n_blocks, n_devices) = (2 + dice.below(10) as usize, 1 + dice.below(9) as usize);
+        let problem = problem(&mut dice, n_blocks, n_devices, true, true);
+        let states = States::line(&problem, (0..n_blocks).collect());
+        for is_asynchronous in [true, false] {
+            let rules = Rules { is_asynchronous, in_flight: InFlight::UntilEnd(u32::MAX) };
+            let scorer = Scorer::new(&problem, &states, rules);
+            assert!(can_walk(&scorer));
+            let walked = best_chain(&scorer).unwrap().0;
+            let table = best_pipeline(&scorer, Sharing::Free, f64::INFINITY).unwrap().0;
+            assert!(near(walked, table), "case {case}: {walked} is not {table}");
+        }
+    }
+}
+
+#[test]
+fn more_bandwidth_or_memory_is_never_worse() {
+    let mut dice = Dice(3);
+    for _ in 0..200 {
+        let (n_blocks, n_devices) = (2 + dice.below(5) as usize, 1 + dice.below(4) as usize);
+        let is_chain = dice.flip();
+        let problem = problem(&mut dice, n_blocks, n_devices, is_chain, false);
+        let time = |problem: &Problem| {
+            plan_with(problem, Strategy::PipeDream).map_or(f64::INFINITY, |plan| plan.seconds())
+        };
+        let before = time(&problem);
+        let mut faster = problem.clone();
+        faster.machine.levels.iter_mut().for_each(|level| level.bandwidth.0 *= 2.0);
+        let mut roomier = problem.clone();
+        roomier.machine.devices.iter_mut().for_each(|device| device.memory.0 *= 2);
+        assert!(time(&faster) <= before * (1.0 + 1e-9) && time(&roomier) <= before * (1.0 + 1e-9));
+        if let Ok(plan) = plan_with(&problem, Strategy::PipeDream) {
+            assert!(plan.lower_bound <= plan.seconds());
+            assert!(plan.stages.iter().all(|stage| stage.score.memory <= stage.score.limit));
+        }
+    }
+}
+
+#[test]
+fn every_strategy_keeps_its_promises() {
+    let mut dice = Dice(4);
+    for _ in 0..150 {
+        let (n_blocks, n_devices) = (2 + dice.below(7) as usize, 1 + dice.below(4) as usize);
+        let (is_chain, is_uniform) = (dice.flip(), dice.flip());
+        let problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
+        for strategy in crate::STRATEGIES {
+            let Ok(plan) = plan_with(&problem, strategy) else { continue };
+            let mut stage_of = vec![usize::MAX; n_blocks];
+            for (index, stage) in plan.stages.iter().enumerate() {
+                for &block in &stage.blocks {
+                    assert_eq!(std::mem::replace(&mut stage_of[block], index), usize::MAX);
+                }
+            }
+            assert!(stage_of.iter().all(|&stage| stage != usize::MAX), "{strategy:?}");
+            for value in &problem.values {
+                for &to in &value.to {
+                    assert!(value.from.is_none_or(|from| stage_of[from] <= stage_of[to]), "{strategy:?}");
+                }
+            }
+            assert!(plan.lower_bound <= plan.seconds() * (1.0 + 1e-12), "{strategy:?}");
+            assert!(plan.stages.iter().all(|stage| stage.score.memory <= stage.score.limit), "{strategy:?}");
+        }
+    }
+}
+
+/// The released optimizer's loops as they stand, without bounds.
+fn unbounded(question: &CompatQuestion) -> f64 {
+    let states = crate::compat_states::states(question.profile, 1000).unwrap();
+    let n = states.compute.len();
+    let below = |a: usize, b: usize| a < b && states.ideals[a].is_subset(&states.ideals[b]);
+    let sum = |of: &[f64], first: usize, last: usize| of[last] - if first == 0 { 0.0 } else { of[first - 1] };
+    let mut times = vec![vec![f64::INFINITY; n]; n];
+    for first in 0..n {
+        for last in first..n {
+            times[first][last] = sum(&states.compute, first, last);
+        }
+    }
+    let mut machines_below = 1.0;
+    for (&machines, bandwidth) in question.machines.iter().zip(question.bandwidths) {
+        let machines = machines as usize;
+        let b = bandwidth.0;
+        let mut best = vec![vec![vec![f64::INFINITY; machines]; n]; n];
+        for first in 0..n {
+            for last in first..n {
+                for m in 1..=if question.straight { 1 } else { machines } {
+                    let mf = m as f64;
+                    let sync =
+                        4.0 * (mf - 1.0) * sum(&states.parameters, first, last) / (b * mf) / machines_below;
+                    best[first][last][m - 1] = (times[first][last] + sync) / mf;
+                }
+            }
+            for m in 2..=machines {
+                for last in first + 1..n {
+                    for k in (0..last).filter(|&k| below(k, last) && k >= first) {
+                        if first > 0 && below(k, first - 1) {
+                            continue;
+                        }
+                        for r in 1..if question.straight { 2 } else { m } {
+                            let rf = r as f64;
+                            let sync = 4.0 * (rf - 1.0) * sum(&states.parameters, k + 1, last) / (b * rf);
+                            let mut time = ((times[k + 1][last] + sync) / rf).max(best[first][k][m - r - 1]);
+                            if question.activation_transfer {
+                                time = time.max(2.0 * states.output[k] / (b * rf));
+                                if last + 1 < n {
+                                    time = time.max(2.0 * states.output[last] / (b * rf));
+                                }
+                            }
+                            best[first][last][m - 1] = best[first][last][m - 1].min(time);
+                        }
+                    }
+                }
+            }
+        }
+        for first in 0..n {
+            for last in first..n {
+                times[first][last] = best[first][last][machines - 1];
+            }
+        }
+        machines_below = machines as f64;
+    }
+    times[0][n - 1]
+}
+
+#[test]
+fn bounds_do_not_change_the_released_objective() {
+    let mut dice = Dice(5);
+    for case in 0..600 {
+        let n_nodes = 2 + dice.below(9) as usize;
+        let mut nodes: Vec<PipedreamNode> = (0..n_nodes)
+            .map(|index| PipedreamNode {
+                id: format!("n{index}"),
+                description: if dice.below(8) == 0 { "__getitem__(0)" } else { "Layer" }.to_string(),
+                forward: Seconds(dice.below(10) as f64),
+                backward: Seconds(dice.below(10) as f64),
+                activations: Bytes(dice.below(20)),
+                parameters: Bytes(dice.below(30)),
+                stage: None,
+            })
+            .collect();
+        nodes[0].description = "Input0".to_string();
+        let mut edges = Vec::new();
+        for to in 1..n_nodes {
+            edges.push((dice.below(to as u64) as usize, to));
+            if dice.flip() {
+                edges.push((dice.below(to as u64) as usize, to));
+            }
+        }
+        edges.sort_unstable();
+        edges.dedup();
+        let profile = PipedreamProfile { nodes, edges };
+        let machines: Vec<u32> = (0..1 + dice.below(2)).map(|_| 1 + dice.below(4) as u32).collect();
+        let bandwidths: Vec<_> =
+            machines.iter().map(|_| BytesPerSecond(1.0 + dice.below(20) as f64)).collect();
+        let question = CompatQuestion {
+            profile: &profile,
+            machines: &machines,
+            bandwidths: &bandwidths,
+            activation_transfer: dice.flip(),
+            straight: dice.below(4) == 0,
+        };
+        let brute = unbounded(&question);
+        let ours = compat_plan(&question).map_or(f64::INFINITY, |plan| plan.period);
+        assert!(near(ours, brute), "case {case}: {ours} is not {brute}");
+    }
+}

@@ -1,0 +1,274 @@
+//! Between solutions and `plan.yaml`: writes one, and scores one that somebody edited.
+
+use std::collections::HashMap;
+
+use schema::{
+    Bytes, Cluster, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, Seconds,
+    StageCost, Transfer,
+};
+use simulator::order::Schedule;
+
+use crate::{
+    Objective, Problem, Solution, SolutionStage,
+    stage::Run,
+    states::States,
+    strategy::{Placed, PlanError, score_placed},
+};
+
+/// Why a plan does not go with a model and a cluster.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CheckError {
+    /// A block of another model.
+    #[error("stage {stage}: the model has no block `{block}`")]
+    UnknownBlock {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
+    /// A block in two stages.
+    #[error("stage {stage}: block `{block}` is in an earlier stage already")]
+    Twice {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
+    /// Blocks in no stage.
+    #[error("{} of the model's blocks are in no stage: {}", .0.len(), .0.join(", "))]
+    Missing(Vec<String>),
+    /// A stage that needs a later one.
+    #[error("stage {stage}: block `{block}` needs `{needs}`, which is in stage {later}")]
+    Backwards {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+        /// What it needs.
+        needs: String,
+        /// Where that is.
+        later: usize,
+    },
+    /// A stage without blocks or devices.
+    #[error("stage {stage} has no {what}")]
+    Empty {
+        /// The stage.
+        stage: usize,
+        /// `blocks` or `devices`.
+        what: &'static str,
+    },
+    /// A device of another cluster.
+    #[error("stage {stage}: the cluster has no device `{device}`")]
+    UnknownDevice {
+        /// The stage.
+        stage: usize,
+        /// The device.
+        device: String,
+    },
+    /// Stages that share devices in a way no schedule of ours runs.
+    #[error("stage {stage}: its devices are shared with other stages in part, or with stages out of turn")]
+    Sharing {
+        /// The stage.
+        stage: usize,
+    },
+    /// A schedule that we do not know.
+    #[error("{0}")]
+    Schedule(String),
+    /// Scored, and it does not fit.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// Makes the file of a solution.
+pub fn to_plan(
+    problem: &Problem,
+    solution: &Solution,
+    cluster: &Cluster,
+    model: ModelReference,
+    written_by: &str,
+) -> Plan {
+    let path = |&block: &usize| problem.blocks[block].path.clone();
+    let device = |device: usize| problem.machine.devices[device].name.clone();
+    let order: Vec<usize> = solution.stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+    let states = States::line(problem, order);
+    let mut cuts = vec![0];
+    for stage in &solution.stages {
+        cuts.push(cuts[cuts.len() - 1] + stage.blocks.len());
+    }
+    let stages = solution.stages.iter().map(|stage| PlanStage {
+        blocks: stage.blocks.iter().map(path).collect(),
+        devices: stage.run.devices().map(device).collect(),
+        recompute: stage.score.recompute.iter().map(path).collect(),
+        offload: stage.score.offload.iter().map(path).collect(),
+        cost: stage_cost(problem, stage),
+    });
+    // A skip is handed on by every stage that it crosses.
+    let transfers = (1..solution.stages.len()).map(|stage| Transfer {
+        from: stage as u32 - 1,
+        to: stage as u32,
+        forward: Bytes(states.crossing[cuts[stage]] as u64),
+        backward: Bytes(states.crossing_back[cuts[stage]] as u64),
+    });
+    let mut peaks = vec![0.0_f64; problem.machine.devices.len()];
+    for stage in &solution.stages {
+        stage.run.devices().for_each(|device| peaks[device] += stage.score.memory);
+    }
+    let memory = problem.machine.devices.iter().zip(&peaks).map(|(device, &peak)| DeviceMemory {
+        device: device.name.clone(),
+        peak: Bytes(peak as u64),
+        limit: device.memory,
+    });
+    let (step, period) = match solution.objective {
+        Objective::Step(seconds) => (Some(Seconds(seconds)), None),
+        Objective::Period(seconds) => (None, Some(Seconds(seconds))),
+    };
+    Plan {
+        kind: "plan".to_string(),
+        version: PLAN_VERSION,
+        written_by: written_by.to_string(),
+        model,
+        cluster: cluster.clone(),
+        strategy: solution.strategy.to_string(),
+        schedule: solution.schedule.to_string(),
+        micro_batches: solution.micro_batches,
+        stages: stages.collect(),
+        transfers: transfers.collect(),
+        predicted: Predicted {
+            step,
+            period,
+            lower_bound: Some(Seconds(solution.lower_bound)),
+            bubble: solution.bubble,
+            memory: memory.collect(),
+        },
+    }
+}
+
+/// Costs of one micro-batch on one replica.
+fn stage_cost(problem: &Problem, stage: &SolutionStage) -> StageCost {
+    let devices = stage.run.devices().map(|device| problem.machine.devices[device].speed);
+    let speed = devices.fold(f64::INFINITY, f64::min);
+    let sum = |field: &dyn Fn(&crate::Block) -> f64| {
+        stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>()
+    };
+    let bytes = |field: &dyn Fn(&crate::Block) -> u64| {
+        Bytes(stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum())
+    };
+    let again: f64 = stage.score.recompute.iter().map(|&block| problem.blocks[block].forward.0).sum();
+    let is_held =
+        |block: &usize| !stage.score.recompute.contains(block) && !stage.score.offload.contains(block);
+    let held = stage.blocks.iter().filter(|block| is_held(block));
+    let ties: u64 = problem
+        .ties
+        .iter()
+        .filter(|tie| tie.blocks.iter().any(|block| stage.blocks.contains(block)))
+        .map(|tie| tie.parameters.0)
+        .sum();
+    let parameters = bytes(&|block| block.parameters.0) + Bytes(ties);
+    let inputs: u64 = problem
+        .values
+        .iter()
+        .flat_map(|value| value.to.iter().map(move |to| (to, value.forward.0)))
+        .filter(|(to, _)| stage.score.recompute.contains(to))
+        .map(|(_, bytes)| bytes)
+        .sum();
+    StageCost {
+        forward: Seconds(sum(&|block| block.forward.0) / speed),
+        input_gradient: Seconds((sum(&|block| block.input_gradient.0) + again) / speed),
+        weight_gradient: Seconds(sum(&|block| block.weight_gradient.0) / speed),
+        parameters,
+        optimizer: Bytes((parameters.0 as f64 * problem.training.optimizer_factor) as u64),
+        activations: Bytes(held.map(|&block| problem.blocks[block].activations.0).sum::<u64>() + inputs),
+        workspace: Bytes(
+            stage.blocks.iter().map(|&block| problem.blocks[block].workspace.0).max().unwrap_or(0),
+        ),
+        offloaded: Bytes(stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0).sum()),
+    }
+}
+
+/// Scores a plan as it stands in a file, by the objective that planning uses.
+///
+/// What is computed again is picked anew: the file's blocks and devices are taken as they are.
+///
+/// # Errors
+/// When blocks or devices do not go with the problem, a stage needs a later one, or a stage does not fit.
+pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError> {
+    let blocks: HashMap<&str, usize> =
+        problem.blocks.iter().enumerate().map(|(index, block)| (block.path.as_str(), index)).collect();
+    let devices: HashMap<&str, usize> = problem
+        .machine
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(index, device)| (device.name.as_str(), index))
+        .collect();
+    let mut stage_of = vec![None; problem.blocks.len()];
+    let mut placed = Vec::with_capacity(plan.stages.len());
+    for (index, stage) in plan.stages.iter().enumerate() {
+        if stage.blocks.is_empty() || stage.devices.is_empty() {
+            let what = if stage.blocks.is_empty() { "blocks" } else { "devices" };
+            return Err(CheckError::Empty { stage: index, what });
+        }
+        let mut own = Vec::with_capacity(stage.blocks.len());
+        for block in &stage.blocks {
+            let unknown = || CheckError::UnknownBlock { stage: index, block: block.clone() };
+            let position = *blocks.get(block.as_str()).ok_or_else(unknown)?;
+            if stage_of[position].replace(index).is_some() {
+                return Err(CheckError::Twice { stage: index, block: block.clone() });
+            }
+            own.push(position);
+        }
+        own.sort_unstable();
+        let find = |device: &String| {
+            let unknown = || CheckError::UnknownDevice { stage: index, device: device.clone() };
+            devices.get(device.as_str()).copied().ok_or_else(unknown)
+        };
+        let devices = stage.devices.iter().map(find).collect::<Result<Vec<usize>, _>>()?;
+        placed.push(Placed { blocks: own, devices });
+    }
+    let missing: Vec<String> = (0..stage_of.len())
+        .filter(|&block| stage_of[block].is_none())
+        .map(|block| problem.blocks[block].path.clone())
+        .collect();
+    if !missing.is_empty() {
+        return Err(CheckError::Missing(missing));
+    }
+    for value in &problem.values {
+        let Some(from) = value.from else { continue };
+        for &to in &value.to {
+            if let (Some(later), Some(stage)) = (stage_of[from], stage_of[to])
+                && later > stage
+            {
+                let path = |block: usize| problem.blocks[block].path.clone();
+                return Err(CheckError::Backwards { stage, block: path(to), needs: path(from), later });
+            }
+        }
+    }
+    // Stages share devices in turns: stage s runs where stage s-p does, or all run on their own.
+    let n_ranks = placed.iter().skip(1).position(|stage| stage.devices == placed[0].devices);
+    let n_ranks = n_ranks.map_or(placed.len(), |position| position + 1);
+    let mut seen = vec![false; problem.machine.devices.len()];
+    for (index, stage) in placed.iter().enumerate() {
+        let in_turn = match index.checked_sub(n_ranks) {
+            Some(before) => placed[before].devices == stage.devices,
+            None => stage.devices.iter().all(|&device| !std::mem::replace(&mut seen[device], true)),
+        };
+        let is_even = placed.len() % n_ranks == 0
+            && (n_ranks == placed.len() || stage.devices.len() == placed[0].devices.len());
+        if !in_turn || !is_even {
+            return Err(CheckError::Sharing { stage: index });
+        }
+    }
+    let schedule =
+        Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
+    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches)?;
+    for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
+        stage.run = run_of(&placed.devices);
+    }
+    Ok(solution)
+}
+
+/// The nearest run to a list of devices: exact for the lists that plans hold.
+fn run_of(devices: &[usize]) -> Run {
+    let stride = if devices.len() > 1 { devices[1].abs_diff(devices[0]).max(1) } else { 1 };
+    Run { first: devices[0].min(devices[devices.len() - 1]), count: devices.len(), stride }
+}

@@ -1,0 +1,45 @@
+//! Why this plan: what a change of the cluster would give.
+//!
+//! Each question is another plan of the same strategy on a machine that differs in one thing.
+
+use schema::{Bytes, BytesPerSecond};
+
+use crate::{Machine, Problem, Solution, Strategy, plan_with};
+
+/// A change of the machine, and each micro-batch's seconds after it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// The change in words.
+    pub change: &'static str,
+    /// Seconds for each micro-batch.
+    pub seconds: f64,
+}
+
+/// Tries one more device, links twice as fast, and twice the memory.
+pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
+    let Some(strategy) = Strategy::from_name(solution.strategy) else { return Vec::new() };
+    // The same work in a step, so that times compare.
+    let mut problem = problem.clone();
+    problem.training.micro_batches = Some(solution.micro_batches);
+    let ask = |change: &'static str, machine: Machine| {
+        let changed = Problem { machine, ..problem.clone() };
+        let found = plan_with(&changed, strategy).ok()?;
+        Some(Change { change, seconds: found.seconds_each() })
+    };
+    let machine = &problem.machine;
+    let mut larger = machine.clone();
+    if let Some(last) = larger.devices.last().cloned() {
+        larger.devices.push(last);
+    }
+    let mut faster = machine.clone();
+    faster.levels.iter_mut().for_each(|level| level.bandwidth = BytesPerSecond(level.bandwidth.0 * 2.0));
+    let mut roomier = machine.clone();
+    roomier.devices.iter_mut().for_each(|device| device.memory = Bytes(device.memory.0.saturating_mul(2)));
+    let mut changes = Vec::new();
+    if !machine.levels.is_empty() {
+        changes.extend(ask("one more device", larger));
+        changes.extend(ask("twice the bandwidth", faster));
+    }
+    changes.extend(ask("twice the memory", roomier));
+    changes
+}

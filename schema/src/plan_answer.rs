@@ -1,0 +1,103 @@
+//! What `plan --format json` prints.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The answer of `plan`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PlanAnswer {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// Name of the model.
+    pub model: String,
+    /// Strategy that made the plan.
+    pub strategy: String,
+    /// Schedule it runs under.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Micro-batches in a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<u32>,
+    /// Seconds for each micro-batch in steady state; in the file's own unit for dnn-partitioning workloads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub period_seconds: Option<f64>,
+    /// Seconds of one step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_seconds: Option<f64>,
+    /// Seconds of data parallelism by the same objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_parallel_seconds: Option<f64>,
+    /// No plan of the family is faster.
+    pub lower_bound_seconds: f64,
+    /// Share by which the plan may be worse than the best.
+    pub gap: f64,
+    /// Whether no plan of the family is better.
+    pub optimal: bool,
+    /// Share of device time spent idle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bubble: Option<f64>,
+    /// Stages in the order of the model.
+    pub stages: Vec<StageAnswer>,
+    /// What else was tried, best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub runners_up: Vec<RunnerUp>,
+    /// What a change of the cluster would give.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub what_if: Vec<WhatIf>,
+}
+
+/// One stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StageAnswer {
+    /// Blocks by path.
+    pub blocks: Vec<String>,
+    /// Devices by name.
+    pub devices: Vec<String>,
+    /// Replicas.
+    pub replicas: u32,
+    /// Seconds for each micro-batch, all replicas together.
+    pub seconds: f64,
+    /// Seconds of that which are compute.
+    pub compute_seconds: f64,
+    /// Seconds of synchronising replicas.
+    pub sync_seconds: f64,
+    /// Seconds of transfers.
+    pub transfer_seconds: f64,
+    /// Bytes at the peak, on each device.
+    pub memory_bytes: u64,
+    /// `compute`, `sync`, `transfer` or `memory`.
+    pub bound_by: String,
+    /// Blocks that are computed again in the backward pass.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recompute: Vec<String>,
+    /// Blocks whose activations wait in host memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<String>,
+}
+
+/// A plan that was not chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RunnerUp {
+    /// Its strategy.
+    pub strategy: String,
+    /// Seconds for each micro-batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// How much longer each micro-batch takes, as a share of the chosen plan's time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loses: Option<f64>,
+    /// Why there is no such plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fails: Option<String>,
+}
+
+/// A change of the cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WhatIf {
+    /// The change in words.
+    pub change: String,
+    /// Seconds for each micro-batch after it.
+    pub seconds: f64,
+    /// Share by which each micro-batch is faster.
+    pub gains: f64,
+}

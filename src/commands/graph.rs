@@ -1,0 +1,290 @@
+//! `model-analyze graph`: a picture of the model.
+//!
+//! The file's ending says what is written. Nothing but the default renderer of this crate is needed; Graphviz is run
+//! only when asked for, and never for long.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use graph::{BlockId, ModelGraph, OperatorCosts};
+use schema::{Bytes, Flops, Plan};
+use viz::{Amounts, Caption, Color, Depth, Diagram, Direction, Overlay};
+
+use crate::{failure::Failure, files, model, output::Output};
+
+mod graphviz;
+
+/// Arguments of `graph`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  model-analyze graph resnet50.pt -o resnet50.svg
+  model-analyze graph gpt2.pt -o gpt2.svg --depth 3 --color memory --direction LR
+  model-analyze graph resnet50.pt -o stages.svg --plan plan.yaml
+  model-analyze graph resnet50.pt -o resnet50.dot
+  model-analyze graph resnet50.pt -o resnet50.json        then: model-explorer resnet50.json
+
+Without --depth the deepest level with at most 150 boxes is drawn. Equal blocks in a row are drawn once, with their
+number. Without -o the picture goes to standard output.")]
+pub struct Graph {
+    /// A traced model: an archive of torch.jit.save, or IR text
+    model: PathBuf,
+
+    /// Where to write: F.svg, F.dot, or F.json for Model Explorer
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// What to write, where the file's name does not say it
+    #[arg(long, value_enum)]
+    format: Option<Kind>,
+
+    /// How many levels of blocks to open; 1 shows the model's direct parts
+    #[arg(long, short, value_parser = clap::value_parser!(u32).range(1..))]
+    depth: Option<u32>,
+
+    /// What colours mean (default: stage with --plan, else family)
+    #[arg(long, value_enum)]
+    color: Option<ColorBy>,
+
+    /// A plan whose stages are outlined
+    #[arg(long, value_name = "PLAN")]
+    plan: Option<PathBuf>,
+
+    /// Where the outputs are, seen from the inputs
+    #[arg(long, value_enum, default_value_t, ignore_case = true)]
+    direction: Towards,
+
+    /// Who lays the picture out
+    #[arg(long, value_enum, default_value_t)]
+    renderer: Renderer,
+
+    /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
+    #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
+    inputs: Vec<String>,
+}
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A picture
+    Svg,
+    /// Graphviz' language
+    Dot,
+    /// A graph collection for Model Explorer
+    Explorer,
+    /// Node data for Model Explorer: the costs that --color names
+    ExplorerCosts,
+}
+
+/// What colours mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ColorBy {
+    /// What a box does
+    Family,
+    /// FLOPs of the forward pass
+    Cost,
+    /// Memory that autograd keeps for the backward pass
+    Memory,
+    /// The plan's stages
+    Stage,
+    /// Nothing
+    None,
+}
+
+/// Which way tensors flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Towards {
+    /// From top to bottom
+    #[default]
+    #[value(name = "TB")]
+    Bottom,
+    /// From left to right
+    #[value(name = "LR")]
+    Right,
+}
+
+/// Who lays the picture out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Renderer {
+    /// This program
+    #[default]
+    Own,
+    /// Graphviz, where it is installed
+    Dot,
+}
+
+impl Graph {
+    /// Draws the model.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let kind = self.kind()?;
+        let color = self.color()?;
+        let model = model::load(&self.model, &self.inputs)?;
+        let stages = match &self.plan {
+            Some(path) => Some(stages(path, &model.graph)?),
+            None => None,
+        };
+        let costs = graph::costs(&model.graph);
+        let values = amounts(&model.graph, &costs, color);
+        let overlay = Overlay {
+            amounts: values.as_ref().map(|(name, values, show)| Amounts {
+                name: name.to_string(),
+                values,
+                show,
+            }),
+            stages: stages.as_deref(),
+        };
+        let mut diagram = viz::from_graph(&model.graph, &overlay);
+        if model.graph.name.is_empty()
+            && let Some(name) = self.model.file_stem()
+        {
+            diagram.set_title(&name.to_string_lossy());
+        }
+        let text = match kind {
+            Kind::Explorer => format!("{}\n", viz::explorer(&diagram)),
+            Kind::ExplorerCosts => match viz::explorer_costs(&diagram) {
+                Some(costs) => format!("{costs}\n"),
+                None => {
+                    return Err(Failure::input("there are no costs to write")
+                        .with_hint("say which with --color cost or --color memory"));
+                }
+            },
+            Kind::Svg | Kind::Dot => self.picture(&diagram, &model.graph, &costs, kind, color)?,
+        };
+        match &self.output {
+            Some(path) if path.as_os_str() != "-" => files::write(path, text.as_bytes()),
+            _ => output.text(&text),
+        }
+    }
+
+    fn picture(
+        &self,
+        diagram: &Diagram,
+        graph: &ModelGraph,
+        costs: &OperatorCosts,
+        kind: Kind,
+        color: ColorBy,
+    ) -> Result<String, Failure> {
+        let direction = match self.direction {
+            Towards::Bottom => Direction::TopToBottom,
+            Towards::Right => Direction::LeftToRight,
+        };
+        let deepest = diagram.depths().into_iter().max().unwrap_or(1);
+        let (view, depth) = viz::view(diagram, self.depth.map_or(Depth::Automatic, Depth::At));
+        if kind == Kind::Dot {
+            return Ok(viz::dot(&view, direction));
+        }
+        if self.renderer == Renderer::Dot {
+            match graphviz::render(&viz::dot(&view, direction), view.boxes().len()) {
+                Ok(svg) => return Ok(svg),
+                Err(reason) => anstream::eprintln!("note: {reason}; drawn without Graphviz"),
+            }
+        }
+        let scene = viz::lay_out_diagram(&view, direction)
+            .map_err(|error| Failure::input(format!("{}: {error}", self.model.display())))?;
+        let mut parts = vec![
+            format!("{} parameters", viz::count(graph.parameters())),
+            Flops(costs.total().forward_flops).to_string(),
+            format!("{} operators", graph.operators.len()),
+        ];
+        if depth < deepest {
+            parts.push(format!("opened to depth {depth}"));
+        }
+        let caption = Caption { title: diagram.boxes()[0].title.clone(), subtitle: parts.join(" · ") };
+        let color = match color {
+            ColorBy::Family => Color::Family,
+            ColorBy::Cost => Color::Cost,
+            ColorBy::Memory => Color::Memory,
+            ColorBy::Stage => Color::Stage,
+            ColorBy::None => Color::None,
+        };
+        Ok(viz::draw(&view, &scene, &caption, color))
+    }
+
+    /// Decides what is written, from the option or from the file's name.
+    fn kind(&self) -> Result<Kind, Failure> {
+        let name = self.output.as_deref().filter(|path| path.as_os_str() != "-");
+        if let Some(kind) = self.format {
+            return Ok(kind);
+        }
+        let Some(path) = name else { return Ok(Kind::Svg) };
+        let ending =
+            path.extension().and_then(|ending| ending.to_str()).unwrap_or_default().to_ascii_lowercase();
+        match ending.as_str() {
+            "svg" => Ok(Kind::Svg),
+            "dot" | "gv" => Ok(Kind::Dot),
+            "json" => Ok(Kind::Explorer),
+            "html" | "htm" => Err(Failure::input("`graph` writes no HTML")
+                .with_hint("a page with the model, its plan and its timeline is what `model-analyze report` is for; write an .svg here")),
+            "" => Err(Failure::input(format!("{} does not say what to write", path.display()))
+                .with_hint("end it with .svg, .dot or .json, or give --format")),
+            other => Err(Failure::input(format!("cannot write a .{other} file"))
+                .with_hint("end it with .svg, .dot or .json, or give --format; browsers and rsvg-convert turn SVG into other pictures")),
+        }
+    }
+
+    fn color(&self) -> Result<ColorBy, Failure> {
+        match (self.color, &self.plan) {
+            (Some(ColorBy::Stage), None) => Err(Failure::input("there are no stages to colour by")
+                .with_hint("name the plan with --plan plan.yaml")),
+            (Some(color), _) => Ok(color),
+            (None, Some(_)) => Ok(ColorBy::Stage),
+            (None, None) => Ok(ColorBy::Family),
+        }
+    }
+}
+
+type ShowNumber = fn(f64) -> String;
+
+/// Returns what the boxes' amounts are, one for each operator, and how they are written.
+fn amounts(
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    color: ColorBy,
+) -> Option<(&'static str, Vec<f64>, ShowNumber)> {
+    let each = |of: fn(&graph::OperatorCost) -> u64| {
+        graph.operators.iter().map(|operator| of(&costs.operator(operator.id)) as f64).collect()
+    };
+    match color {
+        ColorBy::Cost => {
+            Some(("forward FLOPs", each(|cost| cost.forward_flops), |n| Flops(n as u64).to_string()))
+        }
+        ColorBy::Memory => Some(("memory kept for the backward pass", each(|cost| cost.saved_bytes), |n| {
+            Bytes(n as u64).to_string()
+        })),
+        ColorBy::Family | ColorBy::Stage | ColorBy::None => None,
+    }
+}
+
+/// Reads a plan and returns each operator's stage.
+fn stages(path: &Path, graph: &ModelGraph) -> Result<Vec<Option<u32>>, Failure> {
+    let text = files::read_text(path)?;
+    let plan: Plan = schema::from_yaml(&text).map_err(|error| {
+        Failure::input(format!("{}: {error}", path.display()))
+            .with_hint("a plan is what `model-analyze plan` writes")
+    })?;
+    if plan.version > schema::PLAN_VERSION {
+        return Err(Failure::input(format!(
+            "{}: plan version {} is newer than {}, the newest known",
+            path.display(),
+            plan.version,
+            schema::PLAN_VERSION
+        )));
+    }
+    let by_path: std::collections::HashMap<&str, BlockId> =
+        graph.blocks.iter().map(|block| (block.path.as_str(), block.id)).collect();
+    let mut stages = vec![None; graph.operators.len()];
+    for (index, stage) in plan.stages.iter().enumerate() {
+        for block in &stage.blocks {
+            let Some(id) = by_path.get(block.as_str()) else {
+                return Err(Failure::input(format!(
+                    "{}: the model has no block `{block}`, which stage {index} names",
+                    path.display()
+                ))
+                .with_hint(format!("the plan was made for `{}`", plan.model.name)));
+            };
+            let operators = &graph.block(*id).operators;
+            stages[operators.start as usize..operators.end as usize].fill(Some(index as u32));
+        }
+    }
+    Ok(stages)
+}

@@ -1,0 +1,104 @@
+//! Prints a plan: a table of stages and one paragraph that says why.
+
+use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
+use schema::{Bytes, PlanAnswer, Seconds};
+
+use super::Plan;
+use crate::{
+    failure::Failure,
+    output::{Format, Output},
+};
+
+/// Version of the JSON answer.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Prints an answer.
+pub fn print(plan: &Plan, answer: &PlanAnswer, why: &str, output: &mut Output) -> Result<(), Failure> {
+    match plan.format {
+        Format::Json => {
+            let value = serde_json::to_value(answer).map_err(Failure::input)?;
+            output.json(&value)
+        }
+        Format::Text => output.text(&text(answer, why)),
+    }
+}
+
+fn text(answer: &PlanAnswer, why: &str) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["stage", "blocks", "", "devices", "time", "memory", "bound by"]);
+    for (index, stage) in answer.stages.iter().enumerate() {
+        let span = match stage.blocks.as_slice() {
+            [] => String::new(),
+            [only] => only.clone(),
+            [first, .., last] => format!("{first} … {last}"),
+        };
+        let devices = match stage.devices.as_slice() {
+            [first, .., last] if stage.devices.len() > 2 => format!("{first} … {last}"),
+            few => few.join(" "),
+        };
+        table.add_row([
+            index.to_string(),
+            stage.blocks.len().to_string(),
+            span,
+            match stage.replicas {
+                1 => devices,
+                replicas => format!("{devices} ({replicas} replicas)"),
+            },
+            Seconds(stage.seconds).to_string(),
+            Bytes(stage.memory_bytes).to_string(),
+            stage.bound_by.clone(),
+        ]);
+    }
+    for column in [0, 1, 4, 5] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    if let Some(column) = table.column_mut(2) {
+        column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(60)));
+    }
+    let objective = match (answer.period_seconds, answer.step_seconds, answer.micro_batches) {
+        (_, Some(step), Some(count)) => {
+            let each = Seconds(step / f64::from(count));
+            format!("{} a step of {count} micro-batches ({each} each)", Seconds(step))
+        }
+        (Some(period), ..) => format!("{} a micro-batch", Seconds(period)),
+        _ => String::new(),
+    };
+    let proof = match answer.optimal {
+        true => "proven optimal".to_string(),
+        false => format!(
+            "at most {:.1} % from optimal (no plan is faster than {})",
+            (answer.gap * 100.0).max(0.1),
+            Seconds(answer.lower_bound_seconds)
+        ),
+    };
+    let schedule = answer.schedule.as_ref().map(|name| format!(", schedule {name}")).unwrap_or_default();
+    let bubble = answer.bubble.map(|share| format!(", {:.0} % idle", share * 100.0)).unwrap_or_default();
+    let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
+    format!(
+        "{}: {objective}{bubble}, {proof}\nstrategy {}{schedule}\n\n{}\n\n{}\n",
+        answer.model,
+        answer.strategy,
+        table.join("\n"),
+        wrapped(why, 100)
+    )
+}
+
+/// Breaks lines at spaces.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("begins with one line");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(word.to_string());
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,90 @@
+//! What a MODEL argument is: told by its first bytes, not by its name.
+
+use std::{ops::Range, path::Path};
+
+use schema::{
+    DnnWorkload, PipedreamProfile, PiperWorkload, ProfileGraphError, ProfileGraphFault, ProfileGraphPlace,
+};
+
+use crate::{failure::Failure, files};
+
+/// What there is to plan.
+pub enum Input {
+    /// A profile graph.
+    Pipedream(PipedreamProfile),
+    /// A workload of dnn-partitioning.
+    DnnPartitioning(DnnWorkload),
+    /// A workload of Piper.
+    Piper(PiperWorkload),
+    /// A traced model, still to be read.
+    Trace,
+}
+
+impl Input {
+    /// Reads a profile or workload; leaves a trace where it is.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let map = files::map(path)?;
+        if map.is_empty() {
+            return Err(Failure::input(format!("{}: the file is empty", path.display())));
+        }
+        // Archives are zip files; everything else that we plan from is text.
+        if map.starts_with(b"PK") {
+            return Ok(Self::Trace);
+        }
+        let name = path.display().to_string();
+        let Ok(text) = std::str::from_utf8(&map) else {
+            let failure = Failure::input(format!("{name}: neither a traced model nor a profile"));
+            return Err(failure.with_hint("trace the model with torch.jit.trace and save it"));
+        };
+        let failure = |error| failure_of(&name, text, error);
+        if PiperWorkload::looks_like(text) {
+            return Ok(Self::Piper(PiperWorkload::from_text(text).map_err(failure)?));
+        }
+        if DnnWorkload::looks_like(text) {
+            return Ok(Self::DnnPartitioning(DnnWorkload::from_text(text).map_err(failure)?));
+        }
+        if text.contains(" -- ") || text.trim().is_empty() {
+            return Ok(Self::Pipedream(PipedreamProfile::from_text(text).map_err(failure)?));
+        }
+        if text.trim_start().starts_with('{') {
+            let failure = Failure::input(format!("{name}: JSON of no known workload"));
+            return Err(failure.with_hint("dnn-partitioning has `maxFPGAs`, Piper has `TMPCs`"));
+        }
+        Ok(Self::Trace)
+    }
+}
+
+/// Shows a wrong profile with its place.
+fn failure_of(name: &str, text: &str, error: ProfileGraphError) -> Failure {
+    let failure = Failure::input(format!("{name}: {error}"));
+    let failure = match &error.place {
+        ProfileGraphPlace::Line(_, span) => failure.at(name, text, span.clone(), "here"),
+        _ => match json_place(text, &error.fault) {
+            Some(span) => failure.at(name, text, span, "here"),
+            None => failure,
+        },
+    };
+    match error.fault {
+        ProfileGraphFault::Cycle(_) => {
+            failure.with_hint("a model's layers form no cycle; take one of these edges out")
+        }
+        ProfileGraphFault::Disconnected(..) => {
+            failure.with_hint("plan each part by itself, or add the missing edge")
+        }
+        ProfileGraphFault::UnknownNode(_) => {
+            failure.with_hint("nodes stand on lines of their own, before or after edges")
+        }
+        _ => failure,
+    }
+}
+
+/// Finds the place that a JSON message names: `… at line 3 column 7`.
+fn json_place(text: &str, fault: &ProfileGraphFault) -> Option<Range<usize>> {
+    let ProfileGraphFault::Json(message) = fault else { return None };
+    let (_, place) = message.rsplit_once(" at line ")?;
+    let (line, column) = place.split_once(" column ")?;
+    let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
+    let start: usize = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
+    let at = (start + column.saturating_sub(1)).min(text.len());
+    text.is_char_boundary(at).then_some(at..at)
+}

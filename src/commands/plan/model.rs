@@ -1,0 +1,352 @@
+//! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
+
+use partitioner::{
+    Change, Machine, PlanError, Problem, Solution, Strategy, Training, check_plan, from_graph, plan_auto,
+    plan_with, to_plan, what_if,
+};
+use schema::{
+    Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
+    RunnerUp, Seconds, StageAnswer, WhatIf, read_cluster, short_cluster, to_yaml,
+};
+use sha2::{Digest, Sha256};
+
+use super::{Plan, answer, costs, input::Input};
+use crate::{failure::Failure, files, model, output::Output};
+
+/// Plans a model on a cluster, or checks a plan.
+pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
+    let given = match &plan.check {
+        Some(path) => {
+            let text = files::read_text(path)?;
+            let read: schema::Plan = schema::from_yaml(&text).map_err(|error| {
+                Failure::input(format!("{}: {error}", path.display()))
+                    .with_hint("a plan is what `plan -o` writes")
+            })?;
+            Some(read)
+        }
+        None => None,
+    };
+    let has_cluster = plan.devices.is_some() || plan.cluster.is_some() || !plan.machines.is_empty();
+    let cluster = match &given {
+        // A plan brings its cluster along.
+        Some(given) if !has_cluster => given.cluster.clone(),
+        _ => cluster(plan)?,
+    };
+    cluster.validate().map_err(cluster_failure)?;
+    let training = Training {
+        micro_batches: plan.micro_batches,
+        stages: plan.stages,
+        optimizer_factor: plan.optimizer.factor(),
+        recompute: !plan.no_recompute,
+        offload: plan.offload,
+        ..Training::default()
+    };
+    if plan.stages == Some(0) {
+        return Err(Failure::input("--stages is 0; a pipeline has one at least"));
+    }
+    if plan.micro_batches == Some(0) {
+        return Err(Failure::input("--micro-batches is 0; a step has one at least"));
+    }
+    let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
+    let problem = match input {
+        Input::Pipedream(profile) => Problem::from_profile(profile, machine, training),
+        _ => traced(plan, &cluster, machine, training)?,
+    };
+    if let Some(given) = given {
+        let solution = check_plan(&problem, &given).map_err(|error| match error {
+            partitioner::CheckError::Plan(PlanError::Memory { .. }) => Failure::no(error),
+            _ => Failure::input(error).with_hint("blocks and devices are named as `plan -o` writes them"),
+        })?;
+        let answer = answer_of(plan, &problem, &solution, &[], &[], &[]);
+        return answer::print(plan, &answer, &why(&problem, &solution, &answer), output);
+    }
+    let (solution, others, failed) = solve(plan, &problem)?;
+    let changes = if problem.blocks.len() * problem.machine.devices.len() <= 20_000 {
+        what_if(&problem, &solution)
+    } else {
+        Vec::new()
+    };
+    let answer = answer_of(plan, &problem, &solution, &others, &failed, &changes);
+    if let Some(path) = &plan.output {
+        let reference = ModelReference { name: plan.model_name(), digest: digest(plan, input)? };
+        let written_by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
+        let file = to_plan(&problem, &solution, &cluster, reference, written_by);
+        files::write(path, to_yaml(&file).as_bytes())?;
+    }
+    answer::print(plan, &answer, &why(&problem, &solution, &answer), output)
+}
+
+/// Reads a traced model and predicts its blocks on the cluster's devices.
+fn traced(
+    plan: &Plan,
+    cluster: &Cluster,
+    mut machine: Machine,
+    training: Training,
+) -> Result<Problem, Failure> {
+    let model = model::load(&plan.model, &plan.input)?;
+    let operators = graph::costs(&model.graph);
+    // Times are for the first device's type; others are faster or slower as a whole.
+    let whole = |name: &str| {
+        let seconds = costs::seconds(&model.graph, &operators, cluster.types.get(name)?);
+        let total =
+            seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient).sum::<f64>();
+        Some((seconds, total))
+    };
+    let missing = || Failure::input("the cluster has no device types");
+    let (seconds, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
+    for (name, type_) in &cluster.types {
+        let Some((_, other)) = whole(name) else { continue };
+        let relative = if other > 0.0 { total / other } else { 1.0 };
+        for (device, placed) in machine.devices.iter_mut().zip(&cluster.devices) {
+            if placed.type_ == *name {
+                device.speed = type_.speed.unwrap_or(1.0) * relative;
+            }
+        }
+    }
+    let wanted = 2 * machine.devices.len().min(64);
+    Ok(from_graph(&model.graph, &operators, &seconds, machine, training, wanted))
+}
+
+type Solved = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
+
+fn solve(plan: &Plan, problem: &Problem) -> Result<Solved, Failure> {
+    if plan.strategy == "auto" {
+        return plan_auto(problem).map_err(no_plan);
+    }
+    let Some(strategy) = Strategy::from_name(&plan.strategy) else {
+        let names: Vec<&str> = partitioner::STRATEGIES.iter().map(|strategy| strategy.name()).collect();
+        return Err(Failure::input(format!("no strategy is called `{}`", plan.strategy))
+            .with_hint(format!("auto, {}", names.join(", "))));
+    };
+    Ok((plan_with(problem, strategy).map_err(no_plan)?, Vec::new(), Vec::new()))
+}
+
+/// Says what would have to change.
+fn no_plan(error: PlanError) -> Failure {
+    match &error {
+        PlanError::Memory { needed, limit, .. } => {
+            let (needed, limit) = (Bytes(*needed), Bytes(*limit));
+            let short = Bytes(needed.0.saturating_sub(limit.0));
+            Failure::no(&error).with_hint(format!(
+                "{short} more on each device would do ({needed} instead of {limit}); or more devices, --offload, \
+                 --optimizer sgd, or a smaller micro-batch when tracing"
+            ))
+        }
+        PlanError::TooManyStages { .. } => {
+            Failure::no(error).with_hint("ask for fewer devices, or let stages be replicated")
+        }
+        PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
+    }
+}
+
+fn cluster_failure(error: ClusterError) -> Failure {
+    let hint = match &error {
+        ClusterError::UnknownType(unknown) if !unknown.similar.is_empty() => {
+            format!("did you mean {}?", unknown.similar.join(" or "))
+        }
+        ClusterError::UnknownType(_) => "describe it under `types` in a cluster file".to_string(),
+        ClusterError::Short { .. } => "write 4xh100, 2x8xa100 or 4xa100+4xv100".to_string(),
+        _ => return Failure::input(error),
+    };
+    Failure::input(error).with_hint(hint)
+}
+
+/// Returns the cluster that the arguments describe.
+fn cluster(plan: &Plan) -> Result<Cluster, Failure> {
+    if let Some(text) = &plan.devices {
+        return short_cluster(text).map_err(cluster_failure);
+    }
+    if let Some(path) = &plan.cluster {
+        let text = files::read_text(path)?;
+        let name = path.display().to_string();
+        return read_cluster(&text).map_err(|error| match &error {
+            ClusterError::Yaml(yaml) => {
+                let failure = Failure::input(format!("{name}: {}", yaml.message));
+                let start = yaml.place.map(|(line, column)| {
+                    let lines = text.split_inclusive('\n').take(line.saturating_sub(1));
+                    (lines.map(str::len).sum::<usize>() + column.saturating_sub(1)).min(text.len())
+                });
+                match start {
+                    Some(start) if text.is_char_boundary(start) => {
+                        failure.at(&name, &text, start..start, "here")
+                    }
+                    _ => failure,
+                }
+            }
+            _ => cluster_failure(error),
+        });
+    }
+    if plan.machines.is_empty() {
+        return Err(Failure::input("a plan needs a cluster: --devices 4xh100, or --cluster FILE")
+            .with_hint("profile graphs also take --machines 8,2 --bandwidth 30e9,3.125e9"));
+    }
+    machines(plan)
+}
+
+/// Makes a cluster of `--machines`, `--bandwidth` and `--memory`.
+fn machines(plan: &Plan) -> Result<Cluster, Failure> {
+    let bandwidths =
+        if plan.bandwidth.is_empty() { vec![1e9; plan.machines.len()] } else { plan.bandwidth.clone() };
+    if bandwidths.len() != plan.machines.len() {
+        return Err(Failure::input(format!(
+            "--machines has {} levels, --bandwidth {}; each level needs one of each",
+            plan.machines.len(),
+            bandwidths.len()
+        )));
+    }
+    let total: u64 = plan.machines.iter().map(|&count| u64::from(count)).fold(1, u64::saturating_mul);
+    if total == 0 || total > 100_000 {
+        return Err(Failure::input(format!("--machines come to {total}; 1 to 100000 can be planned for")));
+    }
+    let type_ = DeviceType {
+        memory: Bytes(plan.memory.unwrap_or(16e9).clamp(1.0, 1e18) as u64),
+        memory_bandwidth: BytesPerSecond(1e12),
+        ..DeviceType::default()
+    };
+    let device = |index: u64| {
+        let mut size = 1;
+        let inner = plan.machines[..plan.machines.len() - 1].iter();
+        let place = inner.map(|&count| {
+            size *= u64::from(count);
+            (index / size) as u32
+        });
+        Device { name: format!("machine{index}"), type_: "machine".to_string(), place: place.collect() }
+    };
+    let level = |(index, &bandwidth): (usize, &f64)| Level {
+        name: format!("level{index}"),
+        bandwidth: BytesPerSecond(bandwidth),
+        latency: Seconds(0.0),
+    };
+    Ok(Cluster {
+        types: [("machine".to_string(), type_)].into_iter().collect(),
+        devices: (0..total).map(device).collect(),
+        levels: bandwidths.iter().enumerate().map(level).collect(),
+        links: Vec::new(),
+    })
+}
+
+/// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
+fn digest(plan: &Plan, input: &Input) -> Result<String, Failure> {
+    if matches!(input, Input::Trace) {
+        return Ok(tracer::digest(&model::program(&plan.model)?));
+    }
+    let bytes = files::map(&plan.model)?;
+    Ok(Sha256::digest(&bytes[..]).iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn answer_of(
+    plan: &Plan,
+    problem: &Problem,
+    solution: &Solution,
+    others: &[Solution],
+    failed: &[(Strategy, PlanError)],
+    changes: &[Change],
+) -> PlanAnswer {
+    let path = |&block: &usize| problem.blocks[block].path.clone();
+    let each = solution.seconds_each();
+    let stages = solution.stages.iter().map(|stage| StageAnswer {
+        blocks: stage.blocks.iter().map(path).collect(),
+        devices: stage.run.devices().map(|device| problem.machine.devices[device].name.clone()).collect(),
+        replicas: stage.run.count as u32,
+        seconds: stage.score.seconds,
+        compute_seconds: stage.score.compute,
+        sync_seconds: stage.score.sync,
+        transfer_seconds: stage.score.transfer,
+        memory_bytes: stage.score.memory as u64,
+        bound_by: stage.score.bound_by.name().to_string(),
+        recompute: stage.score.recompute.iter().map(path).collect(),
+        offload: stage.score.offload.iter().map(path).collect(),
+    });
+    let others = others.iter().map(|other| RunnerUp {
+        strategy: other.strategy.to_string(),
+        seconds: Some(other.seconds_each()),
+        loses: Some(other.seconds_each() / each - 1.0),
+        fails: None,
+    });
+    let failed = failed.iter().map(|(strategy, error)| RunnerUp {
+        strategy: strategy.name().to_string(),
+        seconds: None,
+        loses: None,
+        fails: Some(error.to_string()),
+    });
+    let (period, step) = match solution.objective {
+        partitioner::Objective::Period(seconds) => (Some(seconds), None),
+        partitioner::Objective::Step(seconds) => (None, Some(seconds)),
+    };
+    PlanAnswer {
+        schema_version: answer::SCHEMA_VERSION,
+        model: plan.model_name(),
+        strategy: solution.strategy.to_string(),
+        schedule: Some(solution.schedule.to_string()),
+        micro_batches: Some(solution.micro_batches),
+        period_seconds: period,
+        step_seconds: step,
+        data_parallel_seconds: None,
+        lower_bound_seconds: solution.lower_bound,
+        gap: solution.gap(),
+        optimal: solution.is_optimal(),
+        bubble: solution.bubble,
+        stages: stages.collect(),
+        runners_up: others.chain(failed).collect(),
+        what_if: changes
+            .iter()
+            .map(|change| WhatIf {
+                change: change.change.to_string(),
+                seconds: change.seconds,
+                gains: each / change.seconds - 1.0,
+            })
+            .collect(),
+    }
+}
+
+/// One paragraph: what bounds the plan, what came next, what would help.
+fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
+    let mut text = String::new();
+    let slowest =
+        solution.stages.iter().enumerate().max_by(|a, b| a.1.score.seconds.total_cmp(&b.1.score.seconds));
+    if let Some((index, stage)) = slowest {
+        let score = &stage.score;
+        text.push_str(&format!(
+            "Stage {index} is the slowest: {} of compute, {} of sync and {} of transfers for each micro-batch; {} bounds it.",
+            Seconds(score.compute),
+            Seconds(score.sync),
+            Seconds(score.transfer),
+            score.bound_by.name()
+        ));
+        let fullest = solution
+            .stages
+            .iter()
+            .max_by(|a, b| (a.score.memory / a.score.limit).total_cmp(&(b.score.memory / b.score.limit)));
+        if let Some(fullest) = fullest {
+            let share = fullest.score.memory / fullest.score.limit;
+            text.push_str(&format!(" The fullest device uses {:.0} % of its memory.", share * 100.0));
+        }
+    }
+    let one = problem.seconds();
+    if solution.seconds_each() > 0.0 {
+        text.push_str(&format!(
+            " One device would take {} a micro-batch, {:.2} times as long.",
+            Seconds(one),
+            one / solution.seconds_each()
+        ));
+    }
+    let next: Vec<String> = answer
+        .runners_up
+        .iter()
+        .filter_map(|other| Some(format!("{} (+{:.1} %)", other.strategy, other.loses? * 100.0)))
+        .take(3)
+        .collect();
+    if !next.is_empty() {
+        text.push_str(&format!(" Next best: {}.", next.join(", ")));
+    }
+    let gains: Vec<String> = answer
+        .what_if
+        .iter()
+        .filter(|change| change.gains > 0.001)
+        .map(|change| format!("{} {:.1} %", change.change, change.gains * 100.0))
+        .collect();
+    if !gains.is_empty() {
+        text.push_str(&format!(" What would help: {}.", gains.join(", ")));
+    }
+    text
+}

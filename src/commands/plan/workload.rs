@@ -1,0 +1,156 @@
+//! `plan WORKLOAD.json`: dnn-partitioning's and Piper's own objectives.
+
+use partitioner::{LoadPlan, PiperOptions, PiperPlan, load_plan, piper_plan};
+use schema::{DnnWorkload, PiperWorkload, PlanAnswer, StageAnswer};
+
+use super::{Plan, answer};
+use crate::{failure::Failure, output::Output};
+
+/// Answers with the largest device load.
+pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Result<(), Failure> {
+    let mut workload = workload.clone();
+    if let [accelerators, rest @ ..] = plan.machines.as_slice() {
+        workload.n_accelerators = *accelerators;
+        workload.n_cpus = rest.first().copied().unwrap_or(workload.n_cpus);
+    }
+    if let Some(memory) = plan.memory {
+        workload.accelerator_memory = memory;
+    }
+    if workload.n_accelerators + workload.n_cpus == 0 {
+        return Err(Failure::input("there are no accelerators and no CPUs to plan for"));
+    }
+    let found = load_plan(&workload).map_err(Failure::no)?;
+    let answer = load_answer(plan, &workload, &found);
+    let why = match found.n_ideals {
+        Some(ideals) => format!(
+            "Largest load {:.6}, in the unit of the file: compute and transfers added up, as its authors do. \
+             Proven over all {ideals} ways to cut the graph.",
+            found.load
+        ),
+        None => format!(
+            "Largest load {:.6}, in the unit of the file. The graph is too wide for all its cuts; the work that \
+             must be shared bounds what is possible.",
+            found.load
+        ),
+    };
+    answer::print(plan, &answer, &why, output)
+}
+
+fn load_answer(plan: &Plan, workload: &DnnWorkload, found: &LoadPlan) -> PlanAnswer {
+    let mut counts = [0; 2];
+    let stages = found.devices.iter().map(|device| {
+        let count = &mut counts[usize::from(device.is_accelerator)];
+        let name = format!("{}:{count}", if device.is_accelerator { "accelerator" } else { "cpu" });
+        *count += 1;
+        let name_of = |&node: &usize| {
+            let node = &workload.nodes[node];
+            if node.name.is_empty() { node.id.to_string() } else { node.name.clone() }
+        };
+        StageAnswer {
+            blocks: device.nodes.iter().map(name_of).collect(),
+            devices: vec![name],
+            replicas: 1,
+            seconds: device.load(),
+            compute_seconds: device.compute,
+            sync_seconds: 0.0,
+            transfer_seconds: device.transfer,
+            memory_bytes: device.size as u64,
+            bound_by: if device.transfer > device.compute { "transfer" } else { "compute" }.to_string(),
+            recompute: Vec::new(),
+            offload: Vec::new(),
+        }
+    });
+    let gap = if found.load > 0.0 { (found.load - found.lower_bound) / found.load } else { 0.0 };
+    PlanAnswer {
+        schema_version: answer::SCHEMA_VERSION,
+        model: plan.model_name(),
+        strategy: "largest load (dnn-partitioning)".to_string(),
+        schedule: None,
+        micro_batches: None,
+        period_seconds: Some(found.load),
+        step_seconds: None,
+        data_parallel_seconds: None,
+        lower_bound_seconds: found.lower_bound,
+        gap,
+        optimal: gap < 1e-9,
+        bubble: None,
+        stages: stages.collect(),
+        runners_up: Vec::new(),
+        what_if: Vec::new(),
+    }
+}
+
+/// Answers with Piper's time for each sample.
+pub fn run_piper(plan: &Plan, workload: &PiperWorkload, output: &mut Output) -> Result<(), Failure> {
+    let mut workload = workload.clone();
+    if !plan.machines.is_empty() {
+        let machines = plan.machines.iter().try_fold(1_u32, |product, &count| product.checked_mul(count));
+        workload.n_devices = match machines {
+            Some(machines @ 1..=100_000) => machines,
+            _ => return Err(Failure::input("--machines must come to between 1 and 100000")),
+        };
+    }
+    if let Some(&bandwidth) = plan.bandwidth.first() {
+        if !(bandwidth > 0.0 && bandwidth.is_finite()) {
+            return Err(Failure::input(format!("--bandwidth is {bandwidth}; it must be positive")));
+        }
+        workload.bandwidth = bandwidth;
+    }
+    workload.memory = plan.memory.unwrap_or(workload.memory);
+    workload.micro_batches = plan.micro_batches.unwrap_or(workload.micro_batches).max(1);
+    let options = PiperOptions { recompute: !plan.no_recompute, ..PiperOptions::default() };
+    let found = piper_plan(&workload, options).map_err(Failure::no)?;
+    let answer = piper_answer(plan, &workload, &found);
+    let why = format!(
+        "{} stages over {} ways to cut the graph; implementations are picked exactly within each device's memory.",
+        found.stages.len(),
+        found.n_ideals
+    );
+    answer::print(plan, &answer, &why, output)
+}
+
+fn piper_answer(plan: &Plan, workload: &PiperWorkload, found: &PiperPlan) -> PlanAnswer {
+    let mut first = 0;
+    let stages = found.stages.iter().map(|stage| {
+        let n_devices = stage.data_parallel * stage.tensor_parallel;
+        let devices = (first..first + n_devices).map(|device| device.to_string()).collect();
+        first += n_devices;
+        let name_of = |&node: &usize| {
+            let node = &workload.nodes[node];
+            format!("{}.{}", if node.name.is_empty() { "node" } else { &node.name }, node.id)
+        };
+        let names: Vec<String> = stage.nodes.iter().map(name_of).collect();
+        let again = names.iter().zip(&stage.implementations).filter(|(_, name)| *name == "activation recomp");
+        StageAnswer {
+            recompute: again.map(|(name, _)| name.clone()).collect(),
+            blocks: names.clone(),
+            devices,
+            replicas: stage.data_parallel,
+            seconds: stage.seconds,
+            compute_seconds: stage.compute,
+            sync_seconds: 0.0,
+            transfer_seconds: stage.seconds - stage.compute,
+            memory_bytes: stage.memory as u64,
+            bound_by: if stage.compute * 2.0 >= stage.seconds { "compute" } else { "transfer" }.to_string(),
+            offload: Vec::new(),
+        }
+    });
+    let gap = if found.period > 0.0 { (found.period - found.lower_bound) / found.period } else { 0.0 };
+    PlanAnswer {
+        schema_version: answer::SCHEMA_VERSION,
+        model: plan.model_name(),
+        strategy: "time for each sample (Piper)".to_string(),
+        schedule: None,
+        micro_batches: Some(workload.micro_batches),
+        period_seconds: Some(found.period),
+        step_seconds: None,
+        data_parallel_seconds: None,
+        lower_bound_seconds: found.lower_bound,
+        gap,
+        optimal: gap < 1e-9,
+        bubble: None,
+        stages: stages.collect(),
+        runners_up: Vec::new(),
+        what_if: Vec::new(),
+    }
+}

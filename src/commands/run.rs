@@ -1,0 +1,337 @@
+//! `model-analyze run`: the stages as a pipeline on the devices of this machine, measured beside predicted.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+use runtime::{Measured, Null};
+use schema::{
+    Executed, ExecutedStage, Plan, Seconds, SpanKind, TIMELINE_VERSION, Timeline, TimelineSpan, Track,
+};
+use simulator::order::{self, Kind, Order, Schedule};
+
+use crate::{
+    failure::Failure,
+    files,
+    output::{Format, Output},
+    stages::Stages,
+};
+
+/// Arguments of `run`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  model-analyze run out/
+  model-analyze run out/ --device cuda:0 --device cuda:1 --schedule 1f1b --micro-batches 8
+  model-analyze run out/ --backend null --timeline measured.json
+
+Trains on random inputs, one thread a device, in exactly the order that `simulate` times. The backend `torch` needs a
+build with libtorch (cargo build --release --features torch); `null` sleeps as long as the plan says each
+operation takes, which shows the schedule without a model.")]
+pub struct Run {
+    /// The folder that `emit` or `split` wrote
+    folder: PathBuf,
+    /// The whole model, for the range of its inputs (default: where the stages were cut from)
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Devices: cpu, cuda:0, …; stages take them in turn [default: cpu]
+    #[arg(long = "device", value_name = "DEVICE")]
+    devices: Vec<String>,
+    /// Schedule [default: the plan's, else 1f1b]
+    #[arg(long)]
+    schedule: Option<String>,
+    /// Micro-batches in a step [default: the plan's, else two for each stage]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    micro_batches: Option<u32>,
+    /// Steps to time, after one to warm up
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    steps: u32,
+    /// What runs the stages
+    #[arg(long, value_enum, default_value_t)]
+    backend: BackendChoice,
+    /// Write the last step's timeline (schema of `simulate`)
+    #[arg(long, value_name = "FILE.json")]
+    timeline: Option<PathBuf>,
+    /// How the answer is printed
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// What runs the stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum BackendChoice {
+    /// libtorch
+    #[default]
+    Torch,
+    /// Nothing: each operation sleeps as long as the plan says it takes
+    Null,
+}
+
+/// What is run.
+struct Job {
+    stages: Stages,
+    schedule: Schedule,
+    micro_batches: u32,
+    order: Order,
+    /// Ranks that run each stage.
+    ranks: Vec<Vec<usize>>,
+}
+
+impl Run {
+    /// Runs the pipeline and prints what it took.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let job = self.job()?;
+        // One more step than is timed: the first one pays for allocation and set-up.
+        let n_steps = self.steps as usize + 1;
+        let (measured, losses, names) = match self.backend {
+            BackendChoice::Null => (self.run_null(&job, n_steps)?, Vec::new(), Vec::new()),
+            BackendChoice::Torch => self.run_torch(&job, n_steps)?,
+        };
+        let executed = executed(&job, &measured, losses, &names);
+        if let Some(path) = &self.timeline {
+            let timeline = timeline(&job, &measured, &names);
+            let text = serde_json::to_string(&timeline).map_err(Failure::input)?;
+            files::write(path, text.as_bytes())?;
+        }
+        match self.format {
+            Format::Json => output.json(&serde_json::to_value(&executed).map_err(Failure::input)?),
+            Format::Text => output.text(&text(&executed)),
+        }
+    }
+
+    fn job(&self) -> Result<Job, Failure> {
+        let stages = Stages::read(&self.folder)?;
+        let n_stages = stages.wiring.stages.len() as u32;
+        let plan = stages.plan.as_ref();
+        let name = self.schedule.clone().or(plan.map(|plan| plan.schedule.clone()));
+        let schedule = Schedule::from_name(name.as_deref().unwrap_or("1f1b")).map_err(Failure::input)?;
+        let micro_batches = self.micro_batches.or(plan.map(|plan| plan.micro_batches));
+        let micro_batches = micro_batches.unwrap_or(2 * n_stages);
+        if schedule.copies() > 1 {
+            return Err(Failure::input(format!("{} needs two copies of the model", schedule.name()))
+                .with_hint("run supports schedules over one copy; simulate supports them all"));
+        }
+        let replicas: Vec<u32> = plan
+            .filter(|plan| plan.stages.len() == n_stages as usize)
+            .map(|plan| plan.stages.iter().map(|stage| stage.devices.len().max(1) as u32).collect())
+            .unwrap_or_default();
+        let order = match replicas.iter().any(|&n| n > 1) {
+            true => order::replicated(&replicas, micro_batches),
+            false => {
+                let chunks = schedule.fixed_chunks().unwrap_or_else(|| chunks(plan, n_stages));
+                if !n_stages.is_multiple_of(chunks) {
+                    let message = format!(
+                        "{} wants {chunks} stages a device, {n_stages} do not divide",
+                        schedule.name()
+                    );
+                    return Err(Failure::input(message));
+                }
+                order::make(schedule.name(), n_stages / chunks, chunks, micro_batches)
+                    .map_err(Failure::input)?
+            }
+        };
+        let mut ranks = vec![Vec::new(); n_stages as usize];
+        for (rank, ops) in order.ranks.iter().enumerate() {
+            for op in ops {
+                let on: &mut Vec<usize> = &mut ranks[op.stage as usize];
+                if !on.contains(&rank) {
+                    on.push(rank);
+                }
+            }
+        }
+        Ok(Job { stages, schedule, micro_batches, order, ranks })
+    }
+
+    fn run_null(&self, job: &Job, n_steps: usize) -> Result<Measured, Failure> {
+        let seconds = |time: Seconds| Duration::from_secs_f64(time.0.max(0.0));
+        let plan = job.stages.plan.as_ref();
+        let plan = plan.ok_or_else(|| {
+            Failure::input("there is no plan.yaml beside the stages: nothing says how long they take")
+                .with_hint("emit with a plan, or use --backend torch")
+        })?;
+        let durations = plan.stages.iter().map(|stage| {
+            let cost = &stage.cost;
+            [seconds(cost.forward), seconds(cost.input_gradient), seconds(cost.weight_gradient)]
+        });
+        let n_outputs = job.stages.wiring.stages.iter().map(|stage| stage.n_outputs).collect();
+        let null = Null { n_outputs, durations: durations.collect() };
+        runtime::run(&null, &job.stages.wiring, &job.order, n_steps).map_err(Failure::input)
+    }
+
+    #[cfg(not(feature = "torch"))]
+    fn run_torch(&self, _: &Job, _: usize) -> Result<(Measured, Vec<f64>, Vec<String>), Failure> {
+        let _ = (&self.model, &self.devices);
+        Err(crate::stages::no_libtorch("run stages")
+            .with_hint("make .venv/ready && cargo build --release --features torch; or --backend null"))
+    }
+
+    #[cfg(feature = "torch")]
+    fn run_torch(&self, job: &Job, n_steps: usize) -> Result<(Measured, Vec<f64>, Vec<String>), Failure> {
+        let failed = |error: runtime::BackendError| Failure::input(error);
+        let names = match self.devices.is_empty() {
+            true => vec!["cpu".to_string()],
+            false => self.devices.clone(),
+        };
+        let devices = names.iter().map(|name| runtime::torch::device(name)).collect::<Result<Vec<_>, _>>();
+        let model = job.stages.model(self.model.as_deref())?;
+        let specs = job.stages.input_specs(&model)?;
+        let mut inputs = Vec::new();
+        for micro_batch in 0..i64::from(job.micro_batches) {
+            let seeds = micro_batch * specs.len() as i64..;
+            let one = specs.iter().zip(seeds).map(|(spec, seed)| runtime::torch::random(spec, seed));
+            inputs.push(one.collect::<Result<Vec<_>, _>>().map_err(failed)?);
+        }
+        let wiring = &job.stages.wiring;
+        let is_returned = |stage: usize, output| job.stages.model_outputs.contains(&(stage, output));
+        let model_outputs = wiring.stages.iter().enumerate();
+        let model_outputs = model_outputs
+            .map(|(stage, joints)| (0..joints.n_outputs).map(|output| is_returned(stage, output)).collect());
+        let backend = runtime::torch::TorchBackend::new(runtime::torch::TorchSetup {
+            archives: job.stages.archives()?,
+            model_outputs: model_outputs.collect(),
+            devices: devices.map_err(failed)?,
+            inputs,
+            learning_rate: 0.01,
+        });
+        let measured = runtime::run(&backend, wiring, &job.order, n_steps).map_err(Failure::input)?;
+        // Every step makes one loss a micro-batch, already divided by their number.
+        let all = backend.losses();
+        let losses = all.chunks(job.micro_batches as usize).skip(1);
+        Ok((measured, losses.map(|step| step.iter().map(|(_, loss)| loss).sum()).collect(), names))
+    }
+}
+
+/// Stages a device holds under the plan.
+fn chunks(plan: Option<&Plan>, n_stages: u32) -> u32 {
+    let Some(plan) = plan else { return 1 };
+    let mut devices: Vec<_> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
+    devices.sort();
+    devices.dedup();
+    (n_stages / (devices.len() as u32).max(1)).max(1)
+}
+
+fn median(mut values: Vec<u64>) -> u64 {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
+}
+
+fn seconds(nanoseconds: u64) -> Seconds {
+    Seconds(nanoseconds as f64 * 1e-9)
+}
+
+fn executed(job: &Job, measured: &Measured, losses: Vec<f64>, names: &[String]) -> Executed {
+    let steps = &measured.steps[1..];
+    let step = median(steps.to_vec());
+    let timed = || measured.devices.iter().flatten().filter(|op| op.step > 0);
+    let busy: u64 = timed().map(|op| op.end - op.start).sum();
+    let total = steps.iter().sum::<u64>() * measured.devices.len() as u64;
+    let stage = |stage: usize| {
+        let times = |kinds: &[Kind]| -> u64 {
+            let one = |kind| {
+                let ops = timed()
+                    .filter(|op| op.op.is_some_and(|op| op.stage as usize == stage && op.kind == kind));
+                median(ops.map(|op| op.end - op.start).collect())
+            };
+            kinds.iter().map(|&kind| one(kind)).sum()
+        };
+        let backward = match times(&[Kind::Backward]) {
+            0 => times(&[Kind::InputGradient, Kind::WeightGradient]),
+            whole => whole,
+        };
+        ExecutedStage {
+            stage: stage as u32,
+            devices: job.ranks[stage].iter().map(|&rank| device_name(rank, names)).collect(),
+            forward_seconds: seconds(times(&[Kind::Forward])),
+            backward_seconds: seconds(backward),
+        }
+    };
+    let samples = job.stages.manifest.inputs.first();
+    let samples = samples.and_then(|input| input.shape.as_ref()?.first().copied()).unwrap_or(1);
+    Executed {
+        schema_version: schema::EXECUTED_VERSION,
+        schedule: job.schedule.name().to_string(),
+        micro_batches: job.micro_batches,
+        steps: steps.len(),
+        step_seconds: seconds(step),
+        predicted_step_seconds: job.stages.plan.as_ref().and_then(|plan| plan.predicted.step),
+        samples_per_second: (samples * u64::from(job.micro_batches)) as f64 / (step as f64 * 1e-9),
+        bubble: 1.0 - busy as f64 / (total as f64).max(1.0),
+        stages: (0..job.ranks.len()).map(stage).collect(),
+        process_peak_bytes: files::peak_memory(),
+        losses,
+    }
+}
+
+/// Names a rank: `cpu` holds many, so the rank's number tells them apart.
+fn device_name(rank: usize, names: &[String]) -> String {
+    match names.len() {
+        0 => format!("rank {rank}"),
+        n if n > rank => names[rank].clone(),
+        n => format!("{} (rank {rank})", names[rank % n]),
+    }
+}
+
+fn timeline(job: &Job, measured: &Measured, names: &[String]) -> Timeline {
+    let last = measured.steps.len() - 1;
+    let ops = |device: usize| measured.devices[device].iter().filter(move |op| op.step == last);
+    let first = (0..measured.devices.len()).flat_map(ops).map(|op| op.start).min().unwrap_or(0);
+    let tracks = (0..measured.devices.len()).map(|device| {
+        let spans = ops(device).map(|op| TimelineSpan {
+            name: op.op.map_or("update".to_string(), |op| op.to_string()),
+            kind: match op.op.map(|op| op.kind) {
+                None => SpanKind::Optimizer,
+                Some(Kind::Forward) => SpanKind::Forward,
+                Some(Kind::InputGradient) => SpanKind::InputGradient,
+                Some(Kind::WeightGradient) => SpanKind::WeightGradient,
+                Some(Kind::Backward) => SpanKind::Backward,
+            },
+            stage: op.op.map(|op| op.stage),
+            micro_batch: op.op.map(|op| op.micro_batch),
+            start: op.start - first,
+            end: op.end - first,
+        });
+        Track { device: device as u32, stream: "compute".to_string(), spans: spans.collect() }
+    });
+    Timeline {
+        kind: "timeline".to_string(),
+        version: TIMELINE_VERSION,
+        name: format!("{} (measured)", job.schedule.name()),
+        unit: "ns".to_string(),
+        devices: (0..measured.devices.len()).map(|rank| device_name(rank, names)).collect(),
+        tracks: tracks.collect(),
+        flows: Vec::new(),
+        memory: Vec::new(),
+        end: measured.steps[last],
+    }
+}
+
+fn text(executed: &Executed) -> String {
+    let mut text = format!(
+        "{} micro-batches under {}: {} a step, {:.1} samples/s, {:.1} % bubble (median of {})\n",
+        executed.micro_batches,
+        executed.schedule,
+        executed.step_seconds,
+        executed.samples_per_second,
+        100.0 * executed.bubble,
+        executed.steps,
+    );
+    if let Some(predicted) = executed.predicted_step_seconds {
+        let off = 100.0 * (predicted.0 / executed.step_seconds.0 - 1.0);
+        text.push_str(&format!("predicted {predicted} ({off:+.1} %)\n"));
+    }
+    text.push_str("\nstage  forward    backward   devices\n");
+    for stage in &executed.stages {
+        text.push_str(&format!(
+            "{:<5}  {:<9}  {:<9}  {}\n",
+            stage.stage,
+            stage.forward_seconds.to_string(),
+            stage.backward_seconds.to_string(),
+            stage.devices.join(", ")
+        ));
+    }
+    if let (Some(first), Some(last)) = (executed.losses.first(), executed.losses.last()) {
+        text.push_str(&format!("\nloss {first:.3e} → {last:.3e}\n"));
+    }
+    if let Some(peak) = executed.process_peak_bytes {
+        text.push_str(&format!("peak memory of this process {peak}\n"));
+    }
+    text
+}

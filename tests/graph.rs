@@ -1,0 +1,140 @@
+//! `model-analyze graph` from the outside.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    command.arg("graph");
+    command
+}
+
+fn trace(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces").join(name)
+}
+
+fn run(arguments: &[&str], model: &str) -> String {
+    let output = command().arg(trace(model)).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn refuse(arguments: &[&str], expected: &[&str]) {
+    let output = command().arg(trace("cnn_basic.pt")).args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    for text in expected {
+        assert!(error.contains(text), "{text:?} in {error}");
+    }
+}
+
+#[test]
+fn every_fixture_is_drawn() {
+    let mut traces: Vec<PathBuf> =
+        std::fs::read_dir(trace("")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    traces.sort();
+    assert!(!traces.is_empty());
+    for model in traces {
+        let name = model.file_name().unwrap().to_string_lossy().into_owned();
+        for depth in ["1", "2", "99"] {
+            let svg = run(&["--depth", depth], &name);
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{name} at depth {depth}");
+        }
+    }
+}
+
+#[test]
+fn the_same_model_gives_the_same_bytes() {
+    for format in ["svg", "dot", "explorer"] {
+        let draw = || run(&["--format", format, "--color", "cost"], "unet_small.pt");
+        assert_eq!(draw(), draw());
+    }
+}
+
+#[test]
+fn the_file_name_says_what_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str| {
+        let path = folder.path().join(name);
+        run(&["-o", path.to_str().unwrap()], "cnn_basic.pt");
+        std::fs::read_to_string(path).unwrap()
+    };
+    assert!(write("a.svg").starts_with("<svg "));
+    assert!(write("a.dot").starts_with("digraph "));
+    let json: serde_json::Value = serde_json::from_str(&write("a.json")).unwrap();
+    let nodes = json["graphs"][0]["nodes"].as_array().unwrap();
+    assert!(nodes.iter().any(|node| !node["incomingEdges"].as_array().unwrap().is_empty()));
+}
+
+#[test]
+fn amoebanet_is_a_chain_with_double_skips() {
+    let dot = run(&["--format", "dot", "--depth", "1"], "amoebanet_6_small.pt");
+    // Each cell reads the two before it.
+    let id = |name: &str| {
+        let line = dot.lines().find(|line| line.contains(&format!("label=\"{name}\\n"))).unwrap();
+        line.trim().split('[').next().unwrap().to_string()
+    };
+    for cell in 2..6 {
+        for before in [cell - 1, cell - 2] {
+            let edge = format!("{} -> {} ", id(&format!("cells.{before}")), id(&format!("cells.{cell}")));
+            assert!(dot.contains(&edge), "{edge}\n{dot}");
+        }
+    }
+}
+
+#[test]
+fn costs_are_numbers_as_well_as_colours() {
+    let svg = run(&["--color", "memory"], "cnn_basic.pt");
+    assert!(svg.contains("memory kept for the backward pass, from 0 to"));
+    let costs = run(&["--format", "explorer-costs", "--color", "cost"], "cnn_basic.pt");
+    let costs: serde_json::Value = serde_json::from_str(&costs).unwrap();
+    assert!(costs.as_object().unwrap().values().all(|data| data["results"].is_object()));
+}
+
+#[test]
+fn stages_come_from_a_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.yaml");
+    let cost = "{forward: 0.0, input_gradient: 0.0, weight_gradient: 0.0, parameters: 0, optimizer: 0, activations: 0, workspace: 0}";
+    let plan = |second: &str| {
+        format!(
+            "kind: plan\nversion: 1\nwritten_by: test\nmodel: {{name: unet, digest: ''}}\n\
+             cluster: {{types: {{}}, devices: []}}\nstrategy: by-hand\nschedule: 1f1b\nmicro_batches: 2\nstages:\n\
+             - {{blocks: [stem], devices: [a], cost: {cost}}}\n\
+             - {{blocks: [{second}], devices: [b], cost: {cost}}}\npredicted: {{}}\n"
+        )
+    };
+    std::fs::write(&path, plan("head")).unwrap();
+    let svg = run(&["--plan", path.to_str().unwrap()], "unet_small.pt");
+    assert!(svg.contains(">S0<") && svg.contains(">S1<") && svg.contains("S1 stage 1"));
+    std::fs::write(&path, plan("nowhere")).unwrap();
+    let output = command().arg(trace("unet_small.pt")).arg("--plan").arg(&path).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no block `nowhere`"));
+}
+
+#[test]
+fn wrong_wishes_are_explained() {
+    refuse(&["-o", "page.html"], &["`graph` writes no HTML", "report"]);
+    refuse(&["-o", "picture.png"], &["cannot write a .png file", ".svg"]);
+    refuse(&["-o", "picture"], &["does not say what to write"]);
+    refuse(&["--color", "stage"], &["no stages", "--plan"]);
+    refuse(&["--depth", "0"], &["--depth"]);
+    refuse(&["--plan", "/nonexistent.yaml"], &["nonexistent.yaml"]);
+}
+
+#[test]
+fn without_graphviz_the_picture_is_drawn_all_the_same() {
+    let output = command()
+        .arg(trace("cnn_basic.pt"))
+        .args(["--renderer", "dot"])
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("note: `dot` is not on the PATH"));
+    assert!(output.stdout.starts_with(b"<svg "));
+}

@@ -1,0 +1,135 @@
+//! Timelines as a trace in Chrome's JSON, for <https://ui.perfetto.dev>: a process a device, a thread a stream.
+//!
+//! Flows go from the operation that makes a value to the one that uses it; memory is a counter. Several timelines
+//! (predicted beside executed) become processes side by side.
+
+use schema::Timeline;
+use serde_json::{Value, json};
+
+/// Processes of one timeline are this far from the next one's.
+const PROCESSES: u32 = 10_000;
+
+/// Writes timelines as one trace.
+pub fn trace(timelines: &[&Timeline]) -> String {
+    let mut events = Vec::new();
+    let mut flow_id = 0_u64;
+    for (nth, timeline) in timelines.iter().enumerate() {
+        let process = |device: u32| nth as u32 * PROCESSES + device;
+        for (device, name) in timeline.devices.iter().enumerate() {
+            let name = if timelines.len() > 1 { format!("{}: {name}", timeline.name) } else { name.clone() };
+            let pid = process(device as u32);
+            events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}));
+            events.push(
+                json!({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}),
+            );
+        }
+        for (thread, track) in timeline.tracks.iter().enumerate() {
+            let pid = process(track.device);
+            events.push(json!({
+                "ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": track.stream},
+            }));
+            for span in &track.spans {
+                let mut args = serde_json::Map::new();
+                args.extend(span.stage.map(|stage| ("stage".to_string(), Value::from(stage))));
+                args.extend(span.micro_batch.map(|mb| ("micro_batch".to_string(), Value::from(mb))));
+                events.push(json!({
+                    "ph": "X",
+                    "name": span.name,
+                    "cat": serde_json::to_value(span.kind).unwrap_or(Value::Null),
+                    "pid": pid,
+                    "tid": thread,
+                    "ts": time(span.start, &timeline.unit),
+                    "dur": time(span.end.saturating_sub(span.start), &timeline.unit),
+                    "args": args,
+                }));
+            }
+        }
+        for flow in &timeline.flows {
+            let end = |(track, position): (u32, u32)| {
+                let track_of = timeline.tracks.get(track as usize)?;
+                Some((process(track_of.device), track, track_of.spans.get(position as usize)?))
+            };
+            let (Some((from_pid, from_tid, from)), Some((to_pid, to_tid, to))) =
+                (end(flow.from), end(flow.to))
+            else {
+                continue;
+            };
+            flow_id += 1;
+            // Flows bind to the slice that is open at their time: the sender's last moment, the user's first.
+            let sent = time(from.end, &timeline.unit)
+                .min(time(to.start, &timeline.unit))
+                .max(time(from.start, &timeline.unit));
+            events.push(json!({
+                "ph": "s", "name": "value", "cat": "flow", "id": flow_id, "pid": from_pid, "tid": from_tid, "ts": sent,
+            }));
+            events.push(json!({
+                "ph": "f", "bp": "e", "name": "value", "cat": "flow", "id": flow_id, "pid": to_pid, "tid": to_tid,
+                "ts": time(to.start, &timeline.unit),
+            }));
+        }
+        for curve in &timeline.memory {
+            for (at, bytes) in &curve.points {
+                events.push(json!({
+                    "ph": "C", "name": "memory", "pid": process(curve.device), "ts": time(*at, &timeline.unit),
+                    "args": {"bytes": bytes},
+                }));
+            }
+        }
+    }
+    json!({"displayTimeUnit": "ms", "traceEvents": events}).to_string()
+}
+
+/// Microseconds, as the format wants them; a unit of an order without seconds counts as one.
+fn time(time: u64, unit: &str) -> f64 {
+    if unit == "ns" { time as f64 / 1000.0 } else { time as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use schema::{Bytes, Flow, MemoryCurve, SpanKind, TimelineSpan, Track};
+
+    use super::*;
+
+    #[test]
+    fn slices_flows_and_counters() {
+        let span = |kind, start, end| TimelineSpan {
+            name: "0F0".to_string(),
+            kind,
+            stage: Some(0),
+            micro_batch: None,
+            start,
+            end,
+        };
+        let timeline = Timeline {
+            kind: "timeline".to_string(),
+            version: 1,
+            name: "test".to_string(),
+            unit: "ns".to_string(),
+            devices: vec!["gpu0".to_string(), "gpu1".to_string()],
+            tracks: vec![
+                Track {
+                    device: 0,
+                    stream: "compute".to_string(),
+                    spans: vec![span(SpanKind::Forward, 0, 1500)],
+                },
+                Track {
+                    device: 1,
+                    stream: "compute".to_string(),
+                    spans: vec![span(SpanKind::Forward, 2000, 2500)],
+                },
+            ],
+            flows: vec![Flow { from: (0, 0), to: (1, 0) }, Flow { from: (9, 0), to: (1, 0) }],
+            memory: vec![MemoryCurve { device: 0, limit: Some(Bytes(1)), points: vec![(0, 7)] }],
+            end: 2500,
+        };
+        let trace: Value = serde_json::from_str(&trace(&[&timeline, &timeline])).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let of = |kind: &str| events.iter().filter(|event| event["ph"] == kind).collect::<Vec<_>>();
+        assert_eq!(of("X").len(), 4);
+        assert_eq!(of("X")[0]["dur"], 1.5);
+        assert_eq!(of("X")[0]["cat"], "forward");
+        assert_eq!((of("s").len(), of("f").len(), of("C").len()), (2, 2, 2));
+        assert_eq!(of("M")[0]["args"]["name"], "test: gpu0");
+        assert_eq!(of("f")[1]["pid"], 10_001);
+    }
+}
