@@ -11,6 +11,7 @@ mod plan;
 mod simulate;
 
 mod emit;
+mod profile;
 mod run;
 mod split;
 pub mod trace;
@@ -33,6 +34,8 @@ pub enum Command {
     Graph(graph::Graph),
     /// Print a completion script for a shell
     Completions(completions::Completions),
+    /// Measure operators, or a model's blocks, on this machine
+    Profile(profile::Profile),
     /// Write a cut model as stage modules that run
     Emit(emit::Emit),
     /// Compare the stages with the whole model: outputs, gradients, losses
@@ -52,6 +55,7 @@ impl Command {
             Command::Inspect(command) => command.run(output),
             Command::Graph(command) => command.run(output),
             Command::Completions(command) => command.run(output),
+            Command::Profile(command) => command.run(output),
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),
             Command::Run(command) => command.run(output),

@@ -60,6 +60,13 @@ pub fn kind(dtype: &str) -> Result<Kind, BackendError> {
     })
 }
 
+/// Returns the name of a data type as files have it; nothing for those that inputs cannot have.
+pub fn dtype(kind: Kind) -> Option<&'static str> {
+    const NAMES: [&str; 10] =
+        ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"];
+    NAMES.into_iter().find(|name| self::kind(name).is_ok_and(|known| known == kind))
+}
+
 /// Returns the device with this name.
 ///
 /// # Errors
