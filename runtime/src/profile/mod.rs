@@ -12,6 +12,7 @@ mod row;
 mod sample;
 mod size;
 mod statistics;
+mod waiting;
 
 pub use file::{Contents, FileError, Header, HeaderDifference, header_line, read};
 pub use kind::{DType, Kind, UnknownName};
@@ -20,3 +21,4 @@ pub use plan::{Item, Plan, Scale, Split};
 pub use row::{Row, columns};
 pub use size::{Size, Work};
 pub use statistics::Statistics;
+pub use waiting::waited;

@@ -118,7 +118,7 @@ impl Plan {
             // Bytes are moved at nearly the same speed from a few megabytes on.
             false => self.scale.longest / 4.0,
         };
-        let wish = random.log_uniform(longest * 1e-4, longest);
+        let wish = random.log_uniform(longest * 2e-4, longest);
         let mut best: Option<(f64, Size)> = None;
         let mut smallest: Option<(f64, Size)> = None;
         for round in 0..40 {

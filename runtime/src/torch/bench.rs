@@ -67,7 +67,7 @@ impl Bench {
         };
         precision::allow_tf32(false)?;
         let rotation = (2.0 * cache).min(256e6);
-        Ok(Self { device, name, timer: Timer::new(device)?, pool: Pool::new(device)?, rotation })
+        Ok(Self { device, name, timer: Timer::new(device)?, pool: Pool::new(rotation, device), rotation })
     }
 
     /// Returns the device's name as rows have it.
@@ -110,7 +110,7 @@ impl Bench {
             "method",
             match self.device.is_cuda() {
                 true => "seconds: on the device, batches of calls queued behind a product whose own time is subtracted; host_seconds: until a call returns",
-                false => "seconds: median of single calls",
+                false => "seconds: median of single calls, without what the thread waited for a processor",
             }
             .to_string()
                 + "; inputs rotate over copies larger than the cache, warm_seconds are without that; backward without autograd's start",
@@ -142,8 +142,8 @@ impl Bench {
         })?;
         let power = |rate: f64| rate.log2().round().exp2();
         Ok(Scale {
-            flops: power(2.0 * (size as f64).powi(3) / product.device.median()),
-            bytes: power(8.0 * elements as f64 / copy.device.median()),
+            flops: power(2.0 * (size as f64).powi(3) / product.device.least()),
+            bytes: power(8.0 * elements as f64 / copy.device.least()),
             longest: (minutes * 60.0 / 15_000.0).clamp(1e-3, 0.05),
             largest: if self.device.is_cuda() { 8.0 * 2_f64.powi(30) } else { 2_f64.powi(29) },
         })
@@ -210,7 +210,7 @@ impl Bench {
         if phases.is_empty() {
             return Ok(rows);
         }
-        prepared.record()?;
+        prepared.record(item.work().output_bytes)?;
         let outputs: Vec<Tensor> =
             (0..prepared.copies.len()).map(|index| prepared.call(index)).collect::<Result<_, _>>()?;
         let idle = self.idle(&outputs[0])?;

@@ -11,7 +11,11 @@ use std::{
 
 use tch::{CModule, Device, IValue, Tensor};
 
-use super::{is_float, stage::flatten, timer::Timer};
+use super::{
+    is_float,
+    stage::flatten,
+    timer::{Timer, Watch},
+};
 use crate::{BackendError, Source, Wiring, profile::Statistics};
 
 /// Fewest and most rounds that count; the first does not.
@@ -182,10 +186,10 @@ impl Block {
         counts: bool,
     ) -> Result<(Vec<Tensor>, f64), BackendError> {
         timer.synchronize();
-        let start = Instant::now();
+        let watch = Watch::start();
         let outputs = self.run(inputs)?;
         timer.synchronize();
-        let seconds = start.elapsed().as_secs_f64();
+        let seconds = watch.seconds();
         match counts {
             true => self.times.forward.add(seconds),
             false => {
@@ -220,10 +224,10 @@ impl Block {
             arguments.push(argument);
         }
         timer.synchronize();
-        let start = Instant::now();
+        let watch = Watch::start();
         let outputs = self.run(&arguments)?;
         timer.synchronize();
-        let seconds = start.elapsed().as_secs_f64();
+        let seconds = watch.seconds();
         leaves.extend(self.parameters.iter().map(Tensor::shallow_clone));
         Ok((Recorded { leaves, outputs }, seconds))
     }
@@ -237,15 +241,15 @@ impl Block {
             return Ok(0.0);
         }
         timer.synchronize();
-        let start = Instant::now();
+        let watch = Watch::start();
         for root in &roots {
             drop(root.f_ones_like()?);
         }
         timer.synchronize();
-        let ones = start.elapsed().as_secs_f64();
-        let start = Instant::now();
+        let ones = watch.seconds();
+        let watch = Watch::start();
         Tensor::f_run_backward(&roots, &leaves, false, false)?;
         timer.synchronize();
-        Ok((start.elapsed().as_secs_f64() - ones).max(0.0))
+        Ok((watch.seconds() - ones).max(0.0))
     }
 }

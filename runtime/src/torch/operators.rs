@@ -2,6 +2,8 @@
 //!
 //! Every operator has several copies of its tensors, used in turn, so that none finds them in the cache.
 
+use std::cell::{Cell, RefCell};
+
 use tch::{Device, Kind as Element, Tensor};
 
 use crate::{
@@ -11,12 +13,19 @@ use crate::{
 
 /// Most copies of an operator's tensors.
 const MOST_COPIES: usize = 64;
-/// Elements of the pool that tensors are filled from: drawing as many as a large tensor has takes too long.
-const POOL: i64 = 1 << 20;
+/// Bytes of results that are kept for backward passes: they are fresh memory, which is slow to get.
+const RECORDED: f64 = 32e6;
+/// Tensors begin at multiples of so many elements: a cache line of the shortest.
+const ALIGNMENT: i64 = 64;
 
-/// Random numbers that tensors are filled from.
+/// Random numbers that tensors are pieces of: drawing them for each tensor, and touching fresh memory, takes longer
+/// than most operators.
 pub(super) struct Pool {
-    normal: Tensor,
+    elements: i64,
+    /// The numbers by element type.
+    filled: RefCell<Vec<(Element, Tensor)>>,
+    /// Where the next piece begins.
+    next: Cell<i64>,
     device: Device,
 }
 
@@ -39,21 +48,33 @@ pub(super) struct Copy {
 type Forward = dyn Fn(&Copy) -> Result<Tensor, tch::TchError>;
 
 impl Pool {
-    pub(super) fn new(device: Device) -> Result<Self, BackendError> {
-        Ok(Self { normal: Tensor::f_randn([POOL], (Element::Float, device))?, device })
+    /// Makes a pool of so many bytes of float32.
+    pub(super) fn new(bytes: f64, device: Device) -> Self {
+        let elements = (bytes / 4.0) as i64;
+        Self { elements, filled: RefCell::default(), next: Cell::new(0), device }
     }
 
-    /// Makes a tensor of normal numbers; `turn` makes copies differ.
-    fn normal(&self, shape: &[i64], element: Element, turn: usize) -> Result<Tensor, BackendError> {
+    /// Returns normal numbers that no other tensor of the same copy shares.
+    fn normal(&self, shape: &[i64], element: Element) -> Result<Tensor, BackendError> {
         let n: i64 = shape.iter().product();
-        let filled = if n <= POOL {
-            let start = (turn as i64 * 7919) % (POOL - n + 1);
-            self.normal.f_narrow(0, start, n)?
-        } else {
-            self.normal.f_repeat([n / POOL + 1])?.f_narrow(0, 0, n)?
-        };
-        // A copy in any case: the pool itself must not be handed out.
-        Ok(filled.f_to_dtype(element, false, true)?.f_reshape(shape)?)
+        let pool = self.filled(element)?;
+        if n > self.elements {
+            let repeated = pool.f_repeat([n / self.elements + 1])?;
+            return Ok(repeated.f_narrow(0, 0, n)?.f_reshape(shape)?);
+        }
+        let start = if self.next.get() + n > self.elements { 0 } else { self.next.get() };
+        self.next.set((start + n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+        Ok(pool.f_narrow(0, start, n)?.f_reshape(shape)?)
+    }
+
+    fn filled(&self, element: Element) -> Result<Tensor, BackendError> {
+        let mut filled = self.filled.borrow_mut();
+        if let Some((_, known)) = filled.iter().find(|(known, _)| *known == element) {
+            return Ok(known.shallow_clone());
+        }
+        let numbers = Tensor::f_randn([self.elements], (Element::Float, self.device))?.f_to_kind(element)?;
+        filled.push((element, numbers.shallow_clone()));
+        Ok(numbers)
     }
 
     fn indices(&self, n: i64, below: i64) -> Result<Tensor, BackendError> {
@@ -83,8 +104,8 @@ impl Prepared {
         let work = item.work();
         let n = (rotation / (work.bytes + work.saved_bytes).max(1.0)).ceil() as usize;
         let shapes = shapes(item);
-        let copy = |turn: usize| {
-            let make = |shape: &Vec<i64>| pool.normal(shape, element, turn);
+        let copy = |_: usize| {
+            let make = |shape: &Vec<i64>| pool.normal(shape, element);
             let mut rest = Vec::new();
             if let Some((n, below)) = shapes.indices {
                 rest.push(pool.indices(n, below)?);
@@ -108,8 +129,10 @@ impl Prepared {
         Ok((self.forward)(&self.copies[index % self.copies.len()])?)
     }
 
-    /// Makes inputs and weights want gradients.
-    pub(super) fn record(&mut self) -> Result<(), BackendError> {
+    /// Makes inputs and weights want gradients, of as many copies as fit with results of so many bytes.
+    pub(super) fn record(&mut self, output_bytes: f64) -> Result<(), BackendError> {
+        let most = (RECORDED / output_bytes.max(1.0)) as usize;
+        self.copies.truncate(most.max(1));
         for copy in &mut self.copies {
             for tensor in copy.inputs.iter_mut().chain(&mut copy.weights) {
                 *tensor = tensor.f_set_requires_grad(true)?;

@@ -8,7 +8,10 @@ use std::time::Instant;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::{BackendError, profile::Statistics};
+use crate::{
+    BackendError,
+    profile::{Statistics, waited},
+};
 
 /// Samples that are taken at most.
 const MOST_SAMPLES: usize = 40;
@@ -16,6 +19,10 @@ const MOST_SAMPLES: usize = 40;
 const STEADY: f64 = 0.01;
 /// Bounds of what one measurement may take in seconds, as long as it has its fewest samples.
 const BUDGET: (f64, f64) = (0.03, 0.4);
+
+/// A sample that had to wait is taken again when it is shorter than this, in seconds, so many times.
+const TRUSTED: f64 = 2e-3;
+const ATTEMPTS: usize = 5;
 
 /// Measures calls on one device.
 pub(super) struct Timer {
@@ -27,6 +34,31 @@ pub(super) struct Timer {
 struct Spacer {
     matrix: Tensor,
     seconds: f64,
+}
+
+/// Seconds since some moment that this thread was not kept waiting.
+///
+/// Operators that run on several threads are waited for by this one, whose own waiting is all that can be told.
+pub(super) struct Watch {
+    waited: f64,
+    start: Instant,
+}
+
+impl Watch {
+    pub(super) fn start() -> Self {
+        Self { waited: waited(), start: Instant::now() }
+    }
+
+    pub(super) fn seconds(&self) -> f64 {
+        self.both().0
+    }
+
+    /// Returns the seconds without waiting, and the waiting.
+    fn both(&self) -> (f64, f64) {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let waited = waited() - self.waited;
+        ((seconds - waited).max(1e-8), waited)
+    }
 }
 
 /// What was measured of one call.
@@ -106,11 +138,11 @@ impl Timer {
     /// Takes one call by itself: until it is done, and until it returns.
     fn alone(&self, index: usize, call: &mut Call) -> Result<(f64, f64), BackendError> {
         self.synchronize();
-        let start = Instant::now();
+        let watch = Watch::start();
         call(index)?;
-        let host = start.elapsed().as_secs_f64();
+        let host = watch.seconds();
         self.synchronize();
-        Ok((start.elapsed().as_secs_f64(), host))
+        Ok((watch.seconds(), host))
     }
 
     /// Adds one sample; returns how many calls it took.
@@ -125,14 +157,23 @@ impl Timer {
         let Some(spacer) = &self.spacer else {
             // The clock itself takes tens of nanoseconds.
             let calls = ((2e-5 / estimate.max(1e-7)).ceil() as usize).clamp(1, 32);
-            let start = Instant::now();
-            for index in made..made + calls {
-                call(index)?;
+            let mut turn = made;
+            for attempt in 1.. {
+                let watch = Watch::start();
+                for index in turn..turn + calls {
+                    call(index)?;
+                }
+                let (seconds, waited) = watch.both();
+                turn += calls;
+                // A turn of others just before or after a short sample would be taken off it by mistake.
+                if waited > 0.0 && seconds < TRUSTED && attempt < ATTEMPTS {
+                    continue;
+                }
+                timing.device.add(seconds / calls as f64);
+                timing.host.add(seconds / calls as f64);
+                break;
             }
-            let seconds = start.elapsed().as_secs_f64() / calls as f64;
-            timing.device.add(seconds);
-            timing.host.add(seconds);
-            return Ok(calls);
+            return Ok(turn - made);
         };
         let calls = ((4e-4 / estimate.max(1e-6)).ceil() as usize).clamp(1, 50);
         let spacers = (1.5 * host * calls as f64 / spacer.seconds).ceil().clamp(1.0, 64.0) as usize;
