@@ -4,7 +4,7 @@
 //! what `plan`, `simulate`, `emit` and `graph` say, never a second computation of it.
 
 mod screen;
-mod step;
+pub(super) mod step;
 
 use std::{
     ffi::OsString,
