@@ -400,10 +400,10 @@ fn largest_loads_equal_trying_everything() {
             .collect();
         let cost: Vec<f64> = (0..n_nodes).map(|_| dice.below(6) as f64).collect();
         let mut edges = Vec::new();
-        for source in 0..n_nodes {
+        for (source, &cost) in cost.iter().enumerate() {
             for target in source + 1..n_nodes {
                 if dice.below(3) == 0 {
-                    edges.push(DnnEdge { source: source as i64, target: target as i64, cost: cost[source] });
+                    edges.push(DnnEdge { source: source as i64, target: target as i64, cost });
                 }
             }
         }

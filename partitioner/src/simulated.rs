@@ -11,6 +11,8 @@ use crate::{Machine, Objective, Problem, Solution, plan_file::to_plan};
 
 /// The most operations of a step that are simulated while planning.
 const OPERATIONS: usize = 300_000;
+/// The most devices.
+const DEVICES: usize = 256;
 
 /// Takes the simulator's time for a solution's objective, where the simulator can tell.
 pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
@@ -25,7 +27,8 @@ pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
 }
 
 fn simulated(problem: &Problem, solution: &Solution) -> Option<(f64, f64)> {
-    if solution.stages.len() * solution.micro_batches as usize * 2 > OPERATIONS {
+    let n_devices: usize = solution.stages.iter().map(|stage| stage.run.count).sum();
+    if solution.stages.len() * solution.micro_batches as usize * 2 > OPERATIONS || n_devices > DEVICES {
         return None;
     }
     let model = ModelReference { name: String::new(), digest: String::new() };
