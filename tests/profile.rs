@@ -184,7 +184,7 @@ mod with_libtorch {
     #[test]
     fn what_cannot_be_is_told() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut check = |arguments: &[&str], expected: &str| {
+        let check = |arguments: &[&str], expected: &str| {
             let (code, _, error) = profile(folder.path(), arguments);
             assert_eq!(code, 2, "{error}");
             assert!(error.contains(expected), "{error}");
