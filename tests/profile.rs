@@ -62,7 +62,7 @@ mod with_libtorch {
     use super::*;
 
     const QUICK: [&str; 9] =
-        ["--suite", "-o", "p.csv", "--kinds", "linear,softmax", "--minutes", "0.02", "--threads", "1"];
+        ["--suite", "-o", "p.csv", "--kinds", "linear,softmax", "--minutes", "0.05", "--threads", "1"];
 
     fn read(folder: &Path) -> (String, schema::Profile) {
         let text = fs::read_to_string(folder.join("p.csv")).expect("a profile");
@@ -111,7 +111,7 @@ mod with_libtorch {
         let (second, more) = read(folder.path());
         let same = first.lines().zip(second.lines()).take_while(|(a, b)| a == b).count();
         assert!(same >= first[..cut].lines().count() - 3, "{same} lines are the same");
-        assert!(more.rows.len() > rows.rows.len());
+        assert!(more.rows.len() > first[..cut].lines().filter(|line| !line.starts_with('#')).count());
         assert!(places(&second).values().all(|count| *count == 1));
 
         // Another question does not go into the same file.
@@ -184,7 +184,7 @@ mod with_libtorch {
     #[test]
     fn what_cannot_be_is_told() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut check = |arguments: &[&str], expected: &str| {
+        let check = |arguments: &[&str], expected: &str| {
             let (code, _, error) = profile(folder.path(), arguments);
             assert_eq!(code, 2, "{error}");
             assert!(error.contains(expected), "{error}");

@@ -110,8 +110,8 @@ impl Timer {
         let (second, host) = self.alone(1, call)?;
         let mut timing = Timing { first, ..Timing::default() };
         let estimate = first.min(second);
-        let least = if estimate > 0.05 { 3 } else { 5 };
-        let budget = (estimate * 8.0).clamp(BUDGET.0, BUDGET.1);
+        let least = if estimate > 0.01 { 3 } else { 5 };
+        let budget = (estimate * 6.0).clamp(BUDGET.0, BUDGET.1);
         let start = Instant::now();
         let mut made = 2;
         while timing.device.count() < MOST_SAMPLES {
@@ -129,7 +129,7 @@ impl Timer {
         let (first, host) = self.alone(0, call)?;
         let mut timing = Timing { first, ..Timing::default() };
         let mut made = 1;
-        for _ in 0..if first > 0.02 { 1 } else { 5 } {
+        for _ in 0..if first > 2e-3 { 3 } else { 5 } {
             made += self.sample(made, first, host, &mut timing, call)?;
         }
         Ok(timing)

@@ -125,14 +125,13 @@ fn of(path: &str, times: &BlockTimes, device: &str) -> Vec<Row> {
 }
 
 fn answer(path: &Path, device: &str, blocks: &[String], times: &[BlockTimes], whole: &BlockTimes) -> Answer {
-    let sum = |of: fn(&BlockTimes) -> f64| times.iter().map(of).sum::<f64>();
-    let (forward, backward): (fn(&BlockTimes) -> f64, fn(&BlockTimes) -> f64) =
-        (|times| times.forward.median(), |times| times.backward.median());
+    let forward = |times: &BlockTimes| times.forward.median();
+    let backward = |times: &BlockTimes| times.backward.median();
     let text = format!(
         "{} blocks on {device}: forward {}, backward {}\nthe whole model:  forward {}, backward {}\nwrote {}\n",
         blocks.len(),
-        schema::Seconds(sum(forward)),
-        schema::Seconds(sum(backward)),
+        schema::Seconds(times.iter().map(forward).sum()),
+        schema::Seconds(times.iter().map(backward).sum()),
         schema::Seconds(forward(whole)),
         schema::Seconds(backward(whole)),
         path.display(),
