@@ -25,6 +25,10 @@ fixtures: .venv/ready
 zoo: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
 
+.PHONY: bench-plan
+# Our planner's CPU seconds beside those of other planners.
+bench-plan:
+	cargo run --release -p model-analyze-partitioner --example bench_plan
 .PHONY: pictures
 # The pictures of the documents, drawn again from committed traces.
 pictures:
@@ -35,7 +39,19 @@ pictures:
 .PHONY: bench-schedules
 bench-schedules: .venv/ready
 	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
+.PHONY: oracle
+# Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.
+oracle: .venv/ready
+	cargo build
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
+# Errors on public timings, beside the targets; needs ../shared/data.
+.PHONY: bench-cost
+bench-cost:
+	cargo build --release --quiet
+	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
 
 .PHONY: browser
 # Chromium for the tests of the report, which say so and pass without one.

@@ -317,7 +317,8 @@ fn common_base(program: &Program, values: &BTreeSet<ValueId>) -> Option<(ValueId
     };
     let chains: Vec<Vec<ValueId>> = values.iter().map(|value| chain(*value)).collect();
     let root = chains.first()?.iter().find(|base| chains.iter().all(|chain| chain.contains(base)))?;
-    let views = chains.iter().flat_map(|chain| chain.iter().take_while(|value| *value != root)).copied().collect();
+    let views =
+        chains.iter().flat_map(|chain| chain.iter().take_while(|value| *value != root)).copied().collect();
     Some((*root, views))
 }
 

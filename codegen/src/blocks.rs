@@ -100,9 +100,11 @@ pub fn cut_before(program: &Program, blocks: &[String]) -> Result<Assignment, Ve
         }
     }
     cuts.sort();
-    for pair in cuts.windows(2) {
-        if pair[0].0 == pair[1].0 {
-            errors.push(CutError::Twice { path: pair[1].1.clone(), first: 0, second: 1 });
+    for (position, (start, path)) in cuts.iter().enumerate() {
+        let same = position.checked_sub(1).map(|before| cuts[before]).filter(|(other, _)| other == start);
+        if *start == 0 || same.is_some() {
+            let other = same.map(|(_, path)| path.clone());
+            errors.push(CutError::NothingBetween { path: (*path).clone(), other });
         }
     }
     if !errors.is_empty() {
@@ -149,11 +151,8 @@ fn fill(program: &Program, owner: &mut [Option<u32>], errors: &mut Vec<CutError>
         opened[index] = nodes.iter().any(Option::is_some);
     }
     let mut missing: Vec<(CallId, usize)> = Vec::new();
-    for index in 0..owner.len() {
-        if owner[index].is_some() {
-            continue;
-        }
-        let mut call = program.nodes[index].call;
+    for (node, _) in program.nodes.iter().zip(owner.iter()).filter(|(_, owner)| owner.is_none()) {
+        let mut call = node.call;
         if opened[call.index()] {
             continue;
         }

@@ -33,6 +33,7 @@ pub fn stages(
     about: &About,
     targets: Targets,
 ) -> Result<Vec<File>, CutError> {
+    check_names(program)?;
     let mut files = Vec::new();
     for index in 0..pipeline.stages.len() {
         if targets.torchscript {
@@ -55,4 +56,26 @@ pub fn stages(
         serde_json::to_string_pretty(&manifest).expect("a manifest has string keys and finite numbers");
     files.push(File { path: "stages/manifest.json".into(), content: Content::text(text + "\n") });
     Ok(files)
+}
+
+/// Operators and keywords go into code as they are: they must be nothing but names.
+fn check_names(program: &Program) -> Result<(), CutError> {
+    let is_name = |text: &str| {
+        !text.is_empty()
+            && text.split("::").all(|part| {
+                part.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+                    && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.')
+            })
+    };
+    for node in &program.nodes {
+        let keywords = node.arguments.iter().filter_map(|argument| argument.name.as_deref());
+        let is_opaque = node.operator == "prim::Opaque";
+        let names = keywords.filter(|_| !is_opaque).chain([node.operator.as_str()]);
+        for name in names {
+            if !is_name(name) {
+                return Err(CutError::Name { name: name.chars().take(80).collect() });
+            }
+        }
+    }
+    Ok(())
 }

@@ -41,6 +41,23 @@ pub enum CutError {
         /// Where it is again.
         second: u32,
     },
+    /// A cut before the model's first operator, or two at one place.
+    #[error("cutting before block `{path}` leaves a stage empty: {} at the same operator", match other {
+        Some(other) => format!("block `{other}` begins"),
+        None => "the model begins".to_string(),
+    })]
+    NothingBetween {
+        /// The block.
+        path: String,
+        /// Another that begins there.
+        other: Option<String>,
+    },
+    /// A name that is none.
+    #[error("`{name}` is no name of an operator")]
+    Name {
+        /// As read.
+        name: String,
+    },
     /// A block in no stage.
     #[error("block `{path}` ({operators} operators) is in no stage")]
     Missing {

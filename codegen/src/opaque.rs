@@ -27,7 +27,10 @@ pub(crate) struct Function {
 const MAX_TEXT: usize = 100_000;
 
 /// Lists the nodes of a stage that need a function, with its name.
-pub(crate) fn functions(program: &Program, stage: &Stage) -> Result<Vec<(NodeId, String, Function)>, CutError> {
+pub(crate) fn functions(
+    program: &Program,
+    stage: &Stage,
+) -> Result<Vec<(NodeId, String, Function)>, CutError> {
     let mut found = Vec::new();
     for step in &stage.steps {
         let Step::Run { node, .. } = step else { continue };
@@ -74,7 +77,8 @@ fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'sta
         parameters.push(format!("{keyword}: {}", type_of(program, &argument.operand)?));
         arguments.push(argument.operand.clone());
     }
-    let outputs: Vec<ValueId> = node.outputs.iter().copied().filter(|value| is_read(program, *value)).collect();
+    let outputs: Vec<ValueId> =
+        node.outputs.iter().copied().filter(|value| is_read(program, *value)).collect();
     let names: Vec<&str> = outputs
         .iter()
         .map(|value| {
@@ -85,7 +89,8 @@ fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'sta
     if !names.iter().all(|name| is_identifier(name)) {
         return Err("its names are unusual");
     }
-    let types: Vec<String> = outputs.iter().map(|value| written(&program.values[value.index()].type_)).collect();
+    let types: Vec<String> =
+        outputs.iter().map(|value| written(&program.values[value.index()].type_)).collect();
     let returned = match types.as_slice() {
         [only] => only.clone(),
         all => format!("Tuple[{}]", all.join(", ")),

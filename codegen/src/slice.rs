@@ -84,7 +84,8 @@ fn settle(program: &Program, stage_of: &[u32], kinds: &[Kind]) -> Vec<u32> {
         let Some(Operand::Value(list)) = node.arguments.first().map(|a| &a.operand) else { continue };
         let rest_is_constant = node.arguments[1..].iter().all(|a| matches!(a.operand, Operand::Constant(_)));
         let producer = program.values.get(list.index()).and_then(|value| value.producer);
-        if let (Some(producer), true, false) = (producer, rest_is_constant, kinds[list.index()].can_be_sent()) {
+        if let (Some(producer), true, false) = (producer, rest_is_constant, kinds[list.index()].can_be_sent())
+        {
             stage_of[index] = stage_of[index].min(stage_of[producer.index()]);
         }
     }
@@ -103,8 +104,7 @@ fn gradients(program: &Program) -> Vec<bool> {
         let to_integer = matches!(name, "to" | "_to_copy")
             && node.arguments.iter().skip(1).any(|argument| {
                 let is_dtype = argument.name.as_deref().is_none_or(|name| name == "dtype");
-                is_dtype
-                    && matches!(argument.operand, Operand::Constant(tracer::Constant::Int(0..=4 | 11)))
+                is_dtype && matches!(argument.operand, Operand::Constant(tracer::Constant::Int(0..=4 | 11)))
             });
         if to_integer {
             continue;
@@ -165,7 +165,8 @@ impl Slicer<'_> {
         let mut need = |stage: u32, value: ValueId, node: NodeId| match self.holder(stage, value) {
             Some(maker) if maker == stage => {}
             Some(maker) if maker > stage => {
-                let reader = self.program.nodes.get(node.index()).map(|node| self.path(node.call)).unwrap_or_default();
+                let reader =
+                    self.program.nodes.get(node.index()).map(|node| self.path(node.call)).unwrap_or_default();
                 let value = self.names.get(value).to_string();
                 errors.push(CutError::Backward { reader, stage, value, maker, node });
             }
@@ -195,7 +196,12 @@ impl Slicer<'_> {
     }
 
     /// Decides what is sent and what is computed again, from the last stage to the first.
-    fn borders(&self, needs: &[BTreeMap<ValueId, NodeId>], skips: Skips, errors: &mut Vec<CutError>) -> Vec<Border> {
+    fn borders(
+        &self,
+        needs: &[BTreeMap<ValueId, NodeId>],
+        skips: Skips,
+        errors: &mut Vec<CutError>,
+    ) -> Vec<Border> {
         let mut borders = vec![Border::default(); self.n_stages];
         for stage in (0..self.n_stages as u32).rev() {
             let mut wanted: BTreeMap<ValueId, Option<NodeId>> = BTreeMap::new();
@@ -213,7 +219,8 @@ impl Slicer<'_> {
                 }
             } else {
                 let later = borders.iter().flat_map(|border| &border.sent);
-                let sent_by_us = later.filter(|(value, from)| **from == stage && self.made_in(**value) != Some(stage));
+                let sent_by_us =
+                    later.filter(|(value, from)| **from == stage && self.made_in(**value) != Some(stage));
                 wanted.extend(sent_by_us.map(|(value, _)| (*value, None)).collect::<Vec<_>>());
             }
             wanted.extend(needs[stage as usize].iter().map(|(value, node)| (*value, Some(*node))));
@@ -326,10 +333,11 @@ impl Slicer<'_> {
             *budget -= 1;
             let before = border.clone();
             border.repeated.insert(producer);
-            let is_done = node.arguments.iter().flat_map(|argument| values_of(&argument.operand)).all(|read| {
-                let must = plumbing || !self.kinds[read.index()].can_be_sent();
-                self.repeat_one(read, stage, must, border, budget, failed)
-            });
+            let is_done =
+                node.arguments.iter().flat_map(|argument| values_of(&argument.operand)).all(|read| {
+                    let must = plumbing || !self.kinds[read.index()].can_be_sent();
+                    self.repeat_one(read, stage, must, border, budget, failed)
+                });
             if is_done {
                 return true;
             }
@@ -411,7 +419,9 @@ impl Slicer<'_> {
                 }
             }
             let clones = &self.in_place.clones;
-            steps.extend(clones.iter().filter(|(stage, _)| *stage as usize == index).map(|(_, v)| Step::Clone(*v)));
+            steps.extend(
+                clones.iter().filter(|(stage, _)| *stage as usize == index).map(|(_, v)| Step::Clone(*v)),
+            );
             for (position, &stage) in self.stage_of.iter().enumerate() {
                 let node = NodeId(position as u32);
                 let is_repeated = border.repeated.contains(&node);
@@ -504,9 +514,11 @@ impl Slicer<'_> {
             }
         }
         let mut groups: Vec<Vec<TensorId>> = same.into_values().collect();
-        groups.extend((0..program.tensors.len()).filter(|i| program.tensors[*i].storage.is_none()).map(|i| {
-            vec![TensorId(i as u32)]
-        }));
+        groups.extend(
+            (0..program.tensors.len())
+                .filter(|i| program.tensors[*i].storage.is_none())
+                .map(|i| vec![TensorId(i as u32)]),
+        );
         groups.sort();
         for group in groups {
             if program.tensors[group[0].index()].role != Role::Parameter {

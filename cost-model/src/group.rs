@@ -36,7 +36,8 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
     /// A shape as exact bits, for equality.
     type Bits = Vec<u64>;
     let mut devices: IndexMap<&str, (&str, &DeviceType)> = IndexMap::new();
-    let mut groups: IndexMap<Key<'_>, (Machine, IndexMap<Bits, (Work, Vec<f64>)>)> = IndexMap::new();
+    type Shapes = IndexMap<Bits, (Work, Vec<f64>)>;
+    let mut groups: IndexMap<Key<'_>, (Machine, Shapes)> = IndexMap::new();
     for row in &profile.rows {
         let (device, figures) = match devices.get(row.device.as_str()) {
             Some(found) => *found,

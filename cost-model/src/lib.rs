@@ -3,11 +3,13 @@
 
 mod curve;
 mod dense;
+mod efficiency;
 mod evaluate;
 mod fit;
 mod group;
 mod model;
 mod nnls;
+mod predict;
 mod raw;
 mod ridge;
 mod sweep;
@@ -20,6 +22,7 @@ pub use evaluate::{Accuracy, Split, shuffle, spearman, split};
 pub use fit::{MIN_ROWS, Sample, TooFewRows, Validation, fit};
 pub use group::{Group, group};
 pub use model::{CostModel, CostModelError};
+pub use predict::{Costs, PredictOptions, Prediction, TimeSource, combine, predict};
 pub use raw::RawPolynomial;
 pub use sweep::WorkSweep;
 pub use trial::{Features, Trial, cross_validate, try_split};

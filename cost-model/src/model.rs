@@ -236,10 +236,10 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     let unknown =
         |term: &str| CostModelError::UnknownTerm { curve: file.kind.clone(), term: term.to_string() };
     let (anchor_names, bounded_names) = names(size, &machine);
-    for term in file.anchor.keys().filter(|term| !anchor_names.contains(&term.as_str())) {
+    if let Some(term) = file.anchor.keys().find(|term| !anchor_names.contains(&term.as_str())) {
         return Err(unknown(term));
     }
-    for term in file.terms.keys().filter(|term| !bounded_names.contains(&term.as_str())) {
+    if let Some(term) = file.terms.keys().find(|term| !bounded_names.contains(&term.as_str())) {
         return Err(unknown(term));
     }
     let is_fine = |values: &[f64]| values.iter().all(|value| value.is_finite());

@@ -161,7 +161,7 @@ pub(crate) fn fit_qr(
     let (mean, y_mean, xx, xy) = sums.centred();
     let (rows, targets) = if x.nrows() <= MAX_QR_ROWS {
         let roots = weights.mapv(f64::sqrt);
-        ((&x - &mean) * &roots.view().insert_axis(Axis(1)), (&y - y_mean) * &roots)
+        ((&x - &mean) * roots.view().insert_axis(Axis(1)), (&y - y_mean) * &roots)
     } else {
         // L Lᵀ = XᵀX + εI, and the targets that give the same Xᵀy.
         let jitter = 1e-12 * xx.diag().sum() / p as f64;
@@ -230,7 +230,7 @@ mod tests {
     fn a_fold_does_not_see_itself() {
         let (x, y, weights) = data(50);
         let folds = Folds::of(x.view(), y.view(), weights.view(), 5);
-        let mut changed = y.clone();
+        let mut changed = y;
         changed[0] = 1e6;
         let other = Folds::of(x.view(), changed.view(), weights.view(), 5);
         let (a, b) = (folds.held_out(x.view(), 0.1), other.held_out(x.view(), 0.1));

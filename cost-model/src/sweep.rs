@@ -14,7 +14,7 @@ pub struct WorkSweep {
 impl WorkSweep {
     /// Fits a group of convolutions and follows its times over channels; nothing for other groups.
     pub fn of(group: &Group) -> Option<Self> {
-        let first = group.samples.first()?;
+        let first = group.samples.first().filter(|_| group.phase == Phase::Forward)?;
         let WorkSize::Convolution { .. } = first.work.size else { return None };
         let mut samples = group.samples.clone();
         shuffle(&mut samples, 1);

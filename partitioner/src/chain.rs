@@ -7,9 +7,13 @@
 //!
 //! Cost: O(M²) stages a question, each a short walk from where the last search for r ended. A few replica counts alone give a
 //! first plan; the full question is then asked just below it, and only if the answer is yes again.
-//! Exact to 1e-12; no table over positions, so 100,000 blocks on 4,096 devices take under a second.
+//! Exact to 1e-10; no table over positions, so 100,000 blocks on 4,096 devices take under a second.
+
+use schema::{BytesPerSecond, Seconds};
 
 use crate::{
+    MachineLevel,
+    collective::{depth, ring, tree},
     pipeline::Cut,
     stage::{Run, Scorer},
 };
@@ -36,6 +40,29 @@ struct Chain<'a> {
     bandwidth: f64,
     latency: f64,
     synchronises: bool,
+}
+
+/// What a stage of some replicas can take within the time that is asked for.
+struct Limits {
+    count: usize,
+    work: f64,
+    parameters: f64,
+    bytes: f64,
+}
+
+/// Puts replica counts together that differ by an eighth at most, with the most parameters any of them can take.
+fn groups(limits: &[Limits]) -> Vec<(std::ops::Range<usize>, f64)> {
+    let mut groups: Vec<(std::ops::Range<usize>, f64)> = Vec::new();
+    for (index, own) in limits.iter().enumerate() {
+        match groups.last_mut() {
+            Some((members, most)) if own.count * 8 <= limits[members.start].count * 9 => {
+                members.end = index + 1;
+                *most = most.max(own.parameters);
+            }
+            _ => groups.push((index..index + 1, own.parameters)),
+        }
+    }
+    groups
 }
 
 /// Tells whether the walk can answer for this problem: equal devices, overlap, the same bytes both ways.
@@ -86,7 +113,7 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
     // One device can always do it all.
     let mut best = chain.within(total / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE, &few)?;
     let mut low = floor * (1.0 - 1e-12);
-    while best.0 - low > 1e-12 * best.0 {
+    while best.0 - low > 1e-10 * best.0 {
         let middle = if best.0 > 4.0 * low { low.max(floor) * 2.0 } else { (low + best.0) / 2.0 };
         match chain.within(middle, &few) {
             Some(better) => best = better,
@@ -96,8 +123,8 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
     let all: Vec<usize> = (1..=chain.n_devices).collect();
     let mut low = floor * (1.0 - 1e-12);
     let mut is_first = true;
-    while best.0 - low > 2e-12 * best.0 {
-        let target = if is_first { best.0 * (1.0 - 1e-12) } else { (low + best.0) / 2.0 };
+    while best.0 - low > 1e-10 * best.0 {
+        let target = if is_first { best.0 * (1.0 - 1e-11) } else { (low + best.0) / 2.0 };
         is_first = false;
         match chain.within(target, &all) {
             Some(better) => {
@@ -117,8 +144,11 @@ impl Chain<'_> {
         if !self.synchronises || replicas == 1.0 {
             return f64::INFINITY;
         }
+        // Whichever of ring and tree takes more.
         let left = time * replicas - 2.0 * (replicas - 1.0) * self.latency;
-        left * self.bandwidth * replicas / (2.0 * (replicas - 1.0))
+        let ring = left * self.bandwidth * replicas / (2.0 * (replicas - 1.0));
+        let left = time * replicas - 2.0 * depth(replicas as usize) * self.latency;
+        ring.max(left * self.bandwidth / 2.0)
     }
 
     /// Finds a pipeline whose stages take at most `time`, with these replica counts.
@@ -132,69 +162,89 @@ impl Chain<'_> {
         fresh[0].push(0);
         let mut frontier: Vec<(u32, f64)> = Vec::new();
         let mut reached = vec![0_usize; self.n_devices + 1];
-        let limits: Vec<(usize, f64, f64, f64)> = counts
+        let limits: Vec<Limits> = counts
             .iter()
             .map(|&count| {
                 let replicas = count as f64;
-                let work = time * replicas * self.speed * slack;
-                let bytes = time * self.bandwidth * replicas * slack;
-                (count, work, self.parameters_within(time, replicas) * slack, bytes)
+                Limits {
+                    count,
+                    work: time * replicas * self.speed * slack,
+                    parameters: self.parameters_within(time, replicas) * slack,
+                    bytes: time * self.bandwidth * replicas * slack,
+                }
             })
             .collect();
+        let groups = groups(&limits);
+        let mut hints = vec![0_usize; groups.len()];
+        let mut ends = Vec::new();
         for devices in 0..self.n_devices {
             let ready = std::mem::take(&mut fresh[devices]);
             for index in ready {
                 let point = points[index as usize];
                 let position = point.position as usize;
                 // What is left must fit the devices that are left, and no earlier point may be as good.
-                let left = (self.n_devices - devices) as f64 * self.speed;
-                if total - self.work[position] > time * left * slack
-                    || is_dominated(&frontier, point.position, self.crossing[position])
-                {
+                let left = time * (self.n_devices - devices) as f64 * self.speed * slack;
+                let spare = left - (total - self.work[position]);
+                if spare < 0.0 || is_dominated(&frontier, point.position, self.crossing[position]) {
                     continue;
                 }
                 add(&mut frontier, point.position, self.crossing[position]);
-                for &(count, work, parameters, bytes) in &limits {
-                    if devices + count > self.n_devices {
-                        break;
+                for ((members, most), hint) in groups.iter().zip(&mut hints) {
+                    // The least that these stages must do may hold more than any of them can synchronise.
+                    let least = self.work[position] + limits[members.start].work - spare;
+                    if least > self.work[position] {
+                        *hint = self.reach(self.work, least, (*hint).max(position));
+                        if self.parameters[*hint] - self.parameters[position] > *most {
+                            continue;
+                        }
                     }
-                    let mut end =
-                        self.reach(self.work, self.work[position] + work, reached[count].max(position));
-                    reached[count] = end;
-                    if self.parameters[end] - self.parameters[position] > parameters {
-                        let most = self.parameters[position] + parameters;
-                        end = self.parameters[..=end].partition_point(|&value| value <= most).max(1) - 1;
-                    }
-                    let own = if position == 0 { 0.0 } else { self.crossing[position] };
-                    let room = bytes - own;
-                    let rest = (self.n_devices - devices - count) as f64 * self.speed;
-                    let least = total - time * rest * slack;
-                    let mut allowed = f64::INFINITY;
-                    while end > position && self.work[end] >= least {
-                        let crossing = if end == last { 0.0 } else { self.crossing[end] };
-                        if crossing <= room && crossing < allowed {
-                            allowed = crossing;
-                            let replicas = count as u32;
-                            let next = Point {
-                                position: end as u32,
-                                came: index,
-                                replicas,
-                                devices: (devices + count) as u32,
-                            };
+                    for limits in &limits[members.clone()] {
+                        let used = devices + limits.count;
+                        if used > self.n_devices {
+                            break;
+                        }
+                        let rest = (self.n_devices - used) as f64 * self.speed;
+                        let least = total - time * rest * slack;
+                        self.ends(position, limits, least, &mut reached[limits.count], &mut ends);
+                        for &end in &ends {
+                            let (replicas, devices) = (limits.count as u32, used as u32);
+                            let next = Point { position: end as u32, came: index, replicas, devices };
                             if end == last {
                                 return Some(self.cuts(&points, next));
                             }
-                            if !is_dominated(&frontier, next.position, crossing) {
-                                fresh[devices + count].push(points.len() as u32);
+                            if !is_dominated(&frontier, next.position, self.crossing[end]) {
+                                fresh[used].push(points.len() as u32);
                                 points.push(next);
                             }
                         }
-                        end = if end == last { end - 1 } else { self.fewer[end] as usize };
                     }
                 }
             }
         }
         None
+    }
+
+    /// Finds where a stage can end: as far as it reaches, and before that wherever fewer bytes cross.
+    fn ends(&self, position: usize, limits: &Limits, least: f64, reached: &mut usize, ends: &mut Vec<usize>) {
+        ends.clear();
+        let last = self.work.len() - 1;
+        let mut end = self.reach(self.work, self.work[position] + limits.work, (*reached).max(position));
+        *reached = end;
+        if self.parameters[end] - self.parameters[position] > limits.parameters {
+            let most = self.parameters[position] + limits.parameters;
+            end = self.parameters[..=end].partition_point(|&value| value <= most).max(1) - 1;
+        }
+        let own = if position == 0 { 0.0 } else { self.crossing[position] };
+        let room = limits.bytes - own;
+        let mut fewest = f64::INFINITY;
+        while end > position && self.work[end] >= least {
+            let crossing = if end == last { 0.0 } else { self.crossing[end] };
+            if crossing <= room && crossing < fewest {
+                fewest = crossing;
+                ends.push(end);
+            }
+            end = if end == last { end - 1 } else { self.fewer[end] as usize };
+        }
     }
 
     /// Returns the last position whose sum is at most `most`, searching on from `from`.
@@ -227,11 +277,15 @@ impl Chain<'_> {
             let compute = (self.work[end] - self.work[start]) / self.speed / replicas;
             let parameters = self.parameters[end] - self.parameters[start];
             let sync = match self.synchronises {
-                true => {
-                    let sync = 2.0 * (replicas - 1.0) / replicas * parameters / self.bandwidth;
-                    (sync + 2.0 * (replicas - 1.0) * self.latency) / replicas
+                true if replicas > 1.0 && parameters > 0.0 => {
+                    let level = MachineLevel {
+                        bandwidth: BytesPerSecond(self.bandwidth),
+                        latency: Seconds(self.latency),
+                    };
+                    let count = replicas as usize;
+                    ring(parameters, count, level).min(tree(parameters, count, level)) / replicas
                 }
-                false => 0.0,
+                _ => 0.0,
             };
             let last = self.work.len() - 1;
             let crossing = |position: usize| {

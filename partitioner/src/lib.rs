@@ -10,13 +10,20 @@ mod solution;
 mod stage;
 mod states;
 mod strategy;
+
+mod grid;
+mod pipedream;
+mod placed;
 mod why;
 
 mod from_graph;
 mod plan_file;
+mod simulated;
 
 mod baselines;
 mod chain;
+mod collective;
+mod handover;
 mod local_search;
 mod pipeline;
 mod step;
@@ -43,6 +50,6 @@ pub use piper::{PiperError, PiperOptions, PiperPlan, PiperStage, piper_plan};
 pub use plan_file::{CheckError, check_plan, to_plan};
 pub use problem::{Block, Machine, MachineDevice, MachineLevel, Problem, ProblemError, Tie, Training, Value};
 pub use solution::{Objective, Solution, SolutionStage};
-pub use stage::{BoundBy, InFlight, Rules, Run, StageScore};
+pub use stage::{BoundBy, InFlight, Neighbours, Rules, Run, StageScore};
 pub use strategy::{PlanError, STRATEGIES, Strategy, plan_auto, plan_with};
 pub use why::{Change, what_if};

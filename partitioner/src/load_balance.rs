@@ -364,6 +364,7 @@ impl<'a> Problem<'a> {
         let mut best = vec![vec![f64::INFINITY; width]; layers.len()];
         let mut came = vec![vec![(false, u32::MAX); width]; layers.len()];
         best.iter_mut().for_each(|layer| layer[0] = 0.0);
+        #[allow(clippy::needless_range_loop)]
         for layer in 0..layers.len() {
             for (is_accelerator, before) in layers.before(layer) {
                 let (done, open) = best.split_at_mut(layer);
@@ -423,6 +424,7 @@ impl<'a> Problem<'a> {
         let mut came = vec![vec![(false, u32::MAX); n_ideals]; layers.len()];
         best.iter_mut().for_each(|layer| layer[0] = 0.0);
         let margin = 1e-9 * total;
+        #[allow(clippy::needless_range_loop)]
         for layer in 0..layers.len() {
             let (cpus, accelerators) = layers.counts(layer);
             let most = accelerators as f64 * bound + cpus as f64 * relief + margin;

@@ -202,7 +202,7 @@ impl<'a> Solver<'a> {
         }
         let most = n_devices.min(workload.micro_batches);
         let replicas = (1..=if options.data_parallel { most } else { 1 })
-            .filter(|count| workload.micro_batches % count == 0)
+            .filter(|count| workload.micro_batches.is_multiple_of(*count))
             .collect();
         let least: Vec<f64> = (0..n_nodes)
             .map(|node| {

@@ -10,9 +10,10 @@ use simulator::order::Schedule;
 
 use crate::{
     Objective, Problem, Solution, SolutionStage,
+    placed::{Placed, score_placed},
     stage::Run,
     states::States,
-    strategy::{Placed, PlanError, score_placed},
+    strategy::PlanError,
 };
 
 /// Why a plan does not go with a model and a cluster.

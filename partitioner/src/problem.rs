@@ -75,6 +75,8 @@ pub struct Machine {
     pub devices: Vec<MachineDevice>,
     /// Links by level, innermost first.
     pub levels: Vec<MachineLevel>,
+    /// Links between two devices by name, where they differ from their level's.
+    pub links: Vec<(String, String, MachineLevel)>,
     /// Whether transfers and synchronisation run beside compute.
     pub overlaps: bool,
 }
@@ -295,7 +297,11 @@ impl Machine {
             .levels
             .iter()
             .map(|level| MachineLevel { bandwidth: level.bandwidth, latency: level.latency });
-        Self { devices: devices.collect(), levels: levels.collect(), overlaps }
+        let links = cluster.links.iter().map(|link| {
+            let level = MachineLevel { bandwidth: link.bandwidth, latency: link.latency };
+            (link.from.clone(), link.to.clone(), level)
+        });
+        Self { devices: devices.collect(), levels: levels.collect(), links: links.collect(), overlaps }
     }
 
     /// Makes a machine of equal devices with one link between any two.
@@ -308,7 +314,7 @@ impl Machine {
             place: Vec::new(),
         };
         let levels = vec![MachineLevel { bandwidth, latency: Seconds(0.0) }];
-        Self { devices: (0..n_devices).map(device).collect(), levels, overlaps: true }
+        Self { devices: (0..n_devices).map(device).collect(), levels, links: Vec::new(), overlaps: true }
     }
 
     fn validate(&self) -> Result<(), ProblemError> {
@@ -336,6 +342,12 @@ impl Machine {
 
     /// Returns the level that joins two devices; none joins what is not there.
     pub fn level(&self, one: usize, other: usize) -> Option<MachineLevel> {
+        let ends = (&self.devices[one].name, &self.devices[other].name);
+        let is_own =
+            |(from, to, _): &&(String, String, MachineLevel)| (from, to) == ends || (to, from) == ends;
+        if let Some((_, _, level)) = self.links.iter().find(is_own) {
+            return Some(*level);
+        }
         let outermost = self.levels.len().checked_sub(1)?;
         let above = |device: usize, level: usize| self.devices[device].place.get(level..).unwrap_or_default();
         let level =
@@ -343,17 +355,23 @@ impl Machine {
         self.levels.get(level).copied()
     }
 
-    /// Returns the slowest level among devices.
+    /// Returns the slowest level in a ring of devices: least bandwidth, most latency.
     pub fn slowest(&self, devices: &[usize]) -> Option<MachineLevel> {
-        let pairs = devices.windows(2).filter_map(|pair| self.level(pair[0], pair[1]));
-        pairs.min_by(|a, b| a.bandwidth.0.total_cmp(&b.bandwidth.0))
+        let next = devices.iter().cycle().skip(1);
+        let pairs = devices.iter().zip(next).filter(|(one, other)| one != other);
+        let levels = pairs.filter_map(|(&one, &other)| self.level(one, other));
+        levels.reduce(|a, b| MachineLevel {
+            bandwidth: if a.bandwidth.0 < b.bandwidth.0 { a.bandwidth } else { b.bandwidth },
+            latency: if a.latency.0 > b.latency.0 { a.latency } else { b.latency },
+        })
     }
 
     /// Tells whether all devices and links are alike.
     pub fn is_uniform(&self) -> bool {
         let first = &self.devices[0];
         let alike = |device: &MachineDevice| device.speed == first.speed && device.memory == first.memory;
-        self.devices.iter().all(alike)
+        self.links.is_empty()
+            && self.devices.iter().all(alike)
             && (self.levels.len() <= 1 || self.devices.iter().all(|device| device.place == first.place))
     }
 

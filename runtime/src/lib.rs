@@ -9,6 +9,7 @@
 mod backend;
 mod null;
 mod pipeline;
+pub mod profile;
 #[cfg(feature = "torch")]
 pub mod torch;
 mod wiring;

@@ -47,11 +47,12 @@ pub struct InspectTotals {
     pub parameters: u64,
     /// Elements of buffers.
     pub buffers: u64,
-    /// Forward operations, one multiply-add as two.
+    /// Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two.
     pub flops: u64,
     /// Backward operations.
     pub backward_flops: u64,
-    /// The part of `flops` in fused attention and recurrent kernels, which torch's counter misses on a CPU.
+    /// Further forward operations, in fused attention and recurrent kernels: torch's counter misses them on a CPU and
+    /// counts attention's by the same formula on a GPU.
     pub fused_flops: u64,
     /// Bytes of parameters, tied ones once.
     pub parameter_bytes: u64,
@@ -78,8 +79,11 @@ pub struct InspectBlock {
     pub output_dtype: Option<String>,
     /// Trained elements that it reads, tied ones once.
     pub parameters: u64,
-    /// Forward operations.
+    /// Forward operations, those of `fused_flops` left out.
     pub flops: u64,
+    /// Further forward operations, in fused kernels.
+    #[serde(default)]
+    pub fused_flops: u64,
     /// Backward operations.
     pub backward_flops: u64,
     /// Bytes that autograd keeps from here.

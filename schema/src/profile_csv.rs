@@ -512,3 +512,83 @@ fn in_csv(error: csv::Error) -> ProfileCsvError {
     };
     ProfileCsvError { line, column: None, fault }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAP: &str = "
+columns: {kind: linear, dtype: {column: type, values: {half: float16}}, device: A100, m: {column: m}, n: {column: n}, k: 64}
+times: [{column: ms, unit: ms}, {column: back, unit: us, phase: backward}]
+where: {split: [train, 1]}
+missing: [\"\", \"-\"]
+";
+
+    fn read(text: &str) -> Result<Profile, String> {
+        let map = ProfileMap::read(MAP).expect("a map");
+        read_profile(text, &map).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_map_makes_rows() {
+        let text = "type,m,n,ms,back,split\nhalf,8,16,0.5,-,train\nhalf,8,32,,7,1.0\nother,,,x,x,test\n";
+        let profile = read(text).expect("rows");
+        assert_eq!((profile.rows.len(), profile.n_filtered, profile.n_missing), (2, 1, 2));
+        let row = &profile.rows[0];
+        assert_eq!(
+            (row.line, row.dtype.as_str(), row.phase, row.seconds),
+            (2, "float16", Phase::Forward, 5e-4)
+        );
+        assert_eq!(row.size, WorkSize::Product { batch: 1.0, m: 8.0, n: 16.0, k: 64.0 });
+        assert_eq!(profile.rows[1].phase, Phase::Backward);
+    }
+
+    #[test]
+    fn every_fault_has_its_place() {
+        let check = |rows: &str, expected: &str| {
+            let text = format!("type,m,n,ms,back,split\nhalf,8,16,0.5,7,train\n{rows}");
+            assert_eq!(read(&text), Err(expected.to_string()), "{rows}");
+        };
+        for text in ["nan", "-1", "0", "inf", "fast"] {
+            let expected = format!("line 3, column `ms`: the time is `{text}`, it must be a positive number");
+            check(&format!("half,8,16,{text},7,train\n"), &expected);
+        }
+        check("half,8,16\n", "line 3: the row has 3 fields, the header has 6; the file may be cut off");
+        check(
+            "half,zero,16,1,7,train\n",
+            "line 3, column `m`: `m` is `zero`, it must be a number of at least 1",
+        );
+        check(
+            "half,8,1e99,1,7,train\n",
+            "line 3, column `n`: `n` is `1e99`, it must be a number of at least 1",
+        );
+        check("full,8,16,1,7,train\n", "line 3, column `type`: the map has no value for `full`");
+        check(
+            "half,,16,1,7,train\n",
+            "line 3: kind `linear` needs `m`, which the map does not set or the row leaves empty",
+        );
+    }
+
+    #[test]
+    fn a_file_must_have_what_the_map_names() {
+        let check = |text: &str, expected: &str| assert_eq!(read(text), Err(expected.to_string()));
+        check("type,m,ms\n", "line 1, column `n`: there is no such column; the file has type, m, ms");
+        check("type,m,n,ms,back,split\n", "line 1: the file has no rows");
+        check("", "line 1: the file has no rows");
+    }
+
+    #[test]
+    fn padding_decides_the_output() {
+        let header = "kind,dtype,device,seconds,in_channels,out_channels,size,kernel,stride,padding";
+        let check = |cells: &str, expected: [f64; 3]| {
+            let text = format!("{header}\nconv2d,float32,T4,1,3,8,{cells}\n");
+            let profile = read_own_profile(&text).expect(cells);
+            let WorkSize::Convolution { output, .. } = profile.rows[0].size else { panic!("{cells}") };
+            assert_eq!(output, expected, "{cells}");
+        };
+        check("224,7,2,3", [1.0, 112.0, 112.0]);
+        check("7,3,2,same", [1.0, 4.0, 4.0]);
+        check("7,3,2,valid", [1.0, 3.0, 3.0]);
+        check("7,3,1,", [1.0, 5.0, 5.0]);
+    }
+}

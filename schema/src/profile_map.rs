@@ -224,10 +224,10 @@ impl ProfileMap {
                 let similar = near.filter(|near| score(near) >= 0.5).map(str::to_string);
                 return Err(ProfileMapError::UnknownColumn { name: name.clone(), similar });
             }
-            if let Source::Column(ColumnSource { scale: Some(scale), .. }) = source {
-                if !(scale.is_finite() && *scale > 0.0) {
-                    return Err(ProfileMapError::Scale(name.clone()));
-                }
+            if let Source::Column(ColumnSource { scale: Some(scale), .. }) = source
+                && !(scale.is_finite() && *scale > 0.0)
+            {
+                return Err(ProfileMapError::Scale(name.clone()));
             }
         }
         for needed in ["kind", "dtype"] {

@@ -17,7 +17,8 @@ use crate::{
 };
 
 const NONE: TaskId = TaskId::MAX;
-/// A bound on memory, far above any real step.
+/// Bounds on memory, far above any real step.
+const MAX_OPS: usize = 16 << 20;
 const MAX_ARRIVALS: usize = 1 << 28;
 
 /// An edge between stages of one copy.
@@ -48,6 +49,10 @@ pub fn build_steps(
     n_steps: usize,
 ) -> Result<StepGraph, SimulateError> {
     check(workload, order, machine)?;
+    let n_ops = order.n_ops().saturating_mul(n_steps);
+    if n_ops > MAX_OPS {
+        return Err(SimulateError::TooLarge { n_ops });
+    }
     let mut builder = Builder::new(workload, order, machine)?;
     for _ in 0..n_steps {
         builder.begin_step();
@@ -168,7 +173,7 @@ impl<'a> Builder<'a> {
         let copies = n_stages.div_ceil(order.chain.max(1) as usize);
         let arrivals = copies.saturating_mul(edges.len()).saturating_mul(n_micro_batches);
         if arrivals > MAX_ARRIVALS {
-            return Err(SimulateError::TooLarge { n_transfers: arrivals });
+            return Err(SimulateError::TooLarge { n_ops });
         }
         Ok(Self {
             workload,

@@ -102,8 +102,8 @@ pub fn clock<P: Program>(program: &P, cost: &Cost) -> Result<Clock, ClockError> 
 pub fn clock_as_torch<P: Program>(program: &P, cost: &Cost) -> Result<Clock, ClockError> {
     let chain = program.chain().max(1);
     let time = |op: Op| match op.kind {
-        Kind::InputGradient if op.stage % chain == 0 => 0,
-        Kind::WeightGradient if op.stage % chain == 0 => cost.backward(),
+        Kind::InputGradient if op.stage.is_multiple_of(chain) => 0,
+        Kind::WeightGradient if op.stage.is_multiple_of(chain) => cost.backward(),
         kind => cost.of(kind),
     };
     clock_with(program, cost, time, |_, _| {})

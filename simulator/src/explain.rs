@@ -83,6 +83,8 @@ pub enum Part {
     Link(usize, usize),
     /// All links of a level, for collectives.
     Level(usize),
+    /// The link between a device and host memory.
+    Host(usize),
 }
 
 /// Returns what 10 % more speed or bandwidth of each part would save, in nanoseconds, largest first.
@@ -112,7 +114,9 @@ pub fn savings(
             Work::Reduce { .. } | Work::Gather { .. } => {
                 parts.extend((0..machine.levels.len()).map(Part::Level));
             }
-            Work::Copy { .. } => {}
+            Work::Copy { .. } => {
+                parts.insert(Part::Host(device));
+            }
         }
     }
     if parts.len().saturating_mul(timeline.tasks.len()) > max_tasks {
@@ -131,6 +135,7 @@ pub fn savings(
                 machine.links.insert((a, b), link);
             }
             Part::Level(level) => machine.levels[level].bandwidth *= FASTER,
+            Part::Host(device) => machine.devices[device].host_bandwidth *= FASTER,
         }
         let faster = build(workload, order, &machine)?.ends(&machine).into_iter().max().unwrap_or(0);
         savings.push((part, timeline.step as i64 - faster as i64));

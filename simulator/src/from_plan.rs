@@ -263,7 +263,7 @@ impl PlannedStep {
         let settled = (2 * self.shape.ranks).div_ceil(m) + 1;
         let time = |steps: u32| match self.order_for(m.saturating_mul(steps)) {
             Ok(order) => crate::step_time(&self.workload, &order, &self.machine),
-            Err(_) => Err(crate::SimulateError::Overflow),
+            Err(_) => Err(crate::SimulateError::TooLarge { n_ops: self.order.n_ops() }),
         };
         Ok(time(settled + 1)?.saturating_sub(time(settled)?))
     }

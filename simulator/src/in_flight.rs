@@ -1,7 +1,7 @@
 //! Peak activations by rank as formulas: how many micro-batches of its chunks a rank holds at once.
 //!
 //! For planners that need memory before there is an order. Exact where `Some`; the order itself
-//! ([`crate::clock`]) answers for the rest, which depend on costs or have no formula.
+//! ([`crate::clock()`]) answers for the rest, which depend on costs or have no formula.
 
 use crate::order::{Schedule, Shape};
 

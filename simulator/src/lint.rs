@@ -355,13 +355,10 @@ fn crossed_messages(order: &Order, findings: &mut Vec<Finding>) {
             if let Some(receiver) = to.and_then(home).filter(|to| *to != rank) {
                 sent.entry((rank, receiver, op.stage, is_forward)).or_default().push(message(op.stage));
             }
-            if let Some((stage, sender)) = from.and_then(|stage| Some((stage, home(stage)?))) {
-                if sender != rank {
-                    wanted
-                        .entry((sender, rank, stage, is_forward))
-                        .or_default()
-                        .push((message(stage), Place { rank, position }));
-                }
+            let other = |stage| Some((stage, home(stage).filter(|sender| *sender != rank)?));
+            if let Some((stage, sender)) = from.and_then(other) {
+                let want = (message(stage), Place { rank, position });
+                wanted.entry((sender, rank, stage, is_forward)).or_default().push(want);
             }
         }
     }

@@ -77,11 +77,11 @@ pub enum SimulateError {
         /// Operations of the order.
         n_ops: usize,
     },
-    /// More transfers than we are ready to hold.
-    #[error("the step has {n_transfers} transfers, too many to simulate")]
+    /// More tasks than we are ready to hold.
+    #[error("{n_ops} operations and what they exchange are too many to simulate")]
     TooLarge {
-        /// How many.
-        n_transfers: usize,
+        /// Operations of all steps.
+        n_ops: usize,
     },
     /// Times that do not fit.
     #[error("the step takes longer than 2^62 nanoseconds")]

@@ -1,4 +1,5 @@
 //! Every closed form against the clock, on random shapes and costs.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use proptest::prelude::*;
 use simulator::{

@@ -1,4 +1,5 @@
 //! The reference schedules beside the repository: every expected time, and every order that we can make.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 

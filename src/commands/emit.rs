@@ -1,5 +1,7 @@
 //! `model-analyze emit`: stage modules that run.
 
+mod extras;
+
 use std::{
     fs::File,
     io::{BufWriter, Write},
@@ -8,7 +10,8 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use codegen::{
-    About, Assignment, CheckError, CutError, CutOptions, Names, Pipeline, ReadAt, Skips, Targets, Tied,
+    About, Assignment, CheckError, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips,
+    Targets, Tied,
 };
 use schema::{ModelReference, Plan};
 use tracer::Program;
@@ -90,6 +93,16 @@ enum Launch {
     Kubernetes,
 }
 
+impl Launch {
+    fn launcher(self) -> Launcher {
+        match self {
+            Launch::Torchrun => Launcher::Torchrun,
+            Launch::Slurm => Launcher::Slurm,
+            Launch::Kubernetes => Launcher::Kubernetes,
+        }
+    }
+}
+
 impl Emit {
     /// Writes the stages.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
@@ -119,13 +132,19 @@ impl Emit {
         })?;
         codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
         let about = about(&program, &self.model, plan.as_ref());
-        let facts = codegen::facts(&program);
+        let facts = facts(&program);
         let targets = Targets {
             torchscript: self.targets.contains(&Target::Torchscript),
             python: self.targets.contains(&Target::Python),
         };
-        let emitted = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
+        let mut emitted = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
             .map_err(|error| cut_failure(&[error], None))?;
+        let launchers: Vec<Launcher> = self.launch.iter().map(|launch| launch.launcher()).collect();
+        let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
+        emitted.extend(beside);
+        for note in notes {
+            anstream::eprintln!("note: {note}");
+        }
 
         let mut source = Source(File::open(&self.model)?);
         let folder = files::Folder::create(&self.output, self.force)?;
@@ -221,6 +240,22 @@ impl ReadAt for Source {
         self.0.seek(SeekFrom::Start(position))?;
         self.0.read_exact(buffer)
     }
+}
+
+/// Returns sizes and types of values: those that the trace carries, and what follows from them.
+fn facts(program: &Program) -> Facts {
+    let mut facts = codegen::facts(program);
+    // Stages need no shapes: where the graph cannot be built, the manifest leaves them out.
+    let Ok(graph) = graph::build(program, &graph::BuildOptions::default()) else { return facts };
+    for (known, value) in facts.iter_mut().zip(&graph.values) {
+        let graph::Fact::Tensor(tensor) = &value.fact else { continue };
+        if known.as_ref().is_some_and(|known| known.shape.is_some()) {
+            continue;
+        }
+        let shape = tensor.shape.as_ref().and_then(|dims| dims.iter().copied().collect::<Option<Vec<u64>>>());
+        *known = Some(tracer::TensorType { dtype: tensor.dtype, shape, ..tracer::TensorType::default() });
+    }
+    facts
 }
 
 fn progress(total: u64) -> indicatif::ProgressBar {

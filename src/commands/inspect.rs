@@ -93,7 +93,7 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
         totals: InspectTotals {
             parameters: graph.parameters(),
             buffers: once(graph::Role::Buffer).map(graph::StoredTensor::elements).sum(),
-            flops: total.forward_flops,
+            flops: total.forward_flops - total.fused_flops,
             backward_flops: total.backward_flops(),
             fused_flops: total.fused_flops,
             parameter_bytes: once(graph::Role::Parameter).map(|tensor| tensor.bytes).sum(),
@@ -112,12 +112,7 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
                 format!("{} in {path}: {}, recorded {}", operator.name, found.inferred, found.recorded)
             })
             .collect(),
-        notes: model
-            .program
-            .notes
-            .iter()
-            .map(|note| format!("{}: {}", place(&note.path), note.text))
-            .collect(),
+        notes: notes(model),
     }
 }
 
@@ -144,7 +139,8 @@ fn row(graph: &ModelGraph, costs: &OperatorCosts, parameters: &[u64], id: BlockI
         output_shape: result.and_then(shape),
         output_dtype: result.and_then(dtype),
         parameters: parameters[id.index()],
-        flops: cost.forward_flops,
+        flops: cost.forward_flops - cost.fused_flops,
+        fused_flops: cost.fused_flops,
         backward_flops: cost.backward_flops(),
         activation_bytes: cost.saved_bytes,
         operators: block.operators.len() as u64,
@@ -177,7 +173,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     let lines = lines(graph, depth);
     let header = ["block", "kind", "output", "parameters", "FLOPs", "share", "memory"];
     let mut rows: Vec<[String; 7]> = vec![header.map(str::to_string)];
-    let total = report.totals.flops.max(1) as f64;
+    let total = (report.totals.flops + report.totals.fused_flops).max(1) as f64;
     for line in &lines {
         let block = &report.blocks[line.block];
         let times = line.times as u64;
@@ -187,7 +183,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         }
         let dash = || "-".to_string();
         let count = |number: u64| if number == 0 { dash() } else { grouped(number) };
-        let flops = block.flops * times;
+        let flops = (block.flops + block.fused_flops) * times;
         rows.push([
             name,
             block.kind.clone(),
@@ -208,14 +204,14 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         "\n{} parameters ({}), {} forward, {} backward, {} kept for the backward pass, {} operators\n",
         grouped(totals.parameters),
         Bytes(totals.parameter_bytes),
-        Flops(totals.flops),
+        Flops(totals.flops + totals.fused_flops),
         Flops(totals.backward_flops),
         Bytes(totals.activation_bytes),
         grouped(totals.operators),
     ));
     if totals.fused_flops > 0 {
         text.push_str(&format!(
-            "{} of the forward pass are in fused kernels that torch's counter misses on a CPU\n",
+            "{} of the forward pass are in fused kernels, which torch's flop counter misses on a CPU\n",
             Flops(totals.fused_flops)
         ));
     }

@@ -13,6 +13,7 @@ mod simulate;
 
 mod emit;
 mod fit;
+mod profile;
 mod run;
 mod split;
 pub mod trace;
@@ -28,7 +29,7 @@ pub enum Command {
     /// Trace a PyTorch model in your own Python
     Trace(trace::Trace),
     /// Simulate a training step: time, memory, and where both go
-    Simulate(simulate::Simulate),
+    Simulate(Box<simulate::Simulate>),
     /// Show a model as a table of blocks
     Inspect(inspect::Inspect),
     /// Draw a model
@@ -37,6 +38,8 @@ pub enum Command {
     Report(report::Report),
     /// Print a completion script for a shell
     Completions(completions::Completions),
+    /// Measure operators, or a model's blocks, on this machine
+    Profile(profile::Profile),
     /// Write a cut model as stage modules that run
     Emit(emit::Emit),
     /// Compare the stages with the whole model: outputs, gradients, losses
@@ -59,6 +62,7 @@ impl Command {
             Command::Graph(command) => command.run(output),
             Command::Report(command) => command.run(output),
             Command::Completions(command) => command.run(output),
+            Command::Profile(command) => command.run(output),
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),
             Command::Run(command) => command.run(output),

@@ -4,7 +4,7 @@
 //! what `plan`, `simulate`, `emit` and `graph` say, never a second computation of it.
 
 mod screen;
-mod step;
+pub(super) mod step;
 
 use std::{
     ffi::OsString,
@@ -109,9 +109,6 @@ impl Split {
     /// Plans, simulates and compares; the plan goes into a file.
     fn find(&self, plan_file: &Path) -> Result<Found, Failure> {
         let mut arguments = self.plan_arguments(&self.strategy);
-        if let Some(stages) = self.stages {
-            arguments.extend(["--stages".into(), stages.to_string().into()]);
-        }
         arguments.extend(["-o".into(), plan_file.into()]);
         let answer: PlanAnswer = step::answer(arguments)?;
         let text = files::read_text(plan_file)?;
@@ -147,6 +144,9 @@ impl Split {
         if let Some(micro_batches) = self.micro_batches {
             arguments.extend(["--micro-batches".into(), micro_batches.to_string().into()]);
         }
+        if let Some(stages) = self.stages {
+            arguments.extend(["--stages".into(), stages.to_string().into()]);
+        }
         for input in &self.input {
             arguments.extend(["--input".into(), input.into()]);
         }
@@ -176,6 +176,12 @@ impl Split {
             graph.extend(["--input".into(), input.into()]);
         }
         step::run(graph)?;
+        let mut report: Vec<OsString> = vec!["report".into(), self.model.clone().into(), plan.into()];
+        report.extend(["-o".into(), root.join("report.html").into()]);
+        for input in &self.input {
+            report.extend(["--input".into(), input.into()]);
+        }
+        step::run(report)?;
         let timeline = root.join("timeline.svg");
         step::run(["simulate".into(), plan.into(), "--timeline".into(), timeline.into()])?;
         let mut names: Vec<String> = std::fs::read_dir(&root)?

@@ -1,8 +1,8 @@
 """Chains the stages of an `emit` folder by its manifest and compares them with the whole model.
 
-    python verify_stages.py MODEL.pt OUT [--form torchscript|python] [--steps 10]
+    python verify_stages.py MODEL.pt OUT [MODEL.pt OUT …] [--form torchscript|python] [--steps 10]
 
-Prints one line of JSON: worst differences of outputs, gradients, buffers and losses. Exits 1 when out of tolerance.
+Prints a line of JSON for each: worst differences of outputs, gradients, buffers and losses. Exits 1 when out of tolerance.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def load_stages(folder, manifest, form):
         if form == "torchscript":
             stages.append(torch.jit.load(path))
         else:
-            spec = importlib.util.spec_from_file_location(f"stage_{about['stage']}", path)
+            spec = importlib.util.spec_from_file_location(f"stage_{about['stage']}_{abs(hash(str(path)))}", path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             stages.append(module.load())
@@ -227,14 +227,15 @@ def verify(model, out, form, steps):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("out")
+    parser.add_argument("pairs", nargs="+", metavar="MODEL OUT")
     parser.add_argument("--form", choices=["torchscript", "python"], action="append")
     parser.add_argument("--steps", type=int, default=0)
     arguments = parser.parse_args()
     fine = True
-    for form in arguments.form or ["torchscript", "python"]:
-        report = verify(arguments.model, arguments.out, form, arguments.steps)
+    pairs = zip(arguments.pairs[::2], arguments.pairs[1::2])
+    forms = arguments.form or ["torchscript", "python"]
+    for model, out, form in [(model, out, form) for model, out in pairs for form in forms]:
+        report = verify(model, out, form, arguments.steps)
         ok = report["outputs"] <= 1e-6 and report["gradients"] <= 1e-5 and report["losses"] <= 1e-5 and report["keys"]
         fine &= ok
         print(json.dumps({"ok": ok, "form": form, **report}))

@@ -101,12 +101,12 @@ fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
     let parts = area.split_evenly((2, 2));
     draw_scatter(&parts[0], &plots.series)?;
     draw_errors(&parts[1], &plots.series)?;
-    let microseconds: Vec<Line> = plots
+    let milliseconds: Vec<Line> = plots
         .sweep
         .iter()
         .map(|line| Line {
             name: line.name.clone(),
-            points: line.points.iter().map(|(x, y)| (*x, y * 1e6)).collect(),
+            points: line.points.iter().map(|(x, y)| (*x, y * 1e3)).collect(),
         })
         .collect();
     draw_lines(
@@ -116,11 +116,11 @@ fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
         &plots.learning,
         true,
     )?;
-    if microseconds.is_empty() {
+    if milliseconds.is_empty() {
         draw_note(&parts[3], "Convolution sweep", "no convolutions in this profile")
     } else {
         let title = "Convolution: 16 pictures of 28 × 28, as many channels in as out";
-        draw_lines(&parts[3], title, ("channels", "predicted time, µs"), &microseconds, false)
+        draw_lines(&parts[3], title, ("channels", "predicted time, ms"), &milliseconds, false)
     }
 }
 

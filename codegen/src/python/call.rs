@@ -315,7 +315,8 @@ impl Writer<'_> {
             }
             _ => None,
         };
-        if !matches!(operand(4), None | Some(Operand::Constant(Constant::Int(1)))) || node.arguments.len() < 3 {
+        if !matches!(operand(4), None | Some(Operand::Constant(Constant::Int(1)))) || node.arguments.len() < 3
+        {
             return None;
         }
         let all = ":, ".repeat(*dim as usize);

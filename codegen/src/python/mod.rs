@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use tracer::{Constant, NodeId, Operand, Program, Role, TensorId, ValueId};
 
-pub(crate) use call::{constant_name, follows_device};
 use call::Writer;
+pub(crate) use call::{constant_name, follows_device};
 
 use crate::{
     content::Content,
@@ -42,8 +42,15 @@ pub(crate) fn stage(
     let kinds = kinds(program);
     let on_host = on_host(program);
     let folded = Folded::new(program, stage, &kinds);
-    let writer =
-        Writer { program, names, kinds: &kinds, constants: &constants, training, on_host: &on_host, folded: &folded };
+    let writer = Writer {
+        program,
+        names,
+        kinds: &kinds,
+        constants: &constants,
+        training,
+        on_host: &on_host,
+        folded: &folded,
+    };
     let tied = tied_names(program, stage);
     let mut out = String::new();
     header(&mut out, program, pipeline, index);
@@ -96,7 +103,8 @@ pub(crate) fn on_host(program: &Program) -> HashSet<ValueId> {
     for node in program.nodes.iter().rev() {
         let (_, name) = split(&node.operator);
         let is_packing = name == "_pack_padded_sequence";
-        let is_lengths = node.outputs.iter().any(|output| found.contains(output)) && matches!(name, "to" | "sort");
+        let is_lengths =
+            node.outputs.iter().any(|output| found.contains(output)) && matches!(name, "to" | "sort");
         if is_packing {
             found.extend(node.arguments.iter().skip(1).flat_map(|a| values_of(&a.operand)));
         } else if is_lengths {
@@ -110,7 +118,9 @@ fn free_name(program: &Program, wanted: &str) -> String {
     let root = program.modules.first();
     let is_taken = |name: &str| {
         root.is_some_and(|root| {
-            root.children.contains_key(name) || root.parameters.contains_key(name) || root.buffers.contains_key(name)
+            root.children.contains_key(name)
+                || root.parameters.contains_key(name)
+                || root.buffers.contains_key(name)
         })
     };
     let mut name = wanted.to_string();
@@ -160,7 +170,9 @@ fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize
         comment(class),
         env!("CARGO_PKG_VERSION"),
     ));
-    out.push_str(&format!("Weights are in stage_{index}.safetensors, under their names in the model: `stage = load()`.\n"));
+    out.push_str(&format!(
+        "Weights are in stage_{index}.safetensors, under their names in the model: `stage = load()`.\n"
+    ));
     out.push_str("\"\"\"\n\nfrom pathlib import Path\n\nimport torch\nimport torch.nn.functional as F  # noqa: F401\nfrom torch import nn\n");
     let stage = &pipeline.stages[index];
     let mut spaces = BTreeSet::new();
@@ -245,7 +257,8 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(N
                 let opaque = functions.iter().find(|(opaque, _, _)| opaque == node);
                 let (call, outputs) = match opaque {
                     Some((_, name, function)) => {
-                        let arguments: Vec<String> = function.arguments.iter().map(|a| writer.operand(a)).collect();
+                        let arguments: Vec<String> =
+                            function.arguments.iter().map(|a| writer.operand(a)).collect();
                         (format!("_{name}({})", arguments.join(", ")), &function.outputs)
                     }
                     None => (writer.call(content, *form), &content.outputs),
@@ -276,7 +289,9 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(N
         .map(|port| match port.carried {
             Carried::Tensor(tensor) => writer.tensor(tensor),
             Carried::Value(value) => match port.kind {
-                Kind::Int | Kind::Bool | Kind::Float | Kind::IntList => boxed(writer.names.get(value), &port.kind),
+                Kind::Int | Kind::Bool | Kind::Float | Kind::IntList => {
+                    boxed(writer.names.get(value), &port.kind)
+                }
                 _ => writer.names.get(value).to_string(),
             },
         })

@@ -19,7 +19,12 @@ use crate::{
 };
 
 /// Writes all classes of a stage.
-pub(crate) fn module(program: &Program, names: &Names, stage: &Stage, tree: &Tree) -> Result<String, CutError> {
+pub(crate) fn module(
+    program: &Program,
+    names: &Names,
+    stage: &Stage,
+    tree: &Tree,
+) -> Result<String, CutError> {
     let constants = stage.constants.iter().enumerate().map(|(key, id)| (*id, key)).collect();
     let kinds = kinds(program);
     let on_host = on_host(program);
@@ -28,8 +33,17 @@ pub(crate) fn module(program: &Program, names: &Names, stage: &Stage, tree: &Tre
     let space = tree.root_class().trim_end_matches(".Stage").to_string();
     let writer = Writer {
         space,
-        functions: functions.iter().map(|(node, name, function)| (*node, (name.as_str(), function))).collect(),
-        program, names, kinds: &kinds, constants, on_host: &on_host, folded: &folded };
+        functions: functions
+            .iter()
+            .map(|(node, name, function)| (*node, (name.as_str(), function)))
+            .collect(),
+        program,
+        names,
+        kinds: &kinds,
+        constants,
+        on_host: &on_host,
+        folded: &folded,
+    };
     let mut out = tree.holders().concat();
     functions.iter().for_each(|(_, _, function)| out.push_str(&function.code));
     out.push_str(&tree.root(program));
@@ -54,7 +68,9 @@ impl Writer<'_> {
         let mut parameters = format!("self: {class}");
         for port in &stage.inputs {
             let type_ = match (port.source, port.carried) {
-                (Source::Model(_), Carried::Value(value)) => written(&self.program.values[value.index()].type_),
+                (Source::Model(_), Carried::Value(value)) => {
+                    written(&self.program.values[value.index()].type_)
+                }
                 _ => "Tensor".to_string(),
             };
             parameters.push_str(&format!(",\n    {}: {type_}", port.name));
@@ -132,7 +148,9 @@ impl Writer<'_> {
             return None;
         }
         let input = stage.inputs.iter().find(|port| match (port.source, port.carried) {
-            (Source::Model(_), Carried::Value(v)) => matches!(self.program.values[v.index()].type_, Type::Tensor(_)),
+            (Source::Model(_), Carried::Value(v)) => {
+                matches!(self.program.values[v.index()].type_, Type::Tensor(_))
+            }
             _ => !port.kind.is_boxed(),
         });
         match (input, stage.tensors.first()) {
@@ -188,14 +206,16 @@ impl Writer<'_> {
             ("prim", "ListUnpack" | "TupleUnpack", 1) => return argument(0),
             ("prim", "ListConstruct" | "DictConstruct", 1) => {
                 return match first_output {
-                    Some(type_) => format!("annotate({}, {})", written(type_), self.operand(&node.arguments[0].operand)),
+                    Some(type_) => {
+                        format!("annotate({}, {})", written(type_), self.operand(&node.arguments[0].operand))
+                    }
                     None => argument(0),
                 };
             }
             ("prim", "TupleIndex", 2) => return format!("({})[{}]", argument(0), argument(1)),
             ("aten", "__getitem__", 2) => return format!("({})[{}]", argument(0), argument(1)),
             ("prim", "tolist", 1) => {
-                let type_ = first_output.map_or_else(|| "List[int]".to_string(), |type_| written(type_));
+                let type_ = first_output.map_or_else(|| "List[int]".to_string(), written);
                 return format!("annotate({type_}, ({}).tolist())", argument(0));
             }
             _ => {}
@@ -220,9 +240,11 @@ impl Writer<'_> {
     fn argument(&self, space: &str, name: &str, index: usize, operand: &Operand) -> String {
         let Operand::List(items) = operand else { return self.operand(operand) };
         let text = self.operand(operand);
-        let has_hole = items.iter().any(|item| *item == Operand::Constant(Constant::None));
-        let is_index = matches!(name, "index" | "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index");
-        let is_tensors = matches!(name, "cat" | "stack" | "hstack" | "vstack" | "concat" | "lstm" | "gru" | "einsum");
+        let has_hole = items.contains(&Operand::Constant(Constant::None));
+        let is_index =
+            matches!(name, "index" | "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index");
+        let is_tensors =
+            matches!(name, "cat" | "stack" | "hstack" | "vstack" | "concat" | "lstm" | "gru" | "einsum");
         match (space, items.is_empty()) {
             ("aten", _) if is_index && index == 1 => format!("annotate(List[Optional[Tensor]], {text})"),
             (_, false) if has_hole => format!("annotate(List[Optional[Tensor]], {text})"),
@@ -241,8 +263,10 @@ impl Writer<'_> {
             Operand::Tuple(items) if items.len() == 1 => format!("({},)", self.items(items)),
             Operand::Tuple(items) => format!("({})", self.items(items)),
             Operand::Dict(pairs) => {
-                let pairs: Vec<String> =
-                    pairs.iter().map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value))).collect();
+                let pairs: Vec<String> = pairs
+                    .iter()
+                    .map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value)))
+                    .collect();
                 format!("{{{}}}", pairs.join(", "))
             }
         }

@@ -40,6 +40,8 @@ from torch import nn
 
 HERE = Path(__file__).resolve().parent
 STAGES = HERE / "stages"
+# Of the plan, where there was one.
+DEFAULTS = {}
 
 
 # -- stages ---------------------------------------------------------------------------------------------------------
@@ -221,11 +223,12 @@ def read_csv(path):
     ranks, micro_batches = [], 0
     with open(path, newline="") as file:
         for row in csv.reader(file):
-            cells = [re.fullmatch(r"(\d+)(F|I|B|W)(\d+)", cell.strip()) for cell in row if cell.strip()]
-            if any(cell is None for cell in cells):
+            text = [cell.strip() for cell in row if cell.strip()]
+            cells = [found for cell in text for found in re.findall(r"(\d+)(?:F|I|B|W)(\d+)", cell)]
+            if len(cells) < len(text):
                 sys.exit(f"{path}: not a compute-only schedule table")
-            ranks.append(sorted({int(cell[1]) for cell in cells}))
-            micro_batches = max([micro_batches] + [int(cell[3]) + 1 for cell in cells])
+            ranks.append(sorted({int(stage) for stage, _ in cells}))
+            micro_batches = max([micro_batches] + [int(number) + 1 for _, number in cells])
     return ranks, micro_batches
 
 
@@ -832,7 +835,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
     parser.add_argument("--pipeline-ranks", type=int, help="ranks of a pipeline; fewer than stages for interleaved schedules")
-    parser.add_argument("--replicas", default="1", help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
+    parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
     parser.add_argument("--micro-batches", type=int, default=None, help="micro-batches of a pipeline in a step")
     parser.add_argument("--micro-batch-size", type=int, help="samples in a micro-batch; as traced by default")
     parser.add_argument("--steps", type=int, default=10)
@@ -857,7 +860,7 @@ def main():
         sys.exit("--resume needs --save")
     if manifest["skips"] != "relay" and not (arguments.single or arguments.merge):
         sys.exit("torch.distributed.pipelining needs stages that relay skips: emit with --skips relay")
-    default = "schedule.csv" if (HERE / "schedule.csv").is_file() else "1F1B"
+    default = "schedule.csv" if (HERE / "schedule.csv").is_file() else DEFAULTS.get("schedule") or "1F1B"
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
     arguments.csv_ranks = None
     if arguments.schedule.endswith(".csv"):
@@ -865,7 +868,7 @@ def main():
         if arguments.micro_batches not in (None, in_table):
             sys.exit(f"the schedule table is for {in_table} micro-batches")
         arguments.micro_batches = in_table
-    arguments.micro_batches = arguments.micro_batches or 2 * len(manifest["stages"])
+    arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
     if arguments.merge:
         merge(arguments, manifest)
     elif arguments.single:

@@ -1,10 +1,17 @@
 //! Stages in libtorch, through tch.
 
 mod backend;
+mod bench;
+mod blocks;
+mod operators;
+mod precision;
 mod stage;
+mod timer;
 mod verify;
 
 pub use backend::{TorchBackend, TorchSetup};
+pub use bench::{Bench, Overhead};
+pub use blocks::{BlockTimes, measure_blocks};
 pub use verify::{Difference, Verification, verify};
 
 use tch::{Device, Kind, Tensor};
@@ -51,6 +58,13 @@ pub fn kind(dtype: &str) -> Result<Kind, BackendError> {
         "bool" => Kind::Bool,
         other => return Err(BackendError(format!("inputs of type {other} cannot be made"))),
     })
+}
+
+/// Returns the name of a data type as files have it; nothing for those that inputs cannot have.
+pub fn dtype(kind: Kind) -> Option<&'static str> {
+    const NAMES: [&str; 10] =
+        ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"];
+    NAMES.into_iter().find(|name| self::kind(name).is_ok_and(|known| known == kind))
 }
 
 /// Returns the device with this name.

@@ -126,9 +126,9 @@ fn program(r: u32, n: u32, micro_batches: u32, stages: [u32; 2]) -> Vec<Op> {
     let mut is_split = false;
     for i in 0..=r {
         let is_middle = i == r.div_ceil(2);
-        is_split |= is_middle && r % 2 == 1;
+        is_split |= is_middle && !r.is_multiple_of(2);
         rank.backward(1, is_split);
-        is_split |= is_middle && r % 2 == 0;
+        is_split |= is_middle && r.is_multiple_of(2);
         rank.backward(0, is_split);
     }
     // 7, 8: the postponed weight gradients.

@@ -1,6 +1,6 @@
 //! A rank's program without writing it down: the n-th operation by arithmetic, for schedules that are regular.
 //!
-//! Ten million operations need no memory this way; [`crate::clock`] times either form.
+//! Ten million operations need no memory this way; [`crate::clock()`] times either form.
 
 use super::{Kind, Op, Order, interleaved::Rounds};
 

@@ -9,7 +9,7 @@ use super::{
 use crate::cost::Cost;
 
 /// The most operations that are made: a bound on memory, far above any real step.
-const MAX_OPS: u64 = 200_000_000;
+const MAX_OPS: u64 = 60_000_000;
 
 /// Every schedule that we can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -484,7 +484,7 @@ mod tests {
             100_000,
             1,
             100_000,
-            "the schedule would have 30000000000 operations, the most that is made is 200000000",
+            "the schedule would have 30000000000 operations, the most that is made is 60000000",
         );
     }
 }

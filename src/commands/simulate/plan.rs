@@ -46,8 +46,14 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
     let split = simulator::split(&step.workload, &step.order, &step.machine).map_err(in_plan)?;
     let savings = simulator::savings(&step.workload, &step.order, &step.machine, &timeline, MAX_SAVING_TASKS)
         .map_err(in_plan)?;
-    let period = step.period().map_err(in_plan)?;
     let mut notes = step.notes.clone();
+    let period = match step.period() {
+        Err(simulator::SimulateError::TooLarge { .. }) => {
+            notes.push("the period is the step: several steps are too large to simulate".to_string());
+            timeline.step
+        }
+        period => period.map_err(in_plan)?,
+    };
     if savings.is_none() {
         notes.push(
             "savings are left out: the plan is too large to simulate once for each device and link"
@@ -59,6 +65,7 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         Part::Device(device) => format!("device {}", device_name(device)),
         Part::Link(from, to) => format!("link {} — {}", device_name(from), device_name(to)),
         Part::Level(level) => format!("all links of {}", plan.cluster.levels[level].name),
+        Part::Host(device) => format!("host link of {}", device_name(device)),
     };
     let n_programs = timeline.programs.len() as f64;
     let busy: u64 = timeline.programs.iter().map(ProgramTime::busy).sum();

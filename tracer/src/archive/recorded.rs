@@ -134,16 +134,12 @@ fn is_plumbing(operator: &str) -> bool {
     matches!(
         operator,
         "prim::NumToTensor"
-            | "aten::Int"
-            | "aten::size"
-            | "aten::Float"
-            | "aten::ScalarImplicit"
-            | "prim::ListUnpack"
-            | "prim::TupleUnpack"
             | "prim::dtype"
             | "prim::device"
-            | "aten::floor_divide"
-            | "aten::__getitem__"
+            | "aten::Int"
+            | "aten::Float"
+            | "aten::ScalarImplicit"
+            | "aten::size"
     )
 }
 

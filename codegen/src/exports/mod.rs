@@ -1,0 +1,313 @@
+//! The same plan for other frameworks, as near as each can come.
+//!
+//! Each target cuts on a grid of its own: modules, layers, or parameters. Where a cut is not on the grid, the file holds
+//! the nearest that is, says so in its first lines, and `exports/README.md` lists it.
+
+mod units;
+
+use std::collections::BTreeMap;
+
+use tracer::{Program, Role};
+
+use crate::{
+    content::{Content, File},
+    names::{comment, quoted},
+    pipeline::{Assignment, Pipeline},
+};
+use units::{Unit, module_at, nearest_module, units};
+
+/// One export.
+struct Export {
+    path: &'static str,
+    target: &'static str,
+    /// What differs from the plan; empty when nothing does.
+    notes: Vec<String>,
+    text: String,
+}
+
+/// Returns the files below `exports/`.
+pub fn exports(program: &Program, assignment: &Assignment, pipeline: &Pipeline) -> Vec<File> {
+    let units = units(program, assignment);
+    let in_order = assignment.stage_of.is_sorted();
+    let all = [
+        split_spec(program, assignment, in_order),
+        torchtitan(&units, assignment, true),
+        torchtitan(&units, assignment, false),
+        megatron(&units, assignment),
+        deepspeed(&units, assignment),
+        device_map(program, pipeline),
+        vllm(&units, assignment),
+    ];
+    let mut readme = String::from("# The same plan for other frameworks\n\n");
+    let mut files = Vec::new();
+    for export in all {
+        let state = if export.notes.is_empty() { "as planned".to_string() } else { export.notes.join("; ") };
+        readme.push_str(&format!("- `{}` ({}): {state}.\n", export.path, export.target));
+        files.push(File { path: format!("exports/{}", export.path), content: Content::text(export.text) });
+    }
+    readme.push_str("\nThe stages beside this folder hold the cut exactly, wherever it is.\n");
+    files.push(File { path: "exports/README.md".into(), content: Content::text(readme) });
+    files
+}
+
+fn head(notes: &[String], mark: &str) -> String {
+    notes.iter().map(|note| format!("{mark} Differs from the plan: {}.\n", comment(note))).collect()
+}
+
+/// Notes for targets that keep units whole.
+fn unit_notes(units: &[Unit], assignment: &Assignment) -> Vec<String> {
+    let mut notes = Vec::new();
+    for unit in units.iter().filter(|unit| !unit.is_whole) {
+        notes.push(format!(
+            "`{}` is cut by the plan, here it is whole in part {}",
+            comment(&unit.path),
+            unit.stage
+        ));
+    }
+    if !units.iter().map(|unit| unit.stage).is_sorted() {
+        notes.push("modules do not run in the order of the parts".into());
+    }
+    for stage in 0..assignment.stages() as u32 {
+        if !units.iter().any(|unit| unit.stage == stage) {
+            notes.push(format!("part {stage} holds no whole module and is empty"));
+        }
+    }
+    notes
+}
+
+/// `torch.distributed.pipelining.pipeline(split_spec=…)`.
+fn split_spec(program: &Program, assignment: &Assignment, in_order: bool) -> Export {
+    let mut notes = Vec::new();
+    let mut lines = String::new();
+    if !in_order {
+        notes.push("its stages are not one after the other in the trace".into());
+    }
+    let mut used = Vec::new();
+    for stage in 1..assignment.stages() as u32 {
+        let Some(node) = assignment.stage_of.iter().position(|owner| *owner == stage) else { continue };
+        let path = module_at(program, node).or_else(|| {
+            let nearest = nearest_module(program, node)?;
+            notes.push(format!(
+                "stage {stage} begins inside a module, the nearest split is before `{}`",
+                comment(&nearest)
+            ));
+            Some(nearest)
+        });
+        match path {
+            Some(path) if !used.contains(&path) => {
+                lines.push_str(&format!("    {}: SplitPoint.BEGINNING,\n", quoted(&path)));
+                used.push(path);
+            }
+            _ => notes.push(format!("no module begins near stage {stage}: call pipe_split() there instead")),
+        }
+    }
+    let text = format!(
+        "\"\"\"Where torch.distributed.pipelining.pipeline() splits the model.\n\n    pipe = pipeline(model, mb_args=(x,), split_spec=split_spec)\n\"\"\"\n{}\nfrom torch.distributed.pipelining import SplitPoint\n\nsplit_spec = {{\n{lines}}}\n",
+        head(&notes, "#")
+    );
+    Export { path: "torch_split_spec.py", target: "torch.distributed.pipelining", notes, text }
+}
+
+fn parts(units: &[Unit], assignment: &Assignment) -> Vec<Vec<String>> {
+    let stages = 0..assignment.stages() as u32;
+    stages.map(|stage| units.iter().filter(|u| u.stage == stage).map(|u| u.path.clone()).collect()).collect()
+}
+
+/// torchtitan's `module_fqns_per_model_part`; TOML for releases before its configuration became Python.
+fn torchtitan(units: &[Unit], assignment: &Assignment, is_python: bool) -> Export {
+    let mut notes = unit_notes(units, assignment);
+    // Its splitter knows names of the root and members of the root's containers.
+    if let Some(unit) = units.iter().find(|unit| unit.path.matches('.').count() > 1) {
+        notes.push(format!("`{}` lies deeper than torchtitan's splitter reaches", comment(&unit.path)));
+    }
+    let lists: String = parts(units, assignment)
+        .iter()
+        .map(|part| {
+            format!("    [{}],\n", part.iter().map(|path| quoted(path)).collect::<Vec<_>>().join(", "))
+        })
+        .collect();
+    let n = assignment.stages();
+    match is_python {
+        true => Export {
+            path: "torchtitan.py",
+            target: "torchtitan",
+            text: format!(
+                "\"\"\"Parts of the model for torchtitan: config.parallelism.module_fqns_per_model_part.\"\"\"\n{}\npipeline_parallel_degree = {n}\nmodule_fqns_per_model_part = [\n{lists}]\n",
+                head(&notes, "#")
+            ),
+            notes,
+        },
+        false => Export {
+            path: "torchtitan.toml",
+            target: "torchtitan releases with TOML",
+            text: format!(
+                "{}[parallelism]\npipeline_parallel_degree = {n}\nmodule_fqns_per_model_part = [\n{lists}]\n",
+                head(&notes, "#")
+            ),
+            notes,
+        },
+    }
+}
+
+/// Layers that repeat: the members of the container with most members.
+fn layers(units: &[Unit]) -> Vec<&Unit> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for container in units.iter().filter_map(|unit| unit.container.as_deref()) {
+        *counts.entry(container).or_insert(0) += 1;
+    }
+    let most = counts
+        .into_iter()
+        .max_by_key(|(name, count)| (*count, std::cmp::Reverse(name.len())))
+        .map(|(name, _)| name);
+    units.iter().filter(|unit| unit.container.is_some() && unit.container.as_deref() == most).collect()
+}
+
+fn layer_counts(layers: &[&Unit], assignment: &Assignment) -> Vec<usize> {
+    (0..assignment.stages() as u32)
+        .map(|stage| layers.iter().filter(|layer| layer.stage == stage).count())
+        .collect()
+}
+
+/// Megatron's `--pipeline-model-parallel-layout`.
+fn megatron(units: &[Unit], assignment: &Assignment) -> Export {
+    let layers = layers(units);
+    let mut notes: Vec<String> = layers
+        .iter()
+        .filter(|layer| !layer.is_whole)
+        .map(|layer| {
+            format!(
+                "layer `{}` is cut by the plan, here it is whole in stage {}",
+                comment(&layer.path),
+                layer.stage
+            )
+        })
+        .collect();
+    let counts = layer_counts(&layers, assignment);
+    if layers.is_empty() {
+        notes.push("the model has no list of layers, which is all that Megatron can place".into());
+    }
+    if counts.contains(&0) && !layers.is_empty() {
+        notes.push("a stage without layers can hang Megatron".into());
+    }
+    let last = counts.len() - 1;
+    let stages: Vec<String> = counts
+        .iter()
+        .enumerate()
+        .map(|(stage, count)| {
+            let first = if stage == 0 { "E" } else { "" };
+            let end = if stage == last { "L" } else { "" };
+            format!("{first}{}{end}", "t".repeat(*count))
+        })
+        .collect();
+    let text = match layers.is_empty() {
+        true => head(&notes, "#"),
+        false => format!(
+            "{}--pipeline-model-parallel-size {} --pipeline-model-parallel-layout \"{}\"\n",
+            head(&notes, "#"),
+            counts.len(),
+            stages.join("|")
+        ),
+    };
+    Export { path: "megatron.txt", target: "Megatron-LM", notes, text }
+}
+
+/// DeepSpeed takes no list of parts: a subclass of its `PipelineModule` sets them.
+fn deepspeed(units: &[Unit], assignment: &Assignment) -> Export {
+    let mut notes = unit_notes(units, assignment);
+    let mut bounds = vec![0_usize];
+    for stage in 0..assignment.stages() as u32 {
+        bounds.push(bounds[stage as usize] + units.iter().filter(|unit| unit.stage == stage).count());
+    }
+    notes.push("its layers must be a sequence: the model's own forward is not run".into());
+    let layers: String =
+        parts(units, assignment).concat().iter().map(|path| format!("    {},\n", quoted(path))).collect();
+    let text = format!(
+        "\"\"\"The plan's parts for DeepSpeed.\n\n    layers = [model.get_submodule(name) for name in LAYERS]\n    net = PlannedPipeline(layers=layers, num_stages={}, loss_fn=loss)\n\"\"\"\n{}\nfrom deepspeed.pipe import PipelineModule\n\nLAYERS = [\n{layers}]\nPARTS = {bounds:?}\n\n\nclass PlannedPipeline(PipelineModule):\n    def _partition_layers(self, method=\"uniform\"):\n        self.parts = PARTS\n        stage = self._topo.get_coord(self.global_rank).pipe\n        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])\n",
+        assignment.stages(),
+        head(&notes, "#")
+    );
+    Export { path: "deepspeed_parts.py", target: "DeepSpeed", notes, text }
+}
+
+/// Hugging Face's `device_map`: every parameter and buffer is covered, by the highest module that is in one stage.
+fn device_map(program: &Program, pipeline: &Pipeline) -> Export {
+    let mut stages_of: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    let mut notes = Vec::new();
+    for (index, stage) in pipeline.stages.iter().enumerate() {
+        for id in &stage.tensors {
+            stages_of.entry(program.tensors[id.index()].path.as_str()).or_default().push(index as u32);
+        }
+    }
+    for tied in &pipeline.tied {
+        let path = &program.tensors[tied.holders[0].1.index()].path;
+        notes.push(format!("`{}` is in several stages, here it is on one device", comment(path)));
+    }
+    // What stages each module path touches.
+    let mut below: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for (path, stages) in &stages_of {
+        let mut at = *path;
+        while let Some((parent, _)) = at.rsplit_once('.') {
+            below.entry(parent).or_default().push(stages[0]);
+            at = parent;
+        }
+    }
+    let is_one = |stages: &[u32]| stages.windows(2).all(|pair| pair[0] == pair[1]);
+    let mut map: BTreeMap<&str, u32> = BTreeMap::new();
+    for (path, stages) in &stages_of {
+        let mut best = *path;
+        let mut at = *path;
+        while let Some((parent, _)) = at.rsplit_once('.') {
+            if is_one(&below[parent]) {
+                best = parent;
+            }
+            at = parent;
+        }
+        map.insert(best, stages[0]);
+    }
+    let has_loose =
+        program.tensors.iter().any(|t| t.role == Role::Parameter && map.contains_key(t.path.as_str()));
+    if has_loose {
+        notes.push("some parameters are placed by themselves because their module is cut".into());
+    }
+    let mut ordered: Vec<(&str, u32)> = map.into_iter().collect();
+    ordered.sort_by_key(|(path, stage)| (*stage, *path));
+    let lines: Vec<String> =
+        ordered.iter().map(|(path, stage)| format!("  {}: {stage}", json(path))).collect();
+    let text = format!("{{\n{}\n}}\n", lines.join(",\n"));
+    Export { path: "device_map.json", target: "Hugging Face accelerate and transformers", notes, text }
+}
+
+fn json(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// vLLM's `VLLM_PP_LAYER_PARTITION`.
+fn vllm(units: &[Unit], assignment: &Assignment) -> Export {
+    let layers = layers(units);
+    let counts = layer_counts(&layers, assignment);
+    let mut notes: Vec<String> = layers
+        .iter()
+        .filter(|layer| !layer.is_whole)
+        .map(|layer| {
+            format!(
+                "layer `{}` is cut by the plan, here it is whole in stage {}",
+                comment(&layer.path),
+                layer.stage
+            )
+        })
+        .collect();
+    if layers.is_empty() {
+        notes.push("the model has no list of layers, which is all that vLLM can place".into());
+    }
+    let partition: Vec<String> = counts.iter().map(usize::to_string).collect();
+    let text = match layers.is_empty() {
+        true => head(&notes, "#"),
+        false => format!(
+            "{}VLLM_PP_LAYER_PARTITION={}  # with --pipeline-parallel-size {}\n",
+            head(&notes, "#"),
+            partition.join(","),
+            counts.len()
+        ),
+    };
+    Export { path: "vllm.env", target: "vLLM", notes, text }
+}

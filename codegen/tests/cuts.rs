@@ -1,0 +1,155 @@
+//! Cuts of real traces at random places: each passes the check, and its archives read back as what was meant.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use codegen::{
+    Assignment, Content, CutError, CutOptions, Names, Pipeline, Skips, Step, Targets, Tied, check, cut,
+};
+use proptest::prelude::*;
+use tracer::{NodeId, Program};
+
+const TRACES: [&str; 6] = [
+    "gpt2_tiny.pt",
+    "unet_small.pt",
+    "lstm_seq2seq_small.pt",
+    "bert_tiny.pt",
+    "cnn_dropout.pt",
+    "repeats.pt",
+];
+
+fn bytes(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
+    std::fs::read(path).expect("the fixture is there")
+}
+
+fn operators(program: &Program) -> Vec<&str> {
+    program.nodes.iter().map(|node| node.operator.as_str()).collect()
+}
+
+/// Operators that a stage's code shows: steps but for detours of sizes.
+fn expected<'p>(program: &'p Program, pipeline: &Pipeline, stage: usize) -> Vec<&'p str> {
+    let runs = pipeline.stages[stage].steps.iter().filter_map(|step| match step {
+        Step::Run { node, .. } => Some(program.nodes[node.index()].operator.as_str()),
+        Step::Clone(_) | Step::Unbox(_) => None,
+    });
+    runs.filter(|name| is_shown(name)).collect()
+}
+
+fn is_shown(name: &str) -> bool {
+    !matches!(
+        name,
+        "aten::Int"
+            | "aten::ScalarImplicit"
+            | "aten::IntImplicit"
+            | "prim::NumToTensor"
+            | "prim::device"
+            | "aten::tensor"
+            | "prim::ListUnpack"
+            | "prim::TupleUnpack"
+            | "aten::clone"
+    )
+}
+
+fn cut_at(program: &Program, cuts: &[usize], skips: Skips) -> Result<Pipeline, Vec<CutError>> {
+    let assignment = Assignment::at(program.nodes.len(), cuts);
+    cut(program, &assignment, &Names::new(program), &CutOptions { skips, tied: Tied::Replicate })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn any_cut_is_right_or_refused(
+        which in 0..TRACES.len(),
+        places in prop::collection::btree_set(1..1000_usize, 1..5),
+        portal in any::<bool>(),
+    ) {
+        let bytes = bytes(TRACES[which]);
+        let program = tracer::read_archive(&bytes).expect("the fixture reads");
+        let mut cuts: Vec<usize> = places.iter().map(|place| place * program.nodes.len() / 1000).collect();
+        cuts.retain(|cut| *cut > 0);
+        cuts.dedup();
+        let skips = if portal { Skips::Portal } else { Skips::Relay };
+        let Ok(pipeline) = cut_at(&program, &cuts, skips) else { return Ok(()) };
+        prop_assert_eq!(check(&program, &pipeline), Ok(()));
+        let names = Names::new(&program);
+        let targets = Targets { torchscript: true, python: false };
+        let facts = codegen::facts(&program);
+        let files = codegen::stages(&program, &names, &pipeline, &facts, &codegen::About::default(), targets)
+            .expect("the fixture has its data");
+        for (stage, file) in files.iter().filter(|file| file.path.ends_with(".pt")).enumerate() {
+            let mut archive = Vec::new();
+            file.content.write(&mut &bytes[..], &mut archive).expect("writing to memory");
+            let read = tracer::read_archive(&archive).expect("our own archive reads");
+            let shown: Vec<&str> = operators(&read).into_iter().filter(|name| is_shown(name)).collect();
+            let meant = expected(&program, &pipeline, stage);
+            // In-place operators may have become out-of-place.
+            let plain = |name: &&str| name.trim_end_matches('_').to_string();
+            prop_assert_eq!(
+                shown.iter().map(plain).collect::<Vec<_>>(),
+                meant.iter().map(plain).collect::<Vec<_>>()
+            );
+            prop_assert_eq!(read.inputs.len(), pipeline.stages[stage].inputs.len());
+        }
+    }
+}
+
+#[test]
+fn sizes_of_files_are_known_before_they_are_written() {
+    let bytes = bytes("gpt2_tiny.pt");
+    let program = tracer::read_archive(&bytes).expect("the fixture reads");
+    let pipeline = cut_at(&program, &[100], Skips::Relay).expect("a legal cut");
+    let names = Names::new(&program);
+    let targets = Targets { torchscript: false, python: true };
+    let facts = codegen::facts(&program);
+    let files = codegen::stages(&program, &names, &pipeline, &facts, &codegen::About::default(), targets)
+        .expect("the fixture has its data");
+    for file in &files {
+        let mut out = Vec::new();
+        file.content.write(&mut &bytes[..], &mut out).expect("writing to memory");
+        assert!(matches!(file.content, Content::Plain(_)));
+        assert_eq!(out.len() as u64, file.content.size(), "{}", file.path);
+    }
+}
+
+#[test]
+fn a_missing_operator_fails_the_check() {
+    let program = tracer::read_archive(&bytes("cnn_basic.pt")).expect("the fixture reads");
+    let pipeline = cut_at(&program, &[4], Skips::Relay).expect("a legal cut");
+    assert_eq!(check(&program, &pipeline), Ok(()));
+    let mut lacking = pipeline.clone();
+    lacking.stages[1].steps.pop();
+    assert!(check(&program, &lacking).is_err());
+    let mut unfed = pipeline.clone();
+    unfed.stages[1].inputs.clear();
+    assert!(check(&program, &unfed).is_err());
+    let mut doubled = pipeline.clone();
+    let step = doubled.stages[0].steps[0];
+    doubled.stages[1].steps.insert(0, step);
+    assert!(check(&program, &doubled).is_err());
+    let mut homeless = pipeline;
+    homeless.stages[0].tensors.clear();
+    assert!(check(&program, &homeless).is_err());
+}
+
+#[test]
+fn blocks_are_resolved_by_path() {
+    let program = tracer::read_archive(&bytes("gpt2_tiny.pt")).expect("the fixture reads");
+    for node in (0..program.nodes.len() as u32).step_by(17).map(NodeId) {
+        let path = codegen::operator_path(&program, node);
+        let cut = codegen::cut_before(&program, std::slice::from_ref(&path));
+        match node.0 {
+            0 => assert!(cut.is_err()),
+            _ => assert_eq!(cut.expect("the path is known").stage_of[node.index() - 1], 0, "{path}"),
+        }
+    }
+    let errors =
+        codegen::assign(&program, &[vec!["transformer.h.0".into()], vec!["lm_head".into()]]).unwrap_err();
+    assert!(
+        errors
+            .iter()
+            .any(|error| matches!(error, CutError::Missing { path, .. } if path == "transformer.h.1"))
+    );
+}

@@ -1,0 +1,119 @@
+//! Data with a known truth: what was put in must come out, and nothing must come out that cannot be.
+
+use cost_model::{Curve, Machine, Sample, Split, Work, fit, shuffle, split};
+use schema::{Phase, WorkSize, catalogue};
+
+/// Numbers between 0 and 1, the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Log-uniform whole numbers.
+    fn size(&mut self, low: f64, high: f64) -> f64 {
+        (low.ln() + self.next() * (high / low).ln()).exp().round().max(1.0)
+    }
+}
+
+fn machine() -> Machine {
+    Machine::of(&catalogue()["A100-SXM4-80GB"], "bfloat16")
+}
+
+/// A device with a launch of 5 µs, 60 % of the peak and 80 % of the bandwidth, and 5 % of noise.
+fn products(n: usize, noise: f64, seed: u64) -> Vec<Sample> {
+    let machine = machine();
+    let mut numbers = Numbers(seed);
+    (0..n)
+        .map(|_| {
+            let (m, n) = (numbers.size(16.0, 16384.0), numbers.size(16.0, 16384.0));
+            let size = WorkSize::Product { batch: 1.0, m, n, k: numbers.size(16.0, 16384.0) };
+            let work = Work::of(size, Phase::Forward, machine.element);
+            let truth = 5e-6 + work.flops / (0.6 * machine.peak) + work.bytes() / (0.8 * machine.bandwidth);
+            Sample { work, seconds: truth * (noise * (2.0 * numbers.next() - 1.0)).exp() }
+        })
+        .collect()
+}
+
+fn mape(curve: &Curve, samples: &[Sample]) -> f64 {
+    let errors = samples.iter().map(|one| (curve.predict(&one.work).seconds / one.seconds - 1.0).abs());
+    100.0 * errors.sum::<f64>() / samples.len() as f64
+}
+
+#[test]
+fn a_plain_truth_is_found_from_few_rows() {
+    let test = products(500, 0.0, 99);
+    for (rows, most) in [(40, 3.0), (300, 1.0)] {
+        let (curve, _) = fit(&products(rows, 0.0, 1), &machine()).expect("enough rows");
+        let error = mape(&curve, &test);
+        assert!(error < most, "{rows} rows: {error} %");
+    }
+}
+
+#[test]
+fn it_reaches_beyond_what_was_fitted() {
+    let (train, test) = split(&products(600, 0.05, 2), &machine(), Split::Extrapolate, 400, 1);
+    let (curve, _) = fit(&train, &machine()).expect("enough rows");
+    let error = mape(&curve, &test);
+    assert!(error < 5.0, "{error} %");
+    // Far outside, the time still grows with the work, and nothing overflows.
+    let mut last = 0.0;
+    for power in 4..40 {
+        let side = f64::from(power).exp2();
+        let work = Work::of(WorkSize::Product { batch: 1.0, m: side, n: side, k: side }, Phase::Forward, 2.0);
+        let own = curve.predict(&work);
+        assert!(
+            own.seconds.is_finite() && own.seconds > 0.0 && own.p10 > 0.0 && own.p90 >= own.p10,
+            "{own:?}"
+        );
+        if power > 14 {
+            assert!(own.seconds > last, "2^{power}: {} after {last}", own.seconds);
+        }
+        last = own.seconds;
+    }
+}
+
+#[test]
+fn bands_hold_four_of_five() {
+    let (curve, _) = fit(&products(500, 0.1, 3), &machine()).expect("enough rows");
+    let test = products(2000, 0.1, 4);
+    let inside = test
+        .iter()
+        .filter(|one| {
+            let own = curve.predict(&one.work);
+            own.p10 <= one.seconds && one.seconds <= own.p90
+        })
+        .count();
+    let share = inside as f64 / test.len() as f64;
+    assert!((0.75..=0.86).contains(&share), "{share}");
+}
+
+#[test]
+fn an_outlier_does_not_bend_the_curve() {
+    let mut train = products(300, 0.02, 5);
+    for sample in train.iter_mut().step_by(20) {
+        sample.seconds *= 8.0;
+    }
+    shuffle(&mut train, 1);
+    let (curve, validation) = fit(&train, &machine()).expect("enough rows");
+    let error = mape(&curve, &products(300, 0.0, 6));
+    assert!(error < 6.0, "{error} %");
+    assert!((15..=20).contains(&validation.outliers), "{}", validation.outliers);
+}
+
+#[test]
+fn the_same_rows_give_the_same_curve() {
+    let train = products(150, 0.05, 7);
+    assert_eq!(fit(&train, &machine()), fit(&train, &machine()));
+}
+
+#[test]
+fn degenerate_rows_are_no_trouble() {
+    let same = vec![products(1, 0.0, 8)[0]; 40];
+    let (curve, _) = fit(&same, &machine()).expect("enough rows");
+    let own = curve.predict(&same[0].work).seconds;
+    assert!((own / same[0].seconds - 1.0).abs() < 1e-6, "{own}");
+    assert!(fit(&same[..5], &machine()).is_err());
+}

@@ -1,0 +1,110 @@
+//! Seconds of an all-reduce: the fastest of ring, tree and, across nodes, hierarchical, as the simulator has it.
+//!
+//! The same formulas as `simulator::collective`, in seconds instead of whole nanoseconds, because a solver compares sums of
+//! them. `2(n-1)α + 2(n-1)/n·G/β`; `2⌈log₂ n⌉α + 2G/β`; scatter inside, all-reduce between, gather inside.
+
+use std::collections::BTreeMap;
+
+use crate::{Machine, MachineLevel};
+
+/// Who takes part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    nodes: usize,
+    per_node: usize,
+    inner: MachineLevel,
+    outer: MachineLevel,
+}
+
+impl Group {
+    /// Returns the group of some devices; `None` for fewer than two or where nothing joins them.
+    pub(crate) fn of(machine: &Machine, devices: &[usize]) -> Option<Self> {
+        if devices.len() < 2 {
+            return None;
+        }
+        let mut by_node: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for &device in devices {
+            let node = machine.devices[device].place.first().copied().unwrap_or(0);
+            by_node.entry(node).or_default().push(device);
+        }
+        let per_node = by_node.values().map(Vec::len).max().unwrap_or(1);
+        let is_even = by_node.values().all(|members| members.len() == per_node);
+        let outer = machine.slowest(devices)?;
+        if by_node.len() == 1 || !is_even {
+            return Some(Self { nodes: 1, per_node: devices.len(), inner: outer, outer });
+        }
+        let inner = by_node.values().filter_map(|members| machine.slowest(members)).reduce(slower);
+        Some(Self { nodes: by_node.len(), per_node, inner: inner.unwrap_or(outer), outer })
+    }
+
+    /// Returns the seconds of an all-reduce.
+    pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
+        let n_ranks = self.nodes * self.per_node;
+        if bytes == 0.0 || n_ranks < 2 {
+            return 0.0;
+        }
+        let slowest = if self.nodes == 1 { self.inner } else { slower(self.inner, self.outer) };
+        let flat = ring(bytes, n_ranks, slowest).min(tree(bytes, n_ranks, slowest));
+        if self.nodes == 1 || self.per_node == 1 {
+            return flat;
+        }
+        let inside = ring(bytes, self.per_node, self.inner);
+        flat.min(inside + ring(bytes / self.per_node as f64, self.nodes, self.outer))
+    }
+}
+
+fn slower(a: MachineLevel, b: MachineLevel) -> MachineLevel {
+    let bandwidth = if a.bandwidth.0 < b.bandwidth.0 { a.bandwidth } else { b.bandwidth };
+    let latency = if a.latency.0 > b.latency.0 { a.latency } else { b.latency };
+    MachineLevel { bandwidth, latency }
+}
+
+/// Seconds of a ring all-reduce.
+pub(crate) fn ring(bytes: f64, n_ranks: usize, level: MachineLevel) -> f64 {
+    let n = n_ranks as f64;
+    2.0 * (n - 1.0) * level.latency.0 + 2.0 * (n - 1.0) / n * bytes / level.bandwidth.0
+}
+
+/// Seconds of a pipelined tree.
+pub(crate) fn tree(bytes: f64, n_ranks: usize, level: MachineLevel) -> f64 {
+    2.0 * depth(n_ranks) * level.latency.0 + 2.0 * bytes / level.bandwidth.0
+}
+
+/// Levels of a binary tree.
+pub(crate) fn depth(n_ranks: usize) -> f64 {
+    f64::from(n_ranks.next_power_of_two().trailing_zeros())
+}
+
+#[cfg(test)]
+mod tests {
+    use schema::{BytesPerSecond, Seconds};
+    use simulator::{
+        Link,
+        collective::{Algorithm, Collective, time},
+    };
+
+    use super::*;
+
+    #[test]
+    fn seconds_are_the_simulators() {
+        let level = |bandwidth, latency| MachineLevel {
+            bandwidth: BytesPerSecond(bandwidth),
+            latency: Seconds(latency),
+        };
+        let link = |level: MachineLevel| Link {
+            latency: (level.latency.0 * 1e9) as u64,
+            bandwidth: level.bandwidth.0,
+        };
+        let (inner, outer) = (level(4.5e11, 3e-6), level(2.5e10, 1e-5));
+        for (nodes, per_node) in [(1, 2), (1, 8), (2, 4), (4, 1), (3, 8)] {
+            for bytes in [1_000, 1_000_000, 500_000_000] {
+                let ours = Group { nodes, per_node, inner, outer }.all_reduce(bytes as f64);
+                let (nodes, per_node) = (nodes as u32, per_node as u32);
+                let group =
+                    simulator::collective::Group { nodes, per_node, inner: link(inner), outer: link(outer) };
+                let theirs = time(Collective::AllReduce, Algorithm::Fastest, bytes, &group) as f64 * 1e-9;
+                assert!((ours - theirs).abs() < 1e-8, "{nodes}x{per_node} {bytes}: {ours} is not {theirs}");
+            }
+        }
+    }
+}

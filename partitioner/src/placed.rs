@@ -1,0 +1,127 @@
+//! Scores stages that somebody placed by hand, by the objective that planning uses.
+
+use simulator::{
+    Cost,
+    order::{Schedule, Shape, make_for_costs},
+};
+
+use crate::{
+    Problem,
+    grid::{in_flight_of, stage_times},
+    handover::settle_transfers,
+    pipeline::Cut,
+    simulated::settle,
+    solution::{Objective, Solution},
+    stage::{InFlight, Neighbours, Rules, Run, Scorer},
+    states::States,
+    step::{StageTimes, step_time},
+    strategy::{PlanError, each as micro_batches_of, stages_of},
+};
+
+/// Blocks and devices of a stage, as a file gives them.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) blocks: Vec<usize>,
+    pub(crate) devices: Vec<usize>,
+}
+
+/// Scores given stages under a schedule; stage `s` runs where stage `s - n_ranks` does.
+pub(crate) fn score_placed(
+    problem: &Problem,
+    placed: &[Placed],
+    n_ranks: usize,
+    schedule: Schedule,
+    micro_batches: u32,
+) -> Result<Solution, PlanError> {
+    problem.validate()?;
+    // Put the devices in the order of the stages: runs are then side by side.
+    let mut ordered = problem.clone();
+    let chunks = placed.len() / n_ranks;
+    ordered.machine.devices = placed
+        .iter()
+        .flat_map(|stage| stage.devices.iter())
+        .map(|&device| {
+            let mut device = problem.machine.devices[device].clone();
+            device.memory.0 /= chunks as u64;
+            device
+        })
+        .collect();
+    let order: Vec<usize> = placed.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+    let states = States::line(&ordered, order);
+    let is_asynchronous = schedule.is_asynchronous();
+    let replicas = placed[0].devices.len();
+    let is_grid = placed.iter().all(|stage| stage.devices.len() == replicas);
+    if !is_asynchronous && !is_grid {
+        let reason = "stages with different numbers of devices need an asynchronous schedule".to_string();
+        return Err(PlanError::Schedule { strategy: schedule.name(), reason });
+    }
+    let each = (micro_batches as usize).div_ceil(replicas).max(1);
+    let in_flight = match is_asynchronous {
+        true => InFlight::UntilEnd(u32::MAX),
+        false => in_flight_of(schedule, n_ranks, chunks, each, replicas),
+    };
+    let neighbours = if is_asynchronous { Neighbours::Adjacent } else { Neighbours::Paired };
+    let scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight, neighbours });
+    let n_devices = ordered.machine.devices.len();
+    let (mut start, mut first) = (0, 0);
+    let mut cuts = Vec::with_capacity(placed.len());
+    for stage in placed {
+        let end = start + stage.blocks.len();
+        let run = Run { first, count: stage.devices.len(), stride: 1 };
+        cuts.push(Cut { start, end, run, behind: n_devices - first });
+        start = end;
+        first += stage.devices.len();
+    }
+    let mut stages = stages_of(&scorer, &cuts);
+    if let Some(cut) = cuts.iter().find(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_none())
+    {
+        let blocks = states.blocks(cut.start, cut.end);
+        let largest = blocks
+            .iter()
+            .max_by_key(|&&block| problem.blocks[block].parameters.0 + problem.blocks[block].activations.0);
+        return Err(PlanError::Memory {
+            block: largest.map_or_else(String::new, |&block| problem.blocks[block].path.clone()),
+            needed: scorer.least_memory(cut.start, cut.end, cut.run, cut.behind) as u64,
+            device: ordered.machine.devices[cut.run.first].name.clone(),
+            limit: ordered.machine.devices[cut.run.first].memory.0,
+        });
+    }
+    if is_asynchronous {
+        settle_transfers(&ordered, &mut stages);
+    }
+    let floor = problem.seconds() / problem.machine.total_speed();
+    let (objective, bubble) = match is_asynchronous {
+        true => {
+            let slowest = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
+            (Objective::Period(slowest), None)
+        }
+        false => {
+            let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches: each as u32 };
+            let reason = |reason: String| PlanError::Schedule { strategy: schedule.name(), reason };
+            let order =
+                make_for_costs(schedule, shape, Cost::EQUAL).map_err(|error| reason(error.to_string()))?;
+            let times: Vec<StageTimes> =
+                cuts.iter().zip(&stages).map(|(cut, stage)| stage_times(&scorer, cut, stage)).collect();
+            let time = step_time(&order, &times, problem.machine.overlaps)
+                .ok_or_else(|| reason("the order deadlocks".into()))?;
+            (Objective::Step(time.seconds), Some(time.bubble))
+        }
+    };
+    let micro_batches = if is_asynchronous { micro_batches } else { (each * replicas) as u32 };
+    let mut solution = Solution {
+        strategy: "as given",
+        schedule: schedule.name(),
+        micro_batches,
+        stages,
+        objective,
+        lower_bound: 0.0,
+        bubble,
+    };
+    solution.lower_bound = (floor * micro_batches_of(&solution)).min(solution.seconds());
+    // Stages of one rank share its devices: all turns stand on the first.
+    let n_first: usize = placed[..n_ranks].iter().map(|stage| stage.devices.len()).sum();
+    let mut turned = solution.clone();
+    turned.stages.iter_mut().for_each(|stage| stage.run.first %= n_first);
+    let settled = settle(&ordered, turned);
+    Ok(Solution { stages: solution.stages, ..settled })
+}

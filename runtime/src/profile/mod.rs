@@ -1,0 +1,24 @@
+//! What a profile measures, and how what was measured is judged and kept.
+//!
+//! Nothing here needs libtorch: the sampling [`Plan`], the sizes and work of its operators, the [`Statistics`] of
+//! repeated times, and the file with its header. Measuring itself is in `torch::Bench`.
+
+mod file;
+mod kind;
+mod machine;
+mod plan;
+mod random;
+mod row;
+mod sample;
+mod size;
+mod statistics;
+mod waiting;
+
+pub use file::{Contents, FileError, Header, HeaderDifference, header_line, read};
+pub use kind::{DType, Kind, UnknownName};
+pub use machine::{civil_date, clocks, cpu_name, gpu_name, largest_cache};
+pub use plan::{Item, Plan, Scale, Split};
+pub use row::{Row, columns};
+pub use size::{Size, Work};
+pub use statistics::Statistics;
+pub use waiting::waited;

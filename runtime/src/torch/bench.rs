@@ -1,0 +1,272 @@
+//! Measures the operators of a plan on one device.
+//!
+//! A backward pass is started with a gradient of ones, because tch can pass no other; making the ones, and starting
+//! autograd, is measured beside it on an operator that does nothing, and subtracted.
+
+use schema::Phase;
+use tch::{Device, Kind as Element, Tensor};
+
+use super::{
+    operators::{Pool, Prepared},
+    precision,
+    timer::{Timer, Timing},
+};
+use crate::{
+    BackendError,
+    profile::{self, DType, Header, Item, Row, Scale, Statistics},
+};
+
+/// The libtorch that tch is built for.
+const LIBTORCH: &str = "2.11.0";
+/// Of a GPU, whose cache no file tells: the largest of the catalogue.
+const GPU_CACHE: f64 = 64e6;
+/// Longer calls, in seconds, are the same with warm caches.
+const LONG: f64 = 5e-3;
+/// Least share of a measured backward pass that subtraction leaves.
+const LEAST_SHARE: f64 = 0.05;
+
+/// A device that operators are measured on.
+pub struct Bench {
+    device: Device,
+    name: String,
+    timer: Timer,
+    pool: Pool,
+    /// Bytes that no cache holds.
+    rotation: f64,
+}
+
+/// What a call costs besides its work, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Overhead {
+    /// A call of an operator of one element.
+    pub call: f64,
+    /// What is added when autograd records it.
+    pub recording: f64,
+    /// One such operator on the way back.
+    pub backward: f64,
+}
+
+impl Bench {
+    /// Opens a device; the number of threads is left as it is when none is given.
+    ///
+    /// # Errors
+    /// When libtorch cannot use the device.
+    pub fn open(device: Device, threads: Option<u32>) -> Result<Self, BackendError> {
+        if let Some(threads) = threads {
+            tch::set_num_threads(threads as i32);
+        }
+        tch::manual_seed(0);
+        let (name, cache) = match device {
+            Device::Cuda(index) => {
+                (profile::gpu_name(index).unwrap_or_else(|| format!("cuda:{index}")), GPU_CACHE)
+            }
+            _ => {
+                let threads = tch::get_num_threads();
+                let unit = if threads == 1 { "thread" } else { "threads" };
+                let name = format!("{} ({threads} {unit})", profile::cpu_name());
+                (name, profile::largest_cache().unwrap_or(GPU_CACHE))
+            }
+        };
+        precision::allow_tf32(false)?;
+        let rotation = (2.0 * cache).min(256e6);
+        Ok(Self { device, name, timer: Timer::new(device)?, pool: Pool::new(rotation, device), rotation })
+    }
+
+    /// Returns the device's name as rows have it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Tells whether TF32 and the short types are worth measuring.
+    pub fn is_cuda(&self) -> bool {
+        self.device.is_cuda()
+    }
+
+    /// Returns the conditions of the measurement.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn conditions(&self) -> Result<Header, BackendError> {
+        let mut header = Header::default();
+        header.set("device", &self.name);
+        let index = match self.device {
+            Device::Cuda(index) => Some(index),
+            _ => None,
+        };
+        if let Some(clocks) = profile::clocks(index) {
+            header.set("clocks", clocks);
+        }
+        let with = |name: &str, has: bool| if has { format!(", {name}") } else { String::new() };
+        let libraries = match self.device.is_cuda() {
+            true => format!(", CUDA {}, cuDNN {}", tch::utils::version_cudart(), tch::utils::version_cudnn()),
+            false => with("MKL", tch::utils::has_mkl()) + &with("oneDNN", tch::utils::has_mkldnn()),
+        };
+        header.set("software", format!("libtorch {LIBTORCH} through tch{libraries}"));
+        header.set("threads", tch::get_num_threads());
+        let Overhead { call, recording, backward } = self.overhead()?;
+        header.set(
+            "overhead",
+            format!("call {call:.2e} s, recording {recording:.2e} s, backward {backward:.2e} s"),
+        );
+        header.set(
+            "method",
+            match self.device.is_cuda() {
+                true => "seconds: on the device, batches of calls queued behind a product whose own time is subtracted; host_seconds: until a call returns",
+                false => "seconds: median of single calls, without what the thread waited for a processor",
+            }
+            .to_string()
+                + "; inputs rotate over copies larger than the cache, warm_seconds are without that; backward without autograd's start",
+        );
+        Ok(header)
+    }
+
+    /// Measures rates in powers of two, so that small differences do not change the plan.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn scale(&self, minutes: f64) -> Result<Scale, BackendError> {
+        let size = if self.device.is_cuda() { 4096 } else { 512 };
+        let a = Tensor::f_randn([size, size], (Element::Float, self.device))?;
+        let product = tch::no_grad(|| {
+            self.timer.measure(&mut |_| {
+                drop(a.f_matmul(&a)?);
+                Ok(())
+            })
+        })?;
+        let elements = 1_i64 << if self.device.is_cuda() { 26 } else { 23 };
+        let from = Tensor::f_zeros([elements], (Element::Float, self.device))?;
+        let mut to = from.f_to_dtype(Element::Float, false, true)?;
+        let copy = tch::no_grad(|| {
+            self.timer.measure(&mut |_| {
+                to.f_copy_(&from)?;
+                Ok(())
+            })
+        })?;
+        let power = |rate: f64| rate.log2().round().exp2();
+        Ok(Scale {
+            flops: power(2.0 * (size as f64).powi(3) / product.device.least()),
+            bytes: power(8.0 * elements as f64 / copy.device.least()),
+            longest: (minutes * 60.0 / 25_000.0).clamp(1e-3, 0.05),
+            largest: if self.device.is_cuda() { 8.0 * 2_f64.powi(30) } else { 2_f64.powi(29) },
+        })
+    }
+
+    /// Measures what a call costs besides its work.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn overhead(&self) -> Result<Overhead, BackendError> {
+        let one = Tensor::f_ones([1], (Element::Float, self.device))?;
+        let mut add = |_: usize| {
+            drop(one.f_add(&one)?);
+            Ok(())
+        };
+        let call = tch::no_grad(|| self.timer.measure(&mut add))?.host.median();
+        let leaf = one.f_to_dtype(Element::Float, false, true)?.f_set_requires_grad(true)?;
+        let recorded = self.timer.measure(&mut |_| {
+            drop(leaf.f_add(&one)?);
+            Ok(())
+        })?;
+        const LENGTH: usize = 64;
+        let mut way = leaf.f_mul(&one)?;
+        for _ in 1..LENGTH {
+            way = way.f_mul(&one)?;
+        }
+        let back = |root: &Tensor| {
+            let mut call = |_: usize| {
+                Tensor::f_run_backward(&[root], &[&leaf], true, false)?;
+                Ok(())
+            };
+            Ok::<_, BackendError>(self.timer.measure(&mut call)?.host.median())
+        };
+        let (long, short) = (back(&way)?, back(&leaf.f_mul(&one)?)?);
+        Ok(Overhead {
+            call,
+            recording: (recorded.host.median() - call).max(0.0),
+            backward: (long - short).max(0.0) / (LENGTH - 1) as f64,
+        })
+    }
+
+    /// Measures all phases of an item.
+    ///
+    /// # Errors
+    /// When the device has no room for it, or no such operator.
+    pub fn measure(&self, item: &Item) -> Result<Vec<Row>, BackendError> {
+        if self.device.is_cuda() {
+            precision::allow_tf32(item.dtype == DType::Tf32)?;
+        }
+        let mut prepared = Prepared::new(item, &self.pool, self.rotation)?;
+        let mut rows = Vec::new();
+        let mut forward = |index: usize| {
+            drop(prepared.call(index)?);
+            Ok(())
+        };
+        let cold = tch::no_grad(|| self.timer.measure(&mut forward))?;
+        let warm = match prepared.copies.len() > 1 && cold.device.median() < LONG {
+            true => Some(tch::no_grad(|| self.timer.glance(&mut |_| forward(0)))?),
+            false => None,
+        };
+        rows.push(self.row(item, Phase::Forward, &cold, warm.as_ref(), None));
+        let phases = &item.kind.phases()[1..];
+        if phases.is_empty() {
+            return Ok(rows);
+        }
+        prepared.record(item.work().output_bytes)?;
+        let outputs: Vec<Tensor> =
+            (0..prepared.copies.len()).map(|index| prepared.call(index)).collect::<Result<_, _>>()?;
+        let idle = self.idle(&outputs[0])?;
+        for phase in phases {
+            let leaves = |index: usize| {
+                let copy = &prepared.copies[index];
+                if *phase == Phase::WeightGradient { &copy.weights } else { &copy.inputs }
+            };
+            let mut backward = |index: usize| {
+                let index = index % outputs.len();
+                Tensor::f_run_backward(&[&outputs[index]], leaves(index), true, false)?;
+                Ok(())
+            };
+            let cold = self.timer.measure(&mut backward)?;
+            let warm = match outputs.len() > 1 && cold.device.median() < LONG {
+                true => Some(self.timer.glance(&mut |_| backward(0))?),
+                false => None,
+            };
+            rows.push(self.row(item, *phase, &cold, warm.as_ref(), Some(&idle)));
+        }
+        Ok(rows)
+    }
+
+    /// Measures a backward pass without work: a gradient of ones is made and handed on.
+    fn idle(&self, output: &Tensor) -> Result<Timing, BackendError> {
+        let leaf = tch::no_grad(|| output.f_detach())?.f_set_requires_grad(true)?;
+        let root = leaf.f_alias()?;
+        self.timer.measure(&mut |_| {
+            Tensor::f_run_backward(&[&root], &[&leaf], true, false)?;
+            Ok(())
+        })
+    }
+
+    fn row(
+        &self,
+        item: &Item,
+        phase: Phase,
+        cold: &Timing,
+        warm: Option<&Timing>,
+        idle: Option<&Timing>,
+    ) -> Row {
+        let mut row = Row::of(item, phase, &self.name);
+        let less = |seconds: f64, idle: fn(&Timing) -> f64, of: Option<&Timing>| {
+            (seconds - of.map_or(0.0, idle)).max(LEAST_SHARE * seconds)
+        };
+        let device: fn(&Timing) -> f64 = |timing| timing.device.median();
+        let host: fn(&Timing) -> f64 = |timing| timing.host.median();
+        let quantile = |statistics: &Statistics, share| less(statistics.quantile(share), device, idle);
+        row.set_time("seconds", quantile(&cold.device, 0.5));
+        row.set_time("seconds_min", quantile(&cold.device, 0.0));
+        row.set_time("seconds_p90", quantile(&cold.device, 0.9));
+        row.set("samples", cold.device.count());
+        row.set_time("warm_seconds", quantile(&warm.unwrap_or(cold).device, 0.5));
+        row.set_time("host_seconds", less(cold.host.median(), host, idle));
+        row.set_time("first_seconds", cold.first);
+        row
+    }
+}

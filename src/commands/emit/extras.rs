@@ -1,0 +1,102 @@
+//! What lies beside the stages: the plan, its schedule as torch reads it, the training script, exports.
+
+use std::collections::BTreeMap;
+
+use codegen::{Assignment, Content, File, Launcher, Pipeline, Ranks};
+use schema::Plan;
+use tracer::Program;
+
+/// Returns all files beside `stages/`, and what could not be written.
+pub fn extras(
+    program: &Program,
+    assignment: &Assignment,
+    pipeline: &Pipeline,
+    plan: Option<&Plan>,
+    launchers: &[Launcher],
+) -> (Vec<File>, Vec<String>) {
+    let mut notes = Vec::new();
+    let mut files = codegen::exports(program, assignment, pipeline);
+    let groups = plan.map(groups).unwrap_or_else(|| vec![1; pipeline.stages.len()]);
+    let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
+    if let Some(plan) = plan {
+        files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
+        match schedule(plan, &groups) {
+            Ok(table) => files.push(File { path: "schedule.csv".into(), content: Content::text(table) }),
+            Err(reason) => notes.push(format!("no schedule.csv: {reason}")),
+        }
+    }
+    // Micro-batches are those of one pipeline; replicas share the plan's.
+    let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
+    let micro_batches = plan.map(|plan| (plan.micro_batches / pipelines.max(1) as u32).max(1));
+    let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
+    let name = plan.map(|plan| plan.schedule.as_str());
+    files.push(codegen::train_script(micro_batches, &replicas, name));
+    let ranks = ranks(plan, groups.iter().sum());
+    files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));
+    (files, notes)
+}
+
+/// Returns the replicas of each rank of a pipeline: stages on the same devices are one rank's.
+fn groups(plan: &Plan) -> Vec<usize> {
+    let mut seen: Vec<&[String]> = Vec::new();
+    for stage in &plan.stages {
+        if !seen.contains(&stage.devices.as_slice()) {
+            seen.push(&stage.devices);
+        }
+    }
+    seen.iter().map(|devices| devices.len().max(1)).collect()
+}
+
+/// Writes the table of one pipeline.
+fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
+    let replicas = groups.first().copied().unwrap_or(1);
+    if groups.iter().any(|other| *other != replicas) {
+        return Err("stages have unequal replicas, which a table of one pipeline cannot say".into());
+    }
+    let ranks = groups.len() as u32;
+    let stages = plan.stages.len() as u32;
+    let replicas = replicas as u32;
+    if !stages.is_multiple_of(ranks) || !plan.micro_batches.is_multiple_of(replicas) {
+        return Err("stages or micro-batches do not spread evenly over the ranks".into());
+    }
+    let order = simulator::order::make(&plan.schedule, ranks, stages / ranks, plan.micro_batches / replicas)
+        .map_err(|error| error.to_string())?;
+    if order.n_stages() as u32 != stages || order.n_micro_batches() as u32 != plan.micro_batches / replicas {
+        return Err(format!("`{}` runs other stages than the plan has", plan.schedule));
+    }
+    let mut owner = BTreeMap::new();
+    for (rank, operations) in order.ranks.iter().enumerate() {
+        for operation in operations {
+            if *owner.entry(operation.stage).or_insert(rank) != rank {
+                return Err("one stage runs on several ranks".into());
+            }
+        }
+    }
+    Ok(simulator::order::to_csv(&order))
+}
+
+/// Returns how the plan's devices lie on machines.
+fn ranks(plan: Option<&Plan>, world: usize) -> Ranks {
+    let mut nodes: BTreeMap<u32, usize> = BTreeMap::new();
+    for device in plan.iter().flat_map(|plan| &plan.cluster.devices) {
+        let is_used =
+            plan.is_some_and(|plan| plan.stages.iter().any(|stage| stage.devices.contains(&device.name)));
+        if is_used {
+            *nodes.entry(device.place.first().copied().unwrap_or(0)).or_insert(0) += 1;
+        }
+    }
+    let per_node = nodes.values().copied().max().unwrap_or(world);
+    // torchrun starts as many ranks on each machine.
+    match nodes.len() * per_node == world && !nodes.is_empty() {
+        true => Ranks { nodes: nodes.len(), per_node },
+        false => Ranks { nodes: 1, per_node: world },
+    }
+}
+
+fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x.max(1) * b
+}

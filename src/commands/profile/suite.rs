@@ -1,0 +1,167 @@
+//! The suite: operators of a plan, appended to a file that can be taken up again.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Seek, SeekFrom, Write},
+    path::Path,
+    time::Instant,
+};
+
+use runtime::{
+    profile::{Contents, DType, Header, Kind, Plan, Row, header_line},
+    torch::Bench,
+};
+
+use super::{Answer, Profile, countdown, failed, moment, tick};
+use crate::{failure::Failure, files};
+
+/// After so many operators that all fail there is no point in going on.
+const HOPELESS: usize = 30;
+
+/// What must be the same in one file.
+const SAME: [&str; 3] = ["device", "software", "threads"];
+
+pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
+    let path = &arguments.output;
+    let shown = path.display();
+    let device = runtime::torch::device(&arguments.device).map_err(failed)?;
+    let begun = begun(path)?;
+    let bench = Bench::open(device, arguments.threads).map_err(failed)?;
+    let kinds: Result<Vec<Kind>, _> = arguments.kinds.iter().map(|name| Kind::find(name)).collect();
+    let kinds = kinds.map_err(Failure::input)?;
+    let dtypes = match (&arguments.dtype[..], bench.is_cuda()) {
+        ([], true) => vec![DType::Float32, DType::Tf32, DType::BFloat16, DType::Float16],
+        ([], false) => vec![DType::Float32],
+        (given, _) => given.to_vec(),
+    };
+    if !bench.is_cuda() && dtypes.contains(&DType::Tf32) {
+        return Err(Failure::input("tf32 is a data type of CUDA devices").with_hint("--device cuda:0"));
+    }
+    let mut header = bench.conditions().map_err(failed)?;
+    let mut plan = Plan::new(
+        u64::from(arguments.seed),
+        &kinds,
+        &dtypes,
+        bench.scale(arguments.minutes).map_err(failed)?,
+    );
+    let mut done = std::collections::BTreeSet::new();
+    let mut n_rows = 0;
+    let mut file = match begun.filter(|contents| !contents.items.is_empty()) {
+        Some(contents) => {
+            plan = resume(path, &contents, &header, &plan)?;
+            let file = reopen(path, contents.keep as u64)?;
+            done = contents.items;
+            n_rows = contents.n_rows;
+            file
+        }
+        None => {
+            header.set("date", moment());
+            header.set("command", arguments.conditions());
+            header.set("plan", plan.text());
+            files::write(path, format!("{}{}", header.text(), header_line()).as_bytes())?;
+            reopen(path, u64::MAX)?
+        }
+    };
+    let in_file = |error: std::io::Error| Failure::input(format!("cannot write {shown}: {error}"));
+    let n_before = done.len();
+    if n_before > 0 {
+        file.write_all(format!("# taken up again: {}\n", moment()).as_bytes()).map_err(in_file)?;
+    }
+    let (start, limit) = (Instant::now(), arguments.minutes * 60.0);
+    let bar = countdown(limit);
+    let (mut n_measured, mut n_failed) = (0_usize, 0_usize);
+    for item in (0_u64..).filter(|index| !done.contains(index)).map(|index| plan.item(index)) {
+        let elapsed = start.elapsed().as_secs_f64();
+        if elapsed >= limit {
+            break;
+        }
+        tick(&bar, elapsed, limit, &format!("{n_measured} operators, now {}", item.kind.name()));
+        match bench.measure(&item) {
+            Ok(rows) => {
+                file.write_all(Row::lines(&rows).as_bytes()).map_err(in_file)?;
+                n_measured += 1;
+                n_rows += rows.len();
+            }
+            Err(error) => {
+                n_failed += 1;
+                let reason = error.to_string().replace(['\n', '\r'], " ");
+                if n_failed >= HOPELESS && n_measured == 0 {
+                    return Err(Failure::input(format!("no operator could be measured: {reason}")));
+                }
+                let line = format!("# item {}, {}: {reason}\n", item.index, item.kind.name());
+                file.write_all(line.as_bytes()).map_err(in_file)?;
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    file.write_all(format!("# until: {}, {n_measured} operators in {seconds:.0} s\n", moment()).as_bytes())
+        .map_err(in_file)?;
+    file.sync_all().map_err(in_file)?;
+    let mut text = format!(
+        "measured {n_measured} operators on {} in {:.1} minutes{}; {shown} has {n_rows} rows\n",
+        bench.name(),
+        seconds / 60.0,
+        if n_before > 0 { format!(", after {n_before} that were there") } else { String::new() },
+    );
+    if n_failed > 0 {
+        text.push_str(&format!("{n_failed} could not be measured; comments in the file say why\n"));
+    }
+    text.push_str(&format!("next: model-analyze fit {shown} -o cost-model.yaml\n"));
+    let json = serde_json::json!({
+        "schema_version": 1,
+        "file": path,
+        "device": bench.name(),
+        "operators": n_measured,
+        "operators_before": n_before,
+        "failed": n_failed,
+        "rows": n_rows,
+        "seconds": seconds,
+    });
+    Ok(Answer { text, json })
+}
+
+/// Reads what an earlier run left; nothing when there is no file.
+fn begun(path: &Path) -> Result<Option<Contents>, Failure> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let bytes = files::read_bytes(path)?;
+    // A crash may leave half a letter of a comment; all that counts is before it.
+    let valid = String::from_utf8_lossy(&bytes);
+    let contents = runtime::profile::read(&valid).map_err(|error| {
+        Failure::input(format!("{}: {error}", path.display())).with_hint("choose another file with -o")
+    })?;
+    Ok(Some(contents))
+}
+
+/// Checks that a file may grow, and returns its plan: sizes must stay as they were begun.
+fn resume(path: &Path, contents: &Contents, now: &Header, wanted: &Plan) -> Result<Plan, Failure> {
+    let shown = path.display();
+    let hint = "one file holds one plan on one device; choose another file with -o";
+    contents
+        .header
+        .require_same(now, &SAME)
+        .map_err(|error| Failure::input(format!("{shown}: {error}")).with_hint(hint))?;
+    let plan = contents.header.get("plan").and_then(Plan::read).ok_or_else(|| {
+        Failure::input(format!("{shown}: its header has no plan that can be read")).with_hint(hint)
+    })?;
+    if !plan.asks_the_same(wanted) {
+        let message = format!("{shown} was begun with another plan: {}", plan.text());
+        return Err(
+            Failure::input(message).with_hint("give the same --seed, --kinds and --dtype, or another file")
+        );
+    }
+    Ok(plan)
+}
+
+/// Opens a file behind the bytes that are kept.
+fn reopen(path: &Path, keep: u64) -> Result<File, Failure> {
+    let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", path.display()));
+    let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(in_file)?;
+    if file.metadata().map_err(in_file)?.len() > keep {
+        file.set_len(keep).map_err(in_file)?;
+    }
+    file.seek(SeekFrom::End(0)).map_err(in_file)?;
+    Ok(file)
+}

@@ -1,0 +1,66 @@
+//! `fit` from the outside: answers, files and the errors that a user can meet.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+
+fn fit() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    command.arg("fit");
+    command
+}
+
+/// Products on a device with a launch of 5 µs, 60 % of the arithmetic and 80 % of the bandwidth.
+fn profile(folder: &Path, change: impl Fn(String) -> String) -> PathBuf {
+    let mut text = String::from("kind,dtype,device,m,n,k,seconds\n");
+    for i in 0..120_u64 {
+        let size = |salt: u64| 16 << ((i * salt + salt) % 8);
+        let (m, n, k) = (size(3) + i, size(5), size(7) + 8 * (i % 5));
+        let seconds = 5e-6 + (2 * m * n * k) as f64 / 1.87e14 + (2 * (m * k + n * k + m * n)) as f64 / 1.6e12;
+        text.push_str(&format!("linear,bfloat16,A100,{m},{n},{k},{seconds:e}\n"));
+    }
+    let path = folder.join("profile.csv");
+    std::fs::write(&path, change(text)).expect("written");
+    path
+}
+
+#[test]
+fn it_fits_writes_and_draws() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = profile(folder.path(), |text| text);
+    let (model, plot) = (folder.path().join("cost-model.yaml"), folder.path().join("fit.svg"));
+    let done =
+        fit().arg(&path).args(["--format", "json", "-o"]).arg(&model).arg("--plot").arg(&plot).output();
+    let done = done.expect("ran");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let answer: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    let group = &answer["groups"][0];
+    assert_eq!((&group["kind"], &group["dtype"]), (&"linear".into(), &"bfloat16".into()));
+    assert!(group["mape"].as_f64().expect("a number") < 5.0, "{group}");
+    assert_eq!(group["negative"], 0);
+    // What was written is read back and written alike.
+    let text = std::fs::read_to_string(&model).expect("a model");
+    let file = schema::CostModelFile::read(&text).expect("a model");
+    let own = cost_model::CostModel::from_file(&file).expect("a model");
+    assert_eq!(schema::to_yaml(&own.to_file()), text);
+    assert!(std::fs::read_to_string(&plot).expect("a plot").starts_with("<svg"));
+}
+
+#[test]
+fn wrong_input_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |change: &dyn Fn(String) -> String, arguments: &[&str], expected: &str| {
+        let path = profile(folder.path(), change);
+        let done = fit().arg(&path).args(arguments).output().expect("ran");
+        let shown = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{shown}");
+        assert!(shown.contains(expected), "{shown}");
+    };
+    check(&|text| text.replacen("linear,bfloat16,A100", "linear,bfloat16,H20O", 1), &[], "perhaps H200");
+    check(&|text| text.replacen("linear,bfloat16,A100", "linear,bfloat16,H100", 1), &[], "2 devices");
+    check(&|text| text.replace("seconds", "time"), &[], "column `seconds`");
+    check(&|text| text[..600].to_string(), &[], "line 1");
+    check(&|text| text.lines().take(9).map(|line| format!("{line}\n")).collect(), &[], "too few rows");
+    check(&|text| text, &["--device", "V100"], "no row was measured on V100");
+    check(&|text| text, &["--features", "raw", "-o", "x.yaml"], "physical");
+}

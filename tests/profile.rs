@@ -1,0 +1,205 @@
+//! `model-analyze profile` as a user meets it. Most of it needs libtorch: `cargo test --features torch --test profile`.
+
+use std::{path::Path, process::Command};
+
+fn command() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+}
+
+/// Runs `profile` in a folder; returns the exit code and both outputs.
+fn profile(folder: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output =
+        command().arg("profile").args(arguments).current_dir(folder).output().expect("the command starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("answers are text");
+    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn an_unknown_kind_has_its_neighbours_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (code, _, error) =
+        profile(folder.path(), &["--suite", "-o", "p.csv", "--kinds", "linear,convolutoin"]);
+    assert_eq!(code, 2);
+    assert!(
+        error.contains("'convolutoin'") && error.contains("a similar value exists: 'convolution'"),
+        "{error}"
+    );
+    let (code, _, error) = profile(folder.path(), &["--suite", "-o", "p.csv", "--dtype", "float23"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("`float23` is no data type; known are float32, tf32"), "{error}");
+}
+
+#[test]
+fn something_must_be_measured_for_some_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (code, _, error) = profile(folder.path(), &["-o", "p.csv"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("--suite"), "{error}");
+    for minutes in ["0", "-1", "NaN", "1e9", "ten"] {
+        let minutes = format!("--minutes={minutes}");
+        let (code, _, error) = profile(folder.path(), &["--suite", "-o", "p.csv", &minutes]);
+        assert_eq!(code, 2, "{minutes}: {error}");
+    }
+}
+
+#[cfg(not(feature = "torch"))]
+#[test]
+fn without_libtorch_it_says_how_to_build() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (code, _, error) = profile(folder.path(), &["--suite", "-o", "p.csv"]);
+    assert_eq!(code, 2);
+    assert_eq!(
+        error,
+        "error: this build cannot profile: it has no libtorch\n  hint: make .venv/ready && cargo build --release --features torch\n"
+    );
+    assert!(!folder.path().join("p.csv").exists());
+}
+
+#[cfg(feature = "torch")]
+mod with_libtorch {
+    use std::{collections::BTreeMap, fs, time::Duration};
+
+    use super::*;
+
+    const QUICK: [&str; 9] =
+        ["--suite", "-o", "p.csv", "--kinds", "linear,softmax", "--minutes", "0.05", "--threads", "1"];
+
+    fn read(folder: &Path) -> (String, schema::Profile) {
+        let text = fs::read_to_string(folder.join("p.csv")).expect("a profile");
+        let profile = schema::read_own_profile(&text).expect("the schema reads what was written");
+        (text, profile)
+    }
+
+    /// Rows of each item and phase; more than one of any would be counted twice in a fit.
+    fn places(text: &str) -> BTreeMap<(String, String), usize> {
+        let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+        let columns: Vec<&str> = lines.next().expect("columns").split(',').collect();
+        let at = |name: &str| columns.iter().position(|column| *column == name).expect("a column");
+        let (item, phase) = (at("item"), at("phase"));
+        let mut places = BTreeMap::new();
+        for line in lines {
+            let cells: Vec<&str> = line.split(',').collect();
+            *places.entry((cells[item].to_string(), cells[phase].to_string())).or_default() += 1;
+        }
+        places
+    }
+
+    #[test]
+    fn a_suite_is_measured_and_taken_up_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (code, answer, error) = profile(folder.path(), &QUICK);
+        assert_eq!(code, 0, "{error}");
+        assert!(answer.contains("next: model-analyze fit p.csv"), "{answer}");
+        let (first, rows) = read(folder.path());
+        for key in ["device", "software", "threads", "overhead", "date", "command", "plan"] {
+            assert!(first.contains(&format!("\n# {key}: ")), "no {key}:\n{first}");
+        }
+        assert!(
+            rows.rows.iter().any(|row| row.kind == "linear" && row.phase == schema::Phase::WeightGradient)
+        );
+        assert!(
+            rows.rows.iter().any(|row| row.kind == "softmax" && row.phase == schema::Phase::InputGradient)
+        );
+        assert!(rows.rows.iter().all(|row| row.seconds > 0.0 && row.dtype == "float32"));
+
+        // A crash in the middle of a row: all before its item stays, byte for byte.
+        let cut = first.rfind("\nlinear").expect("rows of linear") + 40;
+        fs::write(folder.path().join("p.csv"), &first[..cut]).expect("written");
+        let (code, answer, error) = profile(folder.path(), &QUICK);
+        assert_eq!(code, 0, "{error}");
+        assert!(answer.contains("that were there"), "{answer}");
+        let (second, more) = read(folder.path());
+        let same = first.lines().zip(second.lines()).take_while(|(a, b)| a == b).count();
+        assert!(same >= first[..cut].lines().count() - 3, "{same} lines are the same");
+        assert!(more.rows.len() > first[..cut].lines().filter(|line| !line.starts_with('#')).count());
+        assert!(places(&second).values().all(|count| *count == 1));
+
+        // Another question does not go into the same file.
+        let other_seed = [&QUICK[..], &["--seed", "1"]].concat();
+        let (code, _, error) = profile(folder.path(), &other_seed);
+        assert_eq!(code, 2);
+        assert!(error.contains("p.csv was begun with another plan: seed=0 kinds=linear,softmax"), "{error}");
+        let moved = second.replacen("# device: ", "# device: Another ", 1);
+        fs::write(folder.path().join("p.csv"), &moved).expect("written");
+        let (code, _, error) = profile(folder.path(), &QUICK);
+        assert_eq!(code, 2);
+        assert!(error.contains("p.csv: the file was measured with device `Another "), "{error}");
+        assert_eq!(fs::read_to_string(folder.path().join("p.csv")).expect("kept"), moved);
+    }
+
+    #[test]
+    fn a_killed_run_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut long: Vec<&str> = QUICK.to_vec();
+        long[6] = "5";
+        let mut child =
+            command().arg("profile").args(&long).current_dir(folder.path()).spawn().expect("it starts");
+        let begun = || {
+            let text = fs::read_to_string(folder.path().join("p.csv")).unwrap_or_default();
+            text.lines().filter(|line| line.starts_with("linear")).count() > 6
+        };
+        for _ in 0..600 {
+            if begun() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        child.kill().expect("it can be killed");
+        child.wait().expect("it ends");
+        let before = places(&fs::read_to_string(folder.path().join("p.csv")).expect("a profile")).len();
+        let (code, _, error) = profile(folder.path(), &QUICK);
+        assert_eq!(code, 0, "{error}");
+        let (text, _) = read(folder.path());
+        let places = places(&text);
+        assert!(places.len() + 3 > before && places.values().all(|count| *count == 1));
+        assert!(text.contains("# taken up again: "));
+    }
+
+    #[test]
+    fn blocks_of_a_model_add_up_to_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/cnn_basic.pt");
+        let model = model.to_str().expect("a path of text");
+        let arguments =
+            ["--model", model, "-o", "p.csv", "--minutes", "0.01", "--threads", "1", "--format", "json"];
+        let (code, answer, error) = profile(folder.path(), &arguments);
+        assert_eq!(code, 0, "{error}");
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        assert_eq!(answer["schema_version"], 1);
+        let (text, rows) = read(folder.path());
+        let paths: Vec<&str> = answer["blocks"]
+            .as_array()
+            .expect("blocks")
+            .iter()
+            .map(|block| block["path"].as_str().expect("a path"))
+            .collect();
+        assert!(paths.contains(&"conv1") && paths.contains(&"fc3"), "{paths:?}");
+        assert_eq!(rows.rows.iter().filter(|row| row.kind == "model").count(), 2);
+        assert_eq!(rows.rows.iter().filter(|row| row.kind == "block").count(), 2 * paths.len());
+        assert!(text.contains("# model: "));
+        let (code, _, error) = profile(folder.path(), &arguments);
+        assert_eq!((code, error.contains("p.csv exists")), (2, true), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let check = |arguments: &[&str], expected: &str| {
+            let (code, _, error) = profile(folder.path(), arguments);
+            assert_eq!(code, 2, "{error}");
+            assert!(error.contains(expected), "{error}");
+        };
+        check(
+            &["--suite", "-o", "p.csv", "--device", "gpu"],
+            "unknown device `gpu`; known are cpu and cuda:N",
+        );
+        check(&["--suite", "-o", "p.csv", "--device", "cuda:99"], "there is no cuda:99");
+        check(&["--suite", "-o", "p.csv", "--dtype", "tf32"], "tf32 is a data type of CUDA devices");
+        check(&["--suite", "-o", "no/such/p.csv", "--minutes", "0.01"], "cannot write no/such/p.csv");
+        check(&["--model", "none.pt", "-o", "p.csv"], "none.pt");
+        fs::write(folder.path().join("notes.csv"), "mine\n").expect("written");
+        check(&["--suite", "-o", "notes.csv"], "notes.csv: the file exists and is no profile");
+        assert_eq!(fs::read_to_string(folder.path().join("notes.csv")).expect("kept"), "mine\n");
+        assert!(!folder.path().join("p.csv").exists());
+    }
+}
