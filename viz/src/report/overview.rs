@@ -30,14 +30,15 @@ fn model_cards(out: &mut String, report: &Report<'_>) {
         &Flops(total.forward_flops).to_string(),
         &format!("backward {}", Flops(total.backward_flops())),
     );
-    card(
-        out,
-        "",
-        "Activations kept",
-        &Bytes(total.saved_bytes).to_string(),
-        &format!("in {}", plural(graph.operators.len(), "operator")),
-    );
+    // With a plan the devices' peaks say more.
     if report.planned.is_none() {
+        card(
+            out,
+            "",
+            "Activations kept",
+            &Bytes(total.saved_bytes).to_string(),
+            &format!("in {}", plural(graph.operators.len(), "operator")),
+        );
         let heaviest = graph.blocks.iter().filter(|block| block.children.is_empty()).map(|block| {
             (report.costs.block(graph, block.id).forward_flops, std::cmp::Reverse(block.path.as_str()))
         });

@@ -31,9 +31,9 @@ pub(super) fn section(out: &mut String, diagram: &Diagram, graph: &ReportGraph) 
     let fits = |depth: &u32| rows.iter().filter(|row| row.depth <= *depth).count() <= COMFORTABLE_ROWS;
     let depth = (1..=deepest).rev().find(fits).unwrap_or(1);
     let has_time = !graph.time.is_empty();
-    let _ = write!(
+    let _ = writeln!(
         out,
-        "<section id=\"blocks\"><h2>Blocks</h2><div class=\"scroll\"><table class=\"sort\"><thead><tr><th>Block<th>What it is<th>Output<th class=\"n\">Parameters<th class=\"n\">Forward<th class=\"n\">Share<th class=\"n\">Memory{}{}</tr></thead><tbody>\n",
+        "<section id=\"blocks\"><h2>Blocks</h2><div class=\"scroll\"><table class=\"sort\"><thead><tr><th>Block<th>What it is<th>Output<th class=\"n\">Parameters<th class=\"n\">Forward<th class=\"n\">Share<th class=\"n\">Memory{}{}</tr></thead><tbody>",
         if has_time { "<th class=\"n\">Time" } else { "" },
         if diagram.has_stages { "<th>Stage" } else { "" },
     );
@@ -66,7 +66,7 @@ pub(super) fn section(out: &mut String, diagram: &Diagram, graph: &ReportGraph) 
             }),
             Escaped(output.map_or("", |(_, output)| output.as_str()))
         );
-        number(out, parameters, |n| count(n));
+        number(out, parameters, count);
         number(out, flops, |n| Flops(n).to_string());
         number(out, flops, |n| percent(n as f64 / total));
         number(out, memory, |n| Bytes(n).to_string());
