@@ -111,8 +111,8 @@ impl Prepared {
                 rest.push(pool.indices(n, below)?);
             }
             if let Some(channels) = shapes.statistics {
-                rest.push(Tensor::f_zeros([channels], (Element::Float, pool.device))?);
-                rest.push(Tensor::f_ones([channels], (Element::Float, pool.device))?);
+                rest.push(Tensor::f_zeros([channels], (element, pool.device))?);
+                rest.push(Tensor::f_ones([channels], (element, pool.device))?);
             }
             Ok::<_, BackendError>(Copy {
                 inputs: shapes.inputs.iter().map(make).collect::<Result<_, _>>()?,
