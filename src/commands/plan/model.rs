@@ -87,7 +87,7 @@ fn traced(
     let operators = graph::costs(&model.graph);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
-        let seconds = costs::seconds(&model.graph, &operators, cluster.types.get(name)?);
+        let seconds = costs::seconds(&model.graph, &operators, name, cluster.types.get(name)?);
         let total =
             seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient).sum::<f64>();
         Some((seconds, total))
