@@ -104,7 +104,7 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         (plan.predicted.lower_bound, plan.predicted.step.or(plan.predicted.period))
         && bound.0 > 0.0
     {
-        let gap = (step.0 / bound.0 - 1.0).max(0.0);
+        let gap = (1.0 - bound.0 / step.0).max(0.0);
         card(
             out,
             "",

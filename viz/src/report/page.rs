@@ -4,7 +4,11 @@ use std::fmt::Write as _;
 
 use schema::{REPORT_VERSION, ReportData, ReportStage};
 
-use super::{Report, data, embed, figures::stage_class, overview, scatter, stages, table, timeline};
+use super::{
+    Report, data, embed,
+    figures::{plural, stage_class},
+    overview, scatter, stages, table, timeline,
+};
 use crate::{
     palette::{self, Shade},
     svg::Escaped,
@@ -105,9 +109,9 @@ fn head(page: &mut String, report: &Report<'_>, code: &str, style: &str) {
 fn header(page: &mut String, report: &Report<'_>) {
     let what = match &report.planned {
         Some(planned) => format!(
-            "{} stages on {} devices, {}",
-            planned.plan.stages.len(),
-            planned.simulated.devices.len(),
+            "{} on {}, {}",
+            plural(planned.plan.stages.len(), "stage"),
+            plural(planned.simulated.devices.len(), "device"),
             planned.simulated.schedule
         ),
         None => "read from its trace, without a plan".to_string(),
