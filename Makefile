@@ -1,9 +1,9 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test bench demo lint
+.PHONY: test lint
 test: .venv/ready
-	cargo test --workspace
+	cargo test --workspace --features torch
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -11,12 +11,27 @@ test: .venv/ready
 	ln -sfn $$(cd .venv && ls -d lib/python*/site-packages/torch) .venv/libtorch
 	touch $@
 
-lint:
+lint: .venv/ready
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --features torch -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 
 .PHONY: fixtures zoo
+.PHONY: bench demo bench-read
+# Every ratio that the documents name.
+bench: bench-read bench-plan bench-cost bench-schedules
+
+# Reading archives beside torch.jit.load, and a large archive beside a small one.
+bench-read: .venv/ready
+	cargo build --release -p model-analyze-tracer --example read
+	.venv/bin/python benches/read.py
+
+# The main job, then ten steps of training under torchrun with two processes.
+demo: .venv/ready
+	cargo run --release --quiet -- split fixtures/traces/unet_small.pt --devices 2xt4 --stages 2 --strategy 1f1b --force -o out/demo
+	cd out/demo && OMP_NUM_THREADS=1 ../../.venv/bin/torchrun --standalone --nproc-per-node 2 train.py --steps 10
+
 # The committed traces and dumps, made again; `git diff` shows what changed.
 fixtures: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py fixtures

@@ -4,6 +4,9 @@
 //! beside it, needs no time, and says what is missing and which command mends it. The folder goes into the
 //! binary as its run-time library path, so that nothing has to be set by hand.
 
+// A build script speaks to cargo on standard output and to people on standard error.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
 use std::{
     env,
     path::{Path, PathBuf},

@@ -9,8 +9,6 @@ use crate::{commands::trace::input_spec::InputSpec, failure::Failure, files};
 
 /// A model that was read.
 pub struct Model {
-    /// The file as it lies on disk; weights are looked up in it.
-    pub bytes: memmap2::Mmap,
     /// What the trace says.
     pub program: Program,
     /// What it is made of.
@@ -24,7 +22,7 @@ pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
     let program = read(path, &bytes)?;
     let graph = graph::build(&program, &BuildOptions { inputs })
         .map_err(|errors| build_failure(path, &program, &errors))?;
-    Ok(Model { bytes, program, graph })
+    Ok(Model { program, graph })
 }
 
 /// Reads a trace without building its graph.

@@ -13,10 +13,12 @@ pub struct Stages {
     pub manifest: Manifest,
     /// The same as numbers.
     pub wiring: Wiring,
+    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     /// For each tensor that the model returns, the stage and the position of the output.
     pub model_outputs: Vec<(usize, usize)>,
     /// The plan beside the stages, where there is one.
     pub plan: Option<Plan>,
+    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     folder: PathBuf,
 }
 
@@ -50,6 +52,7 @@ impl Stages {
     }
 
     /// Returns the TorchScript archives of the stages.
+    #[cfg(feature = "torch")]
     pub fn archives(&self) -> Result<Vec<PathBuf>, Failure> {
         let path = |stage: &schema::StageFiles| {
             let missing = || {

@@ -217,7 +217,10 @@ pub fn plan_auto(
     problem.validate()?;
     let mut found = Vec::new();
     let mut failed = Vec::new();
-    for strategy in STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate()) {
+    // Who asks for several stages does not want the whole model on every device.
+    let wants_stages = problem.training.stages.is_some_and(|stages| stages > 1);
+    let serves = |strategy: &Strategy| !(wants_stages && *strategy == Strategy::DataParallel);
+    for strategy in STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate() && serves(strategy)) {
         match solve(problem, strategy) {
             Ok(solution) => found.push(solution),
             Err(error) => failed.push((strategy, error)),

@@ -1,5 +1,7 @@
 //! The one screen that `split` ends with.
 
+use std::collections::BTreeSet;
+
 use schema::{Bytes, Plan, Seconds};
 use serde_json::json;
 
@@ -32,13 +34,13 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         text.push_str(&explained(found));
     }
     if let Some((folder, names)) = written.split_first() {
-        let width = found.plan.stages.iter().map(|stage| stage.devices.len().max(1)).max().unwrap_or(1);
         text.push_str(&format!("\nwrote {}: {}\n", folder, names.join(", ")));
         text.push_str(&format!(
             "\nnext\n  model-analyze verify {folder}    the stages give what the whole model gives (needs libtorch)\n"
         ));
         if names.iter().any(|name| name == "train.py") {
-            let processes = found.plan.stages.len().max(width);
+            let devices: BTreeSet<_> = found.plan.stages.iter().flat_map(|stage| &stage.devices).collect();
+            let processes = devices.len();
             text.push_str(&format!(
                 "  torchrun --nproc-per-node {processes} {folder}/train.py    train them, one process a device\n"
             ));
@@ -72,7 +74,8 @@ fn stages(plan: &Plan, found: &Found) -> String {
         cost.forward.0 + cost.input_gradient.0 + cost.weight_gradient.0
     };
     let total: f64 = plan.stages.iter().map(time).sum();
-    let mut rows = vec![["stage", "blocks", "", "devices", "time", "share", "memory", "bound by"].map(String::from)];
+    let mut rows =
+        vec![["stage", "blocks", "", "devices", "time", "share", "memory", "bound by"].map(String::from)];
     for (index, stage) in plan.stages.iter().enumerate() {
         let answer = found.answer.stages.get(index);
         rows.push([
@@ -99,7 +102,9 @@ fn stages(plan: &Plan, found: &Found) -> String {
 /// First and last of a list.
 fn ends(names: &[String]) -> String {
     let short = |name: &str| match name.char_indices().nth(28) {
-        Some(_) => format!("…{}", name.chars().rev().take(27).collect::<Vec<_>>().iter().rev().collect::<String>()),
+        Some(_) => {
+            format!("…{}", name.chars().rev().take(27).collect::<Vec<_>>().iter().rev().collect::<String>())
+        }
         None => name.to_string(),
     };
     match names {
@@ -150,7 +155,11 @@ fn figures(found: &Found) -> String {
     }
     let best = answer.what_if.iter().max_by(|a, b| a.gains.total_cmp(&b.gains));
     if let Some(change) = best.filter(|change| change.gains > 0.001) {
-        text.push_str(&format!("would help  {} ({:+.1} % throughput)\n", change.change, 100.0 * change.gains));
+        text.push_str(&format!(
+            "would help  {} ({:+.1} % throughput)\n",
+            change.change,
+            100.0 * change.gains
+        ));
     }
     for memory in &simulated.out_of_memory {
         text.push_str(&format!("warning     {} runs out of memory in the simulation\n", memory.device));
