@@ -2,6 +2,9 @@
 //!
 //! One file a subcommand in `commands/`; each turns its arguments into calls of the libraries and prints.
 
+// Help texts are doc comments, and their `[NAME=]SHAPE[:DTYPE]` is no link.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 mod commands;
 mod failure;
 mod files;
