@@ -17,19 +17,17 @@ use std::{
 const TORCH: &str = "2.11.0";
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
     if env::var_os("CARGO_FEATURE_TORCH").is_none() {
         return;
     }
-    for variable in ["LIBTORCH", "LIBTORCH_LIB", "LIBTORCH_USE_PYTORCH"] {
+    for variable in ["LIBTORCH_LIB", "LIBTORCH_USE_PYTORCH"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     match library_folder() {
         Ok(folder) => {
             println!("cargo:rerun-if-changed={}", folder.display());
-            for kind in ["bins", "tests"] {
-                println!("cargo:rustc-link-arg-{kind}=-Wl,-rpath,{}", folder.display());
-            }
+            println!("cargo:rustc-link-arg=-Wl,-rpath,{}", folder.display());
         }
         Err(problem) => {
             eprintln!("error: the feature `torch` needs libtorch {TORCH}: {problem}");

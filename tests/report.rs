@@ -193,6 +193,7 @@ fn twenty_thousand_boxes_stay_fluent() {
     // A deep address in it is found and drawn, and only what is in the window is.
     browser.run("location.hash = '#/layers.777.attn'");
     browser.wait("document.querySelector('#details .path')?.textContent === 'layers.777.attn'");
+    browser.wait("document.querySelectorAll('#canvas *').length >= 10");
     let drawn = browser.run("document.querySelectorAll('#canvas *').length").as_u64().unwrap();
     assert!((10..4000).contains(&drawn), "{drawn}");
     browser.assert_clean();
