@@ -70,6 +70,8 @@ enum Kind {
     Svg,
     /// Graphviz' language
     Dot,
+    /// Operators and the values between them, as JSON (.adjacency.json)
+    Adjacency,
     /// A graph collection for Model Explorer
     Explorer,
     /// Node data for Model Explorer: the costs that --color names
@@ -140,6 +142,10 @@ impl Graph {
             diagram.set_title(&name.to_string_lossy());
         }
         let text = match kind {
+            Kind::Adjacency => {
+                let document = graph::document(&model.graph, &costs);
+                format!("{}\n", serde_json::to_string(&document).map_err(Failure::input)?)
+            }
             Kind::Explorer => format!("{}\n", viz::explorer(&diagram)),
             Kind::ExplorerCosts => match viz::explorer_costs(&diagram) {
                 Some(costs) => format!("{costs}\n"),
@@ -212,6 +218,9 @@ impl Graph {
         match ending.as_str() {
             "svg" => Ok(Kind::Svg),
             "dot" | "gv" => Ok(Kind::Dot),
+            "json" if path.with_extension("").extension().is_some_and(|inner| inner == "adjacency") => {
+                Ok(Kind::Adjacency)
+            }
             "json" => Ok(Kind::Explorer),
             "html" | "htm" => Err(Failure::input("`graph` writes no HTML")
                 .with_hint("a page with the model, its plan and its timeline is what `model-analyze report` is for; write an .svg here")),

@@ -1,0 +1,36 @@
+//! `model-analyze man`: the manual page.
+
+use clap::{Args, CommandFactory};
+
+use crate::{failure::Failure, output::Output};
+
+/// Arguments of `man`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  model-analyze man | man -l -
+  model-analyze man split > ~/.local/share/man/man1/model-analyze-split.1")]
+pub struct Man {
+    /// A subcommand; the command itself when absent
+    subcommand: Option<String>,
+}
+
+impl Man {
+    /// Prints the page.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let whole = crate::Cli::command();
+        let page = match &self.subcommand {
+            None => whole,
+            Some(name) => {
+                let found = whole.find_subcommand(name).cloned().ok_or_else(|| {
+                    Failure::input(format!("there is no subcommand `{name}`"))
+                        .with_hint("model-analyze --help lists them")
+                })?;
+                let title: &'static str = format!("model-analyze-{name}").leak();
+                found.name(title)
+            }
+        };
+        let mut text = Vec::new();
+        clap_mangen::Man::new(page).render(&mut text)?;
+        output.text(&String::from_utf8_lossy(&text))
+    }
+}
