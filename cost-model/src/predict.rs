@@ -75,8 +75,7 @@ pub struct Costs {
 /// Correlation of the errors of two operators in one model: they share the device and the kernels' authors. With the
 /// shape of both independent it would be 0; the same kind of mistake everywhere would be 1.
 const CORRELATION: f64 = 0.5;
-/// Ends of the band of a data-sheet time, relative to it. On the public timings that the efficiencies were taken from,
-/// four of five operators lie within.
+/// Ends of the band of a data-sheet time, relative to it: an assumption, not a calibration.
 const ROOFLINE_BAND: (f64, f64) = (0.6, 1.9);
 /// The same for a scaled curve.
 const SCALED_BAND: (f64, f64) = (0.75, 1.4);
