@@ -72,7 +72,8 @@ const DTYPES: [graph::DType; 17] = {
     ]
 };
 
-fn trace_failure(path: &Path, error: &TraceError) -> Failure {
+/// Turns what `tracer` found into a failure with its place and hint.
+pub fn trace_failure(path: &Path, error: &TraceError) -> Failure {
     let mut failure = Failure::input(format!("{}: {error}", path.display()));
     if let Some(place) = error.place() {
         failure = failure.at(&place.source.name, &place.source.text, place.range.clone(), "here");

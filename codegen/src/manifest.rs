@@ -4,7 +4,7 @@ use schema::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, StageFiles, TiedHolder,
     TiedParameter,
 };
-use tracer::{Constant, DType, Operand, Program, Role, TensorType, Type};
+use tracer::{Constant, Operand, Program, Role, TensorType, Type};
 
 use crate::{
     names::Names,
@@ -115,7 +115,7 @@ pub fn manifest(
         Boundary {
             name: names.get(*input).to_string(),
             shape: known.and_then(|known| known.shape.clone()),
-            dtype: known.and_then(|known| known.dtype).map(|dtype| dtype_name(dtype).to_string()),
+            dtype: known.and_then(|known| known.dtype).map(|dtype| dtype.name().to_string()),
         }
     });
     let mut next = 0;
@@ -144,7 +144,7 @@ fn fact(program: &Program, port: &Port, facts: &Facts) -> (Option<Vec<u64>>, Opt
     match port.carried {
         Carried::Tensor(id) => {
             let tensor = &program.tensors[id.index()];
-            (Some(tensor.shape.clone()), Some(dtype_name(tensor.dtype).into()))
+            (Some(tensor.shape.clone()), Some(tensor.dtype.name().into()))
         }
         Carried::Value(_) if port.kind.is_boxed() => {
             let dtype = match port.kind {
@@ -157,7 +157,7 @@ fn fact(program: &Program, port: &Port, facts: &Facts) -> (Option<Vec<u64>>, Opt
         }
         Carried::Value(value) => {
             let known = facts.get(value.index()).and_then(Option::as_ref);
-            let dtype = known.and_then(|known| known.dtype).map(|dtype| dtype_name(dtype).to_string());
+            let dtype = known.and_then(|known| known.dtype).map(|dtype| dtype.name().to_string());
             (known.and_then(|known| known.shape.clone()), dtype)
         }
     }
@@ -183,28 +183,5 @@ fn tree(operand: &Operand, next: &mut u32) -> OutputTree {
         Operand::Dict(pairs) => {
             OutputTree::Dict(pairs.iter().map(|(key, value)| (tree(key, next), tree(value, next))).collect())
         }
-    }
-}
-
-/// Returns `float32` for a stored type.
-pub(crate) fn dtype_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Float64 => "float64",
-        DType::Float32 => "float32",
-        DType::Float16 => "float16",
-        DType::BFloat16 => "bfloat16",
-        DType::Int64 => "int64",
-        DType::Int32 => "int32",
-        DType::Int16 => "int16",
-        DType::Int8 => "int8",
-        DType::UInt8 => "uint8",
-        DType::UInt16 => "uint16",
-        DType::UInt32 => "uint32",
-        DType::UInt64 => "uint64",
-        DType::Bool => "bool",
-        DType::Complex64 => "complex64",
-        DType::Complex128 => "complex128",
-        DType::Float8E4M3 => "float8_e4m3fn",
-        DType::Float8E5M2 => "float8_e5m2",
     }
 }

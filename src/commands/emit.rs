@@ -19,6 +19,7 @@ use tracer::Program;
 use crate::{
     failure::Failure,
     files,
+    model::trace_failure,
     output::{Format, Output},
 };
 
@@ -107,8 +108,7 @@ impl Emit {
     /// Writes the stages.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let mapping = files::map(&self.model)?;
-        let name = self.model.display().to_string();
-        let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&name, &error))?;
+        let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&self.model, &error))?;
         let plan = self.plan.as_deref().map(|path| read_plan(path, &program)).transpose()?;
         let assignment = match (&plan, self.stages) {
             (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
@@ -343,17 +343,6 @@ fn nearest(
 ) -> Option<String> {
     codegen::nearest(program, assignment, names, options, errors)
         .map(|blocks| format!("the nearest cut that can: --cut {}", blocks.join(",")))
-}
-
-fn trace_failure(name: &str, error: &tracer::TraceError) -> Failure {
-    let mut failure = Failure::input(format!("{name}: {error}"));
-    if let Some(place) = error.place() {
-        failure = failure.at(&place.source.name, &place.source.text, place.range.clone(), "here");
-    }
-    match error.hint() {
-        Some(hint) => failure.with_hint(hint),
-        None => failure,
-    }
 }
 
 fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {

@@ -12,6 +12,29 @@ use crate::{
 };
 
 impl DType {
+    /// Returns torch's name: `float32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Float64 => "float64",
+            DType::Float32 => "float32",
+            DType::Float16 => "float16",
+            DType::BFloat16 => "bfloat16",
+            DType::Int64 => "int64",
+            DType::Int32 => "int32",
+            DType::Int16 => "int16",
+            DType::Int8 => "int8",
+            DType::UInt8 => "uint8",
+            DType::UInt16 => "uint16",
+            DType::UInt32 => "uint32",
+            DType::UInt64 => "uint64",
+            DType::Bool => "bool",
+            DType::Complex64 => "complex64",
+            DType::Complex128 => "complex128",
+            DType::Float8E4M3 => "float8_e4m3fn",
+            DType::Float8E5M2 => "float8_e5m2",
+        }
+    }
+
     /// Returns the size of one element in bytes.
     pub fn bytes(self) -> u64 {
         match self {
