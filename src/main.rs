@@ -10,6 +10,7 @@ mod failure;
 mod files;
 mod model;
 mod output;
+mod plan_file;
 mod stages;
 
 use std::process::ExitCode;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use runtime::{Source, StageWiring, Wiring};
 use schema::{MANIFEST_VERSION, Manifest, OutputTree, Plan};
 
-use crate::{failure::Failure, files};
+use crate::{failure::Failure, files, plan_file};
 
 /// A folder written by `emit` or `split`.
 pub struct Stages {
@@ -47,7 +47,8 @@ impl Stages {
         if model_outputs.iter().any(|&(stage, position)| position >= wiring.stages[stage].n_outputs) {
             return Err(broken(&"the model returns an output that the last stage does not have"));
         }
-        let plan = read_plan(&folder.join("plan.yaml"))?;
+        let plan = folder.join("plan.yaml");
+        let plan = plan.exists().then(|| plan_file::read(&plan)).transpose()?;
         Ok(Self { manifest, wiring, model_outputs, plan, folder: folder.to_path_buf() })
     }
 
@@ -105,15 +106,6 @@ fn leaves(tree: &OutputTree, visit: &mut impl FnMut(u32)) {
         }
         OutputTree::Dict(pairs) => pairs.iter().for_each(|(_, value)| leaves(value, visit)),
     }
-}
-
-fn read_plan(path: &Path) -> Result<Option<Plan>, Failure> {
-    if !path.exists() {
-        return Ok(None);
-    }
-    let text = files::read_text(path)?;
-    let plan = schema::from_yaml(&text);
-    plan.map(Some).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
 }
 
 /// The failure of a command that this build cannot run.

@@ -99,21 +99,32 @@ fn stages_come_from_a_plan() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.yaml");
     let cost = "{forward: 0.0, input_gradient: 0.0, weight_gradient: 0.0, parameters: 0, optimizer: 0, activations: 0, workspace: 0}";
-    let plan = |second: &str| {
+    let plan = |second: &str, digest: &str| {
         format!(
-            "kind: plan\nversion: 1\nwritten_by: test\nmodel: {{name: unet, digest: ''}}\n\
-             cluster: {{types: {{}}, devices: []}}\nstrategy: by-hand\nschedule: 1f1b\nmicro_batches: 2\nstages:\n\
+            "kind: plan\nversion: 1\nwritten_by: test\nmodel: {{name: unet, digest: '{digest}'}}\n\
+             cluster: {{types: {{}}, devices: [{{name: a, type: t, place: []}}, {{name: b, type: t, place: []}}]}}\nstrategy: by-hand\nschedule: 1f1b\nmicro_batches: 2\nstages:\n\
              - {{blocks: [stem], devices: [a], cost: {cost}}}\n\
              - {{blocks: [{second}], devices: [b], cost: {cost}}}\npredicted: {{}}\n"
         )
     };
-    std::fs::write(&path, plan("head")).unwrap();
+    // The page of a model names its digest.
+    let mut report = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    let page = report.arg("report").arg(trace("unet_small.pt")).args(["-o", "-"]).output().unwrap();
+    let page = String::from_utf8(page.stdout).unwrap();
+    let digest = page.split_once("model-digest\" content=\"").unwrap().1.split('"').next().unwrap();
+    std::fs::write(&path, plan("head", digest)).unwrap();
     let svg = run(&["--plan", path.to_str().unwrap()], "unet_small.pt");
     assert!(svg.contains(">S0<") && svg.contains(">S1<") && svg.contains("S1 stage 1"));
-    std::fs::write(&path, plan("nowhere")).unwrap();
-    let output = command().arg(trace("unet_small.pt")).arg("--plan").arg(&path).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no block `nowhere`"));
+    let check = |text: String, expected: &str| {
+        std::fs::write(&path, text).unwrap();
+        let output = command().arg(trace("unet_small.pt")).arg("--plan").arg(&path).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains(expected), "{error}");
+    };
+    check(plan("nowhere", digest), "no block `nowhere`");
+    check(plan("head", "00"), "was made for another model, `unet`");
+    check(plan("head", digest).replace("version: 1", "version: 9"), "the newest known is 1");
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::{
     files,
     model::trace_failure,
     output::{Format, Output},
+    plan_file,
 };
 
 /// Arguments of `emit`.
@@ -109,7 +110,7 @@ impl Emit {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let mapping = files::map(&self.model)?;
         let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&self.model, &error))?;
-        let plan = self.plan.as_deref().map(|path| read_plan(path, &program)).transpose()?;
+        let plan = self.plan.as_deref().map(|path| plan_file::read_for(path, &program)).transpose()?;
         let assignment = match (&plan, self.stages) {
             (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
             (Some(plan), _) => {
@@ -264,61 +265,6 @@ fn progress(total: u64) -> indicatif::ProgressBar {
     let style = indicatif::ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
     bar.set_style(style.expect("the template is well formed"));
     bar
-}
-
-fn read_plan(path: &Path, program: &Program) -> Result<Plan, Failure> {
-    let text = files::read_text(path)?;
-    let name = path.display().to_string();
-    let plan: Plan = schema::from_yaml(&text).map_err(|error| {
-        let failure = Failure::input(format!("{name}: {error}"));
-        match error.place {
-            Some((line, column)) => {
-                let start: usize = text.split_inclusive('\n').take(line - 1).map(str::len).sum();
-                let at = (start + column - 1).min(text.len());
-                failure.at(&name, &text, at..at, "here")
-            }
-            None => failure,
-        }
-    })?;
-    if plan.kind != "plan" {
-        return Err(Failure::input(format!("{name} is no plan but `{}`", plan.kind)));
-    }
-    if plan.version > schema::PLAN_VERSION {
-        return Err(Failure::input(format!(
-            "{name} has plan version {}, the newest known is {}",
-            plan.version,
-            schema::PLAN_VERSION
-        )));
-    }
-    let digest = tracer::digest(program);
-    if plan.model.digest != digest {
-        return Err(Failure::input(format!("{name} was made for another model, `{}`", plan.model.name))
-            .with_hint(format!(
-                "its digest is {}, this model's is {}; plan again",
-                short(&plan.model.digest),
-                short(&digest)
-            )));
-    }
-    if plan.stages.is_empty() {
-        return Err(Failure::input(format!("{name} has no stages")));
-    }
-    for (index, stage) in plan.stages.iter().enumerate() {
-        if stage.blocks.is_empty() {
-            return Err(Failure::input(format!("{name}: stage {index} is empty")));
-        }
-        if let Some(device) =
-            stage.devices.iter().find(|name| !plan.cluster.devices.iter().any(|d| d.name == **name))
-        {
-            return Err(Failure::input(format!(
-                "{name}: stage {index} names device `{device}`, which its cluster lacks"
-            )));
-        }
-    }
-    Ok(plan)
-}
-
-fn short(digest: &str) -> String {
-    digest.chars().take(12).collect()
 }
 
 fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {

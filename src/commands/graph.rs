@@ -3,14 +3,14 @@
 //! The file's ending says what is written. Nothing but the default renderer of this crate is needed; Graphviz is run
 //! only when asked for, and never for long.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use graph::{BlockId, ModelGraph, OperatorCosts};
 use schema::{Bytes, Flops, Plan};
 use viz::{Amounts, Caption, Color, Depth, Diagram, Direction, Overlay};
 
-use crate::{failure::Failure, files, model, output::Output};
+use crate::{failure::Failure, files, model, output::Output, plan_file};
 
 mod graphviz;
 
@@ -122,7 +122,10 @@ impl Graph {
         let color = self.color()?;
         let model = model::load(&self.model, &self.inputs)?;
         let stages = match &self.plan {
-            Some(path) => Some(stages(path, &model.graph)?),
+            Some(path) => {
+                let plan = plan_file::read_for(path, &model.program)?;
+                Some(operator_stages(&path.display().to_string(), &plan, &model.graph)?)
+            }
             None => None,
         };
         let costs = graph::costs(&model.graph);
@@ -264,29 +267,12 @@ fn amounts(
     }
 }
 
-/// Reads a plan and returns each operator's stage.
-fn stages(path: &Path, graph: &ModelGraph) -> Result<Vec<Option<u32>>, Failure> {
-    let text = files::read_text(path)?;
-    let plan: Plan = schema::from_yaml(&text).map_err(|error| {
-        Failure::input(format!("{}: {error}", path.display()))
-            .with_hint("a plan is what `model-analyze plan` writes")
-    })?;
-    operator_stages(&path.display().to_string(), &plan, graph)
-}
-
 /// Returns each operator's stage under a plan.
 pub(super) fn operator_stages(
     name: &str,
     plan: &Plan,
     graph: &ModelGraph,
 ) -> Result<Vec<Option<u32>>, Failure> {
-    if plan.version > schema::PLAN_VERSION {
-        return Err(Failure::input(format!(
-            "{name}: plan version {} is newer than {}, the newest known",
-            plan.version,
-            schema::PLAN_VERSION
-        )));
-    }
     let by_path: std::collections::HashMap<&str, BlockId> =
         graph.blocks.iter().map(|block| (block.path.as_str(), block.id)).collect();
     let mut stages = vec![None; graph.operators.len()];

@@ -7,7 +7,7 @@ use schema::{Plan, ReportWhatIf, SimulatedPlan, TIMELINE_VERSION, Timeline};
 use viz::report::{Origin, Planned};
 
 use super::{graph::operator_stages, simulate};
-use crate::{failure::Failure, files, model, model::Model, output::Output};
+use crate::{failure::Failure, files, model, model::Model, output::Output, plan_file};
 
 mod what_if;
 
@@ -56,7 +56,7 @@ impl Report {
         let model = model::load(&self.model, &self.inputs)?;
         let planned = match &self.plan {
             Some(path) => {
-                let plan = simulate::read_plan(path)?;
+                let plan = plan_file::read_for(path, &model.program)?;
                 Some(PlannedPage::new(&path.display().to_string(), plan, &model)?)
             }
             None => None,
@@ -77,16 +77,8 @@ impl PlannedPage {
     ///
     /// `name` is the plan's name in messages.
     pub fn new(name: &str, plan: Plan, model: &Model) -> Result<Self, Failure> {
-        let digest = tracer::digest(&model.program);
-        let is_other = plan.model.digest != digest;
         let stages = operator_stages(name, &plan, &model.graph)?;
-        let (mut simulated, timeline) = simulate::simulated(name, &plan)?;
-        if is_other {
-            simulated.notes.push(format!(
-                "the plan was made for another trace of `{}`: its digest is not this model's",
-                plan.model.name
-            ));
-        }
+        let (simulated, timeline) = simulate::simulated(name, &plan)?;
         let what_if = what_if::grid(&plan, &simulated);
         Ok(Self { plan, stages, simulated, timeline, what_if })
     }

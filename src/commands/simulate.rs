@@ -14,6 +14,7 @@ use crate::{
     failure::Failure,
     files,
     output::{Format, Output},
+    plan_file,
 };
 
 /// Arguments of `simulate`.
@@ -167,7 +168,7 @@ impl Simulate {
 
     fn run_plan(&self, path: &Path, output: &mut Output) -> Result<(), Failure> {
         let name = path.display().to_string();
-        let plan = plan::read(&name, &files::read_text(path)?)?;
+        let plan = plan_file::read(path)?;
         let options = simulator::PlanOptions {
             schedule: self.schedule.clone(),
             micro_batches: self.micro_batches,
@@ -209,11 +210,6 @@ impl Simulate {
         }
         Ok(())
     }
-}
-
-/// Reads a plan file.
-pub(super) fn read_plan(path: &Path) -> Result<schema::Plan, Failure> {
-    plan::read(&path.display().to_string(), &files::read_text(path)?)
 }
 
 /// Simulates a plan as it stands; for other commands.

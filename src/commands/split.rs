@@ -18,6 +18,7 @@ use crate::{
     failure::Failure,
     files,
     output::{Format, Output},
+    plan_file,
 };
 
 /// What people do by hand, compared with our plan.
@@ -107,13 +108,12 @@ impl Split {
     }
 
     /// Plans, simulates and compares; the plan goes into a file.
-    fn find(&self, plan_file: &Path) -> Result<Found, Failure> {
+    fn find(&self, file: &Path) -> Result<Found, Failure> {
         let mut arguments = self.plan_arguments(&self.strategy);
-        arguments.extend(["-o".into(), plan_file.into()]);
+        arguments.extend(["-o".into(), file.into()]);
         let answer: PlanAnswer = step::answer(arguments)?;
-        let text = files::read_text(plan_file)?;
-        let plan: Plan = schema::from_yaml(&text).map_err(|error| Failure::bug(error.to_string()))?;
-        let simulated: SimulatedPlan = step::answer(["simulate".into(), plan_file.into()])?;
+        let plan = plan_file::read(file)?;
+        let simulated: SimulatedPlan = step::answer(["simulate".into(), file.into()])?;
         let micro_batches = plan.micro_batches;
         // The same number of micro-batches, or the comparison would be of different work.
         let other = |strategy: &str| -> Result<f64, String> {

@@ -11,21 +11,11 @@ use schema::{
 use sha2::{Digest, Sha256};
 
 use super::{Plan, answer, costs, input::Input};
-use crate::{failure::Failure, files, model, output::Output};
+use crate::{failure::Failure, files, model, output::Output, plan_file};
 
 /// Plans a model on a cluster, or checks a plan.
 pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
-    let given = match &plan.check {
-        Some(path) => {
-            let text = files::read_text(path)?;
-            let read: schema::Plan = schema::from_yaml(&text).map_err(|error| {
-                Failure::input(format!("{}: {error}", path.display()))
-                    .with_hint("a plan is what `plan -o` writes")
-            })?;
-            Some(read)
-        }
-        None => None,
-    };
+    let given = plan.check.as_deref().map(plan_file::read).transpose()?;
     let has_cluster = plan.devices.is_some() || plan.cluster.is_some() || !plan.machines.is_empty();
     let cluster = match &given {
         // A plan brings its cluster along.

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 use schema::{
     Bytes, CriticalStep, MemoryPart, OutOfMemory, Plan, Saving, Seconds, SimulatedDevice, SimulatedPlan,
-    SpanKind, StepSplit, TIMELINE_VERSION, TimeParts, from_yaml,
+    SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,
 };
 use simulator::{
     Part, PlanError, PlanOptions, PlannedStep, ProgramTime, Timeline, USES, Work, from_plan, order::Kind,
@@ -20,22 +20,6 @@ pub(super) struct Simulated {
     pub(super) step: PlannedStep,
     pub(super) timeline: Timeline,
     pub(super) answer: SimulatedPlan,
-}
-
-/// Reads a plan file.
-pub(super) fn read(name: &str, text: &str) -> Result<Plan, Failure> {
-    from_yaml(text).map_err(|error| {
-        let failure = Failure::input(format!("{name}: {}", error.message));
-        match error.place {
-            Some((line, column)) => {
-                let start: usize =
-                    text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-                let at = start + column.saturating_sub(1);
-                failure.at(name, text, at..at + 1, "here")
-            }
-            None => failure,
-        }
-    })
 }
 
 /// Simulates a plan.

@@ -1,0 +1,95 @@
+//! A plan file, read in one way by every command: header, shape, and that it is a plan for this model.
+
+use std::path::Path;
+
+use schema::{Plan, PlanFileError};
+use tracer::Program;
+
+use crate::{failure::Failure, files};
+
+/// Reads a plan and checks what it says about itself.
+pub fn read(path: &Path) -> Result<Plan, Failure> {
+    let text = files::read_text(path)?;
+    let name = path.display().to_string();
+    let plan = schema::read_plan(&text).map_err(|error| unreadable(&name, &text, &error))?;
+    check(&name, &plan)?;
+    Ok(plan)
+}
+
+/// Reads a plan that was made for this model.
+pub fn read_for(path: &Path, program: &Program) -> Result<Plan, Failure> {
+    let plan = read(path)?;
+    let digest = tracer::digest(program);
+    if plan.model.digest == digest {
+        return Ok(plan);
+    }
+    let (theirs, ours) = (short(&plan.model.digest), short(&digest));
+    Err(Failure::input(format!("{} was made for another model, `{}`", path.display(), plan.model.name))
+        .with_hint(format!("its digest is {theirs}, this model's is {ours}; plan again")))
+}
+
+/// Shows a text that is no plan, with the place.
+fn unreadable(name: &str, text: &str, error: &PlanFileError) -> Failure {
+    let failure = Failure::input(format!("{name}: {error}"));
+    let span = match error {
+        PlanFileError::Yaml(yaml) => yaml.place.map(|place| span_at(text, place)),
+        PlanFileError::Kind(_) => field(text, "kind"),
+        PlanFileError::Version(_) => field(text, "version"),
+        PlanFileError::Missing(_) => Some(0..0),
+    };
+    let failure = match span {
+        Some(span) => failure.at(name, text, span, "here"),
+        None => failure,
+    };
+    failure.with_hint(match error {
+        PlanFileError::Version(_) => "a newer model-analyze wrote it; update, or plan again with this one",
+        _ => "a plan is what `model-analyze plan -o` writes",
+    })
+}
+
+/// Returns the character at a line and column, both counted from one.
+fn span_at(text: &str, (line, column): (usize, usize)) -> std::ops::Range<usize> {
+    let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    let mut rest = text[before..].char_indices().skip(column.saturating_sub(1));
+    match rest.next() {
+        Some((at, c)) => before + at..before + at + c.len_utf8(),
+        None => text.len()..text.len(),
+    }
+}
+
+/// Returns the line of a field of the header.
+fn field(text: &str, name: &str) -> Option<std::ops::Range<usize>> {
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        if line.strip_prefix(name).is_some_and(|rest| rest.trim_start().starts_with(':')) {
+            return Some(start..start + line.trim_end().len());
+        }
+        start += line.len();
+    }
+    None
+}
+
+/// Checks what every command relies on.
+fn check(name: &str, plan: &Plan) -> Result<(), Failure> {
+    if plan.stages.is_empty() {
+        return Err(Failure::input(format!("{name} has no stages")));
+    }
+    for (index, stage) in plan.stages.iter().enumerate() {
+        if stage.blocks.is_empty() {
+            return Err(Failure::input(format!("{name}: stage {index} is empty")));
+        }
+        let is_known = |device: &&String| plan.cluster.devices.iter().any(|known| known.name == **device);
+        if let Some(device) = stage.devices.iter().find(|device| !is_known(device)) {
+            let known: Vec<&str> = plan.cluster.devices.iter().take(12).map(|d| d.name.as_str()).collect();
+            return Err(Failure::input(format!(
+                "{name}: stage {index} names device `{device}`, which its cluster lacks"
+            ))
+            .with_hint(format!("the cluster's devices begin with {}", known.join(", "))));
+        }
+    }
+    Ok(())
+}
+
+fn short(digest: &str) -> String {
+    digest.chars().take(12).collect()
+}
