@@ -2,9 +2,18 @@
 //!
 //! Libraries return errors that name the thing and the fault; here alone they get a hint, a colour and an exit code.
 
-use std::{fmt, io};
+use std::{fmt, io, io::Write as _};
 
-use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode};
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
+
+use crate::{
+    excerpt::Excerpt,
+    visible::{shortened, visible},
+};
+
+/// A message fills one screen at most, whatever a file brings along.
+const LONGEST_LINE: usize = 400;
+const MOST_LINES: usize = 24;
 
 /// Why a command ends without its result.
 #[derive(Debug)]
@@ -19,8 +28,7 @@ pub struct Failure {
 /// A piece of a text that the user wrote or passed.
 #[derive(Debug)]
 struct Place {
-    source: NamedSource<String>,
-    span: std::ops::Range<usize>,
+    source: Excerpt,
     label: String,
 }
 
@@ -65,10 +73,8 @@ impl Failure {
         span: std::ops::Range<usize>,
         label: impl fmt::Display,
     ) -> Self {
-        let source = NamedSource::new(name, text.to_string());
-        let end = span.end.min(text.len());
-        self.place =
-            Some(Box::new(Place { source, span: span.start.min(end)..end, label: label.to_string() }));
+        let label = shortened(&visible(&label.to_string()), 100).into_owned();
+        self.place = Some(Box::new(Place { source: Excerpt::new(name, text, span), label }));
         self
     }
 
@@ -85,7 +91,7 @@ impl Failure {
     /// Writes the failure to standard error.
     pub fn show(&self) {
         let bold_red = anstyle::AnsiColor::Red.on_default().bold();
-        let mut text = format!("{bold_red}error{bold_red:#}: {}\n", self.message);
+        let mut text = format!("{bold_red}error{bold_red:#}: {}\n", bounded(&self.message));
         if let Some(place) = &self.place {
             let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor());
             // The handler prints the message as well; only its drawing of the place is wanted.
@@ -95,9 +101,34 @@ impl Failure {
             }
         }
         if let Some(hint) = &self.hint {
-            text.push_str(&format!("  hint: {hint}\n"));
+            text.push_str(&format!("  hint: {}\n", bounded(hint)));
         }
-        anstream::eprint!("{text}");
+        say(&text);
+    }
+}
+
+/// Writes to standard error; where that is closed or full there is nobody left to tell.
+pub fn say(text: &str) {
+    let _ = anstream::stderr().write_all(text.as_bytes());
+}
+
+/// Writes a note to standard error.
+pub fn note(text: impl fmt::Display) {
+    say(&format!("note: {}\n", bounded(&text.to_string())));
+}
+
+/// Makes a message fit for a screen: of bounded size, without controls, and no line of it looks like one of ours.
+fn bounded(message: &str) -> String {
+    let message = visible(message);
+    let mut lines = message.lines();
+    let mut text = shortened(lines.next().unwrap_or_default(), LONGEST_LINE).into_owned();
+    for line in lines.by_ref().take(MOST_LINES - 1) {
+        let indent = if line.starts_with(' ') { "" } else { "  " };
+        text.push_str(&format!("\n{indent}{}", shortened(line, LONGEST_LINE)));
+    }
+    match lines.count() {
+        0 => text,
+        more => format!("{text}\n  … and {more} more lines"),
     }
 }
 
@@ -128,7 +159,7 @@ impl Diagnostic for Place {
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let length = self.span.len();
-        Some(Box::new(std::iter::once(LabeledSpan::new(Some(self.label.clone()), self.span.start, length))))
+        let span = self.source.span();
+        Some(Box::new(std::iter::once(LabeledSpan::new(Some(self.label.clone()), span.start, span.len()))))
     }
 }

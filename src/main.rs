@@ -6,12 +6,14 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod commands;
+mod excerpt;
 mod failure;
 mod files;
 mod model;
 mod output;
 mod plan_file;
 mod stages;
+mod visible;
 
 use std::process::ExitCode;
 
@@ -29,9 +31,9 @@ struct Cli {
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
-        anstream::eprintln!(
-            "error: model-analyze has a bug: {panic}\n  hint: please report it with the command line and the input"
-        );
+        failure::say(&format!(
+            "error: model-analyze has a bug: {panic}\n  hint: please report it with the command line and the input\n"
+        ));
     }));
     let result = std::panic::catch_unwind(|| Cli::parse().command.run(&mut Output::stdout()));
     match result {

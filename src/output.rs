@@ -8,7 +8,7 @@ use std::{
 
 use clap::ValueEnum;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, visible::visible};
 
 /// How a command prints its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -37,16 +37,23 @@ impl Output {
         (Self { writer: Box::new(Captured(Rc::clone(&kept))) }, kept)
     }
 
-    /// Writes a text as it is.
+    /// Writes a text for people; names in it cannot speak to their terminal.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
-        self.writer.write_all(text.as_bytes())?;
-        self.writer.flush()?;
-        Ok(())
+        self.document(&visible(text))
+    }
+
+    /// Writes a document as it is.
+    pub fn document(&mut self, text: &str) -> Result<(), Failure> {
+        let done = self.writer.write_all(text.as_bytes()).and_then(|()| self.writer.flush());
+        done.map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => error.into(),
+            _ => Failure::input(format!("cannot write to standard output: {error}")),
+        })
     }
 
     /// Writes one JSON document.
     pub fn json(&mut self, value: &serde_json::Value) -> Result<(), Failure> {
-        self.text(&format!("{value:#}\n"))
+        self.document(&format!("{value:#}\n"))
     }
 }
 

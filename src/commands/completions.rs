@@ -20,6 +20,6 @@ impl Completions {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut crate::Cli::command(), "model-analyze", &mut script);
-        output.text(&String::from_utf8_lossy(&script))
+        output.document(&String::from_utf8_lossy(&script))
     }
 }

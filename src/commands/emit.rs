@@ -144,7 +144,7 @@ impl Emit {
         let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
         emitted.extend(beside);
         for note in notes {
-            anstream::eprintln!("note: {note}");
+            crate::failure::note(note);
         }
 
         let mut source = Source(File::open(&self.model)?);

@@ -380,7 +380,7 @@ fn devices(groups: &[Group]) -> Vec<&str> {
 }
 
 fn note(text: &str) {
-    anstream::eprintln!("note: {text}");
+    crate::failure::note(text);
 }
 
 fn read_devices(path: &Path) -> Result<IndexMap<String, DeviceType>, Failure> {

@@ -161,7 +161,7 @@ impl Graph {
         };
         match &self.output {
             Some(path) if path.as_os_str() != "-" => files::write(path, text.as_bytes()),
-            _ => output.text(&text),
+            _ => output.document(&text),
         }
     }
 
@@ -185,7 +185,7 @@ impl Graph {
         if self.renderer == Renderer::Dot {
             match graphviz::render(&viz::dot(&view, direction), view.boxes().len()) {
                 Ok(svg) => return Ok(svg),
-                Err(reason) => anstream::eprintln!("note: {reason}; drawn without Graphviz"),
+                Err(reason) => crate::failure::note(format_args!("{reason}; drawn without Graphviz")),
             }
         }
         let scene = viz::lay_out_diagram(&view, direction)

@@ -31,6 +31,6 @@ impl Man {
         };
         let mut text = Vec::new();
         clap_mangen::Man::new(page).render(&mut text)?;
-        output.text(&String::from_utf8_lossy(&text))
+        output.document(&String::from_utf8_lossy(&text))
     }
 }

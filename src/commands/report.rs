@@ -66,7 +66,7 @@ impl Report {
             self.model.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let page = page(&name, &model, planned.as_ref(), measured.as_ref(), None);
         if self.output.as_os_str() == "-" {
-            return output.text(&page);
+            return output.document(&page);
         }
         files::write(&self.output, page.as_bytes())
     }

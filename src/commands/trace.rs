@@ -204,7 +204,7 @@ impl Trace {
                     }
                 }
                 // Not ours: an interpreter that is no Python, or one that prints before our script runs.
-                Err(_) => anstream::eprintln!("{line}"),
+                Err(_) => crate::failure::say(&format!("{line}\n")),
             }
         }
         progress.finish();
@@ -348,7 +348,7 @@ impl Progress {
     fn note(&self, note: &str) {
         match &self.bar {
             Some(bar) => bar.println(format!("note: {note}")),
-            None => anstream::eprintln!("note: {note}"),
+            None => crate::failure::note(note),
         }
     }
 
