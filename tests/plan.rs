@@ -266,3 +266,25 @@ fn outside_formats_are_told_apart() {
     ]);
     assert!((answer["period_seconds"].as_f64().expect("a period") - 0.043208).abs() < 0.6e-6);
 }
+
+/// A plan says how sure it is of its step, and whose times it believes.
+#[test]
+fn a_plan_carries_its_band() {
+    let folder = folder();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let answer = json(&["plan", "fixtures/traces/unet_small.pt", "--devices", "2xt4", "-o", &file]);
+    let text = std::fs::read_to_string(file).expect("a plan was written");
+    let plan: schema::Plan = schema::from_yaml(&text).expect("it is a plan");
+    let band = plan.predicted.band.expect("a traced model's times have a band");
+    assert_eq!(answer["band"]["p90"].as_f64(), Some(band.p90.0));
+    let step = plan.predicted.step.or(plan.predicted.period).expect("a time");
+    assert!(band.p10 < step && step < band.p90, "{band:?} around {step:?}");
+    for stage in &plan.stages {
+        let cost = stage.cost.forward.0 + stage.cost.input_gradient.0 + stage.cost.weight_gradient.0;
+        let band = stage.band.expect("a band");
+        assert!(band.p10.0 < cost && cost < band.p90.0, "{band:?} around {cost}");
+    }
+    let times = plan.predicted.times.expect("a source");
+    assert_eq!(times.cost_model, "data sheet of T4");
+    assert!((times.shares.values().sum::<f64>() - 1.0).abs() < 1e-9, "{times:?}");
+}

@@ -87,6 +87,14 @@ impl CostModel {
             .map(|(_, value)| &value.0)
     }
 
+    /// Says what the times come from: the profiles, or the data sheet.
+    pub fn title(&self) -> String {
+        match self.provenance.profiles.as_slice() {
+            [] => format!("data sheet of {}", self.device),
+            profiles => format!("{}, fitted to {}", self.device, profiles.join(", ")),
+        }
+    }
+
     /// Returns the number of curves.
     pub fn n_curves(&self) -> usize {
         self.curves.len()

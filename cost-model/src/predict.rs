@@ -47,6 +47,18 @@ pub enum TimeSource {
     Roofline,
 }
 
+impl TimeSource {
+    /// Returns its name in answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            TimeSource::Free => "free",
+            TimeSource::Curve => "curve",
+            TimeSource::ScaledCurve => "scaled-curve",
+            TimeSource::Roofline => "roofline",
+        }
+    }
+}
+
 /// What one operator, or a run of them, takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {

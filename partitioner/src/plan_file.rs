@@ -102,6 +102,7 @@ pub fn to_plan(
         recompute: stage.score.recompute.iter().map(path).collect(),
         offload: stage.score.offload.iter().map(path).collect(),
         cost: stage_cost(problem, stage),
+        band: None,
     });
     // A skip is handed on by every stage that it crosses.
     let transfers = (1..solution.stages.len()).map(|stage| Transfer {
@@ -140,6 +141,7 @@ pub fn to_plan(
             lower_bound: Some(Seconds(solution.lower_bound)),
             bubble: solution.bubble,
             memory: memory.collect(),
+            ..Predicted::default()
         },
     }
 }

@@ -48,7 +48,10 @@ pub use manifest::{
 };
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
-pub use plan::{DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, Transfer};
+pub use plan::{
+    Band, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, TimesFrom,
+    Transfer,
+};
 pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use plan_file::{PlanFileError, read_plan};
 pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};

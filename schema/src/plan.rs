@@ -2,6 +2,7 @@
 //!
 //! The plan carries its cluster and its stages' costs, so that `simulate` needs nothing else.
 
+use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,9 @@ pub struct PlanStage {
     pub offload: Vec<String>,
     /// Cost of one micro-batch on one replica.
     pub cost: StageCost,
+    /// How uncertain the seconds of `cost`, all three together, are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub band: Option<Band>,
 }
 
 /// What one micro-batch costs in a stage, on one of its devices.
@@ -123,6 +127,36 @@ pub struct Predicted {
     /// Peak memory by device name, in the order of the cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<DeviceMemory>,
+    /// How uncertain the step, or else the period, is for what is not known of operators' times.
+    ///
+    /// All stages err in the same direction, each by its own width; transfers and synchronisation do not err. Errors of
+    /// operators are half common and half independent, so the band of many is narrower than that of each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub band: Option<Band>,
+    /// Where the times of operators come from; absent when the model was a profile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<TimesFrom>,
+}
+
+/// Eight of ten measured times lie between.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Band {
+    /// One of ten is shorter.
+    pub p10: Seconds,
+    /// One of ten is longer.
+    pub p90: Seconds,
+}
+
+/// Where the times of a model's operators come from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TimesFrom {
+    /// The cost model: what it was fitted to, or the data sheet.
+    pub cost_model: String,
+    /// Share of the predicted seconds by source: `measured`, `curve`, `scaled-curve` (a gradient by the curve of the
+    /// forward pass), `overhead` (a call without work), `roofline` (a data sheet).
+    pub shares: IndexMap<String, f64>,
 }
 
 /// Peak memory of one device.

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::{Band, TimesFrom};
+
 /// The answer of `plan`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanAnswer {
@@ -36,6 +38,12 @@ pub struct PlanAnswer {
     /// Share of device time spent idle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
+    /// How uncertain the step, or else the period, is; see [`Predicted::band`](crate::Predicted::band).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub band: Option<Band>,
+    /// Where the times of operators come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<TimesFrom>,
     /// Stages in the order of the model.
     pub stages: Vec<StageAnswer>,
     /// What else was tried, best first.

@@ -74,6 +74,8 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         gap: 0.0,
         optimal: true,
         bubble: None,
+        band: None,
+        times: None,
         stages: stages.collect(),
         runners_up: Vec::new(),
         what_if: Vec::new(),

@@ -1,27 +1,105 @@
-//! Seconds of operators on a device: the cost model's predictions, as numbers for the planner.
+//! Seconds of operators on a device: the cost model's predictions, as numbers for the planner, with their band.
 
-use cost_model::{CostModel, PredictOptions, predict};
+use cost_model::{CostModel, Costs, Estimate, PredictOptions, TimeSource, predict};
 use graph::{ModelGraph, OperatorCosts, OperatorId};
-use partitioner::OperatorSeconds;
-use schema::DeviceType;
+use indexmap::IndexMap;
+use partitioner::{Objective, OperatorSeconds, Problem, check_plan};
+use schema::{Band, DeviceType, Plan, Seconds, TimesFrom};
+
+/// What operators take, by operator.
+pub struct Times {
+    /// What is most likely.
+    pub seconds: Vec<OperatorSeconds>,
+    /// The whole model's lower and upper end, dealt out to operators in proportion to their own bands.
+    pub ends: [Vec<OperatorSeconds>; 2],
+    /// Where they come from.
+    pub from: TimesFrom,
+}
+
+/// A problem at the lower and upper end of its times.
+pub struct Ends(pub [Problem; 2]);
 
 /// Predicts seconds by operator.
-pub fn seconds(
-    graph: &ModelGraph,
-    costs: &OperatorCosts,
-    name: &str,
-    device: &DeviceType,
-) -> Vec<OperatorSeconds> {
+pub fn times(graph: &ModelGraph, costs: &OperatorCosts, name: &str, device: &DeviceType) -> Times {
     let model = CostModel::of_data_sheet(name, device);
     let predicted = predict(graph, costs, &model, &PredictOptions::default());
-    (0..graph.operators.len() as u32)
-        .map(|index| {
-            let one = predicted.operator(OperatorId(index));
-            OperatorSeconds {
-                forward: one.forward.seconds,
-                input_gradient: one.input_gradient.seconds,
-                weight_gradient: one.weight_gradient.seconds,
+    let ids = || (0..graph.operators.len() as u32).map(OperatorId);
+    let seconds = ids().map(|id| parts(&predicted, id).map(|part| part.seconds)).map(in_seconds).collect();
+    let end = |of: fn(&Estimate) -> f64| {
+        // Errors of operators are not all common: the whole is more certain than its parts.
+        let total = predicted.total();
+        let whole = cost_model::combine([total.forward, total.backward()].into_iter());
+        let apart: f64 =
+            ids().flat_map(|id| parts(&predicted, id)).map(|part| of(&part) - part.seconds).sum();
+        let narrowed = if apart == 0.0 { 0.0 } else { (of(&whole) - whole.seconds) / apart };
+        let at = |part: Estimate| (part.seconds + (of(&part) - part.seconds) * narrowed).max(0.0);
+        ids().map(|id| in_seconds(parts(&predicted, id).map(at))).collect()
+    };
+    Times {
+        seconds,
+        ends: [end(|part| part.p10), end(|part| part.p90)],
+        from: from(&model, &predicted, graph),
+    }
+}
+
+impl Ends {
+    /// Says how uncertain a plan is: scored again with all times at their lower and at their upper end.
+    pub fn set_bands(&self, problem: &Problem, plan: &mut Plan) {
+        let score = |problem: &Problem| {
+            let solution = check_plan(problem, plan).ok()?;
+            Some(match solution.objective {
+                Objective::Step(seconds) | Objective::Period(seconds) => seconds,
+            })
+        };
+        let [low, high] = &self.0;
+        let scores = [score(low), score(problem), score(high)];
+        let planned = plan.predicted.step.or(plan.predicted.period);
+        if let ([Some(low), Some(likely), Some(high)], Some(planned)) = (scores, planned)
+            && likely > 0.0
+        {
+            let at = |end: f64| Seconds(planned.0 * end / likely);
+            plan.predicted.band = Some(Band { p10: at(low), p90: at(high) });
+        }
+        let seconds = |problem: &Problem, blocks: &[String]| -> f64 {
+            let own = problem.blocks.iter().filter(|block| blocks.contains(&block.path));
+            own.map(|block| block.forward.0 + block.input_gradient.0 + block.weight_gradient.0).sum()
+        };
+        for stage in &mut plan.stages {
+            let cost = stage.cost;
+            let planned = cost.forward.0 + cost.input_gradient.0 + cost.weight_gradient.0;
+            let likely = seconds(problem, &stage.blocks);
+            if likely > 0.0 {
+                let at = |end: &Problem| Seconds(planned * seconds(end, &stage.blocks) / likely);
+                stage.band = Some(Band { p10: at(low), p90: at(high) });
             }
-        })
-        .collect()
+        }
+    }
+}
+
+fn parts(predicted: &Costs, id: OperatorId) -> [Estimate; 3] {
+    let one = predicted.operator(id);
+    [one.forward, one.input_gradient, one.weight_gradient]
+}
+
+fn in_seconds([forward, input_gradient, weight_gradient]: [f64; 3]) -> OperatorSeconds {
+    OperatorSeconds { forward, input_gradient, weight_gradient }
+}
+
+fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph) -> TimesFrom {
+    let mut by_source: IndexMap<TimeSource, f64> = IndexMap::new();
+    for index in 0..graph.operators.len() as u32 {
+        let one = predicted.operator(OperatorId(index));
+        let seconds: f64 = parts(predicted, OperatorId(index)).iter().map(|part| part.seconds).sum();
+        *by_source.entry(one.source).or_default() += seconds;
+    }
+    let total: f64 = by_source.values().sum();
+    by_source.retain(|_, seconds| *seconds > 0.0);
+    by_source.sort_keys();
+    TimesFrom {
+        cost_model: model.title(),
+        shares: by_source
+            .into_iter()
+            .map(|(source, seconds)| (source.name().to_string(), seconds / total))
+            .collect(),
+    }
 }

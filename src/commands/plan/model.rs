@@ -1,8 +1,8 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
 use partitioner::{
-    Change, Machine, PlanError, Problem, Solution, Strategy, Training, check_plan, from_graph, plan_auto,
-    plan_with, to_plan, what_if,
+    Change, Machine, OperatorSeconds, PlanError, Problem, Solution, Strategy, Training, check_plan,
+    from_graph, plan_auto, plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -38,9 +38,9 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         return Err(Failure::input("--micro-batches is 0; a step has one at least"));
     }
     let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
-    let problem = match input {
-        Input::Pipedream(profile) => Problem::from_profile(profile, machine, training),
-        _ => traced(plan, &cluster, machine, training)?,
+    let (problem, uncertain) = match input {
+        Input::Pipedream(profile) => (Problem::from_profile(profile, machine, training), None),
+        _ => traced(plan, &cluster, machine, training).map(|(problem, ends)| (problem, Some(ends)))?,
     };
     if let Some(given) = given {
         let solution = check_plan(&problem, &given).map_err(|error| match error {
@@ -56,11 +56,17 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     } else {
         Vec::new()
     };
-    let answer = answer_of(plan, &problem, &solution, &others, &failed, &changes);
+    let mut answer = answer_of(plan, &problem, &solution, &others, &failed, &changes);
+    let reference = ModelReference { name: plan.model_name(), digest: digest(plan, input)? };
+    let written_by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
+    let mut file = to_plan(&problem, &solution, &cluster, reference, written_by);
+    if let Some((ends, from)) = uncertain {
+        ends.set_bands(&problem, &mut file);
+        file.predicted.times = Some(from);
+    }
+    answer.band = file.predicted.band;
+    answer.times.clone_from(&file.predicted.times);
     if let Some(path) = &plan.output {
-        let reference = ModelReference { name: plan.model_name(), digest: digest(plan, input)? };
-        let written_by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
-        let file = to_plan(&problem, &solution, &cluster, reference, written_by);
         files::write(path, to_yaml(&file).as_bytes())?;
     }
     answer::print(plan, &answer, &why(&problem, &solution, &answer), output)
@@ -72,18 +78,18 @@ fn traced(
     cluster: &Cluster,
     mut machine: Machine,
     training: Training,
-) -> Result<Problem, Failure> {
+) -> Result<(Problem, (costs::Ends, schema::TimesFrom)), Failure> {
     let model = model::load(&plan.model, &plan.input)?;
     let operators = graph::costs(&model.graph);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
-        let seconds = costs::seconds(&model.graph, &operators, name, cluster.types.get(name)?);
-        let total =
-            seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient).sum::<f64>();
-        Some((seconds, total))
+        let times = costs::times(&model.graph, &operators, name, cluster.types.get(name)?);
+        let sum = times.seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient);
+        let total = sum.sum::<f64>();
+        Some((times, total))
     };
     let missing = || Failure::input("the cluster has no device types");
-    let (seconds, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
+    let (times, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
     for (name, type_) in &cluster.types {
         let Some((_, other)) = whole(name) else { continue };
         let relative = if other > 0.0 { total / other } else { 1.0 };
@@ -94,7 +100,11 @@ fn traced(
         }
     }
     let wanted = 2 * machine.devices.len().min(64);
-    Ok(from_graph(&model.graph, &operators, &seconds, machine, training, wanted))
+    let problem = |seconds: &[OperatorSeconds]| {
+        from_graph(&model.graph, &operators, seconds, machine.clone(), training, wanted)
+    };
+    let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
+    Ok((problem(&times.seconds), (ends, times.from)))
 }
 
 type Solved = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
@@ -276,6 +286,8 @@ fn answer_of(
         gap: solution.gap(),
         optimal: solution.is_optimal(),
         bubble: solution.bubble,
+        band: None,
+        times: None,
         stages: stages.collect(),
         runners_up: others.chain(failed).collect(),
         what_if: changes
