@@ -38,7 +38,8 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
     let mut devices: IndexMap<&str, (&str, &DeviceType)> = IndexMap::new();
     type Shapes = IndexMap<Bits, (Work, Vec<f64>)>;
     let mut groups: IndexMap<Key<'_>, (Machine, Shapes)> = IndexMap::new();
-    for row in &profile.rows {
+    // Blocks and whole models are for checking predictions: they are no operators, and no curve is made of them.
+    for row in profile.rows.iter().filter(|row| !matches!(row.kind.as_str(), "block" | "model")) {
         let (device, figures) = match devices.get(row.device.as_str()) {
             Some(found) => *found,
             None => {

@@ -1,6 +1,6 @@
 //! Data with a known truth: what was put in must come out, and nothing must come out that cannot be.
 
-use cost_model::{Curve, Machine, Sample, Split, Work, fit, shuffle, split};
+use cost_model::{Curve, Machine, Sample, Split, Work, fit, group, shuffle, split};
 use schema::{Phase, WorkSize, catalogue};
 
 /// Numbers between 0 and 1, the same in every run.
@@ -116,4 +116,17 @@ fn degenerate_rows_are_no_trouble() {
     let own = curve.predict(&same[0].work).seconds;
     assert!((own / same[0].seconds - 1.0).abs() < 1e-6, "{own}");
     assert!(fit(&same[..5], &machine()).is_err());
+}
+
+#[test]
+fn blocks_and_whole_models_make_no_curve() {
+    let text = "kind,dtype,device,phase,rows,cols,seconds\n\
+        softmax,float32,T4,forward,8,16,1e-5\n\
+        block,float32,T4,forward,8,16,2e-3\n\
+        model,float32,T4,forward,8,16,3e-3\n";
+    let profile = schema::read_own_profile(text).expect("a profile");
+    assert_eq!(profile.rows.len(), 3);
+    let groups = group(&profile, &Default::default()).expect("a known device");
+    let kinds: Vec<&str> = groups.iter().map(|group| group.kind.as_str()).collect();
+    assert_eq!(kinds, ["softmax"]);
 }
