@@ -1,8 +1,10 @@
 //! TorchScript's code dialect: text to tree.
 
 pub(crate) mod ast;
-pub(crate) mod grammar;
+pub(crate) mod expression;
+pub(crate) mod file;
 pub(crate) mod lexer;
+pub(crate) mod statement;
 
 use ast::{Definition, File, Function};
 use lexer::{Fault, word};
@@ -14,7 +16,7 @@ use crate::{
 
 /// Parses a file's classes and functions; function bodies stay unparsed.
 pub(crate) fn parse_file(source: &Source) -> Result<File<'_>, TraceError> {
-    grammar::file(&source.text).map(|(_, file)| file).map_err(|error| syntax(source, error))
+    file::file(&source.text).map(|(_, file)| file).map_err(|error| syntax(source, error))
 }
 
 /// Parses a function's body, once.
@@ -22,7 +24,7 @@ pub(crate) fn parse_body<'f, 'a>(
     source: &Source,
     function: &'f Function<'a>,
 ) -> Result<&'f Definition<'a>, TraceError> {
-    let body = function.body.get_or_init(|| match grammar::definition(function.text, 0) {
+    let body = function.body.get_or_init(|| match statement::definition(function.text, 0) {
         Ok(("", definition)) => Ok(definition),
         Ok((rest, _)) => {
             Err(Box::new(fault(source, Fault { at: rest, expected: "the indentation of the function" })))
