@@ -52,7 +52,8 @@ pub(crate) struct Parameter<'a> {
     pub(crate) default: Option<Expr<'a>>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+/// One statement. Two are equal when they say the same, wherever they stand.
+#[derive(Clone, Debug)]
 pub(crate) struct Statement<'a> {
     pub(crate) kind: StatementKind<'a>,
     pub(crate) text: &'a str,
@@ -97,7 +98,8 @@ pub(crate) enum StatementKind<'a> {
     Function(Definition<'a>),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+/// One expression. Two are equal when they say the same, wherever they stand.
+#[derive(Clone, Debug)]
 pub(crate) struct Expr<'a> {
     pub(crate) kind: ExprKind<'a>,
     pub(crate) text: &'a str,
@@ -126,4 +128,16 @@ pub(crate) enum ExprKind<'a> {
 pub(crate) struct CallArgument<'a> {
     pub(crate) name: Option<&'a str>,
     pub(crate) value: Expr<'a>,
+}
+
+impl PartialEq for Statement<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
+}
+
+impl PartialEq for Expr<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
 }

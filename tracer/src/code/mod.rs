@@ -6,6 +6,9 @@ pub(crate) mod file;
 pub(crate) mod lexer;
 pub(crate) mod statement;
 
+#[cfg(test)]
+mod tests;
+
 use ast::{Definition, File, Function};
 use lexer::{Fault, word};
 
