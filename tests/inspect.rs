@@ -77,8 +77,7 @@ fn every_call_has_the_shape_of_the_eager_model() {
 
 #[test]
 fn kept_memory_is_what_autograd_keeps() {
-    // A recurrent layer keeps its library's workspace, which nobody outside can know.
-    for name in MODELS.into_iter().filter(|name| !name.starts_with("lstm")) {
+    for name in MODELS {
         let (ours, torch) = (inspect(&[&fixture(&format!("traces/{name}.pt"))]), expected(name));
         let of = |value: &Value| value.as_f64().expect("a number");
         let ratio = of(&ours["totals"]["activation_bytes"]) / of(&torch["saved_bytes"]);

@@ -232,7 +232,7 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
         };
         cost.backward_flops_input = cost.backward_flops_input.saturating_add(back);
     }
-    if call.name == "lstm" {
+    if super::recurrent::is_fused(call, input, &layer) {
         cost.fused_flops = cost.forward_flops;
     }
     Some(cost)

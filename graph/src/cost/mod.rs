@@ -2,9 +2,11 @@
 //!
 //! Nothing here knows a device; seconds are made of this elsewhere.
 
+mod einsum;
 mod flops;
 mod look;
 mod needed;
+mod recurrent;
 mod saved;
 
 use std::ops::{AddAssign, Range};

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::look::Look;
 use crate::{
     fact::{Fact, Shape, StorageId, TensorFact, size_of_dtype},
-    infer::{Call, recurrence, viewed_strides},
+    infer::{Call, viewed_strides},
     model::{ModelGraph, Operator, OperatorClass, Origin},
 };
 
@@ -67,7 +67,7 @@ impl Saved {
 }
 
 /// Collects what one operator keeps.
-struct Keep<'a> {
+pub(super) struct Keep<'a> {
     saved: &'a mut Saved,
     graph: &'a ModelGraph,
     bytes: u64,
@@ -82,7 +82,7 @@ impl Keep<'_> {
         }
     }
 
-    fn tensor(&mut self, tensor: &TensorFact) {
+    pub(super) fn tensor(&mut self, tensor: &TensorFact) {
         if let Some(storage) = tensor.storage {
             self.storage(storage);
         }
@@ -94,7 +94,7 @@ impl Keep<'_> {
         }
     }
 
-    fn fresh(&mut self, bytes: Option<u64>) {
+    pub(super) fn fresh(&mut self, bytes: Option<u64>) {
         self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
     }
 
@@ -120,7 +120,7 @@ impl Keep<'_> {
     }
 
     /// Keeps an operand of a folded product: all but its last dimension become one.
-    fn rows(&mut self, tensor: &TensorFact) {
+    pub(super) fn rows(&mut self, tensor: &TensorFact) {
         let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else {
             return self.tensor(tensor);
         };
@@ -253,7 +253,8 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 keep.factors(a, b);
             }
         }
-        ("einsum" | "tensordot", ..) => call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor)),
+        ("einsum", ..) => super::einsum::keep_einsum(keep, call),
+        ("tensordot", ..) => call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor)),
         ("batch_norm" | "native_batch_norm", Some(input), _) => {
             keep.tensor(input);
             let is_training = call.flag("training") == Some(true) || !call.has("running_mean");
@@ -311,7 +312,9 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
             else {
                 return;
             };
-            keep.factors(input, weight);
+            // Both, whatever needs a gradient: one backward function makes all of them.
+            keep.tensor(input);
+            keep.tensor(weight);
         }
         OperatorClass::Attention if by_parts(call) => {
             // Scaled query and key, the weights after the softmax, and the value.
@@ -344,29 +347,7 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
                 );
             }
         }
-        OperatorClass::Recurrent => {
-            if let Ok(input) = call.first() {
-                keep.tensor(input);
-            }
-            let Ok(layer) = recurrence(call) else { return };
-            // Gates and states of every step: four or three gates, the hidden state and, for an LSTM, two cell states.
-            let per_step = match call.name {
-                "lstm" => 8,
-                "gru" => 5,
-                _ => 2,
-            };
-            let states = [
-                layer.steps,
-                layer.batch,
-                layer.hidden,
-                Some(layer.layers * layer.directions),
-                Some(per_step * 4),
-            ];
-            keep.fresh(states.into_iter().try_fold(1_u64, |product, size| product.checked_mul(size?)));
-            if let Some(result) = look.result(operator) {
-                keep.tensor(result);
-            }
-        }
+        OperatorClass::Recurrent => super::recurrent::keep_recurrent(keep, look, operator, call),
         // Differentiable, but of no rule: most keep what they read.
         OperatorClass::Unknown | OperatorClass::Other => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));

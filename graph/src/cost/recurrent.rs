@@ -1,0 +1,190 @@
+//! What autograd keeps of recurrent layers, as PyTorch runs them on a CPU.
+//!
+//! LSTM layers of 32-bit floats run in oneDNN, which keeps inputs, outputs and a workspace for each layer and direction;
+//! the workspace's layout is oneDNN's own (`rnn_utils`), in pages. All others (GRU, plain layers, projections, other
+//! dtypes, packed sequences) run step by step, and each step keeps what its few operators keep. On a GPU cuDNN keeps a
+//! reserve of its own instead, about half of oneDNN's workspace, which nobody outside can know exactly.
+
+use tracer::DType;
+
+use super::{look::Look, saved::Keep};
+use crate::{
+    fact::{Fact, TensorFact, size_of_dtype},
+    infer::{Call, Factor, Recurrence, recurrence},
+    model::Operator,
+};
+
+/// Counts `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells.
+pub(super) fn keep_recurrent(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>) {
+    let Ok(input) = call.first() else { return };
+    if call.name.ends_with("_cell") {
+        return cell(keep, call, input);
+    }
+    let states: Vec<&TensorFact> = call.get("hx").map(Fact::tensors).unwrap_or_default();
+    states.iter().for_each(|state| keep.tensor(state));
+    let Ok(layer) = recurrence(call) else { return keep.tensor(input) };
+    let Some(sizes) = Sizes::of(&layer, input) else { return };
+    let turned = steps_first(call, input);
+    if is_fused(call, input, &layer) {
+        fused(keep, look, operator, call, &layer, &sizes, &turned);
+    } else {
+        stepwise(keep, call, &layer, &sizes, &turned);
+    }
+    // Dropout between layers keeps a mask, one byte an element as elsewhere.
+    let is_dropping = call.flag("train") == Some(true) && call.float("dropout").is_some_and(|p| p > 0.0);
+    if is_dropping {
+        keep.fresh(Some(times(&[layer.layers - 1, sizes.rows, sizes.output, layer.directions])));
+    }
+}
+
+/// Tells whether a layer runs in oneDNN, which torch's flop counter does not see into.
+pub(super) fn is_fused(call: &Call<'_>, input: &TensorFact, layer: &Recurrence) -> bool {
+    let is_packed = input.shape.as_ref().is_some_and(|shape| shape.len() == 2);
+    call.name == "lstm" && input.dtype == Some(DType::Float32) && !has_projection(layer) && !is_packed
+}
+
+fn has_projection(layer: &Recurrence) -> bool {
+    layer.matrices.iter().any(|(_, _, factor)| *factor == Factor::Projection)
+}
+
+/// The numbers that everything is a product of.
+struct Sizes {
+    steps: u64,
+    batch: u64,
+    /// Rows of all steps together.
+    rows: u64,
+    hidden: u64,
+    output: u64,
+    /// Columns of the first layer's input.
+    width: u64,
+    /// Bytes of an element.
+    element: u64,
+}
+
+impl Sizes {
+    fn of(layer: &Recurrence, input: &TensorFact) -> Option<Self> {
+        let (steps, batch) = (layer.steps?, layer.batch?);
+        Some(Self {
+            steps,
+            batch,
+            rows: steps.saturating_mul(batch),
+            hidden: layer.hidden?,
+            output: layer.output?,
+            width: (*input.shape.as_ref()?.last()?)?,
+            element: size_of_dtype(input.dtype?),
+        })
+    }
+}
+
+fn times(numbers: &[u64]) -> u64 {
+    numbers.iter().fold(1, |product, number| product.saturating_mul(*number))
+}
+
+/// The input as the layers see it: steps first.
+fn steps_first(call: &Call<'_>, input: &TensorFact) -> TensorFact {
+    let mut turned = input.clone();
+    if call.flag("batch_first") == Some(true)
+        && let (Some(shape), Some(strides)) = (&mut turned.shape, &mut turned.strides)
+        && shape.len() == 3
+    {
+        shape.swap(0, 1);
+        strides.swap(0, 1);
+    }
+    turned
+}
+
+/// oneDNN's LSTM: one call for each layer and direction.
+fn fused(
+    keep: &mut Keep<'_>,
+    look: &Look<'_>,
+    operator: &Operator,
+    call: &Call<'_>,
+    layer: &Recurrence,
+    sizes: &Sizes,
+    turned: &TensorFact,
+) {
+    match turned.is_contiguous() {
+        Some(false) => keep.fresh(turned.bytes()),
+        _ => keep.tensor(turned),
+    }
+    let state = times(&[sizes.batch, sizes.hidden, sizes.element]);
+    let output = times(&[sizes.rows, sizes.hidden, sizes.element]);
+    for index in 0..layer.layers {
+        let width = match index {
+            0 => sizes.width,
+            _ => sizes.hidden.saturating_mul(layer.directions),
+        };
+        let one = workspace(sizes, width).saturating_add(times(&[2, state]));
+        keep.fresh(Some(times(&[layer.directions, one])));
+        let is_last = index + 1 == layer.layers;
+        match look.result(operator).filter(|_| is_last && layer.directions == 1) {
+            // The layer's output is the operator's.
+            Some(result) => keep.tensor(result),
+            None => keep.fresh(Some(times(&[layer.directions, output]))),
+        }
+        // Two directions are joined for the next layer.
+        if layer.directions == 2 && !is_last {
+            keep.fresh(Some(times(&[2, output])));
+        }
+        // Without biases zeros stand for them, as many as there are weights.
+        if call.flag("has_biases") == Some(false) {
+            let weights = times(&[4, sizes.hidden, width.saturating_add(sizes.hidden), sizes.element]);
+            keep.fresh(Some(times(&[layer.directions, weights])));
+        }
+    }
+}
+
+/// oneDNN's workspace of one LSTM layer and direction in training, in bytes.
+fn workspace(sizes: &Sizes, width: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    const FLOAT: u64 = 4;
+    let pages = |numbers: &[u64]| times(numbers).div_ceil(PAGE).saturating_mul(PAGE);
+    // Rows begin at multiples of 64 bytes, and not 4 KiB apart, which would share cache lines.
+    let padded = |row: u64| match row.div_ceil(16).saturating_mul(16) {
+        row if row.is_multiple_of(256) => row.saturating_add(16),
+        row => row,
+    };
+    let gates = pages(&[sizes.rows, padded(sizes.hidden.saturating_mul(4)), FLOAT]);
+    let hidden = pages(&[sizes.rows, padded(sizes.hidden), FLOAT]);
+    // Before and after each layer and step.
+    let places = times(&[2, sizes.steps.saturating_add(1), sizes.batch, FLOAT]);
+    let states = pages(&[places, padded(sizes.hidden.max(width))]);
+    let cells = pages(&[places, sizes.hidden]);
+    // States come with those of the layer and of their gradient, cells with those of their gradient.
+    [gates, hidden, states, states, states, cells, cells].into_iter().fold(0, u64::saturating_add)
+}
+
+/// Layers that run step by step.
+fn stepwise(keep: &mut Keep<'_>, call: &Call<'_>, layer: &Recurrence, sizes: &Sizes, turned: &TensorFact) {
+    let between = sizes.steps.saturating_sub(1);
+    let per_direction = match call.name {
+        // Four gates and tanh of the cell in each step; cells and outputs between steps.
+        "lstm" => {
+            let step = times(&[if has_projection(layer) { 6 } else { 5 }, sizes.hidden]);
+            let kept_between = times(&[between, sizes.hidden.saturating_add(sizes.output)]);
+            times(&[sizes.steps, step]).saturating_add(kept_between)
+        }
+        // Three gates, two operands that are overwritten, the new state's tanh; states between steps.
+        "gru" => times(&[sizes.steps, 6, sizes.hidden]).saturating_add(times(&[between, sizes.hidden])),
+        // The state itself is the result of tanh or relu.
+        _ => times(&[sizes.steps, sizes.hidden]),
+    };
+    let inner = times(&[layer.layers - 1, sizes.rows, layer.directions, sizes.output]);
+    let each = times(&[layer.layers, layer.directions, per_direction, sizes.batch]);
+    keep.fresh(Some(each.saturating_add(inner).saturating_mul(sizes.element)));
+    // Each direction folds the input for its product.
+    (0..layer.directions).for_each(|_| keep.rows(turned));
+}
+
+/// `lstm_cell`, `gru_cell`, `rnn_tanh_cell`, `rnn_relu_cell`: one step.
+fn cell(keep: &mut Keep<'_>, call: &Call<'_>, input: &TensorFact) {
+    keep.tensor(input);
+    let states: Vec<&TensorFact> = call.get("hx").map(Fact::tensors).unwrap_or_default();
+    states.iter().for_each(|state| keep.tensor(state));
+    let parts = match call.name {
+        "lstm_cell" => 5,
+        "gru_cell" => 6,
+        _ => 1,
+    };
+    keep.fresh(states.first().and_then(|state| state.bytes()).map(|bytes| bytes.saturating_mul(parts)));
+}
