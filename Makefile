@@ -72,3 +72,13 @@ bench-cost:
 # Chromium for the tests of the report, which say so and pass without one.
 browser:
 	apt-get install -y --no-install-recommends chromium
+
+.PHONY: fuzz
+FUZZ_TARGETS ?= archive record pickle code ir yaml profile schedule workload
+FUZZ_SECONDS ?= 600
+FUZZ_JOBS ?= 2
+# Fuzzes what reads files, ten minutes a target: `make fuzz FUZZ_TARGETS="ir code" FUZZ_SECONDS=60`.
+fuzz:
+	$(PYTHON) fuzz/seeds.py
+	cargo +nightly fuzz build
+	fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_JOBS) $(FUZZ_TARGETS)
