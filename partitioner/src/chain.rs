@@ -5,9 +5,12 @@
 //! all-reduce and its port allow; positions before that matter only where fewer bytes cross, and those are linked in a list.
 //! After Nicol, "Rectilinear partitioning of irregular data parallel computations", 1994, with replication added.
 //!
-//! Cost: O(M²) stages a question, each a short walk from where the last search for r ended. A few replica counts alone give a
-//! first plan; the full question is then asked just below it, and only if the answer is yes again.
-//! Exact to 1e-10; no table over positions, so 100,000 blocks on 4,096 devices take under a second.
+//! Before each walk a quicker one from the end tells, whatever crosses where, from which position m devices might do at the
+//! earliest: a stage that does not get there is not looked at. A few replica counts give a first plan; all of them are
+//! then asked for just below it, and whatever better plan that finds brings its counts into the few.
+//!
+//! Cost: O(M²) comparisons for a walk with all counts, of which there are two or three; O(M · few) for the others.
+//! Exact to 1e-10; no table over positions.
 
 use schema::{BytesPerSecond, Seconds};
 
@@ -35,6 +38,8 @@ struct Chain<'a> {
     crossing: &'a [f64],
     /// The nearest earlier position where fewer bytes cross.
     fewer: Vec<u32>,
+    /// The nearest later one.
+    fewer_later: Vec<u32>,
     n_devices: usize,
     speed: f64,
     bandwidth: f64,
@@ -48,21 +53,6 @@ struct Limits {
     work: f64,
     parameters: f64,
     bytes: f64,
-}
-
-/// Puts replica counts together that differ by an eighth at most, with the most parameters any of them can take.
-fn groups(limits: &[Limits]) -> Vec<(std::ops::Range<usize>, f64)> {
-    let mut groups: Vec<(std::ops::Range<usize>, f64)> = Vec::new();
-    for (index, own) in limits.iter().enumerate() {
-        match groups.last_mut() {
-            Some((members, most)) if own.count * 8 <= limits[members.start].count * 9 => {
-                members.end = index + 1;
-                *most = most.max(own.parameters);
-            }
-            _ => groups.push((index..index + 1, own.parameters)),
-        }
-    }
-    groups
 }
 
 /// Tells whether the walk can answer for this problem: equal devices, overlap, the same bytes both ways.
@@ -88,11 +78,20 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         }
         fewer[position] = earlier as u32;
     }
+    let mut fewer_later = vec![0_u32; crossing.len()];
+    for position in (0..crossing.len()).rev() {
+        let mut later = position + 1;
+        while later < crossing.len() && crossing[later] >= crossing[position] {
+            later = fewer_later[later] as usize;
+        }
+        fewer_later[position] = later as u32;
+    }
     let chain = Chain {
         work: &scorer.states.work,
         parameters: &scorer.states.parameters,
         crossing,
         fewer,
+        fewer_later,
         n_devices: machine.devices.len(),
         speed: machine.devices[0].speed,
         bandwidth: level.map_or(f64::INFINITY, |level| level.bandwidth.0),
@@ -109,36 +108,111 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         few.push(chain.n_devices);
     }
     let total = chain.work[chain.work.len() - 1];
-    let floor = total / (chain.n_devices as f64 * chain.speed);
-    // One device can always do it all.
-    let mut best = chain.within(total / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE, &few)?;
-    let mut low = floor * (1.0 - 1e-12);
-    while best.0 - low > 1e-10 * best.0 {
-        let middle = if best.0 > 4.0 * low { low.max(floor) * 2.0 } else { (low + best.0) / 2.0 };
-        match chain.within(middle, &few) {
-            Some(better) => best = better,
-            None => low = middle,
-        }
-    }
-    let all: Vec<usize> = (1..=chain.n_devices).collect();
-    let mut low = floor * (1.0 - 1e-12);
-    let mut is_first = true;
-    while best.0 - low > 1e-10 * best.0 {
-        let target = if is_first { best.0 * (1.0 - 1e-11) } else { (low + best.0) / 2.0 };
-        is_first = false;
-        match chain.within(target, &all) {
-            Some(better) => {
-                best = better;
-                // Most of the time a little below what was found is enough to know.
-                is_first = best.0 - low < 1e-6 * best.0;
-            }
+    let floor = total / (chain.n_devices as f64 * chain.speed) * (1.0 - 1e-12);
+    // Upwards from the shared work: what is too little is seen at once. One device can always do it all.
+    let alone = total / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE;
+    let mut low = floor;
+    let mut share = 1e-3;
+    let mut best = loop {
+        let target = alone.min(floor * (1.0 + share));
+        match chain.within(target, &few) {
+            Some(found) => break found,
+            None if target >= alone => return None,
             None => low = target,
+        }
+        share = if floor > 0.0 { share * 2.0 } else { f64::INFINITY };
+    };
+    chain.search(low, &mut best, &few);
+    // What a few counts could not do, all together may.
+    low = floor;
+    let all: Vec<usize> = (1..=chain.n_devices).collect();
+    for round in 0.. {
+        // Nothing below the best, or half-way where that goes on for long.
+        let target = if round < 6 { best.0 * (1.0 - 1e-11) } else { (low + best.0) / 2.0 };
+        if target <= low || best.0 - low <= 1e-10 * best.0 {
+            break;
+        }
+        let Some(better) = chain.within(target, &all) else {
+            low = target;
+            continue;
+        };
+        best = better;
+        let n_few = few.len();
+        few.extend(best.1.iter().map(|cut| cut.run.count));
+        few.sort_unstable();
+        few.dedup();
+        if few.len() > n_few {
+            chain.search(low, &mut best, &few);
         }
     }
     Some(best)
 }
 
 impl Chain<'_> {
+    /// Betters a plan with these replica counts as far as they go.
+    fn search(&self, mut low: f64, best: &mut (f64, Vec<Cut>), counts: &[usize]) {
+        while best.0 - low > 1e-10 * best.0 {
+            let middle = if best.0 > 4.0 * low { low.max(best.0 * 1e-3) * 2.0 } else { (low + best.0) / 2.0 };
+            match self.within(middle.min(best.0 * (1.0 - 1e-11)), counts) {
+                Some(better) => *best = better,
+                None => low = middle,
+            }
+        }
+    }
+
+    /// What stages of some replica counts can take within a time.
+    fn limits(&self, time: f64, counts: &[usize]) -> Vec<Limits> {
+        let slack = 1.0 + 1e-15;
+        let limits = counts.iter().map(|&count| {
+            let replicas = count as f64;
+            Limits {
+                count,
+                work: time * replicas * self.speed * slack,
+                parameters: self.parameters_within(time, replicas) * slack,
+                bytes: time * self.bandwidth * replicas * slack,
+            }
+        });
+        limits.collect()
+    }
+
+    /// Returns, by devices that are left, the earliest position from which they might do, whatever crosses at a stage's end;
+    /// `None` where all devices do not.
+    ///
+    /// What is left must fit the devices that are left; a stage reaches back as far as work and parameters let it, and
+    /// begins where its bytes fit.
+    fn earliest(&self, time: f64, limits: &[Limits]) -> Option<Vec<u32>> {
+        let last = self.work.len() - 1;
+        // Sums are rounded: a bound must not cut off what the walk would find.
+        let slack = 1.0 + 1e-9;
+        let mut by_work = last;
+        let mut earliest = vec![last as u32; self.n_devices + 1];
+        for left in 1..=self.n_devices {
+            let least = self.work[last] - time * left as f64 * self.speed * slack;
+            by_work = back(self.work, by_work, |&value| value >= least);
+            let mut best = earliest[left - 1] as usize;
+            for limits in limits.iter().take_while(|limits| limits.count <= left) {
+                if best <= by_work {
+                    break;
+                }
+                let end = earliest[left - limits.count] as usize;
+                let work = self.work[end] - limits.work * slack;
+                let parameters = self.parameters[end] - limits.parameters * slack;
+                if self.work[best - 1] < work || self.parameters[best - 1] < parameters {
+                    continue;
+                }
+                let start = back(self.work, best - 1, |&value| value >= work);
+                let mut start =
+                    back(&self.parameters[start..], best - 1 - start, |&value| value >= parameters) + start;
+                while start < best && self.crossing[start] > limits.bytes {
+                    start = self.fewer_later[start] as usize;
+                }
+                best = best.min(start);
+            }
+            earliest[left] = best.max(by_work) as u32;
+        }
+        (earliest[self.n_devices] == 0).then_some(earliest)
+    }
+
     /// Most parameters that `replicas` can synchronise within `time` each micro-batch.
     fn parameters_within(&self, time: f64, replicas: f64) -> f64 {
         if !self.synchronises || replicas == 1.0 {
@@ -151,71 +225,58 @@ impl Chain<'_> {
         ring.max(left * self.bandwidth / 2.0)
     }
 
-    /// Finds a pipeline whose stages take at most `time`, with these replica counts.
+    /// Finds a pipeline whose stages take at most `time`, with these replica counts in ascending order.
     fn within(&self, time: f64, counts: &[usize]) -> Option<(f64, Vec<Cut>)> {
         let last = self.work.len() - 1;
-        let total = self.work[last];
-        let slack = 1.0 + 1e-15;
+        let limits = self.limits(time, counts);
+        let earliest = self.earliest(time, &limits)?;
+        let begins: Vec<(f64, f64)> =
+            earliest.iter().map(|&at| (self.work[at as usize], self.parameters[at as usize])).collect();
         let mut points = vec![Point { position: 0, came: u32::MAX, replicas: 0, devices: 0 }];
-        // New points by devices used; the frontier of all so far, by growing position and bytes.
-        let mut fresh: Vec<Vec<u32>> = vec![Vec::new(); self.n_devices + 1];
-        fresh[0].push(0);
+        // New points by devices used, as lists through `next`; the frontier of all so far, by growing position and bytes.
+        let mut next = vec![u32::MAX];
+        let mut fresh = vec![u32::MAX; self.n_devices + 1];
+        fresh[0] = 0;
         let mut frontier: Vec<(u32, f64)> = Vec::new();
-        let mut reached = vec![0_usize; self.n_devices + 1];
-        let limits: Vec<Limits> = counts
-            .iter()
-            .map(|&count| {
-                let replicas = count as f64;
-                Limits {
-                    count,
-                    work: time * replicas * self.speed * slack,
-                    parameters: self.parameters_within(time, replicas) * slack,
-                    bytes: time * self.bandwidth * replicas * slack,
-                }
-            })
-            .collect();
-        let groups = groups(&limits);
-        let mut hints = vec![0_usize; groups.len()];
+        let mut reached = vec![0_usize; limits.len()];
         let mut ends = Vec::new();
+        let mut ready = Vec::new();
         for devices in 0..self.n_devices {
-            let ready = std::mem::take(&mut fresh[devices]);
-            for index in ready {
+            ready.clear();
+            let mut index = fresh[devices];
+            while index != u32::MAX {
+                ready.push(index);
+                index = next[index as usize];
+            }
+            let left = self.n_devices - devices;
+            for &index in ready.iter().rev() {
                 let point = points[index as usize];
                 let position = point.position as usize;
-                // What is left must fit the devices that are left, and no earlier point may be as good.
-                let left = time * (self.n_devices - devices) as f64 * self.speed * slack;
-                let spare = left - (total - self.work[position]);
-                if spare < 0.0 || is_dominated(&frontier, point.position, self.crossing[position]) {
+                let is_late = point.position < earliest[left];
+                if is_late || is_dominated(&frontier, point.position, self.crossing[position]) {
                     continue;
                 }
                 add(&mut frontier, point.position, self.crossing[position]);
-                for ((members, most), hint) in groups.iter().zip(&mut hints) {
-                    // The least that these stages must do may hold more than any of them can synchronise.
-                    let least = self.work[position] + limits[members.start].work - spare;
-                    if least > self.work[position] {
-                        *hint = self.reach(self.work, least, (*hint).max(position));
-                        if self.parameters[*hint] - self.parameters[position] > *most {
-                            continue;
-                        }
+                let own = (self.work[position], self.parameters[position]);
+                for (limits, reached) in
+                    limits.iter().zip(&mut reached).take_while(|(limits, _)| limits.count <= left)
+                {
+                    let used = devices + limits.count;
+                    let (work, parameters) = begins[self.n_devices - used];
+                    if work - own.0 > limits.work || parameters - own.1 > limits.parameters {
+                        continue;
                     }
-                    for limits in &limits[members.clone()] {
-                        let used = devices + limits.count;
-                        if used > self.n_devices {
-                            break;
+                    let least = earliest[self.n_devices - used] as usize;
+                    self.ends(position, limits, least, reached, &mut ends);
+                    for &end in &ends {
+                        let (replicas, devices) = (limits.count as u32, used as u32);
+                        let found = Point { position: end as u32, came: index, replicas, devices };
+                        if end == last {
+                            return Some(self.cuts(&points, found));
                         }
-                        let rest = (self.n_devices - used) as f64 * self.speed;
-                        let least = total - time * rest * slack;
-                        self.ends(position, limits, least, &mut reached[limits.count], &mut ends);
-                        for &end in &ends {
-                            let (replicas, devices) = (limits.count as u32, used as u32);
-                            let next = Point { position: end as u32, came: index, replicas, devices };
-                            if end == last {
-                                return Some(self.cuts(&points, next));
-                            }
-                            if !is_dominated(&frontier, next.position, self.crossing[end]) {
-                                fresh[used].push(points.len() as u32);
-                                points.push(next);
-                            }
+                        if !is_dominated(&frontier, found.position, self.crossing[end]) {
+                            next.push(std::mem::replace(&mut fresh[used], points.len() as u32));
+                            points.push(found);
                         }
                     }
                 }
@@ -225,19 +286,26 @@ impl Chain<'_> {
     }
 
     /// Finds where a stage can end: as far as it reaches, and before that wherever fewer bytes cross.
-    fn ends(&self, position: usize, limits: &Limits, least: f64, reached: &mut usize, ends: &mut Vec<usize>) {
+    fn ends(
+        &self,
+        position: usize,
+        limits: &Limits,
+        least: usize,
+        reached: &mut usize,
+        ends: &mut Vec<usize>,
+    ) {
         ends.clear();
         let last = self.work.len() - 1;
         let mut end = self.reach(self.work, self.work[position] + limits.work, (*reached).max(position));
         *reached = end;
         if self.parameters[end] - self.parameters[position] > limits.parameters {
             let most = self.parameters[position] + limits.parameters;
-            end = self.parameters[..=end].partition_point(|&value| value <= most).max(1) - 1;
+            end = self.reach(&self.parameters[..=end], most, position);
         }
         let own = if position == 0 { 0.0 } else { self.crossing[position] };
         let room = limits.bytes - own;
         let mut fewest = f64::INFINITY;
-        while end > position && self.work[end] >= least {
+        while end > position && end >= least {
             let crossing = if end == last { 0.0 } else { self.crossing[end] };
             if crossing <= room && crossing < fewest {
                 fewest = crossing;
@@ -300,6 +368,16 @@ impl Chain<'_> {
         cuts.reverse();
         (slowest, cuts)
     }
+}
+
+/// Returns the first position of a run up to `from` for which all sums are as wanted, which holds at `from`.
+fn back(sums: &[f64], from: usize, is_wanted: impl Fn(&f64) -> bool) -> usize {
+    let mut step = 1;
+    while step <= from && is_wanted(&sums[from - step]) {
+        step *= 2;
+    }
+    let low = from.saturating_sub(step);
+    low + sums[low..=from].partition_point(|value| !is_wanted(value))
 }
 
 /// Tells whether a point of the frontier lies as far with as few bytes. The frontier grows in both.

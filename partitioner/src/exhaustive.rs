@@ -147,8 +147,8 @@ fn pipelines_over_ideals_equal_trying_everything() {
 #[test]
 fn walking_a_chain_equals_the_table() {
     let mut dice = Dice(2);
-    for case in 0..400 {
-        let (n_blocks, n_devices) = (2 + dice.below(10) as usize, 1 + dice.below(9) as usize);
+    for case in 0..1000 {
+        let (n_blocks, n_devices) = (2 + dice.below(20) as usize, 1 + dice.below(14) as usize);
         let problem = problem(&mut dice, n_blocks, n_devices, true, true);
         let states = States::line(&problem, (0..n_blocks).collect());
         for is_asynchronous in [true, false] {
