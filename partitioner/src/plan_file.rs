@@ -101,6 +101,8 @@ pub fn to_plan(
         devices: stage.run.devices().map(device).collect(),
         recompute: stage.score.recompute.iter().map(path).collect(),
         offload: stage.score.offload.iter().map(path).collect(),
+        tensor_parallel: None,
+        layers: Vec::new(),
         cost: stage_cost(problem, stage),
         band: None,
     });
@@ -135,6 +137,7 @@ pub fn to_plan(
         micro_batches: solution.micro_batches,
         stages: stages.collect(),
         transfers: transfers.collect(),
+        execution: None,
         predicted: Predicted {
             step,
             period,

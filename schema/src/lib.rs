@@ -12,6 +12,7 @@ mod cost_model;
 mod dag;
 mod dnn_partitioning;
 mod executed;
+mod execution;
 mod fit_answer;
 mod graph;
 mod inspect;
@@ -40,6 +41,9 @@ pub use cost_model::{
 };
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
+pub use execution::{
+    CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel, SyncOrder, TensorParallel,
+};
 pub use fit_answer::{FitAnswer, FitGroup};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};

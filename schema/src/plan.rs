@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Cluster, Seconds};
+use crate::{Bytes, Cluster, Execution, LayerCost, Seconds, TensorParallel};
 
 /// The newest version of the plan format.
 pub const PLAN_VERSION: u32 = 1;
@@ -36,6 +36,9 @@ pub struct Plan {
     /// What crosses between stages, each micro-batch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transfers: Vec<Transfer>,
+    /// Gradient sync, sharding and offload where they are not the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub execution: Option<Execution>,
     /// What the plan is predicted to do.
     pub predicted: Predicted,
 }
@@ -64,6 +67,12 @@ pub struct PlanStage {
     /// Blocks whose activations wait in host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,
+    /// Its layers are cut across groups of its devices; each group is one replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensor_parallel: Option<TensorParallel>,
+    /// Its layers, first to last, where replicas' gradients are to be followed one by one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerCost>,
     /// Cost of one micro-batch on one replica.
     pub cost: StageCost,
     /// How uncertain the seconds of `cost`, all three together, are.

@@ -4,16 +4,19 @@
 //! a deadlock shows here. Each device computes in program order; transfers of a device leave in the order in which
 //! their values are made; copies and collectives have streams of their own.
 
+mod collectives;
+mod host;
+mod transfers;
+mod update;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    collective::{self, Collective, Group},
     event_graph::{EventGraph, TaskId},
-    machine::{Link, Machine, Sends, scaled, transfer_time},
+    machine::{Link, Machine, scaled},
     order::{Kind, Op, Order},
-    sharing::Flow,
     step::{Label, SimulateError, StepGraph, Stream, Work},
-    workload::{Offload, Sharding, Workload},
+    workload::Workload,
 };
 
 const NONE: TaskId = TaskId::MAX;
@@ -73,7 +76,9 @@ fn check(workload: &Workload, order: &Order, machine: &Machine) -> Result<(), Si
         return Err(SimulateError::Programs { programs, devices });
     }
     let n_devices = machine.devices.len();
-    for (program, &device) in workload.devices.iter().enumerate() {
+    let peers =
+        workload.peers.iter().enumerate().flat_map(|(at, peers)| peers.iter().map(move |peer| (at, peer)));
+    for (program, &device) in workload.devices.iter().enumerate().chain(peers) {
         if device >= n_devices {
             return Err(SimulateError::Device { program, device, n_devices });
         }
@@ -94,6 +99,7 @@ fn check(workload: &Workload, order: &Order, machine: &Machine) -> Result<(), Si
         positive(device.host_bandwidth, &|| format!("the host bandwidth of device {idx}"))?;
         positive(device.pageable, &|| format!("the pageable share of device {idx}"))?;
     }
+    positive(machine.slowdown, &|| "the slowdown beside collectives".to_string())?;
     for link in machine.levels.iter().chain(machine.links.values()) {
         positive(link.bandwidth, &|| "the bandwidth of a link".to_string())?;
     }
@@ -141,6 +147,12 @@ struct Builder<'a> {
     ports: BTreeMap<(usize, usize, bool), u32>,
     /// Programs that run each stage of the model: replicas and copies.
     members: Vec<Vec<usize>>,
+    /// Links on which a group's messages queue, by its programs.
+    queues: BTreeMap<Vec<usize>, u32>,
+    /// What the next forward pass of each stage waits for: messages, and the share of the pass before their layer.
+    updates: Vec<Vec<(TaskId, u64, u64)>>,
+    /// Stages of each program whose forward pass has not waited for that in this step.
+    stale: Vec<Vec<usize>>,
 }
 
 impl<'a> Builder<'a> {
@@ -182,9 +194,7 @@ impl<'a> Builder<'a> {
             step: StepGraph {
                 graph: EventGraph::with_capacity(2 * n_ops),
                 labels: Vec::with_capacity(2 * n_ops),
-                flows: Vec::new(),
-                n_ports: 0,
-                consumers: Vec::new(),
+                ..StepGraph::default()
             },
             n_micro_batches,
             edges,
@@ -203,6 +213,9 @@ impl<'a> Builder<'a> {
             last_gradient: vec![Vec::new(); order.ranks.len()],
             ports: BTreeMap::new(),
             members: members.into_iter().map(|programs| programs.into_iter().collect()).collect(),
+            queues: BTreeMap::new(),
+            updates: vec![Vec::new(); workload.stages.len()],
+            stale: vec![Vec::new(); order.ranks.len()],
         })
     }
 
@@ -218,6 +231,12 @@ impl<'a> Builder<'a> {
             table.fill(NONE);
         }
         self.last_gradient.iter_mut().for_each(Vec::clear);
+        self.stale.iter_mut().for_each(Vec::clear);
+        for (stage, updates) in self.updates.iter().enumerate() {
+            for program in self.members[stage].iter().filter(|_| !updates.is_empty()) {
+                self.stale[*program].push(stage);
+            }
+        }
     }
 
     fn cell(&self, stage: u32, micro_batch: u32) -> usize {
@@ -294,7 +313,7 @@ impl<'a> Builder<'a> {
         &self.machine.devices[self.workload.devices[program]]
     }
 
-    /// Returns the time of an operation's kernels, collectives inside it included, host overhead not.
+    /// Returns the time of an operation's kernels, host overhead not included.
     fn kernel_time(&self, program: usize, op: Op) -> u64 {
         let stage = &self.workload.stages[self.model_stage(op.stage)];
         let kernels = match op.kind {
@@ -305,11 +324,7 @@ impl<'a> Builder<'a> {
                 stage.recompute.saturating_add(stage.input_gradient).saturating_add(stage.weight_gradient)
             }
         };
-        // Weight gradients need no exchange: the inputs' gradient does it.
-        let exchanges = op.kind != Kind::WeightGradient;
-        let inside = stage.tensor_parallel.filter(|_| exchanges);
-        let inside = inside.map_or(0, |group| group.all_reduce.saturating_mul(group.per_pass.into()));
-        scaled(kernels, self.device(program).speed).saturating_add(inside)
+        scaled(kernels, self.device(program).speed)
     }
 
     fn compute(&mut self, program: usize, op: Op, partner: Option<Op>) -> Result<(), SimulateError> {
@@ -319,6 +334,7 @@ impl<'a> Builder<'a> {
             self.waits_of(op, &mut waits);
             self.copies_before(program, op, &mut waits);
             self.gather_before(program, op, &mut waits);
+            self.wait_for_update(program, op, &mut waits);
         }
         let kernels = both().map(|op| self.kernel_time(program, op)).fold(0, u64::saturating_add);
         let duration = kernels.saturating_add(self.device(program).host_overhead);
@@ -326,11 +342,15 @@ impl<'a> Builder<'a> {
         let work = Work::Compute { op: plain(op), partner: partner.map(plain) };
         let task = self.step.graph.len() as TaskId;
         for (before, _) in &waits {
-            if matches!(self.step.labels[*before as usize].work, Work::Transfer { .. } | Work::Copy { .. }) {
+            let brings = &self.step.labels[*before as usize].work;
+            if matches!(brings, Work::Transfer { .. } | Work::Copy { .. } | Work::Gather { op: Some(_), .. })
+            {
                 self.step.consumers.push((*before, task));
             }
         }
         self.push(Label { program, stream: Stream::Compute, work }, duration, waits);
+        let kernels = task;
+        let task = self.all_reduce_inside(program, op, partner, kernels);
         for op in both() {
             let cell = self.cell(op.stage, op.micro_batch);
             match op.kind {
@@ -368,280 +388,6 @@ impl<'a> Builder<'a> {
                 waits.push((self.forward_done[self.cell(op.stage, op.micro_batch)], 0));
             }
             Kind::WeightGradient => waits.push((self.backward_done[self.cell(op.stage, op.micro_batch)], 0)),
-        }
-    }
-
-    /// Sends what an operation makes to every stage that needs it.
-    fn send(&mut self, program: usize, op: Op, made: TaskId) -> Result<(), SimulateError> {
-        let stage = self.model_stage(op.stage);
-        let is_forward = op.kind == Kind::Forward;
-        if op.kind == Kind::WeightGradient {
-            return Ok(());
-        }
-        let n_edges = if is_forward { self.outgoing[stage].len() } else { self.incoming[stage].len() };
-        for nth in 0..n_edges {
-            let idx = if is_forward { self.outgoing[stage][nth] } else { self.incoming[stage][nth] };
-            let edge = self.edges[idx];
-            let (peer, bytes) = if is_forward { (edge.to, edge.forward) } else { (edge.from, edge.backward) };
-            let peer_stage = op.stage - stage as u32 + peer as u32;
-            let arrival = self.arrival(op, idx);
-            let there = match self.home.get(self.cell(peer_stage, op.micro_batch)) {
-                Some(&to) if to != u32::MAX && to as usize != program => {
-                    self.transfer(program, to as usize, op, bytes, made)?
-                }
-                _ => made,
-            };
-            let table = if is_forward { &mut self.forward_there } else { &mut self.backward_there };
-            table[arrival] = there;
-        }
-        Ok(())
-    }
-
-    fn transfer(
-        &mut self,
-        from: usize,
-        to: usize,
-        op: Op,
-        bytes: u64,
-        made: TaskId,
-    ) -> Result<TaskId, SimulateError> {
-        let (source, target) = (self.workload.devices[from], self.workload.devices[to]);
-        if source == target {
-            return Ok(made);
-        }
-        let nth = self.channel(from, to, source, target)?;
-        let Channel { link, ports, last, .. } = self.channels[from][nth];
-        let duration = link.latency.saturating_add(transfer_time(bytes, link.bandwidth));
-        let label = Label {
-            program: from,
-            stream: Stream::Network,
-            work: Work::Transfer { op: Op { joined: false, ..op }, to, bytes },
-        };
-        // Messages do not overtake each other, but their latencies overlap.
-        let behind = (last != NONE).then(|| (last, -i64::try_from(link.latency).unwrap_or(i64::MAX)));
-        let waits = std::iter::once((made, 0)).chain(behind);
-        let task = if self.machine.sends == Sends::Blocking {
-            self.push(Label { stream: Stream::Compute, ..label }, duration, waits.collect())
-        } else {
-            let task = self.step.graph.add(duration, waits);
-            self.step.labels.push(label);
-            task
-        };
-        self.channels[from][nth].last = task;
-        self.step.flows.push(Flow { task, latency: link.latency, bytes, ports, bandwidth: link.bandwidth });
-        Ok(task)
-    }
-
-    /// Returns the place of a channel among its sender's.
-    fn channel(
-        &mut self,
-        from: usize,
-        to: usize,
-        source: usize,
-        target: usize,
-    ) -> Result<usize, SimulateError> {
-        if let Some(nth) = self.channels[from].iter().position(|channel| channel.to == to) {
-            return Ok(nth);
-        }
-        let link =
-            self.machine.link(source, target).ok_or(SimulateError::NoLink { from: source, to: target })?;
-        let level = self.machine.level(source, target);
-        let ports = [self.port(source, level, true), self.port(target, level, false)];
-        self.channels[from].push(Channel { to, link, ports, last: NONE });
-        Ok(self.channels[from].len() - 1)
-    }
-
-    fn port(&mut self, device: usize, level: usize, is_out: bool) -> u32 {
-        let next = self.ports.len() as u32;
-        let port = *self.ports.entry((device, level, is_out)).or_insert(next);
-        self.step.n_ports = self.ports.len();
-        port
-    }
-
-    /// Rate of copies to host memory, and whether the computation waits for them.
-    fn copy_rate(&self, program: usize) -> (f64, Option<u32>) {
-        let device = self.device(program);
-        match self.workload.offload {
-            Offload::Naive | Offload::NonBlocking => (device.host_bandwidth * device.pageable, None),
-            Offload::Pinned => (device.host_bandwidth, None),
-            Offload::Overlapped { depth } => (device.host_bandwidth, Some(depth.max(1))),
-        }
-    }
-
-    /// Brings offloaded activations back before a backward; before a forward, waits for a free buffer.
-    fn copies_before(&mut self, program: usize, op: Op, waits: &mut Vec<(TaskId, i64)>) {
-        let bytes = self.workload.stages[self.model_stage(op.stage)].memory.offloaded;
-        if bytes == 0 {
-            return;
-        }
-        let (rate, depth) = self.copy_rate(program);
-        match op.kind {
-            Kind::Forward => {
-                if let Some(depth) = depth {
-                    let copies = &self.copies_out[program];
-                    let buffer = copies.len().checked_sub(depth as usize).map(|idx| (copies[idx], 0));
-                    waits.extend(buffer);
-                }
-            }
-            Kind::InputGradient | Kind::Backward => {
-                let mut before = vec![(self.copied_out[self.cell(op.stage, op.micro_batch)], 0)];
-                let stream = if let Some(depth) = depth {
-                    // So many buffers: the copy may run beside the passes that use the others.
-                    let done = &self.computed[program];
-                    before.extend(done.len().checked_sub(depth as usize).map(|idx| (done[idx], 0)));
-                    Stream::CopyIn
-                } else {
-                    // What a blocking copy waits for, the stream waits for.
-                    before.append(waits);
-                    Stream::Compute
-                };
-                let work = Work::Copy { op: Op { joined: false, ..op }, bytes };
-                let copy = self.push(Label { program, stream, work }, transfer_time(bytes, rate), before);
-                waits.push((copy, 0));
-            }
-            Kind::WeightGradient => {}
-        }
-    }
-
-    fn copy_after(&mut self, program: usize, op: Op, made: TaskId) {
-        let bytes = self.workload.stages[self.model_stage(op.stage)].memory.offloaded;
-        if bytes == 0 || op.kind != Kind::Forward {
-            return;
-        }
-        let (rate, depth) = self.copy_rate(program);
-        let stream = if depth.is_some() { Stream::CopyOut } else { Stream::Compute };
-        let work = Work::Copy { op: Op { joined: false, ..op }, bytes };
-        let copy = self.push(Label { program, stream, work }, transfer_time(bytes, rate), vec![(made, 0)]);
-        self.copies_out[program].push(copy);
-        let cell = self.cell(op.stage, op.micro_batch);
-        self.copied_out[cell] = copy;
-    }
-
-    /// FSDP: gathers a stage's parameters before a pass, one pass ahead.
-    fn gather_before(&mut self, program: usize, op: Op, waits: &mut Vec<(TaskId, i64)>) {
-        if self.workload.sync.sharding != Sharding::Parameters || op.kind == Kind::WeightGradient {
-            return;
-        }
-        let stage = self.model_stage(op.stage);
-        let Some(group) = self.collective_group(&self.members[stage]) else { return };
-        let bytes = self.workload.stages[stage].memory.parameters;
-        let time = collective::time(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
-        // The gather may run beside the pass before this one, so it waits for the one before that.
-        let ahead = self.tail_of(program, Stream::Compute).map(|tail| {
-            let duration = self.step.graph.duration(tail);
-            (tail, -i64::try_from(duration).unwrap_or(i64::MAX))
-        });
-        let work = Work::Gather { stage: stage as u32, op: Some(Op { joined: false, ..op }) };
-        let label = Label { program, stream: Stream::Collective, work };
-        let gather = self.push(label, time, ahead.into_iter().collect());
-        waits.push((gather, 0));
-    }
-
-    /// The links of a group of programs; `None` for fewer than two devices.
-    fn collective_group(&self, programs: &[usize]) -> Option<Group> {
-        let mut devices: Vec<usize> =
-            programs.iter().map(|program| self.workload.devices[*program]).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        if devices.len() < 2 {
-            return None;
-        }
-        let node = |device: &usize| self.machine.devices[*device].place.first().copied().unwrap_or(0);
-        let mut by_node: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for device in &devices {
-            by_node.entry(node(device)).or_default().push(*device);
-        }
-        let per_node = by_node.values().map(Vec::len).max().unwrap_or(1);
-        let is_even = by_node.values().all(|members| members.len() == per_node);
-        let slowest = self.machine.ring(&devices).unwrap_or(Link { latency: 0, bandwidth: f64::INFINITY });
-        if by_node.len() == 1 || !is_even {
-            return Some(Group::flat(devices.len() as u32, slowest));
-        }
-        let inner = by_node.values().filter_map(|members| self.machine.ring(members)).reduce(|a, b| Link {
-            latency: a.latency.max(b.latency),
-            bandwidth: a.bandwidth.min(b.bandwidth),
-        });
-        Some(Group {
-            nodes: by_node.len() as u32,
-            per_node: per_node as u32,
-            inner: inner.unwrap_or(slowest),
-            outer: slowest,
-        })
-    }
-
-    /// Gradient sync by bucket, then the optimizer's step.
-    fn finish_step(&mut self) {
-        let sync = self.workload.sync;
-        let mut synced: BTreeMap<usize, Vec<TaskId>> = BTreeMap::new();
-        // The last stage has its gradients first.
-        for stage in (0..self.workload.stages.len()).rev() {
-            // A replica without a micro-batch has nothing to add, but needs the sum.
-            let members = self.members[stage].clone();
-            let Some(group) = self.collective_group(&members) else { continue };
-            let bytes = self.workload.stages[stage].memory.gradients;
-            let n_buckets = bytes.div_ceil(sync.bucket.max(1)).clamp(1, 4096);
-            let what = match sync.sharding {
-                Sharding::Replicated => Collective::AllReduce,
-                _ => Collective::ReduceScatter,
-            };
-            for bucket in 0..n_buckets {
-                // The last bucket is the rest.
-                let size = bytes / n_buckets + if bucket + 1 == n_buckets { bytes % n_buckets } else { 0 };
-                let time = collective::time(what, sync.algorithm, size, &group);
-                let mut waits = Vec::new();
-                for program in &members {
-                    let own = self.last_gradient[*program].iter().find(|(other, _)| *other == stage);
-                    if let Some((_, last)) = own {
-                        // Gradients appear evenly over the last backward.
-                        let early = self.step.graph.duration(*last) / n_buckets * (n_buckets - 1 - bucket);
-                        waits.push((*last, -i64::try_from(early).unwrap_or(i64::MAX)));
-                    }
-                    waits.extend(self.tail_of(*program, Stream::Collective).map(|tail| (tail, 0)));
-                }
-                let label = Label {
-                    program: members[0],
-                    stream: Stream::Collective,
-                    work: Work::Reduce { stage: stage as u32, bucket: bucket as u32 },
-                };
-                let task = self.push(label, time, waits);
-                for program in &members {
-                    self.tail[*program][Stream::Collective as usize] = task;
-                    synced.entry(*program).or_default().push(task);
-                }
-            }
-        }
-        for program in 0..self.order.ranks.len() {
-            self.optimizer_step(program, synced.remove(&program).unwrap_or_default());
-        }
-    }
-
-    fn optimizer_step(&mut self, program: usize, synced: Vec<TaskId>) {
-        let stages: Vec<usize> = self.last_gradient[program].iter().map(|(stage, _)| *stage).collect();
-        let shards = |builder: &Self, stage: usize| match builder.workload.sync.sharding {
-            Sharding::Replicated => 1,
-            _ => builder.members[stage].len().max(1) as u64,
-        };
-        let time: u64 = stages
-            .iter()
-            .map(|stage| self.workload.stages[*stage].optimizer_step / shards(self, *stage))
-            .sum();
-        if time == 0 {
-            return;
-        }
-        let duration = scaled(time, self.device(program).speed);
-        let waits = synced.into_iter().map(|task| (task, 0)).collect();
-        let label = Label { program, stream: Stream::Compute, work: Work::Optimizer };
-        let step = self.push(label, duration, waits);
-        if !matches!(self.workload.sync.sharding, Sharding::Optimizer | Sharding::Gradients) {
-            return;
-        }
-        // Each replica has stepped its share of the parameters; now everybody needs all of them.
-        for stage in stages {
-            let Some(group) = self.collective_group(&self.members[stage]) else { continue };
-            let bytes = self.workload.stages[stage].memory.parameters;
-            let time = collective::time(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
-            let work = Work::Gather { stage: stage as u32, op: None };
-            self.push(Label { program, stream: Stream::Collective, work }, time, vec![(step, 0)]);
         }
     }
 }

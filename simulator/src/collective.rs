@@ -79,9 +79,37 @@ impl Group {
 
 /// Returns the nanoseconds of a collective.
 pub fn time(collective: Collective, algorithm: Algorithm, bytes: u64, group: &Group) -> u64 {
+    parts(collective, algorithm, bytes, group).total()
+}
+
+/// What a collective takes alone: latency, then moving bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Nanoseconds of its hops.
+    pub latency: u64,
+    /// Nanoseconds in which bytes move.
+    pub transfer: u64,
+}
+
+impl Parts {
+    /// Returns both together.
+    pub fn total(self) -> u64 {
+        self.latency.saturating_add(self.transfer)
+    }
+
+    fn then(self, next: Self) -> Self {
+        Self {
+            latency: self.latency.saturating_add(next.latency),
+            transfer: self.transfer.saturating_add(next.transfer),
+        }
+    }
+}
+
+/// Returns the nanoseconds of a collective, latency and transfer apart.
+pub fn parts(collective: Collective, algorithm: Algorithm, bytes: u64, group: &Group) -> Parts {
     let n = u64::from(group.n_ranks());
     if n <= 1 || bytes == 0 {
-        return 0;
+        return Parts::default();
     }
     match algorithm {
         Algorithm::Ring => ring(collective, bytes, n, group.slowest()),
@@ -89,13 +117,15 @@ pub fn time(collective: Collective, algorithm: Algorithm, bytes: u64, group: &Gr
         Algorithm::Hierarchical => hierarchical(collective, bytes, group),
         Algorithm::ParameterServer { servers } => parameter_server(bytes, n, servers, group.slowest()),
         Algorithm::Fastest => {
-            let flat =
-                ring(collective, bytes, n, group.slowest()).min(tree(collective, bytes, n, group.slowest()));
-            if group.nodes > 1 && group.per_node > 1 {
-                flat.min(hierarchical(collective, bytes, group))
-            } else {
-                flat
-            }
+            let ring = ring(collective, bytes, n, group.slowest());
+            let tree = tree(collective, bytes, n, group.slowest());
+            let across = group.nodes > 1 && group.per_node > 1;
+            let hierarchical = across.then(|| hierarchical(collective, bytes, group));
+            [Some(ring), Some(tree), hierarchical]
+                .into_iter()
+                .flatten()
+                .min_by_key(|parts| parts.total())
+                .unwrap_or(ring)
         }
     }
 }
@@ -116,7 +146,7 @@ fn share(bytes: u64, parts: u64, of: u64) -> u64 {
     (u128::from(bytes) * u128::from(parts)).div_ceil(u128::from(of)).min(u128::from(u64::MAX)) as u64
 }
 
-fn ring(collective: Collective, bytes: u64, n: u64, link: Link) -> u64 {
+fn ring(collective: Collective, bytes: u64, n: u64, link: Link) -> Parts {
     let (hops, moved) = match collective {
         Collective::AllReduce => (2 * (n - 1), share(bytes, 2 * (n - 1), n)),
         Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => {
@@ -124,22 +154,24 @@ fn ring(collective: Collective, bytes: u64, n: u64, link: Link) -> u64 {
         }
         Collective::Broadcast => (n - 1, bytes),
     };
-    (hops * link.latency).saturating_add(transfer_time(moved, link.bandwidth))
+    hops_then(hops, moved, link)
 }
 
-fn tree(collective: Collective, bytes: u64, n: u64, link: Link) -> u64 {
+fn hops_then(hops: u64, bytes: u64, link: Link) -> Parts {
+    Parts { latency: hops.saturating_mul(link.latency), transfer: transfer_time(bytes, link.bandwidth) }
+}
+
+fn tree(collective: Collective, bytes: u64, n: u64, link: Link) -> Parts {
     let depth = u64::from(n.next_power_of_two().trailing_zeros());
     match collective {
-        Collective::AllReduce => {
-            (2 * depth * link.latency).saturating_add(transfer_time(bytes.saturating_mul(2), link.bandwidth))
-        }
-        Collective::Broadcast => (depth * link.latency).saturating_add(transfer_time(bytes, link.bandwidth)),
+        Collective::AllReduce => hops_then(2 * depth, bytes.saturating_mul(2), link),
+        Collective::Broadcast => hops_then(depth, bytes, link),
         // Parts that differ by rank gain nothing from a tree.
         _ => ring(collective, bytes, n, link),
     }
 }
 
-fn hierarchical(collective: Collective, bytes: u64, group: &Group) -> u64 {
+fn hierarchical(collective: Collective, bytes: u64, group: &Group) -> Parts {
     let (g, nodes) = (u64::from(group.per_node), u64::from(group.nodes));
     if nodes == 1 {
         return ring(collective, bytes, g, group.inner);
@@ -152,15 +184,14 @@ fn hierarchical(collective: Collective, bytes: u64, group: &Group) -> u64 {
     let between = |collective| ring(collective, part, nodes, group.outer);
     match collective {
         Collective::AllReduce => inside(Collective::ReduceScatter)
-            .saturating_add(between(Collective::AllReduce))
-            .saturating_add(inside(Collective::AllGather)),
-        other => inside(other).saturating_add(between(other)),
+            .then(between(Collective::AllReduce))
+            .then(inside(Collective::AllGather)),
+        other => inside(other).then(between(other)),
     }
 }
 
-fn parameter_server(bytes: u64, n: u64, servers: u32, link: Link) -> u64 {
-    let through = share(bytes, 2 * n, u64::from(servers.max(1)));
-    (2 * link.latency).saturating_add(transfer_time(through, link.bandwidth))
+fn parameter_server(bytes: u64, n: u64, servers: u32, link: Link) -> Parts {
+    hops_then(2, share(bytes, 2 * n, u64::from(servers.max(1))), link)
 }
 
 /// NCCL's protocols: low latency, low latency with 128-byte lines, and simple.

@@ -7,16 +7,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// A layer, in the order of the forward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Layer {
-    /// Time of its forward pass.
-    pub forward: u64,
-    /// Time of its backward pass.
-    pub backward: u64,
-    /// Bytes of its gradients.
-    pub gradients: u64,
-}
+pub use crate::workload::Layer;
 
 /// Groups gradients into buckets in the order in which they appear: the last layer's first.
 ///

@@ -171,17 +171,34 @@ impl EventGraph {
 
     /// Returns the tasks that the last end waits for, in order of time: each starts when the one before lets it.
     pub fn critical_path(&self, ends: &[u64]) -> Vec<TaskId> {
+        let starts: Vec<u64> =
+            ends.iter().zip(&self.durations).map(|(end, duration)| end.saturating_sub(*duration)).collect();
+        self.path_to_the_end(&starts, ends, |_| None)
+    }
+
+    /// The same for tasks that start and end otherwise than the graph alone says; `queued` is the task that went
+    /// before another on a link that both need.
+    pub(crate) fn path_to_the_end(
+        &self,
+        starts: &[u64],
+        ends: &[u64],
+        queued: impl Fn(TaskId) -> Option<TaskId>,
+    ) -> Vec<TaskId> {
         let Some(mut task) = (0..self.len()).max_by_key(|task| (ends[*task], std::cmp::Reverse(*task)))
         else {
             return Vec::new();
         };
         let mut path = vec![task as TaskId];
         loop {
-            let start = ends[task].saturating_sub(self.durations[task]);
-            let holds =
-                |(before, lag): &(TaskId, i64)| ends[*before as usize].saturating_add_signed(*lag) == start;
-            // With several equally late, the smallest number: the same graph gives the same path.
-            match self.waits(task as TaskId).filter(holds).map(|(before, _)| before).min() {
+            let start = starts[task];
+            let there = |(before, lag): &(TaskId, i64)| ends[*before as usize].saturating_add_signed(*lag);
+            let on_the_link = queued(task as TaskId).map(|before| (before, 0));
+            let waits = || self.waits(task as TaskId).chain(on_the_link);
+            // With several equally late, the smallest number: the same graph gives the same path. A part of work
+            // that was slowed later seems to have been done after the start.
+            let exact = waits().filter(|wait| there(wait) == start).map(|(before, _)| before).min();
+            let slowed = || waits().filter(|wait| there(wait) > start).map(|(before, _)| before).min();
+            match exact.or_else(slowed) {
                 Some(before) if start > 0 => {
                     path.push(before);
                     task = before as usize;

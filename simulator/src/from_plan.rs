@@ -3,9 +3,11 @@
 //! The plan's costs are for the devices that its stages stand on. Stages that the schedule wants in more parts than
 //! the plan has are cut evenly, and the answer says so.
 
+mod execution;
+
 use std::collections::BTreeMap;
 
-use schema::{Bytes, BytesPerSecond, Plan, Seconds};
+use schema::{Bytes, BytesPerSecond, Execution, Plan, Seconds};
 use thiserror::Error;
 
 use crate::{
@@ -13,7 +15,7 @@ use crate::{
     in_flight,
     machine::{Device, Link, Machine, Sends, Sharing},
     order::{Order, OrderError, Schedule, Shape, make_for_costs, replicated, round_robin},
-    workload::{Offload, Sharding, Stage, StageMemory, Sync, Transfer, Workload},
+    workload::{Layer, Stage, StageMemory, Transfer, Workload},
 };
 
 /// What a command may want otherwise than the plan has it.
@@ -29,10 +31,12 @@ pub struct PlanOptions {
     pub sharing: Sharing,
     /// Whether computation goes on while values are sent.
     pub sends: Sends,
-    /// How offloaded activations travel.
-    pub offload: Offload,
-    /// What replicas share out.
-    pub sharding: Sharding,
+    /// Gradient sync, sharding and offload; the plan's where nothing is said.
+    pub execution: Execution,
+    /// Share of each stage's activations that waits in host memory; the plan's when absent.
+    pub offloaded: Option<f64>,
+    /// Devices of a tensor-parallel group, to estimate what a plan without such groups would gain.
+    pub tensor_parallel: Option<u32>,
 }
 
 /// A plan, ready to be simulated.
@@ -168,6 +172,44 @@ pub enum PlanError {
         /// First device that the plan gives it.
         found: String,
     },
+    /// A number of the execution that makes no sense.
+    #[error("{what} is {value}: it must be {rule}")]
+    Execution {
+        /// Which number.
+        what: &'static str,
+        /// What stands there.
+        value: f64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// Two ways of execution that exclude each other.
+    #[error("{one} cannot be combined with {other}: {reason}")]
+    Combination {
+        /// One of them.
+        one: &'static str,
+        /// The other.
+        other: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Tensor-parallel groups that do not come out.
+    #[error("stage {stage} cannot be tensor-parallel: {reason}")]
+    TensorParallel {
+        /// The stage.
+        stage: usize,
+        /// Why not.
+        reason: String,
+    },
+    /// Layers that do not make up their stage.
+    #[error("the layers of stage {stage} hold {layers} of gradients, the stage {parameters} of parameters")]
+    Layers {
+        /// The stage.
+        stage: usize,
+        /// Sum of the layers.
+        layers: Bytes,
+        /// The stage's own.
+        parameters: Bytes,
+    },
     /// The order cannot be made.
     #[error(transparent)]
     Order(#[from] OrderError),
@@ -188,13 +230,21 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         return Err(PlanError::NoStages);
     }
     let mut notes = Vec::new();
-    let machine = machine(plan, options, &mut notes)?;
+    let choices = options.execution.or(plan.execution.unwrap_or_default());
+    let mut machine = machine(plan, options, &mut notes)?;
+    machine.slowdown = execution::slowdown(&choices)?;
     let schedule = Schedule::from_name(options.schedule.as_deref().unwrap_or(&plan.schedule))?;
     let micro_batches = options.micro_batches.unwrap_or(plan.micro_batches);
     let stage_devices = stage_devices(plan)?;
-    let (rank_devices, rank_of) = ranks(plan, &stage_devices)?;
+    let (rank_groups, rank_of) = ranks(plan, &stage_devices)?;
     let mut stages = stages(plan, &stage_devices, &machine)?;
     let mut transfers = transfers(plan)?;
+    let (rank_devices, peers) =
+        execution::tensor_parallel(plan, options, &rank_groups, &rank_of, &mut stages, &mut notes)?;
+    let most_replicas = rank_devices.iter().map(Vec::len).max().unwrap_or(1) as u32;
+    let sync = execution::sync(&choices, most_replicas, &mut notes)?;
+    execution::offloaded(options, &mut stages, &mut notes)?;
+    execution::layers(plan, sync, &rank_devices, &rank_of, &mut stages, &mut notes)?;
     let n_ranks = rank_devices.len();
     if !stages.len().is_multiple_of(n_ranks) {
         return Err(PlanError::Uneven { n_stages: stages.len(), n_ranks });
@@ -209,7 +259,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         (stages, transfers) = cut(&stages, &transfers, wanted);
         chunks = wanted;
     } else {
-        check_placement(plan, schedule, &rank_devices, &rank_of)?;
+        check_placement(plan, schedule, &rank_groups, &rank_of)?;
     }
     let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches };
     schedule.check(shape)?;
@@ -226,8 +276,9 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
             stages,
             transfers,
             devices: rank_devices.iter().flatten().copied().collect(),
-            sync: Sync { sharding: options.sharding, ..Sync::default() },
-            offload: options.offload,
+            peers,
+            sync,
+            offload: execution::offload(&choices)?,
         },
         order: Order { ranks: Vec::new(), chain: order.chain },
         machine,
@@ -356,7 +407,8 @@ fn machine(plan: &Plan, options: &PlanOptions, notes: &mut Vec<String>) -> Resul
         }
     }
     let levels = levels.collect::<Result<_, _>>()?;
-    Ok(Machine { devices, levels, links, sharing: options.sharing, sends: options.sends })
+    let (sharing, sends) = (options.sharing, options.sends);
+    Ok(Machine { devices, levels, links, sharing, sends, ..Machine::default() })
 }
 
 /// Returns the positions of each stage's devices in the cluster.
@@ -483,9 +535,27 @@ fn stages(plan: &Plan, stage_devices: &[Vec<usize>], machine: &Machine) -> Resul
                 offloaded: cost.offloaded.0.min(cost.activations.0),
             },
             tensor_parallel: None,
+            layers: layers_of(idx, planned)?,
         });
     }
     Ok(stages)
+}
+
+fn layers_of(idx: usize, planned: &schema::PlanStage) -> Result<Vec<Layer>, PlanError> {
+    let layer = |layer: &schema::LayerCost| {
+        Ok(Layer {
+            forward: nanoseconds(layer.forward, || format!("forward of a layer of stage {idx}"))?,
+            backward: nanoseconds(layer.backward, || format!("backward of a layer of stage {idx}"))?,
+            gradients: layer.gradients.0,
+        })
+    };
+    let layers = planned.layers.iter().map(layer).collect::<Result<Vec<_>, PlanError>>()?;
+    let gradients = layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.gradients));
+    if !layers.is_empty() && gradients != planned.cost.parameters.0 {
+        let parameters = planned.cost.parameters;
+        return Err(PlanError::Layers { stage: idx, layers: Bytes(gradients), parameters });
+    }
+    Ok(layers)
 }
 
 fn transfers(plan: &Plan) -> Result<Vec<Transfer>, PlanError> {
@@ -521,7 +591,12 @@ fn cut(stages: &[Stage], transfers: &[Transfer], parts: usize) -> (Vec<Stage>, V
                 workspace: memory.workspace,
                 offloaded: memory.offloaded / n,
             },
-            tensor_parallel: stage.tensor_parallel,
+            tensor_parallel: stage.tensor_parallel.map(|group| crate::workload::TensorParallel {
+                per_pass: group.per_pass.div_ceil(parts as u32),
+                ..group
+            }),
+            // Which layers fall into which part is not known: their gradients appear evenly.
+            layers: Vec::new(),
         }
     };
     let cut_stages = stages.iter().flat_map(|stage| vec![part(stage); parts]).collect();

@@ -49,4 +49,6 @@ pub use machine::{Device, Link, Machine, Sends, Sharing};
 pub use memory::{DeviceMemory, Exceeded, USES, Use};
 pub use step::{Label, SimulateError, StepGraph, Stream, Work};
 pub use timeline::{ProgramTime, Task, Timeline, period, simulate, step_time};
-pub use workload::{Offload, Sharding, Stage, StageMemory, Sync, TensorParallel, Transfer, Workload};
+pub use workload::{
+    Layer, Offload, Sharding, Stage, StageMemory, Sync, SyncMode, TensorParallel, Transfer, Workload,
+};

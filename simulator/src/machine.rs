@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// A cluster as numbers.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// The devices.
     pub devices: Vec<Device>,
@@ -15,6 +15,22 @@ pub struct Machine {
     pub sharing: Sharing,
     /// Whether computation goes on while values are sent.
     pub sends: Sends,
+    /// How much slower a device computes while it takes part in a collective: 1 for not at all. Kernels of
+    /// collectives and of the model share processors and memory.
+    pub slowdown: f64,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            devices: Vec::new(),
+            levels: Vec::new(),
+            links: BTreeMap::new(),
+            sharing: Sharing::default(),
+            sends: Sends::default(),
+            slowdown: 1.0,
+        }
+    }
 }
 
 /// One device.

@@ -3,7 +3,8 @@
 //! Parameters, gradients, optimizer state and old weight versions are there all the time. Activations of a
 //! micro-batch live from the start of its forward to the end of the backward that frees them, but for the part that
 //! waits in host memory; workspace and recomputed activations as long as their operation; buffers from the start of
-//! a transfer to its end on the sender, and to the start of the operation that uses them on the receiver.
+//! a transfer to its end on the sender, and to the start of the operation that uses them on the receiver; buckets
+//! while they are on their way; gathered parameters until the pass that needs them is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -111,13 +112,14 @@ pub(crate) fn over_time(
     machine: &Machine,
     tasks: &[Task],
     consumers: &[(TaskId, TaskId)],
+    members: &BTreeMap<TaskId, Vec<usize>>,
 ) -> Vec<DeviceMemory> {
     let n_devices = machine.devices.len();
     let resident = resident(workload, n_devices, tasks);
     let mut changes: Vec<Vec<Change>> = (0..n_devices).map(|_| Vec::new()).collect();
-    let mut used_at: BTreeMap<TaskId, u64> = BTreeMap::new();
+    let mut used_by: BTreeMap<TaskId, Task> = BTreeMap::new();
     for (brought, user) in consumers {
-        used_at.insert(*brought, tasks[*user as usize].start);
+        used_by.insert(*brought, tasks[*user as usize]);
     }
     for (id, task) in tasks.iter().enumerate() {
         let device = workload.devices[task.label.program];
@@ -129,7 +131,7 @@ pub(crate) fn over_time(
             }
             Work::Transfer { to, bytes, .. } => {
                 let receiver = workload.devices[to];
-                let used = used_at.get(&(id as TaskId)).copied().unwrap_or(task.end).max(task.end);
+                let used = used_by.get(&(id as TaskId)).map_or(task.end, |user| user.start.max(task.end));
                 hold(&mut changes[device], Use::Buffers, bytes, task.start, task.end);
                 hold(&mut changes[receiver], Use::Buffers, bytes, task.start, used);
             }
@@ -141,19 +143,39 @@ pub(crate) fn over_time(
                 changes[device].push(Change { at, bytes, used_for: Use::Activations, activation: None });
             }
             Work::Gather { stage, op: Some(_) } => {
+                // The pass computes with what was gathered.
                 let bytes = workload.stages[stage as usize].memory.parameters;
-                let used = used_at.get(&(id as TaskId)).copied().unwrap_or(task.end).max(task.end);
+                let used = used_by.get(&(id as TaskId)).map_or(task.end, |user| user.end.max(task.end));
                 hold(&mut changes[device], Use::Buffers, bytes, task.start, used);
             }
-            Work::Gather { .. } | Work::Reduce { .. } | Work::Optimizer => {}
+            Work::Reduce { bytes, .. } => {
+                // A bucket is a copy of its gradients while it is on its way.
+                let others = members.get(&(id as TaskId)).into_iter().flatten();
+                for program in others.chain([&task.label.program]) {
+                    let device = workload.devices[*program];
+                    hold(&mut changes[device], Use::Buffers, bytes, task.start, task.end);
+                }
+            }
+            Work::AllReduce { count, bytes, .. } => {
+                let one = bytes / u64::from(count.max(1));
+                hold(&mut changes[device], Use::Buffers, one, task.start, task.end);
+            }
+            Work::Gather { .. } | Work::Optimizer => {}
         }
     }
-    changes
+    let mut memory: Vec<DeviceMemory> = changes
         .into_iter()
         .zip(resident)
         .zip(&machine.devices)
         .map(|((changes, resident), device)| sweep(changes, resident, device.memory))
-        .collect()
+        .collect();
+    // A tensor-parallel group holds the same everywhere.
+    for (program, peers) in workload.peers.iter().enumerate() {
+        for peer in peers {
+            memory[*peer] = memory[workload.devices[program]].clone();
+        }
+    }
+    memory
 }
 
 /// What is on each device all the time.

@@ -1,11 +1,13 @@
 //! A step as a graph of tasks with labels, and what can be wrong with it.
 
+use std::collections::BTreeMap;
+
 use thiserror::Error;
 
 use crate::{
     event_graph::{EventGraph, TaskId},
     order::Op,
-    sharing::Flow,
+    sharing::{Flow, Queued},
 };
 
 /// Why a step cannot be simulated.
@@ -122,12 +124,23 @@ pub enum Work {
         /// How many bytes.
         bytes: u64,
     },
-    /// Gradients of a stage, one bucket.
+    /// Gradients of a stage, one bucket, layer or slice.
     Reduce {
         /// The stage.
         stage: u32,
-        /// Which bucket.
-        bucket: u32,
+        /// Which of the stage's messages.
+        message: u32,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// The all-reduces inside a pass of a tensor-parallel stage.
+    AllReduce {
+        /// The pass, and the one fused with it.
+        op: Op,
+        /// How many.
+        count: u32,
+        /// Bytes of all of them.
+        bytes: u64,
     },
     /// Parameters of a stage brought together: before a pass, or after the optimizer's step.
     Gather {
@@ -159,14 +172,21 @@ pub struct Label {
 }
 
 /// A graph with labels: everything that is needed to time a step again.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StepGraph {
     /// Tasks and waits.
     pub graph: EventGraph,
     /// By task.
     pub labels: Vec<Label>,
+    /// Programs that take part in a collective beside the one of its label, by task.
+    pub members: BTreeMap<TaskId, Vec<usize>>,
     pub(crate) flows: Vec<Flow>,
+    /// Ports of the flows, one flow's after the other's.
+    pub(crate) flow_ports: Vec<u32>,
     pub(crate) n_ports: usize,
+    /// Messages that wait for their turn on a group's link.
+    pub(crate) queued: Vec<Queued>,
+    pub(crate) n_queues: usize,
     /// Which task consumes what a transfer brings.
     pub(crate) consumers: Vec<(TaskId, TaskId)>,
 }

@@ -1,12 +1,14 @@
 //! What happens when: the answer of a simulation, before it becomes a text or a picture.
 
+use std::collections::BTreeMap;
+
 use crate::{
     build::{build, build_steps},
     event_graph::{EventGraph, TaskId},
-    machine::{Machine, Sharing},
+    machine::Machine,
     memory::{self, DeviceMemory},
     order::{Kind, Op, Order},
-    sharing,
+    sharing::{self, Times},
     step::{Label, SimulateError, StepGraph, Stream, Work},
     workload::Workload,
 };
@@ -26,8 +28,10 @@ pub struct Timeline {
     pub memory: Vec<DeviceMemory>,
     /// The tasks that the step's end waits for, in order of time.
     pub critical_path: Vec<TaskId>,
-    /// Transfers and copies, with the computation that uses what they bring.
+    /// Transfers, copies and gathers, with the computation that uses what they bring.
     pub consumers: Vec<(TaskId, TaskId)>,
+    /// Programs that take part in a collective beside the one of its label, by task.
+    pub members: BTreeMap<TaskId, Vec<usize>>,
 }
 
 /// One task.
@@ -75,8 +79,8 @@ impl ProgramTime {
 /// Says what does not fit together, or where the order deadlocks.
 pub fn simulate(workload: &Workload, order: &Order, machine: &Machine) -> Result<Timeline, SimulateError> {
     let step = build(workload, order, machine)?;
-    let ends = step.ends(machine);
-    Ok(timeline(workload, machine, step, ends))
+    let times = sharing::times(&step, machine);
+    Ok(timeline(workload, machine, step, times))
 }
 
 /// Returns the nanoseconds of a step alone: what searches need.
@@ -93,19 +97,20 @@ pub fn step_time(workload: &Workload, order: &Order, machine: &Machine) -> Resul
 /// # Errors
 /// As [`simulate`].
 pub fn period(workload: &Workload, order: &Order, machine: &Machine) -> Result<u64, SimulateError> {
-    const SETTLED: usize = 3;
+    // Where the next forward pass overtakes the gradients of the step before, the backlog takes its time to settle.
+    let overlaps = workload.sync.mode.slice().is_some();
+    let (settled, cycle) = if overlaps { (16, 8) } else { (3, 1) };
     let time = |n_steps| -> Result<u64, SimulateError> {
         let steps = build_steps(workload, order, machine, n_steps)?;
         Ok(steps.ends(machine).into_iter().max().unwrap_or(0))
     };
-    Ok(time(SETTLED + 1)?.saturating_sub(time(SETTLED)?))
+    Ok(time(settled + cycle)?.saturating_sub(time(settled)?) / cycle as u64)
 }
 
 impl StepGraph {
     /// Returns when each task ends on a machine.
     pub fn ends(&self, machine: &Machine) -> Vec<u64> {
-        let shares = machine.sharing == Sharing::Fair && self.flows.iter().any(|flow| flow.bytes > 0);
-        if shares { sharing::ends(&self.graph, &self.flows, self.n_ports) } else { self.graph.ends() }
+        sharing::times(self, machine).ends
     }
 
     /// Returns the tasks of a stage's operations with new durations, for [`EventGraph::retime`].
@@ -120,9 +125,10 @@ impl StepGraph {
     }
 }
 
-fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, ends: Vec<u64>) -> Timeline {
-    let StepGraph { graph, labels, consumers, .. } = step;
-    let starts = starts(&graph, &ends);
+fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, times: Times) -> Timeline {
+    let StepGraph { graph, labels, consumers, members, .. } = step;
+    let Times { ends, starts: known, before } = times;
+    let starts = known.unwrap_or_else(|| starts(&graph, &ends));
     let makespan = ends.iter().copied().max().unwrap_or(0);
     let tasks: Vec<Task> = labels
         .into_iter()
@@ -132,20 +138,23 @@ fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, ends: Vec<u
     let n_programs = workload.devices.len();
     let mut programs = vec![ProgramTime::default(); n_programs];
     let mut spans = vec![(u64::MAX, 0_u64); n_programs];
-    for task in &tasks {
+    for (id, task) in tasks.iter().enumerate() {
         let program = task.label.program;
-        if task.label.stream == Stream::Compute {
+        if task.label.stream == Stream::Compute || matches!(task.label.work, Work::AllReduce { .. }) {
             account(&mut programs[program], workload, machine, task);
         }
-        let span = &mut spans[program];
-        *span = (span.0.min(task.start), span.1.max(task.end));
+        let others = members.get(&(id as TaskId)).into_iter().flatten().copied();
+        for program in others.chain([program]) {
+            let span = &mut spans[program];
+            *span = (span.0.min(task.start), span.1.max(task.end));
+        }
     }
     for time in &mut programs {
         let spent = time.busy() + time.collective + time.copy + time.host + time.optimizer;
         time.idle = makespan.saturating_sub(spent);
     }
-    let memory = memory::over_time(workload, machine, &tasks, &consumers);
-    let critical_path = timed(&graph, &starts, &ends).critical_path(&ends);
+    let memory = memory::over_time(workload, machine, &tasks, &consumers, &members);
+    let critical_path = graph.path_to_the_end(&starts, &ends, |task| before.get(&task).copied());
     Timeline {
         step: makespan,
         longest_span: spans.iter().map(|(first, last)| last.saturating_sub(*first)).max().unwrap_or(0),
@@ -154,6 +163,7 @@ fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, ends: Vec<u
         memory,
         critical_path,
         consumers,
+        members,
     }
 }
 
@@ -163,16 +173,6 @@ fn starts(graph: &EventGraph, ends: &[u64]) -> Vec<u64> {
         graph.waits(task as TaskId).map(there).max().unwrap_or(0)
     };
     (0..graph.len()).map(start).collect()
-}
-
-/// Returns the graph with the durations that shared ports made.
-fn timed(graph: &EventGraph, starts: &[u64], ends: &[u64]) -> EventGraph {
-    let mut timed = graph.clone();
-    let changes: Vec<(TaskId, u64)> =
-        (0..graph.len()).map(|task| (task as TaskId, ends[task].saturating_sub(starts[task]))).collect();
-    let mut scratch = ends.to_vec();
-    timed.retime(&changes, &mut scratch);
-    timed
 }
 
 /// Divides a task's time among the parts of its program.
@@ -205,11 +205,11 @@ fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task:
                     }
                 }
             }
-            // What is left are the collectives inside the stage.
+            // What is left is what collectives beside the kernels slowed them by.
             time.collective += left;
         }
         Work::Optimizer => time.optimizer += total,
         Work::Transfer { .. } | Work::Copy { .. } => time.copy += total,
-        Work::Reduce { .. } | Work::Gather { .. } => time.collective += total,
+        Work::Reduce { .. } | Work::Gather { .. } | Work::AllReduce { .. } => time.collective += total,
     }
 }

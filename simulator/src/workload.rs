@@ -9,6 +9,9 @@ pub struct Workload {
     pub transfers: Vec<Transfer>,
     /// Device of each program of the order.
     pub devices: Vec<usize>,
+    /// Further devices of a program that do the same with their part of each layer: its tensor-parallel group. Empty
+    /// where every program has one device.
+    pub peers: Vec<Vec<usize>>,
     /// How copies and replicas of a stage agree on gradients.
     pub sync: Sync,
     /// How offloaded activations travel.
@@ -30,8 +33,21 @@ pub struct Stage {
     pub optimizer_step: u64,
     /// Memory.
     pub memory: StageMemory,
-    /// The group that shares each of its layers, if any.
+    /// What its tensor-parallel group exchanges, if it has one.
     pub tensor_parallel: Option<TensorParallel>,
+    /// Its layers, first to last, where they are known: when each gradient exists and each parameter is needed.
+    pub layers: Vec<Layer>,
+}
+
+/// A layer's part of its stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layer {
+    /// Share of the forward pass, in any unit that the stage's layers have in common.
+    pub forward: u64,
+    /// Share of the backward pass, likewise.
+    pub backward: u64,
+    /// Bytes of its gradients; the stage's gradients where the layers are known.
+    pub gradients: u64,
 }
 
 /// Bytes of a stage on one device.
@@ -55,11 +71,11 @@ pub struct StageMemory {
     pub offloaded: u64,
 }
 
-/// Collectives inside a stage: Megatron's all-reduces.
+/// Collectives inside a stage: Megatron's all-reduces, which the pass waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorParallel {
-    /// Time of one all-reduce, by [`crate::collective`].
-    pub all_reduce: u64,
+    /// Bytes of one all-reduce.
+    pub bytes: u64,
     /// All-reduces in each forward pass, and as many in each backward.
     pub per_pass: u32,
 }
@@ -80,6 +96,10 @@ pub struct Transfer {
 /// How copies and replicas of a stage agree on gradients at the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sync {
+    /// When gradients are sent, and in which order.
+    pub mode: SyncMode,
+    /// Bytes of the first bucket, so that sending starts early.
+    pub first_bucket: u64,
     /// Bytes of a bucket; the sync of a bucket starts when its gradients exist.
     pub bucket: u64,
     /// Which collective.
@@ -89,12 +109,44 @@ pub struct Sync {
 }
 
 impl Default for Sync {
-    /// PyTorch DDP's 25 MiB buckets over a ring.
+    /// PyTorch DDP's 25 MiB buckets, the first of 1 MiB.
     fn default() -> Self {
         Self {
+            mode: SyncMode::Bucketed,
+            first_bucket: 1 << 20,
             bucket: 25 << 20,
             algorithm: crate::collective::Algorithm::Fastest,
             sharding: Sharding::Replicated,
+        }
+    }
+}
+
+/// When gradients are sent, and in which order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncMode {
+    /// When a replica's whole backward is over, in buckets.
+    AfterBackward,
+    /// A bucket as soon as its gradients exist, behind the backward that makes the others (DDP, Horovod).
+    #[default]
+    Bucketed,
+    /// Every layer as soon as its gradients exist, first come, first served; the next forward pass waits layer by layer.
+    Fifo {
+        /// Most bytes of a message.
+        slice: Option<u64>,
+    },
+    /// The same, but the layers that the next forward pass needs first go first (P3).
+    Priority {
+        /// Most bytes of a message: what is being sent is not interrupted.
+        slice: Option<u64>,
+    },
+}
+
+impl SyncMode {
+    /// Returns the most bytes of a message where layers are sent by themselves.
+    pub fn slice(self) -> Option<Option<u64>> {
+        match self {
+            SyncMode::Fifo { slice } | SyncMode::Priority { slice } => Some(slice),
+            SyncMode::AfterBackward | SyncMode::Bucketed => None,
         }
     }
 }

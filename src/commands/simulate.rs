@@ -1,14 +1,15 @@
 //! `model-analyze simulate`: how long a step takes under a plan or an order, and where time and memory go.
 
+mod execution;
 mod order;
 mod picture;
 mod plan;
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use schema::{Seconds, Timeline};
-use simulator::{Cost, Offload, Sends, Sharding, Sharing, order::OrderError};
+use simulator::{Cost, Sends, Sharing, order::OrderError};
 
 use crate::{
     failure::Failure,
@@ -23,6 +24,10 @@ use crate::{
 Examples:
   model-analyze simulate plan.yaml
   model-analyze simulate plan.yaml --schedule zb2p --micro-batches 16 --timeline step.svg
+  model-analyze simulate plan.yaml --sync p3 --servers 2 --slice 200000
+  model-analyze simulate plan.yaml --sharding zero3 --collective ring --overlap-slowdown 1.1
+  model-analyze simulate plan.yaml --offload-share 0.5 --offload both --prefetch 3
+  model-analyze simulate plan.yaml --tensor-parallel 4
   model-analyze simulate --csv order.csv --cost 10,11,7,0 --format json
   model-analyze simulate --csv order.csv --lint
   model-analyze simulate --schedule zbv --ranks 4 --chunks 2 --micro-batches 8 --write-csv order.csv
@@ -76,46 +81,11 @@ pub struct Simulate {
     /// Give every transfer the whole bandwidth of its ports
     #[arg(long, requires = "plan")]
     no_contention: bool,
-    /// How offloaded activations travel
-    #[arg(long, value_enum, default_value_t, requires = "plan")]
-    offload: OffloadMode,
-    /// Passes that offload copies may run ahead
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024), requires = "plan")]
-    prefetch: u32,
-    /// What replicas share out instead of keeping a copy each
-    #[arg(long, value_enum, default_value_t, requires = "plan")]
-    sharding: ShardingMode,
+    #[command(flatten)]
+    execution: execution::ExecutionArguments,
     /// How to print the answer
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-}
-
-/// How offloaded activations travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum OffloadMode {
-    /// Pageable memory, computation waits
-    Naive,
-    /// Pinned memory, computation waits
-    Pinned,
-    /// Asynchronous calls on pageable memory, which the driver makes wait
-    NonBlocking,
-    /// Pinned memory on streams of their own
-    #[default]
-    Both,
-}
-
-/// What replicas share out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum ShardingMode {
-    /// Nothing
-    #[default]
-    None,
-    /// Optimizer state
-    Zero1,
-    /// Optimizer state and gradients
-    Zero2,
-    /// Optimizer state, gradients and parameters (FSDP)
-    Zero3,
 }
 
 impl Simulate {
@@ -175,18 +145,9 @@ impl Simulate {
             host_overhead: Seconds(self.host_overhead * 1e-6),
             sharing: if self.no_contention { Sharing::Unlimited } else { Sharing::Fair },
             sends: if self.blocking_sends { Sends::Blocking } else { Sends::Overlapped },
-            offload: match self.offload {
-                OffloadMode::Naive => Offload::Naive,
-                OffloadMode::Pinned => Offload::Pinned,
-                OffloadMode::NonBlocking => Offload::NonBlocking,
-                OffloadMode::Both => Offload::Overlapped { depth: self.prefetch },
-            },
-            sharding: match self.sharding {
-                ShardingMode::None => Sharding::Replicated,
-                ShardingMode::Zero1 => Sharding::Optimizer,
-                ShardingMode::Zero2 => Sharding::Gradients,
-                ShardingMode::Zero3 => Sharding::Parameters,
-            },
+            execution: self.execution.execution(),
+            offloaded: self.execution.offloaded(),
+            tensor_parallel: self.execution.tensor_parallel(),
         };
         let simulated = plan::simulate(&name, &plan, &options)?;
         let timeline = self.timeline.is_some().then(|| picture::of_plan(&plan, &simulated));

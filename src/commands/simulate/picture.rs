@@ -85,7 +85,10 @@ pub(super) fn of_plan(plan: &Plan, simulated: &Simulated) -> Timeline {
     let mut by_stream: BTreeMap<(usize, Stream), Vec<usize>> = BTreeMap::new();
     for (id, task) in timeline.tasks.iter().enumerate() {
         if task.end > task.start {
-            by_stream.entry((task.label.program, task.label.stream)).or_default().push(id);
+            let others = timeline.members.get(&(id as u32)).into_iter().flatten();
+            for program in others.chain([&task.label.program]) {
+                by_stream.entry((*program, task.label.stream)).or_default().push(id);
+            }
         }
     }
     let mut place: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
@@ -96,10 +99,15 @@ pub(super) fn of_plan(plan: &Plan, simulated: &Simulated) -> Timeline {
             Track { device: program as u32, stream: stream_name(stream).to_string(), spans: Vec::new() };
         for id in ids {
             let task = &timeline.tasks[id];
-            place.insert(id as u32, (tracks.len() as u32, track.spans.len() as u32));
+            if program == task.label.program {
+                place.insert(id as u32, (tracks.len() as u32, track.spans.len() as u32));
+            }
             let (name, kind) = describe(&task.label.work);
             let op = match task.label.work {
-                Work::Compute { op, .. } | Work::Transfer { op, .. } | Work::Copy { op, .. } => Some(op),
+                Work::Compute { op, .. }
+                | Work::Transfer { op, .. }
+                | Work::Copy { op, .. }
+                | Work::AllReduce { op, .. } => Some(op),
                 Work::Gather { op, .. } => op,
                 Work::Reduce { .. } | Work::Optimizer => None,
             };

@@ -45,8 +45,16 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         );
     }
     let device_name = |device: usize| plan.cluster.devices[device].name.clone();
+    let group = |device: usize| {
+        let program = step.workload.devices.iter().position(|used| *used == device);
+        let peers = program.and_then(|program| step.workload.peers.get(program)).into_iter().flatten();
+        std::iter::once(device).chain(peers.copied()).map(device_name).collect::<Vec<_>>()
+    };
     let place = |part: Part| match part {
-        Part::Device(device) => format!("device {}", device_name(device)),
+        Part::Device(device) => match &group(device)[..] {
+            [one] => format!("device {one}"),
+            several => format!("devices {}", several.join(", ")),
+        },
         Part::Link(from, to) => format!("link {} — {}", device_name(from), device_name(to)),
         Part::Level(level) => format!("all links of {}", plan.cluster.levels[level].name),
         Part::Host(device) => format!("host link of {}", device_name(device)),
@@ -111,7 +119,12 @@ fn plan_failure(name: &str, plan: &Plan, error: PlanError) -> Failure {
 fn devices(plan: &Plan, step: &PlannedStep, timeline: &Timeline) -> Vec<SimulatedDevice> {
     let mut devices = Vec::new();
     for (idx, device) in plan.cluster.devices.iter().enumerate() {
-        let Some(program) = step.workload.devices.iter().position(|used| *used == idx) else { continue };
+        let peers =
+            |program: usize| step.workload.peers.get(program).is_some_and(|peers| peers.contains(&idx));
+        let mut programs = step.workload.devices.iter().enumerate();
+        let Some((program, _)) = programs.find(|(program, used)| **used == idx || peers(*program)) else {
+            continue;
+        };
         let time = &timeline.programs[program];
         let memory = &timeline.memory[idx];
         let mut parts = memory_parts(&memory.parts);
@@ -213,7 +226,8 @@ pub(super) fn describe(work: &Work) -> (String, SpanKind) {
             (name, kind)
         }
         Work::Transfer { op, bytes, .. } => (format!("{op} ({})", Bytes(*bytes)), SpanKind::Transfer),
-        Work::Reduce { stage, bucket } => (format!("gradients {stage}.{bucket}"), SpanKind::Collective),
+        Work::Reduce { stage, message, .. } => (format!("gradients {stage}.{message}"), SpanKind::Collective),
+        Work::AllReduce { op, count, .. } => (format!("{op} all-reduce ×{count}"), SpanKind::Collective),
         Work::Gather { stage, .. } => (format!("parameters {stage}"), SpanKind::Collective),
         Work::Copy { op, bytes } => (format!("{op} ({})", Bytes(*bytes)), SpanKind::Copy),
         Work::Optimizer => ("optimizer".to_string(), SpanKind::Optimizer),

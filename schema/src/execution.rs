@@ -1,0 +1,139 @@
+//! How a plan is carried out beyond its stages: gradient sync, sharding, offload. All optional: what is left out is
+//! what PyTorch does by default.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Seconds};
+
+/// How replicas agree and where memory lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Execution {
+    /// When gradients are sent; `bucketed` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync: Option<SyncOrder>,
+    /// Which collective; the fastest when absent, a parameter server for `fifo` and `p3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collective: Option<CollectiveKind>,
+    /// Parameter servers; one for each replica when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers: Option<u32>,
+    /// Bytes of a bucket; DDP's 25 MiB when absent, the first of 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<Bytes>,
+    /// Most bytes of a message of `fifo` and `p3`; for `p3`, 160,000 when absent: released P3's 40,000 parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<Bytes>,
+    /// What replicas share out instead of keeping a copy each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharding: Option<ShardingLevel>,
+    /// How offloaded activations travel; `both` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<OffloadMode>,
+    /// Passes that offload copies may run ahead; 2 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch: Option<u32>,
+    /// How many times as long kernels take while their device takes part in a collective; 1 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap_slowdown: Option<f64>,
+}
+
+/// When gradients are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncOrder {
+    /// When a replica's whole backward is over.
+    AfterBackward,
+    /// A bucket as soon as its gradients exist (DDP, Horovod).
+    Bucketed,
+    /// A layer as soon as its gradients exist, first come, first served.
+    Fifo,
+    /// The layers that the next forward pass needs first go first, in slices (P3).
+    P3,
+}
+
+/// How a collective is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CollectiveKind {
+    /// The fastest of ring, tree and hierarchical.
+    Fastest,
+    /// Neighbours in a ring.
+    Ring,
+    /// A binary tree, pipelined.
+    Tree,
+    /// Rings inside nodes and between them.
+    Hierarchical,
+    /// Servers sum and send back.
+    ParameterServer,
+}
+
+/// ZeRO's stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShardingLevel {
+    /// Nothing.
+    None,
+    /// Optimizer state.
+    Zero1,
+    /// Optimizer state and gradients.
+    Zero2,
+    /// Optimizer state, gradients and parameters (FSDP).
+    Zero3,
+}
+
+/// How offloaded activations travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OffloadMode {
+    /// Pageable memory, computation waits.
+    Naive,
+    /// Pinned memory, computation waits.
+    Pinned,
+    /// Asynchronous calls on pageable memory, which the driver makes wait.
+    NonBlocking,
+    /// Pinned memory on streams of their own.
+    Both,
+}
+
+/// A stage whose layers are cut across a group of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TensorParallel {
+    /// Devices of a group: neighbours in the stage's list. The stage's costs are those of one of them.
+    pub degree: u32,
+    /// Bytes of one all-reduce.
+    pub all_reduce: Bytes,
+    /// All-reduces in a forward pass, and as many in a backward: two for each transformer layer.
+    pub per_pass: u32,
+}
+
+/// A layer's part of its stage, for one micro-batch: when its gradient exists and when its parameters are needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LayerCost {
+    /// Forward pass.
+    pub forward: Seconds,
+    /// Backward pass.
+    pub backward: Seconds,
+    /// Bytes of its gradients; all layers together hold the stage's parameters.
+    pub gradients: Bytes,
+}
+
+impl Execution {
+    /// Returns these choices, and another's where nothing is chosen.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            sync: self.sync.or(other.sync),
+            collective: self.collective.or(other.collective),
+            servers: self.servers.or(other.servers),
+            bucket: self.bucket.or(other.bucket),
+            slice: self.slice.or(other.slice),
+            sharding: self.sharding.or(other.sharding),
+            offload: self.offload.or(other.offload),
+            prefetch: self.prefetch.or(other.prefetch),
+            overlap_slowdown: self.overlap_slowdown.or(other.overlap_slowdown),
+        }
+    }
+}

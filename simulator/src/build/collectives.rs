@@ -1,0 +1,182 @@
+//! Collectives: who takes part over which links, FSDP's gathers, tensor-parallel all-reduces.
+
+use std::collections::BTreeMap;
+
+use super::Builder;
+use crate::{
+    collective::{self, Algorithm, Collective, Group, Parts},
+    event_graph::TaskId,
+    machine::Link,
+    order::{Kind, Op},
+    step::{Label, Stream, Work},
+    workload::Sharding,
+};
+
+impl Builder<'_> {
+    /// FSDP: gathers a stage's parameters before a pass, one pass ahead.
+    pub(super) fn gather_before(&mut self, program: usize, op: Op, waits: &mut Vec<(TaskId, i64)>) {
+        if self.workload.sync.sharding != Sharding::Parameters || op.kind == Kind::WeightGradient {
+            return;
+        }
+        let stage = self.model_stage(op.stage);
+        let members = self.members[stage].clone();
+        let Some(group) = self.group_of(&members) else { return };
+        let bytes = self.workload.stages[stage].memory.parameters;
+        let parts = collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
+        // The gather may run beside the pass before this one, so it waits for the one before that.
+        let ahead = self.tail_of(program, Stream::Compute).map(|tail| {
+            // The kernels of a pass stand before its all-reduces.
+            let inside = matches!(self.step.labels[tail as usize].work, Work::AllReduce { .. });
+            let kernels = if inside { tail - 1 } else { tail };
+            let duration = self.step.graph.duration(kernels);
+            (kernels, -i64::try_from(duration).unwrap_or(i64::MAX))
+        });
+        let work = Work::Gather { stage: stage as u32, op: Some(Op { joined: false, ..op }) };
+        let label = Label { program, stream: Stream::Collective, work };
+        let gather = self.collective(label, parts, &[program], &members, ahead.into_iter().collect());
+        waits.push((gather, 0));
+    }
+
+    /// Adds the all-reduces inside a pass of a tensor-parallel stage; returns the task that ends the pass.
+    pub(super) fn all_reduce_inside(
+        &mut self,
+        program: usize,
+        op: Op,
+        partner: Option<Op>,
+        kernels: TaskId,
+    ) -> TaskId {
+        let Some(peers) = self.workload.peers.get(program).filter(|peers| !peers.is_empty()) else {
+            return kernels;
+        };
+        let (mut count, mut bytes) = (0_u32, 0_u64);
+        for op in std::iter::once(op).chain(partner) {
+            // Weight gradients need no exchange: the inputs' gradient does it.
+            let inside = self.workload.stages[self.model_stage(op.stage)].tensor_parallel;
+            if let Some(inside) = inside.filter(|_| op.kind != Kind::WeightGradient) {
+                count = count.saturating_add(inside.per_pass);
+                bytes = bytes.saturating_add(inside.bytes.saturating_mul(inside.per_pass.into()));
+            }
+        }
+        if count == 0 {
+            return kernels;
+        }
+        let devices: Vec<usize> = peers.iter().copied().chain([self.workload.devices[program]]).collect();
+        let Some(group) = self.group(devices.clone()) else { return kernels };
+        // A parameter server does not stand inside a layer.
+        let algorithm = match self.workload.sync.algorithm {
+            Algorithm::ParameterServer { .. } => Algorithm::Fastest,
+            algorithm => algorithm,
+        };
+        let each = bytes / u64::from(count);
+        let one = collective::parts(Collective::AllReduce, algorithm, each, &group);
+        let parts = Parts {
+            latency: one.latency.saturating_mul(count.into()),
+            transfer: one.transfer.saturating_mul(count.into()),
+        };
+        let work = Work::AllReduce { op: Op { joined: false, ..op }, count, bytes };
+        let label = Label { program, stream: Stream::Collective, work };
+        let task = self.push(label, parts.total(), vec![(kernels, 0)]);
+        let ports = self.ring_ports(devices);
+        self.flow(task, parts.latency, parts.transfer, &ports);
+        // The pass waits, and so does what comes after it.
+        self.tail[program][Stream::Compute as usize] = task;
+        task
+    }
+
+    /// Adds a collective behind what its members' collective streams do; its bytes share the ports of a ring.
+    ///
+    /// `acting` are the members that this task stands for, `members` the whole group.
+    pub(super) fn collective(
+        &mut self,
+        label: Label,
+        parts: Parts,
+        acting: &[usize],
+        members: &[usize],
+        mut waits: Vec<(TaskId, i64)>,
+    ) -> TaskId {
+        for program in acting {
+            waits.extend(self.tail_of(*program, Stream::Collective).map(|tail| (tail, 0)));
+        }
+        let task = self.message(label, parts, acting, members, waits);
+        for program in acting {
+            self.tail[*program][Stream::Collective as usize] = task;
+        }
+        task
+    }
+
+    /// Adds a collective that nothing but its waits holds back.
+    pub(super) fn message(
+        &mut self,
+        label: Label,
+        parts: Parts,
+        acting: &[usize],
+        members: &[usize],
+        waits: Vec<(TaskId, i64)>,
+    ) -> TaskId {
+        let task = self.step.graph.add(parts.total(), waits);
+        self.step.labels.push(label);
+        let others: Vec<usize> = acting.iter().copied().filter(|other| *other != label.program).collect();
+        if !others.is_empty() {
+            self.step.members.insert(task, others);
+        }
+        let devices: Vec<usize> = members.iter().map(|program| self.workload.devices[*program]).collect();
+        let mut ports = self.ring_ports(devices);
+        if acting.len() < members.len() {
+            // Each member's own part of the collective is a task of its own.
+            let own = self.workload.devices[label.program];
+            let ours = |port: &u32| self.ports.iter().any(|((device, ..), at)| *device == own && at == port);
+            ports.retain(ours);
+        }
+        self.flow(task, parts.latency, parts.transfer, &ports);
+        task
+    }
+
+    /// The ports of neighbours in a ring of devices.
+    fn ring_ports(&mut self, mut devices: Vec<usize>) -> Vec<u32> {
+        devices.sort_unstable();
+        devices.dedup();
+        let mut ports = Vec::with_capacity(2 * devices.len());
+        for (at, &from) in devices.iter().enumerate() {
+            let to = devices[(at + 1) % devices.len()];
+            if from != to {
+                let level = self.machine.level(from, to);
+                ports.extend([self.port(from, level, true), self.port(to, level, false)]);
+            }
+        }
+        ports
+    }
+
+    /// The links of a group of programs; `None` for fewer than two devices.
+    pub(super) fn group_of(&self, programs: &[usize]) -> Option<Group> {
+        self.group(programs.iter().map(|program| self.workload.devices[*program]).collect())
+    }
+
+    fn group(&self, mut devices: Vec<usize>) -> Option<Group> {
+        devices.sort_unstable();
+        devices.dedup();
+        if devices.len() < 2 {
+            return None;
+        }
+        let node = |device: &usize| self.machine.devices[*device].place.first().copied().unwrap_or(0);
+        let mut by_node: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for device in &devices {
+            by_node.entry(node(device)).or_default().push(*device);
+        }
+        let per_node = by_node.values().map(Vec::len).max().unwrap_or(1);
+        let is_even = by_node.values().all(|members| members.len() == per_node);
+        let slowest = self.machine.ring(&devices).unwrap_or(Link { latency: 0, bandwidth: f64::INFINITY });
+        if by_node.len() == 1 || !is_even {
+            return Some(Group::flat(devices.len() as u32, slowest));
+        }
+        let inner = by_node.values().filter_map(|members| self.machine.ring(members)).reduce(|a, b| Link {
+            latency: a.latency.max(b.latency),
+            bandwidth: a.bandwidth.min(b.bandwidth),
+        });
+        Some(Group {
+            nodes: by_node.len() as u32,
+            per_node: per_node as u32,
+            inner: inner.unwrap_or(slowest),
+            outer: slowest,
+        })
+    }
+}

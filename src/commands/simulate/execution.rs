@@ -1,0 +1,145 @@
+//! Flags of gradient sync, sharding, offload and tensor parallelism: they override what the plan says.
+
+use clap::{Args, ValueEnum};
+use schema::{Bytes, CollectiveKind, Execution, OffloadMode, ShardingLevel, SyncOrder};
+
+/// How a plan is carried out beyond its stages.
+#[derive(Args)]
+#[command(next_help_heading = "Execution, instead of what the plan says")]
+pub(super) struct ExecutionArguments {
+    /// When replicas send gradients [default: bucketed]
+    #[arg(long, value_enum, value_name = "WHEN", requires = "plan")]
+    sync: Option<SyncName>,
+    /// How replicas and tensor-parallel groups exchange [default: fastest; with fifo and p3 a parameter server]
+    #[arg(long, value_enum, value_name = "HOW", requires = "plan")]
+    collective: Option<CollectiveName>,
+    /// Parameter servers [default: one for each replica]
+    #[arg(long, value_name = "N", requires = "plan")]
+    servers: Option<u32>,
+    /// Bytes of a bucket [default: 26214400, the first 1048576]
+    #[arg(long, value_name = "BYTES", requires = "plan")]
+    bucket: Option<u64>,
+    /// Most bytes of a message of fifo and p3 [default with p3: 160000]
+    #[arg(long, value_name = "BYTES", requires = "plan")]
+    slice: Option<u64>,
+    /// What replicas share out instead of keeping a copy each [default: none]
+    #[arg(long, visible_alias = "zero", value_enum, value_name = "LEVEL", requires = "plan")]
+    sharding: Option<ShardingName>,
+    /// How offloaded activations travel [default: both]
+    #[arg(long, value_enum, value_name = "MODE", requires = "plan")]
+    offload: Option<OffloadName>,
+    /// Passes that offload copies may run ahead [default: 2]
+    #[arg(long, value_name = "N", requires = "plan")]
+    prefetch: Option<u32>,
+    /// Share of every stage's activations that waits in host memory, from 0 to 1
+    #[arg(long, value_name = "SHARE", requires = "plan")]
+    offload_share: Option<f64>,
+    /// Estimate the plan with every stage's layers cut across groups of so many of its devices
+    #[arg(long, value_name = "N", requires = "plan")]
+    tensor_parallel: Option<u32>,
+    /// How many times as long kernels take beside a collective on their device [default: 1]
+    #[arg(long, value_name = "FACTOR", requires = "plan")]
+    overlap_slowdown: Option<f64>,
+}
+
+/// When gradients are sent.
+#[derive(Clone, Copy, ValueEnum)]
+enum SyncName {
+    /// When a replica's whole backward is over
+    AfterBackward,
+    /// A bucket as soon as its gradients exist, as DDP and Horovod do
+    Bucketed,
+    /// A layer as soon as its gradients exist, first come, first served
+    Fifo,
+    /// In slices, the layers that the next forward pass needs first go first
+    P3,
+}
+
+/// How a collective is carried out.
+#[derive(Clone, Copy, ValueEnum)]
+enum CollectiveName {
+    /// The fastest of ring, tree and hierarchical
+    Fastest,
+    /// Neighbours in a ring
+    Ring,
+    /// A binary tree, pipelined
+    Tree,
+    /// Rings inside nodes and between them
+    Hierarchical,
+    /// Servers sum and send back
+    ParameterServer,
+}
+
+/// What replicas share out.
+#[derive(Clone, Copy, ValueEnum)]
+enum ShardingName {
+    /// Nothing
+    None,
+    /// Optimizer state
+    Zero1,
+    /// Optimizer state and gradients
+    Zero2,
+    /// Optimizer state, gradients and parameters (FSDP)
+    Zero3,
+}
+
+/// How offloaded activations travel.
+#[derive(Clone, Copy, ValueEnum)]
+enum OffloadName {
+    /// Pageable memory, computation waits
+    Naive,
+    /// Pinned memory, computation waits
+    Pinned,
+    /// Asynchronous calls on pageable memory, which the driver makes wait
+    NonBlocking,
+    /// Pinned memory on streams of their own
+    Both,
+}
+
+impl ExecutionArguments {
+    /// Returns what the flags choose.
+    pub(super) fn execution(&self) -> Execution {
+        Execution {
+            sync: self.sync.map(|name| match name {
+                SyncName::AfterBackward => SyncOrder::AfterBackward,
+                SyncName::Bucketed => SyncOrder::Bucketed,
+                SyncName::Fifo => SyncOrder::Fifo,
+                SyncName::P3 => SyncOrder::P3,
+            }),
+            collective: self.collective.map(|name| match name {
+                CollectiveName::Fastest => CollectiveKind::Fastest,
+                CollectiveName::Ring => CollectiveKind::Ring,
+                CollectiveName::Tree => CollectiveKind::Tree,
+                CollectiveName::Hierarchical => CollectiveKind::Hierarchical,
+                CollectiveName::ParameterServer => CollectiveKind::ParameterServer,
+            }),
+            servers: self.servers,
+            bucket: self.bucket.map(Bytes),
+            slice: self.slice.map(Bytes),
+            sharding: self.sharding.map(|name| match name {
+                ShardingName::None => ShardingLevel::None,
+                ShardingName::Zero1 => ShardingLevel::Zero1,
+                ShardingName::Zero2 => ShardingLevel::Zero2,
+                ShardingName::Zero3 => ShardingLevel::Zero3,
+            }),
+            offload: self.offload.map(|name| match name {
+                OffloadName::Naive => OffloadMode::Naive,
+                OffloadName::Pinned => OffloadMode::Pinned,
+                OffloadName::NonBlocking => OffloadMode::NonBlocking,
+                OffloadName::Both => OffloadMode::Both,
+            }),
+            prefetch: self.prefetch,
+            overlap_slowdown: self.overlap_slowdown,
+        }
+    }
+
+    /// Returns the share of the activations that waits in host memory.
+    pub(super) fn offloaded(&self) -> Option<f64> {
+        self.offload_share
+    }
+
+    /// Returns the devices of a tensor-parallel group.
+    pub(super) fn tensor_parallel(&self) -> Option<u32> {
+        self.tensor_parallel
+    }
+}
