@@ -42,6 +42,9 @@ fn everything_is_written_and_agrees() {
     ] {
         assert!(out.join(file).is_file(), "{file}");
     }
+    // The page knows what each block takes.
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("<th class=\"n\">Time<th>Stage") && !page.contains("no predicted times"));
     let (plan, simulated) = (&answer["plan"], &answer["simulated"]);
     let seconds = |value: &Value| value.as_f64().unwrap();
     let off = seconds(&plan["step_seconds"]) / seconds(&simulated["step_seconds"]) - 1.0;

@@ -30,7 +30,7 @@ struct Header {
 /// A cluster as people write it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ClusterFile {
+pub(crate) struct ClusterFile {
     /// Always `cluster`.
     kind: String,
     /// Format version, [`CLUSTER_VERSION`] at most.

@@ -4,6 +4,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod answers;
 mod catalogue;
 mod cluster;
 mod cluster_file;
@@ -16,6 +17,7 @@ mod execution;
 mod fit_answer;
 mod graph;
 mod inspect;
+mod json_schemas;
 mod manifest;
 mod pipedream;
 mod piper;
@@ -31,6 +33,10 @@ mod timeline;
 pub mod units;
 mod yaml;
 
+pub use answers::{
+    ANSWER_VERSION, ByHand, DiffAnswer, DiffDevice, DiffSide, EmitAnswer, EmittedStage, KeptOtherwise,
+    MovedBlock, SplitAnswer, TiedPlace, TraceAnswer,
+};
 pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
@@ -47,6 +53,7 @@ pub use execution::{
 pub use fit_answer::{FitAnswer, FitGroup};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
+pub use json_schemas::{NamedSchema, json_schemas};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
 };

@@ -13,7 +13,7 @@ use codegen::{
     About, Assignment, CheckError, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips,
     Targets, Tied,
 };
-use schema::{ModelReference, Plan};
+use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, ModelReference, Plan, TiedPlace};
 use tracer::Program;
 
 use crate::{
@@ -181,24 +181,25 @@ impl Emit {
         };
         match self.format {
             Format::Json => {
-                let stages = pipeline.stages.iter().map(|stage| {
-                    serde_json::json!({
-                        "blocks": stage.label,
-                        "operators": stage.steps.len(),
-                        "parameters": parameters(stage),
-                        "inputs": stage.inputs.iter().map(|port| &port.name).collect::<Vec<_>>(),
-                        "outputs": stage.outputs.iter().map(|port| &port.name).collect::<Vec<_>>(),
-                    })
-                });
-                output.json(&serde_json::json!({
-                    "schema_version": 1,
-                    "folder": self.output,
-                    "bytes": bytes,
-                    "stages": stages.collect::<Vec<_>>(),
-                    "tied": pipeline.tied.iter().map(|tied| tied.holders.iter().map(|(stage, id)| {
-                        serde_json::json!({"stage": stage, "name": program.tensors[id.index()].path})
-                    }).collect::<Vec<_>>()).collect::<Vec<_>>(),
-                }))
+                let stage = |stage: &codegen::Stage| EmittedStage {
+                    blocks: stage.label.clone(),
+                    operators: stage.steps.len(),
+                    parameters: parameters(stage),
+                    inputs: stage.inputs.iter().map(|port| port.name.clone()).collect(),
+                    outputs: stage.outputs.iter().map(|port| port.name.clone()).collect(),
+                };
+                let place = |(stage, id): &(u32, tracer::TensorId)| TiedPlace {
+                    stage: *stage,
+                    name: program.tensors[id.index()].path.clone(),
+                };
+                let answer = EmitAnswer {
+                    schema_version: ANSWER_VERSION,
+                    folder: self.output.display().to_string(),
+                    bytes,
+                    stages: pipeline.stages.iter().map(stage).collect(),
+                    tied: pipeline.tied.iter().map(|tied| tied.holders.iter().map(place).collect()).collect(),
+                };
+                output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)
             }
             Format::Text => {
                 let mut text = String::new();

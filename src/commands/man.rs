@@ -22,8 +22,13 @@ impl Man {
             None => whole,
             Some(name) => {
                 let found = whole.find_subcommand(name).cloned().ok_or_else(|| {
-                    Failure::input(format!("there is no subcommand `{name}`"))
-                        .with_hint("model-analyze --help lists them")
+                    let names = whole.get_subcommands().map(clap::Command::get_name);
+                    let nearest = names.map(|known| (strsim::damerau_levenshtein(known, name), known)).min();
+                    let failure = Failure::input(format!("there is no subcommand `{name}`"));
+                    match nearest.filter(|(distance, _)| *distance <= 2) {
+                        Some((_, known)) => failure.with_hint(format!("did you mean `{known}`?")),
+                        None => failure.with_hint("model-analyze --help lists them"),
+                    }
                 })?;
                 let title: &'static str = format!("model-analyze-{name}").leak();
                 found.name(title)

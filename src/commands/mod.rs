@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output};
 
 mod completions;
+mod diff;
 mod emit;
 mod fit;
 mod graph;
@@ -14,6 +15,7 @@ mod plan;
 mod profile;
 mod report;
 mod run;
+mod schema;
 mod simulate;
 mod split;
 pub mod trace;
@@ -38,6 +40,8 @@ pub enum Command {
     Plan(Box<plan::Plan>),
     /// Simulate a training step: time, memory, and where both go
     Simulate(Box<simulate::Simulate>),
+    /// Compare two plans: what moves, and what that comes to
+    Diff(diff::Diff),
     /// Write a cut model as stage modules that run
     Emit(emit::Emit),
     /// Compare the stages with the whole model: outputs, gradients, losses
@@ -46,6 +50,8 @@ pub enum Command {
     Run(run::Run),
     /// Write a model, its plan and its timeline as one page to look at
     Report(report::Report),
+    /// Print the JSON Schema of a file or an answer
+    Schema(schema::Schema),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Print the manual page
@@ -64,10 +70,12 @@ impl Command {
             Command::Fit(command) => command.run(output),
             Command::Plan(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
+            Command::Diff(command) => command.run(output),
             Command::Emit(command) => command.run(output),
             Command::Verify(command) => command.run(output),
             Command::Run(command) => command.run(output),
             Command::Report(command) => command.run(output),
+            Command::Schema(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Man(command) => command.run(output),
         }

@@ -2,7 +2,7 @@
 
 mod answer;
 mod compat;
-mod costs;
+pub(super) mod costs;
 mod input;
 mod model;
 mod workload;

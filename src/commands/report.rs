@@ -9,6 +9,7 @@ use viz::report::{Origin, Planned};
 use super::{graph::operator_stages, simulate};
 use crate::{failure::Failure, files, model, model::Model, output::Output, plan_file};
 
+mod times;
 mod what_if;
 
 /// Arguments of `report`.
@@ -45,6 +46,7 @@ pub struct Report {
 pub struct PlannedPage {
     plan: Plan,
     stages: Vec<Option<u32>>,
+    seconds: Option<Vec<f64>>,
     simulated: SimulatedPlan,
     timeline: Timeline,
     what_if: ReportWhatIf,
@@ -64,7 +66,7 @@ impl Report {
         let measured = self.measured.as_deref().map(read_timeline).transpose()?;
         let name =
             self.model.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let page = page(&name, &model, planned.as_ref(), measured.as_ref(), None);
+        let page = page(&name, &model, planned.as_ref(), measured.as_ref());
         if self.output.as_os_str() == "-" {
             return output.document(&page);
         }
@@ -78,25 +80,23 @@ impl PlannedPage {
     /// `name` is the plan's name in messages.
     pub fn new(name: &str, plan: Plan, model: &Model) -> Result<Self, Failure> {
         let stages = operator_stages(name, &plan, &model.graph)?;
-        let (simulated, timeline) = simulate::simulated(name, &plan)?;
+        let (mut simulated, timeline) = simulate::simulated(name, &plan)?;
+        let seconds = times::of_plan(&plan, &stages, &model.graph, &graph::costs(&model.graph));
+        if let Err(reason) = &seconds {
+            simulated.notes.push(format!("blocks have no predicted times here: {reason}"));
+        }
         let what_if = what_if::grid(&plan, &simulated);
-        Ok(Self { plan, stages, simulated, timeline, what_if })
+        Ok(Self { plan, stages, seconds: seconds.ok(), simulated, timeline, what_if })
     }
 }
 
 /// Writes a page: of a model alone, or with its plan.
-pub fn page(
-    name: &str,
-    model: &Model,
-    planned: Option<&PlannedPage>,
-    measured: Option<&Timeline>,
-    seconds: Option<&[f64]>,
-) -> String {
+pub fn page(name: &str, model: &Model, planned: Option<&PlannedPage>, measured: Option<&Timeline>) -> String {
     let costs = graph::costs(&model.graph);
     viz::report::html(&viz::report::Report {
         graph: &model.graph,
         costs: &costs,
-        seconds,
+        seconds: planned.and_then(|planned| planned.seconds.as_deref()),
         stages: planned.map(|planned| planned.stages.as_slice()),
         planned: planned.map(|planned| Planned {
             plan: &planned.plan,

@@ -102,7 +102,10 @@ impl Split {
             written.insert(0, target.display().to_string());
         }
         match self.format {
-            Format::Json => output.json(&screen::json(&found)),
+            Format::Json => {
+                let answer = screen::answer(&found);
+                output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)
+            }
             Format::Text => output.text(&screen::text(&found, &written, self.explain)),
         }
     }

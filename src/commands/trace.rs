@@ -11,6 +11,7 @@ use std::{
 };
 
 use clap::Args;
+use schema::{ANSWER_VERSION, TraceAnswer};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -108,13 +109,16 @@ impl Trace {
         match self.format {
             Format::Text => output
                 .text(&format!("{path}: {operators} operators, {parameters} parameters, torch {torch}\n")),
-            Format::Json => output.json(&json!({
-                "schema_version": 1,
-                "output": path,
-                "operators": operators,
-                "parameters": parameters,
-                "torch": torch,
-            })),
+            Format::Json => {
+                let answer = TraceAnswer {
+                    schema_version: ANSWER_VERSION,
+                    output: path,
+                    operators,
+                    parameters,
+                    torch: torch.to_string(),
+                };
+                output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)
+            }
         }
     }
 

@@ -2,26 +2,26 @@
 
 use std::collections::BTreeSet;
 
-use schema::{Bytes, Plan, Seconds};
-use serde_json::json;
+use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
 use super::Found;
 
 /// Everything in one JSON document; the parts are the answers of `plan` and `simulate`.
-pub fn json(found: &Found) -> serde_json::Value {
-    let by_hand = found.by_hand.iter().map(|(name, step)| match step {
-        Ok(seconds) => json!({ "strategy": name, "step_seconds": seconds }),
-        Err(reason) => json!({ "strategy": name, "fails": reason }),
+pub fn answer(found: &Found) -> SplitAnswer {
+    let by_hand = found.by_hand.iter().map(|(name, step)| ByHand {
+        strategy: name.to_string(),
+        step_seconds: step.as_ref().ok().copied(),
+        fails: step.as_ref().err().cloned(),
     });
-    json!({
-        "schema_version": 1,
-        "model": found.name,
-        "plan": found.answer,
-        "simulated": found.simulated,
-        "one_device_step_seconds": found.one_device,
-        "samples_per_second": samples_per_second(found),
-        "by_hand": by_hand.collect::<Vec<_>>(),
-    })
+    SplitAnswer {
+        schema_version: ANSWER_VERSION,
+        model: found.name.clone(),
+        plan: found.answer.clone(),
+        simulated: found.simulated.clone(),
+        one_device_step_seconds: found.one_device,
+        samples_per_second: samples_per_second(found),
+        by_hand: by_hand.collect(),
+    }
 }
 
 /// The screen for people.
@@ -131,7 +131,7 @@ fn aligned(rows: &[[String; 8]], right: &[usize]) -> String {
 fn figures(found: &Found) -> String {
     let simulated = &found.simulated;
     let step = simulated.step_seconds;
-    let mut text = format!("\nstep        {step} (simulated)");
+    let mut text = format!("\nstep        {step}{}", band(found));
     if let (Some(samples), Some(rate)) = (found.samples, samples_per_second(found)) {
         text.push_str(&format!(", {samples} samples, {} samples/s", grouped(rate)));
     }
@@ -140,6 +140,7 @@ fn figures(found: &Found) -> String {
         None => "the model does not fit one device".to_string(),
     };
     text.push_str(&format!("\nspeed-up    {speed_up}\nbubble      {:.1} %\n", 100.0 * simulated.bubble));
+    text.push_str(&times(found));
     let answer = &found.answer;
     text.push_str(&match answer.optimal {
         true => "optimal     proven, by the planner's objective\n".to_string(),
@@ -165,6 +166,24 @@ fn figures(found: &Found) -> String {
         text.push_str(&format!("warning     {} runs out of memory in the simulation\n", memory.device));
     }
     text
+}
+
+/// How sure the step is, in brackets. The plan's band is of its own prediction: shown where the simulator says the same.
+fn band(found: &Found) -> String {
+    let predicted = &found.plan.predicted;
+    let is_same = |planned: Seconds| (planned.0 / found.simulated.step_seconds.0 - 1.0).abs() < 0.01;
+    match (predicted.step.filter(|step| is_same(*step)), predicted.band) {
+        (Some(_), Some(band)) => format!(" (p10–p90 {}–{})", band.p10, band.p90),
+        _ => " (simulated)".to_string(),
+    }
+}
+
+/// Whose times the plan believes.
+fn times(found: &Found) -> String {
+    let Some(times) = &found.plan.predicted.times else { return String::new() };
+    let shares: Vec<String> =
+        times.shares.iter().map(|(source, share)| format!("{:.0} % {source}", 100.0 * share)).collect();
+    format!("times       {} ({})\n", times.cost_model, shares.join(", "))
 }
 
 /// A rate for people: thousands apart, no digits that mean nothing.

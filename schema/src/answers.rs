@@ -1,0 +1,182 @@
+//! What `split`, `emit`, `trace` and `diff` print with `--format json`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, PlanAnswer, Seconds, SimulatedPlan};
+
+/// The newest version of these answers.
+pub const ANSWER_VERSION: u32 = 1;
+
+/// Answer of `split`; the parts are the answers of `plan` and `simulate`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SplitAnswer {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// Name of the model's file.
+    pub model: String,
+    /// The plan that was chosen.
+    pub plan: PlanAnswer,
+    /// Its step.
+    pub simulated: SimulatedPlan,
+    /// A step with as many micro-batches on one device; absent where the model does not fit one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub one_device_step_seconds: Option<f64>,
+    /// Throughput, by the first size of the first input; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples_per_second: Option<f64>,
+    /// What people do by hand today.
+    pub by_hand: Vec<ByHand>,
+}
+
+/// A split by hand.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ByHand {
+    /// `even-layers`, `even-parameters`, …
+    pub strategy: String,
+    /// Its step, by the planner's objective.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_seconds: Option<f64>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fails: Option<String>,
+}
+
+/// Answer of `emit`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EmitAnswer {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// Where everything lies.
+    pub folder: String,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Stages in order.
+    pub stages: Vec<EmittedStage>,
+    /// Parameters that several stages hold: where, and under which name.
+    pub tied: Vec<Vec<TiedPlace>>,
+}
+
+/// A stage that was written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EmittedStage {
+    /// Its blocks by path.
+    pub blocks: Vec<String>,
+    /// Number of its operators.
+    pub operators: usize,
+    /// Trained elements.
+    pub parameters: u64,
+    /// Names of its inputs.
+    pub inputs: Vec<String>,
+    /// Names of its outputs.
+    pub outputs: Vec<String>,
+}
+
+/// One holder of a tied parameter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TiedPlace {
+    /// The stage.
+    pub stage: u32,
+    /// Its name in the original model.
+    pub name: String,
+}
+
+/// Answer of `trace`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TraceAnswer {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// The archive.
+    pub output: String,
+    /// Number of its operators.
+    pub operators: u64,
+    /// Trained elements.
+    pub parameters: u64,
+    /// Version of torch that traced.
+    pub torch: String,
+}
+
+/// Answer of `diff`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DiffAnswer {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// The first plan.
+    pub before: DiffSide,
+    /// The second plan.
+    pub after: DiffSide,
+    /// Whether both are for the same trace.
+    pub is_same_model: bool,
+    /// Whether both are for the same cluster.
+    pub is_same_cluster: bool,
+    /// Time of a micro-batch after over before, less one: negative is faster.
+    pub time_change: f64,
+    /// Bubble after minus before, in shares of device time.
+    pub bubble_change: f64,
+    /// Blocks that are in another stage, in the order of the model.
+    pub moved: Vec<MovedBlock>,
+    /// Blocks whose activations are computed again, or wait in host memory, in one plan only.
+    pub kept_otherwise: Vec<KeptOtherwise>,
+    /// Devices of both, in order of their names.
+    pub devices: Vec<DiffDevice>,
+}
+
+/// What a plan comes to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DiffSide {
+    /// The file.
+    pub file: String,
+    /// Name of the model.
+    pub model: String,
+    /// Strategy.
+    pub strategy: String,
+    /// Schedule.
+    pub schedule: String,
+    /// Micro-batches in a step.
+    pub micro_batches: u32,
+    /// Devices of each stage.
+    pub stages: Vec<Vec<String>>,
+    /// One simulated step.
+    pub step_seconds: Seconds,
+    /// That over its micro-batches.
+    pub micro_batch_seconds: Seconds,
+    /// Share of device time spent idle.
+    pub bubble: f64,
+}
+
+/// A block in another stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MovedBlock {
+    /// Its path.
+    pub block: String,
+    /// Its stage before; absent where the first plan does not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<u32>,
+    /// Its stage after; absent where the second plan does not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u32>,
+}
+
+/// A block whose activations are kept otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct KeptOtherwise {
+    /// Its path.
+    pub block: String,
+    /// `kept`, `computed again` or `in host memory`.
+    pub before: String,
+    /// The same, after.
+    pub after: String,
+}
+
+/// A device in both plans.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DiffDevice {
+    /// Its name.
+    pub name: String,
+    /// Simulated peak before; absent where it runs nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Bytes>,
+    /// Simulated peak after; absent where it runs nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Bytes>,
+}

@@ -1,0 +1,125 @@
+//! JSON Schemas of everything that we write: files and answers.
+//!
+//! They are made of the types themselves; `schema/json/` holds them committed, so that a change of a format is seen in
+//! the diff, and other programs need not run ours to check a file.
+
+use schemars::{Schema, SchemaGenerator, generate::SchemaSettings};
+use serde_json::{Value, json};
+
+use crate::{
+    COLUMNS, CostModelFile, DiffAnswer, EmitAnswer, Executed, FitAnswer, GraphDocument, InspectReport,
+    LintedOrder, Manifest, Plan, PlanAnswer, ProfileMap, ReportData, SimulatedOrder, SimulatedPlan,
+    SplitAnswer, Timeline, TraceAnswer, Verified, cluster_file::ClusterFile,
+};
+
+/// A JSON Schema with its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedSchema {
+    /// Its name: `plan`, or `answer-plan` for what `plan --format json` prints.
+    pub name: &'static str,
+    /// What it describes, in one line.
+    pub about: &'static str,
+    /// The schema.
+    pub schema: Value,
+}
+
+/// Makes a type's schema.
+type Make = fn(&mut SchemaGenerator) -> Schema;
+
+const SCHEMAS: [(&str, &str, Make); 21] = [
+    ("plan", "plan.yaml: what `plan`, `split` and `emit` write", |g| root::<Plan>(g)),
+    ("cluster", "cluster.yaml: devices and what joins them", |g| root::<ClusterFile>(g)),
+    ("cost-model", "cost-model.yaml: what `fit` writes", |g| root::<CostModelFile>(g)),
+    ("profile-header", "first row of a profile.csv, as a list of its columns", |_| profile_header()),
+    ("profile-map", "map.yaml: which column of another CSV is what, for `fit`", |g| root::<ProfileMap>(g)),
+    ("timeline", "timeline.json: what `run` writes and `report` reads", |g| root::<Timeline>(g)),
+    ("manifest", "stages/manifest.json: how emitted stages join", |g| root::<Manifest>(g)),
+    ("graph", "MODEL.adjacency.json: what `graph` writes", |g| root::<GraphDocument>(g)),
+    ("report", "the data inside a report's page", |g| root::<ReportData>(g)),
+    ("answer-split", "`split --format json`", |g| root::<SplitAnswer>(g)),
+    ("answer-trace", "`trace --format json`", |g| root::<TraceAnswer>(g)),
+    ("answer-inspect", "`inspect --format json`", |g| root::<InspectReport>(g)),
+    ("answer-fit", "`fit --format json`", |g| root::<FitAnswer>(g)),
+    ("answer-plan", "`plan --format json`", |g| root::<PlanAnswer>(g)),
+    ("answer-simulate", "`simulate PLAN --format json`", |g| root::<SimulatedPlan>(g)),
+    ("answer-order", "`simulate --csv` and `simulate --ranks`, with `--format json`", |g| {
+        root::<SimulatedOrder>(g)
+    }),
+    ("answer-lint", "`simulate --csv ORDER --lint --format json`", |g| root::<LintedOrder>(g)),
+    ("answer-diff", "`diff --format json`", |g| root::<DiffAnswer>(g)),
+    ("answer-emit", "`emit --format json`", |g| root::<EmitAnswer>(g)),
+    ("answer-verify", "`verify --format json`", |g| root::<Verified>(g)),
+    ("answer-run", "`run --format json`", |g| root::<Executed>(g)),
+];
+
+/// Returns all schemas in the order of the work.
+pub fn json_schemas() -> Vec<NamedSchema> {
+    let make = |(name, about, make): &(&'static str, &'static str, Make)| {
+        let mut schema = make(&mut SchemaSettings::draft2020_12().into_generator());
+        schema.insert("$id".to_string(), json!(format!("model-analyze/{name}.json")));
+        NamedSchema { name, about, schema: schema.to_value() }
+    };
+    SCHEMAS.iter().map(make).collect()
+}
+
+fn root<T: schemars::JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.root_schema_for::<T>()
+}
+
+/// A header must name these; other columns are passed over.
+fn profile_header() -> Schema {
+    let needed = ["kind", "dtype", "seconds"];
+    let mut known: Vec<&str> = COLUMNS.to_vec();
+    known.push("seconds");
+    schemars::json_schema!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ProfileHeader",
+        "description": "Columns of a profile. Those listed as examples are read, others are passed over.",
+        "type": "array",
+        "items": {"type": "string", "examples": known},
+        "uniqueItems": true,
+        "allOf": needed.map(|column| json!({"contains": {"const": column}})),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn the_committed_schemas_are_those_of_the_types() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("json");
+        let renews = std::env::var_os("UPDATE_SCHEMAS").is_some();
+        let mut names = BTreeSet::new();
+        for NamedSchema { name, schema, .. } in json_schemas() {
+            let path = folder.join(format!("{name}.json"));
+            let text = format!("{schema:#}\n");
+            if renews {
+                fs::create_dir_all(&folder).unwrap();
+                fs::write(&path, &text).unwrap();
+            }
+            let committed = fs::read_to_string(&path).unwrap_or_default();
+            let hint = "UPDATE_SCHEMAS=1 cargo test -p model-analyze-schema renews them";
+            assert!(committed == text, "schema/json/{name}.json is not that of its type; {hint}");
+            assert!(names.insert(format!("{name}.json")), "{name} is there twice");
+        }
+        let found: BTreeSet<String> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(found, names);
+    }
+
+    #[test]
+    fn every_schema_says_what_it_is() {
+        for NamedSchema { name, about, schema } in json_schemas() {
+            assert!(!about.is_empty() && schema["title"].is_string(), "{name}");
+            assert!(schema["description"].is_string(), "{name}");
+            if name.starts_with("answer-") {
+                assert!(schema["properties"]["schema_version"].is_object(), "{name} has no version");
+            }
+        }
+    }
+}

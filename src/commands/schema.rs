@@ -1,0 +1,58 @@
+//! `model-analyze schema`: the JSON Schemas of files and answers.
+
+use clap::Args;
+
+use crate::{
+    failure::Failure,
+    output::{Format, Output},
+};
+
+/// Arguments of `schema`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  model-analyze schema
+  model-analyze schema plan > plan.schema.json
+  model-analyze schema --format json
+
+Answers are named answer-COMMAND: answer-inspect is what `inspect --format json` prints.")]
+pub struct Schema {
+    /// A file or an answer; all are listed when absent
+    name: Option<String>,
+    /// How the list is printed; with json all schemas in one document
+    #[arg(long, value_enum, default_value_t, conflicts_with = "name")]
+    format: Format,
+}
+
+impl Schema {
+    /// Prints one schema, or what there is.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let all = schema::json_schemas();
+        let Some(name) = &self.name else {
+            return match self.format {
+                Format::Json => {
+                    let schemas = all.into_iter().map(|one| (one.name.to_string(), one.schema));
+                    let schemas: serde_json::Map<_, _> = schemas.collect();
+                    output.json(&serde_json::json!({"schema_version": 1, "schemas": schemas}))
+                }
+                Format::Text => {
+                    let width = all.iter().map(|one| one.name.len()).max().unwrap_or(0);
+                    let lines = all.iter().map(|one| format!("{:<width$}  {}\n", one.name, one.about));
+                    output.text(&lines.collect::<String>())
+                }
+            };
+        };
+        if let Some(found) = all.iter().find(|one| one.name == name) {
+            return output.json(&found.schema);
+        }
+        let names = all.iter().map(|one| one.name);
+        let nearest = names
+            .map(|known| (strsim::damerau_levenshtein(known, name), known))
+            .min()
+            .filter(|(distance, _)| *distance <= 3);
+        let failure = Failure::input(format!("there is no schema `{name}`"));
+        Err(match nearest {
+            Some((_, known)) => failure.with_hint(format!("did you mean `{known}`?")),
+            None => failure.with_hint("`model-analyze schema` lists them"),
+        })
+    }
+}
