@@ -20,7 +20,7 @@ lint: .venv/ready
 .PHONY: fixtures zoo
 .PHONY: bench demo bench-read
 # Every ratio that the documents name.
-bench: bench-read bench-plan bench-cost bench-schedules
+bench: bench-read bench-plan bench-cost bench-schedules bench-emit
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
@@ -82,3 +82,8 @@ fuzz:
 	$(PYTHON) fuzz/seeds.py
 	cargo +nightly fuzz build
 	fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_JOBS) $(FUZZ_TARGETS)
+.PHONY: bench-emit
+# Seconds and memory of writing stages, beside copying the same bytes.
+bench-emit: .venv/ready
+	cargo build --release
+	.venv/bin/python benches/emit.py
