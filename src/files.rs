@@ -240,12 +240,28 @@ fn sweep(parent: &Path) {
 }
 
 fn check_regular(path: &Path) -> Result<(), Failure> {
-    let data = fs::metadata(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
+    let data = fs::metadata(path).map_err(|error| missing(path, &error))?;
     match data.is_file() {
         true => Ok(()),
         false if data.is_dir() => {
-            Err(Failure::input(format!("{} is a directory, not a file", path.display())))
+            Err(Failure::input(format!("{} is a directory, not a file", path.display()))
+                .with_hint("name the file itself"))
         }
         false => Err(Failure::input(format!("{} is not a regular file", path.display()))),
+    }
+}
+
+/// A file that cannot be looked at; where its folder has one of nearly the same name, that is likely meant.
+fn missing(path: &Path, error: &std::io::Error) -> Failure {
+    let failure = Failure::input(format!("{}: {error}", path.display()));
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let near = fs::read_dir(parent(path)).into_iter().flatten().flatten();
+    let near = near.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let near = near.map(|near| (strsim::damerau_levenshtein(&near, &name), near));
+    match near.filter(|(distance, _)| *distance <= 2).min() {
+        Some((_, near)) if error.kind() == std::io::ErrorKind::NotFound => {
+            failure.with_hint(format!("did you mean `{}`?", path.with_file_name(near).display()))
+        }
+        _ => failure,
     }
 }

@@ -41,7 +41,9 @@ fn read(path: &Path, bytes: &[u8]) -> Result<Program, Failure> {
         return tracer::read_archive(bytes).map_err(|error| trace_failure(path, &error));
     };
     tracer::ir::read_ir(text).map_err(|error| {
-        let failure = Failure::input(format!("{}: {error}", path.display()));
+        let failure = Failure::input(format!("{}: {error}", path.display())).with_hint(
+            "IR text is what str(traced.graph) or str(traced.inlined_graph) gives, whole and unchanged",
+        );
         match error.span() {
             Some(span) => {
                 failure.at(&path.display().to_string(), text, span.start as usize..span.end as usize, "here")
@@ -101,6 +103,27 @@ fn build_failure(path: &Path, program: &Program, errors: &BuildErrors) -> Failur
     }
 }
 
+/// Says what could not be followed exactly, and where.
+pub fn notes(program: &Program) -> impl Iterator<Item = String> {
+    program.notes.iter().map(|note| {
+        let path = if note.path.is_empty() { "(root)" } else { &note.path };
+        let mut text = format!("{path}: {}", note.text);
+        if note.node.is_some_and(|node| program.nodes[node.index()].operator == "prim::Opaque") {
+            text.push_str("; what it costs is not counted");
+        }
+        let source = program.sources.get(note.span.source as usize);
+        if let Some(source) = source.filter(|_| note.span.end > note.span.start) {
+            let before = source.text.as_bytes().get(..note.span.start as usize).unwrap_or_default();
+            let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+            text.push_str(&match source.name.is_empty() {
+                true => format!(" (line {line})"),
+                false => format!(" ({}:{line})", source.name),
+            });
+        }
+        text
+    })
+}
+
 /// Adds the place that a span of the program points at.
 pub fn at_span(failure: Failure, program: &Program, span: Span, label: &str) -> Failure {
     match program.sources.get(span.source as usize) {
@@ -122,6 +145,9 @@ fn hint(error: &BuildError) -> Option<String> {
             Some(format!("give each a shape: {} (SHAPE is like 8x3x224x224, or 8x128:int64)", flags.join(" ")))
         }
         BuildError::TooManyInputs { inputs, .. } => Some(format!("give at most {} --input", inputs.len())),
+        BuildError::NoSuchInput { .. } | BuildError::InputTwice { .. } => {
+            Some("give each input one --input NAME=SHAPE, or shapes in the order of `forward`".to_string())
+        }
         BuildError::Rejected { .. } => Some(
             "sizes that tracing has fixed as numbers fit the traced shapes only; try those, or trace again with the shapes you want"
                 .to_string(),

@@ -127,22 +127,6 @@ fn the_table_folds_equal_siblings() {
 }
 
 #[test]
-fn wrong_shapes_name_the_operator() {
-    let path = fixture("traces/cnn_basic.pt");
-    let fails = |inputs: &[&str]| {
-        let mut arguments = vec!["inspect", path.as_str()];
-        inputs.iter().for_each(|input| arguments.extend(["--input", input]));
-        let output = model_analyze(&arguments).code(2).get_output().stderr.clone();
-        String::from_utf8(output).expect("UTF-8").replace(&path, "MODEL")
-    };
-    insta::assert_snapshot!("wrong_channels", fails(&["4x1x32x32"]));
-    insta::assert_snapshot!("wrong_size", fails(&["4x3x40x40"]));
-    insta::assert_snapshot!("too_many_inputs", fails(&["4x3x32x32", "4x3x32x32"]));
-    insta::assert_snapshot!("no_such_input", fails(&["y=4x3x32x32"]));
-    insta::assert_snapshot!("unknown_dtype", fails(&["4x3x32x32:float12"]));
-}
-
-#[test]
 fn an_archive_without_shapes_says_how_to_give_them() {
     let text = "graph(%self : __torch__.M, %x : Tensor, %mask : Tensor):\n  %2 : Tensor = aten::mul(%x, %mask)\n  return (%2)\n";
     let folder = tempfile::tempdir().expect("a folder");

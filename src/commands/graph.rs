@@ -121,6 +121,7 @@ impl Graph {
         let kind = self.kind()?;
         let color = self.color()?;
         let model = model::load(&self.model, &self.inputs)?;
+        model::notes(&model.program).for_each(crate::failure::note);
         let stages = match &self.plan {
             Some(path) => {
                 let plan = plan_file::read_for(path, &model.program)?;

@@ -117,8 +117,7 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
 }
 
 fn notes(model: &model::Model) -> Vec<String> {
-    let mut notes: Vec<String> =
-        model.program.notes.iter().map(|note| format!("{}: {}", place(&note.path), note.text)).collect();
+    let mut notes: Vec<String> = model::notes(&model.program).collect();
     let without = model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).count();
     if without > 0 {
         notes.push(format!(

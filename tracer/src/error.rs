@@ -165,7 +165,19 @@ impl TraceError {
                 fault: PickleFault::ForeignClass(_) | PickleFault::ForeignOpcode { .. },
                 ..
             } => Some("pickles are read, never executed; only what torch.jit.save writes is accepted"),
-            _ => None,
+            TraceError::Pickle { .. } => {
+                Some("the file may be cut off or changed; save the trace again with torch.jit.save")
+            }
+            TraceError::TooLarge { .. } | TraceError::Limit { .. } => Some(
+                "no trace needs as much, so the file was not read further; trace the model itself, in parts if it is that large",
+            ),
+            TraceError::Version { .. } => Some("save the trace again with a torch that this program knows"),
+            TraceError::Object { .. } => Some(
+                "torch.jit.save writes modules as a tree with tensors of known kinds; save the trace again with it",
+            ),
+            TraceError::Syntax { .. } | TraceError::Code { .. } => {
+                Some("torch.jit.save writes code that can be followed; was the archive changed since?")
+            }
         }
     }
 }

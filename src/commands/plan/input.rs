@@ -25,7 +25,7 @@ impl Input {
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let map = files::map(path)?;
         if map.is_empty() {
-            return Err(Failure::input(format!("{}: the file is empty", path.display())));
+            return Err(crate::model::trace_failure(path, &tracer::TraceError::Empty));
         }
         // Archives are zip files; everything else that we plan from is text.
         if map.starts_with(b"PK") {

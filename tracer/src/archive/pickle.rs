@@ -238,6 +238,8 @@ impl<'a> Machine<'a> {
                 let target = self.top()?;
                 match &mut self.objects[target.0 as usize] {
                     Object::Instance { state, .. } if state.is_none() => *state = Some(given),
+                    // A state dict's `_metadata`, which says nothing about the weights.
+                    Object::Dict(_) => {}
                     _ => return malformed("BUILD of something that is no new object"),
                 }
             }

@@ -9,7 +9,7 @@ use super::{
     tree::{Block, Graph, IrTensorType, IrType, Literal, Node as IrNode, Use},
 };
 use crate::{
-    Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Operand, Program, Role, Span, Tensor,
+    Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Note, Operand, Program, Role, Span, Tensor,
     TensorId, TensorType, Value, ValueId,
 };
 
@@ -291,7 +291,12 @@ impl Lowering {
                 Some(Bound::Operand(..)) | None => arguments.push(self.operand(read)?.0),
             }
         }
-        self.push_node(node, "prim::Opaque", arguments).map(drop)
+        let id = self.push_node(node, "prim::Opaque", arguments)?;
+        let call = &self.calls.get_mut(self.program.nodes[id.index()].call);
+        let path = self.modules.get_mut(call.module).path.clone();
+        let text = format!("`{}` is kept as one opaque operator", node.kind);
+        self.program.notes.push(Note { text, path, span: node.span, node: Some(id) });
+        Ok(())
     }
 
     fn push_node(

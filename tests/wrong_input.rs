@@ -1,0 +1,221 @@
+//! Wrong models and shapes: each is refused with its place and a hint, exit code 2, and nothing is written.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    io::{Cursor, Write},
+    path::Path,
+    process::{Command, Output},
+};
+
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
+
+fn fixture(name: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)).unwrap()
+}
+
+fn run(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    command.current_dir(folder).env("NO_COLOR", "1").args(arguments).output().unwrap()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Returns what every reading command says about `model.pt`, which must be the same.
+#[track_caller]
+fn refused_in(folder: &Path, inputs: &[&str]) -> String {
+    let before = names(folder);
+    let inputs: Vec<&str> = inputs.iter().flat_map(|input| ["--input", input]).collect();
+    let commands: [&[&str]; 5] = [
+        &["inspect", "model.pt"],
+        &["inspect", "model.pt", "--format", "json"],
+        &["graph", "model.pt", "-o", "model.svg"],
+        &["graph", "model.pt", "-o", "model.json"],
+        &["split", "model.pt", "--devices", "2xt4", "-o", "out"],
+    ];
+    let mut said: Vec<String> = commands
+        .iter()
+        .map(|command| {
+            let output = run(folder, &[*command, &inputs].concat());
+            let error = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{command:?}: {error}");
+            assert!(output.stdout.is_empty(), "{command:?}");
+            assert_eq!(names(folder), before, "{command:?} has written something");
+            error
+        })
+        .collect();
+    said.dedup();
+    assert_eq!(said.len(), 1, "commands differ: {said:#?}");
+    assert!(said[0].contains("\n  hint: "), "no hint: {}", said[0]);
+    said.remove(0)
+}
+
+#[track_caller]
+fn refused(model: impl AsRef<[u8]>, inputs: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("model.pt"), model).unwrap();
+    refused_in(folder.path(), inputs)
+}
+
+fn pack(records: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, bytes) in records {
+        let method = match name.ends_with(".py") {
+            true => CompressionMethod::Deflated,
+            false => CompressionMethod::Stored,
+        };
+        writer.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+        writer.write_all(bytes).unwrap();
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+fn archive(code: &str, pickle: &[u8]) -> Vec<u8> {
+    pack(&[("net/data.pkl", pickle), ("net/code/__torch__.py", code.as_bytes()), ("net/version", b"3\n")])
+}
+
+/// A class whose `forward` has these lines.
+fn body(lines: &str) -> String {
+    let head = "class Net(Module):\n  def forward(self: __torch__.Net,\n    x: Tensor) -> Tensor:\n";
+    lines.lines().fold(head.to_string(), |code, line| format!("{code}    {line}\n"))
+}
+
+/// An instance of `Net` without attributes.
+const NET: &[u8] = b"\x80\x02c__torch__\nNet\n)\x81}(ub.";
+
+macro_rules! refuses {
+    ($($name:ident: $model:expr $(, $input:literal)*;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                insta::assert_snapshot!(stringify!($name), refused($model, &[$($input),*]));
+            }
+        )*
+    };
+}
+
+refuses! {
+    not_a_zip: b"# the notes of last week\n";
+    an_empty_file: b"";
+    a_truncated_zip: { let whole = fixture("traces/cnn_basic.pt"); whole[..whole.len() / 2].to_vec() };
+    a_damaged_record: damaged();
+    a_zip_bomb: bomb(1 << 30);
+    a_zip_bomb_that_lies: bomb(200 << 20);
+    a_foreign_class: archive(&body("return x"), b"\x80\x02cos\nsystem\nX\x04\0\0\0true\x85R.");
+    a_foreign_opcode: archive(&body("return x"), b"\x80\x02(dp0\n.");
+    a_state_dict: fixture("wrong/state_dict.pt");
+    a_module_that_holds_itself:
+        archive(&body("return x"), b"\x80\x02c__torch__\nNet\n)\x81q\x00}(X\x05\0\0\0innerh\x00ub.");
+    modules_nested_10_000_deep: archive(&body("return x"), &nested_modules(10_000));
+    a_function_that_calls_itself: archive(&body("return (self).forward(x, )"), NET);
+    brackets_nested_10_000_deep:
+        archive(&body(&format!("return {}x{}", "torch.relu(".repeat(10_000), ")".repeat(10_000))), NET);
+    lists_nested_10_000_deep: archive(&body(&nested_lists(10_000)), NET);
+    calls_nested_10_000_deep: archive(&nested_calls(10_000), NET);
+    code_that_breaks_off: archive(&body("return torch.relu(x"), NET), "2x4";
+    ir_text_nested_10_000_deep: nested_blocks(10_000).into_bytes(), "2x4";
+    ir_text_that_uses_what_nobody_makes:
+        b"graph(%x : Tensor):\n  %y : Tensor = aten::relu(%z)\n  return (%y)\n", "2x4";
+    too_many_inputs: fixture("traces/cnn_basic.pt"), "4x3x32x32", "4x3x32x32";
+    no_such_input: fixture("traces/cnn_basic.pt"), "image=4x3x32x32";
+    an_input_given_twice: fixture("traces/bert_tiny.pt"), "input_ids=2x8:int64", "input_ids=2x9:int64";
+    an_input_without_shape: fixture("wrong/scripted.pt");
+    the_wrong_number_of_channels: fixture("traces/cnn_basic.pt"), "4x1x32x32";
+    the_wrong_number_of_dimensions: fixture("traces/cnn_basic.pt"), "4x3x32";
+    a_picture_of_the_wrong_size: fixture("traces/cnn_basic.pt"), "4x3x40x40";
+    a_sequence_of_the_wrong_dtype: fixture("traces/gpt2_tiny.pt"), "2x12:float32";
+    a_picture_smaller_than_the_kernel: fixture("traces/cnn_basic.pt"), "4x3x3x3";
+    an_unknown_dtype: fixture("traces/cnn_basic.pt"), "4x3x32x32:float12";
+    a_shape_that_is_none: fixture("traces/cnn_basic.pt"), "4x3x-32";
+    a_shape_beyond_measure: fixture("traces/cnn_basic.pt"), "4x3x99999999999999999999x32";
+}
+
+#[test]
+fn a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("model.pt")).unwrap();
+    insta::assert_snapshot!("a_directory", refused_in(folder.path(), &[]));
+}
+
+#[test]
+fn a_file_that_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("modell.pt"), b"").unwrap();
+    insta::assert_snapshot!("a_file_that_is_not_there", refused_in(folder.path(), &[]));
+}
+
+#[test]
+fn what_cannot_be_flattened_is_named_and_still_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("model.pt"), fixture("wrong/scripted.pt")).unwrap();
+    let inspected = run(folder.path(), &["inspect", "model.pt", "--input", "2x4"]);
+    assert!(inspected.status.success());
+    insta::assert_snapshot!("scripted_inspect", String::from_utf8(inspected.stdout).unwrap());
+    let drawn =
+        run(folder.path(), &["graph", "model.pt", "--input", "2x4", "--depth", "2", "-o", "model.svg"]);
+    assert!(drawn.status.success());
+    insta::assert_snapshot!("scripted_graph", String::from_utf8(drawn.stderr).unwrap());
+    let picture = fs::read_to_string(folder.path().join("model.svg")).unwrap();
+    for label in ["encoder", "gate", "head"] {
+        assert!(picture.contains(&format!(">{label}<")), "{label} in {picture}");
+    }
+    // Nobody knows which stage an `if` belongs to that was never followed.
+    let split = run(folder.path(), &["split", "model.pt", "--devices", "2xt4", "-o", "out"]);
+    assert_eq!(split.status.code(), Some(2));
+}
+
+/// One bit of a record is turned: its checksum tells.
+fn damaged() -> Vec<u8> {
+    let mut bytes = archive(&body("return x"), NET);
+    let at = bytes.windows(NET.len()).position(|window| window == NET).unwrap();
+    bytes[at + 5] ^= 1;
+    bytes
+}
+
+/// A megabyte of spaces, whose directory claims another size.
+fn bomb(claimed: u32) -> Vec<u8> {
+    let spaces = vec![b' '; 1_000_003];
+    let mut bytes = archive(std::str::from_utf8(&spaces).unwrap(), NET);
+    let hits: Vec<usize> =
+        (0..bytes.len() - 4).filter(|at| bytes[*at..at + 4] == 1_000_003_u32.to_le_bytes()).collect();
+    assert_eq!(hits.len(), 2, "the record's header and the directory");
+    hits.iter().for_each(|at| bytes[*at..at + 4].copy_from_slice(&claimed.to_le_bytes()));
+    bytes
+}
+
+fn nested_modules(depth: usize) -> Vec<u8> {
+    let mut bytes = b"\x80\x02".to_vec();
+    bytes.extend(b"c__torch__\nNet\n)\x81}(X\x01\0\0\0a".repeat(depth));
+    bytes.push(b'N');
+    bytes.extend(b"ub".repeat(depth));
+    bytes.push(b'.');
+    bytes
+}
+
+fn nested_lists(depth: usize) -> String {
+    (1..depth).fold("l0 = [x]".to_string(), |text, depth| format!("{text}\nl{depth} = [l{}]", depth - 1))
+}
+
+fn nested_calls(depth: usize) -> String {
+    let mut code = "def f0(x: Tensor) -> Tensor:\n  return x\n".to_string();
+    for depth in 1..depth {
+        code.push_str(&format!(
+            "def f{depth}(x: Tensor) -> Tensor:\n  return __torch__.f{}(x, )\n",
+            depth - 1
+        ));
+    }
+    code + &body(&format!("return __torch__.f{}(x, )", depth - 1))
+}
+
+fn nested_blocks(depth: usize) -> String {
+    let mut text = "graph(%x : Tensor, %c : bool):\n".to_string();
+    for depth in 0..depth {
+        text.push_str(&format!("{0}%y{depth} : Tensor = prim::If(%c)\n{0}block0():\n", " ".repeat(2)));
+    }
+    text
+}
