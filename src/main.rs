@@ -10,6 +10,7 @@ mod excerpt;
 mod failure;
 mod files;
 mod model;
+mod operator_stages;
 mod output;
 mod plan_file;
 mod stages;

@@ -197,3 +197,82 @@ fn twenty_thousand_boxes_stay_fluent() {
     assert!((10..4000).contains(&drawn), "{drawn}");
     browser.assert_clean();
 }
+
+/// Plans a fixture, writes its report, and returns both as values.
+fn planned(folder: &Path, model: &str, more: &[&str]) -> (serde_json::Value, String) {
+    let plan = folder.join("plan.yaml");
+    let output = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+        .arg("plan")
+        .arg(fixture(model))
+        .args(more)
+        .args(["--format", "json", "-o"])
+        .arg(&plan)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = report(folder, &fixture(model), &[plan.to_str().unwrap()]);
+    (serde_json::from_slice(&output.stdout).unwrap(), page)
+}
+
+/// Returns a page's data that were small enough to stand in it as they are.
+fn embedded(page: &str, id: &str) -> serde_json::Value {
+    let data = page.split_once(&format!("<script id=\"{id}\" type=\"application/json\">")).unwrap().1;
+    serde_json::from_str(data.split_once('<').unwrap().0).unwrap()
+}
+
+#[test]
+fn every_operator_is_of_a_stage_and_their_times_add_up_to_it() {
+    // Two types of devices, too: the second stage's operators take what the plan says they take there.
+    for devices in ["2xt4", "1xt4+1xa100"] {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = ["--devices", devices, "--strategy", "1f1b"];
+        let (answer, page) = planned(folder.path(), "traces/unet_small.pt", &arguments);
+        let (plan, data) = (embedded(&page, "plan"), embedded(&page, "data"));
+        let numbers = |column: &str| -> Vec<i64> {
+            data["graph"][column].as_array().unwrap().iter().map(|item| item.as_i64().unwrap()).collect()
+        };
+        let (parents, stages, times) = (numbers("parent"), numbers("stage"), numbers("time"));
+        let mut sums = vec![0; answer["stages"].as_array().unwrap().len()];
+        for item in (1..parents.len()).filter(|item| !parents[1..].contains(&(*item as i64))) {
+            match usize::try_from(stages[item]) {
+                Ok(stage) => sums[stage] += times[item],
+                Err(_) => assert_eq!(times[item], 0, "{devices}: box {item} takes time and has no stage"),
+            }
+        }
+        for (stage, sum) in sums.iter().enumerate() {
+            let cost = &plan["stages"][stage]["cost"];
+            let whole: f64 = ["forward", "input_gradient", "weight_gradient"]
+                .map(|of| cost[of].as_f64().unwrap())
+                .iter()
+                .sum();
+            let off = *sum as f64 / 1e9 / whole - 1.0;
+            assert!(off.abs() < 0.001, "{devices}: stage {stage} takes {whole}, its operators {sum} ns");
+        }
+    }
+}
+
+#[test]
+fn the_bubble_is_the_same_in_the_plan_its_simulation_and_its_page() {
+    for (model, devices) in [("traces/gpt2_tiny.pt", "2xt4"), ("traces/unet_small.pt", "4xa100")] {
+        for strategy in ["1f1b", "zero-bubble", "interleaved", "data-parallel"] {
+            let folder = tempfile::tempdir().unwrap();
+            let (answer, page) =
+                planned(folder.path(), model, &["--devices", devices, "--strategy", strategy]);
+            let bubble = answer["bubble"].as_f64().unwrap();
+            let card = page.split_once("<dt>Bubble</dt><dd><b>").unwrap().1;
+            assert_eq!(
+                card.split_once('<').unwrap().0,
+                format!("{:.1} %", 100.0 * bubble),
+                "{model} {strategy}"
+            );
+            let output = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+                .arg("simulate")
+                .arg(folder.path().join("plan.yaml"))
+                .args(["--format", "json"])
+                .output()
+                .unwrap();
+            let simulated: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(simulated["bubble"].as_f64().unwrap(), bubble, "{model} {strategy}");
+        }
+    }
+}

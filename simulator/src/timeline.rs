@@ -73,6 +73,14 @@ impl ProgramTime {
     }
 }
 
+impl Timeline {
+    /// Returns the share of the devices' time in which no forward or backward pass runs.
+    pub fn bubble(&self) -> f64 {
+        let busy: u64 = self.programs.iter().map(ProgramTime::busy).sum();
+        1.0 - busy as f64 / (self.step.max(1) as f64 * self.programs.len().max(1) as f64)
+    }
+}
+
 /// Simulates a step.
 ///
 /// # Errors

@@ -6,11 +6,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use graph::{BlockId, ModelGraph, OperatorCosts};
-use schema::{Bytes, Flops, Plan};
+use graph::{ModelGraph, OperatorCosts};
+use schema::{Bytes, Flops};
 use viz::{Amounts, Caption, Color, Depth, Diagram, Direction, Overlay};
 
-use crate::{failure::Failure, files, model, output::Output, plan_file};
+use crate::{failure::Failure, files, model, operator_stages, output::Output, plan_file};
 
 mod graphviz;
 
@@ -125,7 +125,7 @@ impl Graph {
         let stages = match &self.plan {
             Some(path) => {
                 let plan = plan_file::read_for(path, &model.program)?;
-                Some(operator_stages(&path.display().to_string(), &plan, &model.graph)?)
+                Some(operator_stages::of_plan(&path.display().to_string(), &plan, &model.graph)?)
             }
             None => None,
         };
@@ -266,28 +266,4 @@ fn amounts(
         })),
         ColorBy::Family | ColorBy::Stage | ColorBy::None => None,
     }
-}
-
-/// Returns each operator's stage under a plan.
-pub(super) fn operator_stages(
-    name: &str,
-    plan: &Plan,
-    graph: &ModelGraph,
-) -> Result<Vec<Option<u32>>, Failure> {
-    let by_path: std::collections::HashMap<&str, BlockId> =
-        graph.blocks.iter().map(|block| (block.path.as_str(), block.id)).collect();
-    let mut stages = vec![None; graph.operators.len()];
-    for (index, stage) in plan.stages.iter().enumerate() {
-        for block in &stage.blocks {
-            let Some(id) = by_path.get(block.as_str()) else {
-                return Err(Failure::input(format!(
-                    "{name}: the model has no block `{block}`, which stage {index} names"
-                ))
-                .with_hint(format!("the plan was made for `{}`", plan.model.name)));
-            };
-            let operators = &graph.block(*id).operators;
-            stages[operators.start as usize..operators.end as usize].fill(Some(index as u32));
-        }
-    }
-    Ok(stages)
 }

@@ -6,8 +6,8 @@ use clap::Args;
 use schema::{Plan, ReportWhatIf, SimulatedPlan, TIMELINE_VERSION, Timeline};
 use viz::report::{Origin, Planned};
 
-use super::{graph::operator_stages, simulate};
-use crate::{failure::Failure, files, model, model::Model, output::Output, plan_file};
+use super::simulate;
+use crate::{failure::Failure, files, model, model::Model, operator_stages, output::Output, plan_file};
 
 mod times;
 mod what_if;
@@ -79,7 +79,7 @@ impl PlannedPage {
     ///
     /// `name` is the plan's name in messages.
     pub fn new(name: &str, plan: Plan, model: &Model) -> Result<Self, Failure> {
-        let stages = operator_stages(name, &plan, &model.graph)?;
+        let stages = operator_stages::of_plan(name, &plan, &model.graph)?;
         let (mut simulated, timeline) = simulate::simulated(name, &plan)?;
         let seconds = times::of_plan(&plan, &stages, &model.graph, &graph::costs(&model.graph));
         if let Err(reason) = &seconds {

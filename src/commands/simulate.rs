@@ -183,6 +183,15 @@ pub(super) fn simulated(
     Ok((simulated.answer, timeline))
 }
 
+/// Returns the share of the devices' time that a plan leaves idle.
+pub(super) fn bubble(plan: &schema::Plan) -> Result<f64, Failure> {
+    let failure = |error: &dyn std::fmt::Display| Failure::input(error.to_string());
+    let step =
+        simulator::from_plan(plan, &simulator::PlanOptions::default()).map_err(|error| failure(&error))?;
+    let timeline = simulator::simulate(&step.workload, &step.order, &step.machine);
+    Ok(timeline.map_err(|error| failure(&error))?.bubble())
+}
+
 /// An order that cannot be made: the schedules are listed where the name was wrong.
 fn order_failure(error: OrderError) -> Failure {
     let failure = Failure::input(&error);

@@ -11,7 +11,7 @@ use schema::{
 use sha2::{Digest, Sha256};
 
 use super::{Plan, answer, costs, input::Input};
-use crate::{failure::Failure, files, model, output::Output, plan_file};
+use crate::{commands::simulate, failure::Failure, files, model, output::Output, plan_file};
 
 /// Plans a model on a cluster, or checks a plan.
 pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
@@ -64,12 +64,28 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         ends.set_bands(&problem, &mut file);
         file.predicted.times = Some(from);
     }
+    set_bubble(&mut file);
+    answer.bubble = file.predicted.bubble;
     answer.band = file.predicted.band;
     answer.times.clone_from(&file.predicted.times);
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file).as_bytes())?;
     }
     answer::print(plan, &answer, &why(&problem, &solution, &answer), output)
+}
+
+/// Takes the simulator's word for the bubble, so that `plan`, `simulate` and `report` say the same of a plan.
+///
+/// A step too large to be simulated in passing keeps the planner's own sum.
+fn set_bubble(plan: &mut schema::Plan) {
+    const MOST_OPERATIONS: usize = 300_000;
+    let is_small = plan.stages.len() * plan.micro_batches as usize * 3 <= MOST_OPERATIONS;
+    if is_small
+        && plan.predicted.bubble.is_some()
+        && let Ok(bubble) = simulate::bubble(plan)
+    {
+        plan.predicted.bubble = Some(bubble);
+    }
 }
 
 /// Reads a traced model and predicts its blocks on the cluster's devices.

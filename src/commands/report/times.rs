@@ -1,14 +1,12 @@
 //! Predicted seconds of each operator on the device that its stage runs on.
 
-use std::collections::HashMap;
-
 use graph::{ModelGraph, OperatorCosts};
 use schema::Plan;
 
-use crate::commands::plan::costs;
+use crate::{commands::plan::costs, operator_stages};
 
-/// Predicts operators, forward and backward, each on its stage's first device; those between stages' blocks on the
-/// cluster's first.
+/// Predicts operators, forward and backward, each on its stage's first device; blocks that no stage names on the
+/// cluster's first. The sums over stages are the plan's.
 ///
 /// # Errors
 /// Says whose times the plan believes, where they are others than these: a page must not mix the two.
@@ -35,16 +33,28 @@ pub fn of_plan(
     if theirs.cost_model != times.from.cost_model {
         return Err(format!("the plan believes {}, this page {}", theirs.cost_model, times.from.cost_model));
     }
-    let mut by_type: HashMap<&str, Vec<f64>> = HashMap::from([(base, each(&times))]);
     let mut types = Vec::with_capacity(plan.stages.len());
     for (index, stage) in plan.stages.iter().enumerate() {
         let device = stage.devices.first().ok_or_else(|| format!("stage {index} has no device"))?;
-        let type_ = type_of(device)?;
-        if !by_type.contains_key(type_) {
-            by_type.insert(type_, each(&times_of(type_)?));
-        }
-        types.push(type_);
+        types.push(type_of(device)?);
     }
-    let type_at = |stage: &Option<u32>| stage.map_or(base, |stage| types[stage as usize]);
-    Ok(stages.iter().enumerate().map(|(operator, stage)| by_type[type_at(stage)][operator]).collect())
+    let mut seconds = each(&times);
+    for (operator, _) in operator_stages::again(plan, graph).iter().enumerate().filter(|(_, again)| **again) {
+        seconds[operator] += times.seconds[operator].forward;
+    }
+    // A plan takes another type of device to be faster or slower as a whole: its operators share the stage's time.
+    let mut sums = vec![0.0; plan.stages.len()];
+    for (stage, seconds) in stages.iter().zip(&seconds) {
+        if let Some(stage) = stage {
+            sums[*stage as usize] += seconds;
+        }
+    }
+    for (stage, seconds) in stages.iter().zip(&mut seconds) {
+        let Some(stage) = stage.map(|stage| stage as usize) else { continue };
+        if types[stage] != base && sums[stage] > 0.0 {
+            let cost = plan.stages[stage].cost;
+            *seconds *= (cost.forward.0 + cost.input_gradient.0 + cost.weight_gradient.0) / sums[stage];
+        }
+    }
+    Ok(seconds)
 }

@@ -99,15 +99,13 @@ fn cell(step: &PlannedStep, factor: f64) -> WhatIfCell {
     }
     match simulator::simulate(&step.workload, &step.order, &machine) {
         Ok(timeline) => {
-            let busy: u64 = timeline.programs.iter().map(simulator::ProgramTime::busy).sum();
-            let all = timeline.step.max(1) as f64 * timeline.programs.len().max(1) as f64;
             let full = machine.devices.iter().zip(&timeline.memory).filter_map(|(device, memory)| {
                 let limit = device.memory.filter(|limit| *limit > 0)?;
                 Some(memory.peak as f64 / limit as f64)
             });
             WhatIfCell {
                 step: Some(schema::Seconds(timeline.step as f64 / 1e9)),
-                bubble: Some(1.0 - busy as f64 / all),
+                bubble: Some(timeline.bubble()),
                 memory: full.reduce(f64::max),
                 reason: None,
             }

@@ -5,9 +5,7 @@ use schema::{
     Bytes, CriticalStep, MemoryPart, OutOfMemory, Plan, Saving, Seconds, SimulatedDevice, SimulatedPlan,
     SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,
 };
-use simulator::{
-    Part, PlanError, PlanOptions, PlannedStep, ProgramTime, Timeline, USES, Work, from_plan, order::Kind,
-};
+use simulator::{Part, PlanError, PlanOptions, PlannedStep, Timeline, USES, Work, from_plan, order::Kind};
 
 use super::order_failure;
 use crate::failure::Failure;
@@ -59,8 +57,6 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         Part::Level(level) => format!("all links of {}", plan.cluster.levels[level].name),
         Part::Host(device) => format!("host link of {}", device_name(device)),
     };
-    let n_programs = timeline.programs.len() as f64;
-    let busy: u64 = timeline.programs.iter().map(ProgramTime::busy).sum();
     let answer = SimulatedPlan {
         schema_version: TIMELINE_VERSION,
         schedule: step.schedule.name().to_string(),
@@ -69,7 +65,7 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         longest_span_seconds: seconds(timeline.longest_span),
         period_seconds: seconds(period),
         micro_batch_seconds: seconds(period) / f64::from(step.shape.micro_batches),
-        bubble: 1.0 - busy as f64 / (timeline.step.max(1) as f64 * n_programs),
+        bubble: timeline.bubble(),
         devices: devices(plan, &step, &timeline),
         split: StepSplit {
             compute: signed(split.compute),
