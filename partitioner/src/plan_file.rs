@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use schema::{
-    Bytes, Cluster, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, Seconds,
-    StageCost, Transfer,
+    Bytes, Cluster, DeviceMemory, LayerCost, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted,
+    Seconds, StageCost, Transfer,
 };
 use simulator::order::Schedule;
 
@@ -102,7 +102,7 @@ pub fn to_plan(
         recompute: stage.score.recompute.iter().map(path).collect(),
         offload: stage.score.offload.iter().map(path).collect(),
         tensor_parallel: None,
-        layers: Vec::new(),
+        layers: layers(problem, stage),
         cost: stage_cost(problem, stage),
         band: None,
     });
@@ -149,10 +149,48 @@ pub fn to_plan(
     }
 }
 
+/// Speed of the slowest device of a stage.
+fn slowest(problem: &Problem, stage: &SolutionStage) -> f64 {
+    let speeds = stage.run.devices().map(|device| problem.machine.devices[device].speed);
+    speeds.fold(f64::INFINITY, f64::min)
+}
+
+/// The layers of a stage on several devices: when each block's gradients exist, and what it makes.
+///
+/// Parameters of several blocks are with the first of them. A stage on one device has nobody to exchange with.
+fn layers(problem: &Problem, stage: &SolutionStage) -> Vec<LayerCost> {
+    if stage.run.count < 2 {
+        return Vec::new();
+    }
+    let speed = slowest(problem, stage);
+    let mut tied: HashMap<usize, u64> = HashMap::new();
+    for tie in &problem.ties {
+        if let Some(first) = stage.blocks.iter().find(|block| tie.blocks.contains(block)) {
+            *tied.entry(*first).or_default() += tie.parameters.0;
+        }
+    }
+    let mut made: HashMap<usize, u64> = HashMap::new();
+    for value in problem.values.iter().filter(|value| value.backward.0 > 0) {
+        if let Some(from) = value.from {
+            *made.entry(from).or_default() += value.forward.0;
+        }
+    }
+    let layer = |&index: &usize| {
+        let block = &problem.blocks[index];
+        let again = if stage.score.recompute.contains(&index) { block.forward.0 } else { 0.0 };
+        LayerCost {
+            forward: Seconds(block.forward.0 / speed),
+            backward: Seconds((block.input_gradient.0 + block.weight_gradient.0 + again) / speed),
+            gradients: Bytes(block.parameters.0 + tied.get(&index).copied().unwrap_or(0)),
+            output: Bytes(made.get(&index).copied().unwrap_or(0)),
+        }
+    };
+    stage.blocks.iter().map(layer).collect()
+}
+
 /// Costs of one micro-batch on one replica.
 fn stage_cost(problem: &Problem, stage: &SolutionStage) -> StageCost {
-    let devices = stage.run.devices().map(|device| problem.machine.devices[device].speed);
-    let speed = devices.fold(f64::INFINITY, f64::min);
+    let speed = slowest(problem, stage);
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>()
     };

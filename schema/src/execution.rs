@@ -119,6 +119,9 @@ pub struct LayerCost {
     pub backward: Seconds,
     /// Bytes of its gradients; all layers together hold the stage's parameters.
     pub gradients: Bytes,
+    /// Bytes of what it makes of one micro-batch: what a tensor-parallel group would exchange.
+    #[serde(default)]
+    pub output: Bytes,
 }
 
 impl Execution {

@@ -153,6 +153,8 @@ struct Builder<'a> {
     updates: Vec<Vec<(TaskId, u64, u64)>>,
     /// Stages of each program whose forward pass has not waited for that in this step.
     stale: Vec<Vec<usize>>,
+    /// Each program's last optimizer step.
+    stepped: Vec<Option<TaskId>>,
 }
 
 impl<'a> Builder<'a> {
@@ -216,6 +218,7 @@ impl<'a> Builder<'a> {
             queues: BTreeMap::new(),
             updates: vec![Vec::new(); workload.stages.len()],
             stale: vec![Vec::new(); order.ranks.len()],
+            stepped: vec![None; order.ranks.len()],
         })
     }
 

@@ -201,7 +201,11 @@ pub enum PlanError {
         reason: String,
     },
     /// Layers that do not make up their stage.
-    #[error("the layers of stage {stage} hold {layers} of gradients, the stage {parameters} of parameters")]
+    #[error(
+        "the layers of stage {stage} hold {} bytes of gradients, the stage {} bytes of parameters",
+        layers.0,
+        parameters.0
+    )]
     Layers {
         /// The stage.
         stage: usize,

@@ -73,13 +73,13 @@ pub struct Simulate {
     #[arg(long, value_name = "F.csv")]
     write_csv: Option<PathBuf>,
     /// What the host adds to each operation, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "plan")]
+    #[arg(long, value_name = "US", default_value_t = 0.0, conflicts_with_all = ["csv", "ranks"])]
     host_overhead: f64,
     /// Senders wait until their values have arrived
-    #[arg(long, requires = "plan")]
+    #[arg(long, conflicts_with_all = ["csv", "ranks"])]
     blocking_sends: bool,
     /// Give every transfer the whole bandwidth of its ports
-    #[arg(long, requires = "plan")]
+    #[arg(long, conflicts_with_all = ["csv", "ranks"])]
     no_contention: bool,
     #[command(flatten)]
     execution: execution::ExecutionArguments,

@@ -23,17 +23,20 @@ impl Builder<'_> {
         let Some(group) = self.group_of(&members) else { return };
         let bytes = self.workload.stages[stage].memory.parameters;
         let parts = collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
+        // What is gathered is what every member has stepped.
+        let mut ahead: Vec<(TaskId, i64)> =
+            members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
         // The gather may run beside the pass before this one, so it waits for the one before that.
-        let ahead = self.tail_of(program, Stream::Compute).map(|tail| {
+        ahead.extend(self.tail_of(program, Stream::Compute).map(|tail| {
             // The kernels of a pass stand before its all-reduces.
             let inside = matches!(self.step.labels[tail as usize].work, Work::AllReduce { .. });
             let kernels = if inside { tail - 1 } else { tail };
             let duration = self.step.graph.duration(kernels);
             (kernels, -i64::try_from(duration).unwrap_or(i64::MAX))
-        });
+        }));
         let work = Work::Gather { stage: stage as u32, op: Some(Op { joined: false, ..op }) };
         let label = Label { program, stream: Stream::Collective, work };
-        let gather = self.collective(label, parts, &[program], &members, ahead.into_iter().collect());
+        let gather = self.collective(label, parts, &[program], &members, ahead);
         waits.push((gather, 0));
     }
 

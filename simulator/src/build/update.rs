@@ -76,6 +76,9 @@ impl Builder<'_> {
         for program in 0..self.order.ranks.len() {
             self.optimizer_step(program, synced.remove(&program).unwrap_or_default());
         }
+        if matches!(sync.sharding, Sharding::Optimizer | Sharding::Gradients) {
+            (0..self.order.ranks.len()).for_each(|program| self.gather_after(program));
+        }
     }
 
     /// Returns the wait of a message for one replica's gradients.
@@ -126,18 +129,23 @@ impl Builder<'_> {
         let waits = synced.into_iter().map(|task| (task, 0)).collect();
         let label = Label { program, stream: Stream::Compute, work: Work::Optimizer };
         let step = self.push(label, duration, waits);
-        if !matches!(self.workload.sync.sharding, Sharding::Optimizer | Sharding::Gradients) {
-            return;
-        }
-        // Each replica has stepped its share of the parameters; now everybody needs all of them.
+        self.stepped[program] = Some(step);
+    }
+
+    /// Each replica has stepped its share of the parameters; now everybody needs all of them before it goes on.
+    fn gather_after(&mut self, program: usize) {
+        let stages: Vec<usize> = self.last_gradient[program].iter().map(|(stage, _)| *stage).collect();
         for stage in stages {
             let members = self.members[stage].clone();
             let Some(group) = self.group_of(&members) else { continue };
+            let waits =
+                members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
             let bytes = self.workload.stages[stage].memory.parameters;
             let parts = collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
             let work = Work::Gather { stage: stage as u32, op: None };
             let label = Label { program, stream: Stream::Collective, work };
-            self.collective(label, parts, &[program], &members, vec![(step, 0)]);
+            let task = self.collective(label, parts, &[program], &members, waits);
+            self.tail[program][Stream::Compute as usize] = task;
         }
     }
 }

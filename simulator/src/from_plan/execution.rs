@@ -194,8 +194,17 @@ pub(super) fn tensor_parallel(
     if let Some(degree) = options.tensor_parallel.filter(|degree| *degree > 1) {
         notes.push(format!(
             "tensor parallelism is estimated: each of {degree} devices takes an equal part of every stage's time, parameters \
-             and optimizer state, and all of its activations; every block exchanges its stage's output twice each way"
+             and optimizer state, and all of its activations; every block with parameters exchanges what it makes twice each way"
         ));
+        let unknown = plan.stages.iter().enumerate().filter(|(_, stage)| stage.layers.is_empty());
+        let unknown: Vec<String> = unknown.map(|(idx, _)| idx.to_string()).collect();
+        if !unknown.is_empty() {
+            notes.push(format!(
+                "the plan does not say what the blocks of stage {} make: each is taken to have parameters and to make \
+                 what enters or leaves its stage",
+                unknown.join(", ")
+            ));
+        }
     }
     let degree = |rank: usize| degrees[rank].unwrap_or(1) as usize;
     let groups = |rank: usize| ranks[rank].chunks(degree(rank));
@@ -225,9 +234,23 @@ fn estimate(plan: &Plan, idx: usize, degree: u32, stage: &mut Stage) {
     for layer in &mut stage.layers {
         layer.gradients = layer.gradients.div_ceil(n);
     }
-    let near =
-        plan.transfers.iter().filter(|transfer| transfer.from as usize == idx || transfer.to as usize == idx);
-    let bytes = near.map(|transfer| transfer.forward.0).max().unwrap_or(0);
-    let blocks = plan.stages[idx].blocks.len() as u32;
-    stage.tensor_parallel = Some(TensorParallel { bytes, per_pass: blocks.saturating_mul(2) });
+    stage.tensor_parallel = Some(exchange(plan, idx));
+}
+
+/// What a group would exchange in a pass: Megatron's two all-reduces for each block that has parameters to cut.
+fn exchange(plan: &Plan, idx: usize) -> TensorParallel {
+    let layers = &plan.stages[idx].layers;
+    if layers.is_empty() {
+        let near = plan
+            .transfers
+            .iter()
+            .filter(|transfer| transfer.from as usize == idx || transfer.to as usize == idx);
+        let bytes = near.map(|transfer| transfer.forward.0).max().unwrap_or(0);
+        let blocks = plan.stages[idx].blocks.len() as u32;
+        return TensorParallel { bytes, per_pass: blocks.saturating_mul(2) };
+    }
+    let cut = layers.iter().filter(|layer| layer.gradients.0 > 0);
+    let (n, bytes) =
+        cut.fold((0_u32, 0_u64), |(n, bytes), layer| (n + 1, bytes.saturating_add(layer.output.0)));
+    TensorParallel { bytes: bytes.div_ceil(u64::from(n.max(1))), per_pass: n.saturating_mul(2) }
 }

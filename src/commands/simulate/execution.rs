@@ -8,37 +8,37 @@ use schema::{Bytes, CollectiveKind, Execution, OffloadMode, ShardingLevel, SyncO
 #[command(next_help_heading = "Execution, instead of what the plan says")]
 pub(super) struct ExecutionArguments {
     /// When replicas send gradients [default: bucketed]
-    #[arg(long, value_enum, value_name = "WHEN", requires = "plan")]
+    #[arg(long, value_enum, value_name = "WHEN", conflicts_with_all = ["csv", "ranks"])]
     sync: Option<SyncName>,
     /// How replicas and tensor-parallel groups exchange [default: fastest; with fifo and p3 a parameter server]
-    #[arg(long, value_enum, value_name = "HOW", requires = "plan")]
+    #[arg(long, value_enum, value_name = "HOW", conflicts_with_all = ["csv", "ranks"])]
     collective: Option<CollectiveName>,
     /// Parameter servers [default: one for each replica]
-    #[arg(long, value_name = "N", requires = "plan")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["csv", "ranks"])]
     servers: Option<u32>,
     /// Bytes of a bucket [default: 26214400, the first 1048576]
-    #[arg(long, value_name = "BYTES", requires = "plan")]
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["csv", "ranks"])]
     bucket: Option<u64>,
     /// Most bytes of a message of fifo and p3 [default with p3: 160000]
-    #[arg(long, value_name = "BYTES", requires = "plan")]
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["csv", "ranks"])]
     slice: Option<u64>,
     /// What replicas share out instead of keeping a copy each [default: none]
-    #[arg(long, visible_alias = "zero", value_enum, value_name = "LEVEL", requires = "plan")]
+    #[arg(long, visible_alias = "zero", value_enum, value_name = "LEVEL", conflicts_with_all = ["csv", "ranks"])]
     sharding: Option<ShardingName>,
     /// How offloaded activations travel [default: both]
-    #[arg(long, value_enum, value_name = "MODE", requires = "plan")]
+    #[arg(long, value_enum, value_name = "MODE", conflicts_with_all = ["csv", "ranks"])]
     offload: Option<OffloadName>,
     /// Passes that offload copies may run ahead [default: 2]
-    #[arg(long, value_name = "N", requires = "plan")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["csv", "ranks"])]
     prefetch: Option<u32>,
     /// Share of every stage's activations that waits in host memory, from 0 to 1
-    #[arg(long, value_name = "SHARE", requires = "plan")]
+    #[arg(long, value_name = "SHARE", conflicts_with_all = ["csv", "ranks"])]
     offload_share: Option<f64>,
     /// Estimate the plan with every stage's layers cut across groups of so many of its devices
-    #[arg(long, value_name = "N", requires = "plan")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["csv", "ranks"])]
     tensor_parallel: Option<u32>,
     /// How many times as long kernels take beside a collective on their device [default: 1]
-    #[arg(long, value_name = "FACTOR", requires = "plan")]
+    #[arg(long, value_name = "FACTOR", conflicts_with_all = ["csv", "ranks"])]
     overlap_slowdown: Option<f64>,
 }
 
