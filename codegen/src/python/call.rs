@@ -95,6 +95,15 @@ impl Writer<'_> {
             }
             ("prim", "dtype" | "device" | "layout", 1) => return format!("{}.{name}", first()),
             ("prim", "tolist", 1) => return format!("{}.tolist()", first()),
+            ("aten", "__and__" | "__or__" | "__xor__", 2) => {
+                let sign = match name {
+                    "__and__" => "&",
+                    "__or__" => "|",
+                    _ => "^",
+                };
+                let second = self.primary(node.arguments.get(1).map(|a| &a.operand));
+                return format!("{} {sign} {second}", first());
+            }
             ("aten", "floordiv", 2) => {
                 return format!("{} // {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
             }

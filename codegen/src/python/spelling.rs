@@ -323,6 +323,11 @@ pub(crate) fn spelling(space: &str, name: &str) -> Spelling {
         "aten" if TORCH.contains(&name) => Spelling::Torch(format!("torch.{name}")),
         "aten" if METHODS.contains(&name) => Spelling::Method(name.to_string()),
         "aten" if FUNCTIONAL.contains(&name) => Spelling::Functional(format!("F.{name}")),
+        // Without its overload named, each other one is tried first: tensors are unpacked into lists of numbers.
+        "aten" if name == "index" => Spelling::Operator("torch.ops.aten.index.Tensor".into()),
+        "aten" if matches!(name, "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index_put") => {
+            Spelling::Operator(format!("torch.ops.aten.{name}.default"))
+        }
         _ => Spelling::Operator(format!("torch.ops.{space}.{name}")),
     }
 }
