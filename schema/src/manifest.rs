@@ -61,6 +61,9 @@ pub struct StageFiles {
     /// Blocks whose activations the plan wants computed again in the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recompute: Vec<String>,
+    /// Blocks whose activations the plan wants kept in host memory until the backward pass.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<String>,
     /// Operators that it runs although another stage runs them, too, because that is cheaper than sending.
     pub repeated_operators: u32,
     /// Devices of the plan.

@@ -38,6 +38,18 @@ pub fn launch(launcher: Launcher, ranks: Ranks) -> File {
     File { path: path.into(), content: Content::text(text + "\n") }
 }
 
+/// One file for the user, several for who reads it here.
+const TRAIN: &str = concat!(
+    include_str!("../train/head.py"),
+    include_str!("../train/stages.py"),
+    include_str!("../train/task.py"),
+    include_str!("../train/layout.py"),
+    include_str!("../train/pipelines.py"),
+    include_str!("../train/dealt.py"),
+    include_str!("../train/run.py"),
+    include_str!("../train/commands.py"),
+);
+
 /// The training script, with the plan's numbers as its defaults.
 pub fn train_script(micro_batches: Option<u32>, replicas: &[usize], schedule: Option<&str>) -> File {
     let replicas = match replicas {
@@ -50,7 +62,7 @@ pub fn train_script(micro_batches: Option<u32>, replicas: &[usize], schedule: Op
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}}}"
     );
-    let text = include_str!("../train/train.py").replacen("DEFAULTS = {}", &defaults, 1);
+    let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
 }
 

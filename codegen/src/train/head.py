@@ -1,0 +1,47 @@
+"""Trains the stages of this folder with torch.distributed.pipelining. Written by model-analyze; needs torch 2.11.
+
+    torchrun --nproc-per-node RANKS train.py                     one rank a stage, 1F1B, synthetic data
+    torchrun --nproc-per-node 4 train.py --replicas 2            2 stages, each on 2 ranks
+    torchrun --nproc-per-node 3 train.py --replicas 2,1          stage 0 on 2 ranks, stage 1 on one
+    torchrun --nproc-per-node 2 train.py --schedule schedule.csv
+    torchrun --nproc-per-node 2 train.py --task task.py --save checkpoints --save-every 100
+    torchrun --nproc-per-node 2 train.py --task task.py --save checkpoints --resume
+    python train.py --merge model.safetensors --save checkpoints  the stages' weights as one state dict
+    python train.py --single --steps 10                          the same steps in one process, to compare
+
+A task is a Python file with any of these:
+
+    def inputs(step, samples): ...     a tuple of the model's inputs, `samples` in the first dimension
+    def target(step, samples): ...     a tensor, `samples` in the first dimension
+    def loss(outputs, target): ...     the mean loss of a micro-batch; `outputs` is what the model returns, flat
+    def optimizer(parameters): ...
+
+Ranks are laid out replica by replica: of two pipelines of three ranks, the first has ranks 0, 1, 2. Where
+stages have unequal replicas, the ranks of stage 0 come first, then those of stage 1; micro-batches are dealt to the
+replicas of each stage in turn, and the replicas work side by side.
+"""
+
+import argparse
+import csv
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+HERE = Path(__file__).resolve().parent
+STAGES = HERE / "stages"
+# Of the plan, where there was one.
+DEFAULTS = {}
+
+

@@ -1,0 +1,73 @@
+# -- layout ---------------------------------------------------------------------------------------------------------
+
+
+def read_csv(path):
+    """Returns for each rank of a compute-only schedule table the stages it runs, and the number of micro-batches."""
+    ranks, micro_batches = [], 0
+    with open(path, newline="") as file:
+        for row in csv.reader(file):
+            text = [cell.strip() for cell in row if cell.strip()]
+            cells = [found for cell in text for found in re.findall(r"(\d+)(?:F|I|B|W)(\d+)", cell)]
+            if len(cells) < len(text):
+                sys.exit(f"{path}: not a compute-only schedule table")
+            ranks.append(sorted({int(stage) for stage, _ in cells}))
+            micro_batches = max([micro_batches] + [int(number) + 1 for _, number in cells])
+    return ranks, micro_batches
+
+
+class Layout:
+    """Which rank runs which stages, in which pipelines.
+
+    A pipeline is one rank for each place: a stage, or the stages that interleave there. With unequal replicas there are as
+    many pipelines as their least common multiple; a rank of a stage with fewer replicas is in several.
+    """
+
+    def __init__(self, manifest, arguments, schedule):
+        count = len(manifest["stages"])
+        if arguments.csv_ranks is not None:
+            self.stages_of = arguments.csv_ranks
+            if sorted(stage for stages in self.stages_of for stage in stages) != list(range(count)):
+                sys.exit("the schedule table has other stages than this folder")
+        else:
+            ranks = arguments.pipeline_ranks or count
+            if schedule in ("1f1b", "gpipe", "forward") and ranks != count:
+                sys.exit(f"schedule {arguments.schedule} runs one stage a rank: --pipeline-ranks {count}, or choose Interleaved1F1B")
+            if count % ranks:
+                sys.exit(f"{count} stages do not spread over {ranks} ranks evenly")
+            if schedule in ("zbvzerobubble", "dualpipev"):
+                self.stages_of = [[rank, count - 1 - rank] for rank in range(ranks)]
+            else:
+                self.stages_of = [list(range(rank, count, ranks)) for rank in range(ranks)]
+        width = len(self.stages_of)
+        replicas = [int(part) for part in str(arguments.replicas).split(",")]
+        if len(replicas) == 1:
+            replicas *= width
+        if len(replicas) != width or min(replicas) < 1:
+            sys.exit(f"--replicas takes one number, or {width}, one for each rank of a pipeline")
+        self.is_unequal = len(set(replicas)) > 1
+        if self.is_unequal and (arguments.csv_ranks is not None or schedule not in ("1f1b", "gpipe") or width != count):
+            sys.exit("unequal replicas run one stage a rank under 1F1B or GPipe: --schedule 1F1B, or one number for --replicas")
+        self.replicas = replicas
+        self.pipelines = math.lcm(*replicas)
+        self.world = sum(replicas)
+        if not self.is_unequal:
+            self.ranks = [[replica * width + place for replica in range(replicas[0])] for place in range(width)]
+        else:
+            starts = [sum(replicas[:place]) for place in range(width)]
+            self.ranks = [list(range(start, start + n)) for start, n in zip(starts, replicas)]
+
+    def members(self, pipeline):
+        """Returns the ranks of a pipeline, by place."""
+        return [ranks[pipeline % len(ranks)] for ranks in self.ranks]
+
+    def place(self, rank):
+        """Returns a rank's place in its pipelines, and its number among the replicas of that place."""
+        for place, ranks in enumerate(self.ranks):
+            if rank in ranks:
+                return place, ranks.index(rank)
+        raise AssertionError(rank)
+
+    def ranks_of_stage(self, stage):
+        return next(ranks for stages, ranks in zip(self.stages_of, self.ranks) if stage in stages)
+
+

@@ -1,0 +1,148 @@
+# -- stages ---------------------------------------------------------------------------------------------------------
+
+
+def load_module(path, name):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def form_of(about, form):
+    return form or ("python" if "python" in about["files"] else "torchscript")
+
+
+def load_stage(about, form, device):
+    files, form = about["files"], form_of(about, form)
+    if form not in files:
+        sys.exit(f"stage {about['stage']} was not written as {form}")
+    path = STAGES / files[form]
+    if form == "torchscript":
+        return torch.jit.load(path, map_location=device)
+    return load_module(path, f"stage_{about['stage']}").load(device=device)
+
+
+def encode(tensor):
+    """Makes a floating tensor of any, without loss: the runtime sends gradients back for all it receives."""
+    if tensor.is_floating_point():
+        return tensor
+    tensor = tensor.contiguous()
+    wide = {torch.int64: torch.float64, torch.int32: torch.float32, torch.int16: torch.float16}
+    if tensor.dtype in wide:
+        return tensor.view(wide[tensor.dtype])
+    if tensor.dtype.is_complex:
+        return torch.view_as_real(tensor)
+    return tensor.to(torch.float16)  # bool, uint8, int8: exact
+
+
+def decode(tensor, dtype):
+    if tensor.dtype == dtype:
+        return tensor
+    if dtype in (torch.int64, torch.int32, torch.int16):
+        return tensor.detach().view(dtype)
+    if dtype.is_complex:
+        return torch.view_as_complex(tensor)
+    return tensor.detach().to(dtype)
+
+
+@contextmanager
+def unchanged(buffers):
+    """Statistics are counted in the first pass, not when it is computed again."""
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, before):
+            buffer.data.copy_(value)
+
+
+def on_host(weights):
+    """Keeps what the backward pass needs in host memory, but for the weights themselves."""
+
+    def pack(tensor):
+        stays = tensor.device.type == "cpu" or tensor.untyped_storage().data_ptr() in weights
+        return (tensor.device, tensor if stays else tensor.cpu())
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1].to(kept[0]))
+
+
+def autocast(arguments):
+    if arguments.dtype == "fp32":
+        return nullcontext()
+    return torch.autocast(torch.device(arguments.device).type, dtype=torch.bfloat16)
+
+
+class Wrapped(nn.Module):
+    """A stage as the runtime wants it: floating, contiguous tensors in and out, no two of them the same memory."""
+
+    def __init__(self, module, about, arguments):
+        super().__init__()
+        self.module = module
+        self.received = [port["name"] for port in about["inputs"] if port["from"].startswith("stage:")]
+        self.late = [(port["name"], port["from"].split(":", 1)[1]) for port in about["inputs"] if port["from"].startswith("input:")]
+        self.order = [port["name"] for port in about["inputs"]]
+        self.is_last = False
+        self.is_first = about["stage"] == 0
+        self.dtypes = None  # of what is received, once known
+        self.sent_dtypes = None
+        self.arguments = arguments
+        # Python stages see to their blocks themselves; an archive can be recomputed or offloaded as a whole only.
+        is_archive = form_of(about, arguments.form) == "torchscript"
+        self.is_whole = {}
+        for name in ("recompute", "offload"):
+            blocks = set(about.get(name, [])) if is_archive else set()
+            self.is_whole[name] = bool(blocks) and blocks >= set(about["blocks"])
+            if blocks and not self.is_whole[name]:
+                sys.exit(f"stage {about['stage']}: an archive cannot {name} some of its blocks only; use --form python")
+
+    def run(self, values):
+        positional = [values[name] for name in self.order]
+        with autocast(self.arguments):
+            if self.is_whole["offload"]:
+                weights = {parameter.untyped_storage().data_ptr() for parameter in self.module.parameters()}
+                context = on_host(weights)
+            else:
+                context = nullcontext()
+            with context:
+                if self.is_whole["recompute"] and torch.is_grad_enabled():
+                    from torch.utils.checkpoint import checkpoint
+
+                    buffers = list(self.module.buffers())
+                    contexts = lambda: (nullcontext(), unchanged(buffers))  # noqa: E731
+                    outputs = checkpoint(self.module, *positional, use_reentrant=False, context_fn=contexts)
+                else:
+                    outputs = self.module(*positional)
+        return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+
+    def forward(self, *tensors, **inputs):
+        if self.is_first:
+            inputs = dict(zip((name for _, name in self.late), tensors)) if tensors else inputs
+            tensors = ()
+        dtypes = self.dtypes or [tensor.dtype for tensor in tensors]
+        values = {name: decode(t, dtype) for name, t, dtype in zip(self.received, tensors, dtypes)}
+        for name, original in self.late:
+            values[name] = inputs[original]
+        outputs = self.run(values)
+        if self.is_last:
+            return tuple(outputs)
+        self.sent_dtypes = [output.dtype for output in outputs]
+        outputs = [encode(output) for output in outputs]
+        seen = {t.untyped_storage().data_ptr() for t in tensors}
+        plain = []
+        for output in outputs:
+            place = output.untyped_storage().data_ptr()
+            fresh = output if output.is_contiguous() else output.contiguous()
+            if fresh is output and (place in seen or output._is_view()):
+                fresh = output.clone()
+            seen.add(place)
+            plain.append(fresh)
+        if not plain:  # nothing crosses: the runtime still wants a message
+            plain = [torch.zeros(1, device=self.device())]
+        return tuple(plain)
+
+    def device(self):
+        for tensor in list(self.module.parameters()) + list(self.module.buffers()):
+            return tensor.device
+        return torch.device("cpu")
+
+

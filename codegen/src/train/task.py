@@ -1,0 +1,62 @@
+# -- data and loss --------------------------------------------------------------------------------------------------
+
+
+class Task:
+    """What is trained on; synthetic unless a task file says otherwise."""
+
+    def __init__(self, manifest, arguments):
+        self.file = load_module(arguments.task, "task") if arguments.task else None
+        self.manifest, self.seed = manifest, arguments.seed
+        self.learning_rate = arguments.learning_rate
+        self.optimizer_name = arguments.optimizer
+        shapes = [about["shape"] for about in manifest["inputs"] if about["shape"]]
+        self.micro_batch = arguments.micro_batch_size or (shapes[0][0] if shapes and shapes[0] else 1)
+        self.traced = shapes[0][0] if shapes and shapes[0] else 1
+
+    def inputs(self, step, samples):
+        if hasattr(self.file, "inputs"):
+            return tuple(self.file.inputs(step, samples))
+        generator = torch.Generator().manual_seed(self.seed + step)
+        made = []
+        for about in self.manifest["inputs"]:
+            if about["shape"] is None or about["dtype"] is None:
+                sys.exit(f"the size of input `{about['name']}` is not known: give --task with a function `inputs`")
+            shape = list(about["shape"])
+            if shape and shape[0] % self.traced == 0:
+                shape[0] = shape[0] // self.traced * samples
+            dtype = getattr(torch, about["dtype"])
+            if dtype.is_floating_point:
+                made.append(torch.randn(shape, generator=generator).to(dtype))
+            elif dtype == torch.bool:
+                made.append(torch.ones(shape, dtype=dtype))
+            else:
+                made.append(torch.randint(0, 2, shape, generator=generator, dtype=dtype))
+        return tuple(made)
+
+    def target(self, step, samples):
+        if hasattr(self.file, "target"):
+            return self.file.target(step, samples)
+        return torch.zeros(samples)
+
+    def loss(self, outputs, target):
+        if hasattr(self.file, "loss"):
+            return self.file.loss(outputs, target)
+        total = 0.0
+        for index, output in enumerate(outputs):
+            if output.is_floating_point() and output.requires_grad:
+                output = output.float()
+                weights = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).reshape(output.shape)
+                total = total + (output * weights).mean() * (index + 1) + output.square().mean() * 0.01
+        return total
+
+    def optimizer(self, parameters):
+        parameters = list(parameters)
+        if not parameters:
+            return None
+        if hasattr(self.file, "optimizer"):
+            return self.file.optimizer(parameters)
+        if self.optimizer_name == "adamw":
+            return torch.optim.AdamW(parameters, lr=self.learning_rate)
+        return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9)
+
+
