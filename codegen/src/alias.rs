@@ -86,6 +86,11 @@ impl Classes {
         self.values + self.storages[tensor.index()] as usize
     }
 
+    /// Returns the class of a value or stored tensor; a number of its own for anything else.
+    pub fn of(&mut self, leaf: &Operand) -> usize {
+        self.slot(leaf).map_or(usize::MAX, |slot| self.find(slot))
+    }
+
     fn find(&mut self, slot: usize) -> usize {
         let mut root = slot;
         while self.parents[root] as usize != root {

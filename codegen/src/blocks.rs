@@ -180,14 +180,14 @@ fn fill(program: &Program, owner: &mut [Option<u32>], errors: &mut Vec<CutError>
 }
 
 /// Paths of a program.
-struct Paths<'p> {
+pub(crate) struct Paths<'p> {
     program: &'p Program,
     calls: HashMap<String, CallId>,
     operators: std::cell::OnceCell<HashMap<String, NodeId>>,
 }
 
 impl<'p> Paths<'p> {
-    fn new(program: &'p Program) -> Self {
+    pub fn new(program: &'p Program) -> Self {
         let mut calls = HashMap::new();
         for index in 0..program.calls.len() {
             let id = CallId(index as u32);
@@ -196,7 +196,8 @@ impl<'p> Paths<'p> {
         Self { program, calls, operators: std::cell::OnceCell::new() }
     }
 
-    fn find(&self, path: &str) -> Option<std::ops::Range<usize>> {
+    /// Returns the nodes of a block or an operator.
+    pub fn find(&self, path: &str) -> Option<std::ops::Range<usize>> {
         let range = match self.calls.get(path) {
             Some(call) => {
                 let range = &self.program.calls[call.index()].nodes;

@@ -41,7 +41,7 @@ pub fn stages(
             files.push(File { path: format!("stages/stage_{index}.pt"), content });
         }
         if targets.python {
-            let (source, weights) = python::stage(program, names, pipeline, index)?;
+            let (source, weights) = python::stage(program, names, pipeline, index, about)?;
             files.push(File { path: format!("stages/stage_{index}.py"), content: Content::text(source) });
             files.push(File { path: format!("stages/stage_{index}.safetensors"), content: weights });
         }

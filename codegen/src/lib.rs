@@ -22,6 +22,7 @@ mod operators;
 mod pipeline;
 mod python;
 mod safetensors;
+mod saving;
 mod slice;
 mod torchscript;
 mod zip;
@@ -40,4 +41,5 @@ pub use operators::Kind;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
 };
+pub use python::kept_activations;
 pub use slice::cut;

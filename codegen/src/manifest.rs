@@ -57,6 +57,8 @@ pub struct About {
     pub devices: Vec<Vec<String>>,
     /// Blocks to compute again, by stage.
     pub recompute: Vec<Vec<String>>,
+    /// Blocks to keep in host memory, by stage.
+    pub offload: Vec<Vec<String>>,
 }
 
 /// Returns the manifest of a pipeline. `files` names the files of a stage by its position.
@@ -98,6 +100,7 @@ pub fn manifest(
             parameters: tensors(Role::Parameter),
             buffers: tensors(Role::Buffer),
             recompute: about.recompute.get(index).cloned().unwrap_or_default(),
+            offload: about.offload.get(index).cloned().unwrap_or_default(),
             repeated_operators: stage.steps.iter().filter(is_repeated).count() as u32,
             devices: about.devices.get(index).cloned().unwrap_or_default(),
         }

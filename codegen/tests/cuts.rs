@@ -153,3 +153,21 @@ fn blocks_are_resolved_by_path() {
             .any(|error| matches!(error, CutError::Missing { path, .. } if path == "transformer.h.1"))
     );
 }
+
+#[test]
+fn a_block_that_keeps_its_activations_says_why() {
+    let program = tracer::read_archive(&bytes("gpt2_tiny.pt")).expect("the fixture reads");
+    let pipeline = cut_at(&program, &[program.nodes.len() / 2], Skips::Relay).expect("a legal cut");
+    let check = |stage: usize, block: &str, reason: Option<&str>| {
+        let mut recompute = vec![Vec::new(); 2];
+        recompute[stage].push(block.to_string());
+        let about = codegen::About { recompute, ..Default::default() };
+        let said = codegen::kept_activations(&program, &pipeline, &about);
+        assert_eq!(said.len(), usize::from(reason.is_some()), "{said:?}");
+        assert!(reason.is_none_or(|reason| said[0].ends_with(reason)), "{said:?}");
+    };
+    check(0, "transformer.h.0", None);
+    check(0, "transformer.h.9", Some("the model has no such block"));
+    check(0, "transformer.h.1", Some("the stage runs nothing of it"));
+    check(0, "transformer.wte", None);
+}

@@ -143,7 +143,7 @@ impl Emit {
         let launchers: Vec<Launcher> = self.launch.iter().map(|launch| launch.launcher()).collect();
         let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
         emitted.extend(beside);
-        for note in notes {
+        for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {
             crate::failure::note(note);
         }
 
@@ -278,6 +278,7 @@ fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {
         recompute: plan
             .map(|plan| plan.stages.iter().map(|s| s.recompute.clone()).collect())
             .unwrap_or_default(),
+        offload: plan.map(|plan| plan.stages.iter().map(|s| s.offload.clone()).collect()).unwrap_or_default(),
     }
 }
 

@@ -17,11 +17,13 @@ use crate::{
     content::Content,
     error::CutError,
     fold::Folded,
+    manifest::About,
     names::{Names, comment, quoted},
     opaque::{Function, functions},
     operators::{Kind, kinds, leaves, split, values_of},
     pipeline::{Carried, Pipeline, Stage, Step},
     safetensors,
+    saving::{self, Segment},
 };
 
 const HELPERS: &str = include_str!("helpers.py");
@@ -35,6 +37,7 @@ pub(crate) fn stage(
     names: &Names,
     pipeline: &Pipeline,
     index: usize,
+    about: &About,
 ) -> Result<(String, Content), CutError> {
     let stage = &pipeline.stages[index];
     let constants = free_name(program, "constants");
@@ -52,10 +55,14 @@ pub(crate) fn stage(
         folded: &folded,
     };
     let tied = tied_names(program, stage);
+    let (segments, _) = saving::segments(program, index, stage, &folded, about);
     let mut out = String::new();
-    header(&mut out, program, pipeline, index);
+    header(&mut out, program, pipeline, index, &segments);
     tables(&mut out, program, stage, &tied);
     out.push_str(&HELPERS.replace("stage_K", &format!("stage_{index}")).replace("_CONSTANTS_", &constants));
+    if !segments.is_empty() {
+        out.push_str(include_str!("saving.py"));
+    }
     let functions = functions(program, stage)?;
     for (_, name, function) in &functions {
         // Scripted control flow stays in its own language.
@@ -71,7 +78,7 @@ pub(crate) fn stage(
     out.push_str("    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n");
     let mode = if training { "True" } else { "False" };
     out.push_str(&format!("        self.train({mode})  # as traced\n\n"));
-    forward(&mut out, &writer, stage, &functions);
+    forward(&mut out, &writer, stage, &functions, &segments);
 
     let mut tensors: Vec<(String, TensorId)> = Vec::new();
     for &id in &stage.tensors {
@@ -162,7 +169,19 @@ fn describe(program: &Program, stage: &Stage) -> String {
     }
 }
 
-fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize) {
+/// Returns why some blocks keep their activations though the plan wants them computed again or kept in host memory.
+pub fn kept_activations(program: &Program, pipeline: &Pipeline, about: &About) -> Vec<String> {
+    let kinds = kinds(program);
+    let stages = pipeline.stages.iter().enumerate();
+    stages
+        .flat_map(|(index, stage)| {
+            let folded = Folded::new(program, stage, &kinds);
+            saving::segments(program, index, stage, &folded, about).1
+        })
+        .collect()
+}
+
+fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize, segments: &[Segment]) {
     let class = program.modules.first().map_or("", |root| root.class.as_str());
     out.push_str(&format!(
         "\"\"\"Stage {index} of {} of {}, written by model-analyze {}.\n\n",
@@ -173,7 +192,14 @@ fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize
     out.push_str(&format!(
         "Weights are in stage_{index}.safetensors, under their names in the model: `stage = load()`.\n"
     ));
-    out.push_str("\"\"\"\n\nfrom pathlib import Path\n\nimport torch\nimport torch.nn.functional as F  # noqa: F401\nfrom torch import nn\n");
+    out.push_str("\"\"\"\n\n");
+    if !segments.is_empty() {
+        out.push_str("from contextlib import contextmanager, nullcontext\n");
+    }
+    out.push_str("from pathlib import Path\n\nimport torch\nimport torch.nn.functional as F  # noqa: F401\nfrom torch import nn\n");
+    if !segments.is_empty() {
+        out.push_str("from torch.utils.checkpoint import checkpoint\n");
+    }
     let stage = &pipeline.stages[index];
     let mut spaces = BTreeSet::new();
     for step in &stage.steps {
@@ -219,21 +245,16 @@ fn tables(out: &mut String, program: &Program, stage: &Stage, tied: &BTreeMap<&s
     out.push_str("}\n\n\n");
 }
 
-fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(NodeId, String, Function)]) {
+fn forward(
+    out: &mut String,
+    writer: &Writer<'_>,
+    stage: &Stage,
+    functions: &[(NodeId, String, Function)],
+    segments: &[Segment],
+) {
     let program = writer.program;
-    let names: Vec<&str> = stage.inputs.iter().map(|port| port.name.as_str()).collect();
-    let arguments: String = names.iter().map(|name| format!(", {name}")).collect();
-    out.push_str(&format!("    def forward(self{arguments}):\n"));
-    if uses_device(writer, stage) {
-        let tensor_input = stage.inputs.iter().find(|port| is_tensor_input(program, port.carried));
-        let device = match (tensor_input, stage.tensors.first()) {
-            (Some(port), _) => format!("{}.device", port.name),
-            (None, Some(tensor)) => format!("{}.device", writer.tensor(*tensor)),
-            (None, None) => "torch.device(\"cpu\")".into(),
-        };
-        out.push_str(&format!("        device = {device}\n"));
-    }
     let deaths = deaths(program, stage, writer.folded);
+    let mut lines: Vec<String> = vec![String::new(); stage.steps.len()];
     for (position, step) in stage.steps.iter().enumerate() {
         let (mut line, about) = match step {
             Step::Clone(value) => {
@@ -281,7 +302,41 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(N
             let dead: Vec<&str> = dead.iter().map(|value| writer.names.get(*value)).collect();
             line.push_str(&format!("; del {}", dead.join(", ")));
         }
-        out.push_str(&format!("        {line}  # {}\n", comment(&about)));
+        lines[position] = format!("        {line}  # {}\n", comment(&about));
+    }
+    let has_device = uses_device(writer, stage);
+    for (number, segment) in segments.iter().enumerate() {
+        method(out, writer, segment, (number, has_device), &lines[segment.steps.clone()].concat());
+    }
+    let names: Vec<&str> = stage.inputs.iter().map(|port| port.name.as_str()).collect();
+    let arguments: String = names.iter().map(|name| format!(", {name}")).collect();
+    out.push_str(&format!("    def forward(self{arguments}):\n"));
+    if has_device {
+        let tensor_input = stage.inputs.iter().find(|port| is_tensor_input(program, port.carried));
+        let device = match (tensor_input, stage.tensors.first()) {
+            (Some(port), _) => format!("{}.device", port.name),
+            (None, Some(tensor)) => format!("{}.device", writer.tensor(*tensor)),
+            (None, None) => "torch.device(\"cpu\")".into(),
+        };
+        out.push_str(&format!("        device = {device}\n"));
+    }
+    let mut position = 0;
+    while position < stage.steps.len() {
+        match segments.iter().enumerate().find(|(_, segment)| segment.steps.start == position) {
+            Some((number, segment)) => {
+                let dead = segment.steps.clone().flat_map(|at| deaths.get(&at).into_iter().flatten());
+                let dead: Vec<&str> = dead
+                    .filter(|value| segment.inputs.contains(value))
+                    .map(|value| writer.names.get(*value))
+                    .collect();
+                out.push_str(&call_of(writer, segment, (number, has_device), &dead));
+                position = segment.steps.end;
+            }
+            None => {
+                out.push_str(&lines[position]);
+                position += 1;
+            }
+        }
     }
     let returned: Vec<String> = stage
         .outputs
@@ -300,6 +355,54 @@ fn forward(out: &mut String, writer: &Writer<'_>, stage: &Stage, functions: &[(N
         [only] => out.push_str(&format!("        return {only}\n")),
         all => out.push_str(&format!("        return ({})\n", all.join(", "))),
     }
+}
+
+/// Names of what a block takes.
+fn taken<'w>(writer: &'w Writer<'_>, segment: &Segment, has_device: bool) -> Vec<&'w str> {
+    let inputs = segment.inputs.iter().map(|value| writer.names.get(*value));
+    inputs.chain(has_device.then_some("device")).collect()
+}
+
+/// Writes a block that keeps no activations as a method.
+fn method(
+    out: &mut String,
+    writer: &Writer<'_>,
+    segment: &Segment,
+    (number, has_device): (usize, bool),
+    lines: &str,
+) {
+    let names: String = taken(writer, segment, has_device).iter().map(|name| format!(", {name}")).collect();
+    let outputs: Vec<&str> = segment.outputs.iter().map(|value| writer.names.get(*value)).collect();
+    let path = comment(&segment.path);
+    out.push_str(&format!("    def block_{number}(self{names}):  # {path}\n{lines}"));
+    match outputs.as_slice() {
+        [only] => out.push_str(&format!("        return {only}\n\n")),
+        all => out.push_str(&format!("        return ({})\n\n", all.join(", "))),
+    }
+}
+
+/// Writes the call of such a method.
+fn call_of(
+    writer: &Writer<'_>,
+    segment: &Segment,
+    (number, has_device): (usize, bool),
+    dead: &[&str],
+) -> String {
+    let mut parts = vec![format!("self.block_{number}")];
+    parts.extend(taken(writer, segment, has_device).into_iter().map(str::to_string));
+    if segment.recompute && !segment.buffers.is_empty() {
+        let buffers: Vec<String> = segment.buffers.iter().map(|id| writer.tensor(*id)).collect();
+        parts.push(format!("buffers=[{}]", buffers.join(", ")));
+    }
+    let arguments = parts.join(", ");
+    let (call, about) = match (segment.recompute, segment.offload) {
+        (true, true) => (format!("on_host(self, again, {arguments})"), "computed again from host memory"),
+        (true, false) => (format!("again({arguments})"), "computed again in the backward pass"),
+        _ => (format!("on_host(self, {arguments})"), "kept in host memory"),
+    };
+    let outputs: Vec<&str> = segment.outputs.iter().map(|value| writer.names.get(*value)).collect();
+    let end = if dead.is_empty() { String::new() } else { format!("; del {}", dead.join(", ")) };
+    format!("        {} = {call}{end}  # {}: {about}\n", outputs.join(", "), comment(&segment.path))
 }
 
 /// Writes a number as a tensor.

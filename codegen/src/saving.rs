@@ -1,0 +1,176 @@
+//! Blocks that keep no activations for the backward pass: computed again, or held in host memory.
+//!
+//! Such a block becomes a function of its own in the Python stage. It is refused where computing again would not give the same:
+//! when something that the block reads is changed in place later, when nothing would be saved, or when it is scripted.
+//!
+//! O(blocks × operands of the stage).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
+
+use tracer::{Operand, Program, Role, TensorId, ValueId};
+
+use crate::{
+    alias::Classes,
+    blocks::Paths,
+    fold::Folded,
+    manifest::About,
+    operators::{leaves, mutated_arguments, split, values_of},
+    pipeline::{Carried, Form, Stage, Step},
+};
+
+/// A block that keeps no activations.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Segment {
+    /// Path of the block.
+    pub path: String,
+    /// Its steps.
+    pub steps: Range<usize>,
+    /// Its activations are computed again.
+    pub recompute: bool,
+    /// Its activations wait in host memory.
+    pub offload: bool,
+    /// What it reads from outside.
+    pub inputs: Vec<ValueId>,
+    /// What is read of it outside.
+    pub outputs: Vec<ValueId>,
+    /// Buffers that it reads or writes.
+    pub buffers: Vec<TensorId>,
+}
+
+/// Returns the blocks of a stage that keep no activations, in order, and why others cannot.
+pub(crate) fn segments(
+    program: &Program,
+    index: usize,
+    stage: &Stage,
+    folded: &Folded,
+    about: &About,
+) -> (Vec<Segment>, Vec<String>) {
+    let mut wanted: BTreeMap<&str, (bool, bool)> = BTreeMap::new();
+    for path in about.recompute.get(index).into_iter().flatten() {
+        wanted.entry(path).or_default().0 = true;
+    }
+    for path in about.offload.get(index).into_iter().flatten() {
+        wanted.entry(path).or_default().1 = true;
+    }
+    if wanted.is_empty() {
+        return (Vec::new(), Vec::new());
+    }
+    let paths = Paths::new(program);
+    let mut classes = Classes::new(program);
+    let mut found: Vec<Segment> = Vec::new();
+    let mut refused = Vec::new();
+    for (path, (recompute, offload)) in wanted {
+        match segment(program, stage, folded, &paths, &mut classes, path) {
+            Ok(segment) => found.push(Segment { recompute, offload, ..segment }),
+            Err(reason) => {
+                let what = if recompute { "computed again" } else { "kept in host memory" };
+                refused.push(format!("`{path}` is not {what} in the backward pass: {reason}"));
+            }
+        }
+    }
+    // A block inside another goes with it.
+    found.sort_by_key(|segment| (segment.steps.start, std::cmp::Reverse(segment.steps.end)));
+    let mut end = 0;
+    found.retain(|segment| {
+        let is_apart = segment.steps.start >= end;
+        end = end.max(segment.steps.end);
+        is_apart
+    });
+    (found, refused)
+}
+
+fn segment(
+    program: &Program,
+    stage: &Stage,
+    folded: &Folded,
+    paths: &Paths<'_>,
+    classes: &mut Classes,
+    path: &str,
+) -> Result<Segment, &'static str> {
+    let range = paths.find(path).ok_or("the model has no such block")?;
+    let node_at = |position: usize| match stage.steps[position] {
+        Step::Run { node, .. } => Some(node.index()),
+        Step::Clone(_) | Step::Unbox(_) => None,
+    };
+    let inside = |position: &usize| node_at(*position).is_some_and(|node| range.contains(&node));
+    let first = (0..stage.steps.len()).find(inside).ok_or("the stage runs nothing of it")?;
+    let end = first + (first..stage.steps.len()).take_while(inside).count();
+    let mut made = BTreeSet::new();
+    let mut inputs = BTreeSet::new();
+    let mut buffers = BTreeSet::new();
+    for position in first..end {
+        let Some(index) = node_at(position) else { continue };
+        let node = &program.nodes[index];
+        if node.operator == "prim::Opaque" {
+            return Err("it holds scripted control flow");
+        }
+        if !folded.skips(tracer::NodeId(index as u32)) {
+            for argument in &node.arguments {
+                let read = values_of(&argument.operand).into_iter().map(|value| folded.get(value));
+                inputs.extend(read.filter(|value| !made.contains(value)));
+                leaves(&argument.operand, &mut |leaf| {
+                    if let Operand::Tensor(tensor) = leaf
+                        && program.tensors[tensor.index()].role == Role::Buffer
+                    {
+                        buffers.insert(*tensor);
+                    }
+                });
+            }
+        }
+        made.extend(node.outputs.iter().copied());
+    }
+    let mut read_later = BTreeSet::new();
+    for position in end..stage.steps.len() {
+        let Some(index) = node_at(position) else { continue };
+        for argument in &program.nodes[index].arguments {
+            read_later.extend(values_of(&argument.operand).into_iter().map(|value| folded.get(value)));
+        }
+    }
+    read_later.extend(stage.outputs.iter().filter_map(|port| match port.carried {
+        Carried::Value(value) => Some(value),
+        Carried::Tensor(_) => None,
+    }));
+    let outputs: Vec<ValueId> = made.into_iter().filter(|value| read_later.contains(value)).collect();
+    if outputs.is_empty() {
+        return Err("nothing reads what it makes");
+    }
+    check_writes(program, stage, classes, first, &inputs)?;
+    Ok(Segment {
+        path: path.to_string(),
+        steps: first..end,
+        recompute: false,
+        offload: false,
+        inputs: inputs.into_iter().collect(),
+        outputs,
+        buffers: buffers.into_iter().collect(),
+    })
+}
+
+/// What the block reads must still be there when it is computed again.
+fn check_writes(
+    program: &Program,
+    stage: &Stage,
+    classes: &mut Classes,
+    first: usize,
+    inputs: &BTreeSet<ValueId>,
+) -> Result<(), &'static str> {
+    let read: BTreeSet<usize> = inputs.iter().map(|value| classes.of(&Operand::Value(*value))).collect();
+    for step in &stage.steps[first..] {
+        let Step::Run { node, form: Form::AsWritten, .. } = step else { continue };
+        let node = &program.nodes[node.index()];
+        let is_statistics = split(&node.operator).1.ends_with("_norm");
+        for argument in mutated_arguments(node).into_iter().filter(|_| !is_statistics) {
+            let mut is_read = false;
+            leaves(&node.arguments[argument].operand, &mut |leaf| {
+                is_read |= read.contains(&classes.of(leaf));
+            });
+            if is_read {
+                return Err("what it reads is changed in place afterwards");
+            }
+        }
+    }
+    Ok(())
+}
