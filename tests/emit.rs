@@ -188,37 +188,3 @@ fn torch_finds_no_difference() {
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(text.matches("\"ok\": true").count(), 8, "{text}");
 }
-
-/// Two processes, a schedule that splits the backward pass, a tied parameter: the losses are those of one process.
-#[test]
-fn torchrun_finds_the_same_losses() {
-    let python = root().join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return;
-    }
-    let place = folder();
-    let out = place.path().join("out");
-    assert_eq!(emit(&trace("gpt2_tiny.pt"), &out, &["--stages", "4", "--targets", "python"]).0, 0);
-    let losses = |arguments: &[&str]| -> Vec<String> {
-        let output = Command::new(&python)
-            .args(arguments)
-            .args(["--device", "cpu", "--steps", "2"])
-            .current_dir(&out)
-            .env("OMP_NUM_THREADS", "1")
-            .output()
-            .expect("python starts");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        let words = text.lines().filter_map(|line| line.split_once("loss ")?.1.split(' ').next());
-        words.map(str::to_string).collect()
-    };
-    let one = losses(&["train.py", "--single"]);
-    let run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"];
-    let two = losses(&[&run[..], &["--pipeline-ranks", "2", "--schedule", "ZBVZeroBubble"]].concat());
-    assert_eq!(one.len(), 2);
-    for (one, two) in one.iter().zip(&two) {
-        let (one, two): (f64, f64) = (one.parse().unwrap(), two.parse().unwrap());
-        assert!((one - two).abs() <= 1e-5 * one.abs(), "{one} {two}");
-    }
-}

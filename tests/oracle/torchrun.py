@@ -1,0 +1,489 @@
+"""Trains emitted stages in several gloo processes and compares them with the whole model in one.
+
+    python tests/oracle/torchrun.py COMMAND FOLDER [CASE …]
+
+Every case emits a small model, runs `train.py` as torchrun would, and holds its losses over ten steps against those of
+the whole traced model, which knows nothing of stages. Processes are forked from this one: importing torch is most of
+what a small case costs. Prints a line for each case and exits 1 when one fails.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+import torch.distributed.pipelining  # noqa: F401  (once, not in every rank)
+
+warnings.filterwarnings("ignore")
+ROOT = Path(__file__).resolve().parent.parent.parent
+STEPS = 10
+TASK = '''
+import torch
+
+
+def inputs(step, samples):
+    generator = torch.Generator().manual_seed(step)
+    return (torch.randn(samples, 3, 32, 32, generator=generator),)
+
+
+def target(step, samples):
+    generator = torch.Generator().manual_seed(1000 + step)
+    return torch.randn(samples, 10, generator=generator)
+
+
+def loss(outputs, target):
+    return torch.nn.functional.mse_loss(outputs[0], target)
+
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+'''
+
+
+def module_of(path, name):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+
+def resnet(normalised):
+    """A small ResNet in training mode; without BatchNorm, samples do not see each other."""
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    torch.manual_seed(3)
+    plain = {} if normalised else {"norm_layer": lambda channels: torch.nn.GroupNorm(2, channels)}
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10, **plain).train()
+
+
+def make_models(place):
+    script = module_of(ROOT / "src/trace.py", "trace_script")
+    models = {name: ROOT / f"fixtures/traces/{name}.pt" for name in ("unet_small", "gpt2_tiny", "lstm_seq2seq_small")}
+    for name, normalised in (("resnet", True), ("resnet_plain", False)):
+        traced, outputs = script.trace(resnet(normalised), [(None, torch.randn(2, 3, 32, 32))])
+        text = script.record(traced, about={"target": name, "seed": "3"}, training=True, outputs=outputs)
+        models[name] = place / f"{name}.pt"
+        script.save(traced, str(models[name]), text)
+    (place / "task.py").write_text(TASK)
+    return models
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def forked(function):
+    """Runs a function in a process of its own; returns its id and where its output will be read."""
+    read, written = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(written)
+        return pid, os.fdopen(read)
+    code = 1
+    try:
+        os.close(read)
+        os.dup2(written, 1)
+        os.dup2(written, 2)
+        code = function() or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else (0 if end.code is None else 1)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(processes):
+    """Returns exit codes and texts."""
+    texts = [output.read() for _, output in processes]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in processes]
+    return codes, texts
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def ranks(out, world, arguments):
+    """Starts `train.py` with what torchrun gives it."""
+    port = free_port()
+
+    def rank(number):
+        def run():
+            given = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": world, "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in given.items()}, MASTER_ADDR="127.0.0.1")
+            sys.argv = ["train.py", "--device", "cpu", "--steps", str(STEPS), *arguments]
+            os.chdir(out)
+            runpy.run_path("train.py", run_name="__main__")
+
+        return run
+
+    return ended([forked(rank(number)) for number in range(world)])
+
+
+def losses_in(text):
+    words = [line.split("loss ")[1].split()[0] for line in text.splitlines() if line.startswith("step ")]
+    return [float(word) for word in words]
+
+
+# -- the whole model ------------------------------------------------------------------------------------------------
+
+
+def whole(path, out, count, task=None, steps=STEPS, state=None):
+    """Trains the whole traced model in one process, micro-batch by micro-batch; prints its losses."""
+
+    def run():
+        train = module_of(out / "train.py", "train_script")
+        manifest = json.loads((out / "stages/manifest.json").read_text())
+        arguments = argparse.Namespace(
+            task=task, seed=0, learning_rate=1e-3, optimizer="sgd", micro_batch_size=None, device="cpu"
+        )
+        model, data = torch.jit.load(path), train.Task(manifest, arguments)
+        optimizer = data.optimizer(train.parameters_of([model]))
+        for step in range(steps):
+            train.seed_step(0, step, 0)
+            optimizer.zero_grad()
+            samples = data.micro_batch * count
+            parts = train.split(data.inputs(step, samples), count)
+            total = 0.0
+            for part, target in zip(parts, train.split(data.target(step, samples), count)):
+                loss = data.loss(leaves(model(*part)), target) / count
+                loss.backward()
+                total += float(loss.detach())
+            optimizer.step()
+            print(f"step {step + 1} loss {total:.9g}", flush=True)
+        if state:
+            torch.save(model.state_dict(), state)
+
+    (code,), (text,) = ended([forked(run)])
+    assert code == 0, text
+    return losses_in(text)
+
+
+def big_batch(path, count):
+    """Trains the eager model, never traced nor cut, on all samples at once."""
+
+    def run():
+        task, model = module_of(Path(path), "task"), resnet(False)
+        optimizer = task.optimizer(model.parameters())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = task.loss([model(*task.inputs(step, 2 * count))], task.target(step, 2 * count))
+            loss.backward()
+            optimizer.step()
+            print(f"step {step + 1} loss {float(loss):.9g}", flush=True)
+
+    (code,), (text,) = ended([forked(run)])
+    assert code == 0, text
+    return losses_in(text)
+
+
+def leaves(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value
+    return [leaf for item in values for leaf in leaves(item)]
+
+
+# -- cases ----------------------------------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    pass
+
+
+class Cases:
+    def __init__(self, command, place):
+        self.command, self.place = command, place
+        self.models = make_models(place)
+        self.task = str(place / "task.py")
+        self.known = {}
+        self.emitted = {}
+
+    def emit(self, model, *how):
+        """Emits once for each way."""
+        key = (model, *how)
+        if key not in self.emitted:
+            out = self.place / f"out{len(self.emitted)}"
+            command = [self.command, "emit", self.models[model], *how, "-o", out]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise Failed(done.stderr)
+            self.emitted[key] = out
+        return self.emitted[key]
+
+    def expected(self, model, out, count, task=None):
+        key = (model, count, task)
+        if key not in self.known:
+            self.known[key] = whole(str(self.models[model]), out, count, task)
+        return self.known[key]
+
+    def train(self, out, world, *arguments):
+        codes, texts = ranks(out, world, arguments)
+        if any(codes):
+            raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
+        return losses_in("".join(texts))
+
+    def same(self, model, stages, world, *arguments, form="python", count, task=None, expected=None):
+        out = self.emit(model, *stages, "--targets", form)
+        expected = expected or self.expected(model, out, count, task)
+        if task:
+            arguments = (*arguments, "--task", task)
+        return close(expected, self.train(out, world, *arguments, "--form", form))
+
+
+def close(expected, found, steps=STEPS):
+    if len(expected) != steps or len(found) != steps:
+        raise Failed(f"{len(expected)} and {len(found)} steps, not {steps}")
+    if len(set(expected)) < steps:
+        raise Failed("the losses stand still")
+    worst = max(abs(a - b) / abs(a) for a, b in zip(expected, found))
+    if not worst <= 1e-5:
+        raise Failed(f"losses differ by {worst:.1e}: {expected} {found}")
+    return f"losses differ by {worst:.0e}"
+
+
+def table(count):
+    return ("--micro-batches", str(count))
+
+
+def cases():
+    """Name and test of each case."""
+    two, four = ("--stages", "2"), ("--stages", "4")
+    made = {
+        # U-Net: skips that jump over stages, in both forms.
+        "unet gpipe 4": lambda c: c.same("unet_small", four, 4, "--schedule", "GPipe", *table(6), count=6),
+        "unet 1f1b 4": lambda c: c.same(
+            "unet_small", four, 4, "--schedule", "1F1B", *table(6), form="torchscript", count=6
+        ),
+        # GPT-2: the embedding is tied to the head; more borders than ranks, cut inside blocks.
+        "gpt2 1f1b 2": lambda c: c.same("gpt2_tiny", two, 2, "--schedule", "1F1B", *table(4), count=4),
+        "gpt2 interleaved 2": lambda c: c.same(
+            "gpt2_tiny", four, 2, "--pipeline-ranks", "2", "--schedule", "Interleaved1F1B", *table(4), count=4
+        ),
+        "gpt2 zbv 2": lambda c: c.same(
+            "gpt2_tiny", four, 2, "--pipeline-ranks", "2", "--schedule", "ZBVZeroBubble", *table(4), count=4
+        ),
+        "gpt2 own csv 2": own_table,
+        # Several tensors at a border, some of them whole numbers.
+        "lstm gpipe 2": lambda c: c.same("lstm_seq2seq_small", two, 2, "--schedule", "GPipe", *table(4), count=4),
+        # ResNet in training mode: statistics of BatchNorm.
+        "resnet zero bubble 2": lambda c: c.same(
+            "resnet", four, 2, "--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble", *table(4), count=4,
+            task=c.task,
+        ),
+        "resnet merge": merged,
+        # Replicas: two pipelines of two stages, then two and one, one and two, side by side.
+        "resnet 2x2 big batch": two_by_two,
+        "unet 2x2": lambda c: c.same("unet_small", two, 4, "--replicas", "2", *table(3), count=6),
+        "gpt2 2-1": lambda c: c.same("gpt2_tiny", two, 3, "--replicas", "2,1", *table(2), count=4),
+        "unet 1-2 gpipe": lambda c: c.same(
+            "unet_small", two, 3, "--replicas", "1,2", "--schedule", "GPipe", *table(2), count=4
+        ),
+        "resnet 2-1-1": lambda c: c.same(
+            "resnet_plain", ("--stages", "3"), 4, "--replicas", "2,1,1", *table(2), count=4, task=c.task
+        ),
+        "gpt2 recompute": recomputed,
+        "resnet bf16": half_precision,
+        "killed and resumed": killed,
+        "torchrun": under_torchrun,
+    }
+    return made
+
+
+def planned(cases, model, strategy, *again):
+    """Emits a plan for two devices, with blocks that are computed again or held in host memory."""
+    plan = cases.place / f"{model}_{strategy}_{len(again)}.yaml"
+    command = [cases.command, "plan", cases.models[model], "--devices", "2xt4", "--strategy", strategy]
+    done = subprocess.run([*command, "--stages", "2", "--micro-batches", "4", "-o", plan], capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(done.stderr)
+    head, *stages = plan.read_text().split("- blocks:\n")
+    for how, block in again:
+        for index, stage in enumerate(stages):
+            blocks, rest = stage.split("  devices:\n", 1)
+            if f"  - {block}\n" in blocks:
+                stages[index] = f"{blocks}  {how}:\n  - {block}\n  devices:\n{rest}"
+    plan.write_text("- blocks:\n".join([head, *stages]))
+    return cases.emit(model, str(plan), "--targets", "python")
+
+
+def saved_bytes(out, stage, inputs):
+    """Returns what a stage keeps for its backward pass, but for its own tensors."""
+    module = module_of(out / f"stages/stage_{stage}.py", "stage").load()
+    own = {value.untyped_storage().data_ptr() for value in module.state_dict().values()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = module(*inputs)  # alive until everything is counted
+    return sum(kept.values()) if outputs is not None else 0
+
+
+def recomputed(cases):
+    """Blocks that the plan wants computed again, or held in host memory: less is kept, and the losses are the same."""
+    plain = planned(cases, "gpt2_tiny", "1f1b")
+    out = planned(cases, "gpt2_tiny", "1f1b", ("recompute", "transformer.h.0"), ("offload", "transformer.h.1"))
+    tokens = torch.zeros(json.loads((out / "stages/manifest.json").read_text())["inputs"][0]["shape"], dtype=torch.int64)
+    less, more = saved_bytes(out, 0, [tokens]), saved_bytes(plain, 0, [tokens])
+    if not less < 0.5 * more:
+        raise Failed(f"{less} bytes are kept, not much less than {more}")
+    text = (out / "stages/stage_0.py").read_text() + (out / "stages/stage_1.py").read_text()
+    if "again(self.block_0" not in text or "on_host(self, self.block_" not in text:
+        raise Failed("the stages have no such blocks")
+    said = close(cases.expected("gpt2_tiny", out, 4), cases.train(out, 2, "--schedule", "1F1B"))
+    return f"{less} instead of {more} bytes are kept; {said}"
+
+
+def half_precision(cases):
+    """bf16 is autocast over the same weights: the losses are near, and not the same."""
+    out = cases.emit("resnet_plain", "--stages", "2", "--targets", "python")
+    expected = cases.expected("resnet_plain", out, 4, cases.task)
+    found = cases.train(out, 2, *table(4), "--task", cases.task, "--dtype", "bf16")
+    worst = max(abs(a - b) / abs(a) for a, b in zip(expected, found))
+    if len(found) != STEPS or not 1e-6 < worst < 0.05:
+        raise Failed(f"losses differ by {worst:.1e}")
+    return f"losses differ by {worst:.0e}"
+
+
+def own_table(cases):
+    """A plan's own schedule, through torch's runtime of compute-only tables."""
+    out = planned(cases, "gpt2_tiny", "zero-bubble")
+    table = (out / "schedule.csv").read_text()
+    if "W0" not in table:
+        raise Failed(f"the table does not split the backward pass:\n{table}")
+    return close(cases.expected("gpt2_tiny", out, 4), cases.train(out, 2))
+
+
+def merged(cases):
+    """After ten steps the stages' checkpoints are one state dict: the one that the whole model has.
+
+    Blocks are computed again on the way, which must not count statistics twice.
+    """
+    out = planned(cases, "resnet", "1f1b", ("recompute", "layer1"), ("recompute", "layer4"))
+    text = "".join(path.read_text() for path in sorted((out / "stages").glob("*.py")))
+    if text.count("= again(self.block_0") != 2:
+        raise Failed("the stages compute nothing again")
+    state = cases.place / "whole.pt"
+    expected = whole(str(cases.models["resnet"]), out, 4, cases.task, state=str(state))
+    found = cases.train(out, 2, *table(4), "--task", cases.task, "--save", "checkpoints")
+    close(expected, found)
+
+    def merge():
+        os.chdir(out)
+        sys.argv = ["train.py", "--save", "checkpoints", "--merge", "merged.safetensors"]
+        runpy.run_path("train.py", run_name="__main__")
+
+    (code,), (text,) = ended([forked(merge)])
+    if code:
+        raise Failed(text)
+    from safetensors.torch import load_file
+
+    expected, found = torch.load(state), load_file(out / "merged.safetensors")
+    if set(expected) != set(found):
+        raise Failed(f"names differ: {sorted(set(expected) ^ set(found))}")
+    eager = resnet(True)
+    eager.load_state_dict(found)  # strict: the original model takes them
+    worst = 0.0
+    for name, value in expected.items():
+        difference = (value.double() - found[name].double()).abs().max()
+        worst = max(worst, float(difference / value.double().abs().max().clamp_min(1e-12)))
+    if worst > 1e-4:
+        raise Failed(f"tensors differ by {worst:.1e}")
+    return f"{len(found)} tensors differ by {worst:.0e}"
+
+
+def two_by_two(cases):
+    """Two stages on two ranks each are one process with twice the batch."""
+    expected = big_batch(cases.task, 8)
+    return cases.same(
+        "resnet_plain", ("--stages", "2"), 4, "--replicas", "2", *table(4), count=8, task=cases.task, expected=expected
+    )
+
+
+def killed(cases):
+    """One rank dies: the others say what happened and how to go on, and going on gives the same curve."""
+    out = cases.emit("resnet", "--stages", "2", "--targets", "python")
+    expected = cases.expected("resnet", out, 4, cases.task)
+    common = [*table(4), "--task", cases.task, "--save", "kept", "--save-every", "2"]
+    begun = time.perf_counter()
+    codes, texts = ranks(out, 2, [*common, "--crash", "0,5"])
+    seconds = time.perf_counter() - begun
+    if codes[0] != -9 or codes[1] != 1:
+        raise Failed(f"exit codes {codes}\n{texts}")
+    if "rank 1: lost a peer" not in texts[1] or "--save kept --resume" not in texts[1] or "Traceback" in texts[1]:
+        raise Failed(texts[1])
+    first = losses_in("".join(texts))
+    if seconds > 60:
+        raise Failed(f"the other rank noticed only after {seconds:.0f} s")
+    codes, texts = ranks(out, 2, [*common, "--resume"])
+    if any(codes) or "resumed after step 4" not in "".join(texts):
+        raise Failed("\n".join(texts))
+    return close(expected, first[:4] + losses_in("".join(texts)))
+
+
+def under_torchrun(cases):
+    """The same under torchrun itself, with four processes: it ends the others when one dies."""
+    out = cases.emit("gpt2_tiny", "--stages", "4", "--targets", "python")
+    expected = cases.expected("gpt2_tiny", out, 4)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "train.py"]
+    common = ["--device", "cpu", "--steps", str(STEPS), *table(4), "--save", "kept", "--save-every", "2"]
+
+    def run(*arguments):
+        return subprocess.run([*torchrun, *common, *arguments], cwd=out, capture_output=True, text=True)
+
+    killed, resumed = run("--crash", "1,7"), run("--resume")
+    if killed.returncode == 0 or resumed.returncode:
+        raise Failed(f"{killed.stderr}\n{resumed.stderr}")
+    told = re.findall(r"rank (\d): (?:lost a peer|stopped, because another rank failed).*--save kept --resume", killed.stderr)
+    if sorted(told) != ["0", "2", "3"]:
+        raise Failed(f"not every other rank says what happened:\n{killed.stderr}")
+    return close(expected, losses_in(killed.stdout)[:6] + losses_in(resumed.stdout))
+
+
+def main():
+    command, place, *wanted = sys.argv[1:]
+    torch.set_num_threads(1)
+    ran = Cases(str(Path(command).resolve()), Path(place).resolve())
+    found = {name: test for name, test in cases().items() if not wanted or name in wanted}
+    failed = 0
+    for name, test in found.items():
+        begun = time.perf_counter()
+        try:
+            said = f"ok: {test(ran)}"
+        except Failed as error:
+            failed, said = failed + 1, f"FAILED: {error}"
+        print(f"{name}: {said} ({time.perf_counter() - begun:.1f} s)", flush=True)
+    print(f"{len(found) - failed} of {len(found)} cases")
+    sys.exit(1 if failed or not found else 0)
+
+
+if __name__ == "__main__":
+    main()
