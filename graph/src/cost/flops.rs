@@ -178,7 +178,7 @@ fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     let weighted = times([2, batch, *rows, columns, out]);
     let forward_flops = scores.saturating_add(weighted);
     let needs_gradient = [query, key, value].iter().any(|tensor| tensor.requires_grad);
-    let is_fused = !super::saved::by_parts(call);
+    let is_fused = !crate::infer::attention_by_parts(call);
     // The fused kernels compute the scores again.
     let again = if is_fused { scores } else { 0 };
     let backward = forward_flops.saturating_mul(2).saturating_add(again);

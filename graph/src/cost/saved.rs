@@ -5,11 +5,12 @@
 //! must first copy its operand into order keeps the copy.
 
 use smallvec::SmallVec;
+use tracer::DType;
 
 use super::look::Look;
 use crate::{
     fact::{Fact, Shape, StorageId, TensorFact, size_of_dtype},
-    infer::{Call, viewed_strides},
+    infer::{Call, attention_by_parts, viewed_strides},
     model::{ModelGraph, Operator, OperatorClass, Origin},
 };
 
@@ -245,13 +246,30 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
             keep.fresh(a.elements());
         }
-        ("linear" | "_linear", Some(input), Some(weight)) if weight.requires_grad => keep.rows(input),
+        ("linear" | "_linear", Some(input), Some(weight)) => {
+            if weight.requires_grad {
+                keep.rows(input);
+            }
+            if input.requires_grad {
+                keep.tensor(weight);
+            }
+        }
         ("matmul" | "__matmul__" | "linalg_matmul", Some(a), Some(b)) => matmul(keep, a, b),
         ("mm" | "bmm" | "_int_mm", Some(a), Some(b)) => keep.factors(a, b),
         ("addmm" | "baddbmm" | "addbmm" | "addmv" | "addr" | "_addmm_activation", ..) => {
             if let (Some(a), Some(b)) = (call.at(1).tensor(), call.at(2).tensor()) {
                 keep.factors(a, b);
             }
+        }
+        ("_grouped_mm", Some(a), Some(b)) => {
+            keep.factors(a, b);
+            keep.named(call, "offs");
+        }
+        // Linear: the backward pass needs nothing but sizes.
+        (name, ..) if name.starts_with("fft_") => {}
+        ("pad", Some(input), _) if !matches!(call.get("mode"), Some(Fact::Str(mode)) if mode == "constant") =>
+        {
+            keep.tensor(input);
         }
         ("einsum", ..) => super::einsum::keep_einsum(keep, call),
         ("tensordot", ..) => call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor)),
@@ -316,24 +334,20 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
             keep.tensor(input);
             keep.tensor(weight);
         }
-        OperatorClass::Attention if by_parts(call) => {
-            // Scaled query and key, the weights after the softmax, and the value.
-            for name in ["query", "key"] {
-                keep.fresh(call.tensor(name).ok().and_then(TensorFact::bytes));
-            }
-            let weights = call.tensor("query").ok().zip(call.tensor("key").ok()).and_then(|(query, key)| {
-                let (query, key) = (query.sizes()?, key.sizes()?);
-                let rows = query[..query.len() - 1]
-                    .iter()
-                    .fold(4_u64, |product, size| product.saturating_mul(*size));
-                Some(rows.saturating_mul(key[key.len() - 2]))
-            });
-            keep.fresh(weights);
-            keep.named(call, "value");
+        OperatorClass::Attention if attention_by_parts(call) => {
+            attention(keep, call);
         }
         OperatorClass::Attention => {
-            for name in ["query", "key", "value", "attn_mask"] {
+            for name in ["query", "key", "value"] {
                 keep.named(call, name);
+            }
+            match (call.tensor("attn_mask"), call.tensor("query").ok().and_then(|query| query.dtype)) {
+                // A mask of booleans is first written as one of numbers.
+                (Ok(mask), Some(dtype)) if mask.dtype == Some(DType::Bool) => {
+                    keep.fresh(mask.elements().map(|elements| elements.saturating_mul(size_of_dtype(dtype))));
+                }
+                (Ok(mask), _) => keep.tensor(mask),
+                _ => {}
             }
             if let Some(result) = look.result(operator) {
                 keep.tensor(result);
@@ -356,16 +370,27 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
     }
 }
 
-/// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask, spreads a
-/// head or takes other than four dimensions.
-pub(super) fn by_parts(call: &Call<'_>) -> bool {
-    let heads = |name: &str| {
-        let shape = call.tensor(name).ok()?.shape.as_ref()?;
-        Some(Shape::from_slice(&shape[..shape.len().saturating_sub(2)]))
+/// What attention by parts keeps: scaled query and key, the weights after the softmax, and the value, each spread to
+/// all heads.
+fn attention(keep: &mut Keep<'_>, call: &Call<'_>) -> Option<()> {
+    let (query, key, value) =
+        (call.tensor("query").ok()?, call.tensor("key").ok()?, call.tensor("value").ok()?);
+    let (q, k, v) = (query.sizes()?, key.sizes()?, value.sizes()?);
+    let outer = |sizes: &[u64]| -> Shape {
+        sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
     };
-    let is_spread = heads("query") != heads("key") && call.flag("enable_gqa") != Some(true);
-    let rank = call.tensor("query").ok().and_then(|query| Some(query.shape.as_ref()?.len()));
-    call.tensor("attn_mask").is_ok_and(|mask| mask.requires_grad) || is_spread || rank != Some(4)
+    let batch = crate::infer::broadcast(&[&outer(&q), &outer(&k), &outer(&v)]).ok()?;
+    let batch: Vec<u64> = batch.iter().map(|size| size.unwrap_or(1)).collect();
+    let bytes = |rows: u64, columns: u64| {
+        let elements = batch.iter().chain([&rows, &columns]).fold(1_u64, |n, size| n.saturating_mul(*size));
+        query.dtype.map(|dtype| elements.saturating_mul(size_of_dtype(dtype)))
+    };
+    let ([.., rows, width], [.., columns, _]) = (q.as_slice(), k.as_slice()) else { return None };
+    keep.fresh(bytes(*rows, *width));
+    keep.fresh(bytes(*columns, *width));
+    keep.fresh(bytes(*rows, *columns));
+    keep.matrix(value, &batch);
+    Some(())
 }
 
 /// What `at::matmul` keeps: folded to a plain product when one side has at most two dimensions, else batched.

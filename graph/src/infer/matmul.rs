@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
-    elementwise::{broadcast, float_of},
+    elementwise::{broadcast, float_of, like},
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 
@@ -234,17 +234,32 @@ pub fn attention(call: &Call<'_>) -> Result {
     agree(k[k.len() - 2], v[v.len() - 2], shown)?;
     let mut sizes = q.clone();
     *sizes.last_mut().known()? = v[v.len() - 1];
-    // The fused CPU kernel writes batch, sequence, head, element.
-    let strides = match sizes.len() {
-        4 => contiguous_strides(&[sizes[0], sizes[2], sizes[1], sizes[3]])
-            .map(|s| [s[0], s[2], s[1], s[3]].into_iter().collect()),
-        _ => contiguous_strides(&sizes),
+    // The fused CPU kernel writes in the query's order; products write row by row.
+    let strides = match attention_by_parts(call) {
+        true => contiguous_strides(&sizes),
+        false => like(query, None).strides,
     };
     let result = Fact::Tensor(TensorFact { strides, ..fresh(query.dtype, sizes) });
     Ok(match call.n_outputs {
         0 | 1 => result,
         _ => Fact::List(vec![result]),
     })
+}
+
+/// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask, spreads a
+/// head, takes other than four dimensions, or a value that is wider than the query.
+pub fn attention_by_parts(call: &Call<'_>) -> bool {
+    let heads = |name: &str| {
+        let shape = call.tensor(name).ok()?.shape.as_ref()?;
+        Some(Shape::from_slice(&shape[..shape.len().saturating_sub(2)]))
+    };
+    let is_spread = heads("query") != heads("key") && call.flag("enable_gqa") != Some(true);
+    let width = |name: &str| call.tensor(name).ok()?.shape.as_ref()?.last().copied();
+    let rank = call.tensor("query").ok().and_then(|query| Some(query.shape.as_ref()?.len()));
+    call.tensor("attn_mask").is_ok_and(|mask| mask.requires_grad)
+        || is_spread
+        || rank != Some(4)
+        || width("query") != width("value")
 }
 
 /// `_native_multi_head_attention` and `_transformer_encoder_layer_fwd`: the query's sizes.

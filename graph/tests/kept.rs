@@ -1,0 +1,134 @@
+//! What autograd keeps for the backward pass. The expected bytes are those of PyTorch 2.11 on a CPU, summed over the
+//! storages that `torch.autograd.graph.saved_tensors_hooks` sees.
+
+use graph::BuildOptions;
+
+const CONSTANTS: &str = "  %none : NoneType = prim::Constant()
+  %no : bool = prim::Constant[value=0]()
+  %zero : float = prim::Constant[value=0.]()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %2 : int = prim::Constant[value=2]()
+  %3 : int = prim::Constant[value=3]()
+  %4 : int = prim::Constant[value=4]()
+  %5 : int = prim::Constant[value=5]()
+  %10 : int = prim::Constant[value=10]()
+  %12 : int = prim::Constant[value=12]()
+";
+
+/// Inputs are `name size,size…`, floats that need a gradient; `name! …` has a type written out.
+#[track_caller]
+fn check(inputs: &[&str], body: &str, expected: u64) {
+    let inputs: Vec<String> = inputs
+        .iter()
+        .map(|input| match input.split_once(' ').expect("name and sizes") {
+            (name, type_) if name.ends_with('!') => format!("%{} : {type_}", name.trim_end_matches('!')),
+            (name, sizes) => {
+                let sizes: Vec<u64> = sizes.split(',').map(|size| size.parse().expect("a size")).collect();
+                let mut strides = vec![1; sizes.len()];
+                (1..sizes.len()).rev().for_each(|at| strides[at - 1] = strides[at] * sizes[at]);
+                let list =
+                    |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+                let (sizes, strides) = (list(&sizes), list(&strides));
+                format!("%{name} : Float({sizes}, strides=[{strides}], requires_grad=1, device=cpu)")
+            }
+        })
+        .collect();
+    let lines: String = body.lines().map(|line| format!("  {}\n", line.trim())).collect();
+    let text = format!("graph({}):\n{CONSTANTS}{lines}  return (%out)\n", inputs.join(",\n      "));
+    let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
+    assert_eq!(graph::costs(&graph).total().saved_bytes, expected, "{text}");
+}
+
+#[test]
+fn fused_attention_writes_in_the_order_of_its_query() {
+    // The linear layer keeps the very tensor that attention has written: nothing is copied between them.
+    check(
+        &["x 2,5,3,3,4", "w 6,12"],
+        "%order : int[] = prim::ListConstruct(%2, %0, %3, %1, %4)
+         %y : Tensor = aten::permute(%x, %order)
+         %all : Tensor[] = aten::unbind(%y, %0)
+         %q : Tensor, %k : Tensor, %v : Tensor = prim::ListUnpack(%all)
+         %a : Tensor = aten::scaled_dot_product_attention(%q, %k, %v, %none, %zero, %no, %none, %no)
+         %t : Tensor = aten::transpose(%a, %1, %2)
+         %sizes : int[] = prim::ListConstruct(%2, %5, %12)
+         %r : Tensor = aten::reshape(%t, %sizes)
+         %out : Tensor = aten::linear(%r, %w, %none)",
+        2328,
+    );
+    // The same with the sequence first, as `nn.MultiheadAttention` has it.
+    check(
+        &["x 5,2,3,3,4", "w 6,12"],
+        "%order : int[] = prim::ListConstruct(%2, %1, %3, %0, %4)
+         %y : Tensor = aten::permute(%x, %order)
+         %all : Tensor[] = aten::unbind(%y, %0)
+         %q : Tensor, %k : Tensor, %v : Tensor = prim::ListUnpack(%all)
+         %a : Tensor = aten::scaled_dot_product_attention(%q, %k, %v, %none, %zero, %no, %none, %no)
+         %back : int[] = prim::ListConstruct(%2, %0, %1, %3)
+         %t : Tensor = aten::permute(%a, %back)
+         %sizes : int[] = prim::ListConstruct(%10, %12)
+         %r : Tensor = aten::reshape(%t, %sizes)
+         %out : Tensor = aten::linear(%r, %w, %none)",
+        2328,
+    );
+}
+
+#[test]
+fn a_mask_of_booleans_becomes_one_of_numbers() {
+    check(
+        &["q 2,3,5,4", "m! Bool(2, 1, 5, 5, strides=[25, 25, 5, 1], requires_grad=0, device=cpu)"],
+        "%out : Tensor = aten::scaled_dot_product_attention(%q, %q, %q, %m, %zero, %no, %none, %no)",
+        1280,
+    );
+}
+
+#[test]
+fn attention_by_parts_copies_what_it_multiplies() {
+    check(
+        &["x 2,5,3,3,4", "b 3,5,5"],
+        "%order : int[] = prim::ListConstruct(%2, %0, %3, %1, %4)
+         %y : Tensor = aten::permute(%x, %order)
+         %all : Tensor[] = aten::unbind(%y, %0)
+         %q : Tensor, %k : Tensor, %v : Tensor = prim::ListUnpack(%all)
+         %out : Tensor = aten::scaled_dot_product_attention(%q, %k, %v, %b, %zero, %no, %none, %no)",
+        2040,
+    );
+    let attention =
+        "%out : Tensor = aten::scaled_dot_product_attention(%q, %k, %v, %none, %zero, %no, %none, %no)";
+    check(&["q 2,4,16,8", "k 2,1,16,8", "v 2,1,16,8"], attention, 20480);
+    check(&["q 2,3,5,4", "k 2,3,5,4", "v 2,3,5,6"], attention, 2280);
+}
+
+#[test]
+fn only_some_padding_keeps_its_operand() {
+    let pad = |mode: &str| {
+        format!(
+            "%sizes : int[] = prim::ListConstruct(%1, %1, %1, %1)
+             %mode : str = prim::Constant[value=\"{mode}\"]()
+             %out : Tensor = aten::pad(%x, %sizes, %mode, %none)"
+        )
+    };
+    check(&["x 1,2,4,4"], &pad("reflect"), 128);
+    check(&["x 1,2,4,4"], &pad("constant"), 0);
+}
+
+#[test]
+fn a_fourier_transform_keeps_nothing() {
+    check(
+        &["x 2,4,4"],
+        "%dims : int[] = prim::ListConstruct(%1, %2)
+         %f : Tensor = aten::fft_fftn(%x, %none, %dims, %none)
+         %out : Tensor = aten::real(%f)",
+        0,
+    );
+}
+
+#[test]
+fn a_grouped_product_keeps_both_factors_and_the_groups() {
+    check(
+        &["a 8,16", "b 2,16,8", "o! Int(2, strides=[1], requires_grad=0, device=cpu)"],
+        "%out : Tensor = aten::_grouped_mm(%a, %b, %o, %none, %none)",
+        1544,
+    );
+}
