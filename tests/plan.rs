@@ -171,7 +171,7 @@ fn stages_and_memory_are_limits() {
     fails(
         &["plan", PROFILE, "--machines", "2", "--memory", "1e8", "--optimizer", "adam"],
         1,
-        &["no plan fits: the stage with block `node25`", "more on each device would do"],
+        &["no plan fits: the stage with block `node25`", "one of these would do", "more on each device"],
     );
 }
 

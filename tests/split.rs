@@ -86,6 +86,134 @@ fn an_unknown_device_is_named() {
     assert!(message.contains("h10"), "{message}");
 }
 
+/// Runs `split --dry-run` and returns what it prints.
+fn screen(model: &str, more: &[&str]) -> String {
+    let mut run = command();
+    let run = run.arg("split").arg(fixture(model)).args(more).arg("--dry-run").assert().success();
+    String::from_utf8(run.get_output().stdout.clone()).unwrap()
+}
+
+#[test]
+fn one_screen_says_it_all() {
+    for (model, more) in [
+        ("traces/unet_small.pt", &["--devices", "2xt4"][..]),
+        ("traces/gpt2_tiny.pt", &["--devices", "4xh100", "--stages", "4"]),
+        ("traces/amoebanet_6_small.pt", &["--devices", "16xh100", "--stages", "16"]),
+        ("traces/bert_tiny.pt", &["--devices", "2x8xa100"]),
+    ] {
+        let screen = screen(model, more);
+        // What is written, and what to do next, are seven lines more.
+        assert!(screen.lines().count() + 7 <= 40, "{model}:\n{screen}");
+        let widest = screen.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= 100, "{model}: {widest} columns\n{screen}");
+        for part in ["samples/s", "speed-up", "bubble", "optimal", "compared", "even layers, by hand"] {
+            assert!(screen.contains(part), "{model}: {part} is missing\n{screen}");
+        }
+    }
+}
+
+#[test]
+fn the_winner_is_compared_with_every_family_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let chosen_here = ["--devices", "2xt4", "--stages", "2", "--format", "json"];
+    let answer = split("traces/unet_small.pt", &folder.path().join("out"), &chosen_here);
+    let compared = answer["compared"].as_array().unwrap();
+    let of = |name: &str| compared.iter().find(|row| row["name"] == name).unwrap();
+    let step = answer["simulated"]["step_seconds"].as_f64().unwrap();
+    assert_eq!(of("best pipeline")["step_seconds"].as_f64().unwrap(), step);
+    assert_eq!(of("best pipeline")["is_chosen"], true);
+    assert!(of("data parallel")["fails"].as_str().unwrap().contains("was asked for"));
+    assert!(of("best hybrid")["fails"].as_str().unwrap().contains("four devices"));
+    for name in ["even layers, by hand", "even parameters, by hand"] {
+        assert!(of(name)["step_seconds"].as_f64().unwrap() >= step, "{name}");
+    }
+    assert!(answer["why"].as_array().unwrap().iter().any(|why| why.as_str().unwrap().contains("saves")));
+    // Each number of micro-batches costs less than the one before; the chosen one is the first that is enough.
+    let tried = answer["micro_batches_tried"].as_array().unwrap();
+    let each: Vec<f64> = tried.iter().map(|one| one["seconds_each"].as_f64().unwrap()).collect();
+    let least = each.iter().copied().fold(f64::INFINITY, f64::min);
+    let chosen = tried.iter().position(|one| one["micro_batches"] == answer["simulated"]["micro_batches"]);
+    assert_eq!(chosen, each.iter().position(|seconds| *seconds <= 1.05 * least));
+    let asked = split("traces/unet_small.pt", &folder.path().join("asked"), &TWO_STAGES)["compared"].clone();
+    let ours = asked.as_array().unwrap().iter().find(|row| row["is_chosen"] == true).unwrap();
+    assert_eq!(ours["name"], "1f1b", "who asks for a strategy sees it beside the best");
+    let asked = screen("traces/unet_small.pt", &["--devices", "2xt4", "--micro-batches", "6"]);
+    assert!(asked.contains("6 micro-batches a step") && !asked.contains("chosen"), "{asked}");
+}
+
+#[test]
+fn explaining_goes_deeper() {
+    let explained = screen("traces/unet_small.pt", &["--devices", "2xt4", "--stages", "2", "--explain"]);
+    for part in [
+        "what bounds each stage",
+        "every strategy",
+        "micro-batches in a step",
+        "what would help",
+        "critical path",
+    ] {
+        assert!(explained.contains(part), "{part} is missing\n{explained}");
+    }
+}
+
+#[test]
+fn names_that_are_nearly_right_are_recognised() {
+    for (flag, wrong, right) in [
+        ("--strategy", "hybird", "did you mean `hybrid`?"),
+        ("--schedule", "1f2b", "did you mean `1f1b`?"),
+        ("--devices", "4xh10", "did you mean H100"),
+    ] {
+        let devices: &[&str] = if flag == "--devices" { &[] } else { &["--devices", "2xt4"] };
+        let mut run = command();
+        let run = run.arg("split").arg(fixture("traces/cnn_basic.pt")).args(devices).args([
+            flag,
+            wrong,
+            "--dry-run",
+        ]);
+        let message = String::from_utf8(run.assert().code(2).get_output().stderr.clone()).unwrap();
+        assert!(message.contains(right), "{message}");
+    }
+    let screen = screen("traces/unet_small.pt", &["--devices", "2xt4", "--schedule", "gpipe"]);
+    assert!(screen.contains("under gpipe"), "{screen}");
+}
+
+#[test]
+fn what_is_said_to_be_enough_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = |memory: u64, devices: usize| {
+        let devices: String =
+            (0..devices).map(|i| format!("- {{name: gpu{i}, type: tiny, place: [0]}}\n")).collect();
+        let path = folder.path().join("cluster.yaml");
+        let text = format!(
+            "kind: cluster\nversion: 1\ntypes:\n  tiny: {{memory: {memory}, memory_bandwidth: 1.0e11, peak: {{float32: 1.0e12}}}}\n\
+             devices:\n{devices}levels:\n- {{name: pcie, bandwidth: 1.0e10, latency: 1.0e-5}}\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let split = |cluster: &Path, more: &[&str]| {
+        let mut run = command();
+        run.arg("split")
+            .arg(fixture("traces/gpt2_tiny.pt"))
+            .arg("--cluster")
+            .arg(cluster)
+            .args(more)
+            .arg("--dry-run");
+        run.assert()
+    };
+    let failed = split(&cluster(110_000, 2), &[]).code(1);
+    let message = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("one of these would do:"), "{message}");
+    let enough = message.split(" devices instead of 2").next().unwrap().rsplit(' ').next().unwrap();
+    let enough: usize = enough.parse().unwrap_or_else(|_| panic!("{message}"));
+    split(&cluster(110_000, enough - 1), &[]).code(1);
+    split(&cluster(110_000, enough), &[]).success();
+    for option in ["--offload", "--optimizer momentum", "--optimizer sgd"] {
+        let words: Vec<&str> = option.split(' ').collect();
+        let run = split(&cluster(110_000, 2), &words);
+        run.code(i32::from(!message.contains(option)));
+    }
+}
+
 #[cfg(feature = "torch")]
 #[test]
 fn stages_give_what_the_whole_model_gives() {

@@ -51,5 +51,5 @@ pub use plan_file::{CheckError, check_plan, to_plan};
 pub use problem::{Block, Machine, MachineDevice, MachineLevel, Problem, ProblemError, Tie, Training, Value};
 pub use solution::{Objective, Solution, SolutionStage};
 pub use stage::{BoundBy, InFlight, Neighbours, Rules, Run, StageScore};
-pub use strategy::{PlanError, STRATEGIES, Strategy, plan_auto, plan_with};
+pub use strategy::{PlanError, STRATEGIES, Strategy, fits, plan_auto, plan_with};
 pub use why::{Change, what_if};

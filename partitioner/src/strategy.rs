@@ -154,6 +154,11 @@ pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, Plan
     })
 }
 
+/// Tells whether a strategy has a plan that fits, without looking for what is nearest to one.
+pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
+    problem.validate().is_ok() && solve(problem, strategy).is_ok()
+}
+
 fn solve(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     let blocks = problem.blocks.len();
     if let Some(stages) =

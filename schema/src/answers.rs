@@ -27,6 +27,54 @@ pub struct SplitAnswer {
     pub samples_per_second: Option<f64>,
     /// What people do by hand today.
     pub by_hand: Vec<ByHand>,
+    /// The best of each family and what people do by hand, simulated with as many micro-batches, best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compared: Vec<ComparedPlan>,
+    /// Every strategy, likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub strategies: Vec<ComparedPlan>,
+    /// Why the plan is better than the next.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub why: Vec<String>,
+    /// Numbers of micro-batches that were tried, where none was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub micro_batches_tried: Vec<MicroBatchesTried>,
+}
+
+/// A plan beside the one that was chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ComparedPlan {
+    /// `best pipeline`, `even layers, by hand`; or a strategy.
+    pub name: String,
+    /// Strategy that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<String>,
+    /// Its schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Its stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<u32>,
+    /// Its simulated step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_seconds: Option<f64>,
+    /// By how much its step is longer, as a share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slower: Option<f64>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fails: Option<String>,
+    /// Whether it is the plan that was chosen.
+    pub is_chosen: bool,
+}
+
+/// The best plan with a number of micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MicroBatchesTried {
+    /// Micro-batches of a step.
+    pub micro_batches: u32,
+    /// Seconds for each of them.
+    pub seconds_each: f64,
 }
 
 /// A split by hand.

@@ -34,8 +34,8 @@ pub mod units;
 mod yaml;
 
 pub use answers::{
-    ANSWER_VERSION, ByHand, DiffAnswer, DiffDevice, DiffSide, EmitAnswer, EmittedStage, KeptOtherwise,
-    MovedBlock, SplitAnswer, TiedPlace, TraceAnswer,
+    ANSWER_VERSION, ByHand, ComparedPlan, DiffAnswer, DiffDevice, DiffSide, EmitAnswer, EmittedStage,
+    KeptOtherwise, MicroBatchesTried, MovedBlock, SplitAnswer, TiedPlace, TraceAnswer,
 };
 pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};

@@ -3,8 +3,8 @@
 mod answer;
 mod compat;
 pub(super) mod costs;
-mod input;
-mod model;
+pub(super) mod input;
+pub(super) mod model;
 mod workload;
 
 use std::path::PathBuf;

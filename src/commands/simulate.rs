@@ -183,6 +183,21 @@ pub(super) fn simulated(
     Ok((simulated.answer, timeline))
 }
 
+/// A step of a plan, without its timeline.
+pub(super) struct Step {
+    /// How long it takes.
+    pub(super) step: Seconds,
+    /// How it divides.
+    pub(super) split: schema::StepSplit,
+    /// Micro-batches in it.
+    pub(super) micro_batches: u32,
+}
+
+/// Simulates a plan for comparison.
+pub(super) fn step(name: &str, plan: &schema::Plan) -> Result<Step, Failure> {
+    plan::step(name, plan)
+}
+
 /// Returns the share of the devices' time that a plan leaves idle.
 pub(super) fn bubble(plan: &schema::Plan) -> Result<f64, Failure> {
     let failure = |error: &dyn std::fmt::Display| Failure::input(error.to_string());
@@ -193,7 +208,7 @@ pub(super) fn bubble(plan: &schema::Plan) -> Result<f64, Failure> {
 }
 
 /// An order that cannot be made: the schedules are listed where the name was wrong.
-fn order_failure(error: OrderError) -> Failure {
+pub(super) fn order_failure(error: OrderError) -> Failure {
     let failure = Failure::input(&error);
     match error {
         OrderError::Unknown { .. } => {

@@ -1,8 +1,10 @@
 //! `model-analyze split`: the main job in one go.
 //!
-//! It speaks to the other subcommands as a user would, through their arguments and their JSON: what `split` shows is
-//! what `plan`, `simulate`, `emit` and `graph` say, never a second computation of it.
+//! What `split` shows is what `plan`, `simulate`, `emit`, `graph` and `report` say, never a second computation of it: it
+//! plans and simulates with their functions, and has them write as a user would, through their arguments.
 
+mod compare;
+mod explain;
 mod screen;
 pub(super) mod step;
 
@@ -12,17 +14,14 @@ use std::{
 };
 
 use clap::Args;
-use schema::{Plan, PlanAnswer, SimulatedPlan};
+use schema::{Plan, PlanAnswer, SimulatedPlan, to_yaml};
 
+use super::{plan, simulate};
 use crate::{
     failure::Failure,
     files,
     output::{Format, Output},
-    plan_file,
 };
-
-/// What people do by hand, compared with our plan.
-const BY_HAND: [&str; 4] = ["even-layers", "even-parameters", "torchgpipe", "deepspeed"];
 
 /// Arguments of `split`.
 #[derive(Args)]
@@ -54,16 +53,28 @@ pub struct Split {
     /// Strategy, as `plan` names them
     #[arg(long, default_value = "auto", value_name = "NAME")]
     strategy: String,
+    /// Schedule of the pipeline, instead of the best: gpipe, 1f1b, interleaved-1f1b, interleaved-zero-bubble
+    #[arg(long, value_name = "NAME", conflicts_with = "strategy")]
+    schedule: Option<String>,
     /// Stages of the pipeline [default: as many as serve best]
     #[arg(long, value_name = "N")]
     stages: Option<u32>,
-    /// Micro-batches in a step [default: 4 for each device]
+    /// Micro-batches in a step [default: as few as give 95 % of the throughput]
     #[arg(long, value_name = "M")]
     micro_batches: Option<u32>,
     /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
     #[arg(long, value_name = "SHAPE")]
     input: Vec<String>,
-    /// Say more: every strategy, what each device's time goes to, the critical path
+    /// What the optimizer keeps beside each parameter: adam, momentum or sgd
+    #[arg(long, value_name = "NAME")]
+    optimizer: Option<String>,
+    /// Never compute activations again in the backward pass
+    #[arg(long)]
+    no_recompute: bool,
+    /// Let activations wait in host memory where nothing else fits
+    #[arg(long)]
+    offload: bool,
+    /// Say more: what bounds each stage, every strategy, what would help, the critical path
     #[arg(long)]
     explain: bool,
     /// How the answer is printed
@@ -79,10 +90,11 @@ struct Found {
     simulated: SimulatedPlan,
     /// One device: seconds of a step with as many micro-batches; nothing where it does not fit.
     one_device: Option<f64>,
-    /// Splits by hand that could be planned: name and seconds of a step.
-    by_hand: Vec<(&'static str, Result<f64, String>)>,
-    /// Samples in a step.
-    samples: Option<u64>,
+    compared: compare::Comparison,
+    why: Vec<String>,
+    tried: Vec<schema::MicroBatchesTried>,
+    /// Samples in a micro-batch.
+    batch: Option<u64>,
 }
 
 impl Split {
@@ -93,8 +105,9 @@ impl Split {
             (Some(target), false) => Some(files::Folder::create(target, self.force)?),
             _ => None,
         };
+        let found = self.find()?;
         let plan = scratch.path().join("plan.yaml");
-        let found = self.find(&plan)?;
+        files::write(&plan, to_yaml(&found.plan).as_bytes())?;
         let mut written = Vec::new();
         if let (Some(folder), Some(target)) = (folder, &self.output) {
             written = self.write(&folder, &plan)?;
@@ -110,34 +123,67 @@ impl Split {
         }
     }
 
-    /// Plans, simulates and compares; the plan goes into a file.
-    fn find(&self, file: &Path) -> Result<Found, Failure> {
-        let mut arguments = self.plan_arguments(&self.strategy);
-        arguments.extend(["-o".into(), file.into()]);
-        let answer: PlanAnswer = step::answer(arguments)?;
-        let plan = plan_file::read(file)?;
-        let simulated: SimulatedPlan = step::answer(["simulate".into(), file.into()])?;
-        let micro_batches = plan.micro_batches;
-        // The same number of micro-batches, or the comparison would be of different work.
-        let other = |strategy: &str| -> Result<f64, String> {
-            let mut arguments = self.plan_arguments(strategy);
-            if self.micro_batches.is_none() {
-                arguments.extend(["--micro-batches".into(), micro_batches.to_string().into()]);
-            }
-            let answer: Result<PlanAnswer, _> = step::answer(arguments);
-            let answer = answer.map_err(|failure| failure.to_string())?;
-            let period = answer.period_seconds.map(|period| period * f64::from(micro_batches));
-            answer.step_seconds.or(period).ok_or_else(|| "it has no time".to_string())
-        };
-        let by_hand = BY_HAND.into_iter().map(|strategy| (strategy, other(strategy))).collect();
+    /// Plans, simulates and compares.
+    fn find(&self) -> Result<Found, Failure> {
+        let strategy = self.strategy()?;
+        let asking = step::plan_arguments(self.plan_arguments())?;
+        let input = plan::input::Input::read(&self.model)?;
+        if !matches!(input, plan::input::Input::Trace) {
+            let failure = Failure::input(format!("{} is a profile, not a model", self.model.display()));
+            return Err(
+                failure.with_hint("stages are cut from a traced model; `model-analyze plan` plans profiles")
+            );
+        }
+        let cluster = plan::model::cluster(&asking)?;
+        let mut asked = plan::model::Asked::new(&asking, &input, cluster)?;
+        let solved = compare::solve(&mut asked.problem, strategy)?;
+        let file = |solution: &partitioner::Solution| asked.file(&asking, &input, solution);
+        let plan = file(&solved.best)?;
+        let answer = asked.answer(&asking, &solved.best, &solved.others, &solved.failed, &plan);
         let name = self.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let samples = self.batch()?.map(|batch| batch * u64::from(micro_batches));
-        Ok(Found { name, one_device: one_device(&plan), plan, answer, simulated, by_hand, samples })
+        let (simulated, _) = simulate::simulated(&name, &plan)?;
+        let every = self.explain || self.format == Format::Json;
+        let compared = compare::compare(&asked.problem, &solved, &simulated, every, file);
+        let why = compare::why(&simulated, &compared);
+        Ok(Found {
+            name,
+            one_device: one_device(&plan),
+            plan,
+            answer,
+            simulated,
+            compared,
+            why,
+            tried: solved.tried,
+            batch: self.batch()?,
+        })
     }
 
-    fn plan_arguments(&self, strategy: &str) -> Vec<OsString> {
+    /// Returns the strategy that was asked for, by its name or by its schedule's; none to choose the best.
+    fn strategy(&self) -> Result<Option<partitioner::Strategy>, Failure> {
+        use partitioner::Strategy;
+        use simulator::order::Schedule;
+        let Some(name) = &self.schedule else {
+            return match self.strategy.as_str() {
+                "auto" => Ok(None),
+                name => plan::model::strategy(name).map(Some),
+            };
+        };
+        match Schedule::from_name(name).map_err(simulate::order_failure)? {
+            Schedule::LayerParallel => Ok(Some(Strategy::Layer)),
+            Schedule::GPipe => Ok(Some(Strategy::GPipe)),
+            Schedule::OneForwardOneBackward => Ok(Some(Strategy::OneForwardOneBackward)),
+            Schedule::Interleaved1F1B => Ok(Some(Strategy::Interleaved)),
+            Schedule::InterleavedZeroBubble => Ok(Some(Strategy::ZeroBubble)),
+            Schedule::PipeDream => Ok(Some(Strategy::PipeDream)),
+            other => Err(Failure::input(format!("no stages are planned for {} yet", other.name())).with_hint(
+                "plan for gpipe, 1f1b, interleaved-1f1b or interleaved-zero-bubble; `model-analyze simulate PLAN \
+                 --schedule NAME` times a plan under others",
+            )),
+        }
+    }
+
+    fn plan_arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["plan".into(), self.model.clone().into()];
-        arguments.extend(["--strategy".into(), strategy.into()]);
         if let Some(devices) = &self.devices {
             arguments.extend(["--devices".into(), devices.into()]);
         }
@@ -153,6 +199,11 @@ impl Split {
         for input in &self.input {
             arguments.extend(["--input".into(), input.into()]);
         }
+        if let Some(optimizer) = &self.optimizer {
+            arguments.extend(["--optimizer".into(), optimizer.into()]);
+        }
+        let flags = [("--no-recompute", self.no_recompute), ("--offload", self.offload)];
+        arguments.extend(flags.into_iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
         arguments
     }
 

@@ -22,56 +22,90 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         Some(given) if !has_cluster => given.cluster.clone(),
         _ => cluster(plan)?,
     };
-    cluster.validate().map_err(cluster_failure)?;
-    let training = Training {
-        micro_batches: plan.micro_batches,
-        stages: plan.stages,
-        optimizer_factor: plan.optimizer.factor(),
-        recompute: !plan.no_recompute,
-        offload: plan.offload,
-        ..Training::default()
-    };
-    if plan.stages == Some(0) {
-        return Err(Failure::input("--stages is 0; a pipeline has one at least"));
-    }
-    if plan.micro_batches == Some(0) {
-        return Err(Failure::input("--micro-batches is 0; a step has one at least"));
-    }
-    let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
-    let (problem, uncertain) = match input {
-        Input::Pipedream(profile) => (Problem::from_profile(profile, machine, training), None),
-        _ => traced(plan, &cluster, machine, training).map(|(problem, ends)| (problem, Some(ends)))?,
-    };
+    let asked = Asked::new(plan, input, cluster)?;
+    let problem = &asked.problem;
     if let Some(given) = given {
-        let solution = check_plan(&problem, &given).map_err(|error| match error {
+        let solution = check_plan(problem, &given).map_err(|error| match error {
             partitioner::CheckError::Plan(PlanError::Memory { .. }) => Failure::no(error),
             _ => Failure::input(error).with_hint("blocks and devices are named as `plan -o` writes them"),
         })?;
-        let answer = answer_of(plan, &problem, &solution, &[], &[], &[]);
-        return answer::print(plan, &answer, &why(&problem, &solution, &answer), output);
+        let answer = answer_of(plan, problem, &solution, &[], &[], &[]);
+        return answer::print(plan, &answer, &why(problem, &solution, &answer), output);
     }
-    let (solution, others, failed) = solve(plan, &problem)?;
-    let changes = if problem.blocks.len() * problem.machine.devices.len() <= 20_000 {
-        what_if(&problem, &solution)
-    } else {
-        Vec::new()
-    };
-    let mut answer = answer_of(plan, &problem, &solution, &others, &failed, &changes);
-    let reference = ModelReference { name: plan.model_name(), digest: digest(plan, input)? };
-    let written_by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
-    let mut file = to_plan(&problem, &solution, &cluster, reference, written_by);
-    if let Some((ends, from)) = uncertain {
-        ends.set_bands(&problem, &mut file);
-        file.predicted.times = Some(from);
-    }
-    set_bubble(&mut file);
-    answer.bubble = file.predicted.bubble;
-    answer.band = file.predicted.band;
-    answer.times.clone_from(&file.predicted.times);
+    let (solution, others, failed) = solve(plan, problem)?;
+    let file = asked.file(plan, input, &solution)?;
+    let answer = asked.answer(plan, &solution, &others, &failed, &file);
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file).as_bytes())?;
     }
-    answer::print(plan, &answer, &why(&problem, &solution, &answer), output)
+    answer::print(plan, &answer, &why(problem, &solution, &answer), output)
+}
+
+/// A model on a cluster, ready to be planned.
+pub struct Asked {
+    /// What the planner is asked.
+    pub problem: Problem,
+    cluster: Cluster,
+    uncertain: Option<(costs::Ends, schema::TimesFrom)>,
+}
+
+impl Asked {
+    /// Reads the model and predicts its blocks.
+    pub fn new(plan: &Plan, input: &Input, cluster: Cluster) -> Result<Self, Failure> {
+        cluster.validate().map_err(cluster_failure)?;
+        let training = Training {
+            micro_batches: plan.micro_batches,
+            stages: plan.stages,
+            optimizer_factor: plan.optimizer.factor(),
+            recompute: !plan.no_recompute,
+            offload: plan.offload,
+            ..Training::default()
+        };
+        if plan.stages == Some(0) {
+            return Err(Failure::input("--stages is 0; a pipeline has one at least"));
+        }
+        if plan.micro_batches == Some(0) {
+            return Err(Failure::input("--micro-batches is 0; a step has one at least"));
+        }
+        let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
+        let (problem, uncertain) = match input {
+            Input::Pipedream(profile) => (Problem::from_profile(profile, machine, training), None),
+            _ => traced(plan, &cluster, machine, training).map(|(problem, ends)| (problem, Some(ends)))?,
+        };
+        Ok(Self { problem, cluster, uncertain })
+    }
+
+    /// Returns a solution as a plan, with how sure it is.
+    pub fn file(&self, plan: &Plan, input: &Input, solution: &Solution) -> Result<schema::Plan, Failure> {
+        let reference = ModelReference { name: plan.model_name(), digest: digest(plan, input)? };
+        let written_by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
+        let mut file = to_plan(&self.problem, solution, &self.cluster, reference, written_by);
+        if let Some((ends, from)) = &self.uncertain {
+            ends.set_bands(&self.problem, &mut file);
+            file.predicted.times = Some(from.clone());
+        }
+        set_bubble(&mut file);
+        Ok(file)
+    }
+
+    /// Returns the answer about a solution: its stages, what came next, and what would help.
+    pub fn answer(
+        &self,
+        plan: &Plan,
+        solution: &Solution,
+        others: &[Solution],
+        failed: &[(Strategy, PlanError)],
+        file: &schema::Plan,
+    ) -> PlanAnswer {
+        let problem = &self.problem;
+        let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
+        let changes = if is_small { what_if(problem, solution) } else { Vec::new() };
+        let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
+        answer.bubble = file.predicted.bubble;
+        answer.band = file.predicted.band;
+        answer.times.clone_from(&file.predicted.times);
+        answer
+    }
 }
 
 /// Takes the simulator's word for the bubble, so that `plan`, `simulate` and `report` say the same of a plan.
@@ -127,32 +161,82 @@ type Solved = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
 
 fn solve(plan: &Plan, problem: &Problem) -> Result<Solved, Failure> {
     if plan.strategy == "auto" {
-        return plan_auto(problem).map_err(no_plan);
+        return plan_auto(problem).map_err(|error| no_plan(problem, error));
     }
-    let Some(strategy) = Strategy::from_name(&plan.strategy) else {
-        let names: Vec<&str> = partitioner::STRATEGIES.iter().map(|strategy| strategy.name()).collect();
-        return Err(Failure::input(format!("no strategy is called `{}`", plan.strategy))
-            .with_hint(format!("auto, {}", names.join(", "))));
-    };
-    Ok((plan_with(problem, strategy).map_err(no_plan)?, Vec::new(), Vec::new()))
+    let strategy = strategy(&plan.strategy)?;
+    Ok((plan_with(problem, strategy).map_err(|error| no_plan(problem, error))?, Vec::new(), Vec::new()))
 }
 
-/// Says what would have to change.
-fn no_plan(error: PlanError) -> Failure {
+/// Returns the strategy of this name, or the names that there are.
+pub fn strategy(name: &str) -> Result<Strategy, Failure> {
+    Strategy::from_name(name).ok_or_else(|| {
+        let names = || ["auto"].into_iter().chain(partitioner::STRATEGIES.iter().map(|one| one.name()));
+        let near = names().min_by_key(|known| strsim::damerau_levenshtein(known, name));
+        let near = near.filter(|near| strsim::damerau_levenshtein(near, name) <= 3);
+        let meant = near.map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
+        Failure::input(format!("no strategy is called `{name}`{meant}"))
+            .with_hint(format!("strategies are {}", names().collect::<Vec<_>>().join(", ")))
+    })
+}
+
+/// Says what would have to change: each change alone, and only those that were tried and do.
+pub fn no_plan(problem: &Problem, error: PlanError) -> Failure {
     match &error {
         PlanError::Memory { needed, limit, .. } => {
             let (needed, limit) = (Bytes(*needed), Bytes(*limit));
             let short = Bytes(needed.0.saturating_sub(limit.0));
-            Failure::no(&error).with_hint(format!(
-                "{short} more on each device would do ({needed} instead of {limit}); or more devices, --offload, \
-                 --optimizer sgd, or a smaller micro-batch when tracing"
-            ))
+            let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
+            changes.extend(smaller_changes(problem));
+            Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
         }
         PlanError::TooManyStages { .. } => {
             Failure::no(error).with_hint("ask for fewer devices, or let stages be replicated")
         }
         PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
     }
+}
+
+/// Tries more devices and the options that save memory; searches of large problems are left out.
+fn smaller_changes(problem: &Problem) -> Vec<String> {
+    const SMALL: usize = 4000;
+    let n_devices = problem.machine.devices.len();
+    if problem.blocks.len() * n_devices > SMALL {
+        return Vec::new();
+    }
+    let fits = |problem: &Problem| {
+        let candidates = partitioner::STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate());
+        candidates.into_iter().any(|strategy| partitioner::fits(problem, strategy))
+    };
+    let mut changes = Vec::new();
+    let with_devices = |count: usize| {
+        let mut larger = problem.clone();
+        larger.machine.devices.resize_with(count, || problem.machine.devices[n_devices - 1].clone());
+        larger
+    };
+    if !problem.machine.levels.is_empty() {
+        changes.extend(
+            (n_devices + 1..=4 * n_devices.max(2))
+                .find(|&count| fits(&with_devices(count)))
+                .map(|count| format!("{count} devices instead of {n_devices}")),
+        );
+    }
+    let mut option = |is_open: bool, words: &str, change: fn(&mut Training)| {
+        let mut changed = problem.clone();
+        change(&mut changed.training);
+        if is_open && fits(&changed) {
+            changes.push(words.to_string());
+        }
+    };
+    let training = &problem.training;
+    option(!training.recompute, "computing activations again (leave --no-recompute out)", |training| {
+        training.recompute = true;
+    });
+    option(!training.offload, "--offload", |training| training.offload = true);
+    option(training.optimizer_factor > 1.0, "--optimizer momentum", |training| {
+        training.optimizer_factor = 1.0;
+    });
+    option(training.optimizer_factor > 0.0, "--optimizer sgd", |training| training.optimizer_factor = 0.0);
+    changes
 }
 
 fn cluster_failure(error: ClusterError) -> Failure {
@@ -168,7 +252,7 @@ fn cluster_failure(error: ClusterError) -> Failure {
 }
 
 /// Returns the cluster that the arguments describe.
-fn cluster(plan: &Plan) -> Result<Cluster, Failure> {
+pub fn cluster(plan: &Plan) -> Result<Cluster, Failure> {
     if let Some(text) = &plan.devices {
         return short_cluster(text).map_err(cluster_failure);
     }

@@ -67,15 +67,7 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         micro_batch_seconds: seconds(period) / f64::from(step.shape.micro_batches),
         bubble: timeline.bubble(),
         devices: devices(plan, &step, &timeline),
-        split: StepSplit {
-            compute: signed(split.compute),
-            imbalance: signed(split.imbalance),
-            bubble: signed(split.bubble),
-            latency: signed(split.latency),
-            bandwidth: signed(split.bandwidth),
-            host: signed(split.host),
-            optimizer: signed(split.optimizer),
-        },
+        split: in_seconds(split),
         critical_path: critical_path(&step, &timeline, device_name),
         savings: savings
             .unwrap_or_default()
@@ -86,6 +78,28 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         notes,
     };
     Ok(Simulated { step, timeline, answer })
+}
+
+/// Times a plan and says what its step divides into.
+pub(super) fn step(name: &str, plan: &Plan) -> Result<super::Step, Failure> {
+    let step = from_plan(plan, &PlanOptions::default()).map_err(|error| plan_failure(name, plan, error))?;
+    let in_plan = |error: simulator::SimulateError| Failure::input(format!("{name}: {error}"));
+    let time = simulator::step_time(&step.workload, &step.order, &step.machine).map_err(in_plan)?;
+    let split = simulator::split(&step.workload, &step.order, &step.machine).map_err(in_plan)?;
+    let micro_batches = step.shape.micro_batches;
+    Ok(super::Step { step: seconds(time), split: in_seconds(split), micro_batches })
+}
+
+fn in_seconds(split: simulator::Split) -> StepSplit {
+    StepSplit {
+        compute: signed(split.compute),
+        imbalance: signed(split.imbalance),
+        bubble: signed(split.bubble),
+        latency: signed(split.latency),
+        bandwidth: signed(split.bandwidth),
+        host: signed(split.host),
+        optimizer: signed(split.optimizer),
+    }
 }
 
 fn seconds(nanoseconds: u64) -> Seconds {

@@ -4,14 +4,22 @@ use std::collections::BTreeSet;
 
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
-use super::Found;
+use super::{Found, compare::Row, explain};
+
+/// Lines and columns of the screen.
+const WIDTH: usize = 100;
+/// More stages than this are not all listed.
+const STAGES: usize = 10;
 
 /// Everything in one JSON document; the parts are the answers of `plan` and `simulate`.
 pub fn answer(found: &Found) -> SplitAnswer {
-    let by_hand = found.by_hand.iter().map(|(name, step)| ByHand {
-        strategy: name.to_string(),
-        step_seconds: step.as_ref().ok().copied(),
-        fails: step.as_ref().err().cloned(),
+    let answers = |rows: &[Row]| rows.iter().map(|row| row.answer.clone()).collect::<Vec<_>>();
+    let by_hand = ["even-layers", "even-parameters", "torchgpipe", "deepspeed"];
+    let by_hand = found.compared.strategies.iter().filter(|row| by_hand.contains(&row.answer.name.as_str()));
+    let by_hand = by_hand.map(|row| ByHand {
+        strategy: row.answer.name.clone(),
+        step_seconds: row.answer.step_seconds,
+        fails: row.answer.fails.clone(),
     });
     SplitAnswer {
         schema_version: ANSWER_VERSION,
@@ -21,36 +29,49 @@ pub fn answer(found: &Found) -> SplitAnswer {
         one_device_step_seconds: found.one_device,
         samples_per_second: samples_per_second(found),
         by_hand: by_hand.collect(),
+        compared: answers(&found.compared.families),
+        strategies: answers(&found.compared.strategies),
+        why: found.why.clone(),
+        micro_batches_tried: found.tried.clone(),
     }
 }
 
 /// The screen for people.
 pub fn text(found: &Found, written: &[String], explain: bool) -> String {
     let mut text = headline(found);
-    text.push_str(&stages(&found.plan, found));
+    text.push_str(&stages(&found.plan, found, explain));
     text.push_str(&figures(found));
-    text.push_str(&compared(found, explain));
+    text.push_str("\ncompared, simulated\n");
+    text.push_str(&compared(&found.compared.families));
     if explain {
-        text.push_str(&explained(found));
+        text.push_str(&explain::text(found));
     }
     if let Some((folder, names)) = written.split_first() {
-        text.push_str(&format!("\nwrote {}: {}\n", folder, names.join(", ")));
-        text.push_str(&format!(
-            "\nnext\n  model-analyze verify {folder}    the stages give what the whole model gives (needs libtorch)\n"
-        ));
+        text.push('\n');
+        text.push_str(&labelled(&format!("wrote {folder}: "), &names.join(", "), 2));
+        let devices: BTreeSet<_> = found.plan.stages.iter().flat_map(|stage| &stage.devices).collect();
+        let mut next = vec![(
+            format!("model-analyze verify {folder}"),
+            "the stages give what the whole model gives (needs libtorch)",
+        )];
         if names.iter().any(|name| name == "train.py") {
-            let devices: BTreeSet<_> = found.plan.stages.iter().flat_map(|stage| &stage.devices).collect();
-            let processes = devices.len();
-            text.push_str(&format!(
-                "  torchrun --nproc-per-node {processes} {folder}/train.py    train them, one process a device\n"
+            next.push((
+                format!("torchrun --nproc-per-node {} {folder}/train.py", devices.len()),
+                "train them, one process a device",
             ));
         }
+        text.push_str("\nnext\n");
+        next.iter().for_each(|(command, why)| text.push_str(&format!("  {command}    {why}\n")));
     }
     text
 }
 
+fn samples(found: &Found) -> Option<u64> {
+    Some(found.batch? * u64::from(found.plan.micro_batches))
+}
+
 fn samples_per_second(found: &Found) -> Option<f64> {
-    Some(found.samples? as f64 / found.simulated.step_seconds.0)
+    Some(samples(found)? as f64 / found.simulated.step_seconds.0)
 }
 
 fn headline(found: &Found) -> String {
@@ -68,44 +89,71 @@ fn headline(found: &Found) -> String {
     )
 }
 
-fn stages(plan: &Plan, found: &Found) -> String {
+fn stages(plan: &Plan, found: &Found, every: bool) -> String {
     let time = |stage: &schema::PlanStage| {
         let cost = &stage.cost;
         cost.forward.0 + cost.input_gradient.0 + cost.weight_gradient.0
     };
     let total: f64 = plan.stages.iter().map(time).sum();
-    let mut rows =
-        vec![["stage", "blocks", "", "devices", "time", "share", "memory", "bound by"].map(String::from)];
-    for (index, stage) in plan.stages.iter().enumerate() {
+    let n = plan.stages.len();
+    let slowest =
+        (0..n).max_by(|&a, &b| time(&plan.stages[a]).total_cmp(&time(&plan.stages[b]))).unwrap_or(0);
+    let is_shown = |index: usize| every || n <= STAGES || index < 3 || index + 3 >= n || index == slowest;
+    let header = ["stage", "blocks", "", "devices", "time", "share", "memory", "bound by", "hands on"];
+    let mut rows = vec![header.map(String::from)];
+    if n == 1 {
+        rows[0][8].clear();
+    }
+    let mut listed = Vec::new();
+    let mut index = 0;
+    while index < n {
+        if !is_shown(index) {
+            let end = (index..n).find(|&index| is_shown(index)).unwrap_or(n);
+            let hidden = plan.stages[index..end].iter().map(time);
+            let most = hidden.fold(0.0, f64::max);
+            let mut row: [String; 9] = Default::default();
+            row[0] = "…".to_string();
+            row[2] = format!("{} stages", end - index);
+            row[4] = format!("≤ {}", Seconds(most));
+            rows.push(row);
+            index = end;
+            continue;
+        }
+        let stage = &plan.stages[index];
         let answer = found.answer.stages.get(index);
+        let crossing = plan.transfers.iter().filter(|transfer| transfer.from as usize == index);
+        listed.push((rows.len(), index));
         rows.push([
             index.to_string(),
             stage.blocks.len().to_string(),
-            ends(&stage.blocks),
-            ends(&stage.devices),
+            String::new(),
+            ends(&stage.devices, 9),
             Seconds(time(stage)).to_string(),
             format!("{:.0} %", 100.0 * time(stage) / total.max(f64::MIN_POSITIVE)),
             answer.map(|stage| Bytes(stage.memory_bytes).to_string()).unwrap_or_default(),
             answer.map(|stage| stage.bound_by.clone()).unwrap_or_default(),
+            crossing.map(|transfer| transfer.forward.to_string()).collect::<Vec<_>>().join(", "),
         ]);
+        index += 1;
     }
-    let mut text = aligned(&rows, &[0, 1, 4, 5, 6]);
-    for transfer in &plan.transfers {
-        text.push_str(&format!(
-            "  stage {} → {}: {} a micro-batch, {} of gradients back\n",
-            transfer.from, transfer.to, transfer.forward, transfer.backward
-        ));
+    // Names of blocks are as long as fits the screen.
+    for width in (4..=28).rev() {
+        for &(row, index) in &listed {
+            rows[row][2] = ends(&plan.stages[index].blocks, width);
+        }
+        let text = aligned(&rows, &[0, 1, 4, 5, 6]);
+        if width == 4 || text.lines().all(|line| line.chars().count() <= WIDTH) {
+            return text;
+        }
     }
-    text
+    String::new()
 }
 
-/// First and last of a list.
-fn ends(names: &[String]) -> String {
-    let short = |name: &str| match name.char_indices().nth(28) {
-        Some(_) => {
-            format!("…{}", name.chars().rev().take(27).collect::<Vec<_>>().iter().rev().collect::<String>())
-        }
-        None => name.to_string(),
+/// First and last of a list, each at most so wide.
+fn ends(names: &[String], width: usize) -> String {
+    let short = |name: &str| match name.chars().count() {
+        n if n > width => format!("…{}", name.chars().skip(n + 1 - width).collect::<String>()),
+        _ => name.to_string(),
     };
     match names {
         [] => String::new(),
@@ -114,9 +162,10 @@ fn ends(names: &[String]) -> String {
     }
 }
 
-fn aligned(rows: &[[String; 8]], right: &[usize]) -> String {
+/// Columns as wide as their widest cell; `right` are those of numbers.
+pub fn aligned<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..8).map(width).collect();
+    let widths: Vec<usize> = (0..N).map(width).collect();
     let mut text = String::new();
     for row in rows {
         let cells = row.iter().enumerate().map(|(column, cell)| match right.contains(&column) {
@@ -128,18 +177,38 @@ fn aligned(rows: &[[String; 8]], right: &[usize]) -> String {
     text
 }
 
+/// A label and words that go on below where they are many.
+pub fn labelled(label: &str, words: &str, indent: usize) -> String {
+    let mut text = label.to_string();
+    let mut column = label.chars().count();
+    for (index, word) in words.split(' ').enumerate() {
+        let wide = word.chars().count();
+        if index > 0 && column + 1 + wide > WIDTH {
+            text.push_str(&format!("\n{}{word}", " ".repeat(indent)));
+            column = indent + wide;
+        } else {
+            let space = if index > 0 { " " } else { "" };
+            text.push_str(&format!("{space}{word}"));
+            column += space.len() + wide;
+        }
+    }
+    text.push('\n');
+    text
+}
+
 fn figures(found: &Found) -> String {
     let simulated = &found.simulated;
     let step = simulated.step_seconds;
     let mut text = format!("\nstep        {step}{}", band(found));
-    if let (Some(samples), Some(rate)) = (found.samples, samples_per_second(found)) {
+    if let (Some(samples), Some(rate)) = (samples(found), samples_per_second(found)) {
         text.push_str(&format!(", {samples} samples, {} samples/s", grouped(rate)));
     }
     let speed_up = match found.one_device {
         Some(one) => format!("{:.2} × one device ({})", one / step.0, Seconds(one)),
-        None => "the model does not fit one device".to_string(),
+        None => "the model does not fit one device as it stands".to_string(),
     };
     text.push_str(&format!("\nspeed-up    {speed_up}\nbubble      {:.1} %\n", 100.0 * simulated.bubble));
+    text.push_str(&chosen(found));
     text.push_str(&times(found));
     let answer = &found.answer;
     text.push_str(&match answer.optimal {
@@ -162,10 +231,35 @@ fn figures(found: &Found) -> String {
             100.0 * change.gains
         ));
     }
+    for (index, reason) in found.why.iter().enumerate() {
+        text.push_str(&labelled(if index == 0 { "why         " } else { "            " }, reason, 12));
+    }
     for memory in &simulated.out_of_memory {
         text.push_str(&format!("warning     {} runs out of memory in the simulation\n", memory.device));
     }
     text
+}
+
+/// Why so many micro-batches, where they were chosen here.
+fn chosen(found: &Found) -> String {
+    let Some(at) = found.tried.iter().position(|one| one.micro_batches == found.plan.micro_batches) else {
+        return String::new();
+    };
+    let each = found.tried[at].seconds_each;
+    let beside = |other: usize| {
+        found.tried.get(other).map(|other| (other.micro_batches, other.seconds_each / each - 1.0))
+    };
+    let fewer = at.checked_sub(1).and_then(beside);
+    let fewer = fewer.map(|(n, by)| format!("{n} would take {:.0} % longer for each", 100.0 * by));
+    let more = beside(at + 1).map(|(n, by)| match by <= -0.001 {
+        true => format!("{n} save {:.1} %", -100.0 * by),
+        false => format!("{n} save nothing"),
+    });
+    let reasons: Vec<String> = [fewer, more].into_iter().flatten().collect();
+    match reasons.is_empty() {
+        true => String::new(),
+        false => format!("chosen      {} micro-batches: {}\n", found.plan.micro_batches, reasons.join(", ")),
+    }
 }
 
 /// How sure the step is, in brackets. The plan's band is of its own prediction: shown where the simulator says the same.
@@ -202,53 +296,37 @@ fn grouped(rate: f64) -> String {
     text
 }
 
-fn compared(found: &Found, explain: bool) -> String {
-    let answer = &found.answer;
-    let micro_batches = f64::from(answer.micro_batches.unwrap_or(1));
-    let ours = answer.step_seconds.or(answer.period_seconds.map(|period| period * micro_batches));
-    let Some(ours) = ours else { return String::new() };
-    let mut rows = vec![(format!("{} (this plan)", answer.strategy), Ok(ours))];
-    for other in &answer.runners_up {
-        let seconds = other.seconds.map(|seconds| seconds * micro_batches);
-        rows.push((
-            other.strategy.clone(),
-            seconds.ok_or_else(|| other.fails.clone().unwrap_or_else(|| "not possible".to_string())),
-        ));
-    }
-    for (name, step) in &found.by_hand {
-        rows.push((format!("{name}, by hand"), step.clone()));
-    }
-    rows[1..].sort_by(|a, b| match (&a.1, &b.1) {
-        (Ok(left), Ok(right)) => left.total_cmp(right),
-        (left, right) => left.is_err().cmp(&right.is_err()),
-    });
-    let n = if explain { rows.len() } else { rows.len().min(9) };
-    let width = rows[..n].iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    let mut text = "\ncompared, by the planner's objective\n".to_string();
-    for (name, step) in &rows[..n] {
-        text.push_str(&match step {
-            Ok(seconds) if *seconds == ours => format!("  {name:<width$}  {}\n", Seconds(*seconds)),
-            Ok(seconds) => {
-                format!("  {name:<width$}  {}  {:+.1} %\n", Seconds(*seconds), 100.0 * (seconds / ours - 1.0))
+/// Rows of plans, best first; those that do not exist say why.
+pub fn compared(rows: &[Row]) -> String {
+    let name = |row: &Row| {
+        let answer = &row.answer;
+        match (answer.stages, &answer.schedule) {
+            (Some(n), Some(schedule)) if n > 1 && *schedule != answer.name => {
+                format!("{} ({n} stages, {schedule})", answer.name)
             }
-            Err(reason) => format!("  {name:<width$}  no: {reason}\n"),
+            (Some(n), _) if n > 1 => format!("{} ({n} stages)", answer.name),
+            _ => answer.name.clone(),
+        }
+    };
+    let names: Vec<String> = rows.iter().map(name).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (row, name) in rows.iter().zip(&names) {
+        let label = format!("  {name:<width$}  ");
+        let (step, slower) = (row.answer.step_seconds, row.answer.slower);
+        text.push_str(&match (step, slower) {
+            (Some(step), _) if row.answer.is_chosen => {
+                format!("{label}{:>9}  this plan\n", Seconds(step).to_string())
+            }
+            (Some(step), Some(slower)) => {
+                format!("{label}{:>9}  {:+.1} %\n", Seconds(step).to_string(), 100.0 * slower)
+            }
+            _ => labelled(
+                &label,
+                &format!("no: {}", row.answer.fails.as_deref().unwrap_or("not possible")),
+                width + 8,
+            ),
         });
-    }
-    text
-}
-
-fn explained(found: &Found) -> String {
-    let mut text = "\nthe simulated step\n".to_string();
-    for device in &found.simulated.devices {
-        text.push_str(&format!("  {}: busy {}\n", device.name, device.busy_seconds));
-    }
-    text.push_str("\ncritical path\n");
-    let path = &found.simulated.critical_path;
-    for step in path.iter().take(12) {
-        text.push_str(&format!("  {:<10}  {:>9}  {}\n", step.name, step.seconds.to_string(), step.place));
-    }
-    if path.len() > 12 {
-        text.push_str(&format!("  … and {} more\n", path.len() - 12));
     }
     text
 }

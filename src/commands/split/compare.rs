@@ -1,0 +1,298 @@
+//! What else could have been done: the best of each family, what people do by hand, and what the winner saves.
+
+use partitioner::{PlanError, Problem, STRATEGIES, Solution, Strategy, plan_auto, plan_with};
+use schema::{ComparedPlan, MicroBatchesTried, Seconds, SimulatedPlan, StepSplit};
+
+use crate::{
+    commands::{plan, simulate},
+    failure::Failure,
+};
+
+/// Problems with more blocks × devices than this keep the default number of micro-batches: searches take their time.
+const SMALL: usize = 20_000;
+/// Fewer micro-batches are better where they cost no more than this share of the throughput.
+const ENOUGH: f64 = 1.05;
+
+/// The winner and all others.
+pub struct Solved {
+    pub best: Solution,
+    pub others: Vec<Solution>,
+    pub failed: Vec<(Strategy, PlanError)>,
+    /// Numbers of micro-batches that were tried, when nobody asked for one.
+    pub tried: Vec<MicroBatchesTried>,
+}
+
+/// Finds the best plan; chooses the number of micro-batches where none is asked for.
+///
+/// # Errors
+/// When nothing fits.
+pub fn solve(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Solved, Failure> {
+    let once = |problem: &Problem| -> Result<Solved, PlanError> {
+        let tried = Vec::new();
+        let all = plan_auto(problem);
+        Ok(match strategy {
+            None => {
+                let (best, others, failed) = all?;
+                Solved { best, others, failed, tried }
+            }
+            Some(strategy) => {
+                let best = plan_with(problem, strategy)?;
+                let (first, others, failed) =
+                    all.map_or_else(|_| (None, Vec::new(), Vec::new()), |(a, b, c)| (Some(a), b, c));
+                let others = first.into_iter().chain(others).filter(|other| other.strategy != best.strategy);
+                Solved { others: others.collect(), best, failed, tried }
+            }
+        })
+    };
+    let n_devices = problem.machine.devices.len();
+    let is_free = problem.training.micro_batches.is_none();
+    if !is_free || n_devices == 1 || problem.blocks.len() * n_devices > SMALL {
+        return once(problem).map_err(|error| plan::model::no_plan(problem, error));
+    }
+    let mut found: Vec<Solved> = Vec::new();
+    let mut error = None;
+    for factor in [1, 2, 4, 8] {
+        problem.training.micro_batches = Some((factor * n_devices) as u32);
+        match once(problem) {
+            Ok(solved) => found.push(solved),
+            Err(other) => error = Some(other),
+        }
+    }
+    let tried: Vec<MicroBatchesTried> = found
+        .iter()
+        .map(|solved| MicroBatchesTried {
+            micro_batches: solved.best.micro_batches,
+            seconds_each: solved.best.seconds_each(),
+        })
+        .collect();
+    let least = tried.iter().map(|one| one.seconds_each).fold(f64::INFINITY, f64::min);
+    let chosen = found.into_iter().find(|solved| solved.best.seconds_each() <= ENOUGH * least);
+    match (chosen, error) {
+        (Some(mut solved), _) => {
+            problem.training.micro_batches = Some(solved.best.micro_batches);
+            solved.tried = tried;
+            Ok(solved)
+        }
+        (None, Some(error)) => {
+            // What would do is asked for the fewest: they need the least memory.
+            problem.training.micro_batches = Some(n_devices as u32);
+            Err(plan::model::no_plan(problem, error))
+        }
+        (None, None) => Err(Failure::bug("no number of micro-batches was tried")),
+    }
+}
+
+/// What a plan is, whatever made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Whole,
+    Pipeline,
+    Hybrid,
+}
+
+fn family(solution: &Solution) -> Family {
+    match solution.stages.len() {
+        1 => Family::Whole,
+        _ if solution.stages.iter().all(|stage| stage.run.count == 1) => Family::Pipeline,
+        _ => Family::Hybrid,
+    }
+}
+
+/// A plan to compare with, simulated.
+pub struct Row {
+    pub answer: ComparedPlan,
+    split: Option<StepSplit>,
+}
+
+/// Compares: the best of each family and what people do by hand; then every strategy.
+pub struct Comparison {
+    pub families: Vec<Row>,
+    pub strategies: Vec<Row>,
+}
+
+/// Simulates what else could have been done; `every` strategy, or the best of each family.
+pub fn compare(
+    problem: &Problem,
+    solved: &Solved,
+    simulated: &SimulatedPlan,
+    every: bool,
+    file: impl Fn(&Solution) -> Result<schema::Plan, Failure>,
+) -> Comparison {
+    // The same number of micro-batches, or the comparison would be of different work.
+    let mut problem = problem.clone();
+    problem.training.micro_batches = Some(solved.best.micro_batches);
+    let row = |name: &str, solution: &Solution| -> Result<Row, Failure> {
+        let is_ours = *solution == solved.best;
+        let (step, split, n) = match is_ours {
+            true => (simulated.step_seconds, simulated.split, simulated.micro_batches),
+            false => {
+                let other = simulate::step(name, &file(solution)?)?;
+                (other.step, other.split, other.micro_batches)
+            }
+        };
+        // Replicas may want a few micro-batches more or less.
+        let scale = f64::from(simulated.micro_batches) / f64::from(n.max(1));
+        Ok(Row {
+            answer: ComparedPlan {
+                name: name.to_string(),
+                strategy: Some(solution.strategy.to_string()),
+                schedule: Some(solution.schedule.to_string()),
+                stages: Some(solution.stages.len() as u32),
+                step_seconds: Some(step.0 * scale),
+                slower: Some(step.0 * scale / simulated.step_seconds.0 - 1.0),
+                fails: None,
+                is_chosen: is_ours,
+            },
+            split: Some(scaled(split, scale)),
+        })
+    };
+    // A split by hand may have stages without work, and a plan a schedule that cannot be timed.
+    let row = |name: &str, solution: &Solution| {
+        row(name, solution).unwrap_or_else(|failure| {
+            let reason = failure.to_string();
+            let reason = reason.strip_prefix(&format!("{name}: ")).unwrap_or(&reason);
+            no(name, reason.split(": forward, ").next().unwrap_or(reason).to_string())
+        })
+    };
+    let all: Vec<&Solution> = std::iter::once(&solved.best).chain(&solved.others).collect();
+    let best_of = |wanted: Family| {
+        let own = all.iter().filter(|one| {
+            family(one) == wanted && Strategy::from_name(one.strategy).is_some_and(Strategy::is_candidate)
+        });
+        own.min_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each())).copied()
+    };
+    let mut families = Vec::new();
+    for (name, wanted, strategies) in [
+        ("best pipeline", Family::Pipeline, [Strategy::OneForwardOneBackward, Strategy::GPipe]),
+        ("data parallel", Family::Whole, [Strategy::DataParallel, Strategy::DataParallel]),
+        ("best hybrid", Family::Hybrid, [Strategy::Hybrid, Strategy::Hybrid]),
+    ] {
+        match best_of(wanted) {
+            Some(solution) => families.push(row(name, solution)),
+            None => families.push(no(name, why_not(&problem, solved, wanted, &strategies))),
+        }
+    }
+    for (name, strategy) in [
+        ("even layers, by hand", Strategy::EvenLayers),
+        ("even parameters, by hand", Strategy::EvenParameters),
+    ] {
+        families.push(match plan_with(&problem, strategy) {
+            Ok(solution) => row(name, &solution),
+            Err(error) => no(name, words(&error)),
+        });
+    }
+    // Who names a strategy may get one that is best of nothing.
+    if !families.iter().any(|row| row.answer.is_chosen) {
+        families.push(row(solved.best.strategy, &solved.best));
+    }
+    let mut strategies = Vec::new();
+    for strategy in STRATEGIES.into_iter().filter(|_| every) {
+        let known = all.iter().find(|one| one.strategy == strategy.name()).map(|one| Ok((*one).clone()));
+        let found = known.unwrap_or_else(|| plan_with(&problem, strategy));
+        strategies.push(match found {
+            Ok(solution) => row(strategy.name(), &solution),
+            Err(error) => no(strategy.name(), words(&error)),
+        });
+    }
+    let order = |rows: &mut Vec<Row>| {
+        let key = |row: &Row| row.answer.step_seconds.unwrap_or(f64::INFINITY);
+        rows.sort_by(|a, b| key(a).total_cmp(&key(b)).then(b.answer.is_chosen.cmp(&a.answer.is_chosen)));
+    };
+    order(&mut families);
+    order(&mut strategies);
+    Comparison { families, strategies }
+}
+
+fn no(name: &str, reason: String) -> Row {
+    let answer = ComparedPlan {
+        name: name.to_string(),
+        strategy: None,
+        schedule: None,
+        stages: None,
+        step_seconds: None,
+        slower: None,
+        fails: Some(reason),
+        is_chosen: false,
+    };
+    Row { answer, split: None }
+}
+
+/// Says why a family has no plan.
+fn why_not(problem: &Problem, solved: &Solved, wanted: Family, strategies: &[Strategy]) -> String {
+    if let Some((_, error)) = solved.failed.iter().find(|(strategy, _)| strategies.contains(strategy)) {
+        return words(error);
+    }
+    let n_devices = problem.machine.devices.len();
+    match wanted {
+        Family::Whole if problem.training.stages.is_some_and(|stages| stages > 1) => {
+            "a number of stages was asked for".to_string()
+        }
+        Family::Hybrid if n_devices < 4 => "two stages of two replicas need four devices".to_string(),
+        Family::Hybrid => "no mix is better than one of its parts alone".to_string(),
+        Family::Pipeline if n_devices < 2 => "there is one device".to_string(),
+        _ => "it was not asked for".to_string(),
+    }
+}
+
+/// A planner's error in as many words as fit a line.
+fn words(error: &PlanError) -> String {
+    match error {
+        PlanError::Memory { block, needed, device, limit } => {
+            let (needed, limit) = (schema::Bytes(*needed), schema::Bytes(*limit));
+            format!("does not fit: the stage of `{block}` needs {needed}, {device} has {limit}")
+        }
+        other => other.to_string(),
+    }
+}
+
+fn scaled(split: StepSplit, by: f64) -> StepSplit {
+    let StepSplit { compute, imbalance, bubble, latency, bandwidth, host, optimizer } = split;
+    let [compute, imbalance, bubble, latency, bandwidth, host, optimizer] =
+        [compute, imbalance, bubble, latency, bandwidth, host, optimizer].map(|part| part * by);
+    StepSplit { compute, imbalance, bubble, latency, bandwidth, host, optimizer }
+}
+
+/// Says why the winner wins: what it saves against the best other family, and against the best split by hand.
+pub fn why(simulated: &SimulatedPlan, comparison: &Comparison) -> Vec<String> {
+    let is_by_hand = |row: &Row| row.answer.name.ends_with("by hand");
+    let next = |by_hand: bool| {
+        let others = comparison.families.iter().filter(|row| !row.answer.is_chosen && row.split.is_some());
+        others
+            .filter(|row| is_by_hand(row) == by_hand)
+            .find(|row| row.answer.slower.is_some_and(|by| by > 1e-4))
+    };
+    [next(false), next(true)].into_iter().flatten().filter_map(|row| reason(simulated, row)).collect()
+}
+
+fn reason(simulated: &SimulatedPlan, row: &Row) -> Option<String> {
+    let parts = |split: &StepSplit| {
+        [
+            ("computing", split.compute.0),
+            ("imbalance", split.imbalance.0),
+            ("bubble", split.bubble.0),
+            ("transfers", split.latency.0 + split.bandwidth.0),
+            ("host overhead", split.host.0),
+            ("optimizer", split.optimizer.0),
+        ]
+    };
+    let step = simulated.step_seconds.0;
+    let theirs = parts(row.split.as_ref()?);
+    let mut saved: Vec<(&str, f64)> =
+        parts(&simulated.split).iter().zip(theirs).map(|(ours, other)| (ours.0, other.1 - ours.1)).collect();
+    // What is under a part in two hundred of the step explains nothing.
+    saved.retain(|(_, seconds)| seconds.abs() > 0.005 * step);
+    saved.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
+    let say = |parts: Vec<&(&str, f64)>| {
+        let parts =
+            parts.into_iter().take(3).map(|(name, seconds)| format!("{} of {name}", Seconds(seconds.abs())));
+        match parts.collect::<Vec<_>>().as_slice() {
+            [] => None,
+            [one] => Some(one.clone()),
+            [first @ .., last] => Some(format!("{} and {last}", first.join(", "))),
+        }
+    };
+    let gains = say(saved.iter().filter(|part| part.1 > 0.0).collect())?;
+    let losses = say(saved.iter().filter(|part| part.1 < 0.0).collect());
+    let losses = losses.map_or_else(String::new, |losses| format!(", for {losses} more"));
+    Some(format!("against {}: saves {gains}{losses}", row.answer.name))
+}
