@@ -87,3 +87,14 @@ fuzz:
 bench-emit: .venv/ready
 	cargo build --release
 	.venv/bin/python benches/emit.py
+.PHONY: deny hostile
+# Licences, bans and sources of all dependencies, then known vulnerabilities where their list can be fetched.
+deny:
+	cargo deny --version >/dev/null 2>&1 || cargo install cargo-deny --locked
+	cargo deny --all-features check licenses bans sources
+	@if cargo deny --all-features fetch db >/dev/null 2>&1; then cargo deny --all-features check advisories; \
+	else echo "advisories were NOT checked: their list cannot be fetched here"; fi
+
+# The corpus of hostile files, made again; `git diff` shows what changed.
+hostile:
+	$(PYTHON) fixtures/hostile.py

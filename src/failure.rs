@@ -59,6 +59,15 @@ impl Failure {
         Self { code, message: message.to_string(), hint: None, place: None, broken_pipe: false }
     }
 
+    /// Names the file that is wrong.
+    pub fn in_file(mut self, path: &std::path::Path) -> Self {
+        let name = path.display().to_string();
+        if !self.message.starts_with(&name) {
+            self.message = format!("{name}: {}", self.message);
+        }
+        self
+    }
+
     /// Adds what to do next.
     pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());

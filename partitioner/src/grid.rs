@@ -97,7 +97,12 @@ pub(crate) fn synchronous(problem: &Problem, strategy: Strategy) -> Result<Solut
             Err(why) => error = error.or(Some(why)),
         }
     }
-    let mut best = best.ok_or_else(|| error.expect("no grid without an answer"))?;
+    // Without a grid, more stages were asked for than there are blocks that take time.
+    let too_many = || PlanError::TooManyStages {
+        stages: problem.training.stages.map_or(1, |stages| stages as usize),
+        blocks: problem.blocks.iter().filter(|block| block.seconds() > 0.0).count(),
+    };
+    let mut best = best.ok_or_else(|| error.unwrap_or_else(too_many))?;
     best.lower_bound = (bound * each(&best)).min(best.seconds());
     Ok(best)
 }

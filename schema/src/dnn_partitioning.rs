@@ -124,7 +124,9 @@ impl DnnWorkload {
             let fault = ProfileGraphFault::BadLimit { field: "maxSizePerFPGA", value };
             return Err(at("maxSizePerFPGA".into(), fault));
         }
-        if self.n_accelerators + self.n_cpus == 0 || self.n_accelerators.max(self.n_cpus) > 100_000 {
+        if self.n_accelerators.saturating_add(self.n_cpus) == 0
+            || self.n_accelerators.max(self.n_cpus) > 100_000
+        {
             let value = self.n_accelerators.to_string();
             return Err(at("maxFPGAs".into(), ProfileGraphFault::BadLimit { field: "maxFPGAs", value }));
         }

@@ -11,6 +11,8 @@ use crate::{
 
 /// The largest number that a dimension may have; beyond it products of dimensions lose their meaning.
 const MAX_DIMENSION: f64 = 1e15;
+/// Seconds that an operator can take; what is shorter or longer was not measured.
+const TIMES: std::ops::Range<f64> = 1e-12..1e12;
 
 /// What is wrong with a CSV file, and where.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -51,7 +53,7 @@ pub enum ProfileFault {
     #[error("the header has this column twice")]
     TwiceColumn,
     /// A time that is none.
-    #[error("the time is `{0}`, it must be a positive number")]
+    #[error("the time is `{0}`, it must be a positive number of a believable size")]
     Time(String),
     /// A dimension that is none.
     #[error("`{name}` is `{text}`, it must be a number of at least 1")]
@@ -241,7 +243,7 @@ impl<'a> Columns<'a> {
                 continue;
             }
             let seconds = text.parse::<f64>().ok().map(|time| time * unit);
-            let Some(seconds) = seconds.filter(|time| time.is_finite() && *time > 0.0) else {
+            let Some(seconds) = seconds.filter(|time| TIMES.contains(time)) else {
                 if self.map.invalid == Invalid::Drop {
                     profile.n_invalid += 1;
                     continue;

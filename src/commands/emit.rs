@@ -119,7 +119,7 @@ impl Emit {
             }
             (None, None) => codegen::cut_before(&program, &self.cut),
         };
-        let assignment = assignment.map_err(|errors| cut_failure(&errors, None))?;
+        let assignment = assignment.map_err(|errors| cut_failure(&errors, None).in_file(&self.model))?;
         let names = Names::new(&program);
         let options = CutOptions {
             skips: match self.skips {
@@ -130,6 +130,7 @@ impl Emit {
         };
         let pipeline = codegen::cut(&program, &assignment, &names, &options).map_err(|errors| {
             cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
+                .in_file(&self.model)
         })?;
         codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
         let about = about(&program, &self.model, plan.as_ref());
@@ -139,7 +140,7 @@ impl Emit {
             python: self.targets.contains(&Target::Python),
         };
         let mut emitted = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
-            .map_err(|error| cut_failure(&[error], None))?;
+            .map_err(|error| cut_failure(&[error], None).in_file(&self.model))?;
         let launchers: Vec<Launcher> = self.launch.iter().map(|launch| launch.launcher()).collect();
         let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
         emitted.extend(beside);

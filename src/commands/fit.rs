@@ -173,7 +173,8 @@ impl Fit {
             return Err(Failure::input("the profile does not say which device it was measured on")
                 .with_hint("add --device NAME, or set `device` in the map"));
         }
-        let groups = cost_model::group(&whole, own).map_err(|error| unknown_device(&error))?;
+        let groups = cost_model::group(&whole, own)
+            .map_err(|error| unknown_device(&error).in_file(&self.profiles[0]))?;
         let groups = match &self.device {
             None => groups,
             Some(name) => {
@@ -237,9 +238,9 @@ impl Fit {
             format!("too few rows to fit, at least {needed} are needed of each kind: {}", lacking.join(", "))
         };
         if tried.is_empty() {
-            return Err(
-                Failure::input(message()).with_hint("measure more shapes, or fit more with --train-rows")
-            );
+            return Err(Failure::input(message())
+                .in_file(&self.profiles[0])
+                .with_hint("measure more shapes, or fit more with --train-rows"));
         }
         if !lacking.is_empty() {
             note(&message());

@@ -10,6 +10,7 @@ use crate::BackendError;
 pub(super) fn allow_tf32(allowed: bool) -> Result<(), BackendError> {
     use std::ffi::c_void;
 
+    // SAFETY: the declarations are those of libtorch 2.11 under Itanium names; the linker refuses others.
     unsafe extern "C" {
         /// `at::Context& at::globalContext()`
         #[link_name = "_ZN2at13globalContextEv"]

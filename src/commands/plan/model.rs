@@ -1,8 +1,8 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
 use partitioner::{
-    Change, Machine, OperatorSeconds, PlanError, Problem, Solution, Strategy, Training, check_plan,
-    from_graph, plan_auto, plan_with, to_plan, what_if,
+    Change, Machine, OperatorSeconds, PlanError, Problem, ProblemError, Solution, Strategy, Training,
+    check_plan, from_graph, plan_auto, plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -52,7 +52,10 @@ pub struct Asked {
 impl Asked {
     /// Reads the model and predicts its blocks.
     pub fn new(plan: &Plan, input: &Input, cluster: Cluster) -> Result<Self, Failure> {
-        cluster.validate().map_err(cluster_failure)?;
+        cluster.validate().map_err(|error| match (&plan.check, &plan.cluster) {
+            (Some(path), None) | (None, Some(path)) => cluster_failure(error).in_file(path),
+            _ => cluster_failure(error),
+        })?;
         let training = Training {
             micro_batches: plan.micro_batches,
             stages: plan.stages,
@@ -140,6 +143,11 @@ fn traced(
     };
     let missing = || Failure::input("the cluster has no device types");
     let (times, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
+    if total <= 0.0 {
+        return Err(Failure::input("no operator is known to take time").in_file(&plan.model).with_hint(
+            "are the shapes right? give others with --input, or trace with `model-analyze trace`",
+        ));
+    }
     for (name, type_) in &cluster.types {
         let Some((_, other)) = whole(name) else { continue };
         let relative = if other > 0.0 { total / other } else { 1.0 };
@@ -160,6 +168,13 @@ fn traced(
 type Solved = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
 
 fn solve(plan: &Plan, problem: &Problem) -> Result<Solved, Failure> {
+    let no_plan = |problem: &Problem, error: PlanError| match (&error, &plan.cluster) {
+        (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
+            no_plan(problem, error).in_file(&plan.model)
+        }
+        (PlanError::Problem(_), Some(cluster)) => no_plan(problem, error).in_file(cluster),
+        _ => no_plan(problem, error),
+    };
     if plan.strategy == "auto" {
         return plan_auto(problem).map_err(|error| no_plan(problem, error));
     }
@@ -177,6 +192,14 @@ pub fn strategy(name: &str) -> Result<Strategy, Failure> {
         Failure::input(format!("no strategy is called `{name}`{meant}"))
             .with_hint(format!("strategies are {}", names().collect::<Vec<_>>().join(", ")))
     })
+}
+
+/// Returns by which share something is more than another; a model without known work takes no time at all.
+fn more(one: f64, other: f64) -> f64 {
+    match one == other {
+        true => 0.0,
+        false => one / other - 1.0,
+    }
 }
 
 /// Says what would have to change: each change alone, and only those that were tried and do.
@@ -273,7 +296,7 @@ pub fn cluster(plan: &Plan) -> Result<Cluster, Failure> {
                     _ => failure,
                 }
             }
-            _ => cluster_failure(error),
+            _ => cluster_failure(error).in_file(path),
         });
     }
     if plan.machines.is_empty() {
@@ -360,7 +383,7 @@ fn answer_of(
     let others = others.iter().map(|other| RunnerUp {
         strategy: other.strategy.to_string(),
         seconds: Some(other.seconds_each()),
-        loses: Some(other.seconds_each() / each - 1.0),
+        loses: Some(more(other.seconds_each(), each)),
         fails: None,
     });
     let failed = failed.iter().map(|(strategy, error)| RunnerUp {
@@ -395,7 +418,7 @@ fn answer_of(
             .map(|change| WhatIf {
                 change: change.change.to_string(),
                 seconds: change.seconds,
-                gains: each / change.seconds - 1.0,
+                gains: more(each, change.seconds),
             })
             .collect(),
     }

@@ -112,7 +112,7 @@ fn signed(nanoseconds: i64) -> Seconds {
 
 fn plan_failure(name: &str, plan: &Plan, error: PlanError) -> Failure {
     match error {
-        PlanError::Order(error) => order_failure(error),
+        PlanError::Order(error) => order_failure(error).in_file(std::path::Path::new(name)),
         PlanError::UnknownDevice { .. } => {
             let names: Vec<&str> =
                 plan.cluster.devices.iter().take(12).map(|device| device.name.as_str()).collect();

@@ -27,8 +27,8 @@ const MAX_DEPTH: usize = 100;
 /// Calls alone: they take most of the stack, 20 KB each without optimisation. Real models stay below 20.
 const MAX_CALL_DEPTH: usize = 60;
 /// Nodes of the flattened program; NASNet-Large has 7,801.
-const MAX_NODES: usize = 4_000_000;
-const MAX_CALLS: usize = 2_000_000;
+const MAX_NODES: usize = 1_000_000;
+const MAX_CALLS: usize = 500_000;
 /// Elements of all operands together: lists of lists of one name can double at every line.
 const MAX_OPERANDS: usize = 8_000_000;
 /// Lists inside one another.

@@ -1,0 +1,256 @@
+//! Files of strangers, given to every command that reads their kind: each ends soon, in little memory, with an answer or a
+//! message that fits a screen, and writes nothing that it was not asked for.
+//!
+//! The corpus is `fixtures/hostile/`, made by `fixtures/hostile.py`. Commands run as processes under `ulimit`.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+#[path = "hostile/corpus.rs"]
+mod corpus;
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use corpus::{Entry, entries, root};
+
+/// Address space in KiB, seconds of the processor, and 512-byte blocks of a file: far more than any honest file of this size needs.
+const LIMITS: &str = "ulimit -v 1500000 && ulimit -t 20 && ulimit -f 200000 && exec \"$@\"";
+
+/// How a command line names the file, and the folder that it may write to.
+const FILE: &str = "FILE";
+const OUT: &str = "OUT/";
+
+/// Command lines for a kind of file; the first tells whether the rest is of interest.
+fn commands(kind: &str) -> Vec<&'static str> {
+    let model = [
+        "inspect FILE --input 4x3",
+        "split FILE --devices 2xt4 --stages 2 --input 4x3 -o OUT/out",
+        "emit FILE --stages 2 -o OUT/out --launch torchrun,slurm,kubernetes",
+    ];
+    let more = [
+        "inspect FILE --format json",
+        "graph FILE --depth 9 -o OUT/g.dot --input 4x3",
+        "graph FILE -o OUT/g.adjacency.json --input 4x3",
+        "report FILE --input 4x3 -o OUT/r.html",
+        "plan FILE --devices 2xt4 --input 4x3 -o OUT/p.yaml",
+    ];
+    match kind {
+        "archive" | "code" | "ir" => [&model[..], &more[..]].concat(),
+        "plan" => vec![
+            "simulate FILE",
+            "simulate FILE --timeline OUT/t.svg --format json",
+            "simulate FILE --schedule 1f1b --timeline OUT/t.json",
+            "emit ROOT/fixtures/traces/unet_small.pt FILE -o OUT/out",
+            "report ROOT/fixtures/traces/unet_small.pt FILE -o OUT/r.html",
+            "graph ROOT/fixtures/traces/unet_small.pt --plan FILE -o OUT/g.svg",
+            "plan ROOT/fixtures/traces/unet_small.pt --check FILE",
+        ],
+        "cluster" => vec![
+            "plan ROOT/fixtures/traces/cnn_dropout.pt --cluster FILE -o OUT/p.yaml",
+            "split ROOT/fixtures/traces/cnn_dropout.pt --cluster FILE --stages 2 -o OUT/out",
+        ],
+        "map" => vec!["fit ROOT/fixtures/profiles/cpu-epyc-1-thread.csv --map FILE -o OUT/c.yaml"],
+        "devices" => vec![
+            "fit ROOT/fixtures/profiles/cpu-epyc-1-thread.csv --devices FILE --device T4",
+            "fit ROOT/fixtures/profiles/cpu-epyc-1-thread.csv --devices FILE --device v100",
+        ],
+        "profile" => vec![
+            "fit FILE",
+            "fit FILE -o OUT/c.yaml --plot OUT/f.svg --format json",
+            "fit FILE --train-rows 30 --split extrapolate --features raw",
+        ],
+        "schedule" => vec![
+            "simulate --csv FILE",
+            "simulate --csv FILE --lint --format json",
+            "simulate --csv FILE --chain 2 --as-torch --cost 3,2,1,1 --format json",
+            "simulate --csv FILE --timeline OUT/t.svg --write-csv OUT/o.csv",
+        ],
+        "pipedream" => vec![
+            "plan FILE --machines 2,2 --bandwidth 30e9,3e9",
+            "plan FILE --compat pipedream --machines 4 --bandwidth 1e9 --activation-transfer",
+            "plan FILE --strategy pipedream --machines 4 --bandwidth 1e9 --format json",
+            "inspect FILE",
+        ],
+        "workload" => vec!["plan FILE", "plan FILE --format json --machines 2,1"],
+        "manifest" => vec!["run OUT/folder", "verify OUT/folder", "run OUT/folder --format json"],
+        "timeline" => vec!["report ROOT/fixtures/traces/cnn_dropout.pt PLAN --measured FILE -o OUT/r.html"],
+        "cost-model" => {
+            vec!["plan ROOT/fixtures/traces/cnn_dropout.pt --devices 2xt4 --cost-model FILE -o OUT/p.yaml"]
+        }
+        other => panic!("no command reads {other}"),
+    }
+}
+
+fn run(line: &str, file: &Path, out: &Path) -> Output {
+    let words = line.split(' ').map(|word| match word {
+        FILE => file.as_os_str().to_os_string(),
+        "PLAN" => out.join("folder/plan.yaml").into_os_string(),
+        word => match (word.strip_prefix(OUT), word.strip_prefix("ROOT/")) {
+            (Some(name), _) => out.join(name).into_os_string(),
+            (_, Some(name)) => root().join(name).into_os_string(),
+            _ => word.into(),
+        },
+    });
+    Command::new("sh")
+        .args(["-c", LIMITS, "sh", env!("CARGO_BIN_EXE_model-analyze")])
+        .args(words)
+        .current_dir(out)
+        .output()
+        .expect("the shell starts")
+}
+
+/// Kinds whose commands read no other file that may be at fault.
+const READS_ONE: [&str; 8] = ["archive", "code", "ir", "plan", "cluster", "profile", "schedule", "pipedream"];
+
+/// Says what is wrong with the way a command has ended, if anything.
+fn complaint(line: &str, entry: &Entry, output: &Output, out: &Path) -> Option<String> {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let Some(code) = output.status.code() else { return Some(format!("ended by {}", output.status)) };
+    if !matches!(code, 0..=2) {
+        return Some(format!("exit code {code}: {stderr}"));
+    }
+    if stderr.lines().count() > 60 || stderr.len() > 24_000 {
+        return Some(format!("{} lines, {} bytes of messages", stderr.lines().count(), stderr.len()));
+    }
+    let speaks = |text: &str| text.chars().find(|c| c.is_control() && !matches!(c, '\n' | '\t'));
+    if let Some(c) = speaks(&stderr).or_else(|| speaks(&stdout)) {
+        return Some(format!("prints {c:?}"));
+    }
+    let expected: Vec<&str> = match code {
+        0 => line.split(' ').filter_map(|word| word.strip_prefix(OUT)).collect(),
+        _ => Vec::new(),
+    };
+    if code != 0 {
+        if !stderr.starts_with("error: ") {
+            return Some(format!("no message: {stderr}"));
+        }
+        if code == 2 && READS_ONE.contains(&entry.kind) && !stderr.contains(&entry.name) {
+            return Some(format!("the message does not name the file: {stderr}"));
+        }
+    }
+    for found in fs::read_dir(out).unwrap().flatten() {
+        let name = found.file_name().to_string_lossy().into_owned();
+        if !expected.contains(&name.as_str()) && name != entry.name && name != "folder" {
+            return Some(format!("left `{name}` behind"));
+        }
+    }
+    if out.parent().is_some_and(|parent| parent.join("owned").exists()) {
+        return Some("code of the file was run".to_string());
+    }
+    None
+}
+
+/// Runs all commands on all files of a kind.
+fn check(kind: &'static str) {
+    let entries = entries(kind);
+    let plan = tempfile::tempdir().unwrap();
+    if kind == "timeline" {
+        fs::create_dir(plan.path().join("folder")).unwrap();
+        let line = "plan ROOT/fixtures/traces/cnn_dropout.pt --devices 2xt4 -o PLAN";
+        assert!(run(line, Path::new(""), plan.path()).status.success());
+    }
+    let next = AtomicUsize::new(0);
+    let (answers, complaints) = (AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
+            for (index, line) in commands(kind).into_iter().enumerate() {
+                let folder = tempfile::tempdir().unwrap();
+                let out = folder.path().join("work");
+                let file = out.join(&entry.name);
+                fs::create_dir_all(out.join("folder/stages")).unwrap();
+                fs::write(&file, &entry.bytes).unwrap();
+                if kind == "manifest" {
+                    fs::copy(&file, out.join("folder/stages/manifest.json")).unwrap();
+                }
+                if kind == "timeline" {
+                    fs::copy(plan.path().join("folder/plan.yaml"), out.join("folder/plan.yaml")).unwrap();
+                }
+                let output = run(line, &file, &out);
+                if let Some(text) = complaint(line, entry, &output, &out) {
+                    complaints.lock().unwrap().push(format!("{line} ({}): {text}", entry.name));
+                }
+                answers.fetch_add(usize::from(output.status.success()), Ordering::Relaxed);
+                // What cannot be read at all is refused by all in the same way; two have seen it.
+                if index >= 2 && !output.status.success() {
+                    break;
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(work))));
+    let complaints = complaints.into_inner().unwrap();
+    assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
+    assert!(!entries.is_empty(), "no files of kind {kind}");
+    println!("{kind}: {} files, {} answers", entries.len(), answers.into_inner());
+}
+
+#[test]
+fn archives() {
+    check("archive");
+}
+
+#[test]
+fn code() {
+    check("code");
+}
+
+#[test]
+fn ir() {
+    check("ir");
+}
+
+#[test]
+fn plans() {
+    check("plan");
+}
+
+#[test]
+fn clusters() {
+    check("cluster");
+}
+
+#[test]
+fn maps() {
+    check("map");
+}
+
+#[test]
+fn devices() {
+    check("devices");
+}
+
+#[test]
+fn profiles() {
+    check("profile");
+}
+
+#[test]
+fn schedules() {
+    check("schedule");
+}
+
+#[test]
+fn profile_graphs() {
+    check("pipedream");
+}
+
+#[test]
+fn workloads() {
+    check("workload");
+}
+
+#[test]
+fn manifests() {
+    check("manifest");
+}
+
+#[test]
+fn timelines() {
+    check("timeline");
+}

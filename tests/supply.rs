@@ -1,0 +1,110 @@
+//! What comes in from outside, and what is `unsafe`: each with a reason that a person can read.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Names under `[workspace.dependencies]` that are not ours.
+fn dependencies() -> BTreeSet<String> {
+    let manifest = text("Cargo.toml");
+    let (_, table) = manifest.split_once("[workspace.dependencies]\n").unwrap();
+    let (table, _) = table.split_once("\n[").unwrap();
+    let entries = table.lines().filter_map(|line| line.split_once(" = "));
+    entries.filter(|(_, value)| !value.contains("path =")).map(|(name, _)| name.to_string()).collect()
+}
+
+#[test]
+fn each_dependency_has_its_reason() {
+    let page = text("ARCHITECTURE.md");
+    let (_, table) = page.split_once("| crate | job |").expect("the table of outside crates");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let mut listed = BTreeSet::new();
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        assert!(cells.len() == 2 && cells[1].len() > 8, "no reason in `{row}`");
+        listed.extend(cells[0].split(", ").map(str::to_string));
+    }
+    let used = dependencies();
+    let missing: Vec<_> = used.difference(&listed).collect();
+    let gone: Vec<_> = listed.difference(&used).collect();
+    assert!(missing.is_empty(), "ARCHITECTURE.md does not say why {missing:?} are here");
+    assert!(gone.is_empty(), "ARCHITECTURE.md lists {gone:?}, which Cargo.toml lacks");
+}
+
+#[test]
+fn dependencies_come_from_one_registry() {
+    let lock = text("Cargo.lock");
+    for source in lock.lines().filter(|line| line.starts_with("source = ")) {
+        assert_eq!(source, "source = \"registry+https://github.com/rust-lang/crates.io-index\"");
+    }
+    assert!(lock.matches("checksum = ").count() > 100);
+}
+
+/// Files of ours that may say `unsafe`, and how often they do.
+const UNSAFE: &[(&str, usize)] =
+    &[("src/files.rs", 1), ("runtime/src/torch/precision.rs", 2), ("tracer/examples/read.rs", 1)];
+
+#[test]
+fn each_unsafe_block_states_why_it_is_sound() {
+    let mut files = Vec::new();
+    for folder in [
+        "src",
+        "schema",
+        "tracer",
+        "graph",
+        "cost-model",
+        "simulator",
+        "partitioner",
+        "codegen",
+        "viz",
+        "runtime",
+    ] {
+        rust_files(&root().join(folder), &mut files);
+    }
+    assert!(files.len() > 200, "{} files are not all", files.len());
+    let mut found = Vec::new();
+    for path in files {
+        let content = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = content.lines().collect();
+        let opens = |line: &&str| {
+            line.contains("unsafe {") || line.contains("unsafe extern") || line.contains("unsafe fn")
+        };
+        let places: Vec<usize> = (0..lines.len()).filter(|at| opens(&lines[*at])).collect();
+        for at in &places {
+            let above = lines[at.saturating_sub(8)..*at].join("\n");
+            assert!(above.contains("SAFETY: "), "{}:{} has no invariant", path.display(), at + 1);
+        }
+        if !places.is_empty() {
+            let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+            found.push((name, places.len()));
+        }
+    }
+    found.sort();
+    let mut expected: Vec<(String, usize)> =
+        UNSAFE.iter().map(|(name, n)| ((*name).to_string(), *n)).collect();
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            rust_files(&path, files);
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            files.push(path);
+        }
+    }
+}
