@@ -58,7 +58,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     }
     let mut file =
         builder(0o666).tempfile_in(parent(&place)).map_err(|error| not_in(path, &parent(&place), error))?;
-    file.write_all(bytes).map_err(in_file)?;
+    // Through the file itself: its wrapper would name what is beside, which is nothing to anybody.
+    file.as_file_mut().write_all(bytes).map_err(in_file)?;
     if let Ok(data) = fs::metadata(&place) {
         fs::set_permissions(file.path(), data.permissions()).map_err(in_file)?;
     }

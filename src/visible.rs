@@ -23,6 +23,26 @@ pub fn shortened(line: &str, longest: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{} … {}", &line[..cut(head)], &line[cut(length - tail)..]))
 }
 
+/// Longest name in a table; a longer one would push the numbers off the screen.
+const LONGEST_NAME: usize = 60;
+
+/// Makes a name fit a cell of a table: one line, not too long.
+pub fn cell(name: &str) -> Cow<'_, str> {
+    let breaks = |c: char| matches!(c, '\n' | '\t' | '\r' | '\u{2028}' | '\u{2029}');
+    if !name.contains(breaks) {
+        return shortened(name, LONGEST_NAME);
+    }
+    let line: String = name
+        .chars()
+        .map(|c| match c {
+            '\u{2028}' | '\u{2029}' => '\u{2424}',
+            c if breaks(c) => char::from_u32(0x2400 + c as u32).unwrap_or('\u{fffd}'),
+            c => c,
+        })
+        .collect();
+    Cow::Owned(shortened(&line, LONGEST_NAME).into_owned())
+}
+
 fn mark(c: char) -> char {
     match c {
         c if !is_harmful(c) => c,

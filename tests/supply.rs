@@ -52,6 +52,18 @@ fn dependencies_come_from_one_registry() {
     assert!(lock.matches("checksum = ").count() > 100);
 }
 
+#[test]
+fn the_container_has_the_libraries_that_we_test_with() {
+    let container = text("Containerfile");
+    let pinned = text("requirements.txt");
+    for package in ["torch", "numpy", "safetensors"] {
+        let line = pinned.lines().find(|line| line.starts_with(&format!("{package}=="))).unwrap();
+        assert!(container.contains(&format!(" {line}")), "Containerfile does not install {line}");
+    }
+    let version = pinned.lines().find_map(|line| line.strip_prefix("torch==")).unwrap();
+    assert!(text("build.rs").contains(&format!("const TORCH: &str = \"{version}\";")));
+}
+
 /// Files of ours that may say `unsafe`, and how often they do.
 const UNSAFE: &[(&str, usize)] =
     &[("src/files.rs", 1), ("runtime/src/torch/precision.rs", 2), ("tracer/examples/read.rs", 1)];

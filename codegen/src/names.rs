@@ -245,6 +245,26 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
+/// Writes a text as a string literal of Python alone: marks that turn the direction of writing could make code look like
+/// something else, so they are spelled out. TorchScript has no spelling for them.
+pub fn python_quoted(text: &str) -> String {
+    let mut out = String::new();
+    for c in quoted(text).chars() {
+        match c {
+            c if turns(c) || matches!(c, '\u{80}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}') => {
+                out.push_str(&format!("\\u{:04x}", c as u32));
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Tells whether a character changes the direction of what stands beside it.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Writes a text so that it stays on its line of a comment or a docstring.
 pub fn comment(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -256,7 +276,7 @@ pub fn comment(text: &str) -> String {
                 out.push_str(&format!("<{:x}>", c as u32));
             }
             // Direction marks could make code look like something else.
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push('?'),
+            c if turns(c) => out.push('?'),
             c => out.push(c),
         }
     }
@@ -295,6 +315,7 @@ mod tests {
     #[test]
     fn literals_and_comments_stay_where_they_are() {
         assert_eq!(quoted("a\"b\\c\nd\x01"), "\"a\\\"b\\\\c\\nd\\001\"");
+        assert_eq!(python_quoted("a\u{202e}\nb"), "\"a\\u202e\\nb\"");
         assert_eq!(comment("a\nb\u{202e}c\"\"\""), "a<a>b?c'''");
         assert_eq!(float(1e-5, "inf", "nan"), "1e-5");
         assert_eq!(float(f64::NEG_INFINITY, "inf", "nan"), "-inf");

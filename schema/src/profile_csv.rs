@@ -53,8 +53,11 @@ pub enum ProfileFault {
     #[error("the header has this column twice")]
     TwiceColumn,
     /// A time that is none.
-    #[error("the time is `{0}`, it must be a positive number of a believable size")]
+    #[error("the time is `{0}`, it must be a positive number")]
     Time(String),
+    /// A time that nothing can take.
+    #[error("the time is {0:e} s, no operator takes less than {start:e} s or more than {end:e} s", start = TIMES.start, end = TIMES.end)]
+    TimeSize(f64),
     /// A dimension that is none.
     #[error("`{name}` is `{text}`, it must be a number of at least 1")]
     Dimension {
@@ -243,13 +246,21 @@ impl<'a> Columns<'a> {
                 continue;
             }
             let seconds = text.parse::<f64>().ok().map(|time| time * unit);
-            let Some(seconds) = seconds.filter(|time| TIMES.contains(time)) else {
-                if self.map.invalid == Invalid::Drop {
+            let fault = match seconds.filter(|time| time.is_finite() && *time > 0.0) {
+                None => Err(ProfileFault::Time(text.to_string())),
+                Some(time) if !TIMES.contains(&time) => Err(ProfileFault::TimeSize(time)),
+                Some(time) => Ok(time),
+            };
+            let seconds = match fault {
+                Ok(seconds) => seconds,
+                Err(_) if self.map.invalid == Invalid::Drop => {
                     profile.n_invalid += 1;
                     continue;
                 }
-                let column = Some(header[*index].to_string());
-                return Err(ProfileCsvError { line, column, fault: ProfileFault::Time(text.to_string()) });
+                Err(fault) => {
+                    let column = Some(header[*index].to_string());
+                    return Err(ProfileCsvError { line, column, fault });
+                }
             };
             if shared.is_none() {
                 let kind = row.text("kind")?.ok_or_else(|| row.fault(ProfileFault::NoText("kind")))?;
@@ -555,6 +566,10 @@ missing: [\"\", \"-\"]
             let expected = format!("line 3, column `ms`: the time is `{text}`, it must be a positive number");
             check(&format!("half,8,16,{text},7,train\n"), &expected);
         }
+        check(
+            "half,8,16,1e-20,7,train\n",
+            "line 3, column `ms`: the time is 1e-23 s, no operator takes less than 1e-12 s or more than 1e12 s",
+        );
         check("half,8,16\n", "line 3: the row has 3 fields, the header has 6; the file may be cut off");
         check(
             "half,zero,16,1,7,train\n",

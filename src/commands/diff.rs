@@ -17,6 +17,7 @@ use crate::{
     failure::Failure,
     output::{Format, Output},
     plan_file,
+    visible::cell,
 };
 
 /// Arguments of `diff`.
@@ -231,8 +232,10 @@ fn moves(answer: &DiffAnswer) -> String {
     }
     for run in answer.moved.chunk_by(|a, b| (a.before, a.after) == (b.before, b.after)) {
         let names = match run {
-            [only] => only.block.clone(),
-            [first, .., last] => format!("{} … {} ({} blocks)", first.block, last.block, run.len()),
+            [only] => cell(&only.block).into_owned(),
+            [first, .., last] => {
+                format!("{} … {} ({} blocks)", cell(&first.block), cell(&last.block), run.len())
+            }
             [] => continue,
         };
         text.push_str(&format!("  {} → {}  {names}\n", stage(run[0].before), stage(run[0].after)));
@@ -242,8 +245,10 @@ fn moves(answer: &DiffAnswer) -> String {
     }
     for run in answer.kept_otherwise.chunk_by(|a, b| (&a.before, &a.after) == (&b.before, &b.after)) {
         let names = match run {
-            [only] => only.block.clone(),
-            [first, .., last] => format!("{} … {} ({} blocks)", first.block, last.block, run.len()),
+            [only] => cell(&only.block).into_owned(),
+            [first, .., last] => {
+                format!("{} … {} ({} blocks)", cell(&first.block), cell(&last.block), run.len())
+            }
             [] => continue,
         };
         text.push_str(&format!("  {} → {}  {names}\n", run[0].before, run[0].after));

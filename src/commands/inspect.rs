@@ -10,6 +10,7 @@ use crate::{
     failure::Failure,
     model,
     output::{Format, Output},
+    visible::cell,
 };
 
 /// Rows that a table without `--depth` may have.
@@ -176,16 +177,16 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     for line in &lines {
         let block = &report.blocks[line.block];
         let times = line.times as u64;
-        let mut name = format!("{}{}", "  ".repeat(line.indent), place(&block.path));
+        let mut name = format!("{}{}", "  ".repeat(line.indent), cell(place(&block.path)));
         if let Some(last) = line.last {
-            name = format!("{name} … {} ×{times}", last_name(&graph.block(last).path));
+            name = format!("{name} … {} ×{times}", cell(last_name(&graph.block(last).path)));
         }
         let dash = || "-".to_string();
         let count = |number: u64| if number == 0 { dash() } else { grouped(number) };
         let flops = (block.flops + block.fused_flops) * times;
         rows.push([
             name,
-            block.kind.clone(),
+            cell(&block.kind).into_owned(),
             block.output_shape.as_ref().map_or_else(dash, |shape| graph::show_shape(shape)),
             count(block.parameters * times),
             if flops == 0 { dash() } else { Flops(flops).to_string() },

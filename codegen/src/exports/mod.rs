@@ -11,7 +11,7 @@ use tracer::{Program, Role};
 
 use crate::{
     content::{Content, File},
-    names::{comment, quoted},
+    names::{comment, python_quoted as quoted},
     pipeline::{Assignment, Pipeline},
 };
 use units::{Unit, module_at, nearest_module, units};

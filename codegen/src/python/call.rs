@@ -5,7 +5,7 @@ use tracer::{Constant, Node, Operand, Program, Role, TensorId};
 use super::spelling::{Spelling, dtype_of_code, memory_format, spelling};
 use crate::{
     fold::Folded,
-    names::{Names, float, is_identifier, quoted},
+    names::{Names, float, is_identifier, python_quoted as quoted},
     operators::{Kind, out_of_place, split},
     pipeline::Form,
 };
@@ -395,6 +395,64 @@ impl Writer<'_> {
     }
 }
 
+/// What every `nn.Module` has: a child of that name is not what stands behind a dot.
+const OF_MODULES: &[&str] = &[
+    "T_destination",
+    "add_module",
+    "apply",
+    "bfloat16",
+    "buffers",
+    "call_super_init",
+    "children",
+    "compile",
+    "cpu",
+    "cuda",
+    "double",
+    "dump_patches",
+    "eval",
+    "extra_repr",
+    "float",
+    "forward",
+    "get_buffer",
+    "get_extra_state",
+    "get_parameter",
+    "get_submodule",
+    "half",
+    "ipu",
+    "load_state_dict",
+    "modules",
+    "mtia",
+    "named_buffers",
+    "named_children",
+    "named_modules",
+    "named_parameters",
+    "parameters",
+    "register_backward_hook",
+    "register_buffer",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "register_load_state_dict_post_hook",
+    "register_load_state_dict_pre_hook",
+    "register_module",
+    "register_parameter",
+    "register_state_dict_post_hook",
+    "register_state_dict_pre_hook",
+    "requires_grad_",
+    "set_extra_state",
+    "set_submodule",
+    "share_memory",
+    "state_dict",
+    "to",
+    "to_empty",
+    "train",
+    "training",
+    "type",
+    "xpu",
+    "zero_grad",
+];
+
 /// Writes one step of an attribute path: `.conv1`, `[0]`, `["block1-0"]`.
 fn step(name: &str) -> String {
     let is_index = !name.is_empty()
@@ -402,7 +460,7 @@ fn step(name: &str) -> String {
         && name.bytes().all(|b| b.is_ascii_digit())
         && (name == "0" || !name.starts_with('0'));
     match name {
-        _ if is_identifier(name) => format!(".{name}"),
+        _ if is_identifier(name) && !OF_MODULES.contains(&name) => format!(".{name}"),
         _ if is_index => format!("[{name}]"),
         _ => format!("[{}]", quoted(name)),
     }

@@ -2,13 +2,17 @@ class Holder(nn.Module):
     """Stands where a module of the model stood. `holder[0]` is its child or tensor named "0"."""
 
     def __getitem__(self, name):
-        return getattr(self, str(name))
+        name = str(name)
+        for named in (self._modules, self._parameters, self._buffers):
+            if name in named:
+                return named[name]
+        return getattr(self, name)
 
 
 def _holder(root, path):
     for name in path:
         if name not in root._modules:
-            root.add_module(name, Holder())
+            root._modules[name] = Holder()  # any name, also one that add_module refuses
         root = root._modules[name]
     return root
 
@@ -19,10 +23,10 @@ def place_tensors(root):
         for name, (sizes, dtype) in names.items():
             *path, last = name.split(".")
             parameter = nn.Parameter(torch.empty(sizes, dtype=dtype), requires_grad=trains)
-            _holder(root, path).register_parameter(last, parameter)
+            _holder(root, path)._parameters[last] = parameter
     for name, (sizes, dtype) in BUFFERS.items():
         *path, last = name.split(".")
-        _holder(root, path).register_buffer(last, torch.empty(sizes, dtype=dtype))
+        _holder(root, path)._buffers[last] = torch.empty(sizes, dtype=dtype)
     for name, (sizes, dtype) in CONSTANTS.items():
         _holder(root, ["_CONSTANTS_"]).register_buffer(name, torch.empty(sizes, dtype=dtype), persistent=False)
     _tie(root)
@@ -31,13 +35,13 @@ def place_tensors(root):
 def _tie(root):
     for second, first in TIED.items():
         *path, last = first.split(".")
-        tensor = getattr(_holder(root, path), last)
+        tensor = _holder(root, path)[last]
         *path, last = second.split(".")
         holder = _holder(root, path)
         if isinstance(tensor, nn.Parameter):
-            holder.register_parameter(last, tensor)
+            holder._parameters[last] = tensor
         else:
-            holder.register_buffer(last, tensor)
+            holder._buffers[last] = tensor
 
 
 def load(weights=None, device="cpu"):

@@ -18,7 +18,7 @@ use crate::{
     error::CutError,
     fold::Folded,
     manifest::About,
-    names::{Names, comment, quoted},
+    names::{Names, comment, python_quoted as quoted},
     opaque::{Function, functions},
     operators::{Kind, kinds, leaves, split, values_of},
     pipeline::{Carried, Pipeline, Stage, Step},

@@ -7,6 +7,7 @@ use super::Plan;
 use crate::{
     failure::Failure,
     output::{Format, Output},
+    visible::cell,
 };
 
 /// Version of the JSON answer.
@@ -30,8 +31,8 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
     for (index, stage) in answer.stages.iter().enumerate() {
         let span = match stage.blocks.as_slice() {
             [] => String::new(),
-            [only] => only.clone(),
-            [first, .., last] => format!("{first} … {last}"),
+            [only] => cell(only).into_owned(),
+            [first, .., last] => format!("{} … {}", cell(first), cell(last)),
         };
         let devices = match stage.devices.as_slice() {
             [first, .., last] if stage.devices.len() > 2 => format!("{first} … {last}"),

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
 use super::{Found, compare::Row, explain};
+use crate::visible::cell;
 
 /// Lines and columns of the screen.
 const WIDTH: usize = 100;
@@ -151,9 +152,12 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
 
 /// First and last of a list, each at most so wide.
 fn ends(names: &[String], width: usize) -> String {
-    let short = |name: &str| match name.chars().count() {
-        n if n > width => format!("…{}", name.chars().skip(n + 1 - width).collect::<String>()),
-        _ => name.to_string(),
+    let short = |name: &str| {
+        let name = cell(name);
+        match name.chars().count() {
+            n if n > width => format!("…{}", name.chars().skip(n + 1 - width).collect::<String>()),
+            _ => name.to_string(),
+        }
     };
     match names {
         [] => String::new(),
