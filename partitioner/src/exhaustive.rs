@@ -5,78 +5,16 @@ use schema::{
 };
 
 use crate::{
-    Block, CompatQuestion, Machine, MachineDevice, MachineLevel, Problem, Strategy, Tie, Training, Value,
+    CompatQuestion, Problem, Strategy,
     chain::{best_chain, can_walk},
-    compat_plan, load_plan,
+    compat_plan,
+    dice::{Dice, cases, problem},
+    load_plan,
     pipeline::{Sharing, best_pipeline},
     plan_with,
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
 };
-
-/// Small numbers that are the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % limit
-    }
-
-    fn flip(&mut self) -> bool {
-        self.below(2) == 1
-    }
-}
-
-fn problem(dice: &mut Dice, n_blocks: usize, n_devices: usize, is_chain: bool, is_uniform: bool) -> Problem {
-    let block = |index: usize, dice: &mut Dice| Block {
-        path: format!("b{index}"),
-        forward: Seconds(dice.below(20) as f64 / 2.0),
-        input_gradient: Seconds(dice.below(10) as f64),
-        weight_gradient: Seconds(1.0 + dice.below(10) as f64),
-        parameters: Bytes(dice.below(40)),
-        activations: Bytes(dice.below(20)),
-        workspace: Bytes(dice.below(5)),
-    };
-    let blocks = (0..n_blocks).map(|index| block(index, dice)).collect();
-    let mut values = Vec::new();
-    for from in 0..n_blocks {
-        let to: Vec<usize> = match is_chain {
-            true => (from + 1..n_blocks.min(from + 2)).collect(),
-            false => (from + 1..n_blocks).filter(|_| dice.below(3) == 0).collect(),
-        };
-        if !to.is_empty() {
-            let forward = Bytes(dice.below(30));
-            let backward = if is_uniform || dice.flip() { forward } else { Bytes(0) };
-            values.push(Value { from: Some(from), to, forward, backward });
-        }
-    }
-    let ties = match !is_uniform && dice.below(4) == 0 && n_blocks > 2 {
-        true => vec![Tie { blocks: vec![0, n_blocks - 1], parameters: Bytes(dice.below(30)) }],
-        false => Vec::new(),
-    };
-    let device = |index: usize, dice: &mut Dice| MachineDevice {
-        name: format!("d{index}"),
-        speed: if is_uniform { 1.0 } else { 1.0 + dice.below(2) as f64 },
-        memory: Bytes(if is_uniform { 1_000_000 } else { 150 + dice.below(500) }),
-        host_bandwidth: BytesPerSecond(4.0),
-        place: if is_uniform { vec![] } else { vec![(index / 2) as u32] },
-    };
-    let devices = (0..n_devices).map(|index| device(index, dice)).collect();
-    let level = |dice: &mut Dice| MachineLevel {
-        bandwidth: BytesPerSecond(1.0 + dice.below(20) as f64),
-        latency: Seconds(dice.below(2) as f64 / 10.0),
-    };
-    let levels = if is_uniform { vec![level(dice)] } else { vec![level(dice), level(dice)] };
-    let training = Training { recompute: dice.flip(), offload: dice.below(4) == 0, ..Training::default() };
-    Problem {
-        blocks,
-        values,
-        ties,
-        machine: Machine { devices, levels, links: Vec::new(), overlaps: is_uniform || dice.flip() },
-        training,
-    }
-}
 
 /// The fastest slowest stage over all chains that begin at `start` with the last `left` devices.
 fn fastest(scorer: &Scorer, start: usize, left: usize) -> f64 {
@@ -109,7 +47,7 @@ fn near(a: f64, b: f64) -> bool {
 #[test]
 fn pipelines_over_ideals_equal_trying_everything() {
     let mut dice = Dice(1);
-    for case in 0..3000 {
+    for case in 0..cases(3000) {
         let (n_blocks, n_devices) = (1 + dice.below(6) as usize, 1 + dice.below(4) as usize);
         let problem = problem(&mut dice, n_blocks, n_devices, case % 3 == 0, case % 2 == 0);
         let states = States::ideals(&problem, 1000).unwrap();
@@ -147,7 +85,7 @@ fn pipelines_over_ideals_equal_trying_everything() {
 #[test]
 fn walking_a_chain_equals_the_table() {
     let mut dice = Dice(2);
-    for case in 0..1000 {
+    for case in 0..cases(1000) {
         let (n_blocks, n_devices) = (2 + dice.below(20) as usize, 1 + dice.below(14) as usize);
         let problem = problem(&mut dice, n_blocks, n_devices, true, true);
         let states = States::line(&problem, (0..n_blocks).collect());
@@ -169,7 +107,7 @@ fn walking_a_chain_equals_the_table() {
 #[test]
 fn more_bandwidth_or_memory_is_never_worse() {
     let mut dice = Dice(3);
-    for _ in 0..200 {
+    for _ in 0..cases(200) {
         let (n_blocks, n_devices) = (2 + dice.below(5) as usize, 1 + dice.below(4) as usize);
         let is_chain = dice.flip();
         let problem = problem(&mut dice, n_blocks, n_devices, is_chain, false);
@@ -197,7 +135,7 @@ fn more_bandwidth_or_memory_is_never_worse() {
 #[test]
 fn every_strategy_keeps_its_promises() {
     let mut dice = Dice(4);
-    for _ in 0..150 {
+    for _ in 0..cases(150) {
         let (n_blocks, n_devices) = (2 + dice.below(7) as usize, 1 + dice.below(4) as usize);
         let (is_chain, is_uniform) = (dice.flip(), dice.flip());
         let problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
@@ -282,7 +220,7 @@ fn unbounded(question: &CompatQuestion) -> f64 {
 #[test]
 fn bounds_do_not_change_the_released_objective() {
     let mut dice = Dice(5);
-    for case in 0..600 {
+    for case in 0..cases(600) {
         let n_nodes = 2 + dice.below(9) as usize;
         let mut nodes: Vec<PipedreamNode> = (0..n_nodes)
             .map(|index| PipedreamNode {
@@ -384,7 +322,7 @@ fn permute(order: &mut Vec<usize>, from: usize, visit: &mut dyn FnMut(&[usize]))
 #[test]
 fn largest_loads_equal_trying_everything() {
     let mut dice = Dice(6);
-    for case in 0..300 {
+    for case in 0..cases(300) {
         let n_nodes = 1 + dice.below(5) as usize;
         let nodes = (0..n_nodes)
             .map(|id| DnnNode {

@@ -3,6 +3,7 @@
 //! A grid's stages are cut so that the slowest is as fast as can be, the exact optimum over ideals, and the step is then timed by
 //! the order of operations that will run. Baselines bring their own cuts.
 
+use schema::{Bytes, BytesPerSecond};
 use simulator::{
     Cost,
     order::{OrderError, Schedule, Shape, make_for_costs},
@@ -123,8 +124,8 @@ pub(crate) fn in_flight_of(
         Schedule::Interleaved1F1B | Schedule::Vpp => {
             InFlight::Depth(((chunks + 1) * ranks).div_ceil(chunks).min(each) as u32)
         }
-        Schedule::InterleavedZeroBubble if chunks == 1 => InFlight::Depth(ranks.min(each) as u32),
-        _ => InFlight::Depth((2 * ranks).min(each) as u32),
+        Schedule::InterleavedZeroBubble if chunks == 1 => InFlight::Split(ranks.min(each) as u32),
+        _ => InFlight::Split((2 * ranks).min(each) as u32),
     }
 }
 
@@ -200,7 +201,10 @@ fn solve_grid(
     if stages.len() < cuts.len() {
         return Err(shortage(problem));
     }
-    let bottleneck = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
+    let bottleneck = match is_exact {
+        true => least_bottleneck(&scorer, sharing, &stages, grid.chunks),
+        false => 0.0,
+    };
     let times: Vec<StageTimes> =
         cuts.iter().zip(&stages).map(|(cut, stage)| stage_times(&scorer, cut, stage)).collect();
     let time = step_time(&order, &times, problem.machine.overlaps).ok_or_else(|| PlanError::Schedule {
@@ -210,16 +214,38 @@ fn solve_grid(
     if grid.chunks > 1 {
         stages.iter_mut().enumerate().for_each(|(index, stage)| stage.run.first = index % grid.ranks);
     }
-    let floor = step_floor(problem, grid, each, if is_exact { bottleneck } else { 0.0 });
+    let floor = step_floor(problem, grid, each, bottleneck);
     Ok(Solution {
         strategy: strategy.name(),
         schedule: grid.schedule.name(),
         micro_batches: (each * grid.replicas) as u32,
         stages,
+        offload: None,
         objective: Objective::Step(time.seconds),
         lower_bound: floor.min(time.seconds),
         bubble: Some(time.bubble),
     })
+}
+
+/// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts.
+///
+/// The cuts found are the best by formula. Two things may beat the formula: copies to the host beside compute, and memory of a device
+/// that its chunks share otherwise than evenly.
+fn least_bottleneck(scorer: &Scorer, sharing: Sharing, stages: &[SolutionStage], chunks: usize) -> f64 {
+    let found = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
+    let problem = scorer.problem;
+    if !problem.training.offload && chunks == 1 {
+        return found;
+    }
+    let mut ideal = problem.clone();
+    for device in &mut ideal.machine.devices {
+        device.host_bandwidth = BytesPerSecond(f64::INFINITY);
+        if chunks > 1 {
+            device.memory = Bytes(u64::MAX / 4);
+        }
+    }
+    let scorer = Scorer::new(&ideal, scorer.states, scorer.rules);
+    best_pipeline(&scorer, sharing, f64::INFINITY).map_or(0.0, |best| best.0.min(found))
 }
 
 /// No step of this grid is shorter.

@@ -13,9 +13,10 @@ pub(crate) fn settle_transfers(problem: &Problem, stages: &mut [SolutionStage]) 
     let machine = &problem.machine;
     let order: Vec<usize> = stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
     let states = States::line(problem, order);
-    let n_devices = machine.devices.len();
-    // Seconds of each port, out and in, for each micro-batch.
-    let (mut out, mut into) = (vec![0.0_f64; n_devices], vec![0.0_f64; n_devices]);
+    let n_levels = machine.levels.len().max(1);
+    let n_ports = machine.devices.len() * n_levels;
+    // Seconds of each port, out and in, for each micro-batch: one a device and level.
+    let (mut out, mut into) = (vec![0.0_f64; n_ports], vec![0.0_f64; n_ports]);
     let mut cut = 0;
     for pair in stages.windows(2) {
         cut += pair[0].blocks.len();
@@ -28,6 +29,8 @@ pub(crate) fn settle_transfers(problem: &Problem, stages: &mut [SolutionStage]) 
             let Some(level) = machine.level(sender, taker) else { continue };
             let forward = states.crossing[cut] / level.bandwidth.0 * share;
             let backward = states.crossing_back[cut] / level.bandwidth.0 * share;
+            let at = machine.level_index(sender, taker);
+            let (sender, taker) = (sender * n_levels + at, taker * n_levels + at);
             out[sender] += forward;
             into[taker] += forward;
             out[taker] += backward;
@@ -35,7 +38,14 @@ pub(crate) fn settle_transfers(problem: &Problem, stages: &mut [SolutionStage]) 
         }
     }
     for stage in stages {
-        let ports = stage.run.devices().map(|device| out[device].max(into[device]));
+        let ports = stage.run.devices().map(|device| {
+            let ports = device * n_levels..(device + 1) * n_levels;
+            match machine.overlaps {
+                true => ports.map(|port| out[port].max(into[port])).fold(0.0, f64::max),
+                // Receiving takes none of a device's own time.
+                false => out[ports].iter().sum(),
+            }
+        });
         stage.score.transfer = ports.fold(0.0, f64::max);
         stage.score.settle(machine.overlaps);
     }

@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod again;
 mod problem;
 mod solution;
 mod stage;
@@ -28,6 +29,10 @@ mod local_search;
 mod pipeline;
 mod step;
 
+#[cfg(test)]
+mod agreement;
+#[cfg(test)]
+mod dice;
 #[cfg(test)]
 mod exhaustive;
 

@@ -37,6 +37,7 @@ pub(crate) fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
         micro_batches: problem.training.micro_batches.unwrap_or(default_micro_batches(problem)),
         objective: Objective::Period(slowest(&stages)),
         stages,
+        offload: None,
         lower_bound: f64::INFINITY,
         bubble: None,
     };
@@ -75,10 +76,13 @@ pub(crate) fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
     }
     let mut best = best.ok_or_else(|| shortage(problem))?;
     let floor = problem.seconds() / problem.machine.total_speed();
-    let bound = match (is_exact, is_uniform) {
+    let bound = match (is_exact, is_uniform && !problem.training.offload) {
         (true, true) => by_formula,
         (true, false) => {
-            let scorer = Scorer::new(problem, &states, asynchronous(Neighbours::Fastest));
+            // Copies to the host may run beside compute.
+            let mut ideal = problem.clone();
+            ideal.machine.devices.iter_mut().for_each(|device| device.host_bandwidth.0 = f64::INFINITY);
+            let scorer = Scorer::new(&ideal, &states, asynchronous(Neighbours::Fastest));
             best_pipeline(&scorer, Sharing::Free, f64::INFINITY).map_or(floor, |found| found.0)
         }
         _ => floor,

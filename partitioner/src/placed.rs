@@ -1,5 +1,6 @@
 //! Scores stages that somebody placed by hand, by the objective that planning uses.
 
+use schema::OffloadMode;
 use simulator::{
     Cost,
     order::{Schedule, Shape, make_for_costs},
@@ -10,19 +11,26 @@ use crate::{
     grid::{in_flight_of, stage_times},
     handover::settle_transfers,
     pipeline::Cut,
-    simulated::settle,
-    solution::{Objective, Solution},
+    simulated::{peaks, settle},
+    solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
     step::{StageTimes, step_time},
-    strategy::{PlanError, each as micro_batches_of, stages_of},
+    strategy::{PlanError, each as micro_batches_of},
 };
+
+/// Micro-batches on their way that copies beside compute hold at the most: two buffers each way.
+const COPIES: usize = 4;
 
 /// Blocks and devices of a stage, as a file gives them.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     pub(crate) blocks: Vec<usize>,
     pub(crate) devices: Vec<usize>,
+    /// Blocks computed again.
+    pub(crate) recompute: Vec<usize>,
+    /// Blocks whose activations wait in host memory.
+    pub(crate) offload: Vec<usize>,
 }
 
 /// Scores given stages under a schedule; stage `s` runs where stage `s - n_ranks` does.
@@ -32,6 +40,7 @@ pub(crate) fn score_placed(
     n_ranks: usize,
     schedule: Schedule,
     micro_batches: u32,
+    offload: OffloadMode,
 ) -> Result<Solution, PlanError> {
     problem.validate()?;
     // Put the devices in the order of the stages: runs are then side by side.
@@ -61,7 +70,10 @@ pub(crate) fn score_placed(
         false => in_flight_of(schedule, n_ranks, chunks, each, replicas),
     };
     let neighbours = if is_asynchronous { Neighbours::Adjacent } else { Neighbours::Paired };
-    let scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight, neighbours });
+    let mut scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight, neighbours });
+    if offload == OffloadMode::Both {
+        scorer.copies = COPIES;
+    }
     let n_devices = ordered.machine.devices.len();
     let (mut start, mut first) = (0, 0);
     let mut cuts = Vec::with_capacity(placed.len());
@@ -72,20 +84,12 @@ pub(crate) fn score_placed(
         start = end;
         first += stage.devices.len();
     }
-    let mut stages = stages_of(&scorer, &cuts);
-    if let Some(cut) = cuts.iter().find(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_none())
-    {
-        let blocks = states.blocks(cut.start, cut.end);
-        let largest = blocks
-            .iter()
-            .max_by_key(|&&block| problem.blocks[block].parameters.0 + problem.blocks[block].activations.0);
-        return Err(PlanError::Memory {
-            block: largest.map_or_else(String::new, |&block| problem.blocks[block].path.clone()),
-            needed: scorer.least_memory(cut.start, cut.end, cut.run, cut.behind) as u64,
-            device: ordered.machine.devices[cut.run.first].name.clone(),
-            limit: ordered.machine.devices[cut.run.first].memory.0,
-        });
-    }
+    let scored = cuts.iter().zip(placed).map(|(cut, placed)| SolutionStage {
+        blocks: placed.blocks.clone(),
+        run: cut.run,
+        score: scorer.score_given(cut, &placed.recompute, &placed.offload),
+    });
+    let mut stages: Vec<SolutionStage> = scored.collect();
     if is_asynchronous {
         settle_transfers(&ordered, &mut stages);
     }
@@ -113,6 +117,7 @@ pub(crate) fn score_placed(
         schedule: schedule.name(),
         micro_batches,
         stages,
+        offload: Some(offload),
         objective,
         lower_bound: 0.0,
         bubble,
@@ -122,6 +127,23 @@ pub(crate) fn score_placed(
     let n_first: usize = placed[..n_ranks].iter().map(|stage| stage.devices.len()).sum();
     let mut turned = solution.clone();
     turned.stages.iter_mut().for_each(|stage| stage.run.first %= n_first);
+    if offload == OffloadMode::Both
+        && turned.offloads()
+        && let Some(peaks) = peaks(&ordered, &turned)
+    {
+        solution.stages.iter_mut().zip(peaks).for_each(|(stage, peak)| stage.score.memory = peak);
+    }
+    if let Some(stage) = solution.stages.iter().find(|stage| stage.score.memory > stage.score.limit) {
+        let size =
+            |block: &&usize| problem.blocks[**block].parameters.0 + problem.blocks[**block].activations.0;
+        let largest = stage.blocks.iter().max_by_key(size);
+        return Err(PlanError::Memory {
+            block: largest.map_or_else(String::new, |&block| problem.blocks[block].path.clone()),
+            needed: stage.score.memory as u64,
+            device: ordered.machine.devices[stage.run.first].name.clone(),
+            limit: stage.score.limit as u64,
+        });
+    }
     let settled = settle(&ordered, turned);
     Ok(Solution { stages: solution.stages, ..settled })
 }

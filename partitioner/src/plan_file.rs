@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use schema::{
-    Bytes, Cluster, DeviceMemory, LayerCost, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted,
-    Seconds, StageCost, Transfer,
+    Bytes, Cluster, DeviceMemory, Execution, LayerCost, ModelReference, OffloadMode, PLAN_VERSION, Plan,
+    PlanStage, PlanTie, Predicted, Seconds, StageCost, Transfer,
 };
 use simulator::order::Schedule;
 
@@ -66,6 +66,24 @@ pub enum CheckError {
         /// The device.
         device: String,
     },
+    /// A block computed again or offloaded where it is not.
+    #[error(
+        "stage {stage}: `{block}` is to be computed again or offloaded, but is none of the stage's blocks"
+    )]
+    NotInStage {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
+    /// A block that is thrown away and kept.
+    #[error("stage {stage}: block `{block}` is to be both computed again and offloaded")]
+    Both {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
     /// Stages that share devices in a way no schedule of ours runs.
     #[error("stage {stage}: its devices are shared with other stages in part, or with stages out of turn")]
     Sharing {
@@ -113,6 +131,12 @@ pub fn to_plan(
         forward: Bytes(states.crossing[cuts[stage]] as u64),
         backward: Bytes(states.crossing_back[cuts[stage]] as u64),
     });
+    let ties = problem.ties.iter().filter_map(|tie| {
+        let holds = |stage: &SolutionStage| tie.blocks.iter().any(|block| stage.blocks.contains(block));
+        let stages = (0..solution.stages.len()).filter(|&stage| holds(&solution.stages[stage]));
+        let stages: Vec<u32> = stages.map(|stage| stage as u32).collect();
+        (stages.len() > 1).then_some(PlanTie { stages, parameters: tie.parameters })
+    });
     let mut peaks = vec![0.0_f64; problem.machine.devices.len()];
     for stage in &solution.stages {
         stage.run.devices().for_each(|device| peaks[device] += stage.score.memory);
@@ -137,7 +161,10 @@ pub fn to_plan(
         micro_batches: solution.micro_batches,
         stages: stages.collect(),
         transfers: transfers.collect(),
-        execution: None,
+        ties: ties.collect(),
+        execution: solution
+            .offloads()
+            .then(|| Execution { offload: solution.offload, ..Execution::default() }),
         predicted: Predicted {
             step,
             period,
@@ -200,6 +227,7 @@ fn stage_cost(problem: &Problem, stage: &SolutionStage) -> StageCost {
     let again: f64 = stage.score.recompute.iter().map(|&block| problem.blocks[block].forward.0).sum();
     let is_held =
         |block: &usize| !stage.score.recompute.contains(block) && !stage.score.offload.contains(block);
+    let offloaded: u64 = stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0).sum();
     let held = stage.blocks.iter().filter(|block| is_held(block));
     let ties: u64 = problem
         .ties
@@ -221,17 +249,19 @@ fn stage_cost(problem: &Problem, stage: &SolutionStage) -> StageCost {
         weight_gradient: Seconds(sum(&|block| block.weight_gradient.0) / speed),
         parameters,
         optimizer: Bytes((parameters.0 as f64 * problem.training.optimizer_factor) as u64),
-        activations: Bytes(held.map(|&block| problem.blocks[block].activations.0).sum::<u64>() + inputs),
+        activations: Bytes(
+            held.map(|&block| problem.blocks[block].activations.0).sum::<u64>() + inputs + offloaded,
+        ),
         workspace: Bytes(
             stage.blocks.iter().map(|&block| problem.blocks[block].workspace.0).max().unwrap_or(0),
         ),
-        offloaded: Bytes(stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0).sum()),
+        offloaded: Bytes(offloaded),
     }
 }
 
 /// Scores a plan as it stands in a file, by the objective that planning uses.
 ///
-/// What is computed again is picked anew: the file's blocks and devices are taken as they are.
+/// Blocks, devices, and what is computed again or offloaded are taken as the file has them.
 ///
 /// # Errors
 /// When blocks or devices do not go with the problem, a stage needs a later one, or a stage does not fit.
@@ -267,7 +297,19 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
             devices.get(device.as_str()).copied().ok_or_else(unknown)
         };
         let devices = stage.devices.iter().map(find).collect::<Result<Vec<usize>, _>>()?;
-        placed.push(Placed { blocks: own, devices });
+        let own_blocks = |named: &[String]| {
+            let of = |block: &String| {
+                let position = blocks.get(block.as_str()).copied().filter(|block| own.contains(block));
+                position.ok_or_else(|| CheckError::NotInStage { stage: index, block: block.clone() })
+            };
+            named.iter().map(of).collect::<Result<Vec<usize>, _>>()
+        };
+        let recompute = own_blocks(&stage.recompute)?;
+        let offload = own_blocks(&stage.offload)?;
+        if let Some(&both) = recompute.iter().find(|block| offload.contains(block)) {
+            return Err(CheckError::Both { stage: index, block: problem.blocks[both].path.clone() });
+        }
+        placed.push(Placed { blocks: own, devices, recompute, offload });
     }
     let missing: Vec<String> = (0..stage_of.len())
         .filter(|&block| stage_of[block].is_none())
@@ -304,7 +346,8 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
     }
     let schedule =
         Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
-    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches)?;
+    let offload = plan.execution.and_then(|execution| execution.offload).unwrap_or(OffloadMode::Both);
+    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, offload)?;
     for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
         stage.run = run_of(&placed.devices);
     }

@@ -90,6 +90,8 @@ pub struct MachineDevice {
     pub speed: f64,
     /// What a process can use.
     pub memory: Bytes,
+    /// Of its memory: what the optimizer's step takes.
+    pub memory_bandwidth: BytesPerSecond,
     /// Host link, each way.
     pub host_bandwidth: BytesPerSecond,
     /// Group at each level, innermost first.
@@ -289,6 +291,7 @@ impl Machine {
                 name: device.name.clone(),
                 speed: type_.speed.unwrap_or(1.0),
                 memory: type_.memory,
+                memory_bandwidth: type_.memory_bandwidth,
                 host_bandwidth: type_.host_bandwidth.unwrap_or(BytesPerSecond(12e9)),
                 place: device.place.clone(),
             })
@@ -310,6 +313,7 @@ impl Machine {
             name: format!("{index}"),
             speed: 1.0,
             memory,
+            memory_bandwidth: BytesPerSecond(1e12),
             host_bandwidth: BytesPerSecond(12e9),
             place: Vec::new(),
         };
@@ -325,7 +329,11 @@ impl Machine {
             return Err(ProblemError::TooManyDevices(self.devices.len()));
         }
         for device in &self.devices {
-            for (field, value) in [("speed", device.speed), ("host_bandwidth", device.host_bandwidth.0)] {
+            for (field, value) in [
+                ("speed", device.speed),
+                ("memory_bandwidth", device.memory_bandwidth.0),
+                ("host_bandwidth", device.host_bandwidth.0),
+            ] {
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(ProblemError::BadDevice { device: device.name.clone(), field, value });
                 }
@@ -348,11 +356,14 @@ impl Machine {
         if let Some((_, _, level)) = self.links.iter().find(is_own) {
             return Some(*level);
         }
-        let outermost = self.levels.len().checked_sub(1)?;
+        self.levels.get(self.level_index(one, other)).copied()
+    }
+
+    /// Returns the position of the innermost level that holds two devices: their transfers share its ports.
+    pub fn level_index(&self, one: usize, other: usize) -> usize {
+        let Some(outermost) = self.levels.len().checked_sub(1) else { return 0 };
         let above = |device: usize, level: usize| self.devices[device].place.get(level..).unwrap_or_default();
-        let level =
-            (0..outermost).find(|&level| above(one, level) == above(other, level)).unwrap_or(outermost);
-        self.levels.get(level).copied()
+        (0..outermost).find(|&level| above(one, level) == above(other, level)).unwrap_or(outermost)
     }
 
     /// Returns the slowest level in a ring of devices: least bandwidth, most latency.
@@ -364,6 +375,13 @@ impl Machine {
             bandwidth: if a.bandwidth.0 < b.bandwidth.0 { a.bandwidth } else { b.bandwidth },
             latency: if a.latency.0 > b.latency.0 { a.latency } else { b.latency },
         })
+    }
+
+    /// Returns the seconds a byte takes over the fastest link; none where there are no links.
+    pub fn least_seconds_per_byte(&self) -> f64 {
+        let levels = self.levels.iter().chain(self.links.iter().map(|(.., level)| level));
+        let least = levels.map(|level| 1.0 / level.bandwidth.0).fold(f64::INFINITY, f64::min);
+        if least.is_finite() { least } else { 0.0 }
     }
 
     /// Tells whether all devices and links are alike.

@@ -3,11 +3,11 @@
 //! Solvers use formulas; a formula takes transfers that hide behind compute for hidden, while a pipeline with few micro-batches in
 //! flight may wait for them. The last word is the simulator's, where the step is small enough to ask.
 
-use indexmap::IndexMap;
-use schema::{Cluster, Device, DeviceType, Level, Link, ModelReference};
-use simulator::{PlanOptions, Sends, from_plan, step_time};
+use indexmap::{IndexMap, IndexSet};
+use schema::{Cluster, Device, DeviceType, Level, Link, ModelReference, OffloadMode};
+use simulator::{PlanOptions, PlannedStep, Sends, from_plan, simulate, step_time};
 
-use crate::{Machine, Objective, Problem, Solution, plan_file::to_plan};
+use crate::{Machine, Objective, Problem, Solution, SolutionStage, plan_file::to_plan};
 
 /// The most operations of a step that are simulated while planning.
 const OPERATIONS: usize = 300_000;
@@ -15,8 +15,21 @@ const OPERATIONS: usize = 300_000;
 const DEVICES: usize = 256;
 
 /// Takes the simulator's time for a solution's objective, where the simulator can tell.
+///
+/// Offloaded activations travel while the device waits, or beside compute where that is faster and their buffers fit.
 pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
-    let Some((seconds, bubble)) = simulated(problem, &solution) else { return solution };
+    let is_open = solution.offloads() && solution.offload.is_none();
+    if is_open {
+        solution.offload = Some(OffloadMode::Pinned);
+    }
+    let Some(mut time) = simulated(problem, &solution) else { return solution };
+    if is_open
+        && let Some((beside, faster)) = copies_beside(problem, &solution)
+        && faster.0 < time.0
+    {
+        (solution, time) = (beside, faster);
+    }
+    let (seconds, bubble) = time;
     solution.objective = match solution.objective {
         Objective::Period(_) => Objective::Period(seconds),
         Objective::Step(_) => Objective::Step(seconds),
@@ -26,7 +39,48 @@ pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
     solution
 }
 
-fn simulated(problem: &Problem, solution: &Solution) -> Option<(f64, f64)> {
+/// The same plan with copies on streams of their own; `None` where a device runs out of memory.
+fn copies_beside(problem: &Problem, solution: &Solution) -> Option<(Solution, (f64, f64))> {
+    let mut beside = solution.clone();
+    beside.offload = Some(OffloadMode::Both);
+    let devices = &problem.machine.devices;
+    for stage in &mut beside.stages {
+        let bytes = stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0 as f64);
+        let host = stage.run.devices().map(|device| devices[device].host_bandwidth.0);
+        let copies = 2.0 * bytes.sum::<f64>() / host.fold(f64::INFINITY, f64::min) / stage.run.count as f64;
+        stage.score.compute -= copies;
+        stage.score.again = (stage.score.again - copies).max(0.0);
+        stage.score.settle(problem.machine.overlaps);
+    }
+    let peaks = peaks(problem, &beside)?;
+    for (stage, peak) in beside.stages.iter_mut().zip(peaks) {
+        stage.score.memory = peak;
+        if peak > stage.score.limit {
+            return None;
+        }
+    }
+    let time = simulated(problem, &beside)?;
+    Some((beside, time))
+}
+
+/// Bytes at the peak of each stage's fullest device, shared by the stages on it, as the simulator finds them.
+pub(crate) fn peaks(problem: &Problem, solution: &Solution) -> Option<Vec<f64>> {
+    let step = planned(problem, solution)?;
+    let timeline = simulate(&step.workload, &step.order, &step.machine).ok()?;
+    // Each name is one device of the simulator's.
+    let names: IndexSet<&str> = problem.machine.devices.iter().map(|device| device.name.as_str()).collect();
+    let at = |device: usize| names.get_index_of(problem.machine.devices[device].name.as_str()).unwrap_or(0);
+    let mut n_stages = vec![0.0_f64; names.len()];
+    for stage in &solution.stages {
+        stage.run.devices().for_each(|device| n_stages[at(device)] += 1.0);
+    }
+    let peak = |device: usize| timeline.memory[at(device)].peak as f64 / n_stages[at(device)];
+    let of = |stage: &SolutionStage| stage.run.devices().map(peak).fold(0.0, f64::max);
+    Some(solution.stages.iter().map(of).collect())
+}
+
+/// A solution as the simulator takes it; `None` where it is too large or has stages without work.
+pub(crate) fn planned(problem: &Problem, solution: &Solution) -> Option<PlannedStep> {
     let n_devices: usize = solution.stages.iter().map(|stage| stage.run.count).sum();
     if solution.stages.len() * solution.micro_batches as usize * 2 > OPERATIONS || n_devices > DEVICES {
         return None;
@@ -34,7 +88,12 @@ fn simulated(problem: &Problem, solution: &Solution) -> Option<(f64, f64)> {
     let model = ModelReference { name: String::new(), digest: String::new() };
     let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
     let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
-    let step = from_plan(&plan, &PlanOptions { sends, ..PlanOptions::default() }).ok()?;
+    from_plan(&plan, &PlanOptions { sends, ..PlanOptions::default() }).ok()
+}
+
+/// Seconds of the objective, and the share of device time that is idle.
+fn simulated(problem: &Problem, solution: &Solution) -> Option<(f64, f64)> {
+    let step = planned(problem, solution)?;
     match solution.objective {
         Objective::Period(_) => {
             let period = step.period().ok()? as f64 * 1e-9;
@@ -57,14 +116,14 @@ fn simulated(problem: &Problem, solution: &Solution) -> Option<(f64, f64)> {
 }
 
 /// The machine as a cluster; speeds are in the stages' costs already.
-fn cluster(machine: &Machine) -> Cluster {
+pub(crate) fn cluster(machine: &Machine) -> Cluster {
     let mut types = IndexMap::new();
     let mut devices: IndexMap<&str, Device> = IndexMap::new();
     for device in &machine.devices {
-        let type_ = format!("{} {}", device.memory.0, device.host_bandwidth.0);
+        let type_ = format!("{} {} {}", device.memory.0, device.host_bandwidth.0, device.memory_bandwidth.0);
         types.entry(type_.clone()).or_insert_with(|| DeviceType {
             memory: device.memory,
-            memory_bandwidth: schema::BytesPerSecond(1e12),
+            memory_bandwidth: device.memory_bandwidth,
             host_bandwidth: Some(device.host_bandwidth),
             ..DeviceType::default()
         });

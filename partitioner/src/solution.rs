@@ -1,5 +1,7 @@
 //! The answer: stages with their costs, and how good it can be at best.
 
+use schema::OffloadMode;
+
 use crate::stage::{Run, StageScore};
 
 /// A plan and how good it is.
@@ -13,6 +15,8 @@ pub struct Solution {
     pub micro_batches: u32,
     /// Stages in the order of the model.
     pub stages: Vec<SolutionStage>,
+    /// How offloaded activations travel, where there are any.
+    pub offload: Option<OffloadMode>,
     /// What is made small.
     pub objective: Objective,
     /// No plan of this family has a smaller objective.
@@ -47,6 +51,11 @@ impl Solution {
         match self.objective {
             Objective::Period(seconds) | Objective::Step(seconds) => seconds,
         }
+    }
+
+    /// Tells whether activations of any stage wait in host memory.
+    pub fn offloads(&self) -> bool {
+        self.stages.iter().any(|stage| !stage.score.offload.is_empty())
     }
 
     /// Returns the seconds for each micro-batch, by which plans of all kinds compare.

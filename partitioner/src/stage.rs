@@ -2,19 +2,14 @@
 //!
 //! With r replicas, each takes every r-th micro-batch, so compute is shared by r. The port of one device carries, each way,
 //! the activations of one border and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`.
+//! Where transfers are not beside compute, sending takes the device's own time and receiving none.
 //! Replicas that synchronise after every round (asynchronous training) add an all-reduce, once for r micro-batches. Overlapping machines take the largest of the three, others the sum.
 //!
-//! Memory: parameters with gradients and optimizer state, one more copy of the parameters for each older version in flight,
-//! activations of the micro-batches in flight, the largest workspace, and a buffer for each border.
+//! Memory is in `again`.
 
 use std::{cell::RefCell, collections::HashMap};
 
-use crate::{
-    Problem,
-    collective::Group,
-    knapsack::{Choice, pick},
-    states::States,
-};
+use crate::{Problem, again::Again, collective::Group, pipeline::Cut, states::States};
 
 /// What bounds a stage's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -121,8 +116,10 @@ pub enum InFlight {
     UntilEnd(u32),
     /// All of a step: GPipe.
     All(u32),
-    /// As many as stages, wherever the stage is: zero-bubble keeps inputs until the weight gradient.
+    /// As many wherever the stage is: chunks of interleaved schedules.
     Depth(u32),
+    /// The same where the backward pass is split: zero-bubble keeps activations until the weight gradient.
+    Split(u32),
 }
 
 impl InFlight {
@@ -131,7 +128,7 @@ impl InFlight {
         match self {
             Self::UntilEnd(most) => behind.div_ceil(replicas).min((most as usize).div_ceil(replicas)),
             Self::All(all) => (all as usize).div_ceil(replicas),
-            Self::Depth(depth) => depth as usize,
+            Self::Depth(depth) | Self::Split(depth) => depth as usize,
         }
         .max(1)
     }
@@ -166,21 +163,14 @@ pub(crate) struct Scorer<'a> {
     pub(crate) states: &'a States,
     pub(crate) rules: Rules,
     /// Bytes that each block takes in.
-    inputs: Vec<f64>,
-    picks: RefCell<HashMap<PickKey, Option<Again>>>,
+    pub(crate) inputs: Vec<f64>,
+    pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
+    /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
+    pub(crate) copies: usize,
 }
 
-/// States, micro-batches in flight, and a mix of limit, speed and fixed memory.
-type PickKey = (usize, usize, usize, u64);
-
-/// What a stage throws away and computes or fetches again.
-#[derive(Clone, Debug)]
-struct Again {
-    seconds: f64,
-    memory: f64,
-    recompute: Vec<usize>,
-    offload: Vec<usize>,
-}
+/// States, micro-batches in flight, and limit, speed, fixed memory and host bandwidth to the bit.
+type PickKey = (usize, usize, usize, [u64; 4]);
 
 impl<'a> Scorer<'a> {
     pub(crate) fn new(problem: &'a Problem, states: &'a States, rules: Rules) -> Self {
@@ -188,10 +178,10 @@ impl<'a> Scorer<'a> {
         for value in &problem.values {
             value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
         }
-        Self { problem, states, rules, inputs, picks: RefCell::default() }
+        Self { problem, states, rules, inputs, picks: RefCell::default(), copies: 1 }
     }
 
-    fn parameters(&self, start: usize, end: usize) -> f64 {
+    pub(crate) fn parameters(&self, start: usize, end: usize) -> f64 {
         let mut bytes = self.states.parameters[end] - self.states.parameters[start];
         for tie in &self.problem.ties {
             if tie.blocks.iter().any(|&block| self.states.has_block(start, end, block)) {
@@ -202,7 +192,7 @@ impl<'a> Scorer<'a> {
     }
 
     /// Bytes of tied parameters that other stages hold as well.
-    fn shared(&self, start: usize, end: usize) -> f64 {
+    pub(crate) fn shared(&self, start: usize, end: usize) -> f64 {
         let is_shared = |tie: &&crate::Tie| {
             let inside = tie.blocks.iter().filter(|&&block| self.states.has_block(start, end, block)).count();
             inside > 0 && inside < tie.blocks.len()
@@ -219,8 +209,8 @@ impl<'a> Scorer<'a> {
         if shared == 0.0 {
             return own;
         }
-        let all: Vec<usize> = (0..self.problem.machine.devices.len()).collect();
-        own + self.problem.machine.slowest(&all).map_or(0.0, |level| shared / level.bandwidth.0)
+        // Who else holds them is not known yet: over the fastest link, as between two devices.
+        own + shared * self.problem.machine.least_seconds_per_byte()
     }
 
     /// Bytes of parameters that a replica synchronises.
@@ -232,33 +222,21 @@ impl<'a> Scorer<'a> {
     fn transfer(&self, start: usize, end: usize, run: Run) -> f64 {
         let (states, machine) = (self.states, &self.problem.machine);
         let n_devices = machine.devices.len();
+        // Seconds a byte and the level whose ports they take; none between turns on one device.
         let link = |one: Option<usize>, other: Option<usize>| match (one, other) {
-            (Some(one), Some(other)) if one < n_devices && other < n_devices => {
-                machine.level(one, other).map_or(0.0, |level| 1.0 / level.bandwidth.0)
+            (Some(one), Some(other))
+                if one < n_devices
+                    && other < n_devices
+                    && machine.devices[one].name != machine.devices[other].name =>
+            {
+                let rate = machine.level(one, other).map_or(0.0, |level| 1.0 / level.bandwidth.0);
+                (rate, machine.level_index(one, other))
             }
-            _ => 0.0,
+            _ => (0.0, 0),
         };
         let (first, last) = (run.first, run.first + run.count - 1);
-        let slowest = |links: &mut dyn Iterator<Item = f64>| links.fold(0.0, f64::max);
-        let (before, after) = match self.rules.neighbours {
-            Neighbours::Adjacent => {
-                (link(first.checked_sub(1), Some(first)), link(Some(last), Some(last + 1)))
-            }
-            Neighbours::Wide => (
-                slowest(&mut run.devices().map(|device| link(first.checked_sub(1), Some(device)))),
-                slowest(&mut (1..=run.count).map(|step| link(Some(last), Some(last + step)))),
-            ),
-            Neighbours::Fastest => {
-                let fastest = machine.levels.iter().chain(machine.links.iter().map(|(.., level)| level));
-                let fastest = fastest.map(|level| 1.0 / level.bandwidth.0).fold(f64::INFINITY, f64::min);
-                if fastest.is_finite() { (fastest, fastest) } else { (0.0, 0.0) }
-            }
-            Neighbours::Paired => {
-                let step = run.step();
-                let before = |device: usize| link(device.checked_sub(step), Some(device));
-                let after = |device: usize| link(Some(device), Some(device + step));
-                (slowest(&mut run.devices().map(before)), slowest(&mut run.devices().map(after)))
-            }
+        let slowest = |links: &mut dyn Iterator<Item = (f64, usize)>| {
+            links.fold((0.0, 0), |most, link| if link.0 > most.0 { link } else { most })
         };
         let is_first = start == 0;
         let is_last = end + 1 == states.len();
@@ -266,9 +244,40 @@ impl<'a> Scorer<'a> {
             if is_first { (0.0, 0.0) } else { (states.crossing[start], states.crossing_back[start]) };
         let (f_out, g_out) =
             if is_last { (0.0, 0.0) } else { (states.crossing[end], states.crossing_back[end]) };
-        let out = f_out * after + g_in * before;
-        let into = f_in * before + g_out * after;
-        out.max(into) / run.count as f64
+        // Beside compute, the fullest direction of a port counts; in a device's own time, all that it sends.
+        let port = |(before, inner): (f64, usize), (after, outer): (f64, usize)| {
+            let sum = |a: f64, b: f64| if inner == outer { a + b } else { a.max(b) };
+            match machine.overlaps {
+                true => sum(f_out * after, g_in * before).max(sum(f_in * before, g_out * after)),
+                false => f_out * after + g_in * before,
+            }
+        };
+        let seconds = match self.rules.neighbours {
+            Neighbours::Adjacent => {
+                port(link(first.checked_sub(1), Some(first)), link(Some(last), Some(last + 1)))
+            }
+            Neighbours::Wide => port(
+                slowest(&mut run.devices().map(|device| link(first.checked_sub(1), Some(device)))),
+                slowest(&mut (1..=run.count).map(|step| link(Some(last), Some(last + step)))),
+            ),
+            Neighbours::Fastest => {
+                let fastest = machine.least_seconds_per_byte();
+                // On several levels, two neighbours may be joined by ports of their own.
+                let other = usize::from(machine.levels.len() > 1);
+                port((fastest, 0), (fastest, other))
+            }
+            Neighbours::Paired => {
+                let step = run.step();
+                let of = |device: usize| {
+                    port(
+                        link(device.checked_sub(step), Some(device)),
+                        link(Some(device), Some(device + step)),
+                    )
+                };
+                run.devices().map(of).fold(0.0, f64::max)
+            }
+        };
+        seconds / run.count as f64
     }
 
     /// Seconds for each micro-batch; infinite where the stage does not fit.
@@ -278,7 +287,7 @@ impl<'a> Scorer<'a> {
         total(self.problem.machine.overlaps, compute, sync, transfer)
     }
 
-    fn speed(&self, run: Run) -> f64 {
+    pub(crate) fn speed(&self, run: Run) -> f64 {
         run.devices().map(|device| self.problem.machine.devices[device].speed).fold(f64::INFINITY, f64::min)
     }
 
@@ -293,133 +302,21 @@ impl<'a> Scorer<'a> {
         (compute, sync, self.transfer(start, end, run))
     }
 
-    /// Memory without activations, and the limit.
-    fn fixed(&self, start: usize, end: usize, run: Run, in_flight: usize) -> (f64, f64) {
-        let training = &self.problem.training;
-        let parameters = self.parameters(start, end);
-        let versions = if self.rules.is_asynchronous { in_flight as f64 - 1.0 } else { 0.0 };
-        let copies = 1.0 + training.gradient_factor + training.optimizer_factor + versions;
-        let borders = self.states.crossing[start] + self.states.crossing[end];
-        let devices = run.devices().map(|device| self.problem.machine.devices[device].memory.0);
-        (parameters * copies + borders, devices.min().unwrap_or(0) as f64)
-    }
-
-    /// Memory and seconds of what is computed again; `None` where nothing helps.
-    fn again(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<(f64, f64)> {
-        let in_flight = self.rules.in_flight.count(run.count, behind);
-        let (fixed, limit) = self.fixed(start, end, run, in_flight);
-        let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
-        // A bound that needs no list of blocks decides most stages.
-        if fixed + activations + self.largest_workspace() <= limit {
-            return Some((fixed + activations, 0.0));
-        }
-        if fixed > limit {
-            return None;
-        }
-        let again = self.picked(start, end, run, in_flight)?;
-        Some((again.memory, again.seconds))
-    }
-
-    fn largest_workspace(&self) -> f64 {
-        self.problem.blocks.iter().map(|block| block.workspace.0).max().unwrap_or(0) as f64
-    }
-
-    fn picked(&self, start: usize, end: usize, run: Run, in_flight: usize) -> Option<Again> {
-        let (fixed, limit) = self.fixed(start, end, run, in_flight);
-        let speed = self.speed(run);
-        let key = (
-            start,
-            end,
-            in_flight,
-            limit.to_bits() ^ speed.to_bits().rotate_left(7) ^ fixed.to_bits().rotate_left(17),
-        );
-        if let Some(known) = self.picks.borrow().get(&key) {
-            return known.clone();
-        }
-        let again = self.pick_again(start, end, run, in_flight, fixed, limit, speed);
-        self.picks.borrow_mut().insert(key, again.clone());
-        again
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn pick_again(
-        &self,
-        start: usize,
-        end: usize,
-        run: Run,
-        in_flight: usize,
-        fixed: f64,
-        limit: f64,
-        speed: f64,
-    ) -> Option<Again> {
-        let training = &self.problem.training;
-        let blocks = self.states.blocks(start, end);
-        let flying = in_flight as f64;
-        let workspace =
-            blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
-        let all = blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).sum::<f64>();
-        if fixed + workspace + all * flying <= limit {
-            let memory = fixed + workspace + all * flying;
-            return Some(Again { seconds: 0.0, memory, recompute: vec![], offload: vec![] });
-        }
-        let host = run.devices().map(|device| self.problem.machine.devices[device].host_bandwidth.0);
-        let host = host.fold(f64::INFINITY, f64::min);
-        // What is computed again exists once in full while its backward pass runs.
-        let largest =
-            blocks.iter().map(|&block| self.problem.blocks[block].activations.0).max().unwrap_or(0) as f64;
-        let room = limit - fixed - workspace - largest;
-        let mut kinds: Vec<Vec<u8>> = Vec::new();
-        let items: Vec<Vec<Choice>> = blocks
-            .iter()
-            .map(|&index| {
-                let block = &self.problem.blocks[index];
-                let activations = block.activations.0 as f64;
-                let mut choices = vec![Choice { time: 0.0, memory: activations * flying }];
-                let mut kind = vec![0];
-                if training.recompute && self.inputs[index] < activations {
-                    choices
-                        .push(Choice { time: block.forward.0 / speed, memory: self.inputs[index] * flying });
-                    kind.push(1);
-                }
-                if training.offload && activations > 0.0 {
-                    choices.push(Choice { time: 2.0 * activations / host, memory: 0.0 });
-                    kind.push(2);
-                }
-                kinds.push(kind);
-                choices
-            })
-            .collect();
-        if room < 0.0 {
-            return None;
-        }
-        let picked = pick(&items, room)?;
-        let chosen = |wanted: u8| {
-            let picks = blocks.iter().zip(&kinds).zip(&picked.choices);
-            picks
-                .filter(|((_, kind), choice)| kind[**choice] == wanted)
-                .map(|((&block, _), _)| block)
-                .collect()
-        };
-        let kept: f64 =
-            items.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice].memory).sum();
-        Some(Again {
-            seconds: picked.time,
-            memory: fixed + workspace + largest + kept,
-            recompute: chosen(1),
-            offload: chosen(2),
-        })
-    }
-
     /// Scores a stage; `None` where it does not fit.
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<StageScore> {
         let in_flight = self.rules.in_flight.count(run.count, behind);
         let (fixed, limit) = self.fixed(start, end, run, in_flight);
         let again = if fixed > limit { None } else { self.picked(start, end, run, in_flight) }?;
-        let (compute, sync, transfer) = self.parts(start, end, run, again.seconds);
+        Some(self.scored(&Cut { start, end, run, behind }, again, limit))
+    }
+
+    /// Makes the score of a stage of which it is known what is computed again.
+    pub(crate) fn scored(&self, cut: &Cut, again: Again, limit: f64) -> StageScore {
+        let (compute, sync, transfer) = self.parts(cut.start, cut.end, cut.run, again.seconds);
         let mut score = StageScore {
             seconds: 0.0,
             compute,
-            again: again.seconds / run.count as f64,
+            again: again.seconds / cut.run.count as f64,
             sync,
             transfer,
             memory: again.memory,
@@ -429,24 +326,6 @@ impl<'a> Scorer<'a> {
             bound_by: BoundBy::Compute,
         };
         score.settle(self.problem.machine.overlaps);
-        Some(score)
-    }
-
-    /// Returns the bytes a stage needs at the least, whatever is computed again.
-    pub(crate) fn least_memory(&self, start: usize, end: usize, run: Run, behind: usize) -> f64 {
-        let in_flight = self.rules.in_flight.count(run.count, behind);
-        let (fixed, _) = self.fixed(start, end, run, in_flight);
-        let blocks = self.states.blocks(start, end);
-        let all: Vec<f64> =
-            blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).collect();
-        let workspace =
-            blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
-        let whole = all.iter().sum::<f64>() * in_flight as f64;
-        if !self.problem.training.recompute {
-            return fixed + workspace + whole;
-        }
-        let kept = all.iter().zip(&blocks).map(|(all, &block)| all.min(self.inputs[block])).sum::<f64>();
-        let largest = all.iter().copied().fold(0.0, f64::max);
-        fixed + workspace + whole.min(kept * in_flight as f64 + largest)
+        score
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct States {
     pub(crate) parameters: Vec<f64>,
     /// Bytes of activations before.
     pub(crate) activations: Vec<f64>,
+    /// Bytes of activations before that stay even where all else is computed again: inputs, where they are less.
+    pub(crate) least_kept: Vec<f64>,
     /// Bytes of values that cross, forward.
     pub(crate) crossing: Vec<f64>,
     /// Bytes of gradients that cross back.
@@ -31,10 +33,24 @@ enum Sets {
     Ideals(Ideals),
 }
 
+/// Bytes of each block that stay in memory whatever is computed again; none where they may wait in host memory.
+fn least_kept(problem: &Problem) -> Vec<f64> {
+    let mut inputs = vec![0.0; problem.blocks.len()];
+    for value in &problem.values {
+        value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
+    }
+    let least = |(block, inputs): (&crate::Block, f64)| match problem.training.offload {
+        true => 0.0,
+        false => inputs.min(block.activations.0 as f64),
+    };
+    problem.blocks.iter().zip(inputs).map(least).collect()
+}
+
 impl States {
     /// Makes the states of one order of the blocks.
     pub(crate) fn line(problem: &Problem, order: Vec<usize>) -> Self {
         let n_blocks = order.len();
+        let least = least_kept(problem);
         let mut position = vec![0; n_blocks];
         order.iter().enumerate().for_each(|(index, &block)| position[block] = index);
         // A value crosses the cuts from its maker to its last taker: add and take away at the ends.
@@ -73,6 +89,7 @@ impl States {
             work: before(&|block| problem.blocks[block].seconds()),
             parameters: before(&|block| problem.blocks[block].parameters.0 as f64),
             activations: before(&|block| problem.blocks[block].activations.0 as f64),
+            least_kept: before(&|block| least[block]),
             crossing: running(&forward),
             crossing_back: running(&backward),
             sets: Sets::Line(order, position),
@@ -103,6 +120,7 @@ impl States {
         let sum = |field: &dyn Fn(usize) -> f64| -> Vec<f64> {
             (0..n_ideals).map(|ideal| ideals.nodes(ideal).map(field).sum()).collect()
         };
+        let least = least_kept(problem);
         let crossing = |bytes: &dyn Fn(&crate::Value) -> f64| -> Vec<f64> {
             (0..n_ideals)
                 .map(|ideal| {
@@ -119,6 +137,7 @@ impl States {
             work: sum(&|block| problem.blocks[block].seconds()),
             parameters: sum(&|block| problem.blocks[block].parameters.0 as f64),
             activations: sum(&|block| problem.blocks[block].activations.0 as f64),
+            least_kept: sum(&|block| least[block]),
             crossing: crossing(&|value| value.forward.0 as f64),
             crossing_back: crossing(&|value| value.backward.0 as f64),
             sets: Sets::Ideals(ideals),

@@ -60,8 +60,8 @@ pub use manifest::{
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
-    Band, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, Predicted, StageCost, TimesFrom,
-    Transfer,
+    Band, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost,
+    TimesFrom, Transfer,
 };
 pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use plan_file::{PlanFileError, read_plan};

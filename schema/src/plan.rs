@@ -36,6 +36,9 @@ pub struct Plan {
     /// What crosses between stages, each micro-batch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transfers: Vec<Transfer>,
+    /// Parameters that several stages hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ties: Vec<PlanTie>,
     /// Gradient sync, sharding and offload where they are not the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
@@ -115,6 +118,16 @@ pub struct Transfer {
     pub forward: Bytes,
     /// Bytes of one micro-batch, backward; less where values carry no gradient.
     pub backward: Bytes,
+}
+
+/// Parameters that several stages hold: each step adds their gradients up across these stages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanTie {
+    /// Indices of the stages.
+    pub stages: Vec<u32>,
+    /// Bytes of the parameters; part of each stage's own.
+    pub parameters: Bytes,
 }
 
 /// What a plan is predicted to do.

@@ -4,7 +4,7 @@
 //! a deadlock shows here. Each device computes in program order; transfers of a device leave in the order in which
 //! their values are made; copies and collectives have streams of their own.
 
-mod collectives;
+pub(crate) mod collectives;
 mod host;
 mod transfers;
 mod update;

@@ -4,6 +4,7 @@
 //! the plan has are cut evenly, and the answer says so.
 
 mod execution;
+mod steady;
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::{
     in_flight,
     machine::{Device, Link, Machine, Sends, Sharing},
     order::{Order, OrderError, Schedule, Shape, make_for_costs, replicated, round_robin},
-    workload::{Layer, Stage, StageMemory, Transfer, Workload},
+    workload::{Layer, Stage, StageMemory, Tie, Transfer, Workload},
 };
 
 /// What a command may want otherwise than the plan has it.
@@ -140,6 +141,14 @@ pub enum PlanError {
         /// Stages of the plan.
         n_stages: usize,
     },
+    /// Tied parameters of a stage that is not there.
+    #[error("tied parameters are held by stage {stage}, the plan has {n_stages} stages")]
+    Tie {
+        /// The stage.
+        stage: u32,
+        /// Stages of the plan.
+        n_stages: usize,
+    },
     /// Stages that share some devices but not all.
     #[error("stages {first} and {second} share device `{device}` but not all of their devices")]
     Overlap {
@@ -243,6 +252,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
     let (rank_groups, rank_of) = ranks(plan, &stage_devices)?;
     let mut stages = stages(plan, &stage_devices, &machine)?;
     let mut transfers = transfers(plan)?;
+    let mut ties = ties(plan)?;
     let (rank_devices, peers) =
         execution::tensor_parallel(plan, options, &rank_groups, &rank_of, &mut stages, &mut notes)?;
     let most_replicas = rank_devices.iter().map(Vec::len).max().unwrap_or(1) as u32;
@@ -261,6 +271,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
             schedule.name()
         ));
         (stages, transfers) = cut(&stages, &transfers, wanted);
+        ties.iter_mut().flat_map(|tie| &mut tie.stages).for_each(|stage| *stage *= wanted);
         chunks = wanted;
     } else {
         check_placement(plan, schedule, &rank_groups, &rank_of)?;
@@ -281,6 +292,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
             transfers,
             devices: rank_devices.iter().flatten().copied().collect(),
             peers,
+            ties,
             sync,
             offload: execution::offload(&choices)?,
         },
@@ -303,24 +315,6 @@ impl PlannedStep {
         let cost = average_cost(&self.workload.stages, &self.machine, &self.rank_devices);
         let shape = Shape { micro_batches, ..self.shape };
         Ok(self.dealt(make_for_costs(self.schedule, shape, cost)?))
-    }
-
-    /// Returns the time that each further step adds.
-    ///
-    /// # Errors
-    /// As [`crate::simulate`].
-    pub fn period(&self) -> Result<u64, crate::SimulateError> {
-        if !self.schedule.is_asynchronous() {
-            return crate::period(&self.workload, &self.order, &self.machine);
-        }
-        // No end of a step: the pipeline goes on until every stage has met its slowest neighbour.
-        let m = self.shape.micro_batches;
-        let settled = (2 * self.shape.ranks).div_ceil(m) + 1;
-        let time = |steps: u32| match self.order_for(m.saturating_mul(steps)) {
-            Ok(order) => crate::step_time(&self.workload, &order, &self.machine),
-            Err(_) => Err(crate::SimulateError::TooLarge { n_ops: self.order.n_ops() }),
-        };
-        Ok(time(settled + 1)?.saturating_sub(time(settled)?))
     }
 
     /// Deals an order's programs to the replicas of each rank.
@@ -572,6 +566,18 @@ fn transfers(plan: &Plan) -> Result<Vec<Transfer>, PlanError> {
         Ok(Transfer { from, to, forward: transfer.forward.0, backward: transfer.backward.0 })
     };
     plan.transfers.iter().map(transfer).collect()
+}
+
+fn ties(plan: &Plan) -> Result<Vec<Tie>, PlanError> {
+    let n_stages = plan.stages.len();
+    let tie = |tie: &schema::PlanTie| match tie.stages.iter().find(|stage| **stage as usize >= n_stages) {
+        Some(&stage) => Err(PlanError::Tie { stage, n_stages }),
+        None => {
+            let stages = tie.stages.iter().map(|stage| *stage as usize).collect();
+            Ok(Tie { stages, bytes: tie.parameters.0 })
+        }
+    };
+    plan.ties.iter().map(tie).collect()
 }
 
 /// Cuts every stage into equal parts; what crosses a new cut is taken to be what leaves the stage.

@@ -12,10 +12,21 @@ pub struct Workload {
     /// Further devices of a program that do the same with their part of each layer: its tensor-parallel group. Empty
     /// where every program has one device.
     pub peers: Vec<Vec<usize>>,
+    /// Parameters that several stages hold, whose gradients are added up across them.
+    pub ties: Vec<Tie>,
     /// How copies and replicas of a stage agree on gradients.
     pub sync: Sync,
     /// How offloaded activations travel.
     pub offload: Offload,
+}
+
+/// Parameters that several stages hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// The stages.
+    pub stages: Vec<usize>,
+    /// Bytes of their gradients.
+    pub bytes: u64,
 }
 
 /// One stage, for one micro-batch where it matters.

@@ -6,7 +6,7 @@ use super::Builder;
 use crate::{
     collective::{self, Algorithm, Collective, Group, Parts},
     event_graph::TaskId,
-    machine::Link,
+    machine::{Link, Machine},
     order::{Kind, Op},
     step::{Label, Stream, Work},
     workload::Sharding,
@@ -154,32 +154,37 @@ impl Builder<'_> {
         self.group(programs.iter().map(|program| self.workload.devices[*program]).collect())
     }
 
-    fn group(&self, mut devices: Vec<usize>) -> Option<Group> {
-        devices.sort_unstable();
-        devices.dedup();
-        if devices.len() < 2 {
-            return None;
-        }
-        let node = |device: &usize| self.machine.devices[*device].place.first().copied().unwrap_or(0);
-        let mut by_node: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for device in &devices {
-            by_node.entry(node(device)).or_default().push(*device);
-        }
-        let per_node = by_node.values().map(Vec::len).max().unwrap_or(1);
-        let is_even = by_node.values().all(|members| members.len() == per_node);
-        let slowest = self.machine.ring(&devices).unwrap_or(Link { latency: 0, bandwidth: f64::INFINITY });
-        if by_node.len() == 1 || !is_even {
-            return Some(Group::flat(devices.len() as u32, slowest));
-        }
-        let inner = by_node.values().filter_map(|members| self.machine.ring(members)).reduce(|a, b| Link {
-            latency: a.latency.max(b.latency),
-            bandwidth: a.bandwidth.min(b.bandwidth),
-        });
-        Some(Group {
-            nodes: by_node.len() as u32,
-            per_node: per_node as u32,
-            inner: inner.unwrap_or(slowest),
-            outer: slowest,
-        })
+    fn group(&self, devices: Vec<usize>) -> Option<Group> {
+        group(self.machine, devices)
     }
+}
+
+/// The links of a group of devices; `None` for fewer than two.
+pub(crate) fn group(machine: &Machine, mut devices: Vec<usize>) -> Option<Group> {
+    devices.sort_unstable();
+    devices.dedup();
+    if devices.len() < 2 {
+        return None;
+    }
+    let node = |device: &usize| machine.devices[*device].place.first().copied().unwrap_or(0);
+    let mut by_node: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for device in &devices {
+        by_node.entry(node(device)).or_default().push(*device);
+    }
+    let per_node = by_node.values().map(Vec::len).max().unwrap_or(1);
+    let is_even = by_node.values().all(|members| members.len() == per_node);
+    let slowest = machine.ring(&devices).unwrap_or(Link { latency: 0, bandwidth: f64::INFINITY });
+    if by_node.len() == 1 || !is_even {
+        return Some(Group::flat(devices.len() as u32, slowest));
+    }
+    let inner = by_node
+        .values()
+        .filter_map(|members| machine.ring(members))
+        .reduce(|a, b| Link { latency: a.latency.max(b.latency), bandwidth: a.bandwidth.min(b.bandwidth) });
+    Some(Group {
+        nodes: by_node.len() as u32,
+        per_node: per_node as u32,
+        inner: inner.unwrap_or(slowest),
+        outer: slowest,
+    })
 }

@@ -4,7 +4,7 @@
 //! queue (parameter server, P3). In the last case the sum comes back updated, and the next step's forward passes wait
 //! layer by layer for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Builder;
 use crate::{
@@ -73,11 +73,41 @@ impl Builder<'_> {
                 self.updates[stage].extend(message.needed.map(|(before, whole)| (task, before, whole)));
             }
         }
+        self.add_up_ties(&mut synced);
         for program in 0..self.order.ranks.len() {
             self.optimizer_step(program, synced.remove(&program).unwrap_or_default());
         }
         if matches!(sync.sharding, Sharding::Optimizer | Sharding::Gradients) {
             (0..self.order.ranks.len()).for_each(|program| self.gather_after(program));
+        }
+    }
+
+    /// Adds the gradients of tied parameters up across the stages that hold them.
+    fn add_up_ties(&mut self, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
+        let workload = self.workload;
+        for (nth, tie) in workload.ties.iter().enumerate() {
+            let stages = || tie.stages.iter().filter(|stage| **stage < self.members.len());
+            let members: BTreeSet<usize> = stages().flat_map(|stage| self.members[*stage].clone()).collect();
+            let members: Vec<usize> = members.into_iter().collect();
+            let Some(group) = self.group_of(&members) else { continue };
+            let parts =
+                collective::parts(Collective::AllReduce, self.workload.sync.algorithm, tie.bytes, &group);
+            let whole = Message { bytes: tie.bytes, remaining: 0, whole: 0, layer: 0, needed: None };
+            let exist = |stage: &usize| {
+                let of = |program: &usize| self.gradients_exist(*program, *stage, &whole);
+                members.iter().filter_map(of).collect::<Vec<_>>()
+            };
+            let waits: Vec<(TaskId, i64)> = stages().flat_map(exist).collect();
+            let stage = tie.stages.first().copied().unwrap_or(0) as u32;
+            // Behind the stage's own messages.
+            let message = MAX_MESSAGES as u32 + nth as u32;
+            let label = Label {
+                program: members[0],
+                stream: Stream::Collective,
+                work: Work::Reduce { stage, message, bytes: tie.bytes },
+            };
+            let task = self.collective(label, parts, &members, &members, waits);
+            members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
         }
     }
 

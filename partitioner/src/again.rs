@@ -1,0 +1,202 @@
+//! What a stage holds in memory, and what it throws away and computes or fetches again where it cannot hold all.
+//!
+//! Memory: parameters with gradients and optimizer state, one more copy of the parameters for each older version in flight,
+//! activations of the micro-batches in flight, the largest workspace, and buffers for what is on its way.
+//!
+//! Blocks are chosen exactly, by a knapsack. A block computed again keeps its inputs, and exists once in full while its backward
+//! pass runs. A block offloaded is copied out behind the stage's forward pass and back before its backward pass while the device
+//! waits (`Pinned` of the simulator): one micro-batch of it is there at a time, all in flight where the backward pass is split.
+
+use crate::{
+    knapsack::{Choice, pick},
+    pipeline::Cut,
+    stage::{InFlight, Run, Scorer, StageScore},
+};
+
+/// Bytes of gradients that replicas add up at once: PyTorch's bucket.
+const BUCKET: f64 = (25 << 20) as f64;
+
+/// What a stage throws away and computes or fetches again.
+#[derive(Clone, Debug)]
+pub(crate) struct Again {
+    pub(crate) seconds: f64,
+    pub(crate) memory: f64,
+    pub(crate) recompute: Vec<usize>,
+    pub(crate) offload: Vec<usize>,
+}
+
+impl Scorer<'_> {
+    /// Memory without activations, and the limit.
+    pub(crate) fn fixed(&self, start: usize, end: usize, run: Run, in_flight: usize) -> (f64, f64) {
+        let training = &self.problem.training;
+        let parameters = self.parameters(start, end);
+        let versions = if self.rules.is_asynchronous { in_flight as f64 - 1.0 } else { 0.0 };
+        let copies = 1.0 + training.gradient_factor + training.optimizer_factor + versions;
+        let devices = run.devices().map(|device| self.problem.machine.devices[device].memory.0);
+        let buffers = self.buffers(start, end, run, in_flight as f64, parameters);
+        (parameters * copies + buffers, devices.min().unwrap_or(0) as f64)
+    }
+
+    /// Values on their way, and gradients while replicas add them up.
+    ///
+    /// One is sent each way. The stage before may be one micro-batch ahead, and more where activations are not there yet; the
+    /// stage behind may have made every gradient that is still to be used.
+    fn buffers(&self, start: usize, end: usize, run: Run, in_flight: f64, parameters: f64) -> f64 {
+        let states = self.states;
+        let into = states.crossing[start];
+        let kept = match (self.problem.training.recompute, self.problem.training.offload) {
+            (false, false) => states.activations[end] - states.activations[start],
+            _ => states.least_kept[end] - states.least_kept[start],
+        };
+        let early = (into - kept).max(0.0) * in_flight;
+        let sent = states.crossing[end] + states.crossing_back[start];
+        let back = states.crossing_back[end] * in_flight;
+        let bucket = if run.count > 1 { parameters.min(BUCKET) } else { 0.0 };
+        // Every replica of the stage before may be ahead; how many there are is not known yet.
+        let ahead = if self.rules.is_asynchronous { run.first.div_ceil(run.count) as f64 } else { 0.0 };
+        into * (1.0 + ahead) + early + sent + back + bucket.max(self.shared(start, end))
+    }
+
+    /// Memory and seconds of what is computed again; `None` where nothing helps.
+    pub(crate) fn again(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<(f64, f64)> {
+        let in_flight = self.rules.in_flight.count(run.count, behind);
+        let (fixed, limit) = self.fixed(start, end, run, in_flight);
+        let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
+        // A bound that needs no list of blocks decides most stages.
+        if fixed + activations + self.largest_workspace() <= limit {
+            return Some((fixed + activations, 0.0));
+        }
+        if fixed > limit {
+            return None;
+        }
+        let again = self.picked(start, end, run, in_flight)?;
+        Some((again.memory, again.seconds))
+    }
+
+    fn largest_workspace(&self) -> f64 {
+        self.problem.blocks.iter().map(|block| block.workspace.0).max().unwrap_or(0) as f64
+    }
+
+    pub(crate) fn picked(&self, start: usize, end: usize, run: Run, in_flight: usize) -> Option<Again> {
+        let (fixed, limit) = self.fixed(start, end, run, in_flight);
+        let (speed, host) = (self.speed(run), self.host(run));
+        let key = (start, end, in_flight, [limit, speed, fixed, host].map(f64::to_bits));
+        if let Some(known) = self.picks.borrow().get(&key) {
+            return known.clone();
+        }
+        let again = self.pick_again(start, end, in_flight, fixed, limit, (speed, host));
+        self.picks.borrow_mut().insert(key, again.clone());
+        again
+    }
+
+    /// Bytes a second to host memory, of the slowest device.
+    fn host(&self, run: Run) -> f64 {
+        let host = run.devices().map(|device| self.problem.machine.devices[device].host_bandwidth.0);
+        host.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Micro-batches of an offloaded block that are on the device at once.
+    fn copies_held(&self, in_flight: usize) -> usize {
+        match self.rules.in_flight {
+            // What came back for the inputs' gradient stays for the weights'.
+            InFlight::Split(_) => in_flight,
+            _ => self.copies.min(in_flight),
+        }
+    }
+
+    fn pick_again(
+        &self,
+        start: usize,
+        end: usize,
+        in_flight: usize,
+        fixed: f64,
+        limit: f64,
+        (speed, host): (f64, f64),
+    ) -> Option<Again> {
+        let training = &self.problem.training;
+        let blocks = self.states.blocks(start, end);
+        let flying = in_flight as f64;
+        let held = self.copies_held(in_flight) as f64;
+        let workspace =
+            blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
+        let all = blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).sum::<f64>();
+        if fixed + workspace + all * flying <= limit {
+            let memory = fixed + workspace + all * flying;
+            return Some(Again { seconds: 0.0, memory, recompute: vec![], offload: vec![] });
+        }
+        let largest = match training.recompute {
+            true => blocks.iter().map(|&block| self.problem.blocks[block].activations.0).max().unwrap_or(0),
+            false => 0,
+        } as f64;
+        let room = limit - fixed - workspace - largest;
+        let mut kinds: Vec<Vec<u8>> = Vec::new();
+        let items: Vec<Vec<Choice>> = blocks
+            .iter()
+            .map(|&index| {
+                let block = &self.problem.blocks[index];
+                let activations = block.activations.0 as f64;
+                let mut choices = vec![Choice { time: 0.0, memory: activations * flying }];
+                let mut kind = vec![0];
+                if training.recompute && self.inputs[index] < activations {
+                    choices
+                        .push(Choice { time: block.forward.0 / speed, memory: self.inputs[index] * flying });
+                    kind.push(1);
+                }
+                if training.offload && activations > 0.0 && held < flying {
+                    choices.push(Choice { time: 2.0 * activations / host, memory: activations * held });
+                    kind.push(2);
+                }
+                kinds.push(kind);
+                choices
+            })
+            .collect();
+        if room < 0.0 {
+            return None;
+        }
+        let picked = pick(&items, room)?;
+        let chosen = |wanted: u8| {
+            let picks = blocks.iter().zip(&kinds).zip(&picked.choices);
+            picks
+                .filter(|((_, kind), choice)| kind[**choice] == wanted)
+                .map(|((&block, _), _)| block)
+                .collect()
+        };
+        let kept: f64 =
+            items.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice].memory).sum();
+        Some(Again {
+            seconds: picked.time,
+            memory: fixed + workspace + largest + kept,
+            recompute: chosen(1),
+            offload: chosen(2),
+        })
+    }
+
+    /// Scores a stage with blocks that somebody else chose to compute again and to offload, whether it fits or not.
+    pub(crate) fn score_given(&self, cut: &Cut, recompute: &[usize], offload: &[usize]) -> StageScore {
+        let Cut { start, end, run, behind } = *cut;
+        let in_flight = self.rules.in_flight.count(run.count, behind);
+        let (fixed, limit) = self.fixed(start, end, run, in_flight);
+        let block = |index: usize| &self.problem.blocks[index];
+        let activations = |index: usize| block(index).activations.0 as f64;
+        let blocks = self.states.blocks(start, end);
+        let kept = blocks.iter().map(|index| match (recompute.contains(index), offload.contains(index)) {
+            (true, _) => self.inputs[*index] * in_flight as f64,
+            (_, true) => activations(*index) * self.copies_held(in_flight) as f64,
+            _ => activations(*index) * in_flight as f64,
+        });
+        let workspace = blocks.iter().map(|&index| block(index).workspace.0).max().unwrap_or(0) as f64;
+        let largest = recompute.iter().map(|&index| activations(index)).fold(0.0, f64::max);
+        let memory = fixed + workspace + largest + kept.sum::<f64>();
+        let again: f64 = recompute.iter().map(|&index| block(index).forward.0).sum::<f64>() / self.speed(run);
+        let copied: f64 = offload.iter().map(|&index| activations(index)).sum();
+        // Copies beside compute are the simulator's to time.
+        let copying = if self.copies == 1 { 2.0 * copied / self.host(run) } else { 0.0 };
+        let again = Again {
+            seconds: again + copying,
+            memory,
+            recompute: recompute.to_vec(),
+            offload: offload.to_vec(),
+        };
+        self.scored(cut, again, limit)
+    }
+}

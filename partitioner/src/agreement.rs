@@ -1,0 +1,97 @@
+//! What is planned is what is simulated: tests over random models and machines, every strategy.
+
+use simulator::{Sends, from_plan, simulate};
+
+use crate::{
+    Objective, Problem, STRATEGIES, Solution, check_plan,
+    dice::{Dice, cases, problem},
+    plan_file::to_plan,
+    plan_with,
+    simulated::{cluster, planned},
+};
+
+/// Random problems with recompute, offload, ties, skips, replicas, several levels and devices that differ.
+fn solutions(seed: u64, n_cases: usize, mut visit: impl FnMut(&str, &Problem, &Solution)) -> usize {
+    let mut dice = Dice(seed);
+    let mut n_solutions = 0;
+    for case in 0..n_cases {
+        let (n_blocks, n_devices) = (1 + dice.below(7) as usize, 1 + dice.below(5) as usize);
+        let (is_chain, is_uniform) = (dice.flip(), dice.below(3) == 0);
+        let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
+        // Seconds would vanish beside the optimizer's step: bytes are few here.
+        problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = 100 + dice.below(400));
+        problem.training.offload = dice.flip();
+        problem.machine.overlaps = dice.below(3) > 0;
+        for strategy in STRATEGIES {
+            let Ok(solution) = plan_with(&problem, strategy) else { continue };
+            n_solutions += 1;
+            visit(&format!("case {case}, {}", strategy.name()), &problem, &solution);
+        }
+    }
+    n_solutions
+}
+
+#[test]
+fn objectives_are_what_the_simulator_says() {
+    let (mut offloaded, mut again, mut replicated, mut tied, mut short) = (0, 0, 0, 0, 0);
+    let n = solutions(7, cases(150), |name, problem, solution| {
+        let model = schema::ModelReference { name: String::new(), digest: String::new() };
+        let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
+        let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
+        let options = simulator::PlanOptions { sends, ..Default::default() };
+        let Ok(step) = from_plan(&plan, &options) else {
+            // A stage without work is not simulated.
+            assert!(solution.stages.iter().any(|stage| stage.score.compute == 0.0), "{name}");
+            return;
+        };
+        let timeline = simulate(&step.workload, &step.order, &step.machine).unwrap();
+        let (ours, theirs) = match solution.objective {
+            Objective::Step(seconds) => (seconds, timeline.step as f64 * 1e-9),
+            Objective::Period(seconds) => {
+                (seconds, step.period().unwrap() as f64 * 1e-9 / f64::from(solution.micro_batches))
+            }
+        };
+        assert!((ours - theirs).abs() <= 0.01 * theirs, "{name}: planned {ours}, simulated {theirs}");
+        assert!(solution.lower_bound <= theirs * (1.0 + 1e-6), "{name}: {} {theirs}", solution.lower_bound);
+        // What a stage alone takes cannot be more than what is left of the step.
+        for stage in &solution.stages {
+            let least = match solution.objective {
+                Objective::Period(_) => stage.score.seconds,
+                Objective::Step(_) => stage.score.compute * f64::from(solution.micro_batches),
+            };
+            assert!(least <= theirs * (1.0 + 1e-6), "{name}: a stage takes {least} of {theirs}");
+        }
+        let is_short = timeline.memory.iter().any(|memory| memory.exceeded.is_some());
+        short += usize::from(is_short);
+        offloaded += usize::from(solution.offloads());
+        again += usize::from(solution.stages.iter().any(|stage| !stage.score.recompute.is_empty()));
+        replicated += usize::from(solution.stages.iter().any(|stage| stage.run.count > 1));
+        tied += usize::from(!plan.ties.is_empty());
+    });
+    assert!(
+        n > 400 && offloaded > 20 && again > 50 && replicated > 50 && tied > 20,
+        "{n} {offloaded} {again} {replicated} {tied}"
+    );
+    assert_eq!(short, 0, "of {n} plans run out of memory in the simulation");
+}
+
+#[test]
+fn a_plan_checked_is_the_plan_that_was_made() {
+    let mut n_checked = 0;
+    solutions(8, cases(80), |name, problem, solution| {
+        if planned(problem, solution).is_none() {
+            return;
+        }
+        let model = schema::ModelReference { name: String::new(), digest: String::new() };
+        let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
+        let checked = check_plan(problem, &plan).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (a, b) = (solution.seconds(), checked.seconds());
+        assert!((a - b).abs() <= 1e-6 * a, "{name}: made {a}, checked {b}");
+        for (made, checked) in solution.stages.iter().zip(&checked.stages) {
+            assert_eq!(made.score.recompute, checked.score.recompute, "{name}");
+            assert_eq!(made.score.offload, checked.score.offload, "{name}");
+        }
+        n_checked += 1;
+    });
+    assert!(n_checked > 200, "{n_checked}");
+}
