@@ -11,13 +11,15 @@ use simulator::{
 
 use crate::{
     Problem,
-    baselines::{deepspeed, even_layers, even_parameters, torchgpipe},
+    baselines::{deepspeed, even_layers, even_parameters, least_bound, torchgpipe},
     collective::Group,
+    floor::Steps,
     pipeline::{Cut, Sharing, best_pipeline},
+    polish::{Polished, polish, timed},
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
-    step::{StageTimes, step_time},
+    step::StageTimes,
     strategy::{PlanError, Strategy, default_micro_batches, each, shortage, stages_of, states_of},
 };
 
@@ -184,37 +186,45 @@ fn solve_grid(
         Strategy::DeepSpeed => Some(deepspeed(problem, n_stages)),
         _ => None,
     };
-    let is_exact = states.is_complete(problem) && given.is_none();
-    let cuts = match given {
-        Some(positions) => {
-            let cut = |(index, pair): (usize, &[usize])| Cut {
-                start: pair[0],
-                end: pair[1],
-                run: Run { first: index, count: 1, stride: 1 },
-                behind: positions.len() - 1 - index,
-            };
-            positions.windows(2).enumerate().map(cut).collect()
+    let is_exact = states.is_complete(problem);
+    let place = |index: usize| {
+        let run = match grid.replicas_together {
+            true => Run { first: index * grid.replicas, count: grid.replicas, stride: 1 },
+            false => Run { first: index, count: grid.replicas, stride: n_stages },
+        };
+        (run, (n_stages - index) * grid.replicas)
+    };
+    let places: Vec<(Run, usize)> = (0..n_stages).map(place).collect();
+    let natural: Vec<usize> = (0..problem.blocks.len()).collect();
+    let is_given = given.is_some();
+    let mut bottleneck = 0.0;
+    let polished = match given {
+        Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
+        None => {
+            let cuts = best_pipeline(&scorer, sharing, f64::INFINITY).ok_or_else(|| shortage(problem))?.1;
+            let found = stages_of(&scorer, &cuts);
+            if is_exact {
+                bottleneck = least_bottleneck(&scorer, sharing, &found, grid.chunks);
+            }
+            let line: Vec<usize> = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+            let mut borders = vec![0];
+            found.iter().for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
+            let mut seeds = vec![(line.clone(), borders)];
+            let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
+            seeds.push((line, least_bound(&times, n_stages)));
+            seeds.push((natural, torchgpipe(problem, n_stages)));
+            polish(problem, rules, &order, &places, &seeds)
         }
-        None => best_pipeline(&scorer, sharing, f64::INFINITY).ok_or_else(|| shortage(problem))?.1,
     };
-    let mut stages = stages_of(&scorer, &cuts);
-    if stages.len() < cuts.len() {
-        return Err(shortage(problem));
-    }
-    let bottleneck = match is_exact {
-        true => least_bottleneck(&scorer, sharing, &stages, grid.chunks),
-        false => 0.0,
-    };
-    let times: Vec<StageTimes> =
-        cuts.iter().zip(&stages).map(|(cut, stage)| stage_times(&scorer, cut, stage)).collect();
-    let time = step_time(&order, &times, problem.machine.overlaps).ok_or_else(|| PlanError::Schedule {
-        strategy: strategy.name(),
-        reason: "the order deadlocks".into(),
-    })?;
+    let Polished { mut stages, time } = polished.ok_or_else(|| shortage(problem))?;
     if grid.chunks > 1 {
         stages.iter_mut().enumerate().for_each(|(index, stage)| stage.run.first = index % grid.ranks);
     }
-    let floor = step_floor(problem, grid, each, bottleneck);
+    let floor = match is_given {
+        // Cuts made by a rule stand for no others.
+        true => step_floor(problem, states, grid, each, 0.0),
+        false => step_floor(problem, states, grid, each, bottleneck),
+    };
     Ok(Solution {
         strategy: strategy.name(),
         schedule: grid.schedule.name(),
@@ -248,26 +258,19 @@ fn least_bottleneck(scorer: &Scorer, sharing: Sharing, stages: &[SolutionStage],
     best_pipeline(&scorer, sharing, f64::INFINITY).map_or(0.0, |best| best.0.min(found))
 }
 
-/// No step of this grid is shorter.
-///
-/// The slowest stage works on every micro-batch. Where backward passes are whole, stage `s` also waits for one forward pass of all
-/// stages before it and is followed by their backward passes: `X ≥ m·T_s + Σ_{t<s} T_t`, least when all are equal to X:
-/// `X = ΣT / (1 - (1 - 1/m)^p)`.
-fn step_floor(problem: &Problem, grid: Grid, micro_batches: usize, bottleneck: f64) -> f64 {
+/// No step of this grid is shorter: its order of operations, and the slowest stage's port or devices, bound it.
+fn step_floor(problem: &Problem, states: &States, grid: Grid, micro_batches: usize, bottleneck: f64) -> f64 {
     let devices = &problem.machine.devices;
     let fastest = devices.iter().map(|device| device.speed).fold(0.0, f64::max);
-    let one = problem.seconds() / fastest;
-    let m = micro_batches as f64;
-    let shared = match grid.schedule {
-        Schedule::LayerParallel => m * one,
-        Schedule::GPipe | Schedule::OneForwardOneBackward => {
-            one / (1.0 - (1.0 - 1.0 / m).powi(grid.ranks as i32))
-        }
-        _ => m * one / grid.ranks as f64,
+    let known = match states.is_complete(problem) && grid.chunks == 1 {
+        true => states.work_and_forward(problem, fastest),
+        false => Vec::new(),
     };
+    let total = problem.seconds() / fastest;
+    let steps = Steps { schedule: grid.schedule, ranks: grid.ranks, micro_batches, states: &known, total };
     // The bottleneck of the grid counts all replicas' micro-batches, of every chunk of a rank.
-    let of_slowest = m * bottleneck * grid.replicas as f64;
-    shared.max(of_slowest).max(one)
+    let of_slowest = micro_batches as f64 * bottleneck * grid.replicas as f64;
+    steps.floor().max(of_slowest).max(total)
 }
 
 /// Buckets of a stage's gradients, PyTorch's 25 MiB each, and the seconds of one.

@@ -24,9 +24,11 @@ mod simulated;
 mod baselines;
 mod chain;
 mod collective;
+mod floor;
 mod handover;
 mod local_search;
 mod pipeline;
+mod polish;
 mod step;
 
 #[cfg(test)]
