@@ -200,16 +200,16 @@ fn what_is_said_to_be_enough_is_enough() {
             .arg("--dry-run");
         run.assert()
     };
-    let failed = split(&cluster(110_000, 2), &[]).code(1);
+    let failed = split(&cluster(120_000, 2), &[]).code(1);
     let message = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
     assert!(message.contains("one of these would do:"), "{message}");
     let enough = message.split(" devices instead of 2").next().unwrap().rsplit(' ').next().unwrap();
     let enough: usize = enough.parse().unwrap_or_else(|_| panic!("{message}"));
-    split(&cluster(110_000, enough - 1), &[]).code(1);
-    split(&cluster(110_000, enough), &[]).success();
+    split(&cluster(120_000, enough - 1), &[]).code(1);
+    split(&cluster(120_000, enough), &[]).success();
     for option in ["--offload", "--optimizer momentum", "--optimizer sgd"] {
         let words: Vec<&str> = option.split(' ').collect();
-        let run = split(&cluster(110_000, 2), &words);
+        let run = split(&cluster(120_000, 2), &words);
         run.code(i32::from(!message.contains(option)));
     }
 }
