@@ -102,6 +102,17 @@ fn servers_and_slices() {
 }
 
 #[test]
+fn servers_on_machines_of_their_own() {
+    // Each way takes half of the 32 ms and 8 ms. Whole layers go one way, then the other: 40 → 56 → 72 for the back
+    // layer; the front layer's 4 ms each way go in from 60 on and have to wait for the way back.
+    check(&["--sync", "fifo", "--servers-apart"], 72.0 + 4.0);
+    check_period(&["--sync", "fifo", "--servers-apart"], 76.0);
+    // In slices of 1 MB (0.1 ms) both ways are used at once, and the front layer does not wait: back at 64.1.
+    check(&["--sync", "p3", "--servers-apart", "--slice", "1000000"], 60.0 + 4.0 + 0.1);
+    check_period(&["--sync", "p3", "--servers-apart", "--slice", "1000000"], 60.0 + 4.0 + 0.1);
+}
+
+#[test]
 fn collectives() {
     check(&["--collective", "ring"], 60.0 + 4.0 + 1.4);
     check(&["--collective", "hierarchical"], 60.0 + 4.0 + 1.4);
@@ -210,6 +221,7 @@ fn a_plan_may_say_it_itself() {
         assert_eq!(json(&[&plan]), json(&[&[PLAN], flags].concat()), "{execution}");
     };
     check("sync: p3, servers: 1, slice: 1000000", &["--sync", "p3", "--servers", "1", "--slice", "1000000"]);
+    check("sync: fifo, servers_apart: true", &["--sync", "fifo", "--servers-apart"]);
     check("sync: after-backward, collective: tree", &["--sync", "after-backward", "--collective", "tree"]);
     check("sharding: zero3, overlap_slowdown: 1.5", &["--sharding", "zero3", "--overlap-slowdown", "1.5"]);
     check("bucket: 5000000, offload: pinned, prefetch: 1", &["--bucket", "5000000", "--offload", "pinned"]);

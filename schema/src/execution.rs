@@ -19,6 +19,10 @@ pub struct Execution {
     /// Parameter servers; one for each replica when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<u32>,
+    /// Whether they are on machines of their own, so that `fifo` and `p3` use both directions of their links at once; on
+    /// the replicas' machines, with one link for both, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers_apart: Option<bool>,
     /// Bytes of a bucket; DDP's 25 MiB when absent, the first of 1 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bytes>,
@@ -131,6 +135,7 @@ impl Execution {
             sync: self.sync.or(other.sync),
             collective: self.collective.or(other.collective),
             servers: self.servers.or(other.servers),
+            servers_apart: self.servers_apart.or(other.servers_apart),
             bucket: self.bucket.or(other.bucket),
             slice: self.slice.or(other.slice),
             sharding: self.sharding.or(other.sharding),

@@ -147,8 +147,8 @@ struct Builder<'a> {
     ports: BTreeMap<(usize, usize, bool), u32>,
     /// Programs that run each stage of the model: replicas and copies.
     members: Vec<Vec<usize>>,
-    /// Links on which a group's messages queue, by its programs.
-    queues: BTreeMap<Vec<usize>, u32>,
+    /// Links on which a group's messages queue, by its programs and direction.
+    queues: BTreeMap<(Vec<usize>, bool), u32>,
     /// What the next forward pass of each stage waits for: messages, and the share of the pass before their layer.
     updates: Vec<Vec<(TaskId, u64, u64)>>,
     /// Stages of each program whose forward pass has not waited for that in this step.

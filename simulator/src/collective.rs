@@ -190,6 +190,15 @@ fn hierarchical(collective: Collective, bytes: u64, group: &Group) -> Parts {
     }
 }
 
+/// Returns what it takes to push to servers, or to get the sums back: one direction of their links.
+pub fn to_servers(bytes: u64, servers: u32, group: &Group) -> Parts {
+    let n = u64::from(group.n_ranks());
+    if n <= 1 || bytes == 0 {
+        return Parts::default();
+    }
+    hops_then(1, share(bytes, n, u64::from(servers.max(1))), group.slowest())
+}
+
 fn parameter_server(bytes: u64, n: u64, servers: u32, link: Link) -> Parts {
     hops_then(2, share(bytes, 2 * n, u64::from(servers.max(1))), link)
 }

@@ -50,5 +50,6 @@ pub use memory::{DeviceMemory, Exceeded, USES, Use};
 pub use step::{Label, SimulateError, StepGraph, Stream, Work};
 pub use timeline::{ProgramTime, Task, Timeline, period, simulate, step_time};
 pub use workload::{
-    Layer, Offload, Sharding, Stage, StageMemory, Sync, SyncMode, TensorParallel, Tie, Transfer, Workload,
+    Layer, Offload, Servers, Sharding, Stage, StageMemory, Sync, SyncMode, TensorParallel, Tie, Transfer,
+    Workload,
 };

@@ -117,6 +117,8 @@ pub struct Sync {
     pub algorithm: crate::collective::Algorithm,
     /// What is kept once for the group instead of once a replica.
     pub sharding: Sharding,
+    /// Where parameter servers are, which decides what their links carry at once.
+    pub servers: Servers,
 }
 
 impl Default for Sync {
@@ -128,8 +130,19 @@ impl Default for Sync {
             bucket: 25 << 20,
             algorithm: crate::collective::Algorithm::Fastest,
             sharding: Sharding::Replicated,
+            servers: Servers::default(),
         }
     }
+}
+
+/// Where parameter servers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Servers {
+    /// On the replicas' machines: what they send back leaves over the link over which replicas push.
+    #[default]
+    Among,
+    /// On machines of their own: pushes use one direction of their links, what they send back the other.
+    Apart,
 }
 
 /// When gradients are sent, and in which order.

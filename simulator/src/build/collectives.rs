@@ -12,6 +12,17 @@ use crate::{
     workload::Sharding,
 };
 
+/// Programs of a group, and the directions of their links that a message uses.
+#[derive(Clone, Copy)]
+pub(super) enum Ways<'a> {
+    /// From each to the next.
+    Both(&'a [usize]),
+    /// Away from them.
+    Out(&'a [usize]),
+    /// To them.
+    In(&'a [usize]),
+}
+
 impl Builder<'_> {
     /// FSDP: gathers a stage's parameters before a pass, one pass ahead.
     pub(super) fn gather_before(&mut self, program: usize, op: Op, waits: &mut Vec<(TaskId, i64)>) {
@@ -26,18 +37,21 @@ impl Builder<'_> {
         // What is gathered is what every member has stepped.
         let mut ahead: Vec<(TaskId, i64)> =
             members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
-        // The gather may run beside the pass before this one, so it waits for the one before that.
-        ahead.extend(self.tail_of(program, Stream::Compute).map(|tail| {
-            // The kernels of a pass stand before its all-reduces.
-            let inside = matches!(self.step.labels[tail as usize].work, Work::AllReduce { .. });
-            let kernels = if inside { tail - 1 } else { tail };
-            let duration = self.step.graph.duration(kernels);
-            (kernels, -i64::try_from(duration).unwrap_or(i64::MAX))
+        // The gather may run beside the pass before this one: it starts with that.
+        ahead.extend(self.computed[program].last().map(|pass| {
+            let kernels = self.kernels_of(*pass);
+            (kernels, -i64::try_from(self.step.graph.duration(kernels)).unwrap_or(i64::MAX))
         }));
         let work = Work::Gather { stage: stage as u32, op: Some(Op { joined: false, ..op }) };
         let label = Label { program, stream: Stream::Collective, work };
         let gather = self.collective(label, parts, &[program], &members, ahead);
         waits.push((gather, 0));
+    }
+
+    /// Returns the kernels of a pass, which stand before its all-reduces.
+    pub(super) fn kernels_of(&self, pass: TaskId) -> TaskId {
+        let inside = matches!(self.step.labels[pass as usize].work, Work::AllReduce { .. });
+        if inside { pass - 1 } else { pass }
     }
 
     /// Adds the all-reduces inside a pass of a tensor-parallel stage; returns the task that ends the pass.
@@ -100,7 +114,7 @@ impl Builder<'_> {
         for program in acting {
             waits.extend(self.tail_of(*program, Stream::Collective).map(|tail| (tail, 0)));
         }
-        let task = self.message(label, parts, acting, members, waits);
+        let task = self.message(label, parts, acting, Ways::Both(members), waits);
         for program in acting {
             self.tail[*program][Stream::Collective as usize] = task;
         }
@@ -113,9 +127,10 @@ impl Builder<'_> {
         label: Label,
         parts: Parts,
         acting: &[usize],
-        members: &[usize],
+        ways: Ways<'_>,
         waits: Vec<(TaskId, i64)>,
     ) -> TaskId {
+        let (Ways::Both(members) | Ways::Out(members) | Ways::In(members)) = ways;
         let task = self.step.graph.add(parts.total(), waits);
         self.step.labels.push(label);
         let others: Vec<usize> = acting.iter().copied().filter(|other| *other != label.program).collect();
@@ -124,6 +139,16 @@ impl Builder<'_> {
         }
         let devices: Vec<usize> = members.iter().map(|program| self.workload.devices[*program]).collect();
         let mut ports = self.ring_ports(devices);
+        // Out of one device, into the next, and so on.
+        let mut is_out = false;
+        ports.retain(|_| {
+            is_out = !is_out;
+            match ways {
+                Ways::Both(_) => true,
+                Ways::Out(_) => is_out,
+                Ways::In(_) => !is_out,
+            }
+        });
         if acting.len() < members.len() {
             // Each member's own part of the collective is a task of its own.
             let own = self.workload.devices[label.program];

@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Builder;
+use super::{Builder, collectives::Ways};
 use crate::{
-    collective::{self, Collective},
+    collective::{self, Algorithm, Collective},
     event_graph::TaskId,
     order::{Kind, Op},
     sharing::Queued,
     step::{Label, Stream, Work},
-    workload::{Layer, Sharding, Stage, Sync, SyncMode},
+    workload::{Layer, Servers, Sharding, Stage, Sync, SyncMode},
 };
 
 /// Most messages of a stage in a step; beyond it, they are made larger.
@@ -63,13 +63,25 @@ impl Builder<'_> {
                     members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
                     continue;
                 }
-                let task = self.message(label, parts, &members, &members, waits);
-                let next = self.queues.len() as u32;
-                let queue = *self.queues.entry(members.clone()).or_insert(next);
-                self.step.n_queues = self.queues.len();
                 let is_first_come = matches!(sync.mode, SyncMode::Fifo { .. });
                 let rank = if is_first_come { 0 } else { (before + message.layer) as u64 };
-                self.step.queued.push(Queued { task, queue, rank });
+                let task = match (sync.servers, sync.algorithm) {
+                    (Servers::Apart, Algorithm::ParameterServer { servers }) => {
+                        let parts = collective::to_servers(message.bytes, servers, &group);
+                        let pushed = self.message(label, parts, &members, Ways::Out(&members), waits);
+                        self.queue(pushed, (members.clone(), true), rank);
+                        let label = Label { work: Work::Gather { stage: stage as u32, op: None }, ..label };
+                        let back =
+                            self.message(label, parts, &members, Ways::In(&members), vec![(pushed, 0)]);
+                        self.queue(back, (members.clone(), false), rank);
+                        back
+                    }
+                    _ => {
+                        let task = self.message(label, parts, &members, Ways::Both(&members), waits);
+                        self.queue(task, (members.clone(), true), rank);
+                        task
+                    }
+                };
                 self.updates[stage].extend(message.needed.map(|(before, whole)| (task, before, whole)));
             }
         }
@@ -111,15 +123,33 @@ impl Builder<'_> {
         }
     }
 
+    /// Lets a message wait for its turn on a group's link, in one of its directions.
+    fn queue(&mut self, task: TaskId, link: (Vec<usize>, bool), rank: u64) {
+        let next = self.queues.len() as u32;
+        let queue = *self.queues.entry(link).or_insert(next);
+        self.step.n_queues = self.queues.len();
+        self.step.queued.push(Queued { task, queue, rank });
+    }
+
     /// Returns the wait of a message for one replica's gradients.
     fn gradients_exist(&self, program: usize, stage: usize, message: &Message) -> Option<(TaskId, i64)> {
         if self.workload.sync.mode == SyncMode::AfterBackward {
             return self.tail_of(program, Stream::Compute).map(|tail| (tail, 0));
         }
-        let (_, last) = self.last_gradient[program].iter().find(|(other, _)| *other == stage)?;
-        let duration = u128::from(self.step.graph.duration(*last));
+        let (_, last) = *self.last_gradient[program].iter().find(|(other, _)| *other == stage)?;
+        if message.remaining == 0 {
+            return Some((last, 0));
+        }
+        // The all-reduces of a tensor-parallel pass are spread over its kernels, and so are its gradients over both. Here
+        // they stand behind the kernels: what exists before the last of them exists at the end of the pass at the latest.
+        let kernels = self.kernels_of(last);
+        let inside = if kernels == last { 0 } else { self.step.graph.duration(last) };
+        let duration = u128::from(self.step.graph.duration(kernels)) + u128::from(inside);
         let early = duration * u128::from(message.remaining) / u128::from(message.whole.max(1));
-        Some((*last, -i64::try_from(early).unwrap_or(i64::MAX)))
+        let lag = i64::try_from(inside)
+            .unwrap_or(i64::MAX)
+            .saturating_sub(i64::try_from(early).unwrap_or(i64::MAX));
+        Some(if lag <= 0 { (kernels, lag) } else { (last, 0) })
     }
 
     /// Lets the first forward pass of a step wait, layer by layer, for the parameters of the step before.

@@ -7,7 +7,7 @@ use super::{PlanError, PlanOptions};
 use crate::{
     collective::Algorithm,
     data_parallel::P3_SLICE,
-    workload::{Layer, Offload, Sharding, Stage, Sync, SyncMode, TensorParallel},
+    workload::{Layer, Offload, Servers, Sharding, Stage, Sync, SyncMode, TensorParallel},
 };
 
 /// Bytes of a parameter where slices are counted in parameters.
@@ -50,6 +50,7 @@ pub(super) fn sync(
     let slice = positive("the slice", choices.slice.map(|bytes| bytes.0))?;
     let servers = positive("the number of parameter servers", choices.servers.map(u64::from))?;
     let servers = servers.map_or(most_replicas, |servers| servers as u32);
+    let places = if choices.servers_apart.unwrap_or(false) { Servers::Apart } else { Servers::Among };
     let mode = match choices.sync.unwrap_or(SyncOrder::Bucketed) {
         SyncOrder::AfterBackward => SyncMode::AfterBackward,
         SyncOrder::Bucketed => SyncMode::Bucketed,
@@ -82,7 +83,10 @@ pub(super) fn sync(
     }
     if by_layer && most_replicas > 1 {
         let parts = match algorithm {
-            Algorithm::ParameterServer { servers } => format!("{servers} parameter servers"),
+            Algorithm::ParameterServer { servers } => match places {
+                Servers::Among => format!("{servers} parameter servers on the replicas' machines"),
+                Servers::Apart => format!("{servers} parameter servers on machines of their own"),
+            },
             _ => "an all-reduce".to_string(),
         };
         notes.push(format!(
@@ -91,7 +95,8 @@ pub(super) fn sync(
     }
     let default = Sync::default();
     let bucket = bucket.unwrap_or(default.bucket);
-    Ok(Sync { mode, first_bucket: default.first_bucket.min(bucket), bucket, algorithm, sharding })
+    let first_bucket = default.first_bucket.min(bucket);
+    Ok(Sync { mode, first_bucket, bucket, algorithm, sharding, servers: places })
 }
 
 /// Sets the share of the activations that waits in host memory.

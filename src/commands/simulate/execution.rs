@@ -16,6 +16,9 @@ pub(super) struct ExecutionArguments {
     /// Parameter servers [default: one for each replica]
     #[arg(long, value_name = "N", conflicts_with_all = ["csv", "ranks"])]
     servers: Option<u32>,
+    /// Parameter servers are on machines of their own: fifo and p3 use both directions of their links at once
+    #[arg(long, conflicts_with_all = ["csv", "ranks"])]
+    servers_apart: bool,
     /// Bytes of a bucket [default: 26214400, the first 1048576]
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["csv", "ranks"])]
     bucket: Option<u64>,
@@ -114,6 +117,7 @@ impl ExecutionArguments {
                 CollectiveName::ParameterServer => CollectiveKind::ParameterServer,
             }),
             servers: self.servers,
+            servers_apart: self.servers_apart.then_some(true),
             bucket: self.bucket.map(Bytes),
             slice: self.slice.map(Bytes),
             sharding: self.sharding.map(|name| match name {
