@@ -25,6 +25,7 @@ mod safetensors;
 mod saving;
 mod slice;
 mod torchscript;
+mod written;
 mod zip;
 
 pub use blocks::{assign, call_path, cut_before, even, operator_path, with_labels};
@@ -43,3 +44,4 @@ pub use pipeline::{
 };
 pub use python::kept_activations;
 pub use slice::cut;
+pub use written::{WrittenError, WrittenFault, check_written};

@@ -10,8 +10,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use codegen::{
-    About, Assignment, CheckError, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips,
-    Targets, Tied,
+    About, Assignment, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips, Targets, Tied,
 };
 use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, ModelReference, Plan, TiedPlace};
 use tracer::Program;
@@ -162,6 +161,11 @@ impl Emit {
             out.flush().map_err(in_file)?;
         }
         progress.finish_and_clear();
+        codegen::check_written(&program, &mut |file| {
+            let path = folder.path(file).map_err(|failure| std::io::Error::other(failure.to_string()))?;
+            files::map(&path).map_err(|failure| std::io::Error::other(failure.to_string()))
+        })
+        .map_err(|error| bug(&error))?;
         folder.finish()?;
         self.answer(&program, &pipeline, total, output)
     }
@@ -316,7 +320,7 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
     }
 }
 
-fn bug(error: &CheckError) -> Failure {
+fn bug(error: &dyn std::fmt::Display) -> Failure {
     Failure::bug(format!("the stages fail their check: {error}"))
         .with_hint("this is a bug of model-analyze; nothing was written")
 }

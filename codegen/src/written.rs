@@ -1,0 +1,327 @@
+//! The check after writing, which knows nothing but the model and the files.
+//!
+//! The manifest, the archives and the headers of weights are read back: every operator of the model runs in one stage, and
+//! in more only as often as the manifest declares; every parameter has a home, and those with several are declared tied;
+//! every value at a border is made before it is used. Weights are not read: O(code) for an archive of any size.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use safetensors::SafeTensors;
+use schema::{Manifest, StageFiles};
+use thiserror::Error;
+use tracer::{Program, Role, Tensor};
+
+use crate::names::quoted;
+
+/// What is wrong with a written file.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[error("{file}: {fault}")]
+pub struct WrittenError {
+    /// The file.
+    pub file: String,
+    /// What is wrong with it.
+    pub fault: WrittenFault,
+}
+
+/// A fault of a written file.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum WrittenFault {
+    /// It cannot be read back.
+    #[error("it cannot be read back: {0}")]
+    Unreadable(String),
+    /// An input that nothing before it makes.
+    #[error("input `{input}` comes from `{from}`, which is not there before it")]
+    Border {
+        /// Its name.
+        input: String,
+        /// Where it is said to come from.
+        from: String,
+    },
+    /// A stage takes or returns something else than the manifest says.
+    #[error("it takes or returns {found}, the manifest says {expected}")]
+    Signature {
+        /// By the manifest.
+        expected: String,
+        /// In the file.
+        found: String,
+    },
+    /// A tensor that is missing, foreign, or of another size.
+    #[error("tensor `{0}` is missing, or not the model's")]
+    Tensor(String),
+    /// A tensor in several stages that is not declared tied, or the reverse.
+    #[error("tensor `{0}` is in several stages, and not declared tied")]
+    Tied(String),
+    /// An operator that runs in no stage, or in more than the manifest declares.
+    #[error("operator {operator} runs {found} times in the stages, {expected} times in the model")]
+    Operators {
+        /// Its name.
+        operator: String,
+        /// In the model.
+        expected: usize,
+        /// In the stages.
+        found: usize,
+    },
+    /// Operators run in another order than in the model.
+    #[error("operators are not in the model's order")]
+    Order,
+}
+
+use WrittenFault as Fault;
+
+/// The place of the manifest.
+const MANIFEST: &str = "stages/manifest.json";
+
+/// Reads the files of an emitted model back and checks them. `read` gives the bytes of a file below the output folder.
+///
+/// # Errors
+/// With the first fault.
+pub fn check_written<B: AsRef<[u8]>>(
+    program: &Program,
+    read: &mut dyn FnMut(&str) -> io::Result<B>,
+) -> Result<(), WrittenError> {
+    let at = |file: &str, fault: Fault| WrittenError { file: file.to_string(), fault };
+    let mut bytes = |file: &str| read(file).map_err(|error| at(file, Fault::Unreadable(error.to_string())));
+    let text = bytes(MANIFEST)?;
+    let manifest: Manifest = serde_json::from_slice(text.as_ref())
+        .map_err(|error| at(MANIFEST, Fault::Unreadable(error.to_string())))?;
+    check_borders(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
+    check_homes(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
+    let by_path: BTreeMap<&str, &Tensor> = program.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
+    let mut operators: BTreeMap<String, usize> = BTreeMap::new();
+    let mut has_archives = false;
+    for stage in &manifest.stages {
+        if let Some(name) = &stage.files.torchscript {
+            let file = format!("stages/{name}");
+            let archive = bytes(&file)?;
+            let found = tracer::read_archive(archive.as_ref())
+                .map_err(|error| at(&file, Fault::Unreadable(error.to_string())))?;
+            check_archive(&by_path, stage, &found).map_err(|fault| at(&file, fault))?;
+            check_order(program, &found).map_err(|fault| at(&file, fault))?;
+            for operator in shown(&found) {
+                *operators.entry(operator).or_default() += 1;
+            }
+            has_archives = true;
+        }
+        if let Some(name) = &stage.files.weights {
+            let file = format!("stages/{name}");
+            let weights = bytes(&file)?;
+            check_weights(&by_path, stage, weights.as_ref()).map_err(|fault| at(&file, fault))?;
+        }
+        if let Some(name) = &stage.files.python {
+            let file = format!("stages/{name}");
+            let source = bytes(&file)?;
+            let source = std::str::from_utf8(source.as_ref())
+                .map_err(|error| at(&file, Fault::Unreadable(error.to_string())))?;
+            check_source(stage, source).map_err(|fault| at(&file, fault))?;
+        }
+    }
+    match has_archives {
+        true => check_operators(program, &manifest, &operators).map_err(|fault| at(MANIFEST, fault)),
+        false => Ok(()),
+    }
+}
+
+/// Every input is one of the model's, or an output of a stage before.
+fn check_borders(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
+    if manifest.inputs.len() != program.inputs.len() || manifest.stages.is_empty() {
+        let expected = format!("{} inputs", manifest.inputs.len());
+        return Err(Fault::Signature { expected, found: format!("{} inputs", program.inputs.len()) });
+    }
+    let mut made: BTreeSet<String> =
+        manifest.inputs.iter().map(|input| format!("input:{}", input.name)).collect();
+    for (index, stage) in manifest.stages.iter().enumerate() {
+        for input in &stage.inputs {
+            let is_late = manifest.skips == "relay"
+                && input.from.strip_prefix("stage:").is_some_and(|from| {
+                    from.split_once(':').and_then(|(k, _)| k.parse().ok()) != index.checked_sub(1)
+                });
+            if is_late || !made.contains(&input.from) {
+                return Err(Fault::Border { input: input.name.clone(), from: input.from.clone() });
+            }
+        }
+        made.extend(stage.outputs.iter().map(|output| format!("stage:{index}:{}", output.name)));
+    }
+    Ok(())
+}
+
+/// Every parameter and buffer is somewhere; what trains in several stages is declared tied.
+fn check_homes(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
+    let mut homes: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    for stage in &manifest.stages {
+        for name in stage.parameters.iter().chain(&stage.buffers) {
+            homes.entry(name).or_default().insert(stage.stage);
+        }
+    }
+    let mut shared: BTreeMap<(&str, u64), BTreeSet<(u32, &str)>> = BTreeMap::new();
+    for tensor in program.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
+        let Some(stages) = homes.remove(tensor.path.as_str()) else {
+            return Err(Fault::Tensor(tensor.path.clone()));
+        };
+        if let (Role::Parameter, Some(storage)) = (tensor.role, &tensor.storage) {
+            let holders = shared.entry((storage.record.as_str(), storage.offset)).or_default();
+            holders.extend(stages.iter().map(|stage| (*stage, tensor.path.as_str())));
+        }
+    }
+    if let Some(name) = homes.keys().next() {
+        return Err(Fault::Tensor((*name).to_string()));
+    }
+    for holders in shared.values() {
+        let stages: BTreeSet<u32> = holders.iter().map(|(stage, _)| *stage).collect();
+        let is_declared = || {
+            manifest.tied.iter().any(|tied| {
+                let declared: BTreeSet<u32> = tied.holders.iter().map(|holder| holder.stage).collect();
+                let is_known = |holder: &schema::TiedHolder| holders.contains(&(holder.stage, &*holder.name));
+                declared == stages && tied.holders.iter().all(is_known)
+            })
+        };
+        if stages.len() > 1 && !is_declared() {
+            let first = holders.first().expect("there are several");
+            return Err(Fault::Tied(first.1.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// The archive takes what the manifest says, and holds the model's tensors.
+fn check_archive(
+    by_path: &BTreeMap<&str, &Tensor>,
+    stage: &StageFiles,
+    found: &Program,
+) -> Result<(), Fault> {
+    let names = |names: &mut dyn Iterator<Item = &str>| names.collect::<Vec<_>>().join(", ");
+    let expected = names(&mut stage.inputs.iter().map(|input| input.name.as_str()));
+    let taken = names(&mut found.inputs.iter().map(|input| found.values[input.index()].name.as_str()));
+    if expected != taken {
+        return Err(Fault::Signature { expected, found: taken });
+    }
+    let mut returned = 0;
+    crate::operators::leaves(&found.output, &mut |_| returned += 1);
+    if returned != stage.outputs.len() {
+        let expected = format!("{} outputs", stage.outputs.len());
+        return Err(Fault::Signature { expected, found: format!("{returned} outputs") });
+    }
+    let mut wanted: BTreeSet<&str> =
+        stage.parameters.iter().chain(&stage.buffers).map(String::as_str).collect();
+    for tensor in found.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
+        let is_right = by_path.get(tensor.path.as_str()).is_some_and(|model| {
+            (model.dtype, &model.shape, model.role, model.requires_grad)
+                == (tensor.dtype, &tensor.shape, tensor.role, tensor.requires_grad)
+                && model.storage.is_some() == tensor.storage.is_some()
+        });
+        if !is_right || !wanted.remove(tensor.path.as_str()) {
+            return Err(Fault::Tensor(tensor.path.clone()));
+        }
+    }
+    wanted.first().map_or(Ok(()), |name| Err(Fault::Tensor((*name).to_string())))
+}
+
+/// The header of the weights names the stage's tensors with their sizes, and the file is as long as it says.
+fn check_weights(by_path: &BTreeMap<&str, &Tensor>, stage: &StageFiles, bytes: &[u8]) -> Result<(), Fault> {
+    let unreadable = |error: safetensors::SafeTensorError| Fault::Unreadable(error.to_string());
+    // The crate checks that the bytes are as many as the header says.
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(unreadable)?;
+    // The second name of a tied tensor has no bytes of its own.
+    let key = |name: &str| {
+        let tensor = by_path.get(name)?;
+        let storage = tensor.storage.as_ref()?;
+        Some((&storage.record, storage.offset, &tensor.shape, &tensor.strides, tensor.dtype))
+    };
+    let tensors = metadata.tensors();
+    let held: BTreeSet<_> = tensors.keys().filter_map(|name| key(name)).collect();
+    for name in stage.parameters.iter().chain(&stage.buffers) {
+        let fault = || Fault::Tensor(name.clone());
+        let tensor = by_path.get(name.as_str()).ok_or_else(fault)?;
+        let is_complex = matches!(tensor.dtype, tracer::DType::Complex64 | tracer::DType::Complex128);
+        let expected: Vec<usize> =
+            tensor.shape.iter().map(|size| *size as usize).chain(is_complex.then_some(2)).collect();
+        match tensors.get(name) {
+            Some(info) if info.shape == expected => {}
+            None if key(name).is_some_and(|key| held.contains(&key)) => {}
+            _ => return Err(fault()),
+        }
+    }
+    let names: BTreeSet<&str> = stage.parameters.iter().chain(&stage.buffers).map(String::as_str).collect();
+    let is_foreign = |name: &&String| by_path.contains_key(name.as_str()) && !names.contains(name.as_str());
+    tensors.keys().find(is_foreign).map_or(Ok(()), |name| Err(Fault::Tensor(name.clone())))
+}
+
+/// The source takes what the manifest says, and names the stage's tensors.
+fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
+    let expected: String = stage.inputs.iter().map(|input| format!(", {}", input.name)).collect();
+    let expected = format!("def forward(self{expected}):");
+    let found = source.lines().map(str::trim).find(|line| line.starts_with("def forward("));
+    if found != Some(expected.as_str()) {
+        let found = found.unwrap_or("no forward").to_string();
+        return Err(Fault::Signature { expected, found });
+    }
+    let entries: BTreeSet<&str> = source.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    for name in stage.parameters.iter().chain(&stage.buffers) {
+        let start = format!("{}: ", quoted(name));
+        let is_there = entries.range(start.as_str()..).next().is_some_and(|line| line.starts_with(&start));
+        if !is_there {
+            return Err(Fault::Tensor(name.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// Operators of a program that its stages show; in-place ones may have become plain. Steps that only turn sizes into tensors and
+/// back come and go with the cut.
+fn shown(program: &Program) -> impl Iterator<Item = String> {
+    let is_detour = |name: &str| {
+        matches!(
+            name,
+            "aten::Int"
+                | "aten::ScalarImplicit"
+                | "aten::IntImplicit"
+                | "prim::NumToTensor"
+                | "prim::device"
+                | "aten::tensor"
+                | "prim::ListUnpack"
+                | "prim::TupleUnpack"
+                | "aten::clone"
+        )
+    };
+    let names = program.nodes.iter().map(|node| node.operator.as_str());
+    names.filter(move |name| !is_detour(name)).map(|name| name.trim_end_matches('_').to_string())
+}
+
+/// A stage's operators stand in the model in the same order.
+fn check_order(program: &Program, found: &Program) -> Result<(), Fault> {
+    let mut model = shown(program);
+    match shown(found).all(|operator| model.any(|other| other == operator)) {
+        true => Ok(()),
+        false => Err(Fault::Order),
+    }
+}
+
+/// Each operator runs as often as in the model; more often only as the manifest declares.
+fn check_operators(
+    program: &Program,
+    manifest: &Manifest,
+    found: &BTreeMap<String, usize>,
+) -> Result<(), Fault> {
+    let mut expected: BTreeMap<String, usize> = BTreeMap::new();
+    for operator in shown(program) {
+        *expected.entry(operator).or_default() += 1;
+    }
+    let mut declared: usize = manifest.stages.iter().map(|stage| stage.repeated_operators as usize).sum();
+    let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+    for operator in names {
+        let count = |counts: &BTreeMap<String, usize>| counts.get(operator).copied().unwrap_or(0);
+        let (expected, found) = (count(&expected), count(found));
+        let wrong = || Fault::Operators { operator: operator.clone(), expected, found };
+        if expected == 0 || found < expected {
+            return Err(wrong());
+        }
+        declared = match declared.checked_sub(found - expected) {
+            Some(rest) => rest,
+            None => return Err(wrong()),
+        };
+    }
+    Ok(())
+}
