@@ -98,3 +98,9 @@ deny:
 # The corpus of hostile files, made again; `git diff` shows what changed.
 hostile:
 	$(PYTHON) fixtures/hostile.py
+
+.PHONY: zoo-stages
+# Every model of the zoo in 2, 3 and 4 stages, both forms, eval and training mode, against the whole model.
+zoo-stages: .venv/ready
+	cargo build --release
+	.venv/bin/python tests/oracle/zoo_stages.py target/release/model-analyze out/zoo-stages
