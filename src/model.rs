@@ -1,9 +1,9 @@
 //! From a file to a model: mapped, read, built, and every fault shown with its place.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use graph::{BuildError, BuildErrors, BuildOptions, InputShape, ModelGraph};
-use tracer::{Program, Span, TraceError};
+use tracer::{Program, Span, Tensor, TraceError};
 
 use crate::{commands::trace::input_spec::InputSpec, failure::Failure, files};
 
@@ -17,9 +17,17 @@ pub struct Model {
 
 /// Reads a trace, an archive or IR text, and builds its graph for the given inputs (`[NAME=]SHAPE[:DTYPE]`).
 pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
+    load_with(path, inputs, None)
+}
+
+/// Reads a trace with the sizes of its parameters from another file, where the trace does not say them.
+pub fn load_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> Result<Model, Failure> {
     let inputs = inputs.iter().map(|text| input_shape(text)).collect::<Result<Vec<_>, _>>()?;
     let bytes = files::map(path)?;
-    let program = read(path, &bytes)?;
+    let mut program = read(path, &bytes)?;
+    if let Some(parameters) = parameters {
+        adopt(&mut program, tensors(parameters)?, parameters)?;
+    }
     let graph = graph::build(&program, &BuildOptions { inputs })
         .map_err(|errors| build_failure(path, &program, &errors))?;
     Ok(Model { program, graph })
@@ -51,6 +59,50 @@ fn read(path: &Path, bytes: &[u8]) -> Result<Program, Failure> {
             None => failure,
         }
     })
+}
+
+/// Reads the sizes of tensors by path.
+fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
+    let bytes = files::map(path)?;
+    if tracer::is_archive(&bytes) || !bytes.trim_ascii_start().starts_with(b"{") {
+        return tracer::read_tensors(&bytes).map_err(|error| {
+            trace_failure(path, &error).with_hint(
+                "--parameters takes what torch.save(model.state_dict(), FILE) writes, an archive, or JSON",
+            )
+        });
+    }
+    let sizes: BTreeMap<String, Vec<u64>> = serde_json::from_slice(&bytes).map_err(|error| {
+        Failure::input(format!("{}: {error}", path.display()))
+            .with_hint("write the sizes as {\"conv1.weight\": [64, 3, 7, 7], …}")
+    })?;
+    let tensor = |(path, shape): (String, Vec<u64>)| {
+        let strides =
+            (0..shape.len()).map(|at| shape[at + 1..].iter().fold(1, |n: u64, s| n.saturating_mul(*s)));
+        let strides = strides.collect();
+        let role = tracer::role_by_name(&path, graph::DType::Float32);
+        let (dtype, requires_grad) = (graph::DType::Float32, role == graph::Role::Parameter);
+        Tensor { path, dtype, shape, strides, storage: None, requires_grad, role, device: "cpu".to_string() }
+    };
+    Ok(sizes.into_iter().map(tensor).collect())
+}
+
+/// Gives the trace's tensors what another file knows of them, and adds those that no operator reads.
+fn adopt(program: &mut Program, known: Vec<Tensor>, from: &Path) -> Result<(), Failure> {
+    let mut rest: BTreeMap<String, Tensor> =
+        known.into_iter().map(|tensor| (tensor.path.clone(), tensor)).collect();
+    let mut n_found = 0;
+    for tensor in program.tensors.iter_mut().filter(|tensor| tensor.role != graph::Role::Constant) {
+        if let Some(known) = rest.remove(&tensor.path) {
+            n_found += 1;
+            *tensor = known;
+        }
+    }
+    if n_found == 0 {
+        return Err(Failure::input(format!("{} names no parameter of the trace", from.display()))
+            .with_hint("names are paths from the root, as in model.state_dict(): layer1.0.conv1.weight"));
+    }
+    program.tensors.extend(rest.into_values().filter(|tensor| tensor.role != graph::Role::Constant));
+    Ok(())
 }
 
 fn input_shape(text: &str) -> Result<InputShape, Failure> {

@@ -1,4 +1,5 @@
 //! `inspect` on the committed traces: the same numbers as PyTorch's, from `fixtures/expected`.
+#![allow(clippy::print_stdout)]
 
 use std::{collections::HashMap, path::Path, process::Command};
 
@@ -96,27 +97,122 @@ fn another_batch_is_inferred() {
     assert_eq!(longer["blocks"][0]["output_shape"], serde_json::json!([3, 9, 64]));
 }
 
+/// Holds what `inspect` says of an archive against what it says of the IR text with the archive's sizes.
+fn agree(archive: &str, text: &str) {
+    let (of_archive, of_text) = (inspect(&[archive]), inspect(&[text, "--parameters", archive]));
+    let alone = inspect(&[text]);
+    for key in [
+        "parameters",
+        "buffers",
+        "parameter_bytes",
+        "flops",
+        "fused_flops",
+        "backward_flops",
+        "activation_bytes",
+    ] {
+        assert_eq!(of_archive["totals"][key], of_text["totals"][key], "{archive}: {key}");
+        // What the text alone does not determine is null, never a smaller number.
+        let known = &alone["totals"][key];
+        let is_unused = key == "parameters" || key == "buffers" || key == "parameter_bytes";
+        assert!(
+            known.is_null() || known == &of_archive["totals"][key] || is_unused || key == "activation_bytes",
+            "{archive}: {key} is {known} by the text alone"
+        );
+    }
+    assert_eq!(of_text["disagreements"], Value::Array(vec![]), "{archive}");
+    let calls = |report: &Value| -> HashMap<String, Value> {
+        let blocks = report["blocks"].as_array().expect("a list").iter().filter(|b| b["operators"] != 0);
+        blocks.map(|b| (b["path"].as_str().expect("text").to_string(), b.clone())).collect()
+    };
+    let (of_archive, of_text, alone) = (calls(&of_archive), calls(&of_text), calls(&alone));
+    assert_eq!(of_archive.len(), of_text.len(), "{archive}");
+    for (path, block) in &of_archive {
+        for key in ["kind", "output_shape", "parameters", "flops", "fused_flops", "backward_flops"] {
+            // The text names no class of a module whose code fetches nothing.
+            if key != "kind" || of_text[path][key] != "" {
+                assert_eq!(block[key], of_text[path][key], "{archive}: {key} of {path}");
+            }
+            let known = &alone[path][key];
+            assert!(
+                known.is_null() || known == "" || known == &block[key],
+                "{archive}: {key} of {path} is {known} by the text"
+            );
+        }
+    }
+}
+
 #[test]
 fn archive_and_ir_text_agree_on_every_call() {
     for name in ["cnn_basic", "unet_small", "gpt2_tiny", "lstm_seq2seq_small"] {
-        let archive = inspect(&[&fixture(&format!("traces/{name}.pt"))]);
-        let text = inspect(&[&fixture(&format!("ir/{name}.inlined.txt"))]);
-        let calls = |report: &Value| -> HashMap<String, Value> {
-            let blocks =
-                report["blocks"].as_array().expect("a list").iter().filter(|block| block["operators"] != 0);
-            blocks
-                .map(|b| (b["path"].as_str().expect("text").to_string(), b["output_shape"].clone()))
-                .collect()
-        };
-        let (archive, text) = (calls(&archive), calls(&text));
-        for (path, shape) in &text {
-            // An inlined graph keeps the scope of the innermost call only where operators stand in it.
-            if let Some(known) = archive.get(path).filter(|_| !path.is_empty()) {
-                assert_eq!(known, shape, "{name}: {path}");
-            }
-        }
-        assert!(text.keys().filter(|path| archive.contains_key(*path)).count() > 3, "{name}");
+        agree(&fixture(&format!("traces/{name}.pt")), &fixture(&format!("ir/{name}.inlined.txt")));
     }
+}
+
+#[test]
+fn archive_and_ir_text_agree_on_the_zoo() {
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("out/zoo");
+    let Ok(entries) = std::fs::read_dir(&zoo) else {
+        println!("skipped: no out/zoo; `make zoo` makes it");
+        return;
+    };
+    for archive in entries.map(|entry| entry.expect("a file").path()) {
+        let text = archive.with_extension("inlined.txt");
+        if archive.extension().is_some_and(|ending| ending == "pt") && text.exists() {
+            agree(&archive.display().to_string(), &text.display().to_string());
+        }
+    }
+}
+
+/// A linear layer by hand, whose weight can be read off nothing.
+const BY_HAND: &str = "graph(%self : __torch__.M,
+      %x : Float(2, 84, strides=[84, 1], requires_grad=0, device=cpu)):
+  %w : Tensor = prim::GetAttr[name=\"weight\"](%self)
+  %b : Tensor = prim::GetAttr[name=\"bias\"](%self)
+  %one : int = prim::Constant[value=1]()
+  %t : Tensor = aten::t(%w)
+  %y : Float(2, 10, strides=[10, 1], requires_grad=1, device=cpu) = aten::matmul(%x, %t)
+  %z : Float(2, 10, strides=[10, 1], requires_grad=1, device=cpu) = aten::add(%y, %b, %one)
+  return (%z)
+";
+
+#[test]
+fn sizes_that_a_text_lacks_are_unknown_until_a_file_says_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let model = place("model.txt", BY_HAND);
+    let output = model_analyze(&["inspect", &model]).success().get_output().stdout.clone();
+    insta::assert_snapshot!("unknown_sizes", String::from_utf8(output).expect("UTF-8"));
+    let totals = |sizes: &str| inspect(&[&model, "--parameters", sizes])["totals"].clone();
+    let alone = &inspect(&[&model])["totals"];
+    assert!(alone["parameters"].is_null() && alone["flops"].is_null() && alone["parameter_bytes"].is_null());
+    assert_eq!(alone["tensors_of_unknown_size"], 2);
+    let sizes = place("sizes.json", r#"{"weight": [10, 84], "bias": [10]}"#);
+    for sizes in [sizes, fixture("wrong/state_dict.pt")] {
+        let totals = totals(&sizes);
+        assert_eq!(totals["parameters"], 850);
+        assert_eq!(totals["flops"], 2 * 2 * 84 * 10);
+        assert_eq!(totals["tensors_of_unknown_size"], 0);
+    }
+    let refused = |sizes: &str| {
+        let output =
+            model_analyze(&["inspect", &model, "--parameters", sizes]).code(2).get_output().stderr.clone();
+        let folder = format!("{}/", folder.path().display());
+        String::from_utf8(output).expect("UTF-8").replace(&folder, "")
+    };
+    insta::assert_snapshot!(
+        "sizes_of_another_model",
+        refused(&place("other.json", r#"{"fc.weight": [10, 84]}"#))
+    );
+    insta::assert_snapshot!("sizes_that_are_none", refused(&place("odd.json", r#"{"weight": "10x84"}"#)));
+    insta::assert_snapshot!(
+        "sizes_that_do_not_fit",
+        refused(&place("wide.json", r#"{"weight": [10, 85], "bias": [10]}"#))
+    );
+    insta::assert_snapshot!("sizes_in_no_known_file", refused(&place("sizes.txt", "weight 10x84")));
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod model;
 mod operand;
 mod recorded;
 mod signature;
+mod sizes;
 mod stored;
 mod structure;
 mod validate;

@@ -165,7 +165,7 @@ pub struct StoredTensor {
     pub dtype: DType,
     /// Sizes; empty and meaningless without `has_shape`.
     pub shape: Vec<u64>,
-    /// False for parameters of an IR text, which does not say their sizes.
+    /// False where an IR text neither says the sizes nor lets them follow from what the operators make.
     pub has_shape: bool,
     /// Strides in elements.
     pub strides: Vec<u64>,

@@ -6,18 +6,31 @@ use indexmap::IndexMap;
 use tracer::{Program, Role, TensorId};
 
 use crate::{
-    fact::{StorageId, size_of_dtype},
+    fact::{Shape, StorageId, size_of_dtype},
+    infer::contiguous_strides,
     model::{ModelGraph, Origin, Storage, StoredTensor},
+    sizes::sizes,
 };
 
 /// Lists stored tensors and groups those that share memory.
 pub fn place_tensors(program: &Program, graph: &mut ModelGraph) {
     let mut by_record: HashMap<&str, (TensorId, StorageId)> = HashMap::new();
     let mut by_place: IndexMap<(&str, u64, &[u64]), Vec<TensorId>> = IndexMap::new();
-    for (index, tensor) in program.tensors.iter().enumerate() {
+    let derived = sizes(program);
+    for (index, (tensor, derived)) in program.tensors.iter().zip(derived).enumerate() {
         let id = TensorId(index as u32);
-        let has_shape = tensor.storage.is_some() || !tensor.shape.is_empty() || tensor.role == Role::Constant;
-        let elements = tensor.shape.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+        let is_written =
+            tensor.storage.is_some() || !tensor.shape.is_empty() || tensor.role == Role::Constant;
+        let derived = derived.filter(|_| !is_written);
+        let has_shape = is_written || derived.is_some();
+        let (shape, strides) = match derived {
+            Some(sizes) => {
+                let known: Shape = sizes.iter().map(|size| Some(*size)).collect();
+                (sizes.to_vec(), contiguous_strides(&known).unwrap_or_default().to_vec())
+            }
+            None => (tensor.shape.clone(), tensor.strides.clone()),
+        };
+        let elements = shape.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
         let bytes = if has_shape { elements.saturating_mul(size_of_dtype(tensor.dtype)) } else { 0 };
         let record = tensor.storage.as_ref().map(|storage| storage.record.as_str());
         let known = record.and_then(|record| by_record.get(record).copied());
@@ -41,9 +54,9 @@ pub fn place_tensors(program: &Program, graph: &mut ModelGraph) {
             path: tensor.path.clone(),
             role: tensor.role,
             dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
+            shape,
             has_shape,
-            strides: tensor.strides.clone(),
+            strides,
             bytes,
             requires_grad: tensor.requires_grad && tensor.role == Role::Parameter,
             storage,

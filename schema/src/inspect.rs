@@ -43,25 +43,29 @@ pub struct NamedTensor {
 /// Sums over the whole model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct InspectTotals {
-    /// Trained elements, tied ones once.
-    pub parameters: u64,
+    /// Trained elements, tied ones once; null when the trace does not say the sizes of all of them.
+    pub parameters: Option<u64>,
     /// Elements of buffers.
     pub buffers: u64,
-    /// Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two.
-    pub flops: u64,
-    /// Backward operations.
-    pub backward_flops: u64,
+    /// Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two; null when sizes that
+    /// they follow from are not known.
+    pub flops: Option<u64>,
+    /// Backward operations; null where `flops` is.
+    pub backward_flops: Option<u64>,
     /// Further forward operations, in fused attention and recurrent kernels: torch's counter misses them on a CPU and
     /// counts attention's by the same formula on a GPU.
     pub fused_flops: u64,
-    /// Bytes of parameters, tied ones once.
-    pub parameter_bytes: u64,
+    /// Bytes of parameters, tied ones once; null where `parameters` is.
+    pub parameter_bytes: Option<u64>,
     /// Bytes that autograd keeps for the backward pass.
     pub activation_bytes: u64,
     /// Number of operators.
     pub operators: u64,
     /// Number of operators that no rule knows.
     pub unknown_operators: u64,
+    /// Parameters and buffers whose sizes the trace neither says nor determines; some of them are named in the notes.
+    #[serde(default)]
+    pub tensors_of_unknown_size: u64,
 }
 
 /// One block.
@@ -77,15 +81,15 @@ pub struct InspectBlock {
     pub output_shape: Option<Vec<Option<u64>>>,
     /// Element type of that tensor.
     pub output_dtype: Option<String>,
-    /// Trained elements that it reads, tied ones once.
-    pub parameters: u64,
-    /// Forward operations, those of `fused_flops` left out.
-    pub flops: u64,
+    /// Trained elements that it reads, tied ones once; null when not all of their sizes are known.
+    pub parameters: Option<u64>,
+    /// Forward operations, those of `fused_flops` left out; null when sizes that they follow from are not known.
+    pub flops: Option<u64>,
     /// Further forward operations, in fused kernels.
     #[serde(default)]
     pub fused_flops: u64,
-    /// Backward operations.
-    pub backward_flops: u64,
+    /// Backward operations; null where `flops` is.
+    pub backward_flops: Option<u64>,
     /// Bytes that autograd keeps from here.
     pub activation_bytes: u64,
     /// Number of operators in it.

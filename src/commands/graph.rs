@@ -58,6 +58,10 @@ pub struct Graph {
     #[arg(long, value_enum, default_value_t)]
     renderer: Renderer,
 
+    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt), an archive, or JSON {"path": [sizes]}
+    #[arg(long, value_name = "FILE")]
+    parameters: Option<PathBuf>,
+
     /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     inputs: Vec<String>,
@@ -120,7 +124,7 @@ impl Graph {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let kind = self.kind()?;
         let color = self.color()?;
-        let model = model::load(&self.model, &self.inputs)?;
+        let model = model::load_with(&self.model, &self.inputs, self.parameters.as_deref())?;
         model::notes(&model.program).for_each(crate::failure::note);
         let stages = match &self.plan {
             Some(path) => {

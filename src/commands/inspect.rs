@@ -34,6 +34,10 @@ pub struct Inspect {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,
 
+    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt), an archive, or JSON {"path": [sizes]}
+    #[arg(long, value_name = "FILE")]
+    parameters: Option<PathBuf>,
+
     /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     inputs: Vec<String>,
@@ -50,7 +54,7 @@ pub struct Inspect {
 impl Inspect {
     /// Prints the table.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let model = model::load(&self.model, &self.inputs)?;
+        let model = model::load_with(&self.model, &self.inputs, self.parameters.as_deref())?;
         match self.format {
             Format::Json => {
                 let report = report(&model, self.depth);
@@ -69,9 +73,11 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
     let costs = graph::costs(graph);
     let parameters = graph::parameters_by_block(graph);
     let depth = depth.unwrap_or(u32::MAX);
+    let unsized_blocks = unsized_blocks(graph);
     let blocks = graph.blocks.iter().filter(|block| block.depth <= depth);
-    let blocks = blocks.map(|block| row(graph, &costs, &parameters, block.id)).collect();
+    let blocks = blocks.map(|block| row(graph, &costs, &parameters, block.id, &unsized_blocks)).collect();
     let total = costs.total();
+    let all_known = graph.tensors.iter().all(|t| t.has_shape || t.role != graph::Role::Parameter);
     let once = |role| graph.tensors.iter().filter(move |t| t.role == role && t.first == t.id);
     let unknown = graph.unknown.iter().map(|(name, unknown)| {
         let mut paths: Vec<String> =
@@ -92,15 +98,16 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
         inputs: named(&graph.inputs),
         outputs: named(&graph.outputs),
         totals: InspectTotals {
-            parameters: graph.parameters(),
+            parameters: all_known.then(|| graph.parameters()),
             buffers: once(graph::Role::Buffer).map(graph::StoredTensor::elements).sum(),
-            flops: total.forward_flops - total.fused_flops,
-            backward_flops: total.backward_flops(),
+            flops: counted(&total, total.forward_flops - total.fused_flops),
+            backward_flops: counted(&total, total.backward_flops()),
             fused_flops: total.fused_flops,
-            parameter_bytes: once(graph::Role::Parameter).map(|tensor| tensor.bytes).sum(),
+            parameter_bytes: all_known.then(|| once(graph::Role::Parameter).map(|tensor| tensor.bytes).sum()),
             activation_bytes: total.saved_bytes,
             operators: graph.operators.len() as u64,
             unknown_operators: graph.unknown.values().map(|unknown| unknown.operators.len() as u64).sum(),
+            tensors_of_unknown_size: graph.tensors.iter().filter(|tensor| !tensor.has_shape).count() as u64,
         },
         blocks,
         unknown: unknown.collect(),
@@ -119,16 +126,49 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
 
 fn notes(model: &model::Model) -> Vec<String> {
     let mut notes: Vec<String> = model::notes(&model.program).collect();
-    let without = model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).count();
-    if without > 0 {
+    let without: Vec<&graph::StoredTensor> =
+        model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).collect();
+    if !without.is_empty() {
+        let named: Vec<String> =
+            without.iter().take(LISTED_PATHS).map(|tensor| format!("`{}`", tensor.path)).collect();
+        let more = match without.len() - named.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
         notes.push(format!(
-            "the text does not say the sizes of {without} parameters and buffers: their elements and some FLOPs are not counted; an archive says them"
+            "the text does not say the sizes of {}{more}, and nothing determines them; --parameters may name a state dict that does",
+            named.join(", ")
         ));
     }
     notes
 }
 
-fn row(graph: &ModelGraph, costs: &OperatorCosts, parameters: &[u64], id: BlockId) -> InspectBlock {
+/// Tells which blocks read a parameter of unknown size.
+fn unsized_blocks(graph: &ModelGraph) -> Vec<bool> {
+    let mut result = vec![false; graph.blocks.len()];
+    let parameters = graph.tensors.iter().filter(|t| !t.has_shape && t.role == graph::Role::Parameter);
+    for reader in parameters.flat_map(|tensor| &tensor.consumers) {
+        let mut block = Some(graph.operator(*reader).block);
+        while let Some(id) = block {
+            result[id.index()] = true;
+            block = graph.block(id).parent;
+        }
+    }
+    result
+}
+
+/// A number of operations, where all of them could be counted.
+fn counted(cost: &graph::OperatorCost, flops: u64) -> Option<u64> {
+    (cost.uncounted == 0).then_some(flops)
+}
+
+fn row(
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    parameters: &[u64],
+    id: BlockId,
+    unsized_blocks: &[bool],
+) -> InspectBlock {
     let block = graph.block(id);
     let cost = costs.block(graph, id);
     let result = graph.result_of(id);
@@ -138,10 +178,10 @@ fn row(graph: &ModelGraph, costs: &OperatorCosts, parameters: &[u64], id: BlockI
         depth: block.depth,
         output_shape: result.and_then(shape),
         output_dtype: result.and_then(dtype),
-        parameters: parameters[id.index()],
-        flops: cost.forward_flops - cost.fused_flops,
+        parameters: (!unsized_blocks[id.index()]).then(|| parameters[id.index()]),
+        flops: counted(&cost, cost.forward_flops - cost.fused_flops),
         fused_flops: cost.fused_flops,
-        backward_flops: cost.backward_flops(),
+        backward_flops: counted(&cost, cost.backward_flops()),
         activation_bytes: cost.saved_bytes,
         operators: block.operators.len() as u64,
         structure: format!("{:016x}", block.structure),
@@ -173,7 +213,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     let lines = lines(graph, depth);
     let header = ["block", "kind", "output", "parameters", "FLOPs", "share", "memory"];
     let mut rows: Vec<[String; 7]> = vec![header.map(str::to_string)];
-    let total = (report.totals.flops + report.totals.fused_flops).max(1) as f64;
+    let total = report.totals.flops.map(|flops| (flops + report.totals.fused_flops).max(1) as f64);
     for line in &lines {
         let block = &report.blocks[line.block];
         let times = line.times as u64;
@@ -182,15 +222,27 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
             name = format!("{name} … {} ×{times}", cell(last_name(&graph.block(last).path)));
         }
         let dash = || "-".to_string();
-        let count = |number: u64| if number == 0 { dash() } else { grouped(number) };
-        let flops = (block.flops + block.fused_flops) * times;
+        let unknown = || "?".to_string();
+        let flops = block.flops.map(|flops| (flops + block.fused_flops) * times);
         rows.push([
             name,
             cell(&block.kind).into_owned(),
             block.output_shape.as_ref().map_or_else(dash, |shape| graph::show_shape(shape)),
-            count(block.parameters * times),
-            if flops == 0 { dash() } else { Flops(flops).to_string() },
-            if flops == 0 { dash() } else { format!("{:.1} %", 100.0 * flops as f64 / total) },
+            match block.parameters {
+                Some(0) => dash(),
+                Some(number) => grouped(number * times),
+                None => unknown(),
+            },
+            match flops {
+                Some(0) => dash(),
+                Some(flops) => Flops(flops).to_string(),
+                None => unknown(),
+            },
+            match (flops, total) {
+                (Some(0), _) => dash(),
+                (Some(flops), Some(total)) => format!("{:.1} %", 100.0 * flops as f64 / total),
+                _ => unknown(),
+            },
             if block.activation_bytes == 0 {
                 dash()
             } else {
@@ -200,12 +252,19 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     }
     let mut text = table(&rows);
     let totals = &report.totals;
+    let parameters = totals.parameters.zip(totals.parameter_bytes);
+    let flops = |number: Option<u64>| {
+        number.map_or("an unknown number of FLOP".to_string(), |n| Flops(n).to_string())
+    };
     text.push_str(&format!(
-        "\n{} parameters ({}), {} forward, {} backward, {} kept for the backward pass, {} operators\n",
-        grouped(totals.parameters),
-        Bytes(totals.parameter_bytes),
-        Flops(totals.flops + totals.fused_flops),
-        Flops(totals.backward_flops),
+        "\n{}, {} forward, {} backward, {} kept for the backward pass, {} operators\n",
+        parameters.map_or("an unknown number of parameters".to_string(), |(number, bytes)| format!(
+            "{} parameters ({})",
+            grouped(number),
+            Bytes(bytes)
+        )),
+        flops(totals.flops.map(|flops| flops + totals.fused_flops)),
+        flops(totals.backward_flops),
         Bytes(totals.activation_bytes),
         grouped(totals.operators),
     ));

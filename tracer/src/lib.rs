@@ -8,7 +8,7 @@ mod flatten;
 pub mod ir;
 mod program;
 
-pub use archive::{is_archive, read_archive};
+pub use archive::{is_archive, read_archive, read_tensors, role_by_name};
 pub use digest::digest;
 pub use error::{PickleFault, Place, TraceError};
 pub use program::*;

@@ -11,16 +11,19 @@ use crate::{
     model::{Operator, OperatorClass},
 };
 
-/// Counts one operator. What has unknown sizes counts nothing.
+/// Counts one operator. What has unknown sizes counts nothing and says so.
 pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
+    use OperatorClass::{Attention, Convolution, Matmul, Recurrent};
+    let is_product = matches!(operator.class, Matmul | Convolution | Attention | Recurrent);
     let counted = match operator.class {
-        OperatorClass::Matmul => product(look, call),
-        OperatorClass::Convolution => convolution(look, operator, call),
-        OperatorClass::Attention => attention(call),
-        OperatorClass::Recurrent => recurrent(call),
+        Matmul => product(look, call),
+        Convolution => convolution(look, operator, call),
+        Attention => attention(call),
+        Recurrent => recurrent(call),
         _ => None,
     };
-    counted.unwrap_or_default()
+    let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
+    OperatorCost { uncounted: u32::from(!is_counted && is_product), ..counted.unwrap_or_default() }
 }
 
 /// Adds the gradient of one factor of a product to the part it belongs to.

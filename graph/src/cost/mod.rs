@@ -35,6 +35,8 @@ pub struct OperatorCost {
     pub read_bytes: u64,
     /// Bytes that are written.
     pub written_bytes: u64,
+    /// How many products are not counted above, because sizes of theirs are not known.
+    pub uncounted: u32,
 }
 
 /// Costs of every operator.
@@ -90,6 +92,7 @@ impl OperatorCosts {
             output_bytes: to.output_bytes - from.output_bytes,
             read_bytes: to.read_bytes - from.read_bytes,
             written_bytes: to.written_bytes - from.written_bytes,
+            uncounted: to.uncounted - from.uncounted,
         }
     }
 
@@ -123,6 +126,7 @@ impl AddAssign for OperatorCost {
         add(&mut self.output_bytes, other.output_bytes);
         add(&mut self.read_bytes, other.read_bytes);
         add(&mut self.written_bytes, other.written_bytes);
+        self.uncounted += other.uncounted;
     }
 }
 

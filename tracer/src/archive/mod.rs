@@ -9,10 +9,12 @@ mod other;
 pub(crate) mod pickle;
 mod recorded;
 mod tensor;
+mod weights;
 pub(crate) mod zip;
 
 pub(crate) use files::{Library, unmangle};
 pub(crate) use modules::{Attribute, Modules};
+pub use weights::{read_tensors, role_by_name};
 
 use crate::{
     error::TraceError,

@@ -1,0 +1,92 @@
+//! Tensors of a file by path: of a state dict that `torch.save` wrote, or of a TorchScript archive.
+
+use super::{
+    other,
+    pickle::{Object, ObjectId, Pickle},
+    read_archive,
+    tensor::{self, Extents},
+    zip::Records,
+};
+use crate::{
+    error::TraceError,
+    program::{DType, Role, Tensor},
+};
+
+/// Dictionaries inside one another: `{"model": {"state_dict": {…}}}`.
+const MAX_DEPTH: usize = 4;
+
+/// Reads where the tensors of a state dict or of a script module lie, and their sizes; never their elements.
+///
+/// A dictionary that holds the state dict beside other things (an epoch, an optimizer) will do: the first one inside
+/// with tensors is taken.
+///
+/// # Errors
+///
+/// The file is neither, is damaged, or asks for more than data.
+pub fn read_tensors(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
+    if let Some(error) = other::recognise_file(bytes) {
+        return Err(error);
+    }
+    let mut records = Records::open(bytes)?;
+    if records.names_under("code/").next().is_some() {
+        return Ok(read_archive(bytes)?.tensors);
+    }
+    let data = records.read("data.pkl")?;
+    let pickle = Pickle::read("data.pkl", &data)?;
+    let Some(entries) = dictionary(&pickle, pickle.root, MAX_DEPTH) else {
+        return Err(TraceError::NotArchive {
+            found: "a torch.save file without a state dict",
+            advice: "save the sizes with torch.save(model.state_dict(), \"model.pt\")",
+        });
+    };
+    let mut extents = Extents::default();
+    let mut tensors = Vec::new();
+    for (path, id) in entries {
+        let place = ("data", path, Role::Parameter);
+        tensors.extend(tensor::tensor(&pickle, id, place, &mut extents, &mut records)?.map(|tensor| {
+            let role = role_by_name(path, tensor.dtype);
+            // A state dict holds detached tensors.
+            Tensor { role, requires_grad: role == Role::Parameter, ..tensor }
+        }));
+    }
+    Ok(tensors)
+}
+
+/// Tells parameters from buffers where a file does not: batch norm's names, and numbers that cannot train.
+pub fn role_by_name(path: &str, dtype: DType) -> Role {
+    let name = path.rsplit('.').next().unwrap_or(path);
+    let is_float = matches!(
+        dtype,
+        DType::Float64
+            | DType::Float32
+            | DType::Float16
+            | DType::BFloat16
+            | DType::Complex64
+            | DType::Complex128
+            | DType::Float8E4M3
+            | DType::Float8E5M2
+    );
+    match name {
+        "running_mean" | "running_var" | "num_batches_tracked" => Role::Buffer,
+        _ if is_float => Role::Parameter,
+        _ => Role::Buffer,
+    }
+}
+
+/// Finds the outermost dictionary that holds tensors, and its tensors by name.
+fn dictionary<'a>(pickle: &'a Pickle<'_>, id: ObjectId, depth: usize) -> Option<Vec<(&'a str, ObjectId)>> {
+    let Object::Dict(pairs) = pickle.get(id) else { return None };
+    let is_tensor = |id: &ObjectId| matches!(pickle.get(*id), Object::Tensor { .. });
+    let named: Vec<(&str, ObjectId)> = pairs
+        .iter()
+        .filter_map(|(key, value)| match pickle.get(*key) {
+            Object::Str(name) if is_tensor(value) => Some((*name, *value)),
+            _ => None,
+        })
+        .collect();
+    if !named.is_empty() {
+        return Some(named);
+    }
+    let depth = depth.checked_sub(1)?;
+    pairs.iter().find_map(|(_, value)| dictionary(pickle, *value, depth))
+}
