@@ -168,18 +168,12 @@ fn traced(
 type Solved = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
 
 fn solve(plan: &Plan, problem: &Problem) -> Result<Solved, Failure> {
-    let no_plan = |problem: &Problem, error: PlanError| match (&error, &plan.cluster) {
-        (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
-            no_plan(problem, error).in_file(&plan.model)
-        }
-        (PlanError::Problem(_), Some(cluster)) => no_plan(problem, error).in_file(cluster),
-        _ => no_plan(problem, error),
-    };
     if plan.strategy == "auto" {
-        return plan_auto(problem).map_err(|error| no_plan(problem, error));
+        return plan_auto(problem).map_err(|error| no_plan(plan, problem, error));
     }
     let strategy = strategy(&plan.strategy)?;
-    Ok((plan_with(problem, strategy).map_err(|error| no_plan(problem, error))?, Vec::new(), Vec::new()))
+    let solution = plan_with(problem, strategy).map_err(|error| no_plan(plan, problem, error))?;
+    Ok((solution, Vec::new(), Vec::new()))
 }
 
 /// Returns the strategy of this name, or the names that there are.
@@ -202,8 +196,19 @@ fn more(one: f64, other: f64) -> f64 {
     }
 }
 
+/// Says why there is no plan, in which file, and what would have to change.
+pub fn no_plan(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
+    match (&error, &plan.cluster) {
+        (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
+            changes(problem, error).in_file(&plan.model)
+        }
+        (PlanError::Problem(_), Some(cluster)) => changes(problem, error).in_file(cluster),
+        _ => changes(problem, error),
+    }
+}
+
 /// Says what would have to change: each change alone, and only those that were tried and do.
-pub fn no_plan(problem: &Problem, error: PlanError) -> Failure {
+fn changes(problem: &Problem, error: PlanError) -> Failure {
     match &error {
         PlanError::Memory { needed, limit, .. } => {
             let (needed, limit) = (Bytes(*needed), Bytes(*limit));

@@ -26,7 +26,11 @@ pub struct Solved {
 ///
 /// # Errors
 /// When nothing fits.
-pub fn solve(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Solved, Failure> {
+pub fn solve(
+    asking: &plan::Plan,
+    problem: &mut Problem,
+    strategy: Option<Strategy>,
+) -> Result<Solved, Failure> {
     let once = |problem: &Problem| -> Result<Solved, PlanError> {
         let tried = Vec::new();
         let all = plan_auto(problem);
@@ -47,7 +51,7 @@ pub fn solve(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Solved
     let n_devices = problem.machine.devices.len();
     let is_free = problem.training.micro_batches.is_none();
     if !is_free || n_devices == 1 || problem.blocks.len() * n_devices > SMALL {
-        return once(problem).map_err(|error| plan::model::no_plan(problem, error));
+        return once(problem).map_err(|error| plan::model::no_plan(asking, problem, error));
     }
     let mut found: Vec<Solved> = Vec::new();
     let mut error = None;
@@ -76,7 +80,7 @@ pub fn solve(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Solved
         (None, Some(error)) => {
             // What would do is asked for the fewest: they need the least memory.
             problem.training.micro_batches = Some(n_devices as u32);
-            Err(plan::model::no_plan(problem, error))
+            Err(plan::model::no_plan(asking, problem, error))
         }
         (None, None) => Err(Failure::bug("no number of micro-batches was tried")),
     }
