@@ -69,6 +69,20 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Says at the end of a picture who drew it, in formats that have comments.
+pub fn signed(path: &Path, mut text: String) -> String {
+    let by = concat!("written by model-analyze ", env!("CARGO_PKG_VERSION"));
+    let comment = match path.extension().and_then(std::ffi::OsStr::to_str) {
+        Some("svg") => format!("<!-- {by} -->\n"),
+        Some("dot" | "gv") => format!("// {by}\n"),
+        _ => return text,
+    };
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text + &comment
+}
+
 fn not_in(path: &Path, parent: &Path, error: std::io::Error) -> Failure {
     // The temporary file's name is nothing to anybody.
     let error = std::io::Error::from(error.kind());

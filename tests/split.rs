@@ -285,3 +285,29 @@ fn schedules_do_not_change_the_losses() {
         }
     }
 }
+
+#[test]
+fn every_file_says_who_wrote_it() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    split("traces/unet_small.pt", &out, &TWO_STAGES);
+    let by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
+    let (mut folders, mut n) = (vec![out], 0);
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.file_name().unwrap().to_str().unwrap();
+            // Formats of others without a place for it; the manifest stands beside them.
+            if matches!(name, "device_map.json" | "megatron.txt" | "schedule.csv" | "README.md") {
+                continue;
+            }
+            let text = std::fs::read(&path).unwrap();
+            assert!(String::from_utf8_lossy(&text).contains(by), "{name} does not say who wrote it");
+            n += 1;
+        }
+    }
+    assert!(n >= 12, "{n} files");
+}

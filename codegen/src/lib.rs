@@ -19,6 +19,7 @@ mod names;
 mod nearest;
 mod opaque;
 mod operators;
+mod origin;
 mod pipeline;
 mod python;
 mod safetensors;
@@ -39,6 +40,7 @@ pub use manifest::{About, Facts, facts, manifest};
 pub use names::Names;
 pub use nearest::nearest;
 pub use operators::Kind;
+pub use origin::sign;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
 };

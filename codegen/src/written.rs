@@ -14,7 +14,7 @@ use schema::{Manifest, StageFiles};
 use thiserror::Error;
 use tracer::{Program, Role, Tensor};
 
-use crate::names::quoted;
+use crate::names::python_quoted;
 
 /// What is wrong with a written file.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -204,19 +204,23 @@ fn check_archive(
         let expected = format!("{} outputs", stage.outputs.len());
         return Err(Fault::Signature { expected, found: format!("{returned} outputs") });
     }
-    let mut wanted: BTreeSet<&str> =
-        stage.parameters.iter().chain(&stage.buffers).map(String::as_str).collect();
+    // A stage's modules are nested at dots. A name that begins with one has parts without a name, which a tree loses.
+    let in_tree = |path: &str| path.trim_start_matches('.').to_string();
+    let by_path: BTreeMap<String, &Tensor> =
+        by_path.iter().map(|(path, tensor)| (in_tree(path), *tensor)).collect();
+    let mut wanted: BTreeSet<String> =
+        stage.parameters.iter().chain(&stage.buffers).map(|name| in_tree(name)).collect();
     for tensor in found.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
-        let is_right = by_path.get(tensor.path.as_str()).is_some_and(|model| {
+        let is_right = by_path.get(&in_tree(&tensor.path)).is_some_and(|model| {
             (model.dtype, &model.shape, model.role, model.requires_grad)
                 == (tensor.dtype, &tensor.shape, tensor.role, tensor.requires_grad)
                 && model.storage.is_some() == tensor.storage.is_some()
         });
-        if !is_right || !wanted.remove(tensor.path.as_str()) {
+        if !is_right || !wanted.remove(&in_tree(&tensor.path)) {
             return Err(Fault::Tensor(tensor.path.clone()));
         }
     }
-    wanted.first().map_or(Ok(()), |name| Err(Fault::Tensor((*name).to_string())))
+    wanted.pop_first().map_or(Ok(()), |name| Err(Fault::Tensor(name)))
 }
 
 /// The header of the weights names the stage's tensors with their sizes, and the file is as long as it says.
@@ -260,7 +264,7 @@ fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
     }
     let entries: BTreeSet<&str> = source.lines().filter_map(|line| line.strip_prefix("    ")).collect();
     for name in stage.parameters.iter().chain(&stage.buffers) {
-        let start = format!("{}: ", quoted(name));
+        let start = format!("{}: ", python_quoted(name));
         let is_there = entries.range(start.as_str()..).next().is_some_and(|line| line.starts_with(&start));
         if !is_there {
             return Err(Fault::Tensor(name.clone()));

@@ -143,6 +143,7 @@ impl Emit {
         let launchers: Vec<Launcher> = self.launch.iter().map(|launch| launch.launcher()).collect();
         let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
         emitted.extend(beside);
+        codegen::sign(&mut emitted, &about);
         for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {
             crate::failure::note(note);
         }

@@ -113,7 +113,7 @@ impl Fit {
             self.write_model(path, &tried, &own)?;
         }
         if let Some(path) = &self.plot {
-            files::write(path, picture::draw(&tried, self.features())?.as_bytes())?;
+            files::write(path, files::signed(path, picture::draw(&tried, self.features())?).as_bytes())?;
         }
         Ok(())
     }

@@ -165,7 +165,7 @@ impl Graph {
             Kind::Svg | Kind::Dot => self.picture(&diagram, &model.graph, &costs, kind, color)?,
         };
         match &self.output {
-            Some(path) if path.as_os_str() != "-" => files::write(path, text.as_bytes()),
+            Some(path) if path.as_os_str() != "-" => files::write(path, files::signed(path, text).as_bytes()),
             _ => output.document(&text),
         }
     }

@@ -164,7 +164,7 @@ impl Simulate {
         order: &simulator::order::Order,
     ) -> Result<(), Failure> {
         if let (Some(path), Some(timeline)) = (&self.timeline, timeline) {
-            files::write(path, picture::draw(path, timeline)?.as_bytes())?;
+            files::write(path, files::signed(path, picture::draw(path, timeline)?).as_bytes())?;
         }
         if let Some(path) = &self.write_csv {
             files::write(path, simulator::order::to_csv(order).as_bytes())?;
