@@ -68,6 +68,13 @@ bench-cost:
 	cargo build --release --quiet
 	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
 
+.PHONY: cost-model
+# The cost model that ships for `cpu`, fitted again; then whole models beside it, given their traces in out/whole.
+cost-model:
+	cargo build --release
+	target/release/model-analyze fit fixtures/profiles/cpu-epyc-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen4-1t.yaml
+	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
+
 .PHONY: browser
 # Chromium for the tests of the report, which say so and pass without one.
 browser:

@@ -6,6 +6,7 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod commands;
+mod cost_models;
 mod excerpt;
 mod failure;
 mod files;

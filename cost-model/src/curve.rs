@@ -31,6 +31,17 @@ impl Estimate {
     }
 }
 
+/// An operator that was measured with its operands outside and inside the cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Warm {
+    /// What it does.
+    pub work: Work,
+    /// Seconds with operands that no cache held.
+    pub cold: f64,
+    /// Seconds with operands that were just used.
+    pub warm: f64,
+}
+
 /// How long operators of one kind take, as fitted to measurements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
@@ -48,7 +59,12 @@ pub struct Curve {
     pub(crate) correction: Correction,
     /// Widths of the band.
     pub(crate) band: Band,
+    /// Seconds that are saved for each byte read that lies in the cache already.
+    pub(crate) warm: f64,
 }
+
+/// No cache saves more than this share of a time.
+const MOST_SAVED: f64 = 0.7;
 
 /// What the anchor misses, as a logarithm.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,31 +87,36 @@ pub(crate) struct Correction {
     pub clip: (f64, f64),
 }
 
-/// Leverage: how far a row is from those that were fitted.
+/// Leverage: how far a shape is from those that were fitted.
 ///
-/// The leverage of `x` is `|L⁻¹(x − mean)|²` with the factor `L` of `XᵀX + λI`. Its p² / 2 numbers would outweigh all
-/// the rest of the model; a random projection of `L⁻¹` to [`GATE_ROWS`] rows keeps the length within a third
-/// (Johnson and Lindenstrauss, 1984), which is enough for a gate whose threshold is projected alike.
+/// The leverage of `x` is `|L⁻¹(x − mean)|²` with the lower factor `L` of `XᵀX + λI`, where `x` are the logarithms of the
+/// sizes and their products. Sizes know no bound: a shape outside the fitted range is far in them at once. The terms of
+/// the correction would say the same, with forty times the numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gate {
-    /// The projected `L⁻¹`, row by row, followed by the centre that each row takes off.
+    /// Mean and deviation of the logarithm of each size.
+    pub sizes: Vec<(f64, f64)>,
+    /// `L⁻¹`, row by row up to the diagonal, followed by the centre that each row takes off.
     pub rows: Vec<(Vec<f64>, f64)>,
     /// The leverage that one of a hundred fitted rows exceeds.
     pub h99: f64,
+    /// Logarithm of the anchor's time that one of a hundred fitted rows exceeds.
+    pub reach: f64,
 }
 
-/// Rows of a projected gate.
-pub(crate) const GATE_ROWS: usize = 16;
-
 impl Gate {
-    /// Returns how many terms it looks at.
-    pub fn width(&self) -> usize {
-        self.rows.first().map_or(0, |(row, _)| row.len())
+    pub fn leverage(&self, logs: &[f64]) -> f64 {
+        let x = gate_terms(logs, &self.sizes);
+        self.rows.iter().map(|(row, centre)| (dot(row, &x[..row.len()]) - centre).powi(2)).sum()
     }
+}
 
-    pub fn leverage(&self, x: &[f64]) -> f64 {
-        self.rows.iter().map(|(row, centre)| (dot(row, x) - centre).powi(2)).sum()
-    }
+/// Returns what a gate looks at.
+pub(crate) fn gate_terms(logs: &[f64], sizes: &[(f64, f64)]) -> Vec<f64> {
+    let z: Vec<f64> = logs.iter().zip(sizes).map(|(log, (mean, scale))| (log - mean) / scale).collect();
+    let mut x = Vec::new();
+    expand(&z, &mut x);
+    x
 }
 
 /// Quantiles of what the curve misses, as logarithms, by predicted time.
@@ -129,10 +150,52 @@ impl Curve {
     /// Predicts the time of an operator.
     pub fn predict(&self, work: &Work) -> Estimate {
         let (anchor, kernel) = self.times(work);
-        let (correction, trust) = self.correct(work, kernel);
+        let (correction, trust) = self.correct(work, kernel, anchor.ln());
         let seconds = anchor * correction.exp();
         let (low, high) = self.band.at(seconds.ln(), trust);
         Estimate { seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust }
+    }
+
+    /// Predicts the time of an operator that finds a share of what it reads in the cache.
+    pub fn predict_warm(&self, work: &Work, share: f64) -> Estimate {
+        let cold = self.predict(work);
+        let saved = self.warm * share * (work.read_a + work.read_b);
+        let left = 1.0 - (saved / cold.seconds).min(MOST_SAVED);
+        Estimate { seconds: cold.seconds * left, p10: cold.p10 * left, p90: cold.p90 * left, ..cold }
+    }
+
+    /// Returns the seconds that a byte of fresh memory costs, where that was found.
+    pub(crate) fn fresh(&self) -> Option<f64> {
+        self.machine.host?;
+        let found = self.anchor.get(terms::FRESH).copied().filter(|coefficient| *coefficient > 0.0);
+        found.map(|coefficient| coefficient / self.machine.bandwidth)
+    }
+
+    /// Says in a few words what was fitted.
+    pub fn describe(&self) -> String {
+        format!(
+            "{} anchor terms, {} + {} coefficients, warm {:.2e} s/B",
+            self.anchor.iter().filter(|value| **value > 0.0).count(),
+            self.correction.linear.coefficients.len(),
+            self.correction.quadratic.coefficients.len(),
+            self.warm
+        )
+    }
+
+    /// Learns what a cache saves: least squares of the relative difference between cold and warm times of operators
+    /// that fit into it.
+    pub fn with_warm(mut self, pairs: &[Warm]) -> Self {
+        let (mut above, mut below) = (0.0, 0.0);
+        for Warm { work, cold, warm } in pairs {
+            if work.bytes() < self.machine.l2 {
+                let read = (work.read_a + work.read_b) / cold;
+                // Rows that the share's limit cuts off say no more than that.
+                above += read * ((cold - warm) / cold).clamp(0.0, MOST_SAVED);
+                below += read * read;
+            }
+        }
+        self.warm = if below > 0.0 { above / below } else { 0.0 };
+        self
     }
 
     /// Returns the physical part with the launch, and without.
@@ -143,27 +206,30 @@ impl Curve {
         (whole, dot(&self.anchor, &terms.values))
     }
 
-    fn correct(&self, work: &Work, kernel: f64) -> (f64, f64) {
+    fn correct(&self, work: &Work, kernel: f64, log_anchor: f64) -> (f64, f64) {
         let mut terms = Terms::default();
         terms::bounded(work, &self.machine, self.floor, kernel, &mut terms);
-        self.correction.at(&terms.values)
+        self.correction.at(&terms.values, &terms::sizes(work), log_anchor)
     }
 }
 
 impl Correction {
     /// Returns the correction and how much it is trusted.
-    pub fn at(&self, bounded: &[f64]) -> (f64, f64) {
+    pub fn at(&self, bounded: &[f64], sizes: &[f64], log_anchor: f64) -> (f64, f64) {
         let Some(gate) = &self.gate else { return (self.mean, 1.0) };
         let z = self.standardise(bounded);
         let linear = self.linear.at(&z);
-        let mut whole = Vec::new();
-        if !self.quadratic.coefficients.is_empty() || gate.width() != z.len() {
+        let quadratic = if self.quadratic.coefficients.is_empty() {
+            linear
+        } else {
+            let mut whole = Vec::new();
             expand(&z, &mut whole);
-        }
-        let quadratic =
-            if self.quadratic.coefficients.is_empty() { linear } else { self.quadratic.at(&whole) };
-        let h = gate.leverage(if gate.width() == z.len() { &z } else { &whole });
-        let trust = (-(h / gate.h99 - 1.0).max(0.0)).exp();
+            self.quadratic.at(&whole)
+        };
+        let h = gate.leverage(sizes);
+        // Twice the reach leaves half of the trust.
+        let beyond = (log_anchor - gate.reach).max(0.0);
+        let trust = (-(h / gate.h99 - 1.0).max(0.0) - beyond).exp();
         let mixed = trust * quadratic + (1.0 - trust) * (trust * linear + (1.0 - trust) * self.mean);
         (mixed.clamp(self.clip.0, self.clip.1), trust)
     }

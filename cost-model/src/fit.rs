@@ -13,11 +13,11 @@
 use ndarray::{Array1, Array2, ArrayView2};
 
 use crate::{
-    curve::{Band, Correction, Curve, Estimate, GATE_ROWS, Gate, anchor_time, expand},
+    curve::{Band, Correction, Curve, Estimate, Gate, anchor_time, expand, gate_terms},
     dense::{Cholesky, dot},
     evaluate::quantile,
     nnls::nnls,
-    ridge::{Folds, Linear, fit_qr},
+    ridge::{Folds, Linear, fit_qr, ridge},
     terms::{self, Terms},
     work::{Machine, Work},
 };
@@ -29,6 +29,8 @@ const MAX_ROWS: usize = 8_000;
 const FOLDS: usize = 5;
 /// Rounds of reweighting, each of which must lower the held-out error.
 const ROUNDS: usize = 4;
+/// Degree two has to lower the held-out error to this share.
+const WORTH: f64 = 0.98;
 /// Rounds of telling launches from work.
 const HIDING_ROUNDS: usize = 6;
 
@@ -78,50 +80,75 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     } else {
         samples
     };
-    let sorted = sort(samples.iter().map(|sample| sample.seconds));
-    let (floor, least) = (quantile(&sorted, 0.01), 0.5 * sorted[0]);
-
     // Step 1: the anchor.
-    let rows: Vec<Vec<f64>> = samples
-        .iter()
-        .map(|sample| {
-            let mut terms = Terms::default();
-            terms::anchor(&sample.work, machine, &mut terms);
-            terms.values
-        })
-        .collect();
-    let (coefficients, hidden) = fit_anchor(&rows, samples, machine, floor, least);
-    let anchors: Vec<f64> = samples
-        .iter()
-        .zip(&rows)
-        .map(|(sample, terms)| anchor_time(&coefficients, terms, least, hidden, &sample.work, machine))
-        .collect();
-    let misses: Array1<f64> =
-        samples.iter().zip(&anchors).map(|(sample, anchor)| (sample.seconds / anchor).ln()).collect();
+    let rows: Vec<Vec<f64>> = samples.iter().map(|sample| anchor_terms(&sample.work, machine)).collect();
+    let base = Base::of(samples, &rows, machine);
+    let anchors = base.times(samples, &rows, machine);
+    let misses = misses(samples, &anchors);
 
     // Step 2: the correction.
-    let bounded: Vec<Vec<f64>> = samples
-        .iter()
-        .zip(&rows)
-        .map(|(sample, row)| {
-            let mut terms = Terms::default();
-            terms::bounded(&sample.work, machine, floor, dot(&coefficients, row), &mut terms);
-            terms.values
-        })
-        .collect();
+    let bounded = base.bounded(samples, &rows, machine);
     let mut correction = standard(&bounded);
     let sorted_misses = sort(misses.iter().copied());
     correction.mean = quantile(&sorted_misses, 0.5);
     correction.clip = (quantile(&sorted_misses, 0.005), quantile(&sorted_misses, 0.995));
-    let held_out = fit_correction(&mut correction, &bounded, &misses);
+    let chosen = fit_correction(&mut correction, &bounded, &misses);
+    if chosen.is_some() {
+        let reach = quantile(&sort(anchors.iter().map(|anchor| anchor.ln())), 0.99);
+        correction.gate = gate(samples).map(|gate| Gate { reach, ..gate });
+    }
 
     // Step 3: the band.
-    let corrected: Vec<f64> =
-        held_out.iter().map(|own| own.clamp(correction.clip.0, correction.clip.1)).collect();
-    let band = band(&anchors, &misses, &corrected, correction.mean);
-    let validation = validate(samples, &anchors, &corrected, &band);
-    let curve = Curve { machine: *machine, anchor: coefficients, least, hidden, floor, correction, band };
+    let unseen = unseen(samples, &rows, machine, chosen.as_ref());
+    let band = band(&unseen, |_| true);
+    let validation = validate(samples, &unseen);
+    let Base { coefficients, hidden, floor, least } = base;
+    let curve =
+        Curve { machine: *machine, anchor: coefficients, least, hidden, floor, correction, band, warm: 0.0 };
     Ok((curve, validation))
+}
+
+/// What is fitted before the correction.
+struct Base {
+    coefficients: Vec<f64>,
+    hidden: f64,
+    floor: f64,
+    least: f64,
+}
+
+impl Base {
+    fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Self {
+        let sorted = sort(samples.iter().map(|sample| sample.seconds));
+        let (floor, least) = (quantile(&sorted, 0.01), 0.5 * sorted[0]);
+        let (coefficients, hidden) = fit_anchor(rows, samples, machine, floor, least);
+        Self { coefficients, hidden, floor, least }
+    }
+
+    fn times(&self, samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Vec<f64> {
+        let time = |(sample, terms): (&Sample, &Vec<f64>)| {
+            anchor_time(&self.coefficients, terms, self.least, self.hidden, &sample.work, machine)
+        };
+        samples.iter().zip(rows).map(time).collect()
+    }
+
+    fn bounded(&self, samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Vec<Vec<f64>> {
+        let terms = |(sample, row): (&Sample, &Vec<f64>)| {
+            let mut terms = Terms::default();
+            terms::bounded(&sample.work, machine, self.floor, dot(&self.coefficients, row), &mut terms);
+            terms.values
+        };
+        samples.iter().zip(rows).map(terms).collect()
+    }
+}
+
+fn anchor_terms(work: &Work, machine: &Machine) -> Vec<f64> {
+    let mut terms = Terms::default();
+    terms::anchor(work, machine, &mut terms);
+    terms.values
+}
+
+fn misses(samples: &[Sample], anchors: &[f64]) -> Array1<f64> {
+    samples.iter().zip(anchors).map(|(sample, anchor)| (sample.seconds / anchor).ln()).collect()
 }
 
 /// Fits the anchor with a launch that adds, and with one that hides what is shorter; returns the better.
@@ -172,45 +199,98 @@ fn relative_nnls(rows: &[Vec<f64>], samples: &[Sample], chosen: &[usize]) -> Vec
     nnls(relative.view(), Array1::ones(chosen.len()).view())
 }
 
-/// Fits both degrees and keeps the second if held-out rows ask for it; returns the held-out corrections.
-fn fit_correction(correction: &mut Correction, bounded: &[Vec<f64>], misses: &Array1<f64>) -> Vec<f64> {
-    let degree_one: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
-    let degree_two: Vec<Vec<f64>> = degree_one
-        .iter()
-        .map(|z| {
-            let mut whole = Vec::new();
-            expand(z, &mut whole);
-            whole
-        })
-        .collect();
-    let mut held_out = vec![correction.mean; misses.len()];
-    let mut least = error(misses, &held_out);
-    let x = matrix(&degree_one);
-    if let Some(fitted) = robust(x.view(), misses) {
-        correction.gate = gate(x.view(), &fitted);
-        let own = error(misses, &fitted.held_out);
-        correction.linear = fitted.linear;
-        if own < least {
-            (least, held_out) = (own, fitted.held_out);
+/// The polynomial that held-out rows asked for.
+struct Chosen {
+    is_quadratic: bool,
+    lambda: f64,
+    weights: Array1<f64>,
+}
+
+/// Fits both degrees and keeps what held-out rows ask for; nothing when the mean is as good.
+fn fit_correction(correction: &mut Correction, bounded: &[Vec<f64>], misses: &Array1<f64>) -> Option<Chosen> {
+    let standardised: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+    let least = error(misses, &vec![correction.mean; misses.len()]);
+    let linear = robust(matrix(&standardised).view(), misses).filter(|fitted| fitted.error < least)?;
+    correction.linear = linear.linear;
+    let mut chosen = Chosen { is_quadratic: false, lambda: linear.lambda, weights: linear.weights };
+    let x = matrix(&expanded(&standardised));
+    if let Some(fitted) = robust(x.view(), misses).filter(|fitted| fitted.error < WORTH * linear.error) {
+        correction.quadratic = fitted.linear;
+        chosen = Chosen { is_quadratic: true, lambda: fitted.lambda, weights: fitted.weights };
+    }
+    Some(chosen)
+}
+
+fn expanded(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let expanded = |z: &Vec<f64>| {
+        let mut whole = Vec::new();
+        expand(z, &mut whole);
+        whole
+    };
+    rows.iter().map(expanded).collect()
+}
+
+/// A row predicted by a model that did not see it.
+struct Unseen {
+    /// Fold of the row.
+    fold: usize,
+    /// Prediction.
+    seconds: f64,
+    /// Logarithm of what it misses.
+    miss: f64,
+    /// The same for the anchor with its mean correction alone.
+    anchor_miss: f64,
+}
+
+/// Fits anchor and correction to all folds but one, in turn, and predicts that one: degree, λ and weights are those of
+/// all rows, everything else is not. Where a band comes from, no row may have been seen.
+fn unseen(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chosen: Option<&Chosen>) -> Vec<Unseen> {
+    let mut all: Vec<Option<Unseen>> = samples.iter().map(|_| None).collect();
+    for fold in 0..FOLDS {
+        let part = |wanted: bool| (0..samples.len()).filter(move |i| (i % FOLDS == fold) == wanted);
+        let train: Vec<Sample> = part(false).map(|i| samples[i]).collect();
+        let train_rows: Vec<Vec<f64>> = part(false).map(|i| rows[i].clone()).collect();
+        let base = Base::of(&train, &train_rows, machine);
+        let misses = misses(&train, &base.times(&train, &train_rows, machine));
+        let sorted = sort(misses.iter().copied());
+        let (mean, clip) = (quantile(&sorted, 0.5), (quantile(&sorted, 0.005), quantile(&sorted, 0.995)));
+        let bounded = base.bounded(&train, &train_rows, machine);
+        let terms = |correction: &Correction, bounded: &[Vec<f64>], is_quadratic: bool| {
+            let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+            if is_quadratic { expanded(&z) } else { z }
+        };
+        let correction = standard(&bounded);
+        let fitted = chosen.and_then(|chosen| {
+            let x = matrix(&terms(&correction, &bounded, chosen.is_quadratic));
+            let weights: Array1<f64> = part(false).map(|i| chosen.weights[i]).collect();
+            Some((ridge(x.view(), misses.view(), weights.view(), chosen.lambda)?, chosen.is_quadratic))
+        });
+        let test: Vec<Sample> = part(true).map(|i| samples[i]).collect();
+        let test_rows: Vec<Vec<f64>> = part(true).map(|i| rows[i].clone()).collect();
+        let anchors = base.times(&test, &test_rows, machine);
+        let bounded = base.bounded(&test, &test_rows, machine);
+        let corrections: Vec<f64> = match &fitted {
+            None => vec![mean; test.len()],
+            Some((linear, is_quadratic)) => {
+                terms(&correction, &bounded, *is_quadratic).iter().map(|x| linear.at(x)).collect()
+            }
+        };
+        for (((i, sample), anchor), correction) in part(true).zip(&test).zip(&anchors).zip(corrections) {
+            let seconds = anchor * correction.clamp(clip.0, clip.1).exp();
+            let miss = |own: f64| (sample.seconds / own).ln();
+            let anchor_miss = miss(anchor * mean.exp());
+            all[i] = Some(Unseen { fold, seconds, miss: miss(seconds), anchor_miss });
         }
     }
-    let x = matrix(&degree_two);
-    if let Some(fitted) = robust(x.view(), misses) {
-        // The gate of degree two is the sharper one, even where the polynomial of degree one is the better.
-        correction.gate = gate(x.view(), &fitted).or(correction.gate.take());
-        if error(misses, &fitted.held_out) < least {
-            correction.quadratic = fitted.linear;
-            held_out = fitted.held_out;
-        }
-    }
-    held_out
+    all.into_iter().flatten().collect()
 }
 
 struct Fitted {
     linear: Linear,
-    held_out: Vec<f64>,
-    folds: Folds,
+    /// Of held-out rows.
+    error: f64,
     lambda: f64,
+    weights: Array1<f64>,
 }
 
 /// Ridge with the λ of least held-out error, reweighted towards the absolute relative error while that helps.
@@ -219,7 +299,7 @@ fn robust(x: ArrayView2<'_, f64>, y: &Array1<f64>) -> Option<Fitted> {
     let mut folds = Folds::of(x, y.view(), weights.view(), FOLDS);
     let exponents: Vec<f64> = (0..=12).map(|step| -2.0 + 0.5 * f64::from(step)).collect();
     let mut best = search(x, y, &folds, &exponents)?;
-    let mut kept = (weights.clone(), folds.clone());
+    let mut kept = weights.clone();
     for _ in 0..ROUNDS {
         let fit = folds.fit(best.lambda)?;
         let residuals: Vec<f64> =
@@ -238,17 +318,15 @@ fn robust(x: ArrayView2<'_, f64>, y: &Array1<f64>) -> Option<Fitted> {
             break;
         }
         best = found;
-        kept = (weights.clone(), folds.clone());
+        kept.clone_from(&weights);
     }
-    let (weights, folds) = kept;
-    let linear = fit_qr(x, y.view(), weights.view(), best.lambda)?;
-    Some(Fitted { linear, held_out: best.held_out, folds, lambda: best.lambda })
+    let linear = fit_qr(x, y.view(), kept.view(), best.lambda)?;
+    Some(Fitted { linear, error: best.error, lambda: best.lambda, weights: kept })
 }
 
 struct Found {
     error: f64,
     lambda: f64,
-    held_out: Vec<f64>,
 }
 
 fn search(x: ArrayView2<'_, f64>, y: &Array1<f64>, folds: &Folds, exponents: &[f64]) -> Option<Found> {
@@ -258,7 +336,7 @@ fn search(x: ArrayView2<'_, f64>, y: &Array1<f64>, folds: &Folds, exponents: &[f
         let Some(held_out) = folds.held_out(x, lambda) else { continue };
         let error = error(y, &held_out);
         if best.as_ref().is_none_or(|best| error < best.error) {
-            best = Some(Found { error, lambda, held_out });
+            best = Some(Found { error, lambda });
         }
     }
     best
@@ -270,23 +348,34 @@ fn error(y: &Array1<f64>, predicted: &[f64]) -> f64 {
     misses.sum::<f64>() / y.len() as f64
 }
 
-fn gate(x: ArrayView2<'_, f64>, fitted: &Fitted) -> Option<Gate> {
-    let (system, mean) = fitted.folds.system(fitted.lambda);
-    let factor = Cholesky::of(&system, mean.len())?;
-    let mut signs = Signs(1);
-    let rows = (0..GATE_ROWS).map(|_| {
-        // Rows of signs are as good a projection as normal ones (Achlioptas, 2003).
-        let row = factor.backward((0..mean.len()).map(|_| signs.next()).collect());
-        let row: Vec<f64> = row.into_iter().map(|value| short(value / (GATE_ROWS as f64).sqrt())).collect();
-        let centre = dot(&row, &mean);
+/// Closes the correction for shapes far from those of the samples.
+fn gate(samples: &[Sample]) -> Option<Gate> {
+    /// Ridge of the leverage, relative to the rows: directions in which shapes do not vary count little.
+    const LAMBDA: f64 = 1e-3;
+    let n = samples.len() as f64;
+    let logs: Vec<Vec<f64>> = samples.iter().map(|sample| terms::sizes(&sample.work)).collect();
+    let standard = standard(&logs);
+    let sizes: Vec<(f64, f64)> = standard.means.into_iter().zip(standard.scales).collect();
+    let x: Vec<Vec<f64>> = logs.iter().map(|logs| gate_terms(logs, &sizes)).collect();
+    let x = matrix(&x);
+    let mean = x.mean_axis(ndarray::Axis(0))?;
+    let centred = &x - &mean;
+    let mut system = centred.t().dot(&centred);
+    system.diag_mut().mapv_inplace(|value| value + LAMBDA * n);
+    let p = mean.len();
+    let factor = Cholesky::of(system.as_slice()?, p)?;
+    let columns: Vec<Vec<f64>> = (0..p)
+        .map(|j| factor.forward(&(0..p).map(|i| f64::from(u8::from(i == j))).collect::<Vec<_>>()))
+        .collect();
+    let rows = (0..p).map(|i| {
+        let row: Vec<f64> = columns[..=i].iter().map(|column| column[i]).collect();
+        let centre = row.iter().zip(&mean).map(|(a, b)| a * b).sum();
         (row, centre)
     });
-    let mut gate = Gate { rows: rows.collect(), h99: 1.0 };
+    let mut gate = Gate { sizes, rows: rows.collect(), h99: 1.0, reach: 0.0 };
     // The quantile of a leverage needs no more than a few thousand rows.
-    let every = x.nrows().div_ceil(4_000);
-    let leverages =
-        sort(x.outer_iter().step_by(every).map(|row| gate.leverage(row.as_slice().unwrap_or_default())));
-    gate.h99 = quantile(&leverages, 0.99).max(1e-12);
+    let every = logs.len().div_ceil(4_000);
+    gate.h99 = quantile(&sort(logs.iter().step_by(every).map(|logs| gate.leverage(logs))), 0.99).max(1e-12);
     Some(gate)
 }
 
@@ -306,63 +395,40 @@ fn standard(bounded: &[Vec<f64>]) -> Correction {
     Correction { means, scales, ranges, ..Correction::default() }
 }
 
-fn band(anchors: &[f64], misses: &Array1<f64>, corrected: &[f64], mean: f64) -> Band {
-    let mut points: Vec<(f64, f64)> = anchors
-        .iter()
-        .zip(misses)
-        .zip(corrected)
-        .map(|((anchor, miss), correction)| (anchor.ln() + correction, miss - correction))
-        .collect();
+/// Finds the quantiles of what rows of these folds miss, by predicted time.
+fn band(unseen: &[Unseen], folds: impl Fn(usize) -> bool) -> Band {
+    let mut points: Vec<(f64, f64)> =
+        unseen.iter().filter(|row| folds(row.fold)).map(|row| (row.seconds.ln(), row.miss)).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    // Held-out rows helped to choose λ and the degree, the more so the fewer they are: their misses are a little small.
-    let widened = 1.0 + 30.0 / points.len() as f64;
+    // A further row falls between the rows seen: quantiles lie further out, the more so the fewer they are (Vovk).
+    let ends = |rests: &[f64]| {
+        let high = (0.9 * (1.0 + 1.0 / rests.len() as f64)).min(1.0);
+        (quantile(rests, 1.0 - high), quantile(rests, high))
+    };
     let n_knots = (points.len() / 100).clamp(1, 5);
     let knots = (0..n_knots)
         .map(|i| {
             let part = &points[i * points.len() / n_knots..(i + 1) * points.len() / n_knots];
-            let rests = sort(part.iter().map(|point| point.1));
-            (part[part.len() / 2].0, widened * quantile(&rests, 0.1), widened * quantile(&rests, 0.9))
+            let (low, high) = ends(&sort(part.iter().map(|point| point.1)));
+            (part[part.len() / 2].0, low, high)
         })
         .collect();
-    let rests = sort(misses.iter().map(|miss| miss - mean));
-    Band { knots, outside: (widened * quantile(&rests, 0.1), widened * quantile(&rests, 0.9)) }
+    let outside = unseen.iter().filter(|row| folds(row.fold)).map(|row| row.anchor_miss);
+    Band { knots, outside: ends(&sort(outside)) }
 }
 
-fn validate(samples: &[Sample], anchors: &[f64], corrected: &[f64], band: &Band) -> Validation {
-    let estimates: Vec<Estimate> = anchors
-        .iter()
-        .zip(corrected)
-        .map(|(anchor, correction)| {
-            let seconds = anchor * correction.exp();
-            let (low, high) = band.at(seconds.ln(), 1.0);
-            Estimate { seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust: 1.0 }
-        })
-        .collect();
-    let rests: Vec<f64> = samples
-        .iter()
-        .zip(&estimates)
-        .map(|(sample, own)| (sample.seconds / own.seconds).ln().abs())
-        .collect();
+/// Gives each row the band of the other folds.
+fn validate(samples: &[Sample], unseen: &[Unseen]) -> Validation {
+    let bands: Vec<Band> = (0..FOLDS).map(|fold| band(unseen, |other| other != fold)).collect();
+    let estimates = unseen.iter().map(|Unseen { fold, seconds, .. }| {
+        let (low, high) = bands[*fold].at(seconds.ln(), 1.0);
+        Estimate { seconds: *seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust: 1.0 }
+    });
+    let estimates = estimates.collect();
+    let rests: Vec<f64> = unseen.iter().map(|row| row.miss.abs()).collect();
     let usual = quantile(&sort(rests.iter().copied()), 0.5).max(1e-3);
     let outliers = rests.iter().filter(|rest| **rest > 6.0 * usual).count();
     Validation { samples: samples.to_vec(), estimates, outliers }
-}
-
-/// Plus and minus one at random, the same in every run (xorshift).
-struct Signs(u64);
-
-impl Signs {
-    fn next(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        if self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 0 { 1.0 } else { -1.0 }
-    }
-}
-
-/// Rounds to five digits: a gate needs no more, and files stay small.
-fn short(value: f64) -> f64 {
-    format!("{value:.4e}").parse().unwrap_or(value)
 }
 
 fn matrix(rows: &[Vec<f64>]) -> Array2<f64> {

@@ -4,6 +4,7 @@ use indexmap::IndexMap;
 use schema::{DeviceType, Phase, Profile, UnknownDevice, find_device};
 
 use crate::{
+    curve::Warm,
     fit::Sample,
     work::{Machine, Work},
 };
@@ -23,6 +24,8 @@ pub struct Group {
     pub machine: Machine,
     /// Measurements, each shape once, in the order of the profile.
     pub samples: Vec<Sample>,
+    /// Those that were also measured with warm caches.
+    pub warm: Vec<Warm>,
     /// Measurements of a shape that had one already; their median was taken.
     pub n_duplicates: usize,
 }
@@ -37,9 +40,9 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
     type Bits = Vec<u64>;
     let mut devices: IndexMap<&str, (&str, &DeviceType)> = IndexMap::new();
     type Shapes = IndexMap<Bits, (Work, Vec<f64>)>;
-    let mut groups: IndexMap<Key<'_>, (Machine, Shapes)> = IndexMap::new();
-    // Blocks and whole models are for checking predictions: they are no operators, and no curve is made of them.
-    for row in profile.rows.iter().filter(|row| !matches!(row.kind.as_str(), "block" | "model")) {
+    let mut groups: IndexMap<Key<'_>, (Machine, Shapes, Vec<Warm>)> = IndexMap::new();
+    // Blocks and whole models are for checking: no curve is made of them.
+    for row in profile.rows.iter().filter(|row| !row.is_block()) {
         let (device, figures) = match devices.get(row.device.as_str()) {
             Some(found) => *found,
             None => {
@@ -49,14 +52,16 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
             }
         };
         let key = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
-        let (machine, shapes) =
-            groups.entry(key).or_insert_with(|| (Machine::of(figures, &row.dtype), IndexMap::new()));
+        let (machine, shapes, warm) = groups
+            .entry(key)
+            .or_insert_with(|| (Machine::of(figures, &row.dtype), IndexMap::new(), Vec::new()));
         let work = Work::of(row.size, row.phase, machine.element);
+        warm.extend(row.warm_seconds.map(|warm| Warm { work, cold: row.seconds, warm }));
         shapes.entry(bits(&work)).or_insert_with(|| (work, Vec::new())).1.push(row.seconds);
     }
     Ok(groups
         .into_iter()
-        .map(|((kind, dtype, phase, device), (machine, shapes))| {
+        .map(|((kind, dtype, phase, device), (machine, shapes, warm))| {
             let n_rows: usize = shapes.values().map(|(_, times)| times.len()).sum();
             let n_duplicates = n_rows - shapes.len();
             let median = |mut times: Vec<f64>| {
@@ -73,6 +78,7 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
                     .into_values()
                     .map(|(work, times)| Sample { work, seconds: median(times) })
                     .collect(),
+                warm,
                 n_duplicates,
             }
         })
@@ -80,7 +86,7 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
 }
 
 fn bits(work: &Work) -> Vec<u64> {
-    use schema::WorkSize::{Attention, Convolution, Product, Rows};
+    use schema::WorkSize::{Attention, Convolution, Product, Rows, Table};
     let numbers = match work.size {
         Product { batch, m, n, k } => vec![batch, m, n, k],
         Convolution { batch, in_channels, out_channels, groups, input, output, kernel, stride } => {
@@ -92,6 +98,7 @@ fn bits(work: &Work) -> Vec<u64> {
             vec![batch, heads, kv_heads, seq, kv_seq, head_dim, f64::from(u8::from(causal))]
         }
         Rows { rows, cols, inputs } => vec![rows, cols, inputs],
+        Table { rows, cols, vocabulary } => vec![rows, cols, vocabulary],
     };
     numbers.into_iter().map(f64::to_bits).collect()
 }

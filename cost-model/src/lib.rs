@@ -1,6 +1,7 @@
 //! How long will a block take on a device?
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod cache;
 mod curve;
 mod dense;
 mod efficiency;
@@ -12,12 +13,14 @@ mod nnls;
 mod predict;
 mod raw;
 mod ridge;
+mod shape;
+mod shipped;
 mod sweep;
 mod terms;
 mod trial;
 mod work;
 
-pub use curve::{Curve, Estimate};
+pub use curve::{Curve, Estimate, Warm};
 pub use evaluate::{Accuracy, Split, shuffle, spearman, split};
 pub use fit::{MIN_ROWS, Sample, TooFewRows, Validation, fit};
 pub use group::{Group, group};

@@ -2,8 +2,8 @@
 
 use indexmap::IndexMap;
 use schema::{
-    COST_MODEL_VERSION, CostModelFile, CurveAccuracy, CurveFile, DeviceType, GateFile, Phase, Polynomial,
-    Provenance, TermRange, WorkSize,
+    COST_MODEL_VERSION, CallOverhead, CostModelFile, CurveAccuracy, CurveFile, DeviceType, GateFile, Numbers,
+    Phase, Polynomial, Provenance, TermRange, WorkSize,
 };
 
 use crate::{
@@ -22,6 +22,8 @@ pub struct CostModel {
     pub figures: DeviceType,
     /// Where the curves come from; nothing when there are none.
     pub provenance: Provenance,
+    /// What a call costs besides its work; nothing when that was not measured.
+    pub overhead: Option<CallOverhead>,
     curves: IndexMap<(String, String, Phase), (Curve, CurveAccuracy, &'static str)>,
 }
 
@@ -61,6 +63,7 @@ impl CostModel {
             device: device.to_string(),
             figures: figures.clone(),
             provenance: Provenance::default(),
+            overhead: None,
             curves: IndexMap::new(),
         }
     }
@@ -95,6 +98,13 @@ impl CostModel {
         }
     }
 
+    /// Returns the seconds that a byte of fresh memory costs: the median of what curves say.
+    pub(crate) fn fresh(&self) -> Option<f64> {
+        let mut found: Vec<f64> = self.curves.values().filter_map(|(curve, ..)| curve.fresh()).collect();
+        found.sort_by(f64::total_cmp);
+        (!found.is_empty()).then(|| crate::evaluate::quantile(&found, 0.5))
+    }
+
     /// Returns the number of curves.
     pub fn n_curves(&self) -> usize {
         self.curves.len()
@@ -108,6 +118,7 @@ impl CostModel {
             device: self.device.clone(),
             figures: self.figures.clone(),
             provenance: self.provenance.clone(),
+            overhead: self.overhead,
             curves: self
                 .curves
                 .iter()
@@ -138,6 +149,7 @@ impl CostModel {
             device: file.device.clone(),
             figures: file.figures.clone(),
             provenance: file.provenance.clone(),
+            overhead: file.overhead,
             curves,
         })
     }
@@ -149,6 +161,7 @@ fn form(size: &WorkSize) -> &'static str {
         WorkSize::Convolution { .. } => "convolution",
         WorkSize::Attention { .. } => "attention",
         WorkSize::Rows { .. } => "rows",
+        WorkSize::Table { .. } => "table",
     }
 }
 
@@ -176,6 +189,7 @@ fn example(form: &str) -> Option<WorkSize> {
             causal: false,
         }),
         "rows" => Some(WorkSize::Rows { rows: 1.0, cols: 1.0, inputs: 1.0 }),
+        "table" => Some(WorkSize::Table { rows: 1.0, cols: 1.0, vocabulary: 1.0 }),
         _ => None,
     }
 }
@@ -201,13 +215,13 @@ fn curve_to_file(
     let (anchor, bounded) = names(&size, &curve.machine);
     let correction = &curve.correction;
     let polynomial = |linear: &Linear| Polynomial {
-        intercept: linear.intercept,
-        coefficients: linear.coefficients.clone(),
+        intercept: short(linear.intercept),
+        coefficients: shorts(&linear.coefficients),
     };
     let term = |j: usize| TermRange {
-        mean: correction.means[j],
-        scale: correction.scales[j],
-        range: correction.ranges[j],
+        mean: short(correction.means[j]),
+        scale: short(correction.scales[j]),
+        range: both(correction.ranges[j]),
     };
     CurveFile {
         kind: kind.to_string(),
@@ -219,24 +233,45 @@ fn curve_to_file(
             .iter()
             .zip(&curve.anchor)
             .filter(|(_, value)| **value > 0.0)
-            .map(|(name, value)| ((*name).to_string(), *value))
+            .map(|(name, value)| ((*name).to_string(), short(*value)))
             .collect(),
-        least: curve.least,
-        hidden: curve.hidden,
-        floor: curve.floor,
+        least: short(curve.least),
+        hidden: short(curve.hidden),
+        floor: short(curve.floor),
         terms: bounded.iter().enumerate().map(|(j, name)| ((*name).to_string(), term(j))).collect(),
-        mean: correction.mean,
-        clip: correction.clip,
+        mean: short(correction.mean),
+        clip: both(correction.clip),
         linear: polynomial(&correction.linear),
         quadratic: (!correction.quadratic.coefficients.is_empty()).then(|| polynomial(&correction.quadratic)),
         gate: correction.gate.as_ref().map(|gate| GateFile {
-            threshold: gate.h99,
-            centres: gate.rows.iter().map(|(_, centre)| *centre).collect(),
-            rows: gate.rows.iter().map(|(row, _)| row.clone()).collect(),
+            threshold: short(gate.h99),
+            reach: short(gate.reach),
+            sizes: gate.sizes.iter().map(|size| both(*size)).collect(),
+            centres: Numbers(gate.rows.iter().map(|(_, centre)| short(*centre)).collect()),
+            rows: gate.rows.iter().map(|(row, _)| shorts(row)).collect(),
         }),
-        band: curve.band.knots.clone(),
-        band_outside: curve.band.outside,
+        band: curve
+            .band
+            .knots
+            .iter()
+            .map(|(at, low, high)| (short(*at), short(*low), short(*high)))
+            .collect(),
+        band_outside: both(curve.band.outside),
+        warm: short(curve.warm),
     }
+}
+
+/// Rounds to four digits: no clock gives more, and files stay small.
+fn short(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+fn shorts(values: &[f64]) -> Numbers {
+    Numbers(values.iter().map(|value| short(*value)).collect())
+}
+
+fn both((low, high): (f64, f64)) -> (f64, f64) {
+    (short(low), short(high))
 }
 
 fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Result<Curve, CostModelError> {
@@ -268,27 +303,36 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     let p = terms.len();
     let whole = p + p * (p + 1) / 2;
     let polynomial = |given: &Polynomial, lengths: &[usize], part| {
-        let is_right = lengths.contains(&given.coefficients.len());
-        if !is_right || !is_fine(&given.coefficients) || !given.intercept.is_finite() {
+        let coefficients = &given.coefficients.0;
+        let is_right = lengths.contains(&coefficients.len());
+        if !is_right || !is_fine(coefficients) || !given.intercept.is_finite() {
             return Err(wrong(part));
         }
-        Ok(Linear { intercept: given.intercept, coefficients: given.coefficients.clone() })
+        Ok(Linear { intercept: given.intercept, coefficients: coefficients.clone() })
     };
     let gate = match &file.gate {
         None => None,
         Some(gate) => {
-            let is_right = gate.rows.iter().all(|row| [p, whole].contains(&row.len()) && is_fine(row))
-                && gate.rows.windows(2).all(|pair| pair[0].len() == pair[1].len())
-                && gate.rows.len() == gate.centres.len()
-                && is_fine(&gate.centres)
+            let d = terms::sizes(&Work::of(*size, Phase::Forward, machine.element)).len();
+            let is_right = gate.sizes.len() == d
+                && gate
+                    .sizes
+                    .iter()
+                    .all(|(mean, scale)| mean.is_finite() && scale.is_finite() && *scale > 0.0)
+                && gate.rows.iter().all(|row| row.0.len() <= d + d * (d + 1) / 2 && is_fine(&row.0))
+                && gate.rows.len() == gate.centres.0.len()
+                && is_fine(&gate.centres.0)
                 && gate.threshold > 0.0
                 && !gate.rows.is_empty();
             if !is_right {
                 return Err(wrong("the gate"));
             }
+            let rows = gate.rows.iter().map(|row| row.0.clone());
             Some(Gate {
-                rows: gate.rows.iter().cloned().zip(gate.centres.iter().copied()).collect(),
+                sizes: gate.sizes.clone(),
+                rows: rows.zip(gate.centres.0.iter().copied()).collect(),
                 h99: gate.threshold,
+                reach: gate.reach,
             })
         }
     };
@@ -324,5 +368,6 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
             clip: file.clip,
         },
         band: Band { knots: file.band.clone(), outside: file.band_outside },
+        warm: file.warm,
     })
 }

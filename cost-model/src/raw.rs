@@ -92,5 +92,6 @@ fn dimensions(size: &WorkSize) -> Vec<f64> {
             vec![batch, heads, seq, kv_seq, head_dim]
         }
         WorkSize::Rows { rows, cols, .. } => vec![rows, cols],
+        WorkSize::Table { rows, cols, vocabulary } => vec![rows, cols, vocabulary],
     }
 }

@@ -140,13 +140,16 @@ impl Folds {
     pub fn fit(&self, lambda: f64) -> Option<Linear> {
         self.all.solve(lambda)
     }
+}
 
-    /// Returns the centred `XᵀX + λI`, by rows, and the mean of `X`.
-    pub fn system(&self, lambda: f64) -> (Vec<f64>, Vec<f64>) {
-        let (mean, _, mut xx, _) = self.all.centred();
-        xx.diag_mut().mapv_inplace(|value| value + lambda);
-        (xx.into_raw_vec_and_offset().0, mean.to_vec())
-    }
+/// Fits all rows by normal equations; `None` when they are singular.
+pub(crate) fn ridge(
+    x: ArrayView2<'_, f64>,
+    y: ArrayView1<'_, f64>,
+    weights: ArrayView1<'_, f64>,
+    lambda: f64,
+) -> Option<Linear> {
+    Sums::of(x, y, weights).solve(lambda)
 }
 
 /// Fits all rows through linfa's QR; `None` when even that is singular.

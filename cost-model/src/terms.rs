@@ -35,13 +35,27 @@ const TILES: [(f64, f64, f64); 5] =
 /// A microsecond: terms that count something are scaled to it.
 const MICRO: f64 = 1e-6;
 
+/// Where the term of fresh memory stands in the anchor of a processor.
+pub(crate) const FRESH: usize = 1;
+
 /// Returns the terms of the anchor.
 pub(crate) fn anchor(work: &Work, machine: &Machine, terms: &mut Terms) {
     let f = work.flops / machine.peak;
     let b = work.bytes() / machine.bandwidth;
     let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
     terms.push("launch", MICRO);
-    if let WorkSize::Rows { rows, cols, .. } = work.size {
+    if let Some(host) = machine.host {
+        let is_mapped = work.written > host.mapped;
+        terms.push("fresh", if is_mapped { work.written / machine.bandwidth } else { 0.0 });
+        if let WorkSize::Convolution { in_channels, out_channels, .. } = work.size {
+            terms.push("flops_padded_in", f / fill(in_channels, host.lanes));
+            terms.push("flops_padded_out", f / fill(out_channels, host.lanes));
+            // Channels beyond the last: what is read and written in blocks of a register.
+            terms.push("read_padded", work.read_a / fill(in_channels, host.lanes) / machine.bandwidth);
+            terms.push("written_padded", work.written / fill(out_channels, host.lanes) / machine.bandwidth);
+        }
+    }
+    if let Some((rows, cols)) = work.matrix() {
         terms.push("bytes", b);
         terms.push("bytes_beyond_l2", beyond_l2);
         terms.push("bytes_beyond_quarter_l2", (work.bytes() - machine.l2 / 4.0).max(0.0) / machine.bandwidth);
@@ -124,7 +138,7 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
     let nearness = (kernel / floor).max(1e-30).ln();
     terms.push("anchor_share", floor / (floor + kernel));
     terms.push("near_floor", 1.0 / (1.0 + 4.0 * nearness * nearness));
-    if let WorkSize::Rows { rows, cols, .. } = work.size {
+    if let Some((rows, cols)) = work.matrix() {
         terms.push("bytes_share_l2", share(work.bytes(), machine.l2));
         terms.push("bytes_share_quarter_l2", share(work.bytes(), machine.l2 / 4.0));
         for (name, c) in [("rows_16", 16.0), ("rows_256", 256.0), ("rows_4096", 4096.0)] {
@@ -164,6 +178,11 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
     terms.push("tile_fill_64", work.m * work.n * work.batch / (small_tiles * 64.0 * 64.0));
     terms.push("wave_fill_64", wave_fill(small_tiles));
     terms.push("wave_fill_256", wave_fill(tall_tiles));
+    if let (Some(host), WorkSize::Convolution { in_channels, out_channels, .. }) = (machine.host, work.size) {
+        terms.push("fill_in", fill(in_channels, host.lanes));
+        terms.push("fill_out", fill(out_channels, host.lanes));
+        terms.push("is_fresh", if work.written > host.mapped { 1.0 } else { 0.0 });
+    }
     if let WorkSize::Convolution { in_channels, input, output, kernel, stride, .. } = work.size {
         // Winograd kernels compute 4 × 4 or 2 × 2 outputs at a time, for kernels of 3 × 3 and stride 1.
         let is_winograd = kernel == [1.0, 3.0, 3.0] && volume(stride) == 1.0;
@@ -184,6 +203,24 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
         terms.push("batch_8", share(work.batch, 8.0));
         terms.push("batch_128", share(work.batch, 128.0));
     }
+}
+
+/// Returns the used share of channels that come in blocks.
+fn fill(channels: f64, lanes: f64) -> f64 {
+    channels / ((channels / lanes).ceil() * lanes)
+}
+
+/// Returns the logarithms of the sizes.
+pub(crate) fn sizes(work: &Work) -> Vec<f64> {
+    let sizes = match work.size {
+        WorkSize::Rows { rows, cols, .. } => vec![rows, cols],
+        WorkSize::Table { rows, cols, vocabulary } => vec![rows, cols, vocabulary],
+        WorkSize::Convolution { input, kernel, stride, .. } => {
+            vec![work.m, work.n, work.k, work.batch, volume(input), volume(kernel), volume(stride)]
+        }
+        WorkSize::Product { .. } | WorkSize::Attention { .. } => vec![work.m, work.n, work.k, work.batch],
+    };
+    sizes.into_iter().map(|size| size.max(1.0).ln()).collect()
 }
 
 fn waves(work: &Work, machine: &Machine, tm: f64, tn: f64) -> f64 {

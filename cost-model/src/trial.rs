@@ -83,7 +83,7 @@ pub fn cross_validate(
                 n_train,
                 n_outliers: validation.outliers,
             };
-            Ok((trial, Some(curve)))
+            Ok((trial, Some(curve.with_warm(&group.warm))))
         }
         Features::Raw | Features::Roofline => {
             let (mut tried, mut estimates) = (Vec::new(), Vec::new());

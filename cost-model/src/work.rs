@@ -21,6 +21,17 @@ pub struct Machine {
     pub launch: f64,
     /// Bytes of one element.
     pub element: f64,
+    /// What is peculiar to processors; nothing for accelerators.
+    pub host: Option<Host>,
+}
+
+/// What features need to know of a processor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Host {
+    /// Elements in a vector register: channels are padded to as many.
+    pub lanes: f64,
+    /// Larger results are fresh memory each time: the C library maps them, and the kernel clears page by page.
+    pub mapped: f64,
 }
 
 impl Machine {
@@ -40,7 +51,23 @@ impl Machine {
             l2: device.l2.map_or(32e6, |bytes| bytes.0 as f64),
             launch: device.launch.map_or(3e-6, |time| time.0),
             element: element_bytes(dtype),
+            host: Host::of(device, element_bytes(dtype)),
         }
+    }
+}
+
+impl Host {
+    fn of(device: &DeviceType, element: f64) -> Option<Self> {
+        /// The most that glibc's threshold for mapping grows to.
+        const MAPPED: f64 = 33_554_432.0;
+        let architecture = device.architecture.as_deref()?;
+        let register = match architecture {
+            name if name.contains("avx512") => 64.0,
+            name if name.starts_with("x86") => 32.0,
+            name if name.starts_with("arm") => 16.0,
+            _ => return None,
+        };
+        Some(Self { lanes: register / element, mapped: MAPPED })
     }
 }
 
@@ -109,6 +136,13 @@ impl Work {
             }
             (Phase::Backward | Phase::InputGradient | Phase::WeightGradient, WorkSize::Rows { .. }) => {
                 work.read_a += written;
+            }
+            // Most of the gradient are zeros, but they are written.
+            (
+                Phase::Backward | Phase::InputGradient | Phase::WeightGradient,
+                WorkSize::Table { cols, vocabulary, .. },
+            ) => {
+                (work.read_a, work.written) = (written, vocabulary * cols * element);
             }
             (Phase::Backward, _) => {
                 work.flops *= 2.0;
@@ -184,6 +218,26 @@ impl Work {
                 n: cols,
                 k: 1.0,
             },
+            WorkSize::Table { rows, cols, .. } => Self {
+                size,
+                phase,
+                flops: rows * cols,
+                read_a: rows * (cols * element + 8.0),
+                read_b: 0.0,
+                written: rows * cols * element,
+                batch: 1.0,
+                m: rows,
+                n: cols,
+                k: 1.0,
+            },
+        }
+    }
+
+    /// Returns rows and columns of work on the elements of a matrix.
+    pub(crate) fn matrix(&self) -> Option<(f64, f64)> {
+        match self.size {
+            WorkSize::Rows { rows, cols, .. } | WorkSize::Table { rows, cols, .. } => Some((rows, cols)),
+            _ => None,
         }
     }
 

@@ -172,7 +172,8 @@ mod tests {
         check("NVIDIA H200", "H200-SXM-141GB");
         check("Tesla P100-PCIE-16GB", "P100-PCIE-16GB");
         check("v100_sxm2_16gb", "V100-SXM2-16GB");
-        check("cpu", "CPU-EPYC-ZEN4-2C");
+        check("cpu", "CPU-EPYC-ZEN4-1T");
+        check("AMD EPYC (1 thread)", "CPU-EPYC-ZEN4-1T");
         for name in ["P100", "V100", "T4", "A100", "L4", "L40S", "RTX 4090", "H100", "H200", "B200", "MI300X"]
         {
             assert!(find_device(name, &IndexMap::new()).is_ok(), "{name}");

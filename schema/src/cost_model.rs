@@ -4,7 +4,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceType, Phase, YamlError, from_yaml};
+use crate::{CallOverhead, DeviceType, Phase, YamlError, from_yaml};
 
 /// Newest version of the file that is understood.
 pub const COST_MODEL_VERSION: u32 = 1;
@@ -23,6 +23,9 @@ pub struct CostModelFile {
     pub figures: DeviceType,
     /// Where the curves come from.
     pub provenance: Provenance,
+    /// What a call costs besides its work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<CallOverhead>,
     /// The curves.
     pub curves: Vec<CurveFile>,
 }
@@ -79,6 +82,9 @@ pub struct CurveFile {
     pub band: Vec<(f64, f64, f64)>,
     /// The band outside.
     pub band_outside: (f64, f64),
+    /// Seconds that each byte read saves where the cache holds it already.
+    #[serde(default)]
+    pub warm: f64,
 }
 
 /// How good a curve is on rows that it was not fitted to, in percent.
@@ -97,9 +103,9 @@ pub struct CurveAccuracy {
     pub median: f64,
 }
 
-/// How a term is standardised.
+/// How a term is standardised; in files `MEAN SCALE LEAST LARGEST`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "TermForm", into = "String")]
 pub struct TermRange {
     /// Mean over the fitted rows.
     pub mean: f64,
@@ -116,19 +122,90 @@ pub struct Polynomial {
     /// The constant.
     pub intercept: f64,
     /// The rest.
-    pub coefficients: Vec<f64>,
+    pub coefficients: Numbers,
 }
 
-/// When a polynomial is trusted: rows of a projection, each with its centre.
+/// When a polynomial is trusted: the inverse factor of the covariance of the fitted rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateFile {
     /// The leverage from which trust falls.
     pub threshold: f64,
+    /// Logarithm of the anchor's time from which trust falls.
+    pub reach: f64,
+    /// Mean and deviation of the logarithm of each size; the rows are of these and their products.
+    pub sizes: Vec<(f64, f64)>,
     /// What each row takes off.
-    pub centres: Vec<f64>,
-    /// The rows.
-    pub rows: Vec<Vec<f64>>,
+    pub centres: Numbers,
+    /// The rows, of the first terms each.
+    pub rows: Vec<Numbers>,
+}
+
+/// Numbers on one line, `1.5 -2e-3`: a list of hundreds would take a line for each. Lists are read as well.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "NumbersForm", into = "String")]
+pub struct Numbers(pub Vec<f64>);
+
+/// The ways in which [`Numbers`] are written.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum NumbersForm {
+    Line(String),
+    One(f64),
+    List(Vec<f64>),
+}
+
+/// The ways in which a [`TermRange`] is written.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum TermForm {
+    Line(String),
+    Parts { mean: f64, scale: f64, range: (f64, f64) },
+}
+
+impl TryFrom<NumbersForm> for Numbers {
+    type Error = String;
+
+    fn try_from(form: NumbersForm) -> Result<Self, String> {
+        match form {
+            NumbersForm::List(numbers) => Ok(Self(numbers)),
+            NumbersForm::One(number) => Ok(Self(vec![number])),
+            NumbersForm::Line(line) => {
+                let number = |word: &str| word.parse().map_err(|_| format!("`{word}` is no number"));
+                line.split_ascii_whitespace().map(number).collect::<Result<_, _>>().map(Self)
+            }
+        }
+    }
+}
+
+impl From<Numbers> for String {
+    fn from(numbers: Numbers) -> Self {
+        let short = |number: &f64| {
+            let (plain, scientific) = (number.to_string(), format!("{number:e}"));
+            if plain.len() <= scientific.len() { plain } else { scientific }
+        };
+        numbers.0.iter().map(short).collect::<Vec<_>>().join(" ")
+    }
+}
+
+impl TryFrom<TermForm> for TermRange {
+    type Error = String;
+
+    fn try_from(form: TermForm) -> Result<Self, String> {
+        match form {
+            TermForm::Parts { mean, scale, range } => Ok(Self { mean, scale, range }),
+            TermForm::Line(line) => match Numbers::try_from(NumbersForm::Line(line))?.0.as_slice() {
+                [mean, scale, low, high] => Ok(Self { mean: *mean, scale: *scale, range: (*low, *high) }),
+                other => Err(format!("a term has 4 numbers, not {}", other.len())),
+            },
+        }
+    }
+}
+
+impl From<TermRange> for String {
+    fn from(TermRange { mean, scale, range: (low, high) }: TermRange) -> Self {
+        Numbers(vec![mean, scale, low, high]).into()
+    }
 }
 
 /// Why a cost model is refused.
@@ -166,5 +243,35 @@ impl CostModelFile {
             return Err(CostModelFileError::Version(header.version));
         }
         Ok(from_yaml(text)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::to_yaml;
+
+    #[test]
+    fn numbers_are_read_as_lines_and_as_lists() {
+        let check = |text: &str, expected: &[f64]| {
+            let read: Numbers = from_yaml(text).expect(text);
+            assert_eq!(read.0, expected);
+            assert_eq!(from_yaml::<Numbers>(&to_yaml(&read)).expect("our own"), read);
+        };
+        check("1.5 -2e-3 0", &[1.5, -0.002, 0.0]);
+        check("[1.5, -2.0e-3, 0]", &[1.5, -0.002, 0.0]);
+        check("7", &[7.0]);
+        check("''", &[]);
+        assert!(from_yaml::<Numbers>("1.5 x").is_err());
+    }
+
+    #[test]
+    fn terms_are_read_as_lines_and_as_parts() {
+        let term = TermRange { mean: 0.5, scale: 1e-7, range: (-2.0, 3.25) };
+        assert_eq!(to_yaml(&term).trim(), "0.5 1e-7 -2 3.25");
+        assert_eq!(from_yaml::<TermRange>("0.5 1e-7 -2 3.25").expect("a line"), term);
+        let parts = "{mean: 0.5, scale: 1.0e-7, range: [-2.0, 3.25]}";
+        assert_eq!(from_yaml::<TermRange>(parts).expect("parts"), term);
+        assert!(from_yaml::<TermRange>("1 2 3").is_err());
     }
 }

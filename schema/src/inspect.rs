@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::{Band, TimesFrom};
+
 /// Newest version of [`InspectReport`].
 pub const INSPECT_VERSION: u32 = 1;
 
@@ -27,6 +29,9 @@ pub struct InspectReport {
     pub disagreements: Vec<String>,
     /// What could not be followed exactly when the trace was read.
     pub notes: Vec<String>,
+    /// Where predicted times come from; absent when no device was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<TimesFrom>,
 }
 
 /// A tensor with its name; sizes that depend on data are null.
@@ -96,6 +101,34 @@ pub struct InspectBlock {
     pub operators: u64,
     /// Equal for blocks that do the same on the same sizes.
     pub structure: String,
+    /// Predicted seconds from inputs to outputs; absent, like what follows, when no device was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward_seconds: Option<f64>,
+    /// Predicted seconds of both gradients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backward_seconds: Option<f64>,
+    /// More about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<InspectTime>,
+}
+
+/// More about a block's predicted time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct InspectTime {
+    /// Eight of ten measured forward times lie between.
+    pub forward: Band,
+    /// Eight of ten measured backward times lie between.
+    pub backward: Band,
+    /// Seconds of the gradient of the inputs.
+    pub input_gradient_seconds: f64,
+    /// Seconds of the gradient of the weights.
+    pub weight_gradient_seconds: f64,
+    /// Scratch memory that a kernel asks for, at most.
+    pub workspace_bytes: u64,
+    /// The least certain source: `measured`, `overhead`, `curve`, `scaled-curve`, `roofline`; `free` when nothing runs.
+    pub source: String,
+    /// Whether launching takes most of the forward time.
+    pub is_launch_bound: bool,
 }
 
 /// An operator that no rule knows.

@@ -42,8 +42,8 @@ pub use cluster::{Cluster, Device, DeviceType, Level, Link};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use cost_model::{
-    COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, GateFile, Polynomial,
-    Provenance, TermRange,
+    COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, GateFile, Numbers,
+    Polynomial, Provenance, TermRange,
 };
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
@@ -52,7 +52,9 @@ pub use execution::{
 };
 pub use fit_answer::{FitAnswer, FitGroup};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
-pub use inspect::{INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown, NamedTensor};
+pub use inspect::{
+    INSPECT_VERSION, InspectBlock, InspectReport, InspectTime, InspectTotals, InspectUnknown, NamedTensor,
+};
 pub use json_schemas::{NamedSchema, json_schemas};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
@@ -65,7 +67,7 @@ pub use plan::{
 };
 pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use plan_file::{PlanFileError, read_plan};
-pub use profile::{COLUMNS, Phase, Profile, ProfileRow, WorkSize};
+pub use profile::{COLUMNS, CallOverhead, Phase, Profile, ProfileRow, WorkSize};
 pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{

@@ -6,7 +6,8 @@
 use csv::StringRecord;
 
 use crate::{
-    ColumnSource, Condition, Invalid, Phase, Profile, ProfileMap, ProfileRow, Rule, Scalar, Source, WorkSize,
+    CallOverhead, ColumnSource, Condition, Invalid, Phase, Profile, ProfileMap, ProfileRow, Rule, Scalar,
+    Source, WorkSize,
 };
 
 /// The largest number that a dimension may have; beyond it products of dimensions lose their meaning.
@@ -98,17 +99,18 @@ pub enum ProfileFault {
     },
 }
 
-/// The four forms of shape.
+/// The forms of shape.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Product,
     Convolution,
     Attention,
     Rows,
+    Table,
 }
 
 /// Kinds whose shape is known by name; other kinds are told by the columns that are set.
-const KINDS: [(&str, Form); 16] = [
+const KINDS: [(&str, Form); 17] = [
     ("linear", Form::Product),
     ("matmul", Form::Product),
     ("bmm", Form::Product),
@@ -125,6 +127,7 @@ const KINDS: [(&str, Form); 16] = [
     ("layer_norm", Form::Rows),
     ("add", Form::Rows),
     ("gelu", Form::Rows),
+    ("embedding", Form::Table),
 ];
 
 /// Where a value of ours stands: resolved once, used for each record.
@@ -139,13 +142,21 @@ enum Cell<'a> {
 /// # Errors
 /// At the first fault.
 pub fn read_profile(text: &str, map: &ProfileMap) -> Result<Profile, ProfileCsvError> {
+    read(text, map, false)
+}
+
+fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCsvError> {
     let mut reader =
         csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
     let header = reader.headers().map_err(in_csv)?.clone();
     if header.is_empty() || header.iter().all(str::is_empty) {
         return Err(ProfileCsvError { line: 1, column: None, fault: ProfileFault::Empty });
     }
-    let columns = Columns::resolve(&header, map)?;
+    let mut columns = Columns::resolve(&header, map)?;
+    if is_own {
+        let position = |name: &str| header.iter().position(|known| known == name);
+        (columns.warm, columns.path) = (position("warm_seconds"), position("path"));
+    }
     let mut profile = Profile { is_cut_off: !text.is_empty() && !text.ends_with('\n'), ..Profile::default() };
     let mut record = StringRecord::new();
     let mut n_records = 0_usize;
@@ -183,7 +194,11 @@ pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
             });
         }
     }
-    read_profile(text, &map)
+    let mut profile = read(text, &map, true)?;
+    let comments = text.lines().take_while(|line| line.starts_with('#'));
+    let overhead = comments.filter_map(|line| line.trim_start_matches('#').trim().strip_prefix("overhead: "));
+    profile.overhead = overhead.filter_map(CallOverhead::from_text).next();
+    Ok(profile)
 }
 
 struct Columns<'a> {
@@ -192,6 +207,9 @@ struct Columns<'a> {
     /// Column, seconds of its unit, phase.
     times: Vec<(usize, f64, Option<Phase>)>,
     conditions: Vec<(usize, &'a Condition)>,
+    /// Columns that only files of ours have.
+    warm: Option<usize>,
+    path: Option<usize>,
     map: &'a ProfileMap,
 }
 
@@ -226,6 +244,8 @@ impl<'a> Columns<'a> {
                 .iter()
                 .map(|(name, condition)| Ok((position(name)?, condition)))
                 .collect::<Result<_, ProfileCsvError>>()?,
+            warm: None,
+            path: None,
             map,
         })
     }
@@ -270,7 +290,25 @@ impl<'a> Columns<'a> {
             }
             let (kind, dtype, device, own_phase, size) = shared.clone().expect("set above");
             let phase = phase.unwrap_or(own_phase);
-            profile.rows.push(ProfileRow { line, kind, dtype, device, phase, size, seconds });
+            let warm_seconds =
+                self.warm.map(|index| (index, &record[index])).filter(|(_, text)| !text.is_empty());
+            let warm_seconds = warm_seconds.map(|(index, text)| {
+                let time = text.parse::<f64>().ok().filter(|time| time.is_finite() && *time > 0.0);
+                time.ok_or_else(|| row.fault_in(index, ProfileFault::Time(text.to_string())))
+            });
+            let warm_seconds = warm_seconds.transpose()?;
+            let path = self.path.map(|index| record[index].to_string()).unwrap_or_default();
+            profile.rows.push(ProfileRow {
+                line,
+                kind,
+                dtype,
+                device,
+                phase,
+                size,
+                seconds,
+                warm_seconds,
+                path,
+            });
         }
         Ok(())
     }
@@ -409,6 +447,11 @@ impl Record<'_> {
                     head_dim: self.needed(kind, "head_dim")?,
                     causal: matches!(self.text("causal")?.as_deref(), Some("1" | "true" | "True" | "1.0")),
                 })
+            }
+            Form::Table => {
+                let rows = self.dimension("rows")?.unwrap_or(1.0);
+                let vocabulary = self.dimension("vocabulary")?.unwrap_or(rows);
+                Ok(WorkSize::Table { rows, cols: self.needed(kind, "cols")?, vocabulary })
             }
             Form::Rows => Ok(WorkSize::Rows {
                 rows: self.dimension("rows")?.unwrap_or(1.0),

@@ -5,11 +5,11 @@ mod picture;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use cost_model::{Accuracy, CostModel, Features, Group, MIN_ROWS, Split, Trial};
+use cost_model::{Accuracy, CostModel, Curve, Features, Group, MIN_ROWS, Split, Trial};
 use indexmap::IndexMap;
 use schema::{
-    CurveAccuracy, DeviceType, FitAnswer, FitGroup, Profile, ProfileCsvError, ProfileFault, ProfileMap,
-    ProfileMapError, Provenance, UnknownDevice, find_device,
+    CallOverhead, CurveAccuracy, DeviceType, FitAnswer, FitGroup, Profile, ProfileCsvError, ProfileFault,
+    ProfileMap, ProfileMapError, Provenance, UnknownDevice, find_device,
 };
 
 use crate::{
@@ -89,6 +89,8 @@ struct Tried {
     group: Group,
     trial: Trial,
     accuracy: Accuracy,
+    /// Fitted to all rows; only where these were cross-validated.
+    curve: Option<Curve>,
 }
 
 impl Fit {
@@ -100,7 +102,7 @@ impl Fit {
             return Err(Failure::input("a cost model has physical features, others are for comparison only")
                 .with_hint("leave out --features, or -o"));
         }
-        let groups = self.groups(map.as_ref(), &own)?;
+        let (groups, overhead) = self.groups(map.as_ref(), &own)?;
         let tried = self.try_all(groups)?;
         match self.format {
             Format::Text => output.text(&self.table(&tried))?,
@@ -110,7 +112,7 @@ impl Fit {
             }
         }
         if let Some(path) = &self.output {
-            self.write_model(path, &tried, &own)?;
+            self.write_model(path, &tried, &own, overhead)?;
         }
         if let Some(path) = &self.plot {
             files::write(path, files::signed(path, picture::draw(&tried, self.features())?).as_bytes())?;
@@ -131,7 +133,7 @@ impl Fit {
         &self,
         map: Option<&ProfileMap>,
         own: &IndexMap<String, DeviceType>,
-    ) -> Result<Vec<Group>, Failure> {
+    ) -> Result<(Vec<Group>, Option<CallOverhead>), Failure> {
         let mut whole = Profile::default();
         for path in &self.profiles {
             let text = files::read_text(path)?;
@@ -143,6 +145,7 @@ impl Fit {
             if profile.is_cut_off {
                 note(&format!("{}: the last line has no end; it may be cut off", path.display()));
             }
+            whole.overhead = whole.overhead.or(profile.overhead);
             whole.rows.extend(profile.rows);
             whole.n_filtered += profile.n_filtered;
             whole.n_missing += profile.n_missing;
@@ -197,7 +200,7 @@ impl Fit {
             ))
             .with_hint(format!("choose one: --device {}", devices[0])));
         }
-        Ok(groups)
+        Ok((groups, whole.overhead))
     }
 
     /// Fits each group and tries it on rows it has not seen.
@@ -211,16 +214,15 @@ impl Fit {
                         SplitName::Random => Split::Random,
                         SplitName::Extrapolate => Split::Extrapolate,
                     };
-                    cost_model::try_split(&group, self.features(), split, rows, self.seed)
+                    let trial = cost_model::try_split(&group, self.features(), split, rows, self.seed);
+                    trial.map(|trial| (trial, None))
                 }
-                None => {
-                    cost_model::cross_validate(&group, self.features(), self.seed).map(|(trial, _)| trial)
-                }
+                None => cost_model::cross_validate(&group, self.features(), self.seed),
             };
             match trial {
-                Ok(trial) => {
+                Ok((trial, curve)) => {
                     let accuracy = trial.accuracy();
-                    tried.push(Tried { group, trial, accuracy });
+                    tried.push(Tried { group, trial, accuracy, curve });
                 }
                 Err(_) => {
                     let phase = group.phase.name();
@@ -318,10 +320,12 @@ impl Fit {
         path: &Path,
         tried: &[Tried],
         own: &IndexMap<String, DeviceType>,
+        overhead: Option<CallOverhead>,
     ) -> Result<(), Failure> {
         let device = &tried[0].group.device;
         let (name, figures) = find_device(device, own).map_err(|error| unknown_device(&error))?;
         let mut model = CostModel::of_data_sheet(name, figures);
+        model.overhead = overhead;
         let file_name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
         model.provenance = Provenance {
             profiles: self.profiles.iter().filter_map(file_name).collect(),
@@ -330,9 +334,16 @@ impl Fit {
         };
         for one in tried {
             let Tried { group, .. } = one;
-            let Ok((trial, Some(curve))) = cost_model::cross_validate(group, Features::Physical, self.seed)
-            else {
-                continue;
+            let refitted;
+            let (trial, curve) = match &one.curve {
+                Some(curve) => (&one.trial, curve.clone()),
+                None => match cost_model::cross_validate(group, Features::Physical, self.seed) {
+                    Ok((trial, Some(curve))) => {
+                        refitted = trial;
+                        (&refitted, curve)
+                    }
+                    _ => continue,
+                },
             };
             let accuracy = trial.accuracy();
             let accuracy = CurveAccuracy {

@@ -3,10 +3,16 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use cost_model::{CostModel, Costs, Estimate, PredictOptions};
 use graph::{BlockId, Item, ModelGraph, OperatorCosts, TensorFact};
-use schema::{Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTotals, InspectUnknown};
+use schema::{
+    Band, Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTime, InspectTotals,
+    InspectUnknown, Seconds,
+};
 
+use super::plan::costs;
 use crate::{
+    cost_models::CostModels,
     failure::Failure,
     model,
     output::{Format, Output},
@@ -25,6 +31,8 @@ Examples:
   model-analyze inspect resnet50.pt
   model-analyze inspect resnet50.pt --input 32x3x224x224 --depth 2
   model-analyze inspect gpt2.pt --input input_ids=4x128:int64 --format json
+  model-analyze inspect resnet50.pt --device h100
+  model-analyze inspect resnet50.pt --cost-model cost-model.yaml
 
 Shapes that travel inside the archive are used unless --input gives others.
 FLOPs are those of the forward pass as torch.utils.flop_counter counts them: products, convolutions and
@@ -46,36 +54,60 @@ pub struct Inspect {
     #[arg(long, short)]
     depth: Option<u32>,
 
+    /// Predict times on this device of the catalogue
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+
+    /// Predict times by what `fit -o` wrote
+    #[arg(long = "cost-model", value_name = "FILE")]
+    cost_models: Vec<PathBuf>,
+
     /// How to print
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
+/// What operators take, and whose times these are.
+struct Timed {
+    model: CostModel,
+    costs: Costs,
+}
+
 impl Inspect {
     /// Prints the table.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let cost_model = CostModels::read(&self.cost_models)?.of_catalogue(self.device.as_deref())?;
         let model = model::load_with(&self.model, &self.inputs, self.parameters.as_deref())?;
+        let timed = cost_model.map(|cost_model| {
+            let operators = graph::costs(&model.graph);
+            let options = PredictOptions::default();
+            let costs = cost_model::predict(&model.graph, &operators, &cost_model, &options);
+            Timed { model: cost_model, costs }
+        });
         match self.format {
             Format::Json => {
-                let report = report(&model, self.depth);
+                let report = report(&model, self.depth, timed.as_ref());
                 let json = serde_json::to_value(&report)
                     .map_err(|error| Failure::input(format!("cannot write the report: {error}")))?;
                 output.json(&json)
             }
             // The text picks its own rows of all blocks.
-            Format::Text => output.text(&text(&model.graph, &report(&model, None), self.depth)),
+            Format::Text => {
+                output.text(&text(&model.graph, &report(&model, None, timed.as_ref()), self.depth))
+            }
         }
     }
 }
 
-fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
+fn report(model: &model::Model, depth: Option<u32>, timed: Option<&Timed>) -> InspectReport {
     let graph = &model.graph;
     let costs = graph::costs(graph);
     let parameters = graph::parameters_by_block(graph);
     let depth = depth.unwrap_or(u32::MAX);
     let unsized_blocks = unsized_blocks(graph);
     let blocks = graph.blocks.iter().filter(|block| block.depth <= depth);
-    let blocks = blocks.map(|block| row(graph, &costs, &parameters, block.id, &unsized_blocks)).collect();
+    let blocks =
+        blocks.map(|block| row(graph, &costs, &parameters, block.id, &unsized_blocks, timed)).collect();
     let total = costs.total();
     let all_known = graph.tensors.iter().all(|t| t.has_shape || t.role != graph::Role::Parameter);
     let once = |role| graph.tensors.iter().filter(move |t| t.role == role && t.first == t.id);
@@ -121,6 +153,7 @@ fn report(model: &model::Model, depth: Option<u32>) -> InspectReport {
             })
             .collect(),
         notes: notes(model),
+        times: timed.map(|timed| costs::from(&timed.model, &timed.costs, graph)),
     }
 }
 
@@ -168,7 +201,10 @@ fn row(
     parameters: &[u64],
     id: BlockId,
     unsized_blocks: &[bool],
+    timed: Option<&Timed>,
 ) -> InspectBlock {
+    let predicted = timed.map(|timed| timed.costs.block(graph, id));
+    let band = |time: Estimate| Band { p10: Seconds(time.p10), p90: Seconds(time.p90) };
     let block = graph.block(id);
     let cost = costs.block(graph, id);
     let result = graph.result_of(id);
@@ -185,6 +221,17 @@ fn row(
         activation_bytes: cost.saved_bytes,
         operators: block.operators.len() as u64,
         structure: format!("{:016x}", block.structure),
+        forward_seconds: predicted.map(|own| own.forward.seconds),
+        backward_seconds: predicted.map(|own| own.backward().seconds),
+        time: predicted.map(|own| InspectTime {
+            forward: band(own.forward),
+            backward: band(own.backward()),
+            input_gradient_seconds: own.input_gradient.seconds,
+            weight_gradient_seconds: own.weight_gradient.seconds,
+            workspace_bytes: own.workspace.0,
+            source: own.source.name().to_string(),
+            is_launch_bound: own.is_launch_bound,
+        }),
     }
 }
 
@@ -211,8 +258,11 @@ struct Line {
 fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> String {
     let depth = depth.unwrap_or_else(|| comfortable_depth(graph));
     let lines = lines(graph, depth);
-    let header = ["block", "kind", "output", "parameters", "FLOPs", "share", "memory"];
-    let mut rows: Vec<[String; 7]> = vec![header.map(str::to_string)];
+    let mut header = vec!["block", "kind", "output", "parameters", "FLOPs", "share", "memory"];
+    if report.times.is_some() {
+        header.extend(["forward", "backward"]);
+    }
+    let mut rows: Vec<Vec<String>> = vec![header.into_iter().map(str::to_string).collect()];
     let total = report.totals.flops.map(|flops| (flops + report.totals.fused_flops).max(1) as f64);
     for line in &lines {
         let block = &report.blocks[line.block];
@@ -224,7 +274,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         let dash = || "-".to_string();
         let unknown = || "?".to_string();
         let flops = block.flops.map(|flops| (flops + block.fused_flops) * times);
-        rows.push([
+        let mut row = vec![
             name,
             cell(&block.kind).into_owned(),
             block.output_shape.as_ref().map_or_else(dash, |shape| graph::show_shape(shape)),
@@ -248,7 +298,11 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
             } else {
                 Bytes(sum_memory(report, graph, line)).to_string()
             },
-        ]);
+        ];
+        for seconds in [block.forward_seconds, block.backward_seconds].into_iter().flatten() {
+            row.push(if seconds > 0.0 { Seconds(seconds * times as f64).to_string() } else { dash() });
+        }
+        rows.push(row);
     }
     let mut text = table(&rows);
     let totals = &report.totals;
@@ -268,6 +322,20 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         Bytes(totals.activation_bytes),
         grouped(totals.operators),
     ));
+    if let (Some(times), Some(root)) = (&report.times, report.blocks.first())
+        && let Some(time) = &root.time
+    {
+        let band = |band: &Band| format!("p10–p90 {}–{}", band.p10, band.p90);
+        let shares: Vec<String> =
+            times.shares.iter().map(|(source, share)| format!("{:.0} % {source}", 100.0 * share)).collect();
+        text.push_str(&format!(
+            "forward {}, backward {}; times: {} ({})\n",
+            band(&time.forward),
+            band(&time.backward),
+            times.cost_model,
+            shares.join(", ")
+        ));
+    }
     if totals.fused_flops > 0 {
         text.push_str(&format!(
             "{} of the forward pass are in fused kernels, which torch's flop counter misses on a CPU\n",
@@ -356,9 +424,9 @@ fn grouped(number: u64) -> String {
 }
 
 /// Lays rows out in columns: names to the left, numbers to the right.
-fn table(rows: &[[String; 7]]) -> String {
+fn table(rows: &[Vec<String>]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..7).map(width).collect();
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let mut text = String::new();
     for row in rows {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {

@@ -24,6 +24,7 @@ Examples:
   model-analyze plan model.pt --devices 4xh100 -o plan.yaml
   model-analyze plan model.pt --cluster cluster.yaml --strategy 1f1b --micro-batches 16
   model-analyze plan model.pt --devices 4xh100 --check plan.yaml
+  model-analyze plan model.pt --devices 2xcpu --cost-model cost-model.yaml
   model-analyze plan graph.txt --strategy pipedream --machines 8 --bandwidth 3.125e9
   model-analyze plan graph.txt --compat pipedream --machines 8,2 --bandwidth 30e9,3.125e9 --activation-transfer
   model-analyze plan workload.json
@@ -54,6 +55,9 @@ pub struct Plan {
     /// What the optimizer keeps beside each parameter
     #[arg(long, value_enum, default_value_t)]
     optimizer: Optimizer,
+    /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
+    #[arg(long = "cost-model", value_name = "FILE")]
+    cost_models: Vec<PathBuf>,
     /// Never compute activations again in the backward pass
     #[arg(long)]
     no_recompute: bool,

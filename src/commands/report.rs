@@ -7,7 +7,10 @@ use schema::{Plan, ReportWhatIf, SimulatedPlan, TIMELINE_VERSION, Timeline};
 use viz::report::{Origin, Planned};
 
 use super::simulate;
-use crate::{failure::Failure, files, model, model::Model, operator_stages, output::Output, plan_file};
+use crate::{
+    cost_models::CostModels, failure::Failure, files, model, model::Model, operator_stages, output::Output,
+    plan_file,
+};
 
 mod times;
 mod what_if;
@@ -40,6 +43,10 @@ pub struct Report {
     /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     inputs: Vec<String>,
+
+    /// Times of a device type, as given to `plan`
+    #[arg(long = "cost-model", value_name = "FILE", requires = "plan")]
+    cost_models: Vec<PathBuf>,
 }
 
 /// A plan with everything a page says about it.
@@ -56,10 +63,11 @@ impl Report {
     /// Writes the page.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let model = model::load(&self.model, &self.inputs)?;
+        let models = CostModels::read(&self.cost_models)?;
         let planned = match &self.plan {
             Some(path) => {
                 let plan = plan_file::read_for(path, &model.program)?;
-                Some(PlannedPage::new(&path.display().to_string(), plan, &model)?)
+                Some(PlannedPage::new(&path.display().to_string(), plan, &model, &models)?)
             }
             None => None,
         };
@@ -78,10 +86,10 @@ impl PlannedPage {
     /// Simulates a plan for a page, as it stands and under other circumstances.
     ///
     /// `name` is the plan's name in messages.
-    pub fn new(name: &str, plan: Plan, model: &Model) -> Result<Self, Failure> {
+    pub fn new(name: &str, plan: Plan, model: &Model, models: &CostModels) -> Result<Self, Failure> {
         let stages = operator_stages::of_plan(name, &plan, &model.graph)?;
         let (mut simulated, timeline) = simulate::simulated(name, &plan)?;
-        let seconds = times::of_plan(&plan, &stages, &model.graph, &graph::costs(&model.graph));
+        let seconds = times::of_plan(&plan, &stages, &model.graph, &graph::costs(&model.graph), models);
         if let Err(reason) = &seconds {
             simulated.notes.push(format!("blocks have no predicted times here: {reason}"));
         }

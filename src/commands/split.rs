@@ -74,6 +74,9 @@ pub struct Split {
     /// Let activations wait in host memory where nothing else fits
     #[arg(long)]
     offload: bool,
+    /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
+    #[arg(long = "cost-model", value_name = "FILE")]
+    cost_models: Vec<PathBuf>,
     /// Say more: what bounds each stage, every strategy, what would help, the critical path
     #[arg(long)]
     explain: bool,
@@ -204,7 +207,12 @@ impl Split {
         }
         let flags = [("--no-recompute", self.no_recompute), ("--offload", self.offload)];
         arguments.extend(flags.into_iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
+        arguments.extend(self.cost_model_arguments());
         arguments
+    }
+
+    fn cost_model_arguments(&self) -> impl Iterator<Item = OsString> {
+        self.cost_models.iter().flat_map(|path| ["--cost-model".into(), path.into()])
     }
 
     /// Samples in one micro-batch: the first size of the first input.
@@ -235,6 +243,7 @@ impl Split {
         for input in &self.input {
             report.extend(["--input".into(), input.into()]);
         }
+        report.extend(self.cost_model_arguments());
         step::run(report)?;
         let timeline = root.join("timeline.svg");
         step::run(["simulate".into(), plan.into(), "--timeline".into(), timeline.into()])?;

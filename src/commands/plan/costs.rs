@@ -4,7 +4,7 @@ use cost_model::{CostModel, Costs, Estimate, PredictOptions, TimeSource, predict
 use graph::{ModelGraph, OperatorCosts, OperatorId};
 use indexmap::IndexMap;
 use partitioner::{Objective, OperatorSeconds, Problem, check_plan};
-use schema::{Band, DeviceType, Plan, Seconds, TimesFrom};
+use schema::{Band, Plan, Seconds, TimesFrom};
 
 /// What operators take, by operator.
 pub struct Times {
@@ -20,9 +20,8 @@ pub struct Times {
 pub struct Ends(pub [Problem; 2]);
 
 /// Predicts seconds by operator.
-pub fn times(graph: &ModelGraph, costs: &OperatorCosts, name: &str, device: &DeviceType) -> Times {
-    let model = CostModel::of_data_sheet(name, device);
-    let predicted = predict(graph, costs, &model, &PredictOptions::default());
+pub fn times(graph: &ModelGraph, costs: &OperatorCosts, model: &CostModel) -> Times {
+    let predicted = predict(graph, costs, model, &PredictOptions::default());
     let ids = || (0..graph.operators.len() as u32).map(OperatorId);
     let seconds = ids().map(|id| parts(&predicted, id).map(|part| part.seconds)).map(in_seconds).collect();
     let end = |of: fn(&Estimate) -> f64| {
@@ -38,7 +37,7 @@ pub fn times(graph: &ModelGraph, costs: &OperatorCosts, name: &str, device: &Dev
     Times {
         seconds,
         ends: [end(|part| part.p10), end(|part| part.p90)],
-        from: from(&model, &predicted, graph),
+        from: from(model, &predicted, graph),
     }
 }
 
@@ -85,7 +84,8 @@ fn in_seconds([forward, input_gradient, weight_gradient]: [f64; 3]) -> OperatorS
     OperatorSeconds { forward, input_gradient, weight_gradient }
 }
 
-fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph) -> TimesFrom {
+/// Says where times come from, by their share.
+pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph) -> TimesFrom {
     let mut by_source: IndexMap<TimeSource, f64> = IndexMap::new();
     for index in 0..graph.operators.len() as u32 {
         let one = predicted.operator(OperatorId(index));

@@ -11,7 +11,9 @@ use schema::{
 use sha2::{Digest, Sha256};
 
 use super::{Plan, answer, costs, input::Input};
-use crate::{commands::simulate, failure::Failure, files, model, output::Output, plan_file};
+use crate::{
+    commands::simulate, cost_models::CostModels, failure::Failure, files, model, output::Output, plan_file,
+};
 
 /// Plans a model on a cluster, or checks a plan.
 pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
@@ -72,6 +74,11 @@ impl Asked {
         }
         let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
         let (problem, uncertain) = match input {
+            Input::Pipedream(_) if !plan.cost_models.is_empty() => {
+                return Err(Failure::input(
+                    "a profile graph brings its own times; --cost-model is for traced models",
+                ));
+            }
             Input::Pipedream(profile) => (Problem::from_profile(profile, machine, training), None),
             _ => traced(plan, &cluster, machine, training).map(|(problem, ends)| (problem, Some(ends)))?,
         };
@@ -132,11 +139,13 @@ fn traced(
     mut machine: Machine,
     training: Training,
 ) -> Result<(Problem, (costs::Ends, schema::TimesFrom)), Failure> {
+    let models = CostModels::read(&plan.cost_models)?;
+    models.require_used(cluster)?;
     let model = model::load(&plan.model, &plan.input)?;
     let operators = graph::costs(&model.graph);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
-        let times = costs::times(&model.graph, &operators, name, cluster.types.get(name)?);
+        let times = costs::times(&model.graph, &operators, &models.of(name, cluster.types.get(name)?));
         let sum = times.seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient);
         let total = sum.sum::<f64>();
         Some((times, total))

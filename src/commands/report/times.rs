@@ -3,7 +3,7 @@
 use graph::{ModelGraph, OperatorCosts};
 use schema::Plan;
 
-use crate::{commands::plan::costs, operator_stages};
+use crate::{commands::plan::costs, cost_models::CostModels, operator_stages};
 
 /// Predicts operators, forward and backward, each on its stage's first device; blocks that no stage names on the
 /// cluster's first. The sums over stages are the plan's.
@@ -15,6 +15,7 @@ pub fn of_plan(
     stages: &[Option<u32>],
     graph: &ModelGraph,
     operators: &OperatorCosts,
+    models: &CostModels,
 ) -> Result<Vec<f64>, String> {
     let type_of = |name: &str| {
         let device = plan.cluster.devices.iter().find(|device| device.name == name);
@@ -22,7 +23,7 @@ pub fn of_plan(
     };
     let times_of = |name: &str| {
         let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` is not described"))?;
-        Ok::<_, String>(costs::times(graph, operators, name, figures))
+        Ok::<_, String>(costs::times(graph, operators, &models.of(name, figures)))
     };
     let each = |times: &costs::Times| -> Vec<f64> {
         times.seconds.iter().map(|one| one.forward + one.input_gradient + one.weight_gradient).collect()

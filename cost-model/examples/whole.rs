@@ -1,0 +1,160 @@
+//! Compares predicted with measured times of whole models and their blocks: `make bench-cost` runs it.
+//!
+//!     cargo run --release -p model-analyze-cost-model --example whole -- SUITE.csv TRACES PROFILES
+//!
+//! The suite is fitted; TRACES/NAME.pt are the models, PROFILES/NAME.csv what `profile --model` measured of them.
+
+#![allow(clippy::print_stdout, missing_docs)]
+
+use std::{collections::HashMap, error::Error, path::Path};
+
+use cost_model::{CostModel, Features, PredictOptions, cross_validate, group, predict, spearman};
+use graph::{BuildOptions, OperatorId};
+use indexmap::IndexMap;
+use schema::{CurveAccuracy, Phase, catalogue};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [suite, traces, profiles, rest @ ..] = arguments.as_slice() else {
+        return Err("give SUITE.csv, a folder of traces and one of profiles".into());
+    };
+    let verbose: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let profile = schema::read_own_profile(&std::fs::read_to_string(suite)?)?;
+    let groups = group(&profile, &IndexMap::new())?;
+    let device = groups[0].device.clone();
+    let mut model = CostModel::of_data_sheet(&device, &catalogue()[device.as_str()]);
+    model.overhead = profile.overhead;
+    println!("{:?}", model.overhead);
+    let mut medians = Vec::new();
+    let start = std::time::Instant::now();
+    for group in &groups {
+        let Ok((trial, Some(curve))) = cross_validate(group, Features::Physical, 0) else { continue };
+        let accuracy = trial.accuracy();
+        medians.push((accuracy.median, group.samples.len()));
+        println!(
+            "{:24}{:16}{:5} mape {:6.1} median {:5.1} weighted {:5.1} band {:3.0} %  {}",
+            group.kind,
+            group.phase.name(),
+            group.samples.len(),
+            accuracy.mape,
+            accuracy.median,
+            accuracy.time_weighted,
+            100.0 * accuracy.coverage,
+            curve.describe(),
+        );
+        model.insert(
+            &group.kind,
+            &group.dtype,
+            group.phase,
+            &group.samples[0].work.size,
+            curve,
+            CurveAccuracy::default(),
+        );
+    }
+    println!("fitted in {:.1} s", start.elapsed().as_secs_f64());
+    let yaml = schema::to_yaml(&model.to_file());
+    println!("file of {} bytes", yaml.len());
+    let model = CostModel::from_file(&model.to_file())?;
+    let mut errors = Vec::new();
+    let mut names: Vec<_> = std::fs::read_dir(profiles)?.flatten().map(|entry| entry.path()).collect();
+    names.sort();
+    println!(
+        "{:24}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>8}{:>8}   rank fwd, step; blocks' median error",
+        "model", "forward", "predicted", "error", "band", "fwd+bwd", "predicted", "error", "band"
+    );
+    for path in names {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let trace = Path::new(traces).join(format!("{name}.pt"));
+        let Ok(bytes) = std::fs::read(trace) else { continue };
+        let program = tracer::read_archive(&bytes)?;
+        let graph = graph::build(&program, &BuildOptions::default()).map_err(|e| format!("{e:?}"))?;
+        let costs = graph::costs(&graph);
+        let predicted = predict(&graph, &costs, &model, &PredictOptions::default());
+        let measured = schema::read_own_profile(&std::fs::read_to_string(&path)?)?;
+        let mut blocks: IndexMap<String, [f64; 2]> = IndexMap::new();
+        for row in &measured.rows {
+            let at = usize::from(row.phase != Phase::Forward);
+            blocks.entry(row.path.clone()).or_default()[at] = row.seconds;
+        }
+        let whole = blocks.shift_remove("").unwrap_or_default();
+        let starts: HashMap<&str, u32> =
+            graph.blocks.iter().map(|block| (block.path.as_str(), block.operators.start)).collect();
+        let mut cuts: Vec<u32> =
+            blocks.keys().map(|path| starts.get(path.as_str()).copied().unwrap_or(u32::MAX)).collect();
+        cuts[0] = 0;
+        cuts.push(graph.operators.len() as u32);
+        let (mut own, mut truth) = (vec![Vec::new(); 2], vec![Vec::new(); 2]);
+        let mut misses = Vec::new();
+        for (index, (path, [forward, backward])) in blocks.iter().enumerate() {
+            if cuts[index] > cuts[index + 1] {
+                println!("  {path} is not in the graph");
+                continue;
+            }
+            let one = predicted.run(&(cuts[index]..cuts[index + 1]));
+            let (f, b) = (one.forward.seconds, one.backward().seconds);
+            own[0].push(f);
+            own[1].push(f + b);
+            truth[0].push(*forward);
+            truth[1].push(forward + backward);
+            misses.push(100.0 * ((f + b) / (forward + backward) - 1.0).abs());
+            if verbose.contains(&name.as_str()) {
+                println!(
+                    "  {path:30} {:9.3} {:9.3} {:+6.1} %   {:9.3} {:9.3} {:+6.1} %  {}",
+                    1e3 * forward,
+                    1e3 * f,
+                    100.0 * (f / forward - 1.0),
+                    1e3 * backward,
+                    1e3 * b,
+                    100.0 * (b / backward - 1.0),
+                    one.source.name()
+                );
+            }
+        }
+        misses.sort_by(f64::total_cmp);
+        let total = predicted.total();
+        let back = total.backward();
+        let step = cost_model::combine([total.forward, back].into_iter());
+        let error = |own: f64, truth: f64| 100.0 * (own / truth - 1.0);
+        let inside = |own: &cost_model::Estimate, truth: f64| {
+            if own.p10 <= truth && truth <= own.p90 { "in" } else { "out" }
+        };
+        errors.push((
+            error(step.seconds, whole[0] + whole[1]).abs(),
+            error(total.forward.seconds, whole[0]).abs(),
+        ));
+        println!(
+            "{name:24}{:10.2}{:10.2}{:+7.1}%{:>8}{:12.2}{:10.2}{:+7.1}%{:>8}   {:.3} {:.3}  {:.1}",
+            1e3 * whole[0],
+            1e3 * total.forward.seconds,
+            error(total.forward.seconds, whole[0]),
+            inside(&total.forward, whole[0]),
+            1e3 * (whole[0] + whole[1]),
+            1e3 * step.seconds,
+            error(step.seconds, whole[0] + whole[1]),
+            inside(&step, whole[0] + whole[1]),
+            spearman(&own[0], &truth[0]),
+            spearman(&own[1], &truth[1]),
+            misses[misses.len() / 2],
+        );
+        if verbose.contains(&format!("{name}!").as_str()) {
+            let mut kinds: IndexMap<String, [f64; 4]> = IndexMap::new();
+            for operator in &graph.operators {
+                let one = predicted.operator(OperatorId(operator.id.0));
+                let entry = kinds.entry(format!("{} {}", operator.name, one.source.name())).or_default();
+                for (sum, part) in entry.iter_mut().zip([
+                    one.forward.seconds,
+                    one.input_gradient.seconds,
+                    one.weight_gradient.seconds,
+                    1e-3,
+                ]) {
+                    *sum += 1e3 * part;
+                }
+            }
+            kinds.sort_by(|_, a, _, b| (b[0] + b[1] + b[2]).total_cmp(&(a[0] + a[1] + a[2])));
+            kinds.iter().take(24).for_each(|(kind, t)| {
+                println!("    {kind:50} n {:4.0} fwd {:9.3} in {:9.3} w {:9.3}", t[3], t[0], t[1], t[2]);
+            });
+        }
+    }
+    Ok(())
+}

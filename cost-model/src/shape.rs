@@ -1,0 +1,379 @@
+//! Sees an operator of a graph as a profile does: a kind, and the size of its work.
+//!
+//! A profile measures some thirty kinds; a graph has hundreds of operators. Those that do the same under another name
+//! (`addmm`, `relu_`) are one kind; those that move the same bytes (`hardswish`, `sub`) may borrow the curve of a kind
+//! that is alike, and say so.
+
+use graph::{Constant, ModelGraph, Operand, Operator, OperatorClass, OperatorCost, TensorFact};
+use schema::WorkSize;
+
+/// An operator as profiles have it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Shape<'a> {
+    /// Names of its kind in profiles, ours first.
+    pub kinds: Kinds<'a>,
+    /// Kinds that do about the same.
+    pub alike: &'static [&'static str],
+    /// How large it is, at the graph's own batch.
+    pub size: WorkSize,
+}
+
+/// Names of a kind.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Kinds<'a> {
+    /// Those that we know.
+    Known(&'static [&'static str]),
+    /// The operator's own.
+    Own(&'a str),
+}
+
+impl<'a> Shape<'a> {
+    /// Returns the name that tells kinds apart.
+    pub fn name(&self) -> &'a str {
+        match self.kinds {
+            Kinds::Known(names) => names[0],
+            Kinds::Own(name) => name,
+        }
+    }
+
+    /// Tries the names one after the other.
+    pub fn find<T>(&self, mut find: impl FnMut(&str) -> Option<T>) -> Option<T> {
+        match self.kinds {
+            Kinds::Known(names) => names.iter().find_map(|name| find(name)),
+            Kinds::Own(name) => find(name),
+        }
+    }
+}
+
+/// Kinds that read a tensor and write one, at the speed of memory.
+const CHEAP: &[&str] = &["relu", "copy", "add"];
+/// Kinds with a function for each element.
+const DEAR: &[&str] = &["sigmoid", "silu", "gelu", "tanh"];
+
+/// Sees an operator as profiles do; nothing when its sizes are not known.
+pub(crate) fn shape<'a>(
+    graph: &'a ModelGraph,
+    operator: &'a Operator,
+    cost: &OperatorCost,
+) -> Option<Shape<'a>> {
+    let look = Look { graph, operator };
+    let out = look.result()?;
+    let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
+    let name = operator.short_name();
+    let name = name.strip_suffix('_').unwrap_or(name);
+    match operator.class {
+        OperatorClass::Matmul => {
+            let is_flat = matches!(name, "linear" | "_linear" | "addmm" | "mm" | "_addmm_activation")
+                || look.shape_of("other").is_some_and(|other| other.len() == 2);
+            let elements = product(&out);
+            let n = at_least_one(*out.last()? as f64);
+            let k = at_least_one(cost.forward_flops as f64 / (2.0 * elements));
+            if is_flat || out.len() < 3 {
+                let size = WorkSize::Product { batch: 1.0, m: at_least_one(elements / n), n, k };
+                return known(&["linear", "gemm", "matmul"], size);
+            }
+            let m = out[out.len() - 2] as f64;
+            let size = WorkSize::Product { batch: at_least_one(elements / (m * n)), m, n, k };
+            known(&["bmm", "matmul", "gemm", "linear"], size)
+        }
+        OperatorClass::Convolution => look.convolution(&out),
+        OperatorClass::Attention => {
+            let (query, keys) = (look.shape_of("query")?, look.shape_of("key")?);
+            let [batch, heads, seq, head_dim] = *query else { return None };
+            let [_, kv_heads, kv_seq, _] = *keys else { return None };
+            let number = |value: u64| at_least_one(value as f64);
+            let size = WorkSize::Attention {
+                batch: number(batch),
+                heads: number(heads),
+                kv_heads: number(kv_heads),
+                seq: number(seq),
+                kv_seq: number(kv_seq),
+                head_dim: number(head_dim),
+                causal: look.is_true("is_causal"),
+            };
+            known(&["attention", "sdpa"], size)
+        }
+        OperatorClass::Embedding => {
+            let cols = at_least_one(*out.last()? as f64);
+            let table = look.shape_of("weight")?;
+            let (rows, vocabulary) =
+                (at_least_one(product(&out) / cols), at_least_one(*table.first()? as f64));
+            known(&["embedding"], WorkSize::Table { rows, cols, vocabulary })
+        }
+        OperatorClass::Norm => {
+            let split = match name {
+                "batch_norm" | "group_norm" | "instance_norm" => 2,
+                _ => {
+                    let normalized = look.length("normalized_shape").unwrap_or(1);
+                    out.len().saturating_sub(normalized)
+                }
+            };
+            let groups = look.number("num_groups").unwrap_or(1.0);
+            match name {
+                "group_norm" => {
+                    let rows = at_least_one(*out.first()? as f64 * groups);
+                    known(
+                        &["group_norm"],
+                        WorkSize::Rows { rows, cols: at_least_one(product(&out) / rows), inputs: 1.0 },
+                    )
+                }
+                "batch_norm" if look.is_true("training") => known(&["batch_norm"], matrix(&out, split, 1.0)),
+                "batch_norm" => known(&["batch_norm_eval", "batch_norm"], matrix(&out, split, 1.0)),
+                "layer_norm" => known(&["layer_norm"], matrix(&out, split, 1.0)),
+                _ => Some(Shape {
+                    kinds: Kinds::Own(name),
+                    alike: &["layer_norm"],
+                    size: matrix(&out, split, 1.0),
+                }),
+            }
+        }
+        OperatorClass::Pool => look.pool(name, &out),
+        _ => look.rows(name, &out),
+    }
+}
+
+/// An operator with its graph.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    graph: &'a ModelGraph,
+    operator: &'a Operator,
+}
+
+impl<'a> Look<'a> {
+    fn result(self) -> Option<Vec<u64>> {
+        let value = self.operator.outputs.first()?;
+        self.graph.value(*value).fact.tensors().first()?.sizes()
+    }
+
+    fn shape_of(self, argument: &str) -> Option<std::borrow::Cow<'a, [u64]>> {
+        match self.operator.argument(argument)? {
+            Operand::Value(value) => {
+                self.graph.value(*value).fact.tensor().and_then(TensorFact::sizes).map(Into::into)
+            }
+            Operand::Tensor(tensor) => Some(self.graph.tensor(*tensor).shape.as_slice().into()),
+            _ => None,
+        }
+    }
+
+    fn is_true(self, argument: &str) -> bool {
+        matches!(self.operator.constant(argument), Some(Constant::Bool(true) | Constant::Int(1)))
+    }
+
+    fn number(self, argument: &str) -> Option<f64> {
+        integer(self.operator.argument(argument)?)
+    }
+
+    fn length(self, argument: &str) -> Option<usize> {
+        match self.operator.argument(argument)? {
+            Operand::List(items) => Some(items.len()),
+            _ => None,
+        }
+    }
+
+    /// Returns a list of integers, the last axes last; one number stands for all.
+    fn axes(self, argument: &str) -> Option<[f64; 3]> {
+        let mut axes = [1.0; 3];
+        match self.operator.argument(argument)? {
+            Operand::List(items) if !items.is_empty() => {
+                for (axis, item) in axes.iter_mut().rev().zip(items.iter().rev()) {
+                    *axis = at_least_one(integer(item)?);
+                }
+            }
+            one => axes[1..].fill(at_least_one(integer(one)?)),
+        }
+        Some(axes)
+    }
+
+    /// Returns the first tensor that is read.
+    fn input(self) -> Option<Vec<u64>> {
+        let named =
+            self.shape_of("input").or_else(|| self.shape_of("self")).map(std::borrow::Cow::into_owned);
+        named.or_else(|| {
+            let value = self.operator.inputs.first()?;
+            self.graph.value(*value).fact.tensors().first()?.sizes()
+        })
+    }
+
+    fn convolution(self, out: &[u64]) -> Option<Shape<'a>> {
+        let weight = self.shape_of("weight")?;
+        let input = self.input()?;
+        let rank = weight.len().checked_sub(2).filter(|rank| (1..=3).contains(rank))?;
+        if input.len() != rank + 2 || out.len() != rank + 2 {
+            return None;
+        }
+        let is_transposed = self.is_true("transposed") || self.operator.name.contains("transpose");
+        // A transposed convolution is described by the one that it turns around.
+        let (from, to) = if is_transposed { (out, input.as_slice()) } else { (input.as_slice(), out) };
+        let (input_axes, output_axes) = (spatial(from), spatial(to));
+        let mut stride = self.axes("stride").unwrap_or([1.0; 3]);
+        for axis in 0..3 {
+            if output_axes[axis] >= input_axes[axis] {
+                stride[axis] = 1.0;
+            }
+        }
+        let channels = at_least_one(from[1] as f64);
+        let groups = self.number("groups").unwrap_or(1.0).max(1.0);
+        let size = WorkSize::Convolution {
+            batch: at_least_one(from[0] as f64),
+            in_channels: channels,
+            out_channels: at_least_one(to[1] as f64),
+            groups,
+            input: input_axes,
+            output: output_axes,
+            kernel: spatial(&weight),
+            stride,
+        };
+        let kinds: &[&str] = match (is_transposed, groups > 1.0 && groups == channels) {
+            (true, _) => &["transposed_convolution"],
+            (false, true) => &["depthwise_convolution", "convolution", "conv2d"],
+            (false, false) => &["convolution", "conv2d"],
+        };
+        let alike: &[&str] = if is_transposed { &["convolution", "conv2d"] } else { &[] };
+        Some(Shape { kinds: Kinds::Known(kinds), alike, size })
+    }
+
+    fn pool(self, name: &'a str, out: &[u64]) -> Option<Shape<'a>> {
+        let input = self.input()?;
+        let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
+        if name.starts_with("upsample") || name.contains("interpolate") {
+            let size = matrix(out, 2, product(&input) / product(out).max(1.0));
+            return match name.contains("nearest") {
+                true => known(&["upsample_nearest"], size),
+                false => Some(Shape {
+                    kinds: Kinds::Known(&["upsample_bilinear"]),
+                    alike: &["upsample_nearest"],
+                    size,
+                }),
+            };
+        }
+        if input.len() < 3 || input.len() != out.len() {
+            return self.rows(name, out);
+        }
+        let (from, to) = (spatial(&input), spatial(out));
+        let is_global = name.starts_with("adaptive") && to == [1.0; 3];
+        if is_global {
+            return known(&["global_avg_pool"], matrix(&input, 2, 1.0));
+        }
+        let channels = at_least_one(input[1] as f64);
+        let ratio = |axis: usize| (from[axis] / to[axis]).round().max(1.0);
+        let shrunk = [ratio(0), ratio(1), ratio(2)];
+        let kernel = self.axes("kernel_size").unwrap_or(shrunk);
+        let size = WorkSize::Convolution {
+            batch: at_least_one(input[0] as f64),
+            in_channels: channels,
+            out_channels: channels,
+            groups: channels,
+            input: from,
+            output: to,
+            kernel,
+            stride: self.axes("stride").unwrap_or(shrunk),
+        };
+        match name.contains("max") {
+            true => known(&["max_pool"], size),
+            false => known(&["avg_pool"], size),
+        }
+    }
+
+    fn rows(self, name: &'a str, out: &[u64]) -> Option<Shape<'a>> {
+        let image = if out.len() == 4 { 2 } else { out.len().saturating_sub(1) };
+        let plain = |inputs| matrix(out, image, inputs);
+        let n_tensors = self.operator.inputs.len() + self.operator.tensors.len();
+        // `x + 1` reads one tensor: it costs what other operators of one tensor do.
+        let is_pair = n_tensors > 1;
+        let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
+        let alike = |alike, size| Some(Shape { kinds: Kinds::Own(name), alike, size });
+        match name {
+            "add" | "mul" if is_pair => {
+                known(if name == "add" { &["add"] } else { &["mul", "add"] }, plain(2.0))
+            }
+            "add" | "mul" => alike(CHEAP, plain(1.0)),
+            "sub" | "rsub" | "div" | "addcmul" | "where" | "maximum" | "minimum" => {
+                alike(if is_pair { &["add", "mul"] } else { CHEAP }, plain(if is_pair { 2.0 } else { 1.0 }))
+            }
+            "relu" | "gelu" | "silu" | "sigmoid" | "tanh" => {
+                Some(Shape { kinds: Kinds::Own(name), alike: &[], size: plain(1.0) })
+            }
+            "relu6" | "hardtanh" | "leaky_relu" | "hardswish" | "hardsigmoid" | "clamp" | "neg" | "abs"
+            | "masked_fill" | "pow" | "square" | "sqrt" | "rsqrt" | "reciprocal" | "to" | "fill" => {
+                alike(CHEAP, plain(1.0))
+            }
+            "exp" | "log" | "cos" | "sin" | "erf" | "softplus" | "elu" | "mish" => alike(DEAR, plain(1.0)),
+            "dropout" | "feature_dropout" | "alpha_dropout" => known(&["dropout"], plain(1.0)),
+            "softmax" | "_softmax" => known(&["softmax"], matrix(out, out.len().saturating_sub(1), 1.0)),
+            "log_softmax" => alike(&["softmax"], matrix(out, out.len().saturating_sub(1), 1.0)),
+            "cat" | "concat" | "stack" => {
+                let axis = self.number("dim").unwrap_or(0.0);
+                let axis = if axis < 0.0 { out.len() as f64 + axis } else { axis };
+                known(&["cat", "copy"], matrix(out, axis.max(0.0) as usize, 1.0))
+            }
+            "contiguous" | "clone" | "reshape" | "flatten" | "view" if self.is_reordered() => {
+                known(&["permute", "copy"], matrix(out, out.len().saturating_sub(1), 1.0))
+            }
+            "mean" | "sum" | "max" | "min" | "amax" | "norm" | "var" => {
+                let input = self.input()?;
+                let reduced = product(&input) / product(out).max(1.0);
+                let rows = at_least_one(product(&input) / reduced.max(1.0));
+                alike(&["global_avg_pool"], WorkSize::Rows { rows, cols: at_least_one(reduced), inputs: 1.0 })
+            }
+            _ => {
+                let copies: &[&str] = match self.operator.class {
+                    OperatorClass::Copy => &["copy"],
+                    OperatorClass::Elementwise | OperatorClass::Create => CHEAP,
+                    _ => &[],
+                };
+                alike(copies, plain(1.0))
+            }
+        }
+    }
+
+    /// Tells whether what is read lies in memory in another order.
+    fn is_reordered(self) -> bool {
+        let value = self.operator.inputs.first();
+        let fact = value.and_then(|value| self.graph.value(*value).fact.tensor());
+        fact.and_then(TensorFact::is_contiguous) == Some(false)
+    }
+}
+
+/// Multiplies the part of a size that follows the batch.
+pub(crate) fn scaled(size: WorkSize, scale: f64) -> WorkSize {
+    let mut size = size;
+    match &mut size {
+        WorkSize::Product { batch, .. } if *batch > 1.0 => *batch = at_least_one(*batch * scale),
+        WorkSize::Product { m: rows, .. }
+        | WorkSize::Convolution { batch: rows, .. }
+        | WorkSize::Attention { batch: rows, .. }
+        | WorkSize::Rows { rows, .. }
+        | WorkSize::Table { rows, .. } => *rows = at_least_one(*rows * scale),
+    }
+    size
+}
+
+/// Sees a tensor as a matrix whose rows are its first axes.
+pub(crate) fn matrix(sizes: &[u64], axes: usize, inputs: f64) -> WorkSize {
+    let (rows, cols) = sizes.split_at(axes.min(sizes.len()));
+    WorkSize::Rows { rows: at_least_one(product(rows)), cols: at_least_one(product(cols)), inputs }
+}
+
+fn integer(operand: &Operand) -> Option<f64> {
+    match operand {
+        Operand::Constant(Constant::Int(number)) => Some(*number as f64),
+        _ => None,
+    }
+}
+
+/// Returns the last axes of an image or a kernel.
+fn spatial(sizes: &[u64]) -> [f64; 3] {
+    let mut axes = [1.0; 3];
+    for (axis, size) in axes.iter_mut().rev().zip(sizes.iter().skip(2).rev()) {
+        *axis = at_least_one(*size as f64);
+    }
+    axes
+}
+
+fn product(sizes: &[u64]) -> f64 {
+    sizes.iter().map(|size| *size as f64).product()
+}
+
+fn at_least_one(value: f64) -> f64 {
+    value.max(1.0)
+}

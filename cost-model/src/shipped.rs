@@ -1,0 +1,61 @@
+//! Models that come with the program: devices whose profile lies in `fixtures/profiles`.
+
+use std::sync::LazyLock;
+
+use schema::{CostModelFile, DeviceType};
+
+use crate::model::CostModel;
+
+/// What `make cost-model` wrote, by the device's name in the catalogue.
+const FILES: [(&str, &str); 1] = [("CPU-EPYC-ZEN4-1T", include_str!("shipped/cpu-epyc-zen4-1t.yaml"))];
+
+impl CostModel {
+    /// Returns the model that ships for a device; nothing for other devices, and for one of the same name with other
+    /// figures.
+    pub fn shipped(device: &str, figures: &DeviceType) -> Option<Self> {
+        static MODELS: LazyLock<Vec<CostModel>> = LazyLock::new(|| {
+            FILES
+                .iter()
+                .map(|(device, text)| read(text).unwrap_or_else(|why| panic!("{device}: {why}")))
+                .collect()
+        });
+        // Read only where its name is asked for.
+        FILES.iter().find(|(name, _)| *name == device)?;
+        MODELS.iter().find(|model| model.device == device && model.is_of(figures)).cloned()
+    }
+
+    /// Tells whether the rates that curves are made of are those of a device.
+    pub fn is_of(&self, figures: &DeviceType) -> bool {
+        let of = |device: &DeviceType| {
+            (device.peak.clone(), device.memory_bandwidth, device.multiprocessors, device.l2, device.launch)
+        };
+        of(&self.figures) == of(figures)
+    }
+}
+
+fn read(text: &str) -> Result<CostModel, String> {
+    let file = CostModelFile::read(text).map_err(|error| error.to_string())?;
+    CostModel::from_file(&file).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use schema::catalogue;
+
+    use super::*;
+
+    #[test]
+    fn it_belongs_to_the_catalogue() {
+        for (name, text) in FILES {
+            let figures = &catalogue()[name];
+            let model = CostModel::shipped(name, figures).expect(name);
+            assert!(model.n_curves() > 50, "{} curves", model.n_curves());
+            assert!(model.title().contains("fitted to"), "{}", model.title());
+            assert!(text.len() < 300_000, "{} bytes", text.len());
+            let mut other = figures.clone();
+            other.launch = Some(schema::Seconds(1.0));
+            assert_eq!(CostModel::shipped(name, &other), None);
+        }
+        assert_eq!(CostModel::shipped("T4", &catalogue()["T4"]), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! Which cost model a device's times come from: the user's file, the one that ships, or the data sheet.
+
+use std::path::PathBuf;
+
+use cost_model::CostModel;
+use indexmap::IndexMap;
+use schema::{Cluster, CostModelFile, DeviceType, find_device};
+
+use crate::{failure::Failure, files};
+
+/// Cost models that the user gave.
+#[derive(Default)]
+pub struct CostModels(Vec<CostModel>);
+
+impl CostModels {
+    /// Reads files of `fit -o`.
+    pub fn read(paths: &[PathBuf]) -> Result<Self, Failure> {
+        let mut models: Vec<CostModel> = Vec::new();
+        for path in paths {
+            let name = path.display();
+            let wrong = |error: String| {
+                Failure::input(format!("{name}: {error}"))
+                    .with_hint("a cost model is what `model-analyze fit PROFILE -o FILE` writes")
+            };
+            let file =
+                CostModelFile::read(&files::read_text(path)?).map_err(|error| wrong(error.to_string()))?;
+            let model = CostModel::from_file(&file).map_err(|error| wrong(error.to_string()))?;
+            if models.iter().any(|known| known.device == model.device) {
+                return Err(Failure::input(format!(
+                    "{name}: there is a second cost model of {}",
+                    model.device
+                ))
+                .with_hint("fit both profiles at once: model-analyze fit PROFILE PROFILE -o FILE"));
+            }
+            models.push(model);
+        }
+        Ok(Self(models))
+    }
+
+    /// Refuses models of devices that the cluster does not have: they would be passed over in silence.
+    pub fn require_used(&self, cluster: &Cluster) -> Result<(), Failure> {
+        let types: Vec<&str> = cluster.types.keys().map(String::as_str).collect();
+        match self.0.iter().find(|model| !types.contains(&model.device.as_str())) {
+            None => Ok(()),
+            Some(model) => Err(Failure::input(format!(
+                "the cost model is of {}, the cluster's devices are {}",
+                model.device,
+                types.join(", ")
+            ))
+            .with_hint("fit a profile of those, or leave the cost model out")),
+        }
+    }
+
+    /// Returns the model of a device: the user's, the one that ships, or its data sheet.
+    pub fn of(&self, name: &str, figures: &DeviceType) -> CostModel {
+        let own = self.0.iter().find(|model| model.device == name).cloned();
+        own.or_else(|| CostModel::shipped(name, figures))
+            .unwrap_or_else(|| CostModel::of_data_sheet(name, figures))
+    }
+
+    /// Returns the model of a device of the catalogue, or the only one that the user gave.
+    pub fn of_catalogue(&self, name: Option<&str>) -> Result<Option<CostModel>, Failure> {
+        let Some(name) = name else {
+            return match self.0.as_slice() {
+                [] => Ok(None),
+                [one] => Ok(Some(one.clone())),
+                _ => {
+                    Err(Failure::input("there is more than one cost model")
+                        .with_hint("choose one with --device"))
+                }
+            };
+        };
+        if let Some(own) = self.0.iter().find(|model| model.device.eq_ignore_ascii_case(name)) {
+            return Ok(Some(own.clone()));
+        }
+        let own = IndexMap::new();
+        let (name, figures) = find_device(name, &own).map_err(|error| {
+            let similar = error.similar.join(" or ");
+            let failure = Failure::input(&error);
+            if similar.is_empty() { failure } else { failure.with_hint(format!("perhaps {similar}")) }
+        })?;
+        if let [model, ..] = self.0.as_slice()
+            && !self.0.iter().any(|model| model.device == name)
+        {
+            return Err(Failure::input(format!("the cost model is of {}, not of {name}", model.device)));
+        }
+        Ok(Some(self.of(name, figures)))
+    }
+}

@@ -1,0 +1,77 @@
+//! Whose times a command believes: the user's cost model, the one that ships, or the data sheet.
+
+use std::path::PathBuf;
+
+use assert_cmd::Command;
+
+fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    let done = command.args(arguments).output().expect("ran");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (done.status.code(), text(&done.stdout), text(&done.stderr))
+}
+
+fn fixture(name: &str) -> String {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+}
+
+fn json(arguments: &[&str]) -> serde_json::Value {
+    let (code, shown, error) = run(&[arguments, &["--format", "json"]].concat());
+    assert_eq!(code, Some(0), "{error}");
+    serde_json::from_str(&shown).expect("JSON")
+}
+
+#[test]
+fn a_profiled_device_has_curves_and_another_its_data_sheet() {
+    let unet = fixture("fixtures/traces/unet_small.pt");
+    let plan = json(&["plan", &unet, "--devices", "2xcpu"]);
+    assert_eq!(plan["times"]["cost_model"], "CPU-EPYC-ZEN4-1T, fitted to cpu-epyc-1-thread.csv");
+    assert!(plan["times"]["shares"]["curve"].as_f64().expect("a share") > 0.8, "{}", plan["times"]);
+    let plan = json(&["plan", &unet, "--devices", "2xt4"]);
+    assert_eq!(plan["times"]["cost_model"], "data sheet of T4");
+    assert_eq!(plan["times"]["shares"]["roofline"], 1.0);
+}
+
+#[test]
+fn a_users_cost_model_comes_first() {
+    let unet = fixture("fixtures/traces/unet_small.pt");
+    let shipped = fixture("cost-model/src/shipped/cpu-epyc-zen4-1t.yaml");
+    let folder = tempfile::tempdir().expect("a folder");
+    let own = folder.path().join("own.yaml").display().to_string();
+    let text = std::fs::read_to_string(&shipped).expect("a model");
+    std::fs::write(&own, text.replace("cpu-epyc-1-thread.csv", "mine.csv")).expect("written");
+    let said = "CPU-EPYC-ZEN4-1T, fitted to mine.csv";
+    assert_eq!(
+        json(&["plan", &unet, "--devices", "2xcpu", "--cost-model", &own])["times"]["cost_model"],
+        said
+    );
+    assert_eq!(json(&["inspect", &unet, "--cost-model", &own])["times"]["cost_model"], said);
+    let split = run(&["split", &unet, "--devices", "2xcpu", "--cost-model", &own, "--dry-run"]);
+    assert!(split.1.contains(said), "{split:?}");
+    // One of a device that the cluster lacks would be passed over in silence.
+    let (code, _, error) = run(&["plan", &unet, "--devices", "2xt4", "--cost-model", &own]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("the cost model is of CPU-EPYC-ZEN4-1T, the cluster's devices are T4"), "{error}");
+    let (code, _, error) = run(&["inspect", &unet, "--device", "h100", "--cost-model", &own]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("not of H100-SXM5-80GB"), "{error}");
+    let (code, _, error) = run(&["inspect", &unet, "--cost-model", &unet]);
+    assert_eq!(code, Some(2), "{error}");
+}
+
+#[test]
+fn blocks_have_times_with_bands_that_follow_the_batch() {
+    let unet = fixture("fixtures/traces/unet_small.pt");
+    let report = json(&["inspect", &unet, "--device", "cpu"]);
+    let root = &report["blocks"][0];
+    let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+    let seconds = number(&root["forward_seconds"]);
+    assert!(seconds > 0.0 && number(&root["backward_seconds"]) > seconds, "{root}");
+    let band = &root["time"]["forward"];
+    assert!(number(&band["p10"]) < seconds && seconds < number(&band["p90"]), "{root}");
+    let parts = ["input_gradient_seconds", "weight_gradient_seconds"];
+    let sum: f64 = parts.iter().map(|part| number(&root["time"][part])).sum();
+    assert!((sum / number(&root["backward_seconds"]) - 1.0).abs() < 1e-9, "{root}");
+    // Without a device there are none.
+    assert!(json(&["inspect", &unet])["blocks"][0].get("forward_seconds").is_none());
+}
