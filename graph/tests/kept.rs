@@ -132,3 +132,31 @@ fn a_grouped_product_keeps_both_factors_and_the_groups() {
         1544,
     );
 }
+
+#[test]
+fn training_keeps_statistics_and_masks() {
+    let norm = |training: &str| {
+        format!(
+            "%training : bool = prim::Constant[value={training}]()
+             %rate : float = prim::Constant[value=0.10000000000000001]()
+             %mean : Tensor = aten::zeros_like(%w, %none, %none, %none, %none, %none)
+             %out : Tensor = aten::batch_norm(%x, %w, %w, %mean, %mean, %training, %rate, %rate, %no)"
+        )
+    };
+    // The operand and the weight; in training the mean and the spread of each channel as well. In evaluation the
+    // statistics themselves are kept, here one fresh tensor.
+    check(&["x 2,4,3,3", "w 4"], &norm("1"), 288 + 16 + 16 + 32);
+    let drop = |name: &str, rate: &str, training: &str| {
+        format!(
+            "%training : bool = prim::Constant[value={training}]()
+             %rate : float = prim::Constant[value={rate}]()
+             %t : Tensor = aten::tanh(%x)
+             %out : Tensor = aten::{name}(%t, %rate, %training)"
+        )
+    };
+    check(&["x 2,4,3,3"], &drop("dropout", "0.5", "1"), 288 + 72);
+    // What drops nothing is not there.
+    check(&["x 2,4,3,3"], &drop("dropout", "0.", "1"), 288);
+    check(&["x 2,4,3,3"], &drop("dropout", "0.5", "0"), 288);
+    check(&["x 2,4,3,3"], &drop("feature_dropout", "0.5", "1"), 288 + 2 * 4 * 4);
+}

@@ -18,7 +18,8 @@ struct Term {
     requires_grad: bool,
 }
 
-/// Keeps the factors of each product. Without a path operands are taken from the front and results go to the end.
+/// Keeps the factors of each product. Without a path operands are taken from left to right; the results of a path's
+/// steps go to the end.
 pub(super) fn keep_einsum(keep: &mut Keep<'_>, call: &Call<'_>) {
     let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
     else {
@@ -38,16 +39,16 @@ pub(super) fn keep_einsum(keep: &mut Keep<'_>, call: &Call<'_>) {
     let mut terms: Vec<Term> = parsed.operands.iter().zip(&tensors).map(leaf).collect();
     let mut path = call.ints("path").unwrap_or_default().into_iter();
     while terms.len() > 1 {
-        let (i, j) = match (path.next().flatten(), path.next().flatten()) {
-            (Some(i), Some(j)) => (i.min(j) as usize, i.max(j) as usize),
-            _ => (0, 1),
+        let (i, j, place) = match (path.next().flatten(), path.next().flatten()) {
+            (Some(i), Some(j)) => (i.min(j) as usize, i.max(j) as usize, terms.len() - 2),
+            _ => (0, 1, 0),
         };
         if i == j || j >= terms.len() {
             return;
         }
         let (right, left) = (terms.remove(j), terms.remove(i));
         let product = pairs.product(keep, left, right, &terms);
-        terms.push(product);
+        terms.insert(place, product);
     }
 }
 

@@ -112,12 +112,26 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
     let parsed = Einsum::parse(equation, &tensors).ok()?;
     let mut cost = OperatorCost::default();
-    let mut left = parsed.operands.first()?.clone();
-    for (at, right) in parsed.operands.iter().enumerate().skip(1) {
-        let needed = |letter: &char| {
-            parsed.output.contains(letter)
-                || parsed.operands[at + 1..].iter().any(|term| term.contains(letter))
+    let mut terms: Vec<(Vec<char>, TensorFact)> =
+        parsed.operands.into_iter().zip(tensors.iter().map(|tensor| (*tensor).clone())).collect();
+    let (output, sizes) = (parsed.output, parsed.sizes);
+    let mut path = call.ints("path").unwrap_or_default().into_iter();
+    while terms.len() > 1 {
+        // Without a path operands are taken from left to right; the results of a path's steps go to the end.
+        let (i, j, place) = match (path.next().flatten(), path.next().flatten()) {
+            (Some(i), Some(j)) => (
+                usize::try_from(i.min(j)).ok()?,
+                usize::try_from(i.max(j)).ok()?,
+                terms.len().checked_sub(2)?,
+            ),
+            _ => (0, 1, 0),
         };
+        if i == j || j >= terms.len() {
+            return None;
+        }
+        let ((right, b), (left, a)) = (terms.remove(j), terms.remove(i));
+        let needed =
+            |letter: &char| output.contains(letter) || terms.iter().any(|(term, _)| term.contains(letter));
         // Letters of one side only that nobody needs are summed away before the product.
         let kept_left: Vec<char> = left.iter().copied().filter(|l| needed(l) || right.contains(l)).collect();
         let kept_right: Vec<char> = right.iter().copied().filter(|l| needed(l) || left.contains(l)).collect();
@@ -127,18 +141,14 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         letters.sort_unstable();
         letters.dedup();
         if is_summed {
-            let sizes: Option<Vec<u64>> = parsed.result(&letters).into_iter().collect();
-            let flops = times([2, times(sizes?)]);
-            let is_first = at == 1;
-            let made = TensorFact {
-                requires_grad: tensors[..at].iter().any(|t| t.requires_grad),
-                ..TensorFact::default()
-            };
-            let a = if is_first { tensors[0] } else { &made };
-            let pair = of_two(look, a, tensors[at], flops);
-            cost += pair;
+            let counts = letters.iter().map(|letter| sizes.get(letter).copied().flatten());
+            let counts: Option<Vec<u64>> = counts.collect();
+            cost += of_two(look, &a, &b, times([2, times(counts?)]));
         }
-        left = letters.into_iter().filter(|letter| needed(letter)).collect();
+        letters.retain(needed);
+        // A product is nobody's parameter.
+        let requires_grad = a.requires_grad || b.requires_grad;
+        terms.insert(place, (letters, TensorFact { requires_grad, ..TensorFact::default() }));
     }
     Some(cost)
 }

@@ -10,7 +10,7 @@ use tracer::DType;
 use super::look::Look;
 use crate::{
     fact::{Fact, Shape, StorageId, TensorFact, size_of_dtype},
-    infer::{Call, attention_by_parts, viewed_strides},
+    infer::{Call, attention_by_parts, is_dropout_idle, viewed_strides},
     model::{ModelGraph, Operator, OperatorClass, Origin},
 };
 
@@ -240,11 +240,15 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             keep.fresh(a.bytes());
             keep.named(call, "target");
         }
-        ("dropout" | "feature_dropout" | "native_dropout" | "alpha_dropout", Some(a), _)
-            if call.flag("train") != Some(false) =>
-        {
+        ("dropout" | "native_dropout" | "alpha_dropout", Some(a), _) if !is_dropout_idle(call) => {
             // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
             keep.fresh(a.elements());
+        }
+        ("feature_dropout" | "feature_alpha_dropout", Some(a), _) if !is_dropout_idle(call) => {
+            // One factor a channel, written as the input's numbers.
+            let factors =
+                a.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
+            keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(size_of_dtype(dtype))));
         }
         ("linear" | "_linear", Some(input), Some(weight)) => {
             if weight.requires_grad {
@@ -275,6 +279,8 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         ("tensordot", ..) => call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor)),
         ("batch_norm" | "native_batch_norm", Some(input), _) => {
             keep.tensor(input);
+            // Stored as a rule, and then not counted; but they may be computed.
+            ["weight", "running_mean", "running_var"].into_iter().for_each(|name| keep.named(call, name));
             let is_training = call.flag("training") == Some(true) || !call.has("running_mean");
             let channels = input.shape.as_ref().and_then(|shape| *shape.get(1)?);
             keep.fresh(channels.filter(|_| is_training).map(|channels| channels.saturating_mul(8)));
@@ -287,6 +293,7 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         }
         ("layer_norm" | "native_layer_norm" | "rms_norm" | "_fused_rms_norm", Some(input), _) => {
             keep.tensor(input);
+            keep.named(call, "weight");
             let inner = call.ints("normalized_shape").map_or(1, |sizes| sizes.len());
             let rows = input.sizes().map(|sizes| {
                 sizes[..sizes.len().saturating_sub(inner)]

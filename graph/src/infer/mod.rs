@@ -21,4 +21,4 @@ pub(crate) use elementwise::{broadcast, is_complex, is_float};
 pub(crate) use matmul::{Einsum, attention_by_parts};
 pub(crate) use recurrent::{Factor, Recurrence, recurrence};
 pub(crate) use table::{Rule, rule};
-pub(crate) use view::viewed_strides;
+pub(crate) use view::{is_dropout_idle, viewed_strides};

@@ -484,12 +484,22 @@ pub fn clone(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { strides, number, ..fresh(input.dtype, shape(input)?.clone()) }))
 }
 
+/// Tells whether a dropout returns its operand as it is: in evaluation, or when it drops nothing.
+pub fn is_dropout_idle(call: &Call<'_>) -> bool {
+    let rate = match call.get("p") {
+        Some(Fact::Float(rate)) => *rate,
+        Some(Fact::Int(rate)) => rate.map(|rate| rate as f64),
+        _ => None,
+    };
+    call.flag("train") == Some(false) || rate == Some(0.0) && call.name != "native_dropout"
+}
+
 /// `dropout`: nothing happens in evaluation.
 pub fn dropout(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    match call.flag("train") {
-        Some(false) => Ok(Fact::Tensor(input.clone())),
-        _ => Ok(Fact::Tensor(like(input, input.dtype))),
+    match is_dropout_idle(call) {
+        true => Ok(Fact::Tensor(input.clone())),
+        false => Ok(Fact::Tensor(like(input, input.dtype))),
     }
 }
 
