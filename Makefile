@@ -62,11 +62,13 @@ oracle: .venv/ready
 	cargo build
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
-# Errors on public timings, beside the targets; needs ../shared/data.
+# Errors on public timings, beside the targets (needs ../shared/data), then whole models on a CPU core beside what was
+# measured (needs their traces: fixtures/whole_models.py trace out/whole).
 .PHONY: bench-cost
 bench-cost:
 	cargo build --release --quiet
 	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
+	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
 
 .PHONY: cost-model
 # The cost model that ships for `cpu`, fitted again; then whole models beside it, given their traces in out/whole.

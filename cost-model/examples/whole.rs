@@ -13,6 +13,42 @@ use graph::{BuildOptions, OperatorId};
 use indexmap::IndexMap;
 use schema::{CurveAccuracy, Phase, catalogue};
 
+/// Predictions of a model that are timed together.
+const REPEATS: u32 = 20;
+
+/// What cutting by predicted instead of measured times costs the slowest stage, in percent.
+fn regret(predicted: &[f64], measured: &[f64], stages: usize) -> Option<f64> {
+    let slowest = |cuts: &[usize], times: &[f64]| {
+        cuts.windows(2).map(|cut| times[cut[0]..cut[1]].iter().sum::<f64>()).fold(0.0, f64::max)
+    };
+    let best = |times: &[f64]| -> Vec<usize> {
+        // By number of stages and end: the least bottleneck, and where the last stage begins.
+        let n = times.len();
+        let mut table = vec![vec![(f64::INFINITY, 0); n + 1]; stages + 1];
+        table[0][0] = (0.0, 0);
+        for stage in 1..=stages {
+            for end in stage..=n {
+                for start in stage - 1..end {
+                    let slowest = table[stage - 1][start].0.max(times[start..end].iter().sum());
+                    if slowest < table[stage][end].0 {
+                        table[stage][end] = (slowest, start);
+                    }
+                }
+            }
+        }
+        let mut cuts = vec![n];
+        for stage in (1..=stages).rev() {
+            cuts.push(table[stage][cuts[cuts.len() - 1]].1);
+        }
+        cuts.reverse();
+        cuts
+    };
+    if measured.len() < stages {
+        return None;
+    }
+    Some(100.0 * (slowest(&best(predicted), measured) / slowest(&best(measured), measured) - 1.0))
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [suite, traces, profiles, rest @ ..] = arguments.as_slice() else {
@@ -55,11 +91,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let yaml = schema::to_yaml(&model.to_file());
     println!("file of {} bytes", yaml.len());
     let model = CostModel::from_file(&model.to_file())?;
-    let mut errors = Vec::new();
+    let (mut errors, mut regrets) = (Vec::new(), Vec::new());
     let mut names: Vec<_> = std::fs::read_dir(profiles)?.flatten().map(|entry| entry.path()).collect();
     names.sort();
     println!(
-        "{:24}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>8}{:>8}   rank fwd, step; blocks' median error",
+        "{:24}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>8}{:>8}   rank fwd, step  blocks  regret  ms to predict",
         "model", "forward", "predicted", "error", "band", "fwd+bwd", "predicted", "error", "band"
     );
     for path in names {
@@ -111,6 +147,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         misses.sort_by(f64::total_cmp);
+        let worst = (2..=4)
+            .filter_map(|stages| regret(&own[1], &truth[1], stages))
+            .fold(None, |most: Option<f64>, one| Some(most.map_or(one, |most| most.max(one))));
+        regrets.extend(worst);
+        let start = std::time::Instant::now();
+        for _ in 0..REPEATS {
+            std::hint::black_box(predict(&graph, &costs, &model, &PredictOptions::default()));
+        }
+        let spent = start.elapsed().as_secs_f64() / f64::from(REPEATS);
         let total = predicted.total();
         let back = total.backward();
         let step = cost_model::combine([total.forward, back].into_iter());
@@ -123,7 +168,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             error(total.forward.seconds, whole[0]).abs(),
         ));
         println!(
-            "{name:24}{:10.2}{:10.2}{:+7.1}%{:>8}{:12.2}{:10.2}{:+7.1}%{:>8}   {:.3} {:.3}  {:.1}",
+            "{name:24}{:10.2}{:10.2}{:+7.1}%{:>8}{:12.2}{:10.2}{:+7.1}%{:>8}   {:.3} {:.3}{:8.1}{:>8}{:9.2}",
             1e3 * whole[0],
             1e3 * total.forward.seconds,
             error(total.forward.seconds, whole[0]),
@@ -135,6 +180,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             spearman(&own[0], &truth[0]),
             spearman(&own[1], &truth[1]),
             misses[misses.len() / 2],
+            worst.map_or("-".to_string(), |worst| format!("{worst:.1}")),
+            1e3 * spent,
         );
         if verbose.contains(&format!("{name}!").as_str()) {
             let mut kinds: IndexMap<String, [f64; 4]> = IndexMap::new();
@@ -156,5 +203,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             });
         }
     }
+    let within = |of: fn(&(f64, f64)) -> f64| errors.iter().filter(|one| of(one) <= 15.0).count();
+    regrets.sort_by(f64::total_cmp);
+    println!(
+        "within 15 %: forward {} of {}, forward and backward {}; bottleneck regret of 2 to 4 stages: {} of {} within 1 %",
+        within(|one| one.1),
+        errors.len(),
+        within(|one| one.0),
+        regrets.iter().filter(|regret| **regret <= 1.0).count(),
+        regrets.len(),
+    );
     Ok(())
 }
