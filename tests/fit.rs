@@ -64,3 +64,43 @@ fn wrong_input_is_named() {
     check(&|text| text, &["--device", "V100"], "no row was measured on V100");
     check(&|text| text, &["--features", "raw", "-o", "x.yaml"], "physical");
 }
+
+/// Each fault as a user sees it, with its row and column.
+#[test]
+fn faults_are_shown_with_row_and_column() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |name: &str, change: &dyn Fn(String) -> String, arguments: &[&str]| {
+        let path = profile(folder.path(), change);
+        let done = fit().arg(&path).args(arguments).output().expect("ran");
+        assert_eq!(done.status.code(), Some(2), "{name}");
+        let shown = String::from_utf8_lossy(&done.stderr).into_owned();
+        insta::assert_snapshot!(name, shown.replace(&path.display().to_string(), "profile.csv"));
+    };
+    let in_row = |line: usize, cell: usize, text: &'static str| {
+        move |profile: String| {
+            let mut lines: Vec<String> = profile.lines().map(str::to_string).collect();
+            let mut cells: Vec<&str> = lines[line - 1].split(',').collect();
+            cells[cell] = text;
+            lines[line - 1] = cells.join(",");
+            lines.join("\n") + "\n"
+        }
+    };
+    check("fit_time_nan", &in_row(7, 6, "NaN"), &[]);
+    check("fit_time_negative", &in_row(9, 6, "-1e-5"), &[]);
+    check("fit_dimension", &in_row(12, 4, "0"), &[]);
+    check("fit_two_devices", &in_row(30, 2, "H100"), &[]);
+    check("fit_cut_off", &|text| text[..text.len() - 40].to_string() + "\nlinear,bfl", &[]);
+    check("fit_too_few", &|text| text.lines().take(9).map(|line| format!("{line}\n")).collect(), &[]);
+    let map = folder.path().join("map.yaml");
+    std::fs::write(
+        &map,
+        "kind: profile-map\nversion: 1\ncolumns: {widht: {column: m}}\ntimes: [{column: seconds, unit: s}]\n",
+    )
+    .expect("written");
+    let map = map.display().to_string();
+    let path = profile(folder.path(), |text| text);
+    let done = fit().arg(&path).args(["--map", &map]).output().expect("ran");
+    assert_eq!(done.status.code(), Some(2));
+    let shown = String::from_utf8_lossy(&done.stderr).into_owned();
+    insta::assert_snapshot!("fit_unknown_column", shown.replace(&map, "map.yaml"));
+}
