@@ -288,3 +288,61 @@ fn a_plan_carries_its_band() {
     assert_eq!(times.cost_model, "data sheet of T4");
     assert!((times.shares.values().sum::<f64>() - 1.0).abs() < 1e-9, "{times:?}");
 }
+
+/// Traces of the fixtures on small and larger clusters: the plan is the best of all strategies, and bounded.
+#[test]
+fn no_strategy_beats_the_plan() {
+    let models =
+        ["unet_small", "gpt2_tiny", "cnn_basic", "bert_tiny", "lstm_seq2seq_small", "amoebanet_6_small"];
+    for (index, model) in models.into_iter().enumerate() {
+        let model = format!("fixtures/traces/{model}.pt");
+        // Each model meets each kind of cluster over the whole list; all of them would take minutes.
+        let clusters = ["2xt4", "4xh100", "8xv100", "2x8xa100", "4xa100+4xv100"];
+        for devices in [clusters[index % 5], clusters[(index + 2) % 5]] {
+            let answer = json(&["plan", &model, "--devices", devices, "--micro-batches", "16", "--compare"]);
+            let step = answer["step_seconds"].as_f64().expect("a step");
+            let bound = answer["lower_bound_seconds"].as_f64().expect("a bound");
+            assert!(0.0 < bound && bound <= step, "{model} on {devices}: {bound} {step}");
+            let others = answer["runners_up"].as_array().expect("others");
+            let mut n_rules = 0;
+            for other in others {
+                let strategy = other["strategy"].as_str().expect("a name");
+                // Pipelines without an end train otherwise; they are there to compare.
+                if strategy == "pipedream" || other["seconds"].is_null() {
+                    continue;
+                }
+                n_rules += usize::from(
+                    ["even-layers", "even-parameters", "torchgpipe", "deepspeed"].contains(&strategy),
+                );
+                let loses = other["loses"].as_f64().expect("a share");
+                assert!(loses >= -1e-9, "{model} on {devices}: {strategy} is faster by {loses}");
+            }
+            assert_eq!(n_rules, 4, "{model} on {devices}");
+        }
+    }
+}
+
+#[test]
+fn every_strategy_is_compared() {
+    let output = run(&["plan", "fixtures/traces/unet_small.pt", "--devices", "4xt4", "--compare"]);
+    insta::assert_snapshot!(String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn a_step_has_as_few_micro_batches_as_serve_well() {
+    let answer = json(&["plan", "fixtures/traces/unet_small.pt", "--devices", "4xt4", "--strategy", "1f1b"]);
+    let tried = answer["micro_batches_tried"].as_array().expect("what was tried");
+    let each = |one: &serde_json::Value| one["seconds_each"].as_f64().expect("seconds");
+    assert_eq!(tried.len(), 4);
+    let chosen = answer["micro_batches"].as_u64().expect("a number");
+    let own = tried.iter().find(|one| one["micro_batches"].as_u64() == Some(chosen)).expect("it was tried");
+    let least = tried.iter().map(each).fold(f64::INFINITY, f64::min);
+    assert!(each(own) <= 1.05 * least);
+    for fewer in tried.iter().filter(|one| one["micro_batches"].as_u64() < Some(chosen)) {
+        assert!(each(fewer) > 1.05 * least, "{fewer} would have done");
+    }
+    let fixed =
+        json(&["plan", "fixtures/traces/unet_small.pt", "--devices", "4xt4", "--micro-batches", "12"]);
+    assert_eq!(fixed["micro_batches"], 12);
+    assert!(fixed["micro_batches_tried"].is_null());
+}

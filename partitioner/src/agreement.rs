@@ -5,6 +5,7 @@ use simulator::{Sends, from_plan, simulate};
 use crate::{
     Objective, Problem, STRATEGIES, Solution, check_plan,
     dice::{Dice, cases, problem},
+    plan_auto,
     plan_file::to_plan,
     plan_with,
     simulated::{cluster, planned},
@@ -94,4 +95,33 @@ fn a_plan_checked_is_the_plan_that_was_made() {
         n_checked += 1;
     });
     assert!(n_checked > 200, "{n_checked}");
+}
+
+#[test]
+fn the_best_of_all_is_never_worse_than_cuts_by_a_rule() {
+    let mut dice = Dice(9);
+    let mut n_compared = 0;
+    for case in 0..cases(60) {
+        let (n_blocks, n_devices) = (1 + dice.below(8) as usize, 1 + dice.below(5) as usize);
+        let (is_chain, is_uniform) = (dice.flip(), dice.flip());
+        let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
+        problem.training.offload = dice.below(4) == 0;
+        problem.machine.overlaps = dice.below(4) > 0;
+        let rules: Vec<Solution> = STRATEGIES
+            .into_iter()
+            .filter(|strategy| strategy.is_rule())
+            .filter_map(|strategy| plan_with(&problem, strategy).ok())
+            .collect();
+        let Ok((best, others, _)) = plan_auto(&problem) else {
+            assert!(rules.is_empty(), "case {case}: a rule finds a plan where the planner finds none");
+            continue;
+        };
+        assert!(best.lower_bound <= best.seconds(), "case {case}");
+        for other in rules.iter().chain(&others) {
+            let (ours, theirs) = (best.seconds_each(), other.seconds_each());
+            assert!(ours <= theirs * (1.0 + 1e-9), "case {case}: {ours} {}: {theirs}", other.strategy);
+            n_compared += 1;
+        }
+    }
+    assert!(n_compared > 100, "{n_compared}");
 }

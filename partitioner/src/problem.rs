@@ -384,6 +384,20 @@ impl Machine {
         if least.is_finite() { least } else { 0.0 }
     }
 
+    /// Returns the machine with more devices like the last, beside it.
+    pub fn grown(&self, count: usize) -> Self {
+        let mut larger = self.clone();
+        let last = self.devices.last().cloned();
+        for index in self.devices.len()..count {
+            larger.devices.extend(last.clone().map(|device| MachineDevice {
+                // Devices are told apart by name.
+                name: format!("{} (one more: {index})", device.name),
+                ..device
+            }));
+        }
+        larger
+    }
+
     /// Tells whether all devices and links are alike.
     pub fn is_uniform(&self) -> bool {
         let first = &self.devices[0];

@@ -27,12 +27,10 @@ pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
         Some(Change { change, seconds: found.seconds_each() })
     };
     let machine = &problem.machine;
-    let mut larger = machine.clone();
-    if let Some(last) = larger.devices.last().cloned() {
-        larger.devices.push(last);
-    }
+    let larger = machine.grown(machine.devices.len() + 1);
     let mut faster = machine.clone();
-    faster.levels.iter_mut().for_each(|level| level.bandwidth = BytesPerSecond(level.bandwidth.0 * 2.0));
+    let levels = faster.levels.iter_mut().chain(faster.links.iter_mut().map(|(.., level)| level));
+    levels.for_each(|level| level.bandwidth = BytesPerSecond(level.bandwidth.0 * 2.0));
     let mut roomier = machine.clone();
     roomier.devices.iter_mut().for_each(|device| device.memory = Bytes(device.memory.0.saturating_mul(2)));
     let mut changes = Vec::new();

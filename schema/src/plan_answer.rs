@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, TimesFrom};
+use crate::{Band, MicroBatchesTried, TimesFrom};
 
 /// The answer of `plan`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -44,6 +44,9 @@ pub struct PlanAnswer {
     /// Where the times of operators come from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<TimesFrom>,
+    /// Bytes at the peak of the fullest device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Stages in the order of the model.
     pub stages: Vec<StageAnswer>,
     /// What else was tried, best first.
@@ -52,6 +55,9 @@ pub struct PlanAnswer {
     /// What a change of the cluster would give.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub what_if: Vec<WhatIf>,
+    /// Numbers of micro-batches that were tried, where none was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub micro_batches_tried: Vec<MicroBatchesTried>,
 }
 
 /// One stage.
@@ -94,6 +100,15 @@ pub struct RunnerUp {
     /// How much longer each micro-batch takes, as a share of the chosen plan's time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loses: Option<f64>,
+    /// Its schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Its stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<u32>,
+    /// Bytes at the peak of its fullest device's stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Why there is no such plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fails: Option<String>,

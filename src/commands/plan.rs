@@ -4,6 +4,7 @@ mod answer;
 mod compat;
 pub(super) mod costs;
 pub(super) mod input;
+pub(super) mod micro_batches;
 pub(super) mod model;
 mod workload;
 
@@ -46,7 +47,7 @@ pub struct Plan {
     /// even-parameters, torchgpipe, deepspeed
     #[arg(long, default_value = "auto", value_name = "NAME")]
     strategy: String,
-    /// Micro-batches in a step [default: 4 for each device]
+    /// Micro-batches in a step [default: as few as serve well]
     #[arg(long, value_name = "M")]
     micro_batches: Option<u32>,
     /// Stages of the pipeline [default: as many as serve best]
@@ -85,6 +86,9 @@ pub struct Plan {
     /// No replicated stages [--compat pipedream]
     #[arg(long)]
     straight: bool,
+    /// Compare with every strategy, cuts by hand and pipelines without an end among them
+    #[arg(long, conflicts_with = "check")]
+    compare: bool,
     /// Score this plan instead of making one
     #[arg(long, value_name = "PLAN")]
     check: Option<PathBuf>,

@@ -139,7 +139,7 @@ impl Split {
         }
         let cluster = plan::model::cluster(&asking)?;
         let mut asked = plan::model::Asked::new(&asking, &input, cluster)?;
-        let solved = compare::solve(&asking, &mut asked.problem, strategy)?;
+        let solved = plan::micro_batches::solve(&asking, &mut asked.problem, strategy)?;
         let file = |solution: &partitioner::Solution| asked.file(&asking, &input, solution);
         let plan = file(&solved.best)?;
         let answer = asked.answer(&asking, &solved.best, &solved.others, &solved.failed, &plan);

@@ -20,6 +20,9 @@ pub fn print(plan: &Plan, answer: &PlanAnswer, why: &str, output: &mut Output) -
             let value = serde_json::to_value(answer).map_err(Failure::input)?;
             output.json(&value)
         }
+        Format::Text if plan.compare => {
+            output.text(&format!("{}\n{}\n", text(answer, why), compared(answer)))
+        }
         Format::Text => output.text(&text(answer, why)),
     }
 }
@@ -75,6 +78,7 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
             Seconds(answer.lower_bound_seconds)
         ),
     };
+    let chosen = chosen(answer);
     let schedule = answer.schedule.as_ref().map(|name| format!(", schedule {name}")).unwrap_or_default();
     let bubble = answer.bubble.map(|share| format!(", {:.0} % idle", share * 100.0)).unwrap_or_default();
     let times = answer.times.as_ref().map(|times| {
@@ -86,12 +90,67 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
     let times = times.unwrap_or_default();
     let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
     format!(
-        "{}: {objective}{bubble}, {proof}\nstrategy {}{schedule}\n{times}\n{}\n\n{}\n",
+        "{}: {objective}{bubble}, {proof}\nstrategy {}{schedule}\n{chosen}{times}\n{}\n\n{}\n",
         answer.model,
         answer.strategy,
         table.join("\n"),
         wrapped(why, 100)
     )
+}
+
+/// What other numbers of micro-batches would have given.
+fn chosen(answer: &PlanAnswer) -> String {
+    let Some(own) = answer.micro_batches.filter(|_| answer.micro_batches_tried.len() > 1) else {
+        return String::new();
+    };
+    let tried: Vec<String> = answer
+        .micro_batches_tried
+        .iter()
+        .map(|one| match one.micro_batches == own {
+            true => format!("{own} (chosen) {}", Seconds(one.seconds_each)),
+            false => format!("{} {}", one.micro_batches, Seconds(one.seconds_each)),
+        })
+        .collect();
+    format!("micro-batches tried, and the time of each: {}\n", tried.join(", "))
+}
+
+/// Every strategy beside the plan: its schedule, time, memory, and what it loses.
+pub fn compared(answer: &PlanAnswer) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["strategy", "schedule", "stages", "micro-batch", "against", "memory"]);
+    let micro_batches = f64::from(answer.micro_batches.unwrap_or(1));
+    let each = answer.period_seconds.or(answer.step_seconds.map(|step| step / micro_batches));
+    table.add_row([
+        answer.strategy.clone(),
+        answer.schedule.clone().unwrap_or_default(),
+        answer.stages.len().to_string(),
+        each.map(|each| Seconds(each).to_string()).unwrap_or_default(),
+        "this plan".to_string(),
+        answer.memory_bytes.map(|bytes| Bytes(bytes).to_string()).unwrap_or_default(),
+    ]);
+    for other in answer.runners_up.iter().filter(|other| other.fails.is_none()) {
+        table.add_row([
+            other.strategy.clone(),
+            other.schedule.clone().unwrap_or_default(),
+            other.stages.map(|stages| stages.to_string()).unwrap_or_default(),
+            other.seconds.map(|seconds| Seconds(seconds).to_string()).unwrap_or_default(),
+            other.loses.map(|loses| format!("{:+.1} %", 100.0 * loses)).unwrap_or_default(),
+            other.memory_bytes.map(|bytes| Bytes(bytes).to_string()).unwrap_or_default(),
+        ]);
+    }
+    for column in [2, 3, 4, 5] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut lines: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
+    for other in &answer.runners_up {
+        if let Some(why) = &other.fails {
+            lines.push(format!(" {}: {why}", other.strategy));
+        }
+    }
+    lines.join("\n")
 }
 
 /// Breaks lines at spaces.

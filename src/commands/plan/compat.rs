@@ -76,9 +76,11 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         bubble: None,
         band: None,
         times: None,
+        memory_bytes: None,
         stages: stages.collect(),
         runners_up: Vec::new(),
         what_if: Vec::new(),
+        micro_batches_tried: Vec::new(),
     }
 }
 

@@ -1,8 +1,10 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
+use std::collections::BTreeMap;
+
 use partitioner::{
     Change, Machine, OperatorSeconds, PlanError, Problem, ProblemError, Solution, Strategy, Training,
-    check_plan, from_graph, plan_auto, plan_with, to_plan, what_if,
+    check_plan, from_graph, plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -10,7 +12,11 @@ use schema::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Plan, answer, costs, input::Input};
+use super::{
+    Plan, answer, costs,
+    input::Input,
+    micro_batches::{self, Solved},
+};
 use crate::{
     commands::simulate, cost_models::CostModels, failure::Failure, files, model, output::Output, plan_file,
 };
@@ -24,9 +30,9 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         Some(given) if !has_cluster => given.cluster.clone(),
         _ => cluster(plan)?,
     };
-    let asked = Asked::new(plan, input, cluster)?;
-    let problem = &asked.problem;
+    let mut asked = Asked::new(plan, input, cluster)?;
     if let Some(given) = given {
+        let problem = &asked.problem;
         let solution = check_plan(problem, &given).map_err(|error| match error {
             partitioner::CheckError::Plan(PlanError::Memory { .. }) => Failure::no(error),
             _ => Failure::input(error).with_hint("blocks and devices are named as `plan -o` writes them"),
@@ -34,13 +40,38 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         let answer = answer_of(plan, problem, &solution, &[], &[], &[]);
         return answer::print(plan, &answer, &why(problem, &solution, &answer), output);
     }
-    let (solution, others, failed) = solve(plan, problem)?;
-    let file = asked.file(plan, input, &solution)?;
-    let answer = asked.answer(plan, &solution, &others, &failed, &file);
+    let mut solved = solve(plan, &mut asked.problem)?;
+    if plan.compare {
+        with_all(&asked.problem, &mut solved);
+    }
+    let file = asked.file(plan, input, &solved.best)?;
+    let mut answer = asked.answer(plan, &solved.best, &solved.others, &solved.failed, &file);
+    answer.micro_batches_tried = solved.tried;
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file).as_bytes())?;
     }
-    answer::print(plan, &answer, &why(problem, &solution, &answer), output)
+    answer::print(plan, &answer, &why(&asked.problem, &solved.best, &answer), output)
+}
+
+/// Adds the strategies that were not asked for, best first: cuts by a rule and pipelines without an end among them.
+fn with_all(problem: &Problem, solved: &mut Solved) {
+    // The same number of micro-batches, or the comparison would be of different work.
+    let mut problem = problem.clone();
+    problem.training.micro_batches = Some(solved.best.micro_batches);
+    for strategy in partitioner::STRATEGIES {
+        let is_known = |name: &str| name == strategy.name();
+        if is_known(solved.best.strategy)
+            || solved.others.iter().any(|other| is_known(other.strategy))
+            || solved.failed.iter().any(|(other, _)| *other == strategy)
+        {
+            continue;
+        }
+        match plan_with(&problem, strategy) {
+            Ok(other) => solved.others.push(other),
+            Err(error) => solved.failed.push((strategy, error)),
+        }
+    }
+    solved.others.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
 }
 
 /// A model on a cluster, ready to be planned.
@@ -174,15 +205,12 @@ fn traced(
     Ok((problem(&times.seconds), (ends, times.from)))
 }
 
-type Solved = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
-
-fn solve(plan: &Plan, problem: &Problem) -> Result<Solved, Failure> {
-    if plan.strategy == "auto" {
-        return plan_auto(problem).map_err(|error| no_plan(plan, problem, error));
-    }
-    let strategy = strategy(&plan.strategy)?;
-    let solution = plan_with(problem, strategy).map_err(|error| no_plan(plan, problem, error))?;
-    Ok((solution, Vec::new(), Vec::new()))
+fn solve(plan: &Plan, problem: &mut Problem) -> Result<Solved, Failure> {
+    let strategy = match plan.strategy.as_str() {
+        "auto" => None,
+        name => Some(strategy(name)?),
+    };
+    micro_batches::solve(plan, problem, strategy)
 }
 
 /// Returns the strategy of this name, or the names that there are.
@@ -245,11 +273,7 @@ fn smaller_changes(problem: &Problem) -> Vec<String> {
         candidates.into_iter().any(|strategy| partitioner::fits(problem, strategy))
     };
     let mut changes = Vec::new();
-    let with_devices = |count: usize| {
-        let mut larger = problem.clone();
-        larger.machine.devices.resize_with(count, || problem.machine.devices[n_devices - 1].clone());
-        larger
-    };
+    let with_devices = |count: usize| Problem { machine: problem.machine.grown(count), ..problem.clone() };
     if !problem.machine.levels.is_empty() {
         changes.extend(
             (n_devices + 1..=4 * n_devices.max(2))
@@ -398,12 +422,18 @@ fn answer_of(
         strategy: other.strategy.to_string(),
         seconds: Some(other.seconds_each()),
         loses: Some(more(other.seconds_each(), each)),
+        schedule: Some(other.schedule.to_string()),
+        stages: Some(other.stages.len() as u32),
+        memory_bytes: Some(fullest(other)),
         fails: None,
     });
     let failed = failed.iter().map(|(strategy, error)| RunnerUp {
         strategy: strategy.name().to_string(),
         seconds: None,
         loses: None,
+        schedule: None,
+        stages: None,
+        memory_bytes: None,
         fails: Some(error.to_string()),
     });
     let (period, step) = match solution.objective {
@@ -425,6 +455,7 @@ fn answer_of(
         bubble: solution.bubble,
         band: None,
         times: None,
+        memory_bytes: Some(fullest(solution)),
         stages: stages.collect(),
         runners_up: others.chain(failed).collect(),
         what_if: changes
@@ -435,7 +466,17 @@ fn answer_of(
                 gains: more(each, change.seconds),
             })
             .collect(),
+        micro_batches_tried: Vec::new(),
     }
+}
+
+/// Bytes of the fullest device, all stages on it together.
+fn fullest(solution: &Solution) -> u64 {
+    let mut devices: BTreeMap<usize, f64> = BTreeMap::new();
+    for stage in &solution.stages {
+        stage.run.devices().for_each(|device| *devices.entry(device).or_default() += stage.score.memory);
+    }
+    devices.into_values().fold(0.0, f64::max) as u64
 }
 
 /// One paragraph: what bounds the plan, what came next, what would help.
@@ -472,6 +513,8 @@ fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
     let next: Vec<String> = answer
         .runners_up
         .iter()
+        // Endless pipelines may be faster; they train otherwise.
+        .filter(|other| other.loses.is_some_and(|loses| loses > -1e-9))
         .filter_map(|other| Some(format!("{} (+{:.1} %)", other.strategy, other.loses? * 100.0)))
         .take(3)
         .collect();

@@ -76,9 +76,11 @@ fn load_answer(plan: &Plan, workload: &DnnWorkload, found: &LoadPlan) -> PlanAns
         bubble: None,
         band: None,
         times: None,
+        memory_bytes: None,
         stages: stages.collect(),
         runners_up: Vec::new(),
         what_if: Vec::new(),
+        micro_batches_tried: Vec::new(),
     }
 }
 
@@ -153,8 +155,10 @@ fn piper_answer(plan: &Plan, workload: &PiperWorkload, found: &PiperPlan) -> Pla
         bubble: None,
         band: None,
         times: None,
+        memory_bytes: None,
         stages: stages.collect(),
         runners_up: Vec::new(),
         what_if: Vec::new(),
+        micro_batches_tried: Vec::new(),
     }
 }
