@@ -20,7 +20,7 @@ lint: .venv/ready
 .PHONY: fixtures zoo
 .PHONY: bench demo bench-read
 # Every ratio that the documents name.
-bench: bench-read bench-plan bench-cost bench-schedules bench-emit
+bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
@@ -50,11 +50,16 @@ pictures:
 	mkdir -p fixtures/pictures
 	cargo run --release --quiet -- graph fixtures/traces/unet_small.pt --depth 1 -o fixtures/pictures/unet_small.svg
 	cargo run --release --quiet -- graph fixtures/traces/amoebanet_6_small.pt --depth 1 --color cost -o fixtures/pictures/amoebanet_6_small.svg
+# The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
+.PHONY: bench-simulate
+bench-simulate: .venv/ready
+	cargo run --release --quiet --package model-analyze-simulator --example speed
+	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
 # Predicted step times beside those of PyTorch's pipelining runtime with sleeping stages.
 .PHONY: bench-schedules
 bench-schedules: .venv/ready
 	cargo build --release --package model-analyze
-	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
 .PHONY: oracle
 # Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.

@@ -230,3 +230,29 @@ fn wrong_plans_are_explained() {
     let zero = "    forward: 0.0112\n    input_gradient: 0.0118\n    weight_gradient: 0.0109\n";
     check(zero, "    forward: 0\n    input_gradient: 0\n    weight_gradient: 0\n", "stage 0 takes no time");
 }
+
+/// What a user sees, and the exit code.
+#[test]
+fn wrong_inputs_look_like_this() {
+    let plan = "plans/transformer-4.yaml";
+    let mut shown = String::new();
+    for arguments in [
+        &[plan, "--schedule", "1f2b"][..],
+        &[plan, "--schedule", "dualpipe", "--micro-batches", "6"],
+        &[plan, "--micro-batches", "3"],
+        &[plan, "--micro-batches", "0"],
+        &["--schedule", "1f1b", "--ranks", "4", "--micro-batches", "8", "--cost", "0,0,0,0"],
+        &["--schedule", "1f1b", "--ranks", "4", "--micro-batches", "8", "--cost", "NaN,1,1,0"],
+        &[plan, "--host-overhead", "NaN"],
+        &[plan, "--tensor-parallel", "2"],
+        &["--csv", "schedules/deadlock.csv"],
+        &["--csv", "schedules/deadlock.csv", "--lint"],
+        &["--csv", "schedules/deadlock.csv", "--lint", "--format", "json"],
+    ] {
+        let output = simulate(arguments).output().expect("the command starts");
+        let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let code = output.status.code().expect("it ends by itself");
+        shown += &format!("$ simulate {}\n{out}{error}exit {code}\n\n", arguments.join(" "));
+    }
+    insta::assert_snapshot!(shown);
+}

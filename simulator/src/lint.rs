@@ -282,10 +282,14 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
 fn local_order(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
     let chain = order.chain.max(1);
     for (rank, ops) in order.ranks.iter().enumerate() {
+        let mut first_half = None;
         for (position, op) in ops.iter().enumerate() {
             let place = Place { rank, position };
             // What a fused pair makes is there only at its end: its second half cannot use the first's.
-            let start = if position > 0 && ops[position - 1].joined { position - 1 } else { position };
+            let start = first_half.take().unwrap_or_else(|| {
+                first_half = op.joined.then_some(position);
+                position
+            });
             let needed = [
                 (op.kind != Kind::Forward).then_some((op.stage, Kind::Forward)),
                 (op.kind == Kind::WeightGradient).then_some((op.stage, Kind::InputGradient)),
