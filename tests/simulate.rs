@@ -147,8 +147,29 @@ fn timelines_are_drawn() {
     };
     assert!(phases("X") > 8 * 8 && phases("C") > 8);
     assert_eq!(phases("s"), phases("f"));
+    // Perfetto wants slices of a thread that do not overlap, and flows that begin and end in one.
+    let mut threads: std::collections::BTreeMap<String, Vec<(f64, f64)>> = std::collections::BTreeMap::new();
+    let events = trace["traceEvents"].as_array().expect("events");
+    let thread = |event: &Value| format!("{} {}", event["pid"], event["tid"]);
+    for event in events.iter().filter(|event| event["ph"] == "X") {
+        let start = event["ts"].as_f64().expect("a time");
+        let end = start + event["dur"].as_f64().expect("a duration");
+        threads.entry(thread(event)).or_default().push((start, end));
+    }
+    for spans in threads.values_mut() {
+        spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+        assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0 + 1e-6), "slices overlap");
+    }
+    for event in events.iter().filter(|event| event["ph"] == "s" || event["ph"] == "f") {
+        let at = event["ts"].as_f64().expect("a time");
+        assert!(threads[&thread(event)].iter().any(|(start, end)| *start <= at + 1e-6 && at <= *end + 1e-6));
+    }
     text(&["--csv", "schedules/1f1b-3x4.csv", "--timeline", &path("order.svg")]);
     assert_eq!(read("order.svg").matches("url(#backward)").count(), 12 + 1);
+    // A fused pair is neither a forward nor a backward pass.
+    let pairs = ["--schedule", "dualpipe", "--ranks", "4", "--micro-batches", "8"];
+    text(&[&pairs[..], &["--timeline", &path("pairs.svg")]].concat());
+    assert!(read("pairs.svg").contains("url(#pair)") && read("pairs.svg").contains("forward and backward"));
     fails(&["plans/unet-4.yaml", "--timeline", "x.png"], 2, "a timeline is drawn as .svg or .json");
 }
 

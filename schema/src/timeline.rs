@@ -60,6 +60,8 @@ pub enum SpanKind {
     WeightGradient,
     /// Whole backward pass.
     Backward,
+    /// A forward and a backward pass as one.
+    Pair,
     /// Values sent to another device.
     Transfer,
     /// A collective operation of several devices.

@@ -26,9 +26,10 @@ const MAX_ARROWS: usize = 150;
 const MAX_POINTS: usize = 2000;
 
 /// Every kind with its name, colour and the pattern over it.
-const KINDS: [(SpanKind, &str, &str, Pattern); 8] = [
+const KINDS: [(SpanKind, &str, &str, Pattern); 9] = [
     (SpanKind::Forward, "forward", "#8ecae6", Pattern::Plain),
     (SpanKind::Backward, "backward", "#f4a259", Pattern::Crossed),
+    (SpanKind::Pair, "forward and backward", "#c9cf8a", Pattern::Grid),
     (SpanKind::InputGradient, "input gradient", "#f6c177", Pattern::Rising),
     (SpanKind::WeightGradient, "weight gradient", "#9ad1a3", Pattern::Dots),
     (SpanKind::Transfer, "transfer", "#c9ced6", Pattern::Level),
@@ -46,6 +47,7 @@ enum Pattern {
     Dots,
     Level,
     Upright,
+    Grid,
 }
 
 impl Pattern {
@@ -62,6 +64,7 @@ impl Pattern {
             }
             Pattern::Level => "<path d=\"M0,2 H8 M0,6 H8\"/>",
             Pattern::Upright => "<path d=\"M2,0 V8 M6,0 V8\"/>",
+            Pattern::Grid => "<path d=\"M4,0 V8 M0,4 H8\"/>",
         }
     }
 }
@@ -379,6 +382,7 @@ fn id(kind: SpanKind) -> &'static str {
         SpanKind::InputGradient => "input-gradient",
         SpanKind::WeightGradient => "weight-gradient",
         SpanKind::Backward => "backward",
+        SpanKind::Pair => "pair",
         SpanKind::Transfer => "transfer",
         SpanKind::Collective => "collective",
         SpanKind::Copy => "copy",

@@ -3,11 +3,15 @@
 //! Flows go from the operation that makes a value to the one that uses it; memory is a counter. Several timelines
 //! (predicted beside executed) become processes side by side.
 
-use schema::Timeline;
+use std::collections::BTreeSet;
+
+use schema::{Timeline, TimelineSpan, Track};
 use serde_json::{Value, json};
 
 /// Processes of one timeline are this far from the next one's.
 const PROCESSES: u32 = 10_000;
+/// Most lanes of a track.
+const LANES: usize = 64;
 
 /// Writes timelines as one trace.
 pub fn trace(timelines: &[&Timeline]) -> String {
@@ -23,12 +27,21 @@ pub fn trace(timelines: &[&Timeline]) -> String {
                 json!({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}),
             );
         }
+        let mut named = BTreeSet::new();
         for (thread, track) in timeline.tracks.iter().enumerate() {
             let pid = process(track.device);
             events.push(json!({
-                "ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": track.stream},
+                "ph": "M", "name": "thread_name", "pid": pid, "tid": thread_id(thread, 0), "args": {"name": track.stream},
             }));
-            for span in &track.spans {
+            for (nth, &lane) in lanes(track).iter().enumerate() {
+                let span = &track.spans[nth];
+                if lane > 0 && !named.contains(&(thread, lane)) {
+                    named.insert((thread, lane));
+                    events.push(json!({
+                        "ph": "M", "name": "thread_name", "pid": pid, "tid": thread_id(thread, lane),
+                        "args": {"name": format!("{} ({})", track.stream, lane + 1)},
+                    }));
+                }
                 let mut args = serde_json::Map::new();
                 args.extend(span.stage.map(|stage| ("stage".to_string(), Value::from(stage))));
                 args.extend(span.micro_batch.map(|mb| ("micro_batch".to_string(), Value::from(mb))));
@@ -37,17 +50,20 @@ pub fn trace(timelines: &[&Timeline]) -> String {
                     "name": span.name,
                     "cat": serde_json::to_value(span.kind).unwrap_or(Value::Null),
                     "pid": pid,
-                    "tid": thread,
+                    "tid": thread_id(thread, lane),
                     "ts": time(span.start, &timeline.unit),
                     "dur": time(span.end.saturating_sub(span.start), &timeline.unit),
                     "args": args,
                 }));
             }
         }
+        let lanes: Vec<Vec<usize>> = timeline.tracks.iter().map(lanes).collect();
         for flow in &timeline.flows {
             let end = |(track, position): (u32, u32)| {
-                let track_of = timeline.tracks.get(track as usize)?;
-                Some((process(track_of.device), track, track_of.spans.get(position as usize)?))
+                let (track, position) = (track as usize, position as usize);
+                let track_of = timeline.tracks.get(track)?;
+                let tid = thread_id(track, *lanes[track].get(position)?);
+                Some((process(track_of.device), tid, track_of.spans.get(position)?))
             };
             let (Some((from_pid, from_tid, from)), Some((to_pid, to_tid, to))) =
                 (end(flow.from), end(flow.to))
@@ -79,6 +95,23 @@ pub fn trace(timelines: &[&Timeline]) -> String {
     json!({"displayTimeUnit": "ms", "traceEvents": events}).to_string()
 }
 
+/// A thread for each lane of a track: slices of one thread may not overlap, while latencies of messages do.
+fn thread_id(track: usize, lane: usize) -> usize {
+    track * LANES + lane
+}
+
+/// Returns the lane of each span: the first that is free when it starts.
+fn lanes(track: &Track) -> Vec<usize> {
+    let mut free: Vec<u64> = Vec::new();
+    let lane = |span: &TimelineSpan| {
+        let lane = free.iter().position(|end| *end <= span.start).unwrap_or(free.len()).min(LANES - 1);
+        free.resize(free.len().max(lane + 1), 0);
+        free[lane] = free[lane].max(span.end);
+        lane
+    };
+    track.spans.iter().map(lane).collect()
+}
+
 /// Microseconds, as the format wants them; a unit of an order without seconds counts as one.
 fn time(time: u64, unit: &str) -> f64 {
     if unit == "ns" { time as f64 / 1000.0 } else { time as f64 }
@@ -86,7 +119,7 @@ fn time(time: u64, unit: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use schema::{Bytes, Flow, MemoryCurve, SpanKind, TimelineSpan, Track};
+    use schema::{Bytes, Flow, MemoryCurve, SpanKind};
 
     use super::*;
 
@@ -131,5 +164,20 @@ mod tests {
         assert_eq!((of("s").len(), of("f").len(), of("C").len()), (2, 2, 2));
         assert_eq!(of("M")[0]["args"]["name"], "test: gpu0");
         assert_eq!(of("f")[1]["pid"], 10_001);
+    }
+
+    #[test]
+    fn slices_of_a_thread_do_not_overlap() {
+        let span = |start, end| TimelineSpan {
+            name: "0F0".to_string(),
+            kind: SpanKind::Transfer,
+            stage: None,
+            micro_batch: None,
+            start,
+            end,
+        };
+        let spans = vec![span(0, 30), span(10, 40), span(20, 50), span(30, 60), span(45, 70)];
+        let track = Track { device: 0, stream: "network".to_string(), spans };
+        assert_eq!(lanes(&track), [0, 1, 2, 0, 1]);
     }
 }

@@ -114,7 +114,8 @@ pub(super) fn simulate(
 fn copies(order: &Order) -> Option<u32> {
     let chain = order.chain / 2;
     let halves = Order { chain, ..order.clone() };
-    let fits = order.chain > 0
+    // A pipeline of two stages is not two copies of one.
+    let fits = order.chain > 2
         && order.chain.is_multiple_of(2)
         && simulator::lint(&halves).errors().next().is_none();
     fits.then_some(chain)

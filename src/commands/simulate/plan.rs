@@ -227,6 +227,11 @@ pub(super) fn describe(work: &Work) -> (String, SpanKind) {
     match work {
         Work::Compute { op, partner } => {
             let kind = match op.kind {
+                _ if partner
+                    .is_some_and(|partner| (partner.kind == Kind::Forward) != (op.kind == Kind::Forward)) =>
+                {
+                    SpanKind::Pair
+                }
                 Kind::Forward => SpanKind::Forward,
                 Kind::InputGradient => SpanKind::InputGradient,
                 Kind::WeightGradient => SpanKind::WeightGradient,

@@ -63,7 +63,8 @@ pub(super) fn letter(kind: SpanKind) -> char {
         SpanKind::Forward => 'F',
         SpanKind::InputGradient => 'I',
         SpanKind::WeightGradient => 'W',
-        SpanKind::Backward => 'B',
+        // Its name tells both passes.
+        SpanKind::Backward | SpanKind::Pair => 'B',
         SpanKind::Transfer => 'T',
         SpanKind::Collective => 'C',
         SpanKind::Copy => 'M',
