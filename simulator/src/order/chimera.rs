@@ -8,9 +8,16 @@
 //! rank 3  4F0     4F1 3F0 3B0 3F1 3B1 4B0     4B1
 //! ```
 //!
-//! A unit is `D/2` micro-batches in each direction, two slots apart: they never want the same slot. Units follow
-//! each other every `2D` slots. For `D | N` the time is `N(F+B) + (D−2)[max(F,B) + (N/D−1)|B−F|]`. (The authors'
-//! generator lets units collide when `N ≥ 3D` and `D ≥ 6`, and then leaves this formula.)
+//! A unit is `D/2` micro-batches in each direction, two slots apart. No two operations want one slot: on rank `k` copy 1
+//! runs forward in slots `k + 2x` and backward in `2D−1−k + 2x`, copy 2 forward in `D−1−k + 2x` and backward in
+//! `D+k + 2x`, for `x < D/2`. `D` is even, so copy 1's forward and copy 2's backward have the parity of `k` and the other
+//! two the other; of each parity, the backward begins where the forward has ended. Units follow each other every `2D`
+//! slots, and by the same count the next unit's forward begins where this one's backward of its parity has ended.
+//!
+//! For `D | N` the time is `N(F+B) + (D−2)[max(F,B) + (N/D−1)|B−F|]`. The authors' generator makes the same orders but
+//! where `N ≥ 3D` and `D ≥ 6`: there it lets units collide, and leaves this formula. We keep the units apart, so that
+//! the formula stays exact.
+//! The copies agree on gradients once, at the end of a step: that is the workload's sync, not part of the order.
 
 use super::{Op, Order};
 

@@ -10,6 +10,11 @@
 //! Each rank finishes one pass before it starts the next, so one set of activations is alive (the memory that the
 //! design is for) and both copies' weights. MAST is one pair of passes, MASTER repeats the pair. Time for `k` passes
 //! `p(F+B) + (k−1)(p·max(F,B) + min(F,B))`.
+//!
+//! It is the program of the authors' MPI4DL (`gems_master.py`): a pass of one copy, forward and backward, then one of the
+//! other. There a pass may run in several parts, all forward before all backward; here a pass is one micro-batch, since
+//! parts would hold as many sets of activations as GPipe does. The copies' one all-reduce at the end of a step is the
+//! workload's sync, over the two ranks that hold a stage.
 
 use super::{Op, Order, vshape::stage};
 
