@@ -21,6 +21,7 @@ lint: .venv/ready
 .PHONY: bench demo bench-read
 # Every ratio that the documents name.
 bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit
+bench: bench-read bench-plan bench-cost bench-schedules bench-emit bench-stages
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
@@ -118,3 +119,10 @@ hostile:
 zoo-stages: .venv/ready
 	cargo build --release
 	.venv/bin/python tests/oracle/zoo_stages.py target/release/model-analyze out/zoo-stages
+
+.PHONY: bench-stages
+# Forward and backward of stages, as Python and under tch, beside the eager model cut by hand.
+bench-stages: .venv/ready
+	cargo build --release
+	cargo build --release -p model-analyze-runtime --features torch --example stage
+	.venv/bin/python -W ignore benches/stages.py
