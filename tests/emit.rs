@@ -154,6 +154,74 @@ fn plans_are_checked_against_the_model() {
     assert_eq!(names(&out.join("launch")), ["torchrun.sh", "train.sbatch", "trainjob.yaml"]);
 }
 
+/// What the command says in a folder of its own, and that it leaves nothing there.
+#[track_caller]
+fn refusal(place: &Path, shell: &str) -> String {
+    let before = names(place);
+    let output = Command::new("sh")
+        .args(["-c", shell])
+        .env("MODEL_ANALYZE", env!("CARGO_BIN_EXE_model-analyze"))
+        .env("NO_COLOR", "1")
+        .current_dir(place)
+        .output()
+        .expect("a shell starts");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(output.stdout.is_empty(), "{shell}");
+    assert_eq!(names(place), before, "{shell} has left something");
+    text
+}
+
+#[cfg(unix)]
+#[test]
+fn wrong_plans_and_places_are_refused() {
+    let temporary = folder();
+    let place = temporary.path();
+    fs::copy(trace("gpt2_tiny.pt"), place.join("model.pt")).unwrap();
+    fs::copy(trace("cnn_basic.pt"), place.join("other.pt")).unwrap();
+    fs::create_dir(place.join("full")).unwrap();
+    fs::write(place.join("full/thesis.tex"), "text").unwrap();
+    fs::write(place.join("file"), "text").unwrap();
+    let (model, plan) = (place.join("model.pt"), place.join("plan.yaml"));
+    let arguments =
+        ["--devices", "2xh100", "--strategy", "1f1b", "--stages", "2", "-o", plan.to_str().unwrap()];
+    assert_eq!(run(&[&["plan", model.to_str().unwrap()], &arguments[..]].concat()).0, 0);
+    let written = fs::read_to_string(&plan).unwrap();
+    let check = |name: &str, change: &dyn Fn(&str) -> String, shell: &str| {
+        let changed = change(&written);
+        fs::write(&plan, &changed).unwrap();
+        insta::assert_snapshot!(name, refusal(place, shell));
+        fs::write(&plan, &written).unwrap();
+    };
+    let emit = "$MODEL_ANALYZE emit model.pt plan.yaml -o out";
+    let same = |text: &str| text.to_string();
+    let replaced = |from: &'static str, to: &'static str| {
+        move |text: &str| {
+            assert!(text.contains(from), "{from}");
+            text.replacen(from, to, 1)
+        }
+    };
+    let block = "  - transformer.h.0\n";
+    check("a_plan_for_another_model", &same, "$MODEL_ANALYZE emit other.pt plan.yaml -o out");
+    check("a_block_in_two_stages", &replaced("  - lm_head\n", "  - lm_head\n  - transformer.h.0\n"), emit);
+    check("a_block_twice_in_a_stage", &replaced(block, "  - transformer.h.0\n  - transformer.h.0\n"), emit);
+    check("a_block_in_no_stage", &replaced(block, ""), emit);
+    check("a_block_that_is_none", &replaced(block, "  - transformer.h.7\n"), emit);
+    check("an_unknown_device", &replaced("  - node0:1\n  cost", "  - node0:9\n  cost"), emit);
+    let emptied = |text: &str| {
+        let (head, last) = text.rsplit_once("- blocks:\n").unwrap();
+        let devices = last.find("  devices:").unwrap();
+        format!("{head}- blocks: []\n{}", &last[devices..])
+    };
+    check("an_empty_stage", &emptied, emit);
+    check("a_folder_with_something_else", &same, "$MODEL_ANALYZE emit model.pt plan.yaml -o full");
+    check("forced_over_something_else", &same, "$MODEL_ANALYZE emit model.pt plan.yaml --force -o full");
+    check("a_file_for_a_folder", &same, "$MODEL_ANALYZE emit model.pt plan.yaml -o file");
+    // A limit on the size of files stands for a full disk: half of a stage can be written.
+    let full = format!("trap '' XFSZ; ulimit -f 40; {emit}");
+    check("a_full_disk", &same, &full);
+}
+
 /// The oracle: torch runs the whole model and the chained stages, in both forms.
 #[test]
 fn torch_finds_no_difference() {
