@@ -126,3 +126,8 @@ bench-stages: .venv/ready
 	cargo build --release
 	cargo build --release -p model-analyze-runtime --features torch --example stage
 	.venv/bin/python -W ignore benches/stages.py
+.PHONY: properties
+PLAN_CASES ?= 10000
+# The planner's property tests on many more random models and clusters than the suite takes.
+properties:
+	PLAN_CASES=$(PLAN_CASES) cargo test --release -p model-analyze-partitioner --lib
