@@ -22,6 +22,7 @@ lint: .venv/ready
 # Every ratio that the documents name.
 bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit
 bench: bench-read bench-plan bench-cost bench-schedules bench-emit bench-stages
+bench: bench-read bench-plan bench-cost bench-schedules bench-emit bench-split
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
@@ -131,3 +132,8 @@ PLAN_CASES ?= 10000
 # The planner's property tests on many more random models and clusters than the suite takes.
 properties:
 	PLAN_CASES=$(PLAN_CASES) cargo test --release -p model-analyze-partitioner --lib
+.PHONY: bench-split
+# Our plans beside splits by hand, predicted and executed by two processes; and the seconds of `split` itself.
+bench-split: .venv/ready
+	cargo build --release
+	.venv/bin/python benches/split.py

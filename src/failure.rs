@@ -118,6 +118,7 @@ impl Failure {
 
 /// Writes to standard error; where that is closed or full there is nobody left to tell.
 pub fn say(text: &str) {
+    crate::progress::done();
     let _ = anstream::stderr().write_all(text.as_bytes());
 }
 

@@ -14,6 +14,7 @@ mod model;
 mod operator_stages;
 mod output;
 mod plan_file;
+mod progress;
 mod stages;
 mod visible;
 
@@ -33,11 +34,13 @@ struct Cli {
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
+        progress::done();
         failure::say(&format!(
             "error: model-analyze has a bug: {panic}\n  hint: please report it with the command line and the input\n"
         ));
     }));
     let result = std::panic::catch_unwind(|| Cli::parse().command.run(&mut Output::stdout()));
+    progress::done();
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) if failure.is_broken_pipe() => ExitCode::SUCCESS,

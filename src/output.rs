@@ -8,7 +8,7 @@ use std::{
 
 use clap::ValueEnum;
 
-use crate::{failure::Failure, visible::visible};
+use crate::{failure::Failure, progress, visible::visible};
 
 /// How a command prints its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -44,6 +44,7 @@ impl Output {
 
     /// Writes a document as it is.
     pub fn document(&mut self, text: &str) -> Result<(), Failure> {
+        progress::done();
         let done = self.writer.write_all(text.as_bytes()).and_then(|()| self.writer.flush());
         done.map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => error.into(),

@@ -7,6 +7,9 @@ use std::{
 };
 
 use serde_json::Value;
+use validate::validate;
+
+mod validate;
 
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
@@ -79,17 +82,6 @@ fn every_subcommand_has_examples_that_can_be_typed() {
             assert!(output.status.success(), "{example:?}: {}", String::from_utf8_lossy(&output.stderr));
         }
     }
-}
-
-/// Holds a value against a committed schema.
-#[track_caller]
-fn validate(name: &str, value: &Value) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("schema/json/{name}.json"));
-    let schema: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    let validator = jsonschema::validator_for(&schema).unwrap();
-    let errors: Vec<String> =
-        validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path)).collect();
-    assert!(errors.is_empty(), "{name}: {errors:#?}");
 }
 
 /// Runs with `--format json` and holds the answer against its schema.

@@ -2,6 +2,9 @@
 
 use std::{path::Path, process::Command};
 
+#[cfg(feature = "torch")]
+mod validate;
+
 fn command() -> Command {
     Command::new(env!("CARGO_BIN_EXE_model-analyze"))
 }
@@ -166,6 +169,7 @@ mod with_libtorch {
         assert_eq!(code, 0, "{error}");
         let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
         assert_eq!(answer["schema_version"], 1);
+        validate::validate("answer-profile", &answer);
         let (text, rows) = read(folder.path());
         let paths: Vec<&str> = answer["blocks"]
             .as_array()

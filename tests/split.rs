@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 use serde_json::Value;
 
+#[cfg(feature = "torch")]
+mod validate;
+
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
@@ -225,6 +228,7 @@ fn stages_give_what_the_whole_model_gives() {
         split(&format!("traces/{model}.pt"), &out, &TWO_STAGES);
         let run = command().arg("verify").arg(&out).args(["--format", "json"]).assert().success();
         let answer: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+        validate::validate("answer-verify", &answer);
         assert_eq!(answer["ok"], true, "{model}");
         assert_eq!(answer["outputs_max_difference"], 0.0, "{model}");
         assert_eq!(answer["steps"], 10, "{model}");

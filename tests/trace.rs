@@ -10,6 +10,9 @@ use std::{
 use assert_cmd::Command;
 use tempfile::TempDir;
 use tracer::{DType, Program, read_archive};
+use validate::validate;
+
+mod validate;
 
 /// Returns the interpreter with torch, or says that the test is skipped.
 fn python() -> Option<PathBuf> {
@@ -201,4 +204,19 @@ fn an_interpreter_without_torch_is_named() {
     }
     let message = refuse(Path::new("python3"), &["fixtures/models/cnn.py:BasicCNN", "--input=1"]);
     assert!(message.contains(" has no torch\n  hint: install it there ("), "{message}");
+}
+
+#[test]
+fn the_answer_follows_its_schema() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model.pt");
+    let run = command(&python)
+        .args(["fixtures/models/cnn.py:BasicCNN", "--input", "2x3x32x32", "--format", "json", "-o"])
+        .arg(&output)
+        .assert()
+        .success();
+    let answer: serde_json::Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    validate("answer-trace", &answer);
+    assert!(answer["operators"].as_u64().unwrap() > 5, "{answer}");
 }

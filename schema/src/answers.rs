@@ -228,3 +228,55 @@ pub struct DiffDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Bytes>,
 }
+
+/// Answer of `profile`: of operators with `--suite`, of blocks with `--model`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProfileAnswer {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// Where the rows went.
+    pub file: String,
+    /// What was measured on.
+    pub device: String,
+    /// Operators that were measured now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operators: Option<u64>,
+    /// Operators that an earlier run had left in the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operators_before: Option<u64>,
+    /// Operators that could not be measured; comments in the file say why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<u64>,
+    /// Rows in the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    /// Seconds that measuring took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// Blocks, in the order of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<ProfiledBlock>,
+    /// The whole model by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ProfiledTimes>,
+}
+
+/// Measured medians of a block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProfiledBlock {
+    /// The block.
+    pub path: String,
+    /// Its forward pass.
+    pub forward_seconds: f64,
+    /// Its backward pass.
+    pub backward_seconds: f64,
+}
+
+/// Measured medians of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProfiledTimes {
+    /// Its forward pass.
+    pub forward_seconds: f64,
+    /// Its backward pass.
+    pub backward_seconds: f64,
+}

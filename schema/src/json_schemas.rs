@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::{
     COLUMNS, CostModelFile, DiffAnswer, EmitAnswer, Executed, FitAnswer, GraphDocument, InspectReport,
-    LintedOrder, Manifest, Plan, PlanAnswer, ProfileMap, ReportData, SimulatedOrder, SimulatedPlan,
-    SplitAnswer, Timeline, TraceAnswer, Verified, cluster_file::ClusterFile,
+    LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer, ProfileMap, ReportData, SimulatedOrder,
+    SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified, cluster_file::ClusterFile,
 };
 
 /// A JSON Schema with its name.
@@ -26,7 +26,7 @@ pub struct NamedSchema {
 /// Makes a type's schema.
 type Make = fn(&mut SchemaGenerator) -> Schema;
 
-const SCHEMAS: [(&str, &str, Make); 21] = [
+const SCHEMAS: [(&str, &str, Make); 22] = [
     ("plan", "plan.yaml: what `plan`, `split` and `emit` write", |g| root::<Plan>(g)),
     ("cluster", "cluster.yaml: devices and what joins them", |g| root::<ClusterFile>(g)),
     ("cost-model", "cost-model.yaml: what `fit` writes", |g| root::<CostModelFile>(g)),
@@ -37,6 +37,7 @@ const SCHEMAS: [(&str, &str, Make); 21] = [
     ("graph", "MODEL.adjacency.json: what `graph` writes", |g| root::<GraphDocument>(g)),
     ("report", "the data inside a report's page", |g| root::<ReportData>(g)),
     ("answer-split", "`split --format json`", |g| root::<SplitAnswer>(g)),
+    ("answer-profile", "`profile --format json`", |g| root::<ProfileAnswer>(g)),
     ("answer-trace", "`trace --format json`", |g| root::<TraceAnswer>(g)),
     ("answer-inspect", "`inspect --format json`", |g| root::<InspectReport>(g)),
     ("answer-fit", "`fit --format json`", |g| root::<FitAnswer>(g)),

@@ -35,7 +35,8 @@ mod yaml;
 
 pub use answers::{
     ANSWER_VERSION, ByHand, ComparedPlan, DiffAnswer, DiffDevice, DiffSide, EmitAnswer, EmittedStage,
-    KeptOtherwise, MicroBatchesTried, MovedBlock, SplitAnswer, TiedPlace, TraceAnswer,
+    KeptOtherwise, MicroBatchesTried, MovedBlock, ProfileAnswer, ProfiledBlock, ProfiledTimes, SplitAnswer,
+    TiedPlace, TraceAnswer,
 };
 pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
 pub use cluster::{Cluster, Device, DeviceType, Level, Link};

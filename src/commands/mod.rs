@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 
-use crate::{failure::Failure, output::Output};
+use crate::{failure::Failure, output::Output, progress};
 
 mod completions;
 mod diff;
@@ -61,6 +61,9 @@ pub enum Command {
 impl Command {
     /// Runs the subcommand.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        if let Some(message) = self.message() {
+            progress::working(message);
+        }
         match self {
             Command::Split(command) => command.run(output),
             Command::Trace(command) => command.run(output),
@@ -78,6 +81,26 @@ impl Command {
             Command::Schema(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Man(command) => command.run(output),
+        }
+    }
+
+    /// Returns what to say while the command works; those with a bar of their own say more.
+    fn message(&self) -> Option<&'static str> {
+        match self {
+            Command::Split(_) | Command::Plan(_) => Some("looking for the best stages"),
+            Command::Inspect(_) => Some("reading the model"),
+            Command::Graph(_) => Some("drawing the model"),
+            Command::Fit(_) => Some("fitting curves"),
+            Command::Simulate(_) => Some("simulating the step"),
+            Command::Diff(_) => Some("simulating both plans"),
+            Command::Verify(_) => Some("comparing the stages with the whole model"),
+            Command::Run(_) => Some("running the stages"),
+            Command::Report(_) => Some("writing the page"),
+            Command::Trace(_) | Command::Profile(_) | Command::Emit(_) => {
+                progress::done();
+                None
+            }
+            Command::Schema(_) | Command::Completions(_) | Command::Man(_) => None,
         }
     }
 }

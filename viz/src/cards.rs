@@ -65,9 +65,10 @@ pub(crate) fn full_title(diagram: &Diagram, id: BoxId) -> String {
 pub(crate) fn leaf(diagram: &Diagram, id: BoxId) -> Card {
     let item = diagram.get(id);
     let mut card = Card { height: 6.0, ..Card::default() };
-    let badge = if item.stage.is_some() && diagram.has_stages { 26.0 } else { 0.0 };
+    // The title stands in the middle and the badge at its right: room for it on both sides.
+    let badge = if item.stage.is_some() && diagram.has_stages { 22.0 } else { 0.0 };
     card.push(&full_title(diagram, id), LineKind::Title, 15.0);
-    card.width += badge;
+    card.width += 2.0 * badge;
     if !item.subtitle.is_empty() {
         card.push(&item.subtitle, LineKind::Muted, 13.0);
     }

@@ -131,7 +131,9 @@ function span(timeline, track, { span, from, to, many }, y, height) {
 }
 
 function memory(timeline, curve, y, height, x, right) {
-  const top = Math.max(curve.peak, curve.limit || 0) || 1;
+  // Where most of the memory stays free the curve would be a line on the floor: it takes the room, its limit is a number.
+  const isNear = curve.limit && curve.peak * 4 > curve.limit;
+  const top = (isNear ? Math.max(curve.peak, curve.limit) : curve.peak * 1.08) || 1;
   const up = (used) => y + height - (used / top) * height;
   let d = "";
   let last = null;
@@ -148,7 +150,7 @@ function memory(timeline, curve, y, height, x, right) {
   const area = svg("path", { class: "memory" + (isOver ? " bad" : ""), d });
   area.tip = "memory of " + timeline.devices[curve.device] + "\npeak " + bytes(curve.peak) + (curve.limit ? " of " + bytes(curve.limit) : "");
   const parts = [area];
-  if (curve.limit) parts.push(svg("path", { class: "limit", d: "M" + LEFT + " " + up(curve.limit).toFixed(1) + "H" + right }));
+  if (isNear) parts.push(svg("path", { class: "limit", d: "M" + LEFT + " " + up(curve.limit).toFixed(1) + "H" + right }));
   parts.push(svg("text", { class: "peak", x: 4, y: y + height - 3 }, bytes(curve.peak)));
   return parts;
 }
@@ -240,7 +242,7 @@ function startTimelines() {
   for (const kind in KINDS) {
     if (used.has(kind)) $("kinds").append(html("span", {}, html("i", { class: "dot k" + kind + " s0" }), KINDS[kind][0]));
   }
-  if (data.timelines.some((timeline) => timeline.memory.length)) $("kinds").append(html("span", {}, html("i", { class: "dot memory" }), "memory, dashed its limit"));
+  if (data.timelines.some((timeline) => timeline.memory.length)) $("kinds").append(html("span", {}, html("i", { class: "dot memory" }), "memory, dashed its limit where that is near"));
   for (const element of document.querySelectorAll("[data-zoom]")) {
     const factor = { in: 0.6, out: 1 / 0.6, fit: 1e9 }[element.dataset.zoom];
     element.addEventListener("click", () => zoomTime(factor));

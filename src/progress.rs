@@ -1,0 +1,57 @@
+//! What a command is at, on standard error, once it has worked for a second; silent where nobody looks.
+//!
+//! There is one terminal and so one spinner: what works within something longer speaks for it while it lasts.
+
+use std::{
+    io::IsTerminal,
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use indicatif::ProgressBar;
+
+/// Nobody wants to read what is done before they have read it.
+const PATIENCE: Duration = Duration::from_secs(1);
+const FRAME: Duration = Duration::from_millis(100);
+
+struct Spinner {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+static SPINNER: Mutex<Option<Spinner>> = Mutex::new(None);
+
+/// Says what is done from now on, until [`done`].
+pub fn working(message: &'static str) {
+    done();
+    if !std::io::stderr().is_terminal() {
+        return;
+    }
+    let (stop, stopped) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let mut bar: Option<ProgressBar> = None;
+        let mut wait = PATIENCE;
+        while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+            wait = FRAME;
+            let bar = bar.get_or_insert_with(|| ProgressBar::new_spinner().with_message(message));
+            bar.tick();
+        }
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+    });
+    *SPINNER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Spinner { stop, thread });
+}
+
+/// Clears the line, before anything else is written.
+pub fn done() {
+    let spinner = SPINNER.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(Spinner { stop, thread }) = spinner {
+        drop(stop);
+        let _ = thread.join();
+    }
+}
