@@ -20,9 +20,7 @@ lint: .venv/ready
 .PHONY: fixtures zoo
 .PHONY: bench demo bench-read
 # Every ratio that the documents name.
-bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit
-bench: bench-read bench-plan bench-cost bench-schedules bench-emit bench-stages
-bench: bench-read bench-plan bench-cost bench-schedules bench-emit bench-split
+bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit bench-stages bench-split
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
