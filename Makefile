@@ -21,7 +21,6 @@ lint: .venv/ready
 .PHONY: bench demo bench-read
 # Every ratio that the documents name.
 bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit bench-stages bench-split
-bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit bench-stages
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
