@@ -105,6 +105,26 @@ fn arguments_names_and_structured_outputs() {
 }
 
 #[test]
+fn a_model_in_training_mode_is_inspected_and_drawn() {
+    let Some(python) = python() else { return };
+    let (folder, _) = trace(&python, &["fixtures/models/cnn.py:DropoutCNN", "--input=4x1x28x28", "--train"]);
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+        let output = command.current_dir(folder.path()).args(arguments).assert().success().stderr("");
+        String::from_utf8(output.get_output().stdout.clone()).unwrap()
+    };
+    let report: serde_json::Value =
+        serde_json::from_str(&run(&["inspect", "model.pt", "--format", "json"])).unwrap();
+    let totals = &report["totals"];
+    assert_eq!((&totals["flops"], &totals["backward_flops"]), (&3_844_000.into(), &6_536_000.into()));
+    assert_eq!(report["disagreements"], serde_json::json!([]));
+    // PyTorch keeps 212544 bytes on a CPU, where the mask of the 200 dropped elements has four bytes each; ours has one.
+    assert_eq!(totals["activation_bytes"], 212_544 - 3 * 200);
+    let picture = run(&["graph", "model.pt"]);
+    assert!(picture.matches("dropout").count() >= 2, "{picture}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_weights() {
     let Some(python) = python() else { return };
     let weights = |seed: &str| {
