@@ -68,7 +68,7 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mode", choices=["eval", "train"], action="append")
     parser.add_argument("models", nargs="*", default=[])
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     failed = 0
