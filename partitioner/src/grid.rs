@@ -270,7 +270,11 @@ fn step_floor(problem: &Problem, states: &States, grid: Grid, micro_batches: usi
     let steps = Steps { schedule: grid.schedule, ranks: grid.ranks, micro_batches, states: &known, total };
     // The bottleneck of the grid counts all replicas' micro-batches, of every chunk of a rank.
     let of_slowest = micro_batches as f64 * bottleneck * grid.replicas as f64;
-    steps.floor().max(of_slowest).max(total)
+    // All devices together do no more than they can, however unlike they are.
+    let all = (micro_batches * grid.replicas) as f64 * problem.seconds() / problem.machine.total_speed();
+    // Chunks of one device stand for as many smaller ones: their speeds are counted once each.
+    let shared = if grid.chunks == 1 { all } else { all * grid.chunks as f64 };
+    steps.floor().max(of_slowest).max(shared).max(total)
 }
 
 /// Buckets of a stage's gradients, PyTorch's 25 MiB each, and the seconds of one.
