@@ -105,7 +105,7 @@ pub fn check_written<B: AsRef<[u8]>>(
             let found = tracer::read_archive(archive.as_ref())
                 .map_err(|error| at(&file, Fault::Unreadable(error.to_string())))?;
             check_archive(&by_path, stage, &found).map_err(|fault| at(&file, fault))?;
-            check_order(program, stage, &found).map_err(|fault| at(&file, fault))?;
+            check_order(program, &found).map_err(|fault| at(&file, fault))?;
             for operator in shown(&found) {
                 *operators.entry(operator).or_default() += 1;
             }
@@ -306,18 +306,16 @@ fn branches(program: &Program) -> bool {
 }
 
 /// A stage's operators stand in the model in the same order.
-fn check_order(program: &Program, stage: &StageFiles, found: &Program) -> Result<(), Fault> {
+fn check_order(program: &Program, found: &Program) -> Result<(), Fault> {
     let mut ahead = shown(program);
-    let mut repeats = if branches(program) { u32::MAX } else { stage.repeated_operators };
+    // What is computed again stands where it stood, but conditions are seen again with what they decide.
+    let may_repeat = branches(program);
     let mut after = "nothing".to_string();
     for operator in shown(found) {
         let mut rest = ahead.clone();
         if rest.any(|other| other == operator) {
             ahead = rest;
-        } else if repeats > 0 && shown(program).any(|other| other == operator) {
-            // Computed once more, for what needs it later.
-            repeats -= 1;
-        } else {
+        } else if !may_repeat || !shown(program).any(|other| other == operator) {
             return Err(Fault::Order { operator, after });
         }
         after = format!("`{operator}`");

@@ -462,7 +462,7 @@ def under_torchrun(cases):
     killed, resumed = run("--crash", "1,7"), run("--resume")
     if killed.returncode == 0 or resumed.returncode:
         raise Failed(f"{killed.stderr}\n{resumed.stderr}")
-    told = re.findall(r"rank (\d): (?:lost a peer|stopped, because another rank failed).*--save kept --resume", killed.stderr)
+    told = re.findall(r"rank (\d): (?:lost a peer|stopped, because another rank failed).*?--save kept --resume", killed.stderr)
     if sorted(told) != ["0", "2", "3"]:
         raise Failed(f"not every other rank says what happened:\n{killed.stderr}")
     return close(expected, losses_in(killed.stdout)[:6] + losses_in(resumed.stdout))

@@ -13,7 +13,7 @@ def train(arguments, manifest):
     again = f"torchrun … {Path(__file__).name} … --save {arguments.save or 'DIR'} --resume"
 
     def ended(number, frame):
-        print(f"rank {rank}: stopped, because another rank failed; go on from the last checkpoint with: {again}", file=sys.stderr, flush=True)
+        print(f"rank {rank}: stopped, because another rank failed; go on from the last checkpoint with: {again}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
         os._exit(143)
 
     signal.signal(signal.SIGTERM, ended)
@@ -28,7 +28,7 @@ def train(arguments, manifest):
         lost = re.search(r"[Cc]onnection (closed|reset|refused)|timed? ?out|peer|NCCL|Broken pipe", str(error))
         if lost is None:
             raise
-        print(f"rank {rank}: lost a peer ({message[0][:200]}); go on from the last checkpoint with: {again}", file=sys.stderr, flush=True)
+        print(f"rank {rank}: lost a peer ({message[0][:200]}); go on from the last checkpoint with: {again}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
         os._exit(1)
     dist.barrier()
     dist.destroy_process_group()
