@@ -56,11 +56,12 @@ bench-simulate: .venv/ready
 	cargo run --release --quiet --package model-analyze-simulator --example speed
 	cargo build --release --package model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
-# Predicted step times beside those of PyTorch's pipelining runtime with sleeping stages.
+# Predicted step times beside those of PyTorch's pipelining runtime and of DDP, whose stages and links sleep.
 .PHONY: bench-schedules
 bench-schedules: .venv/ready
 	cargo build --release --package model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/data_parallel.py --command target/release/model-analyze
 .PHONY: oracle
 # Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.
 oracle: .venv/ready
