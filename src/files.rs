@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::failure::Failure;
+use crate::{PROGRAM, failure::Failure, nearest::nearest};
 
 /// Reads a text file.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
@@ -71,7 +71,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 
 /// Says at the end of a picture who drew it, in formats that have comments.
 pub fn signed(path: &Path, mut text: String) -> String {
-    let by = concat!("written by model-analyze ", env!("CARGO_PKG_VERSION"));
+    let by = format!("written by {PROGRAM}");
     let comment = match path.extension().and_then(std::ffi::OsStr::to_str) {
         Some("svg") => format!("<!-- {by} -->\n"),
         Some("dot" | "gv") => format!("// {by}\n"),
@@ -272,9 +272,8 @@ fn missing(path: &Path, error: &std::io::Error) -> Failure {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let near = fs::read_dir(parent(path)).into_iter().flatten().flatten();
     let near = near.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let near = near.map(|near| (strsim::damerau_levenshtein(&near, &name), near));
-    match near.filter(|(distance, _)| *distance <= 2).min() {
-        Some((_, near)) if error.kind() == std::io::ErrorKind::NotFound => {
+    match nearest(&name, near, 2) {
+        Some(near) if error.kind() == std::io::ErrorKind::NotFound => {
             failure.with_hint(format!("did you mean `{}`?", path.with_file_name(near).display()))
         }
         _ => failure,

@@ -5,12 +5,14 @@
 // Help texts are doc comments, and their `[NAME=]SHAPE[:DTYPE]` is no link.
 #![allow(rustdoc::broken_intra_doc_links)]
 
+mod columns;
 mod commands;
 mod cost_models;
 mod excerpt;
 mod failure;
 mod files;
 mod model;
+mod nearest;
 mod operator_stages;
 mod output;
 mod plan_file;
@@ -23,6 +25,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::{commands::Command, failure::Failure, output::Output};
+
+/// Who writes: the name and the version, as files say it.
+const PROGRAM: &str = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
 
 /// Takes a traced PyTorch model apart and puts it back together as balanced pipeline stages.
 #[derive(Parser)]

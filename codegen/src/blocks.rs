@@ -73,9 +73,11 @@ pub fn assign(program: &Program, stages: &[Vec<String>]) -> Result<Assignment, V
     if !errors.is_empty() {
         return Err(errors);
     }
-    fill(program, &mut owner, &mut errors);
-    if !errors.is_empty() {
-        return Err(errors);
+    let opened = opened(program, &owner);
+    fill(program, &mut owner, &opened);
+    let missing = missing(program, &owner, &opened);
+    if !missing.is_empty() {
+        return Err(missing);
     }
     let stage_of = owner.into_iter().map(|owner| owner.expect("every operator has a stage by now")).collect();
     Ok(Assignment { stage_of, labels: stages.to_vec() })
@@ -142,21 +144,58 @@ pub fn with_labels(program: &Program, mut assignment: Assignment) -> Assignment 
     assignment
 }
 
-/// Gives unnamed operators that stand between named blocks to the stage of their neighbour.
-fn fill(program: &Program, owner: &mut [Option<u32>], errors: &mut Vec<CutError>) {
-    // A call is opened when something below it is named by itself.
-    let mut opened = vec![false; program.calls.len()];
-    for (index, call) in program.calls.iter().enumerate() {
-        let nodes = owner.get(call.nodes.start as usize..call.nodes.end as usize).unwrap_or_default();
-        opened[index] = nodes.iter().any(Option::is_some);
-    }
-    let mut missing: Vec<(CallId, usize)> = Vec::new();
-    for (node, _) in program.nodes.iter().zip(owner.iter()).filter(|(_, owner)| owner.is_none()) {
-        let mut call = node.call;
-        if opened[call.index()] {
-            continue;
+/// A stage, and the block of its list that an operator is counted with.
+pub type Owner<'a> = (u32, &'a str);
+
+/// Returns each operator's stage and the name it is counted with, without asking that every operator has one.
+///
+/// As [`assign`] gives stages, but of a block that is named twice the last stage has it, and what no stage names has none.
+///
+/// # Errors
+/// With the first stage that names a block that there is not, and the block.
+pub fn owners<'a>(
+    program: &Program,
+    stages: impl IntoIterator<Item = &'a [String]>,
+) -> Result<Vec<Option<Owner<'a>>>, Owner<'a>> {
+    let paths = Paths::new(program);
+    let mut owner = vec![None; program.nodes.len()];
+    for (stage, blocks) in (0..).zip(stages) {
+        for path in blocks {
+            let range = paths.find(path).ok_or((stage, path.as_str()))?;
+            owner[range].fill(Some((stage, path.as_str())));
         }
-        // Report the highest call that is in no stage.
+    }
+    let opened = opened(program, &owner);
+    fill(program, &mut owner, &opened);
+    Ok(owner)
+}
+
+/// Tells of each call whether something in it is named.
+fn opened<T>(program: &Program, owner: &[Option<T>]) -> Vec<bool> {
+    let is_opened = |call: &tracer::Call| {
+        let nodes = owner.get(call.nodes.start as usize..call.nodes.end as usize).unwrap_or_default();
+        nodes.iter().any(Option::is_some)
+    };
+    program.calls.iter().map(is_opened).collect()
+}
+
+/// Gives unnamed operators that stand between named blocks to the stage of their neighbour.
+fn fill<T: Copy>(program: &Program, owner: &mut [Option<T>], opened: &[bool]) {
+    let mut before = owner.iter().flatten().next().copied();
+    for (node, slot) in program.nodes.iter().zip(owner) {
+        match slot {
+            Some(stage) => before = Some(*stage),
+            None if opened[node.call.index()] => *slot = before,
+            None => {}
+        }
+    }
+}
+
+/// Returns the highest calls that are in no stage.
+fn missing(program: &Program, owner: &[Option<u32>], opened: &[bool]) -> Vec<CutError> {
+    let mut missing: Vec<(CallId, usize)> = Vec::new();
+    for (node, _) in program.nodes.iter().zip(owner).filter(|(_, owner)| owner.is_none()) {
+        let mut call = node.call;
         while let Some(parent) = program.calls[call.index()].parent.filter(|parent| !opened[parent.index()]) {
             call = parent;
         }
@@ -165,18 +204,11 @@ fn fill(program: &Program, owner: &mut [Option<u32>], errors: &mut Vec<CutError>
             _ => missing.push((call, 1)),
         }
     }
-    errors.extend(missing.into_iter().map(|(call, operators)| {
+    let error = |(call, operators)| {
         let path = call_path(program, call);
         CutError::Missing { path: if path.is_empty() { "the whole model".into() } else { path }, operators }
-    }));
-    let first = owner.iter().flatten().next().copied();
-    let mut at = first;
-    for slot in owner {
-        match slot {
-            Some(stage) => at = Some(*stage),
-            None => *slot = at,
-        }
-    }
+    };
+    missing.into_iter().map(error).collect()
 }
 
 /// Paths of a program.

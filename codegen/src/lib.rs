@@ -29,7 +29,7 @@ mod torchscript;
 mod written;
 mod zip;
 
-pub use blocks::{assign, call_path, cut_before, even, operator_path, with_labels};
+pub use blocks::{Owner, assign, call_path, cut_before, even, operator_path, owners, with_labels};
 pub use check::{CheckError, check};
 pub use content::{Content, File, Gather, Piece, ReadAt, Record};
 pub use emit::{Targets, stages};

@@ -14,6 +14,7 @@ use schema::{
 
 use super::simulate;
 use crate::{
+    columns::columns,
     failure::Failure,
     output::{Format, Output},
     plan_file,
@@ -202,7 +203,7 @@ fn text(answer: &DiffAnswer) -> String {
         };
         row(&format!("memory of {}", device.name), shown(device.before), shown(device.after), change);
     }
-    let mut text = aligned(&rows);
+    let mut text = columns(&rows, "", |_| false);
     if !answer.is_same_model {
         text.push_str(&format!(
             "\nnote: the plans are for different traces, `{}` and `{}`\n",
@@ -231,39 +232,25 @@ fn moves(answer: &DiffAnswer) -> String {
         text.push_str("\nmoved\n");
     }
     for run in answer.moved.chunk_by(|a, b| (a.before, a.after) == (b.before, b.after)) {
-        let names = match run {
-            [only] => cell(&only.block).into_owned(),
-            [first, .., last] => {
-                format!("{} … {} ({} blocks)", cell(&first.block), cell(&last.block), run.len())
-            }
-            [] => continue,
-        };
+        let names = run_of(run.iter().map(|moved| moved.block.as_str()));
         text.push_str(&format!("  {} → {}  {names}\n", stage(run[0].before), stage(run[0].after)));
     }
     if !answer.kept_otherwise.is_empty() {
         text.push_str("\nactivations\n");
     }
     for run in answer.kept_otherwise.chunk_by(|a, b| (&a.before, &a.after) == (&b.before, &b.after)) {
-        let names = match run {
-            [only] => cell(&only.block).into_owned(),
-            [first, .., last] => {
-                format!("{} … {} ({} blocks)", cell(&first.block), cell(&last.block), run.len())
-            }
-            [] => continue,
-        };
+        let names = run_of(run.iter().map(|kept| kept.block.as_str()));
         text.push_str(&format!("  {} → {}  {names}\n", run[0].before, run[0].after));
     }
     text
 }
 
-fn aligned(rows: &[[String; 4]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..4).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
+/// Names blocks by their first and last.
+fn run_of<'a>(mut blocks: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let n = blocks.len();
+    let first = cell(blocks.next().unwrap_or_default());
+    match blocks.last() {
+        Some(last) => format!("{first} … {} ({n} blocks)", cell(last)),
+        None => first.into_owned(),
     }
-    text
 }

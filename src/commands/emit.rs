@@ -16,6 +16,7 @@ use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, ModelReference, Plan, Tie
 use tracer::Program;
 
 use crate::{
+    PROGRAM,
     failure::Failure,
     files,
     model::trace_failure,
@@ -279,7 +280,7 @@ fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {
     About {
         source: source.to_str().map(str::to_string),
         model: Some(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
-        written_by: format!("model-analyze {}", env!("CARGO_PKG_VERSION")),
+        written_by: PROGRAM.to_string(),
         devices: plan.map(|plan| plan.stages.iter().map(|s| s.devices.clone()).collect()).unwrap_or_default(),
         recompute: plan
             .map(|plan| plan.stages.iter().map(|s| s.recompute.clone()).collect())

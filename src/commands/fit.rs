@@ -13,6 +13,7 @@ use schema::{
 };
 
 use crate::{
+    PROGRAM,
     failure::Failure,
     files,
     output::{Format, Output},
@@ -329,7 +330,7 @@ impl Fit {
         let file_name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
         model.provenance = Provenance {
             profiles: self.profiles.iter().filter_map(file_name).collect(),
-            program: format!("model-analyze {}", env!("CARGO_PKG_VERSION")),
+            program: PROGRAM.to_string(),
             seed: self.seed,
         };
         for one in tried {

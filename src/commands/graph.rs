@@ -129,7 +129,7 @@ impl Graph {
         let stages = match &self.plan {
             Some(path) => {
                 let plan = plan_file::read_for(path, &model.program)?;
-                Some(operator_stages::of_plan(&path.display().to_string(), &plan, &model.graph)?)
+                Some(operator_stages::of_plan(&path.display().to_string(), &plan, &model.program)?)
             }
             None => None,
         };

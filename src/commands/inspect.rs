@@ -12,6 +12,7 @@ use schema::{
 
 use super::plan::costs;
 use crate::{
+    columns::columns,
     cost_models::CostModels,
     failure::Failure,
     model,
@@ -304,7 +305,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         }
         rows.push(row);
     }
-    let mut text = table(&rows);
+    let mut text = columns(&rows, "", |column| column > 2);
     let totals = &report.totals;
     let parameters = totals.parameters.zip(totals.parameter_bytes);
     let flops = |number: Option<u64>| {
@@ -419,23 +420,6 @@ fn grouped(number: u64) -> String {
             text.push(',');
         }
         text.push(digit);
-    }
-    text
-}
-
-/// Lays rows out in columns: names to the left, numbers to the right.
-fn table(rows: &[Vec<String>]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
-            0..=2 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
-        let line: Vec<String> = cells.collect();
-        text.push_str(line.join("  ").trim_end());
-        text.push('\n');
     }
     text
 }

@@ -2,7 +2,7 @@
 
 use clap::{Args, CommandFactory};
 
-use crate::{failure::Failure, output::Output};
+use crate::{failure::Failure, nearest::nearest, output::Output};
 
 /// Arguments of `man`.
 #[derive(Args)]
@@ -23,10 +23,9 @@ impl Man {
             Some(name) => {
                 let found = whole.find_subcommand(name).cloned().ok_or_else(|| {
                     let names = whole.get_subcommands().map(clap::Command::get_name);
-                    let nearest = names.map(|known| (strsim::damerau_levenshtein(known, name), known)).min();
                     let failure = Failure::input(format!("there is no subcommand `{name}`"));
-                    match nearest.filter(|(distance, _)| *distance <= 2) {
-                        Some((_, known)) => failure.with_hint(format!("did you mean `{known}`?")),
+                    match nearest(name, names, 2) {
+                        Some(known) => failure.with_hint(format!("did you mean `{known}`?")),
                         None => failure.with_hint("model-analyze --help lists them"),
                     }
                 })?;

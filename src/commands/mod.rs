@@ -61,8 +61,9 @@ pub enum Command {
 impl Command {
     /// Runs the subcommand.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        if let Some(message) = self.message() {
-            progress::working(message);
+        match self.message() {
+            Some(message) => progress::working(message),
+            None => progress::done(),
         }
         match self {
             Command::Split(command) => command.run(output),
@@ -96,10 +97,7 @@ impl Command {
             Command::Verify(_) => Some("comparing the stages with the whole model"),
             Command::Run(_) => Some("running the stages"),
             Command::Report(_) => Some("writing the page"),
-            Command::Trace(_) | Command::Profile(_) | Command::Emit(_) => {
-                progress::done();
-                None
-            }
+            Command::Trace(_) | Command::Profile(_) | Command::Emit(_) => None,
             Command::Schema(_) | Command::Completions(_) | Command::Man(_) => None,
         }
     }

@@ -8,8 +8,8 @@ use viz::report::{Origin, Planned};
 
 use super::simulate;
 use crate::{
-    cost_models::CostModels, failure::Failure, files, model, model::Model, operator_stages, output::Output,
-    plan_file,
+    PROGRAM, cost_models::CostModels, failure::Failure, files, model, model::Model, operator_stages,
+    output::Output, plan_file,
 };
 
 mod times;
@@ -87,9 +87,9 @@ impl PlannedPage {
     ///
     /// `name` is the plan's name in messages.
     pub fn new(name: &str, plan: Plan, model: &Model, models: &CostModels) -> Result<Self, Failure> {
-        let stages = operator_stages::of_plan(name, &plan, &model.graph)?;
+        let stages = operator_stages::of_plan(name, &plan, &model.program)?;
         let (mut simulated, timeline) = simulate::simulated(name, &plan)?;
-        let seconds = times::of_plan(&plan, &stages, &model.graph, &graph::costs(&model.graph), models);
+        let seconds = times::of_plan(&plan, &stages, model, models);
         if let Err(reason) = &seconds {
             simulated.notes.push(format!("blocks have no predicted times here: {reason}"));
         }
@@ -114,7 +114,7 @@ pub fn page(name: &str, model: &Model, planned: Option<&PlannedPage>, measured: 
         }),
         measured,
         origin: Origin {
-            tool: concat!("model-analyze ", env!("CARGO_PKG_VERSION")).to_string(),
+            tool: PROGRAM.to_string(),
             command: command_line(),
             name: name.to_string(),
             digest: tracer::digest(&model.program),

@@ -4,6 +4,7 @@ use clap::Args;
 
 use crate::{
     failure::Failure,
+    nearest::nearest,
     output::{Format, Output},
 };
 
@@ -44,14 +45,9 @@ impl Schema {
         if let Some(found) = all.iter().find(|one| one.name == name) {
             return output.json(&found.schema);
         }
-        let names = all.iter().map(|one| one.name);
-        let nearest = names
-            .map(|known| (strsim::damerau_levenshtein(known, name), known))
-            .min()
-            .filter(|(distance, _)| *distance <= 3);
         let failure = Failure::input(format!("there is no schema `{name}`"));
-        Err(match nearest {
-            Some((_, known)) => failure.with_hint(format!("did you mean `{known}`?")),
+        Err(match nearest(name, all.iter().map(|one| one.name), 3) {
+            Some(known) => failure.with_hint(format!("did you mean `{known}`?")),
             None => failure.with_hint("`model-analyze schema` lists them"),
         })
     }

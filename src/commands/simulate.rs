@@ -33,8 +33,8 @@ Examples:
   model-analyze simulate --schedule zbv --ranks 4 --chunks 2 --micro-batches 8 --write-csv order.csv
 
 Schedules: layer-parallel, gpipe, 1f1b, pipedream, pipedream-2bw, interleaved-1f1b, vpp, looped-bfs,
-interleaved-zero-bubble (zb-h1), zb1p, zb2p, zbv, zbv-search, v-half, v-min, v1f1b, dualpipe, dualpipev,
-chimera, gems, gems-master. PyTorch's class names are understood as well.")]
+interleaved-zero-bubble (zb-h1), zb1p, zb2p, zbv, zbv-search, v-half, v-min, v1f1b, dualpipe,
+dualpipev, chimera, gems, gems-master. PyTorch's class names are understood as well.")]
 pub struct Simulate {
     /// The plan
     #[arg(value_name = "PLAN", conflicts_with = "csv", required_unless_present_any = ["csv", "ranks"])]

@@ -140,13 +140,13 @@ impl Split {
         let cluster = plan::model::cluster(&asking)?;
         let mut asked = plan::model::Asked::new(&asking, &input, cluster)?;
         let solved = plan::micro_batches::solve(&asking, &mut asked.problem, strategy)?;
-        let file = |solution: &partitioner::Solution| asked.file(&asking, &input, solution);
-        let plan = file(&solved.best)?;
+        let plan = asked.file(&solved.best);
         let answer = asked.answer(&asking, &solved.best, &solved.others, &solved.failed, &plan);
         let name = self.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (simulated, _) = simulate::simulated(&name, &plan)?;
         let every = self.explain || self.format == Format::Json;
-        let compared = compare::compare(&asked.problem, &solved, &simulated, every, file);
+        let compared =
+            compare::compare(&asked.problem, &solved, &simulated, every, |solution| asked.plan(solution));
         let why = compare::why(&simulated, &compared);
         Ok(Found {
             name,
@@ -157,7 +157,7 @@ impl Split {
             compared,
             why,
             tried: solved.tried,
-            batch: self.batch()?,
+            batch: asked.batch,
         })
     }
 
@@ -213,15 +213,6 @@ impl Split {
 
     fn cost_model_arguments(&self) -> impl Iterator<Item = OsString> {
         self.cost_models.iter().flat_map(|path| ["--cost-model".into(), path.into()])
-    }
-
-    /// Samples in one micro-batch: the first size of the first input.
-    fn batch(&self) -> Result<Option<u64>, Failure> {
-        let graph = crate::model::load(&self.model, &self.input)?.graph;
-        let shape = graph.inputs.first().and_then(|&input| {
-            graph.values[input.index()].fact.tensors().first()?.shape.as_ref()?.first().copied()
-        });
-        Ok(shape.flatten())
     }
 
     /// Fills the folder; returns what lies in it.

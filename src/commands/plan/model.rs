@@ -18,7 +18,8 @@ use super::{
     micro_batches::{self, Solved},
 };
 use crate::{
-    commands::simulate, cost_models::CostModels, failure::Failure, files, model, output::Output, plan_file,
+    PROGRAM, commands::simulate, cost_models::CostModels, failure::Failure, files, model, nearest::nearest,
+    output::Output, plan_file,
 };
 
 /// Plans a model on a cluster, or checks a plan.
@@ -44,7 +45,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }
-    let file = asked.file(plan, input, &solved.best)?;
+    let file = asked.file(&solved.best);
     let mut answer = asked.answer(plan, &solved.best, &solved.others, &solved.failed, &file);
     answer.micro_batches_tried = solved.tried;
     if let Some(path) = &plan.output {
@@ -78,8 +79,19 @@ fn with_all(problem: &Problem, solved: &mut Solved) {
 pub struct Asked {
     /// What the planner is asked.
     pub problem: Problem,
+    /// Samples in one micro-batch, where the model tells.
+    pub batch: Option<u64>,
+    model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
+}
+
+/// A traced model's problem, and what else is known of it.
+struct Traced {
+    problem: Problem,
+    uncertain: (costs::Ends, schema::TimesFrom),
+    digest: String,
+    batch: Option<u64>,
 }
 
 impl Asked {
@@ -104,29 +116,42 @@ impl Asked {
             return Err(Failure::input("--micro-batches is 0; a step has one at least"));
         }
         let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
-        let (problem, uncertain) = match input {
+        let of_file = || -> Result<String, Failure> {
+            let digest = Sha256::digest(&files::map(&plan.model)?[..]);
+            Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+        };
+        let (problem, uncertain, digest, batch) = match input {
             Input::Pipedream(_) if !plan.cost_models.is_empty() => {
                 return Err(Failure::input(
                     "a profile graph brings its own times; --cost-model is for traced models",
                 ));
             }
-            Input::Pipedream(profile) => (Problem::from_profile(profile, machine, training), None),
-            _ => traced(plan, &cluster, machine, training).map(|(problem, ends)| (problem, Some(ends)))?,
+            Input::Pipedream(profile) => {
+                (Problem::from_profile(profile, machine, training), None, of_file()?, None)
+            }
+            _ => {
+                let traced = traced(plan, &cluster, machine, training)?;
+                (traced.problem, Some(traced.uncertain), traced.digest, traced.batch)
+            }
         };
-        Ok(Self { problem, cluster, uncertain })
+        let model = ModelReference { name: plan.model_name(), digest };
+        Ok(Self { problem, batch, model, cluster, uncertain })
     }
 
-    /// Returns a solution as a plan, with how sure it is.
-    pub fn file(&self, plan: &Plan, input: &Input, solution: &Solution) -> Result<schema::Plan, Failure> {
-        let reference = ModelReference { name: plan.model_name(), digest: digest(plan, input)? };
-        let written_by = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));
-        let mut file = to_plan(&self.problem, solution, &self.cluster, reference, written_by);
+    /// Returns a solution as a plan that can be simulated.
+    pub fn plan(&self, solution: &Solution) -> schema::Plan {
+        to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
+    }
+
+    /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
+    pub fn file(&self, solution: &Solution) -> schema::Plan {
+        let mut file = self.plan(solution);
         if let Some((ends, from)) = &self.uncertain {
             ends.set_bands(&self.problem, &mut file);
             file.predicted.times = Some(from.clone());
         }
         set_bubble(&mut file);
-        Ok(file)
+        file
     }
 
     /// Returns the answer about a solution: its stages, what came next, and what would help.
@@ -169,7 +194,7 @@ fn traced(
     cluster: &Cluster,
     mut machine: Machine,
     training: Training,
-) -> Result<(Problem, (costs::Ends, schema::TimesFrom)), Failure> {
+) -> Result<Traced, Failure> {
     let models = CostModels::read(&plan.cost_models)?;
     models.require_used(cluster)?;
     let model = model::load(&plan.model, &plan.input)?;
@@ -202,7 +227,18 @@ fn traced(
         from_graph(&model.graph, &operators, seconds, machine.clone(), training, wanted)
     };
     let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
-    Ok((problem(&times.seconds), (ends, times.from)))
+    Ok(Traced {
+        problem: problem(&times.seconds),
+        uncertain: (ends, times.from),
+        digest: tracer::digest(&model.program),
+        batch: batch(&model.graph),
+    })
+}
+
+/// Samples in one micro-batch: the first size of the first input.
+fn batch(graph: &graph::ModelGraph) -> Option<u64> {
+    let tensors = graph.values[graph.inputs.first()?.index()].fact.tensors();
+    *tensors.first()?.shape.as_ref()?.first()?
 }
 
 fn solve(plan: &Plan, problem: &mut Problem) -> Result<Solved, Failure> {
@@ -217,9 +253,8 @@ fn solve(plan: &Plan, problem: &mut Problem) -> Result<Solved, Failure> {
 pub fn strategy(name: &str) -> Result<Strategy, Failure> {
     Strategy::from_name(name).ok_or_else(|| {
         let names = || ["auto"].into_iter().chain(partitioner::STRATEGIES.iter().map(|one| one.name()));
-        let near = names().min_by_key(|known| strsim::damerau_levenshtein(known, name));
-        let near = near.filter(|near| strsim::damerau_levenshtein(near, name) <= 3);
-        let meant = near.map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
+        let meant =
+            nearest(name, names(), 3).map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
         Failure::input(format!("no strategy is called `{name}`{meant}"))
             .with_hint(format!("strategies are {}", names().collect::<Vec<_>>().join(", ")))
     })
@@ -387,14 +422,6 @@ fn machines(plan: &Plan) -> Result<Cluster, Failure> {
 }
 
 /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
-fn digest(plan: &Plan, input: &Input) -> Result<String, Failure> {
-    if matches!(input, Input::Trace) {
-        return Ok(tracer::digest(&model::program(&plan.model)?));
-    }
-    let bytes = files::map(&plan.model)?;
-    Ok(Sha256::digest(&bytes[..]).iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
 fn answer_of(
     plan: &Plan,
     problem: &Problem,

@@ -42,7 +42,7 @@ pub fn compare(
     solved: &Solved,
     simulated: &SimulatedPlan,
     every: bool,
-    file: impl Fn(&Solution) -> Result<schema::Plan, Failure>,
+    plan: impl Fn(&Solution) -> schema::Plan,
 ) -> Comparison {
     // The same number of micro-batches, or the comparison would be of different work.
     let mut problem = problem.clone();
@@ -52,7 +52,7 @@ pub fn compare(
         let (step, split, n) = match is_ours {
             true => (simulated.step_seconds, simulated.split, simulated.micro_batches),
             false => {
-                let other = simulate::step(name, &file(solution)?)?;
+                let other = simulate::step(name, &plan(solution))?;
                 (other.step, other.split, other.micro_batches)
             }
         };

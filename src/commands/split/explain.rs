@@ -2,10 +2,8 @@
 
 use schema::{Bytes, Seconds};
 
-use super::{
-    Found,
-    screen::{aligned, compared},
-};
+use super::{Found, screen::compared};
+use crate::columns::columns;
 
 /// More operations of the critical path than this are not listed.
 const CRITICAL: usize = 12;
@@ -43,7 +41,10 @@ fn bounds(found: &Found) -> String {
             },
         ]);
     }
-    format!("\nwhat bounds each stage, for a micro-batch\n{}", aligned(&rows, &[0, 1, 2, 3, 5]))
+    format!(
+        "\nwhat bounds each stage, for a micro-batch\n{}",
+        columns(&rows, "  ", |column| [0, 1, 2, 3, 5].contains(&column))
+    )
 }
 
 fn strategies(found: &Found) -> String {
@@ -59,7 +60,10 @@ fn tried(found: &Found) -> String {
         [one.micro_batches.to_string(), Seconds(one.seconds_each).to_string(), mark.to_string()]
     };
     let rows: Vec<[String; 3]> = found.tried.iter().map(row).collect();
-    format!("\nmicro-batches in a step, and the time of each\n{}", aligned(&rows, &[0, 1]))
+    format!(
+        "\nmicro-batches in a step, and the time of each\n{}",
+        columns(&rows, "  ", |column| [0, 1].contains(&column))
+    )
 }
 
 fn help(found: &Found) -> String {
@@ -75,7 +79,7 @@ fn help(found: &Found) -> String {
     }));
     match rows.is_empty() {
         true => String::new(),
-        false => format!("\nwhat would help\n{}", aligned(&rows, &[])),
+        false => format!("\nwhat would help\n{}", columns(&rows, "  ", |_| false)),
     }
 }
 
@@ -94,14 +98,14 @@ fn devices(found: &Found) -> String {
         ]
     });
     let rows: Vec<[String; 6]> = std::iter::once(header).chain(devices).collect();
-    format!("\nthe simulated step\n{}", aligned(&rows, &[1, 2, 3, 4]))
+    format!("\nthe simulated step\n{}", columns(&rows, "  ", |column| [1, 2, 3, 4].contains(&column)))
 }
 
 fn critical(found: &Found) -> String {
     let path = &found.simulated.critical_path;
     let row = |step: &schema::CriticalStep| [step.name.clone(), step.seconds.to_string(), step.place.clone()];
     let rows: Vec<[String; 3]> = path.iter().take(CRITICAL).map(row).collect();
-    let mut text = format!("\ncritical path\n{}", aligned(&rows, &[1]));
+    let mut text = format!("\ncritical path\n{}", columns(&rows, "  ", |column| [1].contains(&column)));
     if path.len() > CRITICAL {
         text.push_str(&format!("  … and {} more\n", path.len() - CRITICAL));
     }

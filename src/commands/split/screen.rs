@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
 use super::{Found, compare::Row, explain};
-use crate::visible::cell;
+use crate::{columns::columns, visible::cell};
 
 /// Lines and columns of the screen.
 const WIDTH: usize = 100;
@@ -142,7 +142,7 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
         for &(row, index) in &listed {
             rows[row][2] = ends(&plan.stages[index].blocks, width);
         }
-        let text = aligned(&rows, &[0, 1, 4, 5, 6]);
+        let text = columns(&rows, "  ", |column| [0, 1, 4, 5, 6].contains(&column));
         if width == 4 || text.lines().all(|line| line.chars().count() <= WIDTH) {
             return text;
         }
@@ -164,21 +164,6 @@ fn ends(names: &[String], width: usize) -> String {
         [only] => short(only),
         [first, .., last] => format!("{} … {}", short(first), short(last)),
     }
-}
-
-/// Columns as wide as their widest cell; `right` are those of numbers.
-pub fn aligned<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells = row.iter().enumerate().map(|(column, cell)| match right.contains(&column) {
-            true => format!("{cell:>width$}", width = widths[column]),
-            false => format!("{cell:<width$}", width = widths[column]),
-        });
-        text.push_str(&format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end()));
-    }
-    text
 }
 
 /// A label and words that go on below where they are many.
