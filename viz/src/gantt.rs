@@ -7,6 +7,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use schema::{Bytes, MemoryCurve, Seconds, SpanKind, Timeline, TimelineSpan, Track};
 
+use crate::palette::{FAINT, FRAMES, MUTED, Shade, TEXT, shade, style_sheet};
+
 const WIDTH: f64 = 1240.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 86.0;
@@ -35,7 +37,7 @@ const KINDS: [(SpanKind, &str, &str, Pattern); 9] = [
     (SpanKind::Transfer, "transfer", "#c9ced6", Pattern::Level),
     (SpanKind::Collective, "collective", "#d8a7ca", Pattern::Upright),
     (SpanKind::Copy, "copy", "#a9b8e8", Pattern::Falling),
-    (SpanKind::Optimizer, "optimizer", "#4a5058", Pattern::Plain),
+    (SpanKind::Optimizer, "optimizer", "#656d78", Pattern::Plain),
 ];
 
 #[derive(Clone, Copy)]
@@ -150,6 +152,18 @@ fn lanes(track: &Track) -> Vec<usize> {
         .collect()
 }
 
+/// What lies beside the bars, for light and dark pages; the bars and what is written on them stay as they are.
+fn rules(css: &mut String, pick: &dyn Fn(Shade) -> &'static str) {
+    let (grid, band, ink, muted) = (pick(FAINT), pick(FRAMES[0]), pick(TEXT), pick(MUTED));
+    let (memory, over) = (pick(shade("#b8c4d0", "#3f4b5a")), pick(shade("#b3261e", "#ff8a80")));
+    let _ = writeln!(css, ".grid{{stroke:{grid}}}\n.band{{fill:{band}}}\n.end{{stroke:{ink}}}");
+    let _ = writeln!(css, ".flow{{stroke:{ink};stroke-opacity:.3;stroke-width:.8;fill:none}}");
+    let _ = writeln!(css, ".memory{{fill:{memory};stroke:{muted};stroke-width:.8}}");
+    let _ =
+        writeln!(css, "path.muted{{stroke:{muted}}}\npath.over{{stroke:{over}}}\ntext.over{{fill:{over}}}");
+    let _ = writeln!(css, "text.on{{fill:#23272e}}\ntext.on-dark{{fill:#fff}}");
+}
+
 struct Canvas {
     text: String,
     left: f64,
@@ -169,9 +183,9 @@ impl Canvas {
     fn head(&mut self, timeline: &Timeline, height: f64) {
         self.push(format_args!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" \
-             height=\"{height:.0}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\" fill=\"#23272e\">\n\
-             <title>{0}</title>\n<defs>\n",
-            escape(&timeline.name)
+             height=\"{height:.0}\" font-size=\"11\">\n<title>{0}</title>\n{1}<defs>\n",
+            escape(&timeline.name),
+            style_sheet(rules)
         ));
         for (kind, _, colour, pattern) in KINDS {
             self.push(format_args!(
@@ -182,7 +196,7 @@ impl Canvas {
                 pattern.strokes()
             ));
         }
-        self.push(format_args!("</defs>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"));
+        self.push(format_args!("</defs>\n<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n"));
         self.push(format_args!(
             "<text x=\"12\" y=\"24\" font-size=\"15\" font-weight=\"bold\">{}</text>\n",
             escape(&timeline.name)
@@ -209,8 +223,8 @@ impl Canvas {
             let x = self.x(time);
             let name = time_name(time, &timeline.unit);
             self.push(format_args!(
-                "<path d=\"M{x:.1},{0:.1} V{bottom:.1}\" stroke=\"#dfe3e8\" stroke-width=\"1\"/>\
-                 <text x=\"{x:.1}\" y=\"{1:.1}\" text-anchor=\"middle\" fill=\"#5b636d\">{name}</text>\n",
+                "<path d=\"M{x:.1},{0:.1} V{bottom:.1}\" class=\"grid\"/>\
+                 <text x=\"{x:.1}\" y=\"{1:.1}\" text-anchor=\"middle\" class=\"muted\">{name}</text>\n",
                 TOP - 6.0,
                 TOP - 12.0
             ));
@@ -219,7 +233,7 @@ impl Canvas {
         }
         let end = self.x(timeline.end);
         self.push(format_args!(
-            "<path d=\"M{end:.1},{0:.1} V{bottom:.1}\" stroke=\"#23272e\" stroke-width=\"1\" stroke-dasharray=\"3 3\"/>\
+            "<path d=\"M{end:.1},{0:.1} V{bottom:.1}\" class=\"end\" stroke-dasharray=\"3 3\"/>\
              <text x=\"{end:.1}\" y=\"{1:.1}\" text-anchor=\"end\" font-weight=\"bold\">end {2}</text>\n",
             TOP - 6.0,
             bottom + 14.0,
@@ -236,7 +250,7 @@ impl Canvas {
         let name: String = name.chars().take(26).collect();
         self.push(format_args!(
             "<text x=\"{0:.1}\" y=\"{middle:.1}\" text-anchor=\"end\" font-weight=\"{weight}\">{1}</text>\n\
-             <rect x=\"{2:.1}\" y=\"{3:.1}\" width=\"{4:.1}\" height=\"{5:.1}\" fill=\"#f6f7f9\"/>\n",
+             <rect x=\"{2:.1}\" y=\"{3:.1}\" width=\"{4:.1}\" height=\"{5:.1}\" class=\"band\"/>\n",
             left - 8.0,
             escape(&name),
             left,
@@ -283,10 +297,10 @@ impl Canvas {
         for (name, x, y, kind) in names {
             let width = name.chars().count() as f64 * LETTER + 2.0;
             let (paper, ink) =
-                if kind == SpanKind::Optimizer { ("#4a5058", "#ffffff") } else { ("#ffffff", "#23272e") };
+                if kind == SpanKind::Optimizer { ("#656d78", "on-dark") } else { ("#ffffff", "on") };
             self.push(format_args!(
                 "<rect x=\"{0:.1}\" y=\"{1:.1}\" width=\"{width:.1}\" height=\"13\" rx=\"2\" fill=\"{paper}\" \
-                 fill-opacity=\"0.82\"/><text x=\"{x:.1}\" y=\"{2:.1}\" text-anchor=\"middle\" fill=\"{ink}\">{3}</text>\n",
+                 fill-opacity=\"0.82\"/><text x=\"{x:.1}\" y=\"{2:.1}\" text-anchor=\"middle\" class=\"{ink}\">{3}</text>\n",
                 x - width / 2.0,
                 y + height / 2.0 - 6.5,
                 y + height / 2.0 + 4.0,
@@ -313,9 +327,9 @@ impl Canvas {
         let (left, right) = (self.left, self.x(end));
         let _ = write!(path, " L{right:.1},{last:.1} L{right:.1},{base:.1} Z");
         self.push(format_args!(
-            "<path d=\"{path}\" fill=\"#b8c4d0\" stroke=\"#5b636d\" stroke-width=\"0.8\"/>\n\
-             <text x=\"{0:.1}\" y=\"{1:.1}\" text-anchor=\"end\" fill=\"#5b636d\">memory</text>\n\
-             <text x=\"{0:.1}\" y=\"{2:.1}\" text-anchor=\"end\" fill=\"#5b636d\" font-size=\"9.5\">{3}</text>\n",
+            "<path d=\"{path}\" class=\"memory\"/>\n\
+             <text x=\"{0:.1}\" y=\"{1:.1}\" text-anchor=\"end\" class=\"muted\">memory</text>\n\
+             <text x=\"{0:.1}\" y=\"{2:.1}\" text-anchor=\"end\" class=\"muted\" font-size=\"9.5\">{3}</text>\n",
             left - 8.0,
             y + 13.0,
             y + 26.0,
@@ -323,11 +337,10 @@ impl Canvas {
         ));
         if let Some(limit) = curve.limit {
             let is_over = peak > limit.0;
-            let (colour, words) =
-                if is_over { ("#b3261e", "over the limit of") } else { ("#5b636d", "limit") };
+            let (class, words) = if is_over { ("over", "over the limit of") } else { ("muted", "limit") };
             self.push(format_args!(
-                "<path d=\"M{0:.1},{1:.1} H{right:.1}\" stroke=\"{colour}\" stroke-width=\"1\" stroke-dasharray=\"5 3\"/>\
-                 <text x=\"{2:.1}\" y=\"{3:.1}\" fill=\"{colour}\" font-size=\"9.5\">{words} {limit}</text>\n",
+                "<path d=\"M{0:.1},{1:.1} H{right:.1}\" class=\"{class}\" stroke-dasharray=\"5 3\"/>\
+                 <text x=\"{2:.1}\" y=\"{3:.1}\" class=\"{class}\" font-size=\"9.5\">{words} {limit}</text>\n",
                 left,
                 height(limit.0),
                 left + 4.0,
@@ -347,10 +360,7 @@ impl Canvas {
             let (Some(from), Some(to)) = (span(flow.from), span(flow.to)) else { continue };
             let (x1, y1) = (self.x(from.end), middle(flow.from.0 as usize));
             let (x2, y2) = (self.x(to.start), middle(flow.to.0 as usize));
-            self.push(format_args!(
-                "<path d=\"M{x1:.1},{y1:.1} L{x2:.1},{y2:.1}\" stroke=\"#23272e\" stroke-opacity=\"0.3\" \
-                 stroke-width=\"0.8\" fill=\"none\"/>\n"
-            ));
+            self.push(format_args!("<path d=\"M{x1:.1},{y1:.1} L{x2:.1},{y2:.1}\" class=\"flow\"/>\n"));
         }
     }
 }

@@ -16,7 +16,8 @@ pub struct Shade {
     pub dark: &'static str,
 }
 
-const fn shade(light: &'static str, dark: &'static str) -> Shade {
+/// A colour of a picture's own.
+pub const fn shade(light: &'static str, dark: &'static str) -> Shade {
     Shade { light, dark }
 }
 
