@@ -298,6 +298,11 @@ def cases():
         # Replicas: two pipelines of two stages, then two and one, one and two, side by side.
         "resnet 2x2 big batch": two_by_two,
         "unet 2x2": lambda c: c.same("unet_small", two, 4, "--replicas", "2", *table(3), count=6),
+        "gpt2 zbv 2x2": lambda c: c.same(
+            "gpt2_tiny", four, 4, "--pipeline-ranks", "2", "--replicas", "2", "--schedule", "ZBVZeroBubble", *table(4),
+            count=8,
+        ),
+        "buckets leave early": early,
         "gpt2 2-1": lambda c: c.same("gpt2_tiny", two, 3, "--replicas", "2,1", *table(2), count=4),
         "unet 1-2 gpipe": lambda c: c.same(
             "unet_small", two, 3, "--replicas", "1,2", "--schedule", "GPipe", *table(2), count=4
@@ -311,6 +316,45 @@ def cases():
         "torchrun": under_torchrun,
     }
     return made
+
+
+def early(cases):
+    """Gradients of replicas travel while the backward pass goes on, and only when they are final."""
+    out = cases.emit("unet_small", "--stages", "2", "--targets", "python")
+    port = free_port()
+
+    def rank(number):
+        def run():
+            import torch.distributed as dist
+
+            train = module_of(out / "train.py", "train_script")
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+            # Each 1 MiB; the loss is the product of the means of all but the third, which nothing uses.
+            weights = [torch.full((1 << 18,), 1.0 + index, requires_grad=True) for index in range(4)]
+            sync = train.Sync(weights, dist.new_group([0, 1]), 2)
+            assert [len(bucket) for bucket in sync.buckets] == [1, 3], "the first bucket is the small one"
+            sent = []
+            weights[0].register_hook(lambda gradient: sent.append(len(sync.sent)))
+            for _ in range(2):
+                value = torch.tensor(float(number + 1))
+                for weight in (weights[0], weights[1], weights[3]):
+                    value = value * weight.sum() / (1 << 18)
+                value.backward()
+            # The small bucket was under way before the first layer had its gradient, in the last pass only.
+            assert sent == [0, 1] and len(sync.sent) == 1, (sent, len(sync.sent))
+            sync.finish()
+            # The product of the others, twice from one rank and twice twofold from the other.
+            for weight, factor in zip(weights, (8, 4, 0, 2)):
+                expected = torch.full_like(weight, 2 * 3 * factor / (1 << 18))
+                assert torch.allclose(weight.grad, expected), weight.grad[0] * (1 << 18)
+            dist.destroy_process_group()
+
+        return run
+
+    codes, texts = ended([forked(rank(number)) for number in range(2)])
+    if any(codes):
+        raise Failed("\n".join(texts))
+    return "a bucket was under way before the backward pass had ended"
 
 
 def planned(cases, model, strategy, *again):

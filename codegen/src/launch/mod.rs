@@ -46,6 +46,7 @@ const TRAIN: &str = concat!(
     include_str!("../train/layout.py"),
     include_str!("../train/pipelines.py"),
     include_str!("../train/dealt.py"),
+    include_str!("../train/sync.py"),
     include_str!("../train/run.py"),
     include_str!("../train/commands.py"),
 );

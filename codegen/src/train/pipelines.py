@@ -7,13 +7,17 @@ def make_stage_class():
     class Stage(PipelineStage):
         """torch's stage, for borders where some tensors carry no gradient, and operators that make several tensors."""
 
+        sync = None
+
         def _get_init_p2p_neighbors_ops(self):
             # The first messages have been exchanged by then. Stages of V schedules would greet themselves, which gloo refuses.
             return []
 
         def backward_maybe_with_nosync(self, backward_type, bwd_kwargs, last_backward=False):
             if backward_type == "weight":
-                backward_weights(self.submod.parameters(), bwd_kwargs["param_groups"])
+                changed = backward_weights(self.submod.parameters(), bwd_kwargs["param_groups"])
+                for parameter in changed if self.sync else ():
+                    self.sync.arrived(parameter)  # no hook tells of these
                 return (), None
             outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
@@ -79,10 +83,11 @@ def keeper(kept, node):
 
 
 def backward_weights(parameters, groups):
-    """The other half: from where the paths part to the parameters."""
+    """The other half: from where the paths part to the parameters; returns those whose gradients changed."""
     from torch.autograd.graph import GradientEdge
 
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    changed = {}
     for kept, apart in groups or []:
         edges, arriving = [], []
         for node, (side, gradients) in kept.items():
@@ -102,13 +107,11 @@ def backward_weights(parameters, groups):
             edges.append(output)
             arriving.append(torch.ones_like(output) if gradient is None else gradient)
         if edges:
-            accumulate(parameters, torch.autograd.grad(edges, parameters, arriving, allow_unused=True))
-
-
-def accumulate(parameters, gradients):
-    for parameter, gradient in zip(parameters, gradients):
-        if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            for parameter, gradient in zip(parameters, torch.autograd.grad(edges, parameters, arriving, allow_unused=True)):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                    changed[parameter] = True
+    return list(changed)
 
 
 def split(value, count):
@@ -184,10 +187,13 @@ class Pipeline:
         run = self.run
         metas = self.prime(self.keywords[0])
         cls, count = make_stage_class(), len(run.manifest["stages"])
-        return [
+        made = [
             cls(wrapped, stage, count, run.device, input_args=metas[stage][0], output_args=metas[stage][1], group=self.group)
             for stage, wrapped in run.stages.items()
         ]
+        for stage in made:
+            stage.sync = run.sync
+        return made
 
     def take(self, batch, target):
         """Cuts a batch into micro-batches: not every input has a batch dimension, so torch's own cutting would not do."""

@@ -30,7 +30,10 @@ class Run:
             if self.rank in self.layout.members(number)
         ]
         self.dealt = Dealt(self) if self.layout.is_unequal else None
-        self.optimizer = self.task.optimizer(parameters_of(self.stages.values()))
+        parameters, ranks = parameters_of(self.stages.values()), tuple(self.layout.ranks[place])
+        passes = len(self.dealt.order) // 2 if self.dealt else arguments.micro_batches
+        self.sync = Sync(parameters, self.groups[ranks], passes) if len(ranks) > 1 else None
+        self.optimizer = self.task.optimizer(parameters)
         self.start = 0
 
     def make_groups(self):
@@ -83,22 +86,8 @@ class Run:
 
     def average_gradients(self):
         """Sums gradients over the replicas of each stage, then over the copies of each tied parameter."""
-        place, _ = self.layout.place(self.rank)
-        ranks = tuple(self.layout.ranks[place])
-        if len(ranks) > 1:
-            parameters = parameters_of(self.stages.values())
-            buckets = {}
-            for parameter in parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                buckets.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-            for gradients in buckets.values():
-                flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-                dist.all_reduce(flat, group=self.groups[ranks])
-                at = 0
-                for gradient in gradients:
-                    gradient.copy_(flat[at : at + gradient.numel()].view_as(gradient))
-                    at += gradient.numel()
+        if self.sync:
+            self.sync.finish()
         for tied in self.manifest["tied"]:
             self.sum_tied(tied)
 
