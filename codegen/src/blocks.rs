@@ -263,29 +263,13 @@ impl<'p> Paths<'p> {
         })
     }
 
-    /// Returns the path that differs least; O(paths × length), and only when something is wrong.
+    /// Returns the path that differs least; O(paths × length²), and only when something is wrong.
     fn similar(&self, wanted: &str) -> Option<String> {
         if wanted.len() > 200 {
             return None;
         }
         let paths = self.calls.keys().filter(|path| !path.is_empty() && path.len() <= 200);
-        let scored = paths.map(|path| (distance(path, wanted), path)).min()?;
+        let scored = paths.map(|path| (strsim::damerau_levenshtein(path, wanted), path)).min()?;
         (scored.0 <= wanted.len() / 2 + 1).then(|| scored.1.clone())
     }
-}
-
-/// Levenshtein distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let up = row[j + 1];
-            row[j + 1] = (diagonal + usize::from(x != *y)).min(up + 1).min(row[j] + 1);
-            diagonal = up;
-        }
-    }
-    row[b.len()]
 }

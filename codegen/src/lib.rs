@@ -39,7 +39,7 @@ pub use launch::{Launcher, Ranks, launch, train_script};
 pub use manifest::{About, Facts, facts, manifest};
 pub use names::Names;
 pub use nearest::nearest;
-pub use operators::Kind;
+pub use operators::{Kind, is_detour};
 pub use origin::sign;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,

@@ -454,6 +454,23 @@ pub fn is_unpacking(node: &Node) -> bool {
     matches!(name, "ListUnpack" | "TupleUnpack" | "TupleIndex" | "__getitem__" | "DictIndex" | "tolist")
 }
 
+/// Tells whether an operator only turns numbers into tensors and back, or takes lists apart: such steps come and go with a cut.
+pub fn is_detour(operator: &str) -> bool {
+    matches!(
+        operator,
+        "aten::Int"
+            | "aten::Bool"
+            | "aten::ScalarImplicit"
+            | "aten::IntImplicit"
+            | "prim::NumToTensor"
+            | "prim::device"
+            | "aten::tensor"
+            | "prim::ListUnpack"
+            | "prim::TupleUnpack"
+            | "aten::clone"
+    )
+}
+
 /// Tells whether the results carry no gradient whatever goes in.
 pub fn cuts_gradient(node: &Node) -> bool {
     let (_, name) = split(&node.operator);

@@ -1,8 +1,10 @@
 //! The check after writing, which knows nothing but the model and the files.
 //!
-//! The manifest, the archives and the headers of weights are read back: every operator of the model runs in one stage, and
-//! in more only as often as the manifest declares; every parameter has a home, and those with several are declared tied;
+//! The manifest, the archives, the sources and the headers of weights are read back: every operator of the model runs in one
+//! stage, in each form, and in more only as often as the manifest declares; every parameter has a home, and those with several are declared tied;
 //! every value at a border is made before it is used. Weights are not read: O(code) for an archive of any size.
+
+mod source;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +16,7 @@ use schema::{Manifest, StageFiles};
 use thiserror::Error;
 use tracer::{Program, Role, Tensor};
 
-use crate::names::python_quoted;
+use crate::{names::python_quoted, operators::is_detour};
 
 /// What is wrong with a written file.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -98,6 +100,8 @@ pub fn check_written<B: AsRef<[u8]>>(
     let by_path: BTreeMap<&str, &Tensor> = program.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
     let mut operators: BTreeMap<String, usize> = BTreeMap::new();
     let mut has_archives = false;
+    let mut sources = source::Sources::new(program);
+    let mut has_sources = false;
     for stage in &manifest.stages {
         if let Some(name) = &stage.files.torchscript {
             let file = format!("stages/{name}");
@@ -122,7 +126,13 @@ pub fn check_written<B: AsRef<[u8]>>(
             let source = std::str::from_utf8(source.as_ref())
                 .map_err(|error| at(&file, Fault::Unreadable(error.to_string())))?;
             check_source(stage, source).map_err(|fault| at(&file, fault))?;
+            let repeated = stage.repeated_operators as usize;
+            sources.read(source, repeated).map_err(|fault| at(&file, fault))?;
+            has_sources = true;
         }
+    }
+    if has_sources {
+        sources.finish().map_err(|fault| at(MANIFEST, fault))?;
     }
     match has_archives {
         true => check_operators(program, &manifest, &operators).map_err(|fault| at(MANIFEST, fault)),
@@ -281,23 +291,8 @@ fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
 /// Operators of a program that its stages show; in-place ones may have become plain. Steps that only turn numbers into tensors and
 /// back come and go with the cut.
 fn shown(program: &Program) -> impl Iterator<Item = String> + Clone {
-    let is_detour = |name: &str| {
-        matches!(
-            name,
-            "aten::Int"
-                | "aten::Bool"
-                | "aten::ScalarImplicit"
-                | "aten::IntImplicit"
-                | "prim::NumToTensor"
-                | "prim::device"
-                | "aten::tensor"
-                | "prim::ListUnpack"
-                | "prim::TupleUnpack"
-                | "aten::clone"
-        )
-    };
     let names = program.nodes.iter().map(|node| node.operator.as_str());
-    names.filter(move |name| !is_detour(name)).map(|name| name.trim_end_matches('_').to_string())
+    names.filter(|name| !is_detour(name)).map(|name| name.trim_end_matches('_').to_string())
 }
 
 /// Tells whether a part of the model is kept as text because it branches: its conditions are seen again where it stands.
@@ -334,6 +329,8 @@ fn check_operators(
         *expected.entry(operator).or_default() += 1;
     }
     let mut declared: usize = manifest.stages.iter().map(|stage| stage.repeated_operators as usize).sum();
+    // Conditions are seen again with what they decide, which nothing declares.
+    let may_repeat = branches(program);
     let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
     for operator in names {
         let count = |counts: &BTreeMap<String, usize>| counts.get(operator).copied().unwrap_or(0);
@@ -344,7 +341,7 @@ fn check_operators(
         }
         declared = match declared.checked_sub(found - expected) {
             Some(rest) => rest,
-            None if branches(program) => declared,
+            None if may_repeat => declared,
             None => return Err(wrong()),
         };
     }

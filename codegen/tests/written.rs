@@ -167,6 +167,37 @@ fn an_archive_that_computes_something_else_is_refused() {
 }
 
 #[test]
+fn a_source_that_computes_something_else_is_refused() {
+    let file = "stages/stage_1.py";
+    let line_of =
+        |text: &str| text.lines().find(|line| line.contains("= torch.tanh(")).unwrap().to_string() + "\n";
+    refused(file, text(|t| t.replacen("torch.tanh(", "torch.relu(", 1)), "operator relu");
+    refused(
+        file,
+        text(|t| t.replacen(&line_of(&t), "", 1)),
+        "operator tanh (transformer.h.0.mlp.act) runs 0 times",
+    );
+    refused(file, text(|t| t.replacen(&line_of(&t), &line_of(&t).repeat(2), 1)), "order");
+    refused(
+        file,
+        text(|t| t.replacen("# transformer.ln_f\n", "# transformer.ln_g\n", 1)),
+        "transformer.ln_g",
+    );
+    refused(
+        file,
+        text(|t| t.replacen("# transformer.ln_f\n", "# transformer.ln_f (again)\n", 1)),
+        "layer_norm",
+    );
+    // In another order, each operator once.
+    let swapped = |t: String| {
+        let lines: Vec<&str> = t.lines().collect();
+        let at = lines.iter().position(|line| line.contains("torch.tanh(")).unwrap();
+        [&lines[..at], &[lines[at + 1], lines[at]], &lines[at + 2..]].concat().join("\n") + "\n"
+    };
+    refused(file, text(swapped), "order");
+}
+
+#[test]
 fn weights_of_another_size_are_refused() {
     let file = "stages/stage_0.safetensors";
     refused(
