@@ -59,7 +59,7 @@ def compare(command, name, mode, place):
             gc.collect()
     shutil.rmtree(out, ignore_errors=True)
     archive.unlink()
-    return worst, len(whole.gradients), wrong
+    return worst, len(whole.run.gradients[0]), wrong
 
 
 def main():
