@@ -3,18 +3,19 @@
 //! Each target cuts on a grid of its own: modules, layers, or parameters. Where a cut is not on the grid, the file holds
 //! the nearest that is, says so in its first lines, and `exports/README.md` lists it.
 
+mod device_map;
 mod units;
 
 use std::collections::BTreeMap;
 
-use tracer::{Program, Role};
+use tracer::Program;
 
 use crate::{
     content::{Content, File},
     names::{comment, python_quoted as quoted},
     pipeline::{Assignment, Pipeline},
 };
-use units::{Unit, module_at, nearest_module, units};
+use units::{Unit, module_at, nearest_module, titan_units, units};
 
 /// One export.
 struct Export {
@@ -25,18 +26,24 @@ struct Export {
     text: String,
 }
 
-/// Returns the files below `exports/`.
-pub fn exports(program: &Program, assignment: &Assignment, pipeline: &Pipeline) -> Vec<File> {
+/// Returns the files below `exports/`. `ranks` tells for each stage which rank of a pipeline runs it.
+pub fn exports(
+    program: &Program,
+    assignment: &Assignment,
+    pipeline: &Pipeline,
+    ranks: &[usize],
+) -> Vec<File> {
     let units = units(program, assignment);
     let in_order = assignment.stage_of.is_sorted();
+    let grid = titan_units(program, assignment);
     let all = [
         split_spec(program, assignment, in_order),
-        torchtitan(&units, assignment, true),
-        torchtitan(&units, assignment, false),
-        megatron(&units, assignment),
-        deepspeed(&units, assignment),
-        device_map(program, pipeline),
-        vllm(&units, assignment),
+        torchtitan(&grid, assignment, ranks, true),
+        torchtitan(&grid, assignment, ranks, false),
+        megatron(&units, assignment, ranks),
+        deepspeed(&units, assignment, ranks),
+        device_map::device_map(program, assignment, pipeline, ranks),
+        vllm(&units, assignment, ranks),
     ];
     let mut readme = String::from("# The same plan for other frameworks\n\n");
     let mut files = Vec::new();
@@ -52,6 +59,27 @@ pub fn exports(program: &Program, assignment: &Assignment, pipeline: &Pipeline) 
 
 fn head(notes: &[String], mark: &str) -> String {
     notes.iter().map(|note| format!("{mark} Differs from the plan: {}.\n", comment(note))).collect()
+}
+
+/// Returns how many ranks a pipeline has.
+fn n_ranks(ranks: &[usize]) -> usize {
+    ranks.iter().max().map_or(1, |last| last + 1)
+}
+
+/// Says that several stages of a rank are not what the plan has; where `looped`, one after the other is.
+fn rank_note(ranks: &[usize], is_looped_known: bool) -> Option<String> {
+    let n = n_ranks(ranks);
+    let is_looped = ranks.iter().enumerate().all(|(stage, rank)| stage % n == *rank);
+    let is_told = ranks.len() == n || (is_looped_known && is_looped && ranks.len().is_multiple_of(n));
+    let told = if is_looped_known { "dealt out in another order" } else { "several to a rank" };
+    (!is_told).then(|| {
+        format!("the plan's {} stages are {told} on {n} ranks, here each is a rank of its own", ranks.len())
+    })
+}
+
+/// Returns the ranks that a target is told which deals stages out in turn, or has one for each.
+fn told_ranks(ranks: &[usize], is_looped_known: bool) -> usize {
+    if rank_note(ranks, is_looped_known).is_some() { ranks.len() } else { n_ranks(ranks) }
 }
 
 /// Notes for targets that keep units whole.
@@ -114,19 +142,16 @@ fn parts(units: &[Unit], assignment: &Assignment) -> Vec<Vec<String>> {
 }
 
 /// torchtitan's `module_fqns_per_model_part`; TOML for releases before its configuration became Python.
-fn torchtitan(units: &[Unit], assignment: &Assignment, is_python: bool) -> Export {
+fn torchtitan(units: &[Unit], assignment: &Assignment, ranks: &[usize], is_python: bool) -> Export {
     let mut notes = unit_notes(units, assignment);
-    // Its splitter knows names of the root and members of the root's containers.
-    if let Some(unit) = units.iter().find(|unit| unit.path.matches('.').count() > 1) {
-        notes.push(format!("`{}` lies deeper than torchtitan's splitter reaches", comment(&unit.path)));
-    }
+    notes.extend(rank_note(ranks, true));
     let lists: String = parts(units, assignment)
         .iter()
         .map(|part| {
             format!("    [{}],\n", part.iter().map(|path| quoted(path)).collect::<Vec<_>>().join(", "))
         })
         .collect();
-    let n = assignment.stages();
+    let n = told_ranks(ranks, true);
     match is_python {
         true => Export {
             path: "torchtitan.py",
@@ -169,7 +194,7 @@ fn layer_counts(layers: &[&Unit], assignment: &Assignment) -> Vec<usize> {
 }
 
 /// Megatron's `--pipeline-model-parallel-layout`.
-fn megatron(units: &[Unit], assignment: &Assignment) -> Export {
+fn megatron(units: &[Unit], assignment: &Assignment, ranks: &[usize]) -> Export {
     let layers = layers(units);
     let mut notes: Vec<String> = layers
         .iter()
@@ -189,6 +214,7 @@ fn megatron(units: &[Unit], assignment: &Assignment) -> Export {
     if counts.contains(&0) && !layers.is_empty() {
         notes.push("a stage without layers can hang Megatron".into());
     }
+    notes.extend(rank_note(ranks, true));
     let last = counts.len() - 1;
     let stages: Vec<String> = counts
         .iter()
@@ -204,7 +230,7 @@ fn megatron(units: &[Unit], assignment: &Assignment) -> Export {
         false => format!(
             "{}--pipeline-model-parallel-size {} --pipeline-model-parallel-layout \"{}\"\n",
             head(&notes, "#"),
-            counts.len(),
+            told_ranks(ranks, true),
             stages.join("|")
         ),
     };
@@ -212,8 +238,9 @@ fn megatron(units: &[Unit], assignment: &Assignment) -> Export {
 }
 
 /// DeepSpeed takes no list of parts: a subclass of its `PipelineModule` sets them.
-fn deepspeed(units: &[Unit], assignment: &Assignment) -> Export {
+fn deepspeed(units: &[Unit], assignment: &Assignment, ranks: &[usize]) -> Export {
     let mut notes = unit_notes(units, assignment);
+    notes.extend(rank_note(ranks, false));
     let mut bounds = vec![0_usize];
     for stage in 0..assignment.stages() as u32 {
         bounds.push(bounds[stage as usize] + units.iter().filter(|unit| unit.stage == stage).count());
@@ -229,60 +256,8 @@ fn deepspeed(units: &[Unit], assignment: &Assignment) -> Export {
     Export { path: "deepspeed_parts.py", target: "DeepSpeed", notes, text }
 }
 
-/// Hugging Face's `device_map`: every parameter and buffer is covered, by the highest module that is in one stage.
-fn device_map(program: &Program, pipeline: &Pipeline) -> Export {
-    let mut stages_of: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-    let mut notes = Vec::new();
-    for (index, stage) in pipeline.stages.iter().enumerate() {
-        for id in &stage.tensors {
-            stages_of.entry(program.tensors[id.index()].path.as_str()).or_default().push(index as u32);
-        }
-    }
-    for tied in &pipeline.tied {
-        let path = &program.tensors[tied.holders[0].1.index()].path;
-        notes.push(format!("`{}` is in several stages, here it is on one device", comment(path)));
-    }
-    // What stages each module path touches.
-    let mut below: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-    for (path, stages) in &stages_of {
-        let mut at = *path;
-        while let Some((parent, _)) = at.rsplit_once('.') {
-            below.entry(parent).or_default().push(stages[0]);
-            at = parent;
-        }
-    }
-    let is_one = |stages: &[u32]| stages.windows(2).all(|pair| pair[0] == pair[1]);
-    let mut map: BTreeMap<&str, u32> = BTreeMap::new();
-    for (path, stages) in &stages_of {
-        let mut best = *path;
-        let mut at = *path;
-        while let Some((parent, _)) = at.rsplit_once('.') {
-            if is_one(&below[parent]) {
-                best = parent;
-            }
-            at = parent;
-        }
-        map.insert(best, stages[0]);
-    }
-    let has_loose =
-        program.tensors.iter().any(|t| t.role == Role::Parameter && map.contains_key(t.path.as_str()));
-    if has_loose {
-        notes.push("some parameters are placed by themselves because their module is cut".into());
-    }
-    let mut ordered: Vec<(&str, u32)> = map.into_iter().collect();
-    ordered.sort_by_key(|(path, stage)| (*stage, *path));
-    let lines: Vec<String> =
-        ordered.iter().map(|(path, stage)| format!("  {}: {stage}", json(path))).collect();
-    let text = format!("{{\n{}\n}}\n", lines.join(",\n"));
-    Export { path: "device_map.json", target: "Hugging Face accelerate and transformers", notes, text }
-}
-
-fn json(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
-}
-
 /// vLLM's `VLLM_PP_LAYER_PARTITION`.
-fn vllm(units: &[Unit], assignment: &Assignment) -> Export {
+fn vllm(units: &[Unit], assignment: &Assignment, ranks: &[usize]) -> Export {
     let layers = layers(units);
     let counts = layer_counts(&layers, assignment);
     let mut notes: Vec<String> = layers
@@ -299,14 +274,15 @@ fn vllm(units: &[Unit], assignment: &Assignment) -> Export {
     if layers.is_empty() {
         notes.push("the model has no list of layers, which is all that vLLM can place".into());
     }
+    notes.extend(rank_note(ranks, false));
     let partition: Vec<String> = counts.iter().map(usize::to_string).collect();
     let text = match layers.is_empty() {
         true => head(&notes, "#"),
         false => format!(
-            "{}VLLM_PP_LAYER_PARTITION={}  # with --pipeline-parallel-size {}\n",
+            "{}# With --pipeline-parallel-size {}.\nVLLM_PP_LAYER_PARTITION={}\n",
             head(&notes, "#"),
-            partition.join(","),
-            counts.len()
+            counts.len(),
+            partition.join(",")
         ),
     };
     Export { path: "vllm.env", target: "vLLM", notes, text }

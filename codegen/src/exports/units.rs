@@ -37,6 +37,25 @@ pub fn units(program: &Program, assignment: &Assignment) -> Vec<Unit> {
     found
 }
 
+/// Returns the units of torchtitan's splitter, in order of first use: children of the root, and members of those that are
+/// a `ModuleList` or `ModuleDict`; a `Sequential` stays whole.
+pub fn titan_units(program: &Program, assignment: &Assignment) -> Vec<Unit> {
+    let Some(root) = program.modules.first() else { return Vec::new() };
+    let mut found = Vec::new();
+    for id in root.children.values() {
+        let module = &program.modules[id.index()];
+        let is_opened = matches!(module.class.rsplit('.').next(), Some("ModuleList" | "ModuleDict"));
+        let members: Vec<ModuleId> = match is_opened {
+            true => module.children.values().copied().collect(),
+            false => vec![*id],
+        };
+        let container = is_opened.then(|| module.path.clone());
+        found.extend(members.into_iter().filter_map(|id| unit(program, assignment, id, container.clone())));
+    }
+    found.sort_by_key(|unit| unit.first);
+    found
+}
+
 /// Wrappers that hold one module and nothing else are looked through: `model.transformer` rather than `model`.
 fn top(program: &Program) -> ModuleId {
     let mut at = ModuleId(0);

@@ -15,8 +15,11 @@ pub fn extras(
     launchers: &[Launcher],
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
-    let mut files = codegen::exports(program, assignment, pipeline);
-    let groups = plan.map(groups).unwrap_or_else(|| vec![1; pipeline.stages.len()]);
+    let (groups, ranks_of) = match plan {
+        Some(plan) => groups(plan),
+        None => (vec![1; pipeline.stages.len()], (0..pipeline.stages.len()).collect()),
+    };
+    let mut files = codegen::exports(program, assignment, pipeline, &ranks_of);
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
     if let Some(plan) = plan {
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
@@ -36,15 +39,18 @@ pub fn extras(
     (files, notes)
 }
 
-/// Returns the replicas of each rank of a pipeline: stages on the same devices are one rank's.
-fn groups(plan: &Plan) -> Vec<usize> {
+/// Returns the replicas of each rank of a pipeline, and the rank of each stage: stages on the same devices are one rank's.
+fn groups(plan: &Plan) -> (Vec<usize>, Vec<usize>) {
     let mut seen: Vec<&[String]> = Vec::new();
+    let mut ranks = Vec::with_capacity(plan.stages.len());
     for stage in &plan.stages {
-        if !seen.contains(&stage.devices.as_slice()) {
+        let known = seen.iter().position(|devices| *devices == stage.devices.as_slice());
+        ranks.push(known.unwrap_or_else(|| {
             seen.push(&stage.devices);
-        }
+            seen.len() - 1
+        }));
     }
-    seen.iter().map(|devices| devices.len().max(1)).collect()
+    (seen.iter().map(|devices| devices.len().max(1)).collect(), ranks)
 }
 
 /// Writes the table of one pipeline.
