@@ -174,17 +174,22 @@ fn torchtitan(units: &[Unit], assignment: &Assignment, ranks: &[usize], is_pytho
     }
 }
 
-/// Layers that repeat: the members of the container with most members.
+/// Layers that repeat: the longest list of modules of one class, where it does most of the model's work.
 fn layers(units: &[Unit]) -> Vec<&Unit> {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for container in units.iter().filter_map(|unit| unit.container.as_deref()) {
-        *counts.entry(container).or_insert(0) += 1;
+    let mut lists: BTreeMap<&str, Vec<&Unit>> = BTreeMap::new();
+    for unit in units {
+        if let Some(container) = &unit.container {
+            lists.entry(container).or_default().push(unit);
+        }
     }
-    let most = counts
-        .into_iter()
-        .max_by_key(|(name, count)| (*count, std::cmp::Reverse(name.len())))
-        .map(|(name, _)| name);
-    units.iter().filter(|unit| unit.container.is_some() && unit.container.as_deref() == most).collect()
+    let nodes = |units: &mut dyn Iterator<Item = &Unit>| units.map(|unit| unit.nodes).sum::<usize>();
+    let total = nodes(&mut units.iter());
+    let equal = lists.into_iter().filter(|(_, members)| {
+        members.iter().all(|unit| unit.class == members[0].class)
+            && nodes(&mut members.iter().copied()) * 2 >= total
+    });
+    let longest = equal.max_by_key(|(name, members)| (members.len(), std::cmp::Reverse(name.len())));
+    longest.map(|(_, members)| members).unwrap_or_default()
 }
 
 fn layer_counts(layers: &[&Unit], assignment: &Assignment) -> Vec<usize> {
@@ -209,7 +214,10 @@ fn megatron(units: &[Unit], assignment: &Assignment, ranks: &[usize]) -> Export 
         .collect();
     let counts = layer_counts(&layers, assignment);
     if layers.is_empty() {
-        notes.push("the model has no list of layers, which is all that Megatron can place".into());
+        notes.push(
+            "no list of equal layers does most of the model's work, which is all that Megatron can place"
+                .into(),
+        );
     }
     if counts.contains(&0) && !layers.is_empty() {
         notes.push("a stage without layers can hang Megatron".into());
@@ -272,7 +280,12 @@ fn vllm(units: &[Unit], assignment: &Assignment, ranks: &[usize]) -> Export {
         })
         .collect();
     if layers.is_empty() {
-        notes.push("the model has no list of layers, which is all that vLLM can place".into());
+        notes.push(
+            "no list of equal layers does most of the model's work, which is all that vLLM can place".into(),
+        );
+    }
+    if counts.contains(&0) && !layers.is_empty() {
+        notes.push("a stage holds no layer".into());
     }
     notes.extend(rank_note(ranks, false));
     let partition: Vec<String> = counts.iter().map(usize::to_string).collect();

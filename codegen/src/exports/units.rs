@@ -15,6 +15,8 @@ pub struct Unit {
     pub container: Option<String>,
     /// First node that it runs.
     pub first: usize,
+    /// How many nodes it runs.
+    pub nodes: usize,
     /// Stage that runs most of it.
     pub stage: u32,
     /// False when the cut goes through it.
@@ -78,7 +80,10 @@ fn collect(program: &Program, id: ModuleId, found: &mut Vec<(ModuleId, Option<St
         found.extend(module.children.values().map(|child| (*child, Some(module.path.clone()))));
         return;
     }
-    let holds_list = module.children.values().any(|child| is_list(program, *child));
+    let holds_list = module
+        .children
+        .values()
+        .any(|child| is_list(program, *child) || holds_layers(program, *child, depth));
     if holds_list && depth < 3 && module.parameters.is_empty() {
         for child in module.children.values() {
             collect(program, *child, found, depth + 1);
@@ -86,6 +91,17 @@ fn collect(program: &Program, id: ModuleId, found: &mut Vec<(ModuleId, Option<St
         return;
     }
     found.push((id, None));
+}
+
+/// Tells whether a list of modules lies further down: BERT's `encoder.layer`.
+fn holds_layers(program: &Program, id: ModuleId, depth: usize) -> bool {
+    let children = program.modules[id.index()].children.values();
+    depth < 3
+        && children.into_iter().any(|child| {
+            let class = program.modules[child.index()].class.rsplit('.').next();
+            (class == Some("ModuleList") && is_list(program, *child))
+                || holds_layers(program, *child, depth + 1)
+        })
 }
 
 fn is_list(program: &Program, id: ModuleId) -> bool {
@@ -127,6 +143,7 @@ fn unit(program: &Program, assignment: &Assignment, id: ModuleId, container: Opt
         class: module.class.rsplit('.').next().unwrap_or("").to_string(),
         container,
         first,
+        nodes: counts.iter().sum(),
         stage: most.0 as u32,
         is_whole: counts.iter().filter(|count| **count > 0).count() == 1,
     })
