@@ -60,6 +60,17 @@ pub struct Gather {
     item: u64,
 }
 
+/// A piece of the source archive that went into a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Copied {
+    /// Its first byte in the written file.
+    pub at: u64,
+    /// What was copied.
+    pub piece: Piece,
+    /// CRC-32 of the bytes that went by.
+    pub checksum: u32,
+}
+
 /// A file that can be read anywhere.
 pub trait ReadAt {
     /// Fills the buffer from this position on.
@@ -96,20 +107,23 @@ impl Content {
         }
     }
 
-    /// Writes it.
+    /// Writes it, and tells what was copied of the source.
     ///
     /// # Errors
     /// When reading the source or writing fails.
-    pub fn write(&self, source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<()> {
-        match self {
-            Content::Plain(pieces) => {
-                let mut buffer = Vec::new();
-                pieces
-                    .iter()
-                    .try_for_each(|piece| piece.write(source, &mut buffer, &mut |bytes| out.write_all(bytes)))
-            }
-            Content::Zip(records) => crate::zip::write(records, source, out),
+    pub fn write(&self, source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<Vec<Copied>> {
+        let pieces = match self {
+            Content::Plain(pieces) => pieces,
+            Content::Zip(records) => return crate::zip::write(records, source, out),
+        };
+        let mut buffer = Vec::new();
+        let mut copied = Vec::new();
+        let mut at = 0;
+        for piece in pieces {
+            piece.copy(source, &mut buffer, out, at, &mut copied)?;
+            at += piece.len();
         }
+        Ok(copied)
     }
 }
 
@@ -128,8 +142,28 @@ impl Piece {
         self.len() == 0
     }
 
+    /// Writes it at a position of a file; notes what comes from the source. Returns the checksum.
+    pub(crate) fn copy(
+        &self,
+        source: &mut dyn ReadAt,
+        buffer: &mut Vec<u8>,
+        out: &mut dyn Write,
+        at: u64,
+        copied: &mut Vec<Copied>,
+    ) -> io::Result<crc32fast::Hasher> {
+        let mut checksum = crc32fast::Hasher::new();
+        self.write(source, buffer, &mut |bytes| {
+            checksum.update(bytes);
+            out.write_all(bytes)
+        })?;
+        if !matches!(self, Piece::Bytes(_)) {
+            copied.push(Copied { at, piece: self.clone(), checksum: checksum.clone().finalize() });
+        }
+        Ok(checksum)
+    }
+
     /// Hands its bytes to `sink`, a bufferful at a time.
-    pub(crate) fn write(
+    fn write(
         &self,
         source: &mut dyn ReadAt,
         buffer: &mut Vec<u8>,

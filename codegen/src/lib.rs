@@ -31,7 +31,7 @@ mod zip;
 
 pub use blocks::{Owner, assign, call_path, cut_before, even, operator_path, owners, with_labels};
 pub use check::{CheckError, check};
-pub use content::{Content, File, Gather, Piece, ReadAt, Record};
+pub use content::{Content, Copied, File, Gather, Piece, ReadAt, Record};
 pub use emit::{Targets, stages};
 pub use error::CutError;
 pub use exports::exports;
@@ -46,4 +46,4 @@ pub use pipeline::{
 };
 pub use python::kept_activations;
 pub use slice::cut;
-pub use written::{WrittenError, WrittenFault, check_written};
+pub use written::{Written, WrittenError, WrittenFault, check_written};

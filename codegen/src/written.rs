@@ -2,21 +2,27 @@
 //!
 //! The manifest, the archives, the sources and the headers of weights are read back: every operator of the model runs in one
 //! stage, in each form, and in more only as often as the manifest declares; every parameter has a home, and those with several are declared tied;
-//! every value at a border is made before it is used. Weights are not read: O(code) for an archive of any size.
+//! every value at a border is made before it is used; every tensor lies where its file says, with the model's bytes.
+//! O(code) in memory, whatever the size of the weights.
 
 mod source;
+mod weights;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
 };
 
-use safetensors::SafeTensors;
+use safetensors::{SafeTensors, tensor::Metadata};
 use schema::{Manifest, StageFiles};
 use thiserror::Error;
 use tracer::{Program, Role, Tensor};
 
-use crate::{names::python_quoted, operators::is_detour};
+use crate::{
+    content::{Copied, ReadAt},
+    names::python_quoted,
+    operators::is_detour,
+};
 
 /// What is wrong with a written file.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -54,6 +60,9 @@ pub enum WrittenFault {
     /// A tensor that is missing, foreign, or of another size.
     #[error("tensor `{0}` is missing, or not the model's")]
     Tensor(String),
+    /// Bytes of weights that are not the model's.
+    #[error("{0}: these are not the model's bytes")]
+    Bytes(String),
     /// A tensor in several stages that is not declared tied, or the reverse.
     #[error("tensor `{0}` is in several stages, and not declared tied")]
     Tied(String),
@@ -82,17 +91,38 @@ use WrittenFault as Fault;
 /// The place of the manifest.
 const MANIFEST: &str = "stages/manifest.json";
 
-/// Reads the files of an emitted model back and checks them. `read` gives the bytes of a file below the output folder.
+/// The emitted files, as they lie in the output folder.
+pub trait Written {
+    /// What a file holds.
+    type Bytes: AsRef<[u8]>;
+
+    /// Returns a file, mapped: what is not looked at costs nothing.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn bytes(&mut self, file: &str) -> io::Result<Self::Bytes>;
+
+    /// Fills a buffer from this position of a file on. Mapped pages would count as ours.
+    ///
+    /// # Errors
+    /// When the file ends or cannot be read.
+    fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+/// Reads the files of an emitted model back and checks them. `copied` tells what each took from `source`.
 ///
 /// # Errors
 /// With the first fault.
-pub fn check_written<B: AsRef<[u8]>>(
+pub fn check_written(
     program: &Program,
-    read: &mut dyn FnMut(&str) -> io::Result<B>,
+    copied: &BTreeMap<String, Vec<Copied>>,
+    source: &mut dyn ReadAt,
+    written: &mut impl Written,
 ) -> Result<(), WrittenError> {
     let at = |file: &str, fault: Fault| WrittenError { file: file.to_string(), fault };
-    let mut bytes = |file: &str| read(file).map_err(|error| at(file, Fault::Unreadable(error.to_string())));
-    let text = bytes(MANIFEST)?;
+    let unreadable = |file: &str, error: io::Error| at(file, Fault::Unreadable(error.to_string()));
+    let copied = |file: &str| copied.get(file).map_or(&[][..], Vec::as_slice);
+    let text = written.bytes(MANIFEST).map_err(|error| unreadable(MANIFEST, error))?;
     let manifest: Manifest = serde_json::from_slice(text.as_ref())
         .map_err(|error| at(MANIFEST, Fault::Unreadable(error.to_string())))?;
     check_borders(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
@@ -105,11 +135,15 @@ pub fn check_written<B: AsRef<[u8]>>(
     for stage in &manifest.stages {
         if let Some(name) = &stage.files.torchscript {
             let file = format!("stages/{name}");
-            let archive = bytes(&file)?;
+            let archive = written.bytes(&file).map_err(|error| unreadable(&file, error))?;
             let found = tracer::read_archive(archive.as_ref())
                 .map_err(|error| at(&file, Fault::Unreadable(error.to_string())))?;
             check_archive(&by_path, stage, &found).map_err(|fault| at(&file, fault))?;
             check_order(program, &found).map_err(|fault| at(&file, fault))?;
+            drop(archive);
+            let mut read = |place: u64, buffer: &mut [u8]| written.read_at(&file, place, buffer);
+            weights::archive(&by_path, &found, copied(&file), source, &mut read)
+                .map_err(|fault| at(&file, fault))?;
             for operator in shown(&found) {
                 *operators.entry(operator).or_default() += 1;
             }
@@ -117,17 +151,22 @@ pub fn check_written<B: AsRef<[u8]>>(
         }
         if let Some(name) = &stage.files.weights {
             let file = format!("stages/{name}");
-            let weights = bytes(&file)?;
-            check_weights(&by_path, stage, weights.as_ref()).map_err(|fault| at(&file, fault))?;
+            let held = written.bytes(&file).map_err(|error| unreadable(&file, error))?;
+            let (start, metadata) =
+                check_weights(&by_path, stage, held.as_ref()).map_err(|fault| at(&file, fault))?;
+            drop(held);
+            let mut read = |place: u64, buffer: &mut [u8]| written.read_at(&file, place, buffer);
+            weights::safetensors(&by_path, stage, &metadata, start, copied(&file), source, &mut read)
+                .map_err(|fault| at(&file, fault))?;
         }
         if let Some(name) = &stage.files.python {
             let file = format!("stages/{name}");
-            let source = bytes(&file)?;
-            let source = std::str::from_utf8(source.as_ref())
+            let text = written.bytes(&file).map_err(|error| unreadable(&file, error))?;
+            let text = std::str::from_utf8(text.as_ref())
                 .map_err(|error| at(&file, Fault::Unreadable(error.to_string())))?;
-            check_source(stage, source).map_err(|fault| at(&file, fault))?;
+            check_source(stage, text).map_err(|fault| at(&file, fault))?;
             let repeated = stage.repeated_operators as usize;
-            sources.read(source, repeated).map_err(|fault| at(&file, fault))?;
+            sources.read(text, repeated).map_err(|fault| at(&file, fault))?;
             has_sources = true;
         }
     }
@@ -201,6 +240,12 @@ fn check_homes(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Returns a tensor's path as a tree of modules keeps it: they are nested at dots. A name that begins with one has parts
+/// without a name, which a tree loses.
+fn in_tree(path: &str) -> String {
+    path.trim_start_matches('.').to_string()
+}
+
 /// The archive takes what the manifest says, and holds the model's tensors.
 fn check_archive(
     by_path: &BTreeMap<&str, &Tensor>,
@@ -219,8 +264,6 @@ fn check_archive(
         let expected = format!("{} outputs", stage.outputs.len());
         return Err(Fault::Signature { expected, found: format!("{returned} outputs") });
     }
-    // A stage's modules are nested at dots. A name that begins with one has parts without a name, which a tree loses.
-    let in_tree = |path: &str| path.trim_start_matches('.').to_string();
     let by_path: BTreeMap<String, &Tensor> =
         by_path.iter().map(|(path, tensor)| (in_tree(path), *tensor)).collect();
     let mut wanted: BTreeSet<String> =
@@ -238,11 +281,16 @@ fn check_archive(
     wanted.pop_first().map_or(Ok(()), |name| Err(Fault::Tensor(name)))
 }
 
-/// The header of the weights names the stage's tensors with their sizes, and the file is as long as it says.
-fn check_weights(by_path: &BTreeMap<&str, &Tensor>, stage: &StageFiles, bytes: &[u8]) -> Result<(), Fault> {
+/// The header of the weights names the stage's tensors with their sizes, and the file is as long as it says; returns where its
+/// data begins, and the header.
+fn check_weights(
+    by_path: &BTreeMap<&str, &Tensor>,
+    stage: &StageFiles,
+    bytes: &[u8],
+) -> Result<(u64, Metadata), Fault> {
     let unreadable = |error: safetensors::SafeTensorError| Fault::Unreadable(error.to_string());
     // The crate checks that the bytes are as many as the header says.
-    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(unreadable)?;
+    let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(unreadable)?;
     // The second name of a tied tensor has no bytes of its own.
     let key = |name: &str| {
         let tensor = by_path.get(name)?;
@@ -265,7 +313,10 @@ fn check_weights(by_path: &BTreeMap<&str, &Tensor>, stage: &StageFiles, bytes: &
     }
     let names: BTreeSet<&str> = stage.parameters.iter().chain(&stage.buffers).map(String::as_str).collect();
     let is_foreign = |name: &&String| by_path.contains_key(name.as_str()) && !names.contains(name.as_str());
-    tensors.keys().find(is_foreign).map_or(Ok(()), |name| Err(Fault::Tensor(name.clone())))
+    match tensors.keys().find(is_foreign) {
+        Some(name) => Err(Fault::Tensor(name.clone())),
+        None => Ok((header as u64 + 8, metadata)),
+    }
 }
 
 /// The source takes what the manifest says, and names the stage's tensors.

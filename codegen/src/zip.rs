@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use crate::content::{ReadAt, Record};
+use crate::content::{Copied, ReadAt, Record};
 
 const ALIGNMENT: u64 = 64;
 /// Values that do not fit a field stand in the zip64 field instead.
@@ -13,8 +13,13 @@ const ESCAPE: u64 = 0xffff_ffff;
 /// Checksum and sizes come after the data; names are UTF-8.
 const FLAGS: u16 = 0x0808;
 
-/// Writes records one behind the other, then the directory.
-pub(crate) fn write(records: &[Record], source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<()> {
+/// Writes records one behind the other, then the directory; tells what was copied of the source.
+pub(crate) fn write(
+    records: &[Record],
+    source: &mut dyn ReadAt,
+    out: &mut dyn Write,
+) -> io::Result<Vec<Copied>> {
+    let mut copied = Vec::new();
     let mut at = 0_u64;
     let mut buffer = Vec::new();
     let mut directory = Vec::new();
@@ -24,11 +29,10 @@ pub(crate) fn write(records: &[Record], source: &mut dyn ReadAt, out: &mut dyn W
         let header = local_header(&record.name, size, start);
         out.write_all(&header)?;
         let mut checksum = crc32fast::Hasher::new();
+        let mut place = start + header.len() as u64;
         for piece in &record.pieces {
-            piece.write(source, &mut buffer, &mut |bytes| {
-                checksum.update(bytes);
-                out.write_all(bytes)
-            })?;
+            checksum.combine(&piece.copy(source, &mut buffer, out, place, &mut copied)?);
+            place += piece.len();
         }
         let checksum = checksum.finalize();
         let descriptor = descriptor(checksum, size);
@@ -37,7 +41,8 @@ pub(crate) fn write(records: &[Record], source: &mut dyn ReadAt, out: &mut dyn W
         entry(&mut directory, &record.name, checksum, size, start);
     }
     out.write_all(&directory)?;
-    out.write_all(&end(records.len() as u64, directory.len() as u64, at))
+    out.write_all(&end(records.len() as u64, directory.len() as u64, at))?;
+    Ok(copied)
 }
 
 fn put16(out: &mut Vec<u8>, value: u16) {

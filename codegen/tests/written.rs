@@ -8,18 +8,27 @@ use std::{
     path::Path,
 };
 
-use codegen::{Assignment, CutOptions, Names, Targets, WrittenError, check_written, cut};
+use codegen::{
+    Assignment, Copied, CutOptions, Names, ReadAt, Targets, Written, WrittenError, check_written, cut,
+};
 use schema::Manifest;
 use tracer::Program;
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Emits a fixture in two stages, into memory.
-fn emitted(name: &str) -> (Program, Files) {
+/// A fixture in two stages, in memory.
+struct Emitted {
+    program: Program,
+    source: Vec<u8>,
+    copied: BTreeMap<String, Vec<Copied>>,
+    files: Files,
+}
+
+fn emitted(name: &str) -> Emitted {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
-    let bytes = std::fs::read(path).unwrap();
-    let program = tracer::read_archive(&bytes).unwrap();
+    let source = std::fs::read(path).unwrap();
+    let program = tracer::read_archive(&source).unwrap();
     let names = Names::new(&program);
     let assignment = Assignment::at(program.nodes.len(), &[program.nodes.len() / 2]);
     let pipeline = cut(&program, &assignment, &names, &CutOptions::default()).unwrap();
@@ -30,31 +39,40 @@ fn emitted(name: &str) -> (Program, Files) {
         model: Some(schema::ModelReference { name: program.name.clone(), digest: tracer::digest(&program) }),
         ..about
     };
-    let files = codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap();
-    let written = files.iter().map(|file| {
+    let (mut files, mut copied) = (Files::new(), BTreeMap::new());
+    for file in codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap() {
         let mut out = Vec::new();
-        file.content.write(&mut &bytes[..], &mut out).unwrap();
-        (file.path.clone(), out)
-    });
-    let written = written.collect();
-    (program, written)
+        copied.insert(file.path.clone(), file.content.write(&mut &source[..], &mut out).unwrap());
+        files.insert(file.path, out);
+    }
+    Emitted { program, source, copied, files }
 }
 
-fn checked(program: &Program, files: &Files) -> Result<(), WrittenError> {
-    check_written(program, &mut |name| {
-        files.get(name).cloned().ok_or_else(|| std::io::ErrorKind::NotFound.into())
-    })
+impl Written for &Emitted {
+    type Bytes = Vec<u8>;
+
+    fn bytes(&mut self, file: &str) -> std::io::Result<Vec<u8>> {
+        self.files.get(file).cloned().ok_or_else(|| std::io::ErrorKind::NotFound.into())
+    }
+
+    fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        (&self.files[file][..]).read_at(position, buffer)
+    }
+}
+
+fn checked(mut emitted: &Emitted) -> Result<(), WrittenError> {
+    check_written(&emitted.program, &emitted.copied, &mut &emitted.source[..], &mut emitted)
 }
 
 /// Changes one file of an emitted GPT-2 and expects its name and this text in the refusal.
 #[track_caller]
 fn refused(file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>, expected: &str) {
-    let (program, mut files) = emitted("gpt2_tiny.pt");
-    let before = files.remove(file).unwrap();
+    let mut emitted = emitted("gpt2_tiny.pt");
+    let before = emitted.files.remove(file).unwrap();
     let after = change(before.clone());
     assert_ne!(before, after, "nothing was changed");
-    files.insert(file.to_string(), after);
-    let said = checked(&program, &files).expect_err("a changed file must be refused").to_string();
+    emitted.files.insert(file.to_string(), after);
+    let said = checked(&emitted).expect_err("a changed file must be refused").to_string();
     assert!(said.contains(expected), "{said}");
 }
 
@@ -102,38 +120,37 @@ fn what_is_written_passes() {
         "repeats.pt",
         "cnn_dropout.pt",
     ] {
-        let (program, files) = emitted(name);
-        assert_eq!(checked(&program, &files), Ok(()), "{name}");
+        assert_eq!(checked(&emitted(name)), Ok(()), "{name}");
     }
 }
 
 #[test]
 fn a_file_that_is_missing_or_cut_off_is_refused() {
-    let (program, files) = emitted("gpt2_tiny.pt");
-    for name in files.keys() {
-        let mut fewer = files.clone();
-        fewer.remove(name);
-        assert_eq!(checked(&program, &fewer).unwrap_err().file, *name);
-        let mut shorter = files.clone();
-        let last = shorter.get_mut(name).unwrap();
-        last.truncate(last.len() - 2);
+    let mut emitted = emitted("gpt2_tiny.pt");
+    let files = emitted.files.clone();
+    for (name, bytes) in &files {
+        emitted.files.remove(name);
+        assert_eq!(checked(&emitted).unwrap_err().file, *name);
+        emitted.files.insert(name.clone(), bytes[..bytes.len() - 2].to_vec());
         // Only a source may lack its end unseen: its forward and its tensors stand before.
-        assert_eq!(checked(&program, &shorter).is_err(), !name.ends_with(".py"), "{name}");
+        assert_eq!(checked(&emitted).is_err(), !name.ends_with(".py"), "{name}");
+        emitted.files.insert(name.clone(), bytes.clone());
     }
 }
 
 #[test]
 fn stages_that_change_places_are_refused() {
-    let (program, mut files) = emitted("gpt2_tiny.pt");
+    let mut emitted = emitted("gpt2_tiny.pt");
+    let files = emitted.files.clone();
     for kind in ["pt", "py", "safetensors"] {
         let (first, second) = (format!("stages/stage_0.{kind}"), format!("stages/stage_1.{kind}"));
-        let mut swapped = files.clone();
-        swapped.insert(first.clone(), files[&second].clone());
-        swapped.insert(second, files[&first].clone());
-        assert!(checked(&program, &swapped).is_err(), "{kind}");
+        emitted.files.insert(first.clone(), files[&second].clone());
+        emitted.files.insert(second, files[&first].clone());
+        assert!(checked(&emitted).is_err(), "{kind}");
+        emitted.files.clone_from(&files);
     }
-    files.clear();
-    assert!(checked(&program, &files).is_err());
+    emitted.files.clear();
+    assert!(checked(&emitted).is_err());
 }
 
 #[test]
@@ -164,6 +181,49 @@ fn an_archive_that_computes_something_else_is_refused() {
     refused(file, code(|t| t.replacen("torch.tanh(", "torch.relu(", 1)), "order");
     refused(file, code(twice), "order");
     refused(file, code(|t| t.replacen("torch.layer_norm(", "torch.dropout(", 1)), "order");
+}
+
+/// Where the elements of a tensor of the model stand in a file of stage 0.
+fn place_of(emitted: &Emitted, name: &str, file: &[u8]) -> usize {
+    let tensor = emitted.program.tensors.iter().find(|tensor| tensor.path == name).unwrap();
+    let storage = tensor.storage.as_ref().unwrap();
+    let bytes = &emitted.source[storage.position as usize..][..storage.bytes as usize];
+    file.windows(bytes.len()).position(|window| window == bytes).unwrap()
+}
+
+#[test]
+fn weights_with_other_bytes_are_refused() {
+    let emitted = emitted("gpt2_tiny.pt");
+    for kind in ["pt", "safetensors"] {
+        let file = format!("stages/stage_0.{kind}");
+        let (one, other) = ("transformer.h.0.ln_1.weight", "transformer.h.0.ln_1.bias");
+        let places = [one, other].map(|name| place_of(&emitted, name, &emitted.files[&file]));
+        // One bit, in the middle of a large tensor, where no sample looks.
+        let large = place_of(&emitted, "transformer.wte.weight", &emitted.files[&file]);
+        let flipped = |mut bytes: Vec<u8>| {
+            bytes[large + 4 * 100 + 1] ^= 1;
+            bytes
+        };
+        refused(&file, flipped, "these are not the model's bytes");
+        // Two tensors of one size, the other way round.
+        let exchanged = |mut bytes: Vec<u8>| {
+            for at in 0..64 {
+                bytes.swap(places[0] + at, places[1] + at);
+            }
+            bytes
+        };
+        refused(&file, exchanged, "tensor `transformer.h.0.ln_1");
+    }
+    // The bytes stand as they were written, the header gives them the other's name.
+    let renamed = |bytes: Vec<u8>| {
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+        let header =
+            header.replace("h.0.ln_1.weight", "h.0.ln_1.?").replace("h.0.ln_1.bias", "h.0.ln_1.weight");
+        let header = header.replace("h.0.ln_1.?", "h.0.ln_1.bias");
+        [&bytes[..8], header.as_bytes(), &bytes[8 + length..]].concat()
+    };
+    refused("stages/stage_0.safetensors", renamed, "tensor `transformer.h.0.ln_1");
 }
 
 #[test]

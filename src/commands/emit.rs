@@ -3,6 +3,7 @@
 mod extras;
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
@@ -153,21 +154,19 @@ impl Emit {
         let folder = files::Folder::create(&self.output, self.force)?;
         let total: u64 = emitted.iter().map(|file| file.content.size()).sum();
         let progress = progress(total);
+        let mut copied = BTreeMap::new();
         for file in &emitted {
             let path = folder.path(&file.path)?;
             let in_file =
                 |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
             let mut out =
                 BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
-            file.content.write(&mut source, &mut out).map_err(in_file)?;
+            copied.insert(file.path.clone(), file.content.write(&mut source, &mut out).map_err(in_file)?);
             out.flush().map_err(in_file)?;
         }
         progress.finish_and_clear();
-        codegen::check_written(&program, &mut |file| {
-            let path = folder.path(file).map_err(|failure| std::io::Error::other(failure.to_string()))?;
-            files::map(&path).map_err(|failure| std::io::Error::other(failure.to_string()))
-        })
-        .map_err(|error| bug(&error))?;
+        let mut written = Written { folder: &folder, open: None };
+        codegen::check_written(&program, &copied, &mut source, &mut written).map_err(|error| bug(&error))?;
         folder.finish()?;
         self.answer(&program, &pipeline, total, output)
     }
@@ -231,6 +230,32 @@ impl Emit {
                 output.text(&text)
             }
         }
+    }
+}
+
+/// The files as they lie in the output folder, not yet under its name.
+struct Written<'f> {
+    folder: &'f files::Folder,
+    /// The file that was read last.
+    open: Option<(String, Source)>,
+}
+
+impl codegen::Written for Written<'_> {
+    type Bytes = memmap2::Mmap;
+
+    fn bytes(&mut self, file: &str) -> std::io::Result<memmap2::Mmap> {
+        let other = |failure: Failure| std::io::Error::other(failure.to_string());
+        files::map(&self.folder.path(file).map_err(other)?).map_err(other)
+    }
+
+    fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        if self.open.as_ref().is_none_or(|(name, _)| name != file) {
+            let path =
+                self.folder.path(file).map_err(|failure| std::io::Error::other(failure.to_string()))?;
+            self.open = Some((file.to_string(), Source(File::open(path)?)));
+        }
+        let (_, open) = self.open.as_mut().expect("opened above");
+        open.read_at(position, buffer)
     }
 }
 

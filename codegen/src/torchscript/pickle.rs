@@ -57,10 +57,9 @@ impl Pickle {
                 self.out.extend_from_slice(&small.to_le_bytes());
             }
             Err(_) => {
-                // Nine bytes: the top one keeps the sign.
-                self.out.extend_from_slice(&[0x8a, 9]);
+                // torch's reader takes eight bytes and no other number of them. Sizes stay below 2⁶³.
+                self.out.extend_from_slice(&[0x8a, 8]);
                 self.out.extend_from_slice(&value.to_le_bytes());
-                self.out.push(0);
             }
         }
     }
@@ -129,5 +128,22 @@ fn storage_class(dtype: DType) -> &'static str {
         DType::Complex128 => "ComplexDoubleStorage",
         DType::Float8E4M3 => "Float8_e4m3fnStorage",
         DType::Float8E5M2 => "Float8_e5m2Storage",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_as_wide_as_torch_reads_them() {
+        let check = |value: u64, expected: &[u8]| {
+            let mut pickle = Pickle { out: Vec::new() };
+            pickle.int(value);
+            assert_eq!(pickle.out, expected, "{value}");
+        };
+        check(7, b"J\x07\0\0\0");
+        check(0x7fff_ffff, b"J\xff\xff\xff\x7f");
+        check(0x8000_0000, b"\x8a\x08\0\0\0\x80\0\0\0\0");
     }
 }

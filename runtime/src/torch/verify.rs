@@ -39,11 +39,26 @@ pub struct Verification {
 /// Compares the stages with the whole model.
 ///
 /// `model_outputs` tells, for each output of the model, the stage and the position it comes from; several stage
-/// archives may hold one parameter (tied weights): their gradients are added and updated as one.
+/// archives may hold one parameter (tied weights): their gradients are added and updated as one. Both sides run as they are
+/// written: by itself torch merges equal operators, and adds gradients up in another order than stages do.
 ///
 /// # Errors
 /// When an archive cannot be loaded or run.
 pub fn verify(
+    whole: &Path,
+    archives: &[PathBuf],
+    wiring: &Wiring,
+    model_outputs: &[(usize, usize)],
+    inputs: &[Vec<Tensor>],
+    device: Device,
+) -> Result<Verification, BackendError> {
+    tch::jit::f_set_graph_executor_optimize(false)?;
+    let compared = compare(whole, archives, wiring, model_outputs, inputs, device);
+    tch::jit::f_set_graph_executor_optimize(true)?;
+    compared
+}
+
+fn compare(
     whole: &Path,
     archives: &[PathBuf],
     wiring: &Wiring,
