@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use tracer::{DType, Program, Tensor, TensorId};
+use tracer::{Program, Tensor, TensorId};
 
 use crate::error::CutError;
 
@@ -240,22 +240,11 @@ impl Gather {
     }
 }
 
-/// Returns the bytes of an element.
-pub(crate) fn item_size(dtype: DType) -> u64 {
-    match dtype {
-        DType::Complex128 => 16,
-        DType::Float64 | DType::Int64 | DType::UInt64 | DType::Complex64 => 8,
-        DType::Float32 | DType::Int32 | DType::UInt32 => 4,
-        DType::Float16 | DType::BFloat16 | DType::Int16 | DType::UInt16 => 2,
-        DType::Int8 | DType::UInt8 | DType::Bool | DType::Float8E4M3 | DType::Float8E5M2 => 1,
-    }
-}
-
 /// Returns the bytes of a tensor, densely packed in the order of its sizes.
 pub(crate) fn dense(program: &Program, id: TensorId) -> Result<Piece, CutError> {
     let tensor = &program.tensors[id.index()];
     let (position, extent) = range(tensor)?;
-    let item = item_size(tensor.dtype);
+    let item = tensor.dtype.bytes();
     let mut expected = 1_u64;
     let mut is_dense = true;
     for (&size, &stride) in tensor.shape.iter().zip(&tensor.strides).rev() {
@@ -286,7 +275,7 @@ pub(crate) fn range(tensor: &Tensor) -> Result<(u64, u64), CutError> {
     if count > storage.elements.saturating_mul(4096).max(1 << 20) {
         return Err(fault("its sizes multiply to far more elements than are stored"));
     }
-    let item = item_size(tensor.dtype);
+    let item = tensor.dtype.bytes();
     let extent = if count == 0 { 0 } else { last + 1 };
     let end = storage.offset.checked_add(extent).and_then(|end| end.checked_mul(item));
     match end {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use tracer::{ByteOrder, Program, TensorId};
 
 use crate::{
-    content::{Content, Piece, Record, dense, item_size, range},
+    content::{Content, Piece, Record, dense, range},
     error::CutError,
     names::Names,
     pipeline::Pipeline,
@@ -99,7 +99,7 @@ impl Storages {
             let tensor = &program.tensors[id.index()];
             let (_, extent) = range(tensor)?;
             let storage = tensor.storage.as_ref().expect("range checks that there is one");
-            let item = item_size(tensor.dtype);
+            let item = tensor.dtype.bytes();
             let (first, end) = (storage.offset, storage.offset + extent);
             let key = (storage.record.clone(), item);
             match ranges.get_mut(&key) {
@@ -125,7 +125,7 @@ impl Storages {
     fn place(&self, program: &Program, id: TensorId) -> pickle::Place {
         let tensor = &program.tensors[id.index()];
         let storage = tensor.storage.as_ref().expect("checked when the list was made");
-        let key = self.by_record[&(storage.record.clone(), item_size(tensor.dtype))];
+        let key = self.by_record[&(storage.record.clone(), tensor.dtype.bytes())];
         let stored = &self.list[key];
         pickle::Place { key, elements: stored.elements, offset: storage.offset - stored.first }
     }

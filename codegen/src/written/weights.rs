@@ -10,7 +10,7 @@ use schema::StageFiles;
 use tracer::{Program, Role, Tensor};
 
 use super::{Fault, in_tree};
-use crate::content::{Copied, Piece, ReadAt, item_size};
+use crate::content::{Copied, Piece, ReadAt};
 
 /// Elements of a tensor that are compared with the source.
 const SAMPLE: u64 = 16;
@@ -42,7 +42,7 @@ pub(super) fn archive(
     for held in found.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
         let tensor = by_path.get(&in_tree(&held.path)).ok_or_else(|| Fault::Tensor(held.path.clone()))?;
         if let Some(storage) = &held.storage {
-            let at = storage.position + storage.offset * item_size(held.dtype);
+            let at = storage.position + storage.offset * held.dtype.bytes();
             places.push(Place { tensor, at, strides: held.strides.clone() });
         }
     }
@@ -84,7 +84,7 @@ fn check(
         let (Some(storage), false) = (&place.tensor.storage, place.tensor.shape.contains(&0)) else {
             continue;
         };
-        let item = item_size(place.tensor.dtype);
+        let item = place.tensor.dtype.bytes();
         let first = storage.position + storage.offset * item;
         let piece = copied.partition_point(|piece| piece.at <= place.at).checked_sub(1).map(|at| &copied[at]);
         let is_copied = piece.is_some_and(|piece| match &piece.piece {

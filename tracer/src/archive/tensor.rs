@@ -45,6 +45,17 @@ impl DType {
             DType::Int8 | DType::UInt8 | DType::Bool | DType::Float8E4M3 | DType::Float8E5M2 => 1,
         }
     }
+
+    /// Tells whether it is a floating-point one.
+    pub fn is_float(self) -> bool {
+        use DType::{BFloat16, Float8E4M3, Float8E5M2, Float16, Float32, Float64};
+        matches!(self, Float64 | Float32 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2)
+    }
+
+    /// Tells whether it is a complex one.
+    pub fn is_complex(self) -> bool {
+        matches!(self, DType::Complex64 | DType::Complex128)
+    }
 }
 
 /// Reads the name of a storage class.

@@ -55,20 +55,9 @@ pub fn read_tensors(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
 /// Tells parameters from buffers where a file does not: batch norm's names, and numbers that cannot train.
 pub fn role_by_name(path: &str, dtype: DType) -> Role {
     let name = path.rsplit('.').next().unwrap_or(path);
-    let is_float = matches!(
-        dtype,
-        DType::Float64
-            | DType::Float32
-            | DType::Float16
-            | DType::BFloat16
-            | DType::Complex64
-            | DType::Complex128
-            | DType::Float8E4M3
-            | DType::Float8E5M2
-    );
     match name {
         "running_mean" | "running_var" | "num_batches_tracked" => Role::Buffer,
-        _ if is_float => Role::Parameter,
+        _ if dtype.is_float() || dtype.is_complex() => Role::Parameter,
         _ => Role::Buffer,
     }
 }
