@@ -13,7 +13,7 @@ use crate::{
     error::{BuildError, BuildErrors},
     fact::{Fact, Number, Shape, StorageId, TensorFact},
     flow,
-    infer::{Call, Rule, Scope, Stop, fresh, is_complex, is_float, rule},
+    infer::{Call, Rule, Scope, Stop, fresh, rule},
     model::{ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage, UnknownOperator, Value},
     operand::{collect, unique},
     recorded::{adopt, align, compare, plain, recorded_input},
@@ -403,7 +403,7 @@ fn has_tensor(facts: &[Fact]) -> bool {
 }
 
 fn differentiable(dtype: tracer::DType) -> bool {
-    is_float(dtype) || is_complex(dtype)
+    dtype.is_float() || dtype.is_complex()
 }
 
 fn is_detached(operator: &str) -> bool {

@@ -87,7 +87,7 @@ impl TensorFact {
 
     /// Returns the bytes of its elements, if size and type are known.
     pub fn bytes(&self) -> Option<u64> {
-        self.elements()?.checked_mul(size_of_dtype(self.dtype?))
+        self.elements()?.checked_mul(self.dtype?.bytes())
     }
 
     /// Returns the sizes, if all are known.
@@ -129,17 +129,6 @@ impl Fact {
             Fact::Dict(items) => items.iter().flat_map(|(_, fact)| fact.tensors()).collect(),
             _ => Vec::new(),
         }
-    }
-}
-
-/// Returns the bytes of one element.
-pub fn size_of_dtype(dtype: DType) -> u64 {
-    match dtype {
-        DType::Complex128 => 16,
-        DType::Float64 | DType::Int64 | DType::UInt64 | DType::Complex64 => 8,
-        DType::Float32 | DType::Int32 | DType::UInt32 => 4,
-        DType::Float16 | DType::BFloat16 | DType::Int16 | DType::UInt16 => 2,
-        DType::Int8 | DType::UInt8 | DType::Bool | DType::Float8E4M3 | DType::Float8E5M2 => 1,
     }
 }
 

@@ -26,7 +26,7 @@ pub use build::{BuildOptions, InputShape, build};
 pub use cost::{OperatorCost, OperatorCosts, costs, parameters_by_block};
 pub use document::{document, named_tensor};
 pub use error::{BuildError, BuildErrors};
-pub use fact::{Dim, Fact, Number, Shape, StorageId, TensorFact, dtype_name, show_shape, size_of_dtype};
+pub use fact::{Dim, Fact, Number, Shape, StorageId, TensorFact, dtype_name, show_shape};
 pub use level::Quotient;
 pub use liveness::{Lifetime, Liveness, liveness};
 pub use model::{

@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use tracer::{Program, Role, TensorId};
 
 use crate::{
-    fact::{Shape, StorageId, size_of_dtype},
+    fact::{Shape, StorageId},
     infer::contiguous_strides,
     model::{ModelGraph, Origin, Storage, StoredTensor},
     sizes::sizes,
@@ -31,7 +31,7 @@ pub fn place_tensors(program: &Program, graph: &mut ModelGraph) {
             None => (tensor.shape.clone(), tensor.strides.clone()),
         };
         let elements = shape.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
-        let bytes = if has_shape { elements.saturating_mul(size_of_dtype(tensor.dtype)) } else { 0 };
+        let bytes = if has_shape { elements.saturating_mul(tensor.dtype.bytes()) } else { 0 };
         let record = tensor.storage.as_ref().map(|storage| storage.record.as_str());
         let known = record.and_then(|record| by_record.get(record).copied());
         let (_, storage) = known.unwrap_or_else(|| {

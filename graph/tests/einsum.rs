@@ -3,7 +3,13 @@
 use graph::BuildOptions;
 
 #[track_caller]
-fn check(equation: &str, shapes: &[&[u64]], path: &[u64], forward: u64, backward: u64) {
+fn check(equation: &str, shapes: &[&[u64]], path: &[i64], forward: u64, backward: u64) {
+    let graph = graph::build(&program(equation, shapes, path), &BuildOptions::default()).expect("a graph");
+    let total = graph::costs(&graph).total();
+    assert_eq!((total.forward_flops, total.backward_flops()), (forward, backward), "{equation} {path:?}");
+}
+
+fn program(equation: &str, shapes: &[&[u64]], path: &[i64]) -> tracer::Program {
     let list = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
     let inputs = shapes.iter().enumerate().map(|(index, sizes)| {
         let mut strides = vec![1; sizes.len()];
@@ -29,10 +35,7 @@ fn check(equation: &str, shapes: &[&[u64]], path: &[u64], forward: u64, backward
         inputs.collect::<Vec<_>>().join(",\n      "),
         names.join(", ")
     );
-    let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
-    let total = graph::costs(&graph).total();
-    assert_eq!((total.forward_flops, total.backward_flops()), (forward, backward), "{equation} {path}");
+    tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 #[test]
@@ -53,4 +56,14 @@ fn four_and_five_operands_are_taken_from_the_front() {
 fn a_path_is_followed() {
     check("ab,bc,cd->ad", &[&[2, 3], &[3, 4], &[4, 5]], &[1, 2, 0, 1], 180, 360);
     check("ab,bc,cd,de->ae", &[&[2, 3], &[3, 4], &[4, 5], &[5, 6]], &[0, 1, 0, 2, 0, 1], 248, 496);
+}
+
+#[test]
+fn a_path_that_names_no_two_operands_is_refused() {
+    let shapes: [&[u64]; 3] = [&[2, 3], &[3, 4], &[4, 5]];
+    for path in [[-1, 0, 0, 1], [0, 0, 0, 1], [0, 3, 0, 1], [0, 1, -1, 0], [0, i64::MIN, 0, 1]] {
+        let errors = graph::build(&program("ab,bc,cd->ad", &shapes, &path), &BuildOptions::default());
+        let message = errors.expect_err("a path that torch would refuse").to_string();
+        assert!(message.contains("a path of einsum takes operands"), "{path:?}: {message}");
+    }
 }

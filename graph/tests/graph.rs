@@ -218,3 +218,17 @@ fn the_document_names_every_edge() {
     assert_eq!(document.edges.len(), graph.flow.edge_count());
     assert!(document.edges.iter().all(|edge| edge.from < edge.to));
 }
+
+#[test]
+fn costs_of_sizes_beyond_64_bits_stop_there() {
+    let huge = "Float(4294967296, 4294967296, strides=[4294967296, 1], requires_grad=1, device=cpu)";
+    let text = format!(
+        "graph(%x : {huge},\n      %h : {huge},\n      %w : {huge},\n      %u : {huge}):\n  \
+         %n : NoneType = prim::Constant()\n  \
+         %out : Tensor = aten::rnn_tanh_cell(%x, %h, %w, %u, %n, %n)\n  return (%out)\n"
+    );
+    let program = tracer::ir::read_ir(&text).expect("IR text");
+    let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
+    let total = graph::costs(&graph).total();
+    assert_eq!((total.forward_flops, total.backward_flops_input), (u64::MAX, u64::MAX));
+}

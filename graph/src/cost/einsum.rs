@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-use super::saved::Keep;
+use super::{saved::Keep, times};
 use crate::{
-    fact::{Fact, Shape, TensorFact, size_of_dtype},
+    fact::{Shape, TensorFact},
     infer::{Call, Einsum, viewed_strides},
 };
 
@@ -18,37 +18,24 @@ struct Term {
     requires_grad: bool,
 }
 
-/// Keeps the factors of each product. Without a path operands are taken from left to right; the results of a path's
-/// steps go to the end.
+/// Keeps the factors of each product.
 pub(super) fn keep_einsum(keep: &mut Keep<'_>, call: &Call<'_>) {
-    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
-    else {
-        return;
-    };
-    let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
-    let Ok(parsed) = Einsum::parse(equation, &tensors) else { return };
+    let Ok((parsed, tensors)) = Einsum::of(call) else { return };
+    let Ok(products) = parsed.products(call) else { return };
     let sizes: Option<BTreeMap<char, u64>> =
         parsed.sizes.iter().map(|(letter, size)| Some((*letter, (*size)?))).collect();
     let (Some(sizes), Some(dtype)) = (sizes, tensors.first().and_then(|tensor| tensor.dtype)) else { return };
-    let pairs = Pairs { sizes, output: &parsed.output, element: size_of_dtype(dtype) };
+    let pairs = Pairs { sizes, output: &parsed.output, element: dtype.bytes() };
     let leaf = |(letters, tensor): (&Vec<char>, &&TensorFact)| Term {
         letters: letters.clone(),
         leaf: Some((*tensor).clone()),
         requires_grad: tensor.requires_grad,
     };
     let mut terms: Vec<Term> = parsed.operands.iter().zip(&tensors).map(leaf).collect();
-    let mut path = call.ints("path").unwrap_or_default().into_iter();
-    while terms.len() > 1 {
-        let (i, j, place) = match (path.next().flatten(), path.next().flatten()) {
-            (Some(i), Some(j)) => (i.min(j) as usize, i.max(j) as usize, terms.len() - 2),
-            _ => (0, 1, 0),
-        };
-        if i == j || j >= terms.len() {
-            return;
-        }
-        let (right, left) = (terms.remove(j), terms.remove(i));
-        let product = pairs.product(keep, left, right, &terms);
-        terms.insert(place, product);
+    for product in products {
+        let (left, right) = product.take(&mut terms);
+        let result = pairs.product(keep, left, right, &terms);
+        terms.insert(product.place, result);
     }
 }
 
@@ -64,7 +51,7 @@ impl Pairs<'_> {
     }
 
     fn count(&self, letters: &[char]) -> u64 {
-        letters.iter().fold(1, |product, letter| product.saturating_mul(self.size(*letter)))
+        times(letters.iter().map(|letter| self.size(*letter)))
     }
 
     /// Letters in the order of einsum's permuted operands: the result's, then those that go away.

@@ -4,9 +4,9 @@
 //! on purpose: torch's formula for a grouped convolution's weight gradient leaves the groups out and is too large by
 //! their number; ours is what is computed. A first layer has no input gradient when the model's input needs none.
 
-use super::{OperatorCost, look::Look};
+use super::{OperatorCost, look::Look, times};
 use crate::{
-    fact::{Fact, Shape, TensorFact},
+    fact::{Shape, TensorFact},
     infer::{Call, Einsum, Factor, recurrence},
     model::{Operator, OperatorClass},
 };
@@ -49,8 +49,9 @@ fn sizes(tensor: &TensorFact) -> Option<Vec<u64>> {
     tensor.sizes()
 }
 
-fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
-    numbers.into_iter().fold(1, u64::saturating_mul)
+/// All dimensions but the last two.
+fn batch(sizes: &[u64]) -> Shape {
+    sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
 }
 
 fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
@@ -93,9 +94,6 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         _ => {
             let (k, n) = (*x.last()?, *y.last()?);
             let m = if x.len() > 1 { x[x.len() - 2] } else { 1 };
-            let batch = |sizes: &[u64]| -> Shape {
-                sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
-            };
             let batch = crate::infer::broadcast(&[&batch(&x), &batch(&y)]).ok()?;
             times([2, m, n, k, times(batch.iter().map(|size| size.unwrap_or(1)))])
         }
@@ -103,33 +101,16 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     Some(of_two(look, a, b, flops))
 }
 
-/// Pairs from the left, each a batched product over the letters that go away.
+/// Products of two, each batched, over the letters that go away.
 fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
-    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
-    else {
-        return None;
-    };
-    let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
-    let parsed = Einsum::parse(equation, &tensors).ok()?;
+    let (parsed, tensors) = Einsum::of(call).ok()?;
+    let products = parsed.products(call).ok()?;
     let mut cost = OperatorCost::default();
     let mut terms: Vec<(Vec<char>, TensorFact)> =
         parsed.operands.into_iter().zip(tensors.iter().map(|tensor| (*tensor).clone())).collect();
     let (output, sizes) = (parsed.output, parsed.sizes);
-    let mut path = call.ints("path").unwrap_or_default().into_iter();
-    while terms.len() > 1 {
-        // Without a path operands are taken from left to right; the results of a path's steps go to the end.
-        let (i, j, place) = match (path.next().flatten(), path.next().flatten()) {
-            (Some(i), Some(j)) => (
-                usize::try_from(i.min(j)).ok()?,
-                usize::try_from(i.max(j)).ok()?,
-                terms.len().checked_sub(2)?,
-            ),
-            _ => (0, 1, 0),
-        };
-        if i == j || j >= terms.len() {
-            return None;
-        }
-        let ((right, b), (left, a)) = (terms.remove(j), terms.remove(i));
+    for product in products {
+        let ((left, a), (right, b)) = product.take(&mut terms);
         let needed =
             |letter: &char| output.contains(letter) || terms.iter().any(|(term, _)| term.contains(letter));
         // Letters of one side only that nobody needs are summed away before the product.
@@ -148,7 +129,7 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         letters.retain(needed);
         // A product is nobody's parameter.
         let requires_grad = a.requires_grad || b.requires_grad;
-        terms.insert(place, (letters, TensorFact { requires_grad, ..TensorFact::default() }));
+        terms.insert(product.place, (letters, TensorFact { requires_grad, ..TensorFact::default() }));
     }
     Some(cost)
 }
@@ -180,8 +161,6 @@ fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     let (q, k, v) = (sizes(query)?, sizes(key)?, sizes(value)?);
     let [.., rows, width] = q.as_slice() else { return None };
     let (columns, out) = (k[k.len() - 2], v[v.len() - 1]);
-    let batch =
-        |sizes: &[u64]| -> Shape { sizes[..sizes.len() - 2].iter().map(|size| Some(*size)).collect() };
     let batch = match crate::infer::broadcast(&[&batch(&q), &batch(&k)]) {
         Ok(batch) => times(batch.iter().map(|size| size.unwrap_or(1))),
         // Grouped queries: fewer keys than queries.
@@ -220,8 +199,7 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
             backward_flops_input: inputs
                 .iter()
                 .filter(|(t, _)| t.requires_grad)
-                .map(|(_, flops)| flops)
-                .sum(),
+                .fold(0, |sum, (_, flops)| sum.saturating_add(*flops)),
             ..OperatorCost::default()
         });
     }

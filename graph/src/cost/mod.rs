@@ -47,6 +47,11 @@ pub struct OperatorCosts {
     sums: Vec<OperatorCost>,
 }
 
+/// Multiplies numbers from a file, as far as 64 bits go.
+fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(1, u64::saturating_mul)
+}
+
 /// Computes what every operator costs. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let look = look::Look::new(graph);

@@ -7,9 +7,9 @@
 
 use tracer::DType;
 
-use super::{look::Look, saved::Keep};
+use super::{look::Look, saved::Keep, times};
 use crate::{
-    fact::{Fact, TensorFact, size_of_dtype},
+    fact::{Fact, TensorFact},
     infer::{Call, Factor, Recurrence, recurrence},
     model::Operator,
 };
@@ -33,7 +33,7 @@ pub(super) fn keep_recurrent(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Op
     // Dropout between layers keeps a mask, one byte an element as elsewhere.
     let is_dropping = call.flag("train") == Some(true) && call.float("dropout").is_some_and(|p| p > 0.0);
     if is_dropping {
-        keep.fresh(Some(times(&[layer.layers - 1, sizes.rows, sizes.output, layer.directions])));
+        keep.fresh(Some(times([layer.layers - 1, sizes.rows, sizes.output, layer.directions])));
     }
 }
 
@@ -71,13 +71,9 @@ impl Sizes {
             hidden: layer.hidden?,
             output: layer.output?,
             width: (*input.shape.as_ref()?.last()?)?,
-            element: size_of_dtype(input.dtype?),
+            element: input.dtype?.bytes(),
         })
     }
-}
-
-fn times(numbers: &[u64]) -> u64 {
-    numbers.iter().fold(1, |product, number| product.saturating_mul(*number))
 }
 
 /// The input as the layers see it: steps first.
@@ -107,29 +103,29 @@ fn fused(
         Some(false) => keep.fresh(turned.bytes()),
         _ => keep.tensor(turned),
     }
-    let state = times(&[sizes.batch, sizes.hidden, sizes.element]);
-    let output = times(&[sizes.rows, sizes.hidden, sizes.element]);
+    let state = times([sizes.batch, sizes.hidden, sizes.element]);
+    let output = times([sizes.rows, sizes.hidden, sizes.element]);
     for index in 0..layer.layers {
         let width = match index {
             0 => sizes.width,
             _ => sizes.hidden.saturating_mul(layer.directions),
         };
-        let one = workspace(sizes, width).saturating_add(times(&[2, state]));
-        keep.fresh(Some(times(&[layer.directions, one])));
+        let one = workspace(sizes, width).saturating_add(times([2, state]));
+        keep.fresh(Some(times([layer.directions, one])));
         let is_last = index + 1 == layer.layers;
         match look.result(operator).filter(|_| is_last && layer.directions == 1) {
             // The layer's output is the operator's.
             Some(result) => keep.tensor(result),
-            None => keep.fresh(Some(times(&[layer.directions, output]))),
+            None => keep.fresh(Some(times([layer.directions, output]))),
         }
         // Two directions are joined for the next layer.
         if layer.directions == 2 && !is_last {
-            keep.fresh(Some(times(&[2, output])));
+            keep.fresh(Some(times([2, output])));
         }
         // Without biases zeros stand for them, as many as there are weights.
         if call.flag("has_biases") == Some(false) {
-            let weights = times(&[4, sizes.hidden, width.saturating_add(sizes.hidden), sizes.element]);
-            keep.fresh(Some(times(&[layer.directions, weights])));
+            let weights = times([4, sizes.hidden, width.saturating_add(sizes.hidden), sizes.element]);
+            keep.fresh(Some(times([layer.directions, weights])));
         }
     }
 }
@@ -138,7 +134,7 @@ fn fused(
 fn workspace(sizes: &Sizes, width: u64) -> u64 {
     const PAGE: u64 = 4096;
     const FLOAT: u64 = 4;
-    let pages = |numbers: &[u64]| times(numbers).div_ceil(PAGE).saturating_mul(PAGE);
+    let pages = |numbers: &[u64]| times(numbers.iter().copied()).div_ceil(PAGE).saturating_mul(PAGE);
     // Rows begin at multiples of 64 bytes, and not 4 KiB apart, which would share cache lines.
     let padded = |row: u64| match row.div_ceil(16).saturating_mul(16) {
         row if row.is_multiple_of(256) => row.saturating_add(16),
@@ -147,7 +143,7 @@ fn workspace(sizes: &Sizes, width: u64) -> u64 {
     let gates = pages(&[sizes.rows, padded(sizes.hidden.saturating_mul(4)), FLOAT]);
     let hidden = pages(&[sizes.rows, padded(sizes.hidden), FLOAT]);
     // Before and after each layer and step.
-    let places = times(&[2, sizes.steps.saturating_add(1), sizes.batch, FLOAT]);
+    let places = times([2, sizes.steps.saturating_add(1), sizes.batch, FLOAT]);
     let states = pages(&[places, padded(sizes.hidden.max(width))]);
     let cells = pages(&[places, sizes.hidden]);
     // States come with those of the layer and of their gradient, cells with those of their gradient.
@@ -160,17 +156,17 @@ fn stepwise(keep: &mut Keep<'_>, call: &Call<'_>, layer: &Recurrence, sizes: &Si
     let per_direction = match call.name {
         // Four gates and tanh of the cell in each step; cells and outputs between steps.
         "lstm" => {
-            let step = times(&[if has_projection(layer) { 6 } else { 5 }, sizes.hidden]);
-            let kept_between = times(&[between, sizes.hidden.saturating_add(sizes.output)]);
-            times(&[sizes.steps, step]).saturating_add(kept_between)
+            let step = times([if has_projection(layer) { 6 } else { 5 }, sizes.hidden]);
+            let kept_between = times([between, sizes.hidden.saturating_add(sizes.output)]);
+            times([sizes.steps, step]).saturating_add(kept_between)
         }
         // Three gates, two operands that are overwritten, the new state's tanh; states between steps.
-        "gru" => times(&[sizes.steps, 6, sizes.hidden]).saturating_add(times(&[between, sizes.hidden])),
+        "gru" => times([sizes.steps, 6, sizes.hidden]).saturating_add(times([between, sizes.hidden])),
         // The state itself is the result of tanh or relu.
-        _ => times(&[sizes.steps, sizes.hidden]),
+        _ => times([sizes.steps, sizes.hidden]),
     };
-    let inner = times(&[layer.layers - 1, sizes.rows, layer.directions, sizes.output]);
-    let each = times(&[layer.layers, layer.directions, per_direction, sizes.batch]);
+    let inner = times([layer.layers - 1, sizes.rows, layer.directions, sizes.output]);
+    let each = times([layer.layers, layer.directions, per_direction, sizes.batch]);
     keep.fresh(Some(each.saturating_add(inner).saturating_mul(sizes.element)));
     // Each direction folds the input for its product.
     (0..layer.directions).for_each(|_| keep.rows(turned));

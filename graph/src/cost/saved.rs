@@ -7,9 +7,9 @@
 use smallvec::SmallVec;
 use tracer::DType;
 
-use super::look::Look;
+use super::{look::Look, times};
 use crate::{
-    fact::{Fact, Shape, StorageId, TensorFact, size_of_dtype},
+    fact::{Fact, Shape, StorageId, TensorFact},
     infer::{Call, attention_by_parts, is_dropout_idle, viewed_strides},
     model::{ModelGraph, Operator, OperatorClass, Origin},
 };
@@ -115,7 +115,7 @@ impl Keep<'_> {
                 _ => 0,
             })
             .collect();
-        let together = batch.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+        let together = times(batch.iter().copied());
         let shape: Shape = std::iter::once(together).chain(inner.iter().copied()).map(Some).collect();
         self.reshaped(tensor, &expanded, &spread, &shape);
     }
@@ -126,7 +126,7 @@ impl Keep<'_> {
             return self.tensor(tensor);
         };
         let Some((last, outer)) = sizes.split_last() else { return self.tensor(tensor) };
-        let together = outer.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+        let together = times(outer.iter().copied());
         self.reshaped(tensor, &sizes, strides, &Shape::from_slice(&[Some(together), Some(*last)]));
     }
 
@@ -134,8 +134,8 @@ impl Keep<'_> {
         match viewed_strides(sizes, strides, shape) {
             Some(_) => self.tensor(tensor),
             None => {
-                let elements = sizes.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
-                self.fresh(tensor.dtype.map(|dtype| elements.saturating_mul(size_of_dtype(dtype))));
+                let elements = times(sizes.iter().copied());
+                self.fresh(tensor.dtype.map(|dtype| elements.saturating_mul(dtype.bytes())));
             }
         }
     }
@@ -248,7 +248,7 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             // One factor a channel, written as the input's numbers.
             let factors =
                 a.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
-            keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(size_of_dtype(dtype))));
+            keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(dtype.bytes())));
         }
         ("linear" | "_linear", Some(input), Some(weight)) => {
             if weight.requires_grad {
@@ -295,11 +295,8 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             keep.tensor(input);
             keep.named(call, "weight");
             let inner = call.ints("normalized_shape").map_or(1, |sizes| sizes.len());
-            let rows = input.sizes().map(|sizes| {
-                sizes[..sizes.len().saturating_sub(inner)]
-                    .iter()
-                    .fold(1_u64, |product, size| product.saturating_mul(*size))
-            });
+            let rows =
+                input.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(inner)].iter().copied()));
             let statistics = if call.name.contains("rms") { 4 } else { 8 };
             keep.fresh(rows.map(|rows| rows.saturating_mul(statistics)));
         }
@@ -351,7 +348,7 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
             match (call.tensor("attn_mask"), call.tensor("query").ok().and_then(|query| query.dtype)) {
                 // A mask of booleans is first written as one of numbers.
                 (Ok(mask), Some(dtype)) if mask.dtype == Some(DType::Bool) => {
-                    keep.fresh(mask.elements().map(|elements| elements.saturating_mul(size_of_dtype(dtype))));
+                    keep.fresh(mask.elements().map(|elements| elements.saturating_mul(dtype.bytes())));
                 }
                 (Ok(mask), _) => keep.tensor(mask),
                 _ => {}
@@ -389,8 +386,8 @@ fn attention(keep: &mut Keep<'_>, call: &Call<'_>) -> Option<()> {
     let batch = crate::infer::broadcast(&[&outer(&q), &outer(&k), &outer(&v)]).ok()?;
     let batch: Vec<u64> = batch.iter().map(|size| size.unwrap_or(1)).collect();
     let bytes = |rows: u64, columns: u64| {
-        let elements = batch.iter().chain([&rows, &columns]).fold(1_u64, |n, size| n.saturating_mul(*size));
-        query.dtype.map(|dtype| elements.saturating_mul(size_of_dtype(dtype)))
+        let elements = times(batch.iter().chain([&rows, &columns]).copied());
+        query.dtype.map(|dtype| elements.saturating_mul(dtype.bytes()))
     };
     let ([.., rows, width], [.., columns, _]) = (q.as_slice(), k.as_slice()) else { return None };
     keep.fresh(bytes(*rows, *width));

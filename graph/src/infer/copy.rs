@@ -406,7 +406,7 @@ pub fn sequence(call: &Call<'_>) -> Result {
             let bounds = ["start", "end", "step"].map(|name| call.get(name));
             let is_float = bounds.iter().flatten().any(|fact| match fact {
                 Fact::Float(_) => true,
-                Fact::Tensor(tensor) => tensor.dtype.is_some_and(super::elementwise::is_float),
+                Fact::Tensor(tensor) => tensor.dtype.is_some_and(DType::is_float),
                 _ => false,
             });
             let length = match (get("start", 0.0), get("end", 0.0), get("step", 1.0)) {

@@ -53,7 +53,7 @@ pub fn same_with_dtype(call: &Call<'_>) -> Result {
     let asked = call.dtype("dtype")?;
     let is_sum = matches!(call.name, "cumsum" | "cumprod");
     let dtype = asked.or(match input.dtype {
-        Some(dtype) if is_sum && !is_float(dtype) && !is_complex(dtype) => Some(DType::Int64),
+        Some(dtype) if is_sum && !dtype.is_float() && !dtype.is_complex() => Some(DType::Int64),
         dtype => dtype,
     });
     Ok(Fact::Tensor(fresh(dtype, shape(input)?.clone())))
@@ -167,7 +167,7 @@ fn promote(operands: &[(Option<DType>, Rank)]) -> Option<DType> {
         *slot = Some(slot.map_or(dtype, |other| promote_pair(other, dtype)));
     }
     by_rank.into_iter().flatten().reduce(|result, next| match kind(next) > kind(result) {
-        true if is_complex(next) && is_float(result) => promote_pair(next, result),
+        true if next.is_complex() && result.is_float() => promote_pair(next, result),
         true => next,
         false => result,
     })
@@ -187,39 +187,24 @@ pub fn promote_pair(a: DType, b: DType) -> DType {
             (Float16, BFloat16) | (BFloat16, Float16) => Float32,
             // An unsigned byte and a signed one need sixteen bits; other unsigned types do not mix.
             (UInt8, DType::Int8) | (DType::Int8, UInt8) => Int16,
-            _ if width(a) >= width(b) => a,
+            _ if a.bytes() >= b.bytes() => a,
             _ => b,
         },
     }
 }
 
-fn width(dtype: DType) -> u64 {
-    crate::fact::size_of_dtype(dtype)
-}
-
 fn kind(dtype: DType) -> u8 {
     match dtype {
         DType::Bool => 0,
-        _ if is_complex(dtype) => 3,
-        _ if is_float(dtype) => 2,
+        _ if dtype.is_complex() => 3,
+        _ if dtype.is_float() => 2,
         _ => 1,
     }
 }
 
-/// Tells whether a dtype is a floating-point one.
-pub fn is_float(dtype: DType) -> bool {
-    use DType::{BFloat16, Float8E4M3, Float8E5M2, Float16, Float32, Float64};
-    matches!(dtype, Float64 | Float32 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2)
-}
-
-/// Tells whether a dtype is a complex one.
-pub fn is_complex(dtype: DType) -> bool {
-    matches!(dtype, DType::Complex64 | DType::Complex128)
-}
-
 /// Returns the dtype of a result that cannot be an integer.
 pub fn float_of(dtype: DType) -> DType {
-    if is_float(dtype) || is_complex(dtype) { dtype } else { DType::Float32 }
+    if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Float32 }
 }
 
 fn real_of(dtype: DType) -> DType {
@@ -358,7 +343,7 @@ pub fn cast(call: &Call<'_>) -> Result {
         return Ok(Fact::Tensor(input.clone()));
     }
     let number = match (input.number, asked) {
-        (Some(value), Some(dtype)) if is_float(dtype) => Some(Number::Float(super::call::as_float(value))),
+        (Some(value), Some(dtype)) if dtype.is_float() => Some(Number::Float(super::call::as_float(value))),
         (Some(_), Some(DType::Int64 | DType::Int32)) => number::truncated(call.at(0)).map(Number::Int),
         _ => None,
     };

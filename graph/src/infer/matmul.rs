@@ -115,12 +115,8 @@ pub fn outer(call: &Call<'_>) -> Result {
 
 /// `einsum`: sizes by letter.
 pub fn einsum(call: &Call<'_>) -> Result {
-    let (Some(Fact::Str(equation)), Some(Fact::List(operands))) = (call.get("equation"), call.get("tensors"))
-    else {
-        return Err(super::call::Stop::Unknown);
-    };
-    let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
-    let parsed = Einsum::parse(equation, &tensors)?;
+    let (parsed, tensors) = Einsum::of(call)?;
+    parsed.products(call)?;
     fresh_fact(tensors.first().known()?.dtype, parsed.result(&parsed.output))
 }
 
@@ -132,6 +128,24 @@ pub struct Einsum {
     pub output: Vec<char>,
     /// Size of each letter.
     pub sizes: BTreeMap<char, Dim>,
+}
+
+/// One product of `einsum`: two terms of a list leave it, and their product comes back.
+pub struct Product {
+    /// Position of the term that stands first.
+    pub left: usize,
+    /// Position of the other, behind it.
+    pub right: usize,
+    /// Where the product goes once both are gone.
+    pub place: usize,
+}
+
+impl Product {
+    /// Takes both terms out of the list.
+    pub fn take<T>(&self, terms: &mut Vec<T>) -> (T, T) {
+        let right = terms.remove(self.right);
+        (terms.remove(self.left), right)
+    }
 }
 
 impl Einsum {
@@ -182,6 +196,36 @@ impl Einsum {
             }
         };
         Ok(Self { operands, output, sizes })
+    }
+
+    /// Parses the equation of a call, and returns it with the operands.
+    pub fn of<'a>(call: &'a Call<'_>) -> Result<(Self, Vec<&'a TensorFact>)> {
+        let (Some(Fact::Str(equation)), Some(Fact::List(operands))) =
+            (call.get("equation"), call.get("tensors"))
+        else {
+            return Err(super::call::Stop::Unknown);
+        };
+        let tensors: Vec<&TensorFact> = operands.iter().filter_map(Fact::tensor).collect();
+        Ok((Self::parse(equation, &tensors)?, tensors))
+    }
+
+    /// Returns the products in the order in which they run.
+    ///
+    /// Without a path operands are taken from left to right; the results of a path's steps go to the end.
+    pub fn products(&self, call: &Call<'_>) -> Result<Vec<Product>> {
+        let mut path = call.ints("path").unwrap_or_default().into_iter();
+        let products = (2..=self.operands.len()).rev().map(|n_terms| {
+            let (Some(a), Some(b)) = (path.next().flatten(), path.next().flatten()) else {
+                return Ok(Product { left: 0, right: 1, place: 0 });
+            };
+            match (usize::try_from(a.min(b)), usize::try_from(a.max(b))) {
+                (Ok(left), Ok(right)) if left < right && right < n_terms => {
+                    Ok(Product { left, right, place: n_terms - 2 })
+                }
+                _ => reject!("a path of einsum takes operands {a} and {b} of {n_terms}"),
+            }
+        });
+        products.collect()
     }
 
     /// Returns the sizes of some letters.
@@ -272,7 +316,7 @@ pub fn native_attention(call: &Call<'_>) -> Result {
     let weights = match (call.tensor("key").and_then(shape), shape(query)?.as_slice()) {
         _ if call.flag("need_weights") == Some(false) => Fact::Unknown,
         (Ok(key), [batch, length, _]) if call.flag("average_attn_weights") != Some(false) => {
-            Fact::Tensor(fresh(query.dtype, Shape::from_slice(&[*batch, *length, key[1]])))
+            Fact::Tensor(fresh(query.dtype, Shape::from_slice(&[*batch, *length, *key.get(1).known()?])))
         }
         _ => Fact::Unknown,
     };

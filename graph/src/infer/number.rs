@@ -31,12 +31,8 @@ pub fn question(call: &Call<'_>) -> Result {
         ("layout", _) => Fact::Int(Some(0)),
         ("device", _) => Fact::Str("cpu".to_string()),
         ("requires_grad", Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.requires_grad)),
-        ("is_floating_point", Fact::Tensor(tensor)) => {
-            Fact::Bool(Some(super::elementwise::is_float(tensor.dtype.known()?)))
-        }
-        ("is_complex", Fact::Tensor(tensor)) => {
-            Fact::Bool(Some(super::elementwise::is_complex(tensor.dtype.known()?)))
-        }
+        ("is_floating_point", Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.dtype.known()?.is_float())),
+        ("is_complex", Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.dtype.known()?.is_complex())),
         ("__is__" | "__isnot__", a) if call.len() == 2 => {
             let same = match (a, call.at(1)) {
                 (Fact::None, Fact::None) => true,
@@ -72,7 +68,7 @@ pub fn convert(call: &Call<'_>) -> Result {
         _ => match input {
             Fact::Tensor(tensor) => match (tensor.number, tensor.dtype) {
                 (Some(value), _) => from_number(value),
-                (None, Some(dtype)) if super::elementwise::is_float(dtype) => Fact::Float(None),
+                (None, Some(dtype)) if dtype.is_float() => Fact::Float(None),
                 (None, Some(DType::Bool)) => Fact::Bool(None),
                 (None, Some(_)) => Fact::Int(None),
                 _ => Fact::Unknown,

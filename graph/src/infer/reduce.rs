@@ -4,7 +4,7 @@ use tracer::DType;
 
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
-    elementwise::{float_of, is_complex, is_float, promoting},
+    elementwise::{float_of, promoting},
 };
 use crate::fact::{Fact, Shape, TensorFact};
 
@@ -14,7 +14,7 @@ pub fn sum(call: &Call<'_>) -> Result {
         return super::number::fold(call);
     }
     let input = call.first()?;
-    let widened = |dtype| if is_float(dtype) || is_complex(dtype) { dtype } else { DType::Int64 };
+    let widened = |dtype: DType| if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Int64 };
     let dtype = call.dtype("dtype")?.or(input.dtype.map(widened));
     fresh_fact(dtype, reduced(call, input)?)
 }

@@ -20,7 +20,7 @@ pub fn reshape(call: &Call<'_>) -> Result {
         // `view(dtype)`: the same bytes read as another type.
         let dtype = call.dtype("dtype")?;
         let (Some(old), Some(new)) = (input.dtype, dtype) else { return Err(super::call::Stop::Unknown) };
-        let (old, new) = (crate::fact::size_of_dtype(old), crate::fact::size_of_dtype(new));
+        let (old, new) = (old.bytes(), new.bytes());
         let mut sizes = shape(input)?.clone();
         if let Some(last) = sizes.last_mut() {
             *last = last.map(|size| size.saturating_mul(old) / new);
