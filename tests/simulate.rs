@@ -248,8 +248,37 @@ fn wrong_plans_are_explained() {
     check("version: 1", "version: 7", "the plan has version 7, the newest known is 1");
     check("to: 1,", "to: 0,", "it must go to a later one");
     check("micro_batches: 8", "micro_batches: many", "micro_batches");
-    let zero = "    forward: 0.0112\n    input_gradient: 0.0118\n    weight_gradient: 0.0109\n";
-    check(zero, "    forward: 0\n    input_gradient: 0\n    weight_gradient: 0\n", "stage 0 takes no time");
+}
+
+/// A stage of views and dropouts takes no time; a plan of nothing else has no times in it.
+#[test]
+fn a_stage_may_take_no_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let good = fs::read_to_string(Path::new(FIXTURES).join("plans/transformer-4.yaml")).expect("a fixture");
+    let path = folder.path().join("plan.yaml");
+    let path = path.to_str().expect("UTF-8");
+    let without_time = |is_idle: fn(usize) -> bool| {
+        let mut stage = 0;
+        let mut text = String::new();
+        for line in good.lines() {
+            let name = line.trim_start().split(':').next().unwrap_or_default();
+            stage += usize::from(name == "forward" && line.starts_with("    "));
+            match matches!(name, "forward" | "input_gradient" | "weight_gradient") && is_idle(stage) {
+                true => text.push_str(&format!("    {name}: 0\n")),
+                false => text.push_str(&format!("{line}\n")),
+            }
+        }
+        fs::write(path, text).expect("a file");
+    };
+    without_time(|stage| stage == 2);
+    for schedule in ["gpipe", "1f1b", "zb2p", "layer-parallel", "pipedream"] {
+        let step = |plan: &str| json(&[plan, "--schedule", schedule])["step_seconds"].as_f64();
+        let whole = Path::new(FIXTURES).join("plans/transformer-4.yaml");
+        let (idle, all) = (step(path), step(whole.to_str().expect("UTF-8")));
+        assert!(idle < all && idle > Some(0.0), "{schedule}: {idle:?} of {all:?}");
+    }
+    without_time(|_| true);
+    fails(&[path], 2, "the stages take no time");
 }
 
 /// What a user sees, and the exit code.

@@ -72,12 +72,11 @@ pub fn compare(
             split: Some(scaled(split, scale)),
         })
     };
-    // A split by hand may have stages without work, and a plan a schedule that cannot be timed.
+    // A schedule may not be able to run a plan.
     let row = |name: &str, solution: &Solution| {
         row(name, solution).unwrap_or_else(|failure| {
             let reason = failure.to_string();
-            let reason = reason.strip_prefix(&format!("{name}: ")).unwrap_or(&reason);
-            no(name, reason.split(": forward, ").next().unwrap_or(reason).to_string())
+            no(name, reason.strip_prefix(&format!("{name}: ")).unwrap_or(&reason).to_string())
         })
     };
     let all: Vec<&Solution> = std::iter::once(&solved.best).chain(&solved.others).collect();
