@@ -35,7 +35,7 @@ pub use content::{Content, Copied, File, Gather, Piece, ReadAt, Record};
 pub use emit::{Targets, stages};
 pub use error::CutError;
 pub use exports::exports;
-pub use launch::{Launcher, Ranks, launch, train_script};
+pub use launch::{Defaults, Launcher, Prediction, Ranks, launch, train_script};
 pub use manifest::{About, Facts, facts, manifest};
 pub use names::Names;
 pub use nearest::nearest;

@@ -1,8 +1,12 @@
 //! Launch files for `train.py`: a shell script, a Slurm batch script, a Kubernetes TrainJob.
 
 use minijinja::{Environment, context};
+use schema::{Band, Seconds};
 
-use crate::content::{Content, File};
+use crate::{
+    content::{Content, File},
+    names::python_quoted,
+};
 
 /// How many ranks run where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,17 +55,51 @@ const TRAIN: &str = concat!(
     include_str!("../train/commands.py"),
 );
 
+/// What a plan says of a training run.
+#[derive(Clone, Debug, Default)]
+pub struct Defaults<'a> {
+    /// Micro-batches of one pipeline.
+    pub micro_batches: Option<u32>,
+    /// Replicas of each rank of a pipeline.
+    pub replicas: &'a [usize],
+    /// The schedule by our name.
+    pub schedule: Option<&'a str>,
+    /// What a step takes.
+    pub prediction: Option<Prediction>,
+}
+
+/// What the plan says of a step.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    /// The step.
+    pub step: Seconds,
+    /// Where eight of ten lie.
+    pub band: Option<Band>,
+    /// The devices that it is said of, for people.
+    pub devices: String,
+}
+
+impl Prediction {
+    fn to_python(&self) -> String {
+        let band = self.band.map_or("None".into(), |band| format!("({}, {})", band.p10.0, band.p90.0));
+        let devices = python_quoted(&self.devices);
+        format!("{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}}}", self.step.0)
+    }
+}
+
 /// The training script, with the plan's numbers as its defaults.
-pub fn train_script(micro_batches: Option<u32>, replicas: &[usize], schedule: Option<&str>) -> File {
-    let replicas = match replicas {
+pub fn train_script(defaults: &Defaults<'_>) -> File {
+    let replicas = match defaults.replicas {
         [] => "1".to_string(),
         [first, rest @ ..] if rest.iter().all(|other| other == first) => first.to_string(),
         all => all.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
     };
-    let micro_batches = micro_batches.map_or("None".into(), |count| count.to_string());
-    let schedule = schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
+    let micro_batches = defaults.micro_batches.map_or("None".into(), |count| count.to_string());
+    let schedule = defaults.schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
+    let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
-        "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}}}"
+        "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
+         \"prediction\": {prediction}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -101,11 +139,21 @@ mod tests {
 
     #[test]
     fn the_script_knows_the_plan() {
-        let text = text(&train_script(Some(8), &[2, 1], Some("gpipe")));
-        assert!(
-            text.contains(
-                "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\"}"
-            )
-        );
+        let prediction = Prediction {
+            step: Seconds(0.5),
+            band: Some(Band { p10: Seconds(0.4), p90: Seconds(0.625) }),
+            devices: "2 × \"t4\"".into(),
+        };
+        let defaults = Defaults {
+            micro_batches: Some(8),
+            replicas: &[2, 1],
+            schedule: Some("gpipe"),
+            prediction: Some(prediction),
+        };
+        let text = text(&train_script(&defaults));
+        let expected = "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \
+                        \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
+        let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
+        assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
     }
 }

@@ -38,7 +38,7 @@ def steps(run, arguments):
     last_stage = len(run.manifest["stages"]) - 1
     leader = run.layout.ranks_of_stage(last_stage)[0]
     reporters = run.layout.ranks_of_stage(last_stage)
-    begun = time.perf_counter()
+    begun, all_seconds = time.perf_counter(), []
     for step in range(run.start, arguments.steps):
         before = time.perf_counter()
         loss = run.step(step)
@@ -49,6 +49,7 @@ def steps(run, arguments):
         if run.rank == leader:
             samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
             seconds = time.perf_counter() - before
+            all_seconds.append(seconds)
             print(f"step {step + 1} loss {loss:.9g} {samples / seconds:.1f} samples/s", flush=True)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
@@ -57,6 +58,22 @@ def steps(run, arguments):
     if run.rank == leader:
         done = arguments.steps - run.start
         print(f"{done} steps in {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+        print(beside_prediction(arguments, all_seconds), end="", file=sys.stderr, flush=True)
+
+
+def beside_prediction(arguments, all_seconds):
+    """Says the median step, and what the plan says of one: of other devices, or other work, it says nothing."""
+    settled = all_seconds[2:]  # the first ones find their memory
+    predicted = DEFAULTS.get("prediction")
+    if not settled or not predicted:
+        return ""
+    text = f"a step took {1e3 * statistics.median(settled):.4g} ms (median); predicted for {predicted['devices']}"
+    text += f" were {1e3 * predicted['seconds']:.4g} ms"
+    if predicted["band"]:
+        text += " (p10–p90 {:.4g}–{:.4g} ms)".format(*(1e3 * end for end in predicted["band"]))
+    if arguments.is_changed:
+        text += ", run as planned: this was run otherwise"
+    return text + "\n"
 
 
 def single(arguments, manifest):
@@ -156,6 +173,13 @@ def main():
     if manifest["skips"] != "relay" and not (arguments.single or arguments.merge):
         sys.exit("torch.distributed.pipelining needs stages that relay skips: emit with --skips relay")
     default = "schedule.csv" if (HERE / "schedule.csv").is_file() else DEFAULTS.get("schedule") or "1F1B"
+    arguments.is_changed = (
+        arguments.dtype != "fp32"
+        or arguments.micro_batch_size is not None
+        or arguments.schedule not in (None, default)
+        or arguments.replicas != DEFAULTS.get("replicas", "1")
+        or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
+    )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
     arguments.csv_ranks = None
     if arguments.schedule.endswith(".csv"):

@@ -29,6 +29,7 @@ import math
 import os
 import re
 import signal
+import statistics
 import sys
 import time
 from contextlib import contextmanager, nullcontext

@@ -1,9 +1,10 @@
 //! What lies beside the stages: the plan, its schedule as torch reads it, the training script, exports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use codegen::{Assignment, Content, File, Launcher, Pipeline, Ranks};
-use schema::Plan;
+use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks};
+use indexmap::IndexMap;
+use schema::{Plan, Predicted};
 use tracer::Program;
 
 /// Returns all files beside `stages/`, and what could not be written.
@@ -32,11 +33,29 @@ pub fn extras(
     let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
     let micro_batches = plan.map(|plan| (plan.micro_batches / pipelines.max(1) as u32).max(1));
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
-    let name = plan.map(|plan| plan.schedule.as_str());
-    files.push(codegen::train_script(micro_batches, &replicas, name));
+    // Said only of what the script will run.
+    let is_whole = |plan: &&Plan| (plan.micro_batches as usize).is_multiple_of(pipelines.max(1));
+    files.push(codegen::train_script(&Defaults {
+        micro_batches,
+        replicas: &replicas,
+        schedule: plan.map(|plan| plan.schedule.as_str()),
+        prediction: plan.filter(is_whole).and_then(prediction),
+    }));
     let ranks = ranks(plan, groups.iter().sum());
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));
     (files, notes)
+}
+
+/// What a plan predicts of a step, and for how many devices of which types.
+fn prediction(plan: &Plan) -> Option<Prediction> {
+    let used: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
+    let mut counts: IndexMap<&str, usize> = IndexMap::new();
+    for device in plan.cluster.devices.iter().filter(|device| used.contains(&device.name)) {
+        *counts.entry(&device.type_).or_default() += 1;
+    }
+    let devices = counts.iter().map(|(name, count)| format!("{count} × {name}")).collect::<Vec<_>>();
+    let Predicted { step, band, .. } = &plan.predicted;
+    Some(Prediction { step: (*step)?, band: *band, devices: devices.join(" + ") })
 }
 
 /// Returns the replicas of each rank of a pipeline, and the rank of each stage: stages on the same devices are one rank's.
