@@ -27,9 +27,13 @@ bench-read: .venv/ready
 	cargo build --release -p model-analyze-tracer --example read
 	.venv/bin/python benches/read.py
 
-# The main job, then ten steps of training under torchrun with two processes: their losses, and the step beside its prediction.
+# Traces a U-Net, splits it for two processors, and trains the stages under torchrun with two processes: losses, and at
+# the end a step beside its prediction.
 demo: .venv/ready
-	cargo run --release --quiet -- split fixtures/traces/unet_small.pt --devices 2xcpu --stages 2 --strategy 1f1b --force -o out/demo
+	cargo build --release --quiet
+	mkdir -p out
+	target/release/model-analyze trace fixtures/models/unet.py:UNet --arg width=32 --train --input 2x3x96x96 --python .venv/bin/python -o out/unet.pt
+	target/release/model-analyze split out/unet.pt --devices 2xcpu --stages 2 --strategy 1f1b --force -o out/demo
 	cd out/demo && OMP_NUM_THREADS=1 ../../.venv/bin/torchrun --standalone --nproc-per-node 2 train.py --steps 10
 
 # The committed traces and dumps, made again; `git diff` shows what changed.

@@ -61,16 +61,20 @@ def steps(run, arguments):
         print(beside_prediction(arguments, all_seconds), end="", file=sys.stderr, flush=True)
 
 
+def told(seconds):
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
 def beside_prediction(arguments, all_seconds):
     """Says the median step, and what the plan says of one: of other devices, or other work, it says nothing."""
     settled = all_seconds[2:]  # the first ones find their memory
     predicted = DEFAULTS.get("prediction")
     if not settled or not predicted:
         return ""
-    text = f"a step took {1e3 * statistics.median(settled):.4g} ms (median); predicted for {predicted['devices']}"
-    text += f" were {1e3 * predicted['seconds']:.4g} ms"
+    text = f"a step took {told(statistics.median(settled))} (median); predicted for {predicted['devices']}"
+    text += f" were {told(predicted['seconds'])}"
     if predicted["band"]:
-        text += " (p10–p90 {:.4g}–{:.4g} ms)".format(*(1e3 * end for end in predicted["band"]))
+        text += " (p10–p90 {}–{})".format(*map(told, predicted["band"]))
     if arguments.is_changed:
         text += ", run as planned: this was run otherwise"
     return text + "\n"
