@@ -24,6 +24,7 @@ mod pipeline;
 mod python;
 mod safetensors;
 mod saving;
+mod sizes;
 mod slice;
 mod torchscript;
 mod written;
@@ -45,5 +46,6 @@ pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
 };
 pub use python::kept_activations;
+pub use sizes::cut_near;
 pub use slice::cut;
 pub use written::{Written, WrittenError, WrittenFault, check_written};

@@ -157,3 +157,25 @@ fn a_block_that_keeps_its_activations_says_why() {
     check(0, "transformer.h.1", Some("the stage runs nothing of it"));
     check(0, "transformer.wte", None);
 }
+
+#[test]
+fn sizes_are_asked_of_the_models_inputs_instead_of_sent() {
+    let numbers = |pipeline: &Pipeline| {
+        let ports = pipeline.stages.iter().flat_map(|stage| &stage.inputs);
+        ports.filter(|port| port.kind.is_boxed()).count()
+    };
+    let check = |trace: &str, block: &str, before: usize, after: usize| {
+        let program = tracer::read_archive(&bytes(trace)).expect("the fixture reads");
+        let assignment = codegen::cut_before(&program, &[block.to_string()]).expect("the block is known");
+        let (names, facts) = (Names::new(&program), codegen::facts(&program));
+        let options = CutOptions::default();
+        let sent = cut(&program, &assignment, &names, &options).expect("a legal cut");
+        let (near, asked) =
+            codegen::cut_near(&program, &assignment, &names, &facts, &options).expect("a legal cut");
+        assert_eq!((numbers(&sent), numbers(&asked)), (before, after), "{trace}");
+        assert_eq!(check(&near, &asked), Ok(()));
+    };
+    // The width comes from the embedding's weight, not from an input.
+    check("gpt2_tiny.pt", "transformer.h.1", 5, 1);
+    check("cnn_basic.pt", "conv2", 0, 0);
+}

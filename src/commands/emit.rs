@@ -129,13 +129,14 @@ impl Emit {
             },
             tied: if self.no_tied { Tied::Refuse } else { Tied::Replicate },
         };
-        let pipeline = codegen::cut(&program, &assignment, &names, &options).map_err(|errors| {
-            cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
-                .in_file(&self.model)
-        })?;
-        codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
         let about = about(&program, &self.model, plan.as_ref());
         let facts = facts(&program);
+        let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &options)
+            .map_err(|errors| {
+                cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
+                    .in_file(&self.model)
+            })?;
+        codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
         let targets = Targets {
             torchscript: self.targets.contains(&Target::Torchscript),
             python: self.targets.contains(&Target::Python),
