@@ -361,9 +361,7 @@ impl Machine {
 
     /// Returns the position of the innermost level that holds two devices: their transfers share its ports.
     pub fn level_index(&self, one: usize, other: usize) -> usize {
-        let Some(outermost) = self.levels.len().checked_sub(1) else { return 0 };
-        let above = |device: usize, level: usize| self.devices[device].place.get(level..).unwrap_or_default();
-        (0..outermost).find(|&level| above(one, level) == above(other, level)).unwrap_or(outermost)
+        schema::level_of(&self.devices[one].place, &self.devices[other].place, self.levels.len())
     }
 
     /// Returns the slowest level in a ring of devices: least bandwidth, most latency.

@@ -106,27 +106,33 @@ pub struct Link {
     pub latency: Seconds,
 }
 
-impl Cluster {
-    /// Returns the level that two devices talk over: the innermost that holds both.
-    pub fn level_between(&self, one: &Device, other: &Device) -> usize {
-        let n_levels = self.levels.len();
-        let outermost = n_levels.saturating_sub(1);
-        (0..outermost)
-            .find(|&level| {
-                let above = |device: &Device| device.place.get(level..).unwrap_or_default().to_vec();
-                above(one) == above(other)
-            })
-            .unwrap_or(outermost)
-    }
+/// Returns the level that two devices talk over, by their places: the innermost that holds both.
+///
+/// A place that is shorter than another shares with it only the levels above both.
+pub fn level_of(one: &[u32], other: &[u32], n_levels: usize) -> usize {
+    let outermost = n_levels.saturating_sub(1);
+    let is_shared =
+        |level: usize| one.get(level..).unwrap_or_default() == other.get(level..).unwrap_or_default();
+    (0..outermost).find(|level| is_shared(*level)).unwrap_or(outermost)
+}
 
-    /// Returns what two devices talk over: a link of their own, or their level's.
-    pub fn link_between(&self, one: &Device, other: &Device) -> Option<(BytesPerSecond, Seconds)> {
-        let own = self.links.iter().find(|link| {
-            let ends = (link.from.as_str(), link.to.as_str());
-            ends == (one.name.as_str(), other.name.as_str())
-                || ends == (other.name.as_str(), one.name.as_str())
-        });
-        let level = self.levels.get(self.level_between(one, other));
-        own.map(|link| (link.bandwidth, link.latency)).or(level.map(|level| (level.bandwidth, level.latency)))
+#[cfg(test)]
+mod tests {
+    use super::level_of;
+
+    #[test]
+    fn the_innermost_level_that_holds_both_joins() {
+        let check = |one: &[u32], other: &[u32], expected: [usize; 4]| {
+            let found = [0, 1, 2, 3].map(|n_levels| level_of(one, other, n_levels));
+            assert_eq!(found, expected, "{one:?} {other:?}");
+            assert_eq!(found, [0, 1, 2, 3].map(|n_levels| level_of(other, one, n_levels)));
+        };
+        check(&[], &[], [0, 0, 0, 0]);
+        check(&[0, 0], &[0, 0], [0, 0, 0, 0]);
+        check(&[0, 0], &[1, 0], [0, 0, 1, 1]);
+        check(&[0, 0], &[0, 1], [0, 0, 1, 2]);
+        check(&[1], &[2], [0, 0, 1, 1]);
+        // Node 0 of no rack is not node 0 of rack 0.
+        check(&[0], &[0, 0], [0, 0, 1, 2]);
     }
 }

@@ -294,8 +294,10 @@ mod tests {
         let cluster = read_cluster(&text).unwrap();
         let names: Vec<_> = cluster.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["node0:0", "node0:1", "node1:0", "node1:1", "odd"]);
-        assert_eq!(cluster.level_between(&cluster.devices[0], &cluster.devices[1]), 0);
-        assert_eq!(cluster.level_between(&cluster.devices[1], &cluster.devices[2]), 1);
+        let level = |one: usize, other: usize| {
+            crate::level_of(&cluster.devices[one].place, &cluster.devices[other].place, cluster.levels.len())
+        };
+        assert_eq!([level(0, 1), level(1, 2)], [0, 1]);
         assert_eq!(read_cluster(&write_cluster(&cluster)), Ok(cluster));
     }
 

@@ -39,7 +39,7 @@ pub use answers::{
     TiedPlace, TraceAnswer,
 };
 pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
-pub use cluster::{Cluster, Device, DeviceType, Level, Link};
+pub use cluster::{Cluster, Device, DeviceType, Level, Link, level_of};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use cost_model::{
