@@ -9,11 +9,16 @@ mod host;
 mod transfers;
 mod update;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use collectives::Team;
 
 use crate::{
     event_graph::{EventGraph, TaskId},
-    machine::{Link, Machine, scaled},
+    machine::{Link, Machine, NEVER, scaled},
     order::{Kind, Op, Order},
     step::{Label, SimulateError, StepGraph, Stream, Work},
     workload::Workload,
@@ -63,7 +68,7 @@ pub fn build_steps(
         builder.finish_step();
     }
     // No path is longer than all tasks and lags together.
-    if builder.step.graph.total() > 1 << 62 {
+    if builder.step.graph.total() >= NEVER {
         return Err(SimulateError::Overflow);
     }
     Ok(builder.step)
@@ -146,9 +151,11 @@ struct Builder<'a> {
     last_gradient: Vec<Vec<(usize, TaskId)>>,
     ports: BTreeMap<(usize, usize, bool), u32>,
     /// Programs that run each stage of the model: replicas and copies.
-    members: Vec<Vec<usize>>,
+    members: Vec<Rc<[usize]>>,
+    /// How each stage's programs talk, once they have.
+    teams: Vec<Option<Rc<Team>>>,
     /// Links on which a group's messages queue, by its programs and direction.
-    queues: BTreeMap<(Vec<usize>, bool), u32>,
+    queues: BTreeMap<(Rc<[usize]>, bool), u32>,
     /// What the next forward pass of each stage waits for: messages, and the share of the pass before their layer.
     updates: Vec<Vec<(TaskId, u64, u64)>>,
     /// Stages of each program whose forward pass has not waited for that in this step.
@@ -215,6 +222,7 @@ impl<'a> Builder<'a> {
             last_gradient: vec![Vec::new(); order.ranks.len()],
             ports: BTreeMap::new(),
             members: members.into_iter().map(|programs| programs.into_iter().collect()).collect(),
+            teams: vec![None; workload.stages.len()],
             queues: BTreeMap::new(),
             updates: vec![Vec::new(); workload.stages.len()],
             stale: vec![Vec::new(); order.ranks.len()],
@@ -404,8 +412,9 @@ fn edges(workload: &Workload, chain: usize) -> Vec<Edge> {
         edge.forward = edge.forward.saturating_add(forward);
         edge.backward = edge.backward.saturating_add(backward);
     }
+    let listed: BTreeSet<usize> = merged.keys().map(|(_, to)| *to).collect();
     for to in 1..chain {
-        if !merged.keys().any(|(_, listed)| *listed == to) {
+        if !listed.contains(&to) {
             let from = to - 1;
             merged.insert((from, to), Edge { from, to, forward: 0, backward: 0 });
         }

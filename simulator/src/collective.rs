@@ -130,17 +130,6 @@ pub fn parts(collective: Collective, algorithm: Algorithm, bytes: u64, group: &G
     }
 }
 
-/// Returns NCCL's "bus bandwidth" of a collective that took this long: what the slowest link carried.
-pub fn bus_bandwidth(collective: Collective, bytes: u64, n_ranks: u32, nanoseconds: u64) -> f64 {
-    let n = f64::from(n_ranks);
-    let factor = match collective {
-        Collective::AllReduce => 2.0 * (n - 1.0) / n,
-        Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => (n - 1.0) / n,
-        Collective::Broadcast => 1.0,
-    };
-    bytes as f64 * factor * 1e9 / nanoseconds.max(1) as f64
-}
-
 /// A share of bytes, rounded up so that small messages keep a cost.
 fn share(bytes: u64, parts: u64, of: u64) -> u64 {
     (u128::from(bytes) * u128::from(parts)).div_ceil(u128::from(of)).min(u128::from(u64::MAX)) as u64
@@ -230,24 +219,13 @@ pub fn nccl_ring_latency(protocol: Protocol, inner: Transport, n_ranks: u32, nod
     let base = [6_600, 14_000, 8_400][protocol as usize];
     let steps = 2 * u64::from(n_ranks.saturating_sub(1));
     let between = 2 * u64::from(nodes.saturating_sub(1)).min(steps);
-    base + (steps - between.min(steps)) * hop(protocol, inner, false)
-        + between * hop(protocol, Transport::Net, false)
-}
-
-/// Returns NCCL's own latency of a tree all-reduce in nanoseconds.
-pub fn nccl_tree_latency(protocol: Protocol, inner: Transport, n_ranks: u32, nodes: u32) -> u64 {
-    let base = [6_800, 14_000, 8_400][protocol as usize];
-    let nodes = nodes.max(1);
-    let inside = u64::from((n_ranks / nodes).saturating_sub(1));
-    let between = u64::from(nodes.next_power_of_two().trailing_zeros());
-    base + 2 * (inside * hop(protocol, inner, true) + between * hop(protocol, Transport::Net, true))
+    base + (steps - between.min(steps)) * hop(protocol, inner) + between * hop(protocol, Transport::Net)
 }
 
 /// Nanoseconds of one hop: NVLink, PCI, network; LL, LL128, simple.
-fn hop(protocol: Protocol, transport: Transport, is_tree: bool) -> u64 {
-    const TREE: [[u64; 3]; 3] = [[600, 1_250, 4_000], [1_000, 1_900, 4_000], [5_000, 8_500, 14_000]];
+fn hop(protocol: Protocol, transport: Transport) -> u64 {
     const RING: [[u64; 3]; 3] = [[600, 1_900, 3_400], [1_000, 2_500, 5_700], [2_700, 4_000, 14_000]];
-    (if is_tree { TREE } else { RING })[transport as usize][protocol as usize]
+    RING[transport as usize][protocol as usize]
 }
 
 /// Measured times of one collective on one system with one number of ranks.
@@ -334,7 +312,6 @@ mod tests {
             nccl_ring_latency(Protocol::Simple, Transport::NvLink, 16, 2),
             8_400 + 28 * 3_400 + 2 * 14_000
         );
-        assert_eq!(nccl_tree_latency(Protocol::Ll, Transport::NvLink, 16, 2), 6_800 + 2 * (7 * 600 + 5_000));
     }
 
     #[test]

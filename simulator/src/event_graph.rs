@@ -155,29 +155,10 @@ impl EventGraph {
         }
     }
 
-    /// Returns how much later each task could end without making the whole later. O(tasks + waits).
-    pub fn slack(&self, ends: &[u64]) -> Vec<u64> {
-        let makespan = ends.iter().copied().max().unwrap_or(0);
-        let mut latest = vec![makespan; self.len()];
-        for task in (0..self.len()).rev() {
-            let start = latest[task].saturating_sub(self.durations[task]);
-            for (before, lag) in self.waits(task as TaskId) {
-                let bound = start.saturating_add_signed(-lag);
-                latest[before as usize] = latest[before as usize].min(bound);
-            }
-        }
-        latest.iter().zip(ends).map(|(latest, end)| latest.saturating_sub(*end)).collect()
-    }
-
     /// Returns the tasks that the last end waits for, in order of time: each starts when the one before lets it.
-    pub fn critical_path(&self, ends: &[u64]) -> Vec<TaskId> {
-        let starts: Vec<u64> =
-            ends.iter().zip(&self.durations).map(|(end, duration)| end.saturating_sub(*duration)).collect();
-        self.path_to_the_end(&starts, ends, |_| None)
-    }
-
-    /// The same for tasks that start and end otherwise than the graph alone says; `queued` is the task that went
-    /// before another on a link that both need.
+    ///
+    /// Tasks may start and end otherwise than the graph alone says; `queued` is the task that went before another on a
+    /// link that both need.
     pub(crate) fn path_to_the_end(
         &self,
         starts: &[u64],
@@ -224,11 +205,10 @@ mod tests {
         let d = graph.add(1, [(b, 0), (c, -4)]);
         let mut ends = graph.ends();
         assert_eq!(ends, [5, 8, 17, 14]);
-        assert_eq!(graph.critical_path(&ends), [a, c]);
-        assert_eq!(graph.slack(&ends), [0, 8, 0, 3]);
+        assert_eq!(graph.path_to_the_end(&[0, 5, 7, 13], &ends, |_| None), [a, c]);
         graph.retime(&[(c, 1), (d, 20)], &mut ends);
         assert_eq!(ends, [5, 8, 8, 28]);
         assert_eq!(ends, graph.ends());
-        assert_eq!(graph.critical_path(&ends), [a, b, d]);
+        assert_eq!(graph.path_to_the_end(&[0, 5, 7, 8], &ends, |_| None), [a, b, d]);
     }
 }

@@ -137,7 +137,7 @@ pub fn savings(
             Part::Level(level) => machine.levels[level].bandwidth *= FASTER,
             Part::Host(device) => machine.devices[device].host_bandwidth *= FASTER,
         }
-        let faster = build(workload, order, &machine)?.ends(&machine).into_iter().max().unwrap_or(0);
+        let faster = build(workload, order, &machine)?.time(&machine);
         savings.push((part, timeline.step as i64 - faster as i64));
     }
     savings.sort_by_key(|(part, saved)| (std::cmp::Reverse(*saved), *part));

@@ -108,7 +108,7 @@ pub enum PlanError {
         type_: String,
     },
     /// A number that is no cost.
-    #[error("{what} is {value}: it must be a number of seconds, 0 or more")]
+    #[error("{what} is {value}: it must be a number of seconds, 0 or more, and no more than a century")]
     Cost {
         /// Which cost.
         what: String,
@@ -220,6 +220,24 @@ pub enum PlanError {
         /// The stage's own.
         parameters: Bytes,
     },
+    /// A link from or to a device that the cluster does not have.
+    #[error("a link joins `{from}` and `{to}`, which the cluster does not both have")]
+    UnknownLink {
+        /// One end.
+        from: String,
+        /// The other.
+        to: String,
+    },
+    /// Numbers that are too large together.
+    #[error("the {what} of the plan add up to more than {limit}, at {place} at the latest")]
+    Sum {
+        /// `times` or `sizes`.
+        what: &'static str,
+        /// What is the most.
+        limit: &'static str,
+        /// Where that is exceeded.
+        place: String,
+    },
     /// The order cannot be made.
     #[error(transparent)]
     Order(#[from] OrderError),
@@ -250,6 +268,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
     let mut stages = stages(plan, &stage_devices, &machine)?;
     let mut transfers = transfers(plan)?;
     let mut ties = ties(plan)?;
+    check_sums(&stages, &transfers, &ties)?;
     let (rank_devices, peers) =
         execution::tensor_parallel(plan, options, &rank_groups, &rank_of, &mut stages, &mut notes)?;
     let most_replicas = rank_devices.iter().map(Vec::len).max().unwrap_or(1) as u32;
@@ -339,9 +358,41 @@ impl PlannedStep {
     }
 }
 
+/// The most that the times of a plan may add up to, a century in nanoseconds, and its sizes, an exbibyte.
+const MOST_TIME: u64 = 36_525 * 86_400 * 1_000_000_000;
+const MOST_BYTES: u64 = 1 << 60;
+
+/// Checks that what is added up of a plan's numbers stays within 64 bits.
+fn check_sums(stages: &[Stage], transfers: &[Transfer], ties: &[Tie]) -> Result<(), PlanError> {
+    let (mut time, mut bytes) = (0_u64, 0_u64);
+    let mut add = |times: &[u64], sizes: &[u64], place: &dyn Fn() -> String| {
+        time = times.iter().copied().fold(time, u64::saturating_add);
+        bytes = sizes.iter().copied().fold(bytes, u64::saturating_add);
+        match (time > MOST_TIME, bytes > MOST_BYTES) {
+            (true, _) => Err(PlanError::Sum { what: "times", limit: "a century", place: place() }),
+            (_, true) => Err(PlanError::Sum { what: "sizes", limit: "2^60 bytes", place: place() }),
+            _ => Ok(()),
+        }
+    };
+    for (idx, stage) in stages.iter().enumerate() {
+        let place = || format!("stage {idx}");
+        let StageMemory { parameters, gradients, optimizer, activations, workspace, .. } = stage.memory;
+        let times = [stage.forward, stage.input_gradient, stage.weight_gradient, stage.optimizer_step];
+        add(&times, &[parameters, gradients, optimizer, activations, workspace], &place)?;
+        for layer in &stage.layers {
+            add(&[layer.forward, layer.backward], &[], &place)?;
+        }
+    }
+    for transfer in transfers {
+        let place = || format!("the transfer from stage {} to stage {}", transfer.from, transfer.to);
+        add(&[], &[transfer.forward, transfer.backward], &place)?;
+    }
+    ties.iter().try_for_each(|tie| add(&[], &[tie.bytes], &|| "tied parameters".to_string()))
+}
+
 fn nanoseconds(seconds: Seconds, what: impl FnOnce() -> String) -> Result<u64, PlanError> {
-    // Above a century the sum of a step's costs could leave 64 bits.
-    let is_cost = seconds.0 >= 0.0 && seconds.0 < 3.2e9;
+    // A century at most fits in 64 bits.
+    let is_cost = seconds.0 >= 0.0 && seconds.0 * 1e9 <= MOST_TIME as f64;
     if is_cost {
         Ok((seconds.0 * 1e9).round() as u64)
     } else {
@@ -396,10 +447,11 @@ fn machine(plan: &Plan, options: &PlanOptions, notes: &mut Vec<String>) -> Resul
     let mut links = BTreeMap::new();
     for own in &cluster.links {
         let ends = (positions.get(own.from.as_str()), positions.get(own.to.as_str()));
-        if let (Some(from), Some(to)) = ends {
-            let name = format!("the link `{}` to `{}`", own.from, own.to);
-            links.insert((*from, *to), link(own.bandwidth, own.latency, &name)?);
-        }
+        let (Some(from), Some(to)) = ends else {
+            return Err(PlanError::UnknownLink { from: own.from.clone(), to: own.to.clone() });
+        };
+        let name = format!("the link `{}` to `{}`", own.from, own.to);
+        links.insert((*from, *to), link(own.bandwidth, own.latency, &name)?);
     }
     let levels = levels.collect::<Result<_, _>>()?;
     let (sharing, sends) = (options.sharing, options.sends);

@@ -59,24 +59,3 @@ pub fn weight_versions(schedule: Schedule, shape: Shape, rank: u32) -> u32 {
         _ => 1,
     }
 }
-
-/// How weight versions are chosen in an asynchronous pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VersionRule {
-    /// Each stage takes its newest weights for a forward and the same for its backward.
-    Stashing,
-    /// A micro-batch takes the version that stage 0 had, in every stage.
-    VerticalSync,
-}
-
-/// Returns how many updates old the weights are that a stage's gradients were computed with.
-///
-/// With stashing the first stage is the stalest; vertical sync makes all stages as stale as the first.
-pub fn staleness(schedule: Schedule, shape: Shape, rank: u32, rule: VersionRule) -> u32 {
-    match (schedule, rule) {
-        (Schedule::PipeDream, VersionRule::Stashing) => shape.ranks.saturating_sub(rank + 1),
-        (Schedule::PipeDream, VersionRule::VerticalSync) => shape.ranks.saturating_sub(1),
-        (Schedule::PipeDream2Bw, _) => 1,
-        _ => 0,
-    }
-}

@@ -100,10 +100,7 @@ impl Machine {
 
     /// Returns the level that joins two devices: the innermost that holds both.
     pub fn level(&self, a: usize, b: usize) -> usize {
-        let (a, b) = (&self.devices[a].place, &self.devices[b].place);
-        // From the outside in, as long as the groups are the same ones.
-        let shared = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
-        a.len().max(b.len()) - shared
+        schema::level_of(&self.devices[a].place, &self.devices[b].place, self.levels.len())
     }
 
     /// Returns the link between two devices; `None` where nothing joins them.
@@ -128,14 +125,17 @@ impl Machine {
     }
 }
 
+/// The time of what never ends: such times are refused before they are added up.
+pub(crate) const NEVER: u64 = u64::MAX >> 2;
+
 /// Returns the time to move bytes at a rate, rounded up to whole nanoseconds.
 pub(crate) fn transfer_time(bytes: u64, bandwidth: f64) -> u64 {
     if bytes == 0 || bandwidth == f64::INFINITY {
         return 0;
     }
     let nanoseconds = (bytes as f64 * 1e9 / bandwidth).ceil();
-    // A rate of zero would never end; such times are refused before they are added up.
-    if nanoseconds.is_finite() && nanoseconds < 9e18 { nanoseconds as u64 } else { u64::MAX >> 2 }
+    // A rate of zero would never end.
+    if nanoseconds < NEVER as f64 { nanoseconds as u64 } else { NEVER }
 }
 
 /// Returns a time on a device of another speed.

@@ -136,9 +136,10 @@ pub(crate) fn over_time(
                 hold(&mut changes[receiver], Use::Buffers, bytes, task.start, used);
             }
             Work::Copy { op, bytes } => {
+                let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
                 let (at, bytes) = match op.kind {
-                    Kind::Forward => (task.end, -(bytes as i64)),
-                    _ => (task.start, bytes as i64),
+                    Kind::Forward => (task.end, -bytes),
+                    _ => (task.start, bytes),
                 };
                 changes[device].push(Change { at, bytes, used_for: Use::Activations, activation: None });
             }
@@ -194,7 +195,7 @@ fn resident(workload: &Workload, n_devices: usize, tasks: &[Task]) -> Vec<[u64; 
     for (program, stage) in &held {
         groups[*stage as usize % n_stages].insert(*program);
     }
-    let mut resident = vec![[0; 7]; n_devices];
+    let mut resident = vec![[0_u64; 7]; n_devices];
     for (program, stage) in held {
         let stage = stage as usize % n_stages;
         let memory = workload.stages[stage].memory;
@@ -203,10 +204,13 @@ fn resident(workload: &Workload, n_devices: usize, tasks: &[Task]) -> Vec<[u64; 
             if workload.sync.sharding >= level { bytes.div_ceil(shards) } else { bytes }
         };
         let parts = &mut resident[workload.devices[program]];
-        parts[Use::Parameters as usize] += from(Sharding::Parameters, memory.parameters);
-        parts[Use::Gradients as usize] += from(Sharding::Gradients, memory.gradients);
-        parts[Use::Optimizer as usize] += from(Sharding::Optimizer, memory.optimizer);
-        parts[Use::Versions as usize] += memory.older_versions;
+        let mut add = |used_for: Use, bytes: u64| {
+            parts[used_for as usize] = parts[used_for as usize].saturating_add(bytes);
+        };
+        add(Use::Parameters, from(Sharding::Parameters, memory.parameters));
+        add(Use::Gradients, from(Sharding::Gradients, memory.gradients));
+        add(Use::Optimizer, from(Sharding::Optimizer, memory.optimizer));
+        add(Use::Versions, memory.older_versions);
     }
     resident
 }

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::{
     event_graph::{EventGraph, TaskId},
-    order::Op,
+    order::{Op, OrderError},
     sharing::{Flow, Queued},
 };
 
@@ -85,6 +85,9 @@ pub enum SimulateError {
         /// Operations of all steps.
         n_ops: usize,
     },
+    /// An order that cannot be made for as many micro-batches as several steps have.
+    #[error(transparent)]
+    Order(#[from] OrderError),
     /// Times that do not fit.
     #[error("the step takes longer than 2^62 nanoseconds")]
     Overflow,

@@ -97,7 +97,7 @@ pub fn simulate(workload: &Workload, order: &Order, machine: &Machine) -> Result
 /// As [`simulate`].
 pub fn step_time(workload: &Workload, order: &Order, machine: &Machine) -> Result<u64, SimulateError> {
     let step = build(workload, order, machine)?;
-    Ok(step.ends(machine).into_iter().max().unwrap_or(0))
+    Ok(step.time(machine))
 }
 
 /// Returns the nanoseconds that each further step adds, devices starting it after their own optimizer's step.
@@ -109,8 +109,7 @@ pub fn period(workload: &Workload, order: &Order, machine: &Machine) -> Result<u
     let overlaps = workload.sync.mode.slice().is_some();
     let (settled, cycle) = if overlaps { (16, 8) } else { (3, 1) };
     let time = |n_steps| -> Result<u64, SimulateError> {
-        let steps = build_steps(workload, order, machine, n_steps)?;
-        Ok(steps.ends(machine).into_iter().max().unwrap_or(0))
+        Ok(build_steps(workload, order, machine, n_steps)?.time(machine))
     };
     Ok(time(settled + cycle)?.saturating_sub(time(settled)?) / cycle as u64)
 }
@@ -119,6 +118,11 @@ impl StepGraph {
     /// Returns when each task ends on a machine.
     pub fn ends(&self, machine: &Machine) -> Vec<u64> {
         sharing::times(self, machine).ends
+    }
+
+    /// Returns when the last task ends on a machine.
+    pub fn time(&self, machine: &Machine) -> u64 {
+        self.ends(machine).into_iter().max().unwrap_or(0)
     }
 
     /// Returns the tasks of a stage's operations with new durations, for [`EventGraph::retime`].

@@ -1,6 +1,6 @@
 //! Collectives: who takes part over which links, FSDP's gathers, tensor-parallel all-reduces.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, rc::Rc};
 
 use super::Builder;
 use crate::{
@@ -12,15 +12,25 @@ use crate::{
     workload::Sharding,
 };
 
-/// Programs of a group, and the directions of their links that a message uses.
+/// Programs that agree on something, and what joins their devices.
+pub(super) struct Team {
+    /// The programs.
+    pub(super) members: Rc<[usize]>,
+    /// The links of two devices or more.
+    pub(super) group: Group,
+    /// The ports of neighbours in a ring: out of one device, into the next, and so on.
+    ring: Vec<u32>,
+}
+
+/// The directions of a team's links that a message uses.
 #[derive(Clone, Copy)]
-pub(super) enum Ways<'a> {
+pub(super) enum Ways {
     /// From each to the next.
-    Both(&'a [usize]),
+    Both,
     /// Away from them.
-    Out(&'a [usize]),
+    Out,
     /// To them.
-    In(&'a [usize]),
+    In,
 }
 
 impl Builder<'_> {
@@ -30,13 +40,13 @@ impl Builder<'_> {
             return;
         }
         let stage = self.model_stage(op.stage);
-        let members = self.members[stage].clone();
-        let Some(group) = self.group_of(&members) else { return };
+        let Some(team) = self.team(stage) else { return };
         let bytes = self.workload.stages[stage].memory.parameters;
-        let parts = collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
+        let parts =
+            collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &team.group);
         // What is gathered is what every member has stepped.
         let mut ahead: Vec<(TaskId, i64)> =
-            members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
+            team.members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
         // The gather may run beside the pass before this one: it starts with that.
         ahead.extend(self.computed[program].last().map(|pass| {
             let kernels = self.kernels_of(*pass);
@@ -44,7 +54,7 @@ impl Builder<'_> {
         }));
         let work = Work::Gather { stage: stage as u32, op: Some(Op { joined: false, ..op }) };
         let label = Label { program, stream: Stream::Collective, work };
-        let gather = self.collective(label, parts, &[program], &members, ahead);
+        let gather = self.collective(label, parts, &[program], &team, ahead);
         waits.push((gather, 0));
     }
 
@@ -102,19 +112,19 @@ impl Builder<'_> {
 
     /// Adds a collective behind what its members' collective streams do; its bytes share the ports of a ring.
     ///
-    /// `acting` are the members that this task stands for, `members` the whole group.
+    /// `acting` are the members that this task stands for.
     pub(super) fn collective(
         &mut self,
         label: Label,
         parts: Parts,
         acting: &[usize],
-        members: &[usize],
+        team: &Team,
         mut waits: Vec<(TaskId, i64)>,
     ) -> TaskId {
         for program in acting {
             waits.extend(self.tail_of(*program, Stream::Collective).map(|tail| (tail, 0)));
         }
-        let task = self.message(label, parts, acting, Ways::Both(members), waits);
+        let task = self.message(label, parts, acting, (team, Ways::Both), waits);
         for program in acting {
             self.tail[*program][Stream::Collective as usize] = task;
         }
@@ -127,34 +137,31 @@ impl Builder<'_> {
         label: Label,
         parts: Parts,
         acting: &[usize],
-        ways: Ways<'_>,
+        (team, ways): (&Team, Ways),
         waits: Vec<(TaskId, i64)>,
     ) -> TaskId {
-        let (Ways::Both(members) | Ways::Out(members) | Ways::In(members)) = ways;
         let task = self.step.graph.add(parts.total(), waits);
         self.step.labels.push(label);
         let others: Vec<usize> = acting.iter().copied().filter(|other| *other != label.program).collect();
         if !others.is_empty() {
             self.step.members.insert(task, others);
         }
-        let devices: Vec<usize> = members.iter().map(|program| self.workload.devices[*program]).collect();
-        let mut ports = self.ring_ports(devices);
-        // Out of one device, into the next, and so on.
-        let mut is_out = false;
-        ports.retain(|_| {
-            is_out = !is_out;
-            match ways {
-                Ways::Both(_) => true,
-                Ways::Out(_) => is_out,
-                Ways::In(_) => !is_out,
-            }
-        });
-        if acting.len() < members.len() {
-            // Each member's own part of the collective is a task of its own.
+        // Each member's own part of a collective is a task of its own.
+        let own = (acting.len() < team.members.len()).then(|| {
             let own = self.workload.devices[label.program];
-            let ours = |port: &u32| self.ports.iter().any(|((device, ..), at)| *device == own && at == port);
-            ports.retain(ours);
-        }
+            let ports = self.ports.range((own, 0, false)..=(own, usize::MAX, true));
+            ports.map(|(_, port)| *port).collect::<Vec<_>>()
+        });
+        let is_used = |at: usize, port: u32| {
+            let is_on_the_way = match ways {
+                Ways::Both => true,
+                Ways::Out => at.is_multiple_of(2),
+                Ways::In => !at.is_multiple_of(2),
+            };
+            is_on_the_way && own.as_ref().is_none_or(|own| own.contains(&port))
+        };
+        let ring = team.ring.iter().copied().enumerate();
+        let ports: Vec<u32> = ring.filter(|(at, port)| is_used(*at, *port)).map(|(_, port)| port).collect();
         self.flow(task, parts.latency, parts.transfer, &ports);
         task
     }
@@ -174,9 +181,19 @@ impl Builder<'_> {
         ports
     }
 
-    /// The links of a group of programs; `None` for fewer than two devices.
-    pub(super) fn group_of(&self, programs: &[usize]) -> Option<Group> {
-        self.group(programs.iter().map(|program| self.workload.devices[*program]).collect())
+    /// The programs of a stage as a team; `None` for fewer than two devices.
+    pub(super) fn team(&mut self, stage: usize) -> Option<Rc<Team>> {
+        if self.teams[stage].is_none() {
+            self.teams[stage] = self.team_of(Rc::clone(&self.members[stage])).map(Rc::new);
+        }
+        self.teams[stage].clone()
+    }
+
+    /// The same for any programs.
+    pub(super) fn team_of(&mut self, members: Rc<[usize]>) -> Option<Team> {
+        let devices: Vec<usize> = members.iter().map(|program| self.workload.devices[*program]).collect();
+        let group = self.group(devices.clone())?;
+        Some(Team { members, group, ring: self.ring_ports(devices) })
     }
 
     fn group(&self, devices: Vec<usize>) -> Option<Group> {

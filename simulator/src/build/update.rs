@@ -4,7 +4,10 @@
 //! queue (parameter server, P3). In the last case the sum comes back updated, and the next step's forward passes wait
 //! layer by layer for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use super::{Builder, collectives::Ways};
 use crate::{
@@ -37,18 +40,19 @@ impl Builder<'_> {
         let sync = self.workload.sync;
         let mut synced: BTreeMap<usize, Vec<TaskId>> = BTreeMap::new();
         self.updates.iter_mut().for_each(Vec::clear);
+        let layers_of = |stage: &Stage| stage.layers.len().max(1);
+        let mut before: usize = self.workload.stages.iter().map(layers_of).sum();
         // The last stage has its gradients first.
         for stage in (0..self.workload.stages.len()).rev() {
-            let members = self.members[stage].clone();
-            let Some(group) = self.group_of(&members) else { continue };
+            before -= layers_of(&self.workload.stages[stage]);
+            let Some(team) = self.team(stage) else { continue };
+            let (members, group) = (&team.members, &team.group);
             let what = match sync.sharding {
                 Sharding::Replicated => Collective::AllReduce,
                 _ => Collective::ReduceScatter,
             };
-            let before: usize =
-                self.workload.stages[..stage].iter().map(|stage| stage.layers.len().max(1)).sum();
             for (nth, message) in messages(&self.workload.stages[stage], sync).into_iter().enumerate() {
-                let parts = collective::parts(what, sync.algorithm, message.bytes, &group);
+                let parts = collective::parts(what, sync.algorithm, message.bytes, group);
                 // A replica without a micro-batch has nothing to add, but needs the sum.
                 let waits =
                     members.iter().filter_map(|program| self.gradients_exist(*program, stage, &message));
@@ -59,7 +63,7 @@ impl Builder<'_> {
                     work: Work::Reduce { stage: stage as u32, message: nth as u32, bytes: message.bytes },
                 };
                 if sync.mode.slice().is_none() {
-                    let task = self.collective(label, parts, &members, &members, waits);
+                    let task = self.collective(label, parts, members, &team, waits);
                     members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
                     continue;
                 }
@@ -67,18 +71,17 @@ impl Builder<'_> {
                 let rank = if is_first_come { 0 } else { (before + message.layer) as u64 };
                 let task = match (sync.servers, sync.algorithm) {
                     (Servers::Apart, Algorithm::ParameterServer { servers }) => {
-                        let parts = collective::to_servers(message.bytes, servers, &group);
-                        let pushed = self.message(label, parts, &members, Ways::Out(&members), waits);
-                        self.queue(pushed, (members.clone(), true), rank);
+                        let parts = collective::to_servers(message.bytes, servers, group);
+                        let pushed = self.message(label, parts, members, (&team, Ways::Out), waits);
+                        self.queue(pushed, (Rc::clone(members), true), rank);
                         let label = Label { work: Work::Gather { stage: stage as u32, op: None }, ..label };
-                        let back =
-                            self.message(label, parts, &members, Ways::In(&members), vec![(pushed, 0)]);
-                        self.queue(back, (members.clone(), false), rank);
+                        let back = self.message(label, parts, members, (&team, Ways::In), vec![(pushed, 0)]);
+                        self.queue(back, (Rc::clone(members), false), rank);
                         back
                     }
                     _ => {
-                        let task = self.message(label, parts, &members, Ways::Both(&members), waits);
-                        self.queue(task, (members.clone(), true), rank);
+                        let task = self.message(label, parts, members, (&team, Ways::Both), waits);
+                        self.queue(task, (Rc::clone(members), true), rank);
                         task
                     }
                 };
@@ -98,12 +101,18 @@ impl Builder<'_> {
     fn add_up_ties(&mut self, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
         let workload = self.workload;
         for (nth, tie) in workload.ties.iter().enumerate() {
-            let stages = || tie.stages.iter().filter(|stage| **stage < self.members.len());
-            let members: BTreeSet<usize> = stages().flat_map(|stage| self.members[*stage].clone()).collect();
-            let members: Vec<usize> = members.into_iter().collect();
-            let Some(group) = self.group_of(&members) else { continue };
-            let parts =
-                collective::parts(Collective::AllReduce, self.workload.sync.algorithm, tie.bytes, &group);
+            let n_stages = self.members.len();
+            let stages = || tie.stages.iter().filter(|stage| **stage < n_stages);
+            let members: BTreeSet<usize> =
+                stages().flat_map(|stage| self.members[*stage].iter().copied()).collect();
+            let Some(team) = self.team_of(members.into_iter().collect()) else { continue };
+            let members = &team.members;
+            let parts = collective::parts(
+                Collective::AllReduce,
+                self.workload.sync.algorithm,
+                tie.bytes,
+                &team.group,
+            );
             let whole = Message { bytes: tie.bytes, remaining: 0, whole: 0, layer: 0, needed: None };
             let exist = |stage: &usize| {
                 let of = |program: &usize| self.gradients_exist(*program, *stage, &whole);
@@ -118,13 +127,13 @@ impl Builder<'_> {
                 stream: Stream::Collective,
                 work: Work::Reduce { stage, message, bytes: tie.bytes },
             };
-            let task = self.collective(label, parts, &members, &members, waits);
+            let task = self.collective(label, parts, members, &team, waits);
             members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
         }
     }
 
     /// Lets a message wait for its turn on a group's link, in one of its directions.
-    fn queue(&mut self, task: TaskId, link: (Vec<usize>, bool), rank: u64) {
+    fn queue(&mut self, task: TaskId, link: (Rc<[usize]>, bool), rank: u64) {
         let next = self.queues.len() as u32;
         let queue = *self.queues.entry(link).or_insert(next);
         self.step.n_queues = self.queues.len();
@@ -196,15 +205,19 @@ impl Builder<'_> {
     fn gather_after(&mut self, program: usize) {
         let stages: Vec<usize> = self.last_gradient[program].iter().map(|(stage, _)| *stage).collect();
         for stage in stages {
-            let members = self.members[stage].clone();
-            let Some(group) = self.group_of(&members) else { continue };
-            let waits =
-                members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
+            let Some(team) = self.team(stage) else { continue };
+            let waits = team
+                .members
+                .iter()
+                .filter_map(|member| self.stepped[*member])
+                .map(|step| (step, 0))
+                .collect();
             let bytes = self.workload.stages[stage].memory.parameters;
-            let parts = collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &group);
+            let parts =
+                collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &team.group);
             let work = Work::Gather { stage: stage as u32, op: None };
             let label = Label { program, stream: Stream::Collective, work };
-            let task = self.collective(label, parts, &[program], &members, waits);
+            let task = self.collective(label, parts, &[program], &team, waits);
             self.tail[program][Stream::Compute as usize] = task;
         }
     }

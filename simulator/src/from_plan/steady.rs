@@ -4,13 +4,16 @@
 //! operations shows: beside compute, the longest such agreement bounds the period; where sends block, each backward
 //! pass is so much longer.
 
+use std::borrow::Cow;
+
 use super::PlannedStep;
 use crate::{
     SimulateError,
     build::collectives::group,
     collective::{self, Collective},
     event_graph::TaskId,
-    machine::{Machine, Sends, Sharing},
+    machine::{Machine, NEVER, Sends, Sharing},
+    order::OrderError,
     step::{StepGraph, Stream},
 };
 
@@ -35,12 +38,14 @@ impl PlannedStep {
         let cycle = (least_common(round, u64::from(m)) / u64::from(m)).max(1);
         let each = 2 * u64::from(m) * self.workload.stages.len() as u64;
         let cycle = cycle.min((OPERATIONS / each.max(1)).max(1)) as u32;
-        let mut workload = self.workload.clone();
         let rounds = self.rounds();
+        let mut workload = Cow::Borrowed(&self.workload);
         if self.machine.sends == Sends::Blocking {
+            let workload = workload.to_mut();
             for (idx, (stage, (sync, _))) in workload.stages.iter_mut().zip(&rounds).enumerate() {
                 let speed = self.machine.devices[self.rank_devices[idx % self.rank_devices.len()][0]].speed;
-                stage.weight_gradient += (*sync as f64 * speed).round() as u64;
+                let longer = (*sync as f64 * speed).round() as u64;
+                stage.weight_gradient = stage.weight_gradient.saturating_add(longer);
             }
         }
         let run = |steps: u32| match self.order_for(m.saturating_mul(steps)) {
@@ -49,12 +54,21 @@ impl PlannedStep {
                 &self.machine,
                 self.workload.devices.len(),
             )),
-            Err(_) => Err(SimulateError::TooLarge { n_ops: self.order.n_ops() }),
+            Err(OrderError::TooLarge { ops }) => {
+                Err(SimulateError::TooLarge { n_ops: usize::try_from(ops).unwrap_or(usize::MAX) })
+            }
+            Err(error) => Err(error.into()),
         };
         let pipeline = run(settled + cycle)?.beyond(&run(settled)?) / u64::from(cycle);
         // A stage agrees once for as many micro-batches as it has replicas.
-        let agree = rounds.iter().map(|(sync, replicas)| sync * u64::from(m) / replicas).max().unwrap_or(0);
-        Ok(pipeline.max(agree))
+        let agree = |(sync, replicas): &(u64, u64)| u128::from(*sync) * u128::from(m) / u128::from(*replicas);
+        let agree = rounds.iter().map(agree).max().unwrap_or(0);
+        match u64::try_from(agree) {
+            Ok(agree) if agree < NEVER && rounds.iter().all(|(sync, _)| *sync < NEVER) => {
+                Ok(pipeline.max(agree))
+            }
+            _ => Err(SimulateError::Overflow),
+        }
     }
 
     /// Returns, by stage, how long its replicas take to agree, and their number.
@@ -72,7 +86,7 @@ impl PlannedStep {
                 let devices = tie.stages.iter().flat_map(|stage| rank(*stage).iter().copied());
                 all_reduce(tie.bytes, devices.collect())
             });
-            (own + shared.sum::<u64>(), rank(idx).len().max(1) as u64)
+            (shared.fold(own, u64::saturating_add), rank(idx).len().max(1) as u64)
         };
         self.workload.stages.iter().enumerate().map(sync).collect()
     }
@@ -101,7 +115,7 @@ impl Run {
             }
         }
         programs.extend(ports);
-        Self { makespan: step.ends(machine).into_iter().max().unwrap_or(0), busy: programs }
+        Self { makespan: step.time(machine), busy: programs }
     }
 
     /// What a longer run adds: a slow stage may not yet have held up the others, but it will.
