@@ -87,7 +87,7 @@ fn check(name: &str, plan: &Plan) -> Result<(), Failure> {
             .with_hint(format!("the cluster's devices begin with {}", known.join(", "))));
         }
     }
-    Ok(())
+    plan.cluster.validate().map_err(|error| Failure::input(format!("{name}: its cluster: {error}")))
 }
 
 fn short(digest: &str) -> String {

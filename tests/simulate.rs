@@ -239,8 +239,13 @@ fn wrong_plans_are_explained() {
     check("forward: 0.0112", "forward: .nan", "forward of stage 0 is NaN");
     check("forward: 0.0112", "forward: -1.0", "forward of stage 0 is -1");
     check("forward: 0.0112", "forward: .inf", "forward of stage 0 is inf");
-    check("bandwidth: 4.5e10", "bandwidth: 0.0", "the bandwidth of `nvlink` is 0");
+    check("bandwidth: 4.5e10", "bandwidth: 0.0", "its cluster: level `nvlink`: bandwidth is 0");
     check("devices: [\"node0:0\"]", "devices: [\"node9:0\"]", "the cluster's devices begin with node0:0");
+    check(
+        "strategy: even-layers",
+        "  links: [{from: nowhere, to: \"node0:0\", bandwidth: 1.0, latency: 0.0}]\nstrategy: even-layers",
+        "its cluster: a link names device `nowhere`, which is not in the cluster",
+    );
     check("devices: [\"node0:0\"]", "devices: []", "stage 0 has no device");
     check("devices: [\"node0:0\"]", "devices: [\"node0:1\"]", "the same number must be on each");
     check("schedule: 1f1b", "schedule: 1f1c", "did you mean `1f1b`?");
