@@ -141,18 +141,26 @@ impl Run {
     }
 
     fn run_null(&self, job: &Job, n_steps: usize) -> Result<Measured, Failure> {
-        let seconds = |time: Seconds| Duration::from_secs_f64(time.0.max(0.0));
+        let seconds = |time: Seconds| {
+            Duration::try_from_secs_f64(time.0)
+                .map_err(|error| Failure::input(format!("plan.yaml: a stage takes {} s: {error}", time.0)))
+        };
         let plan = job.stages.plan.as_ref();
         let plan = plan.ok_or_else(|| {
             Failure::input("there is no plan.yaml beside the stages: nothing says how long they take")
                 .with_hint("emit with a plan, or use --backend torch")
         })?;
+        let (planned, emitted) = (plan.stages.len(), job.stages.wiring.stages.len());
+        if planned != emitted {
+            return Err(Failure::input(format!("plan.yaml has {planned} stages, manifest.json {emitted}"))
+                .with_hint("emit the stages again"));
+        }
         let durations = plan.stages.iter().map(|stage| {
             let cost = &stage.cost;
-            [seconds(cost.forward), seconds(cost.input_gradient), seconds(cost.weight_gradient)]
+            Ok([seconds(cost.forward)?, seconds(cost.input_gradient)?, seconds(cost.weight_gradient)?])
         });
         let n_outputs = job.stages.wiring.stages.iter().map(|stage| stage.n_outputs).collect();
-        let null = Null { n_outputs, durations: durations.collect() };
+        let null = Null { n_outputs, durations: durations.collect::<Result<_, Failure>>()? };
         runtime::run(&null, &job.stages.wiring, &job.order, n_steps).map_err(Failure::input)
     }
 
@@ -252,7 +260,7 @@ fn executed(job: &Job, measured: &Measured, losses: Vec<f64>, names: &[String]) 
         steps: steps.len(),
         step_seconds: seconds(step),
         predicted_step_seconds: job.stages.plan.as_ref().and_then(|plan| plan.predicted.step),
-        samples_per_second: (samples * u64::from(job.micro_batches)) as f64 / (step as f64 * 1e-9),
+        samples_per_second: samples as f64 * f64::from(job.micro_batches) / (step as f64 * 1e-9),
         bubble: 1.0 - busy as f64 / (total as f64).max(1.0),
         stages: (0..job.ranks.len()).map(stage).collect(),
         process_peak_bytes: files::peak_memory(),
