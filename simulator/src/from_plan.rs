@@ -15,7 +15,7 @@ use crate::{
     cost::Cost,
     in_flight,
     machine::{Device, Link, Machine, Sends, Sharing},
-    order::{Order, OrderError, Schedule, Shape, make_for_costs, replicated, round_robin},
+    order::{Order, OrderError, Schedule, Shape, for_replicas, make_for_costs},
     workload::{Layer, Stage, StageMemory, Tie, Transfer, Workload},
 };
 
@@ -299,7 +299,6 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         let versions = u64::from(in_flight::weight_versions(schedule, shape, rank)) - 1;
         stage.memory.older_versions = stage.memory.parameters.saturating_mul(versions);
     }
-    let order = make_for_costs(schedule, shape, average_cost(&stages, &machine, &rank_devices))?;
     let mut step = PlannedStep {
         schedule,
         shape,
@@ -312,12 +311,12 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
             sync,
             offload: execution::offload(&choices)?,
         },
-        order: Order { ranks: Vec::new(), chain: order.chain },
+        order: Order { ranks: Vec::new(), chain: shape.ranks },
         machine,
         notes,
         rank_devices,
     };
-    step.order = step.dealt(order);
+    step.order = step.order_for(micro_batches)?;
     step.note_idle_replicas();
     Ok(step)
 }
@@ -329,25 +328,10 @@ impl PlannedStep {
     /// Names the constraint that the number breaks.
     pub fn order_for(&self, micro_batches: u32) -> Result<Order, OrderError> {
         let cost = average_cost(&self.workload.stages, &self.machine, &self.rank_devices);
-        let shape = Shape { micro_batches, ..self.shape };
-        Ok(self.dealt(make_for_costs(self.schedule, shape, cost)?))
-    }
-
-    /// Deals an order's programs to the replicas of each rank.
-    fn dealt(&self, order: Order) -> Order {
         let replicas: Vec<u32> = self.rank_devices.iter().map(|devices| devices.len() as u32).collect();
-        if replicas.iter().all(|n| *n == 1) {
-            return order;
-        }
-        let one_stage_each = order.chain as usize == replicas.len();
-        match self.schedule {
-            Schedule::OneForwardOneBackward | Schedule::PipeDream | Schedule::PipeDream2Bw
-                if one_stage_each =>
-            {
-                replicated(&replicas, order.n_micro_batches() as u32)
-            }
-            _ => round_robin(&order, &replicas),
-        }
+        for_replicas(self.schedule, micro_batches, &replicas, |micro_batches| {
+            make_for_costs(self.schedule, Shape { micro_batches, ..self.shape }, cost)
+        })
     }
 
     fn note_idle_replicas(&mut self) {

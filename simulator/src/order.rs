@@ -19,6 +19,7 @@ mod one_f_one_b;
 mod op;
 mod pipedream;
 mod program;
+mod replicas;
 mod schedule;
 mod v1f1b;
 mod vshape;
@@ -29,8 +30,8 @@ mod zero_bubble;
 pub use self::{
     csv::{CsvError, from_csv, to_csv},
     op::{Kind, Op},
-    pipedream::{replicated, round_robin},
     program::{Program, Regular},
+    replicas::{for_replicas, replicated, round_robin},
     schedule::{ALL, OrderError, Schedule, Shape, make, make_for_costs, normalise},
 };
 

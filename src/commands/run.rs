@@ -1,6 +1,6 @@
 //! `model-analyze run`: the stages as a pipeline on the devices of this machine, measured beside predicted.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 use runtime::{Measured, Null};
@@ -113,21 +113,19 @@ impl Run {
             .filter(|plan| plan.stages.len() == n_stages as usize)
             .map(|plan| plan.stages.iter().map(|stage| stage.devices.len().max(1) as u32).collect())
             .unwrap_or_default();
-        let order = match replicas.iter().any(|&n| n > 1) {
-            true => order::replicated(&replicas, micro_batches),
-            false => {
-                let chunks = schedule.fixed_chunks().unwrap_or_else(|| chunks(plan, n_stages));
-                if !n_stages.is_multiple_of(chunks) {
-                    let message = format!(
-                        "{} wants {chunks} stages a device, {n_stages} do not divide",
-                        schedule.name()
-                    );
-                    return Err(Failure::input(message));
-                }
-                order::make(schedule.name(), n_stages / chunks, chunks, micro_batches)
-                    .map_err(Failure::input)?
-            }
-        };
+        let chunks = schedule.fixed_chunks().unwrap_or_else(|| chunks(plan, n_stages));
+        if !n_stages.is_multiple_of(chunks) {
+            let name = schedule.name();
+            let message = format!("{name} wants {chunks} stages a device, {n_stages} do not divide");
+            return Err(Failure::input(message));
+        }
+        let n_ranks = n_stages / chunks;
+        // Each rank's first stage tells how many devices it is.
+        let replicas = replicas.get(..n_ranks as usize).unwrap_or_default();
+        let order = order::for_replicas(schedule, micro_batches, replicas, |micro_batches| {
+            order::make(schedule.name(), n_ranks, chunks, micro_batches)
+        })
+        .map_err(Failure::input)?;
         let mut ranks = vec![Vec::new(); n_stages as usize];
         for (rank, ops) in order.ranks.iter().enumerate() {
             for op in ops {
@@ -210,10 +208,9 @@ impl Run {
 /// Stages a device holds under the plan.
 fn chunks(plan: Option<&Plan>, n_stages: u32) -> u32 {
     let Some(plan) = plan else { return 1 };
-    let mut devices: Vec<_> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
-    devices.sort();
-    devices.dedup();
-    (n_stages / (devices.len() as u32).max(1)).max(1)
+    // Stages on the same devices are one rank's.
+    let ranks: BTreeSet<_> = plan.stages.iter().map(|stage| &stage.devices).collect();
+    (n_stages / (ranks.len() as u32).max(1)).max(1)
 }
 
 fn median(mut values: Vec<u64>) -> u64 {
