@@ -67,8 +67,51 @@ pub struct Copied {
     pub at: u64,
     /// What was copied.
     pub piece: Piece,
-    /// CRC-32 of the bytes that went by.
-    pub checksum: u32,
+    /// CRC-32 of its windows that are read back, as they went by.
+    pub checksums: Vec<u32>,
+}
+
+/// Bytes that have one checksum.
+const WINDOW: u64 = 1 << 16;
+/// Of so many windows one is read back, and the last: what is out of place anywhere is out of place there.
+const READ_BACK: u64 = 16;
+
+/// Returns the parts of so many bytes that are read back: first byte and length.
+pub(crate) fn windows(length: u64) -> impl Iterator<Item = (u64, u64)> {
+    let count = length.div_ceil(WINDOW);
+    let chosen = (0..count).filter(move |window| window % READ_BACK == 0 || window + 1 == count);
+    chosen.map(move |window| (window * WINDOW, WINDOW.min(length - window * WINDOW)))
+}
+
+/// Takes checksums of windows from bytes that go by.
+struct Sampler<W> {
+    windows: W,
+    /// The window that comes next or is being filled.
+    window: Option<(u64, u64)>,
+    at: u64,
+    hasher: crc32fast::Hasher,
+    checksums: Vec<u32>,
+}
+
+impl<W: Iterator<Item = (u64, u64)>> Sampler<W> {
+    fn new(mut windows: W) -> Self {
+        let window = windows.next();
+        Self { windows, window, at: 0, hasher: crc32fast::Hasher::new(), checksums: Vec::new() }
+    }
+
+    fn feed(&mut self, bytes: &[u8]) {
+        let end = self.at + bytes.len() as u64;
+        while let Some((first, length)) = self.window.filter(|(first, _)| *first < end) {
+            let last = (first + length).min(end);
+            self.hasher.update(&bytes[(first.max(self.at) - self.at) as usize..(last - self.at) as usize]);
+            if last < first + length {
+                break;
+            }
+            self.checksums.push(std::mem::take(&mut self.hasher).finalize());
+            self.window = self.windows.next();
+        }
+        self.at = end;
+    }
 }
 
 /// A file that can be read anywhere.
@@ -120,7 +163,7 @@ impl Content {
         let mut copied = Vec::new();
         let mut at = 0;
         for piece in pieces {
-            piece.copy(source, &mut buffer, out, at, &mut copied)?;
+            piece.copy(source, &mut buffer, &mut |bytes| out.write_all(bytes), at, &mut copied)?;
             at += piece.len();
         }
         Ok(copied)
@@ -142,24 +185,25 @@ impl Piece {
         self.len() == 0
     }
 
-    /// Writes it at a position of a file; notes what comes from the source. Returns the checksum.
+    /// Writes it at a position of a file through `sink`; notes what comes from the source.
     pub(crate) fn copy(
         &self,
         source: &mut dyn ReadAt,
         buffer: &mut Vec<u8>,
-        out: &mut dyn Write,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
         at: u64,
         copied: &mut Vec<Copied>,
-    ) -> io::Result<crc32fast::Hasher> {
-        let mut checksum = crc32fast::Hasher::new();
-        self.write(source, buffer, &mut |bytes| {
-            checksum.update(bytes);
-            out.write_all(bytes)
-        })?;
-        if !matches!(self, Piece::Bytes(_)) {
-            copied.push(Copied { at, piece: self.clone(), checksum: checksum.clone().finalize() });
+    ) -> io::Result<()> {
+        if let Piece::Bytes(bytes) = self {
+            return sink(bytes);
         }
-        Ok(checksum)
+        let mut sampler = Sampler::new(windows(self.len()));
+        self.write(source, buffer, &mut |bytes| {
+            sampler.feed(bytes);
+            sink(bytes)
+        })?;
+        copied.push(Copied { at, piece: self.clone(), checksums: sampler.checksums });
+        Ok(())
     }
 
     /// Hands its bytes to `sink`, a bufferful at a time.

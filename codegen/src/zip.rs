@@ -31,7 +31,11 @@ pub(crate) fn write(
         let mut checksum = crc32fast::Hasher::new();
         let mut place = start + header.len() as u64;
         for piece in &record.pieces {
-            checksum.combine(&piece.copy(source, &mut buffer, out, place, &mut copied)?);
+            let mut sink = |bytes: &[u8]| {
+                checksum.update(bytes);
+                out.write_all(bytes)
+            };
+            piece.copy(source, &mut buffer, &mut sink, place, &mut copied)?;
             place += piece.len();
         }
         let checksum = checksum.finalize();
