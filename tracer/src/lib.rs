@@ -6,6 +6,7 @@ mod digest;
 mod error;
 mod flatten;
 pub mod ir;
+mod known;
 mod program;
 
 pub use archive::{is_archive, read_archive, read_tensors, role_by_name};

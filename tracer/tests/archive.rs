@@ -260,13 +260,47 @@ fn control_flow_is_one_node() {
         "%Bool = aten::Bool(%x)\n%y0 = prim::Opaque(if=%Bool, x=%x, y=%x)\n%neg = aten::neg(%y0)\nreturn %neg\n",
     );
     check(
-        "l = annotate(List[Tensor], [])\nfor i in range(3):\n  _0 = torch.append(l, x)\nreturn torch.stack(l)",
-        "%l = prim::ListConstruct([])\n%l.1, %_0 = prim::Opaque(for=3, l=%l, x=%x)\n\
+        "l = annotate(List[Tensor], [])\nfor i in range(int(x)):\n  _0 = torch.append(l, x)\nreturn torch.stack(l)",
+        "%Int = aten::Int(%x)\n%l = prim::ListConstruct([])\n%l.1, %_0 = prim::Opaque(for=%Int, x=%x, l=%l)\n\
          %stack = aten::stack(%l.1)\nreturn %stack\n",
     );
-    check("if True:\n  y = torch.relu(x)\nelse:\n  y = x\nreturn y", "%y = aten::relu(%x)\nreturn %y\n");
     let program = read_archive(&body("while bool(x):\n  x = torch.neg(x)\nreturn x")).unwrap();
     assert_eq!(program.notes[0].text, "`while` is kept as one opaque operator");
+}
+
+#[test]
+fn what_constants_decide_is_written_out() {
+    check("if True:\n  y = torch.relu(x)\nelse:\n  y = x\nreturn y", "%y = aten::relu(%x)\nreturn %y\n");
+    check(
+        "y = torch.relu(x)\nif torch.__isnot__(y, None):\n  y = torch.neg(y)\nelse:\n  pass\nreturn y",
+        "%y = aten::relu(%x)\n%y.1 = aten::neg(%y)\nreturn %y.1\n",
+    );
+    check(
+        "for i in range(2):\n  x = torch.mul(x, i)\nreturn x",
+        "%x.1 = aten::mul(%x, 0)\n%x.2 = aten::mul(%x.1, 1)\nreturn %x.2\n",
+    );
+    check(
+        "l = annotate(List[Tensor], [])\nfor i in range(0, 5, 2):\n  _0 = torch.append(l, x)\nreturn torch.stack(l)",
+        "%stack = aten::stack([%x, %x, %x])\nreturn %stack\n",
+    );
+    // As torch writes `for y in [x, x]`.
+    check(
+        "l = [x, x]\n_0 = [9223372036854775807, torch.len(l)]\nfor _1 in range(ops.prim.min(_0)):\n  x = torch.add(x, l[_1])\n\
+         return x",
+        "%getitem = aten::__getitem__([%x, %x], 0)\n%x.1 = aten::add(%x, %getitem)\n\
+         %getitem.1 = aten::__getitem__([%x, %x], 1)\n%x.2 = aten::add(%x.1, %getitem.1)\nreturn %x.2\n",
+    );
+    // What would be too long stays whole.
+    for text in [
+        "for i in range(1001):\n  x = torch.neg(x)\nreturn x",
+        "for i in range(2, 5, 0):\n  x = torch.neg(x)\nreturn x",
+    ] {
+        assert_eq!(read_archive(&body(text)).unwrap().notes.len(), 1, "{text}");
+    }
+    let nested: String =
+        (0..8).map(|depth| format!("{}for i{depth} in range(900):\n", " ".repeat(depth))).collect();
+    let program = read_archive(&body(&format!("{nested}        x = torch.neg(x)\nreturn x"))).unwrap();
+    assert!(program.nodes.len() < 60_000, "{}", program.nodes.len());
 }
 
 #[test]

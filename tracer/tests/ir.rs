@@ -140,9 +140,9 @@ fn scopes_become_calls() {
         decoder.lstm: LSTM.forward [lstm]
         decoder.project: Linear.forward [linear]
     ");
-    // One linear layer called twice in a row, a scripted loop, and a name that is no identifier.
+    // One linear layer called twice in a row, a scripted loop of three rounds, and a name that is no identifier.
     insta::assert_snapshot!(outline(&read_fixture("odd.inlined.txt")), @r"
-    : Odd.forward [prim::TupleUnpack to detach add to detach add zeros to mul prim::Opaque to add]
+    : Odd.forward [prim::TupleUnpack to detach add to detach add zeros to mul sum gt Bool prim::Opaque sum gt Bool prim::Opaque sum gt Bool prim::Opaque to add]
       l: Linear.forward [linear]
       l: Linear.forward1 [linear]
       odd.block1-0: Linear.forward [linear]

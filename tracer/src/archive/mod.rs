@@ -61,11 +61,11 @@ pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
     let constants = Pickle::read("constants.pkl", &constants)?;
     let modules = Modules::read(&data, &constants, &library, &mut records)?;
     let recorded = recorded::read(&mut records)?;
-    let mut program = flatten::flatten(&library, modules, &mut records, recorded.is_some())?;
+    let (mut program, settled) = flatten::flatten(&library, modules, &mut records)?;
     program.name.clone_from(&archive.folder);
     program.archive = Some(archive);
     program.recorded = match recorded {
-        Some(recorded) => Some(recorded::align(recorded, &program)),
+        Some(recorded) => Some(recorded::align(recorded, &program, &settled)),
         None => recorded::traced_inputs(&mut records, &program)?,
     };
     program.sources = sources;

@@ -1,5 +1,7 @@
 //! Shapes that travel inside the archive: our own extra file, or torch's example inputs.
 
+use std::ops::Range;
+
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 
@@ -110,24 +112,44 @@ fn dtype(name: &str) -> Option<DType> {
 /// Puts the recorded nodes in step with the program's: afterwards `nodes[i]` belongs to the program's node `i`,
 /// with no outputs where nothing was recorded.
 ///
-/// The graph in memory and the saved code differ in scalar arithmetic, which torch simplifies on the way. What matches
-/// is a longest common subsequence, found by the greedy algorithm of Myers ("An O(ND) Difference Algorithm", 1986) in
-/// O(n + d²) for d differences; scalar plumbing takes no part.
-pub(super) fn align(mut recorded: Recorded, program: &Program) -> Recorded {
+/// The graph in memory and the saved code differ in scalar arithmetic, which torch simplifies on the way, and in the
+/// `settled` statements: one node in memory, written out in the program. What matches is a longest common subsequence,
+/// found by the greedy algorithm of Myers ("An O(ND) Difference Algorithm", 1986) in O(n + d²) for d differences; scalar
+/// plumbing takes no part.
+pub(super) fn align(mut recorded: Recorded, program: &Program, settled: &[Range<u32>]) -> Recorded {
     let mut given = std::mem::take(&mut recorded.nodes);
-    let ours: Vec<usize> =
-        (0..program.nodes.len()).filter(|at| !is_plumbing(&program.nodes[*at].operator)).collect();
+    let mut ours: Vec<Ours> = Vec::with_capacity(program.nodes.len());
+    let mut at = 0;
+    for statement in settled.iter().map(|nodes| nodes.start as usize..nodes.end as usize) {
+        ours.extend((at..statement.start).map(Ours::Node));
+        ours.push(Ours::Settled);
+        at = statement.end;
+    }
+    ours.extend((at..program.nodes.len()).map(Ours::Node));
+    let operator = |ours: &Ours| match ours {
+        Ours::Node(at) => program.nodes[*at].operator.as_str(),
+        Ours::Settled => "prim::Opaque",
+    };
+    ours.retain(|ours| !is_plumbing(operator(ours)));
     let theirs: Vec<usize> = (0..given.len()).filter(|at| !is_plumbing(&given[*at].operator)).collect();
-    let same = |a: usize, b: usize| agrees(&program.nodes[ours[a]].operator, &given[theirs[b]].operator);
+    let same = |a: usize, b: usize| agrees(operator(&ours[a]), &given[theirs[b]].operator);
     let pairs = matches(ours.len(), theirs.len(), same);
     let blank =
         |node: &crate::program::Node| RecordedNode { operator: node.operator.clone(), outputs: Vec::new() };
     let mut aligned: Vec<RecordedNode> = program.nodes.iter().map(blank).collect();
     for (a, b) in pairs {
-        aligned[ours[a]].outputs = std::mem::take(&mut given[theirs[b]].outputs);
+        if let Ours::Node(at) = ours[a] {
+            aligned[at].outputs = std::mem::take(&mut given[theirs[b]].outputs);
+        }
     }
     recorded.nodes = aligned;
     recorded
+}
+
+/// What the record has one node for.
+enum Ours {
+    Node(usize),
+    Settled,
 }
 
 fn is_plumbing(operator: &str) -> bool {

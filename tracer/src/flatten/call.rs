@@ -1,11 +1,10 @@
 //! Calls: operators leave a node, modules and functions are walked.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::{
     Bound, Flattener, Frame, MAX_CALL_DEPTH, MAX_CALLS,
     expression::target_name,
-    opaque,
     operators::{Callee, callee, conversion},
     statement::Flow,
     types,
@@ -13,6 +12,7 @@ use super::{
 use crate::{
     code::ast::{CallArgument, Expr, ExprKind, Function},
     error::TraceError,
+    known::settled,
     program::{Argument, Call, CallId, Constant, ModuleId, Operand, Type},
 };
 
@@ -262,6 +262,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         expr: &Expr<'a>,
         frame: &Frame<'a>,
     ) -> Result<Bound, TraceError> {
+        if targets.len() < 2
+            && let Some(constant) = settled(&operator, &arguments, &self.values, &self.nodes)
+        {
+            return Ok(Bound::Operand(Operand::Constant(constant)));
+        }
         let mut known = Vec::with_capacity(arguments.len());
         for argument in &arguments {
             self.spend(&argument.operand)?;
@@ -388,9 +393,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         }
         self.enter(place)?;
         let definition = self.definition(source, function)?;
-        let mut mutated = HashSet::new();
-        opaque::mutated(&definition.block, &mut mutated);
-        let mut frame = Frame { names: HashMap::new(), source, mutated };
+        let mut frame = Frame { names: HashMap::new(), source, declared: HashMap::new() };
         let mut open = definition.parameters.iter();
         if let Some(this) = this {
             match open.next() {

@@ -76,7 +76,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         Ok(list)
     }
 
-    fn name(&mut self, name: &str, expr: &Expr<'a>, frame: &Frame<'a>) -> Result<Bound, TraceError> {
+    pub(super) fn name(
+        &mut self,
+        name: &str,
+        expr: &Expr<'a>,
+        frame: &Frame<'a>,
+    ) -> Result<Bound, TraceError> {
         if let Some(bound) = frame.names.get(name) {
             if let Bound::Operand(operand @ (Operand::List(_) | Operand::Tuple(_) | Operand::Dict(_))) = bound
             {
@@ -264,15 +269,5 @@ pub(super) fn target_name<'a>(target: &Expr<'a>) -> &'a str {
         ExprKind::Name(name) => name,
         ExprKind::Attribute(_, name) => name,
         _ => "value",
-    }
-}
-
-/// Returns the type in `annotate(T, x)`.
-pub(super) fn annotated<'e, 'a>(expr: &'e Expr<'a>) -> Option<&'e Expr<'a>> {
-    match &expr.kind {
-        ExprKind::Call(callee, arguments) if callee.kind == ExprKind::Name("annotate") => {
-            arguments.first().map(|argument| &argument.value)
-        }
-        _ => None,
     }
 }

@@ -5,12 +5,16 @@
 
 mod call;
 mod expression;
+mod lists;
 mod opaque;
 mod operators;
 mod statement;
 mod types;
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 use crate::{
     archive::{Library, Modules, zip::Records},
@@ -33,6 +37,10 @@ const MAX_CALLS: usize = 500_000;
 const MAX_OPERANDS: usize = 8_000_000;
 /// Lists inside one another.
 const MAX_NESTING: usize = 32;
+/// A loop that runs no more often than this is written out.
+const MAX_STEPS: usize = 1000;
+/// Statements of all loops together that are written out.
+const MAX_WRITTEN_OUT: usize = 50_000;
 
 /// What a name stands for.
 #[derive(Clone, Debug)]
@@ -50,8 +58,8 @@ struct Frame<'a> {
     names: HashMap<&'a str, Bound>,
     /// Index of the file that the function stands in.
     source: usize,
-    /// Names of lists that the function changes in place.
-    mutated: HashSet<&'a str>,
+    /// Types of lists and dictionaries, where the code tells them: an empty one says nothing itself.
+    declared: HashMap<&'a str, Type>,
 }
 
 struct Flattener<'l, 'a, 'p, 'b, 'r, 'z> {
@@ -72,17 +80,20 @@ struct Flattener<'l, 'a, 'p, 'b, 'r, 'z> {
     active: HashSet<(Option<ModuleId>, *const u8)>,
     depth: usize,
     spent: usize,
-    /// Whether a constant condition is followed. Not where recorded shapes must stay in step.
-    fold: bool,
+    /// Nodes of statements that were decided while reading, in order and none inside another.
+    settled: Vec<Range<u32>>,
+    /// Statements of loops written out so far.
+    written_out: usize,
 }
 
 /// Walks the root's `forward`.
+///
+/// Also returns the nodes of each `if` and `for` that constants decided: torch keeps such a statement as one node.
 pub(crate) fn flatten(
     library: &Library<'_>,
     modules: Modules<'_, '_>,
     records: &mut Records<'_>,
-    recorded: bool,
-) -> Result<Program, TraceError> {
+) -> Result<(Program, Vec<Range<u32>>), TraceError> {
     let mut flattener = Flattener {
         library,
         modules,
@@ -97,10 +108,11 @@ pub(crate) fn flatten(
         active: HashSet::new(),
         depth: 0,
         spent: 0,
-        fold: !recorded,
+        settled: Vec::new(),
+        written_out: 0,
     };
     let (inputs, output) = flattener.root()?;
-    Ok(Program {
+    let program = Program {
         modules: flattener.modules.modules,
         tensors: flattener.modules.tensors,
         values: flattener.values,
@@ -110,7 +122,8 @@ pub(crate) fn flatten(
         output,
         notes: flattener.notes,
         ..Program::default()
-    })
+    };
+    Ok((program, flattener.settled))
 }
 
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {

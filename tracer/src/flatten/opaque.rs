@@ -27,6 +27,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             self.spend(&operand)?;
             arguments.push(Argument { name: Some(word.to_owned()), operand });
         }
+        // What it changes, and what is empty and so has no type of its own, is a value.
+        let is_empty = |name: &&str| matches!(frame.names.get(*name), Some(Bound::Operand(Operand::List(items))) if items.is_empty());
+        let empty: Vec<&'a str> = uses.reads.iter().map(|(name, _)| *name).filter(is_empty).collect();
+        for name in uses.writes.iter().copied().chain(empty) {
+            self.hold(name, statement.text, frame)?;
+        }
         let mut seen = HashSet::new();
         for (name, chain) in &uses.reads {
             let Some(bound) = frame.names.get(name) else { continue };
@@ -230,24 +236,5 @@ pub(super) fn mutated_name<'a>(expr: &Expr<'a>) -> Option<&'a str> {
     match (&base.kind, arguments.first().map(|argument| &argument.value.kind)) {
         (ExprKind::Name("torch"), Some(ExprKind::Name(name))) if changes => Some(name),
         _ => None,
-    }
-}
-
-/// Lists the names that a function's statements change in place.
-pub(super) fn mutated<'a>(block: &[Statement<'a>], names: &mut HashSet<&'a str>) {
-    for statement in block {
-        match &statement.kind {
-            StatementKind::Expression(expr) | StatementKind::Assign { value: expr, .. } => {
-                names.extend(mutated_name(expr));
-            }
-            StatementKind::If { then, otherwise, .. } => {
-                mutated(then, names);
-                mutated(otherwise, names);
-            }
-            StatementKind::While { block, .. }
-            | StatementKind::For { block, .. }
-            | StatementKind::With { block, .. } => mutated(block, names),
-            _ => {}
-        }
     }
 }

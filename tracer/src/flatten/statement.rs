@@ -1,9 +1,10 @@
 //! Statements: they bind names and otherwise leave the work to expressions.
 
-use super::{Bound, Flattener, Frame, types};
+use super::{Bound, Flattener, Frame, MAX_STEPS, MAX_WRITTEN_OUT, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
+    known::{known, range},
     program::{Argument, Constant, Operand, Type},
 };
 
@@ -37,22 +38,28 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             }
             StatementKind::If { condition, then, otherwise } => {
                 let decided = self.condition(condition, frame)?;
-                match decided {
-                    Operand::Constant(Constant::Bool(value)) if self.fold => {
+                match known(&decided, &self.values, &self.nodes) {
+                    Some(Constant::Bool(value)) => {
+                        let begun = self.begin();
                         self.enter((frame.source, condition.text))?;
                         let flow = self.block(if value { then } else { otherwise }, frame)?;
                         self.leave();
+                        self.settle(begun);
                         return Ok(flow);
                     }
-                    decided => self.opaque(statement, "if", Some(decided), frame)?,
+                    _ => self.opaque(statement, "if", Some(decided), frame)?,
                 }
             }
             StatementKind::While { condition, .. } => {
                 let condition = self.condition(condition, frame)?;
                 self.opaque(statement, "while", Some(condition), frame)?;
             }
-            StatementKind::For { iterable, .. } => {
-                let iterable = self.iterable(iterable, frame)?;
+            StatementKind::For { target, iterable, block } => {
+                let place = (frame.source, iterable.text);
+                let (iterable, is_range) = self.iterable(iterable, frame)?;
+                if is_range && let Some(steps) = self.steps(iterable.as_ref(), block) {
+                    return self.write_out(target, steps, block, place, frame);
+                }
                 self.opaque(statement, "for", iterable, frame)?;
             }
             StatementKind::With { .. } => self.opaque(statement, "with", None, frame)?,
@@ -66,12 +73,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         self.operand(bound, (frame.source, condition.text))
     }
 
-    /// `range(n)` has no value of its own: the loop reads `n`.
+    /// `range(n)` has no value of its own: the loop reads `n`. Also tells whether it is a range.
     fn iterable(
         &mut self,
         iterable: &'l Expr<'a>,
         frame: &mut Frame<'a>,
-    ) -> Result<Option<Operand>, TraceError> {
+    ) -> Result<(Option<Operand>, bool), TraceError> {
         if let ExprKind::Call(callee, arguments) = &iterable.kind
             && callee.kind == ExprKind::Name("range")
         {
@@ -79,15 +86,71 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             for argument in arguments {
                 operands.push(self.condition(&argument.value, frame)?);
             }
-            return Ok(match operands.len() {
+            let operand = match operands.len() {
                 1 => operands.pop(),
                 _ => Some(Operand::Tuple(operands)),
-            });
+            };
+            return Ok((operand, true));
         }
         match self.eval(iterable, frame)? {
-            Bound::Module(_) => Ok(None),
-            bound => self.operand(bound, (frame.source, iterable.text)).map(Some),
+            Bound::Module(_) => Ok((None, false)),
+            bound => Ok((Some(self.operand(bound, (frame.source, iterable.text))?), false)),
         }
+    }
+
+    /// Returns the numbers that a loop counts through, where they are known and few.
+    fn steps(&mut self, bounds: Option<&Operand>, block: &[Statement<'a>]) -> Option<Vec<i64>> {
+        let bounds = match bounds? {
+            Operand::Tuple(bounds) => bounds.as_slice(),
+            bound => std::slice::from_ref(bound),
+        };
+        let int = |bound: &Operand| match known(bound, &self.values, &self.nodes) {
+            Some(Constant::Int(value)) => Some(value),
+            _ => None,
+        };
+        let bounds = bounds.iter().map(int).collect::<Option<Vec<i64>>>()?;
+        let steps: Vec<i64> = range(&bounds)?.take(MAX_STEPS + 1).collect();
+        let written_out = self.written_out + steps.len() * count(block);
+        if steps.len() > MAX_STEPS || written_out > MAX_WRITTEN_OUT {
+            return None;
+        }
+        self.written_out = written_out;
+        Some(steps)
+    }
+
+    /// Walks a loop's statements once for every step.
+    fn write_out(
+        &mut self,
+        target: &'a str,
+        steps: Vec<i64>,
+        block: &'l [Statement<'a>],
+        place: (usize, &str),
+        frame: &mut Frame<'a>,
+    ) -> Result<Flow, TraceError> {
+        let begun = self.begin();
+        self.enter(place)?;
+        let mut flow = Flow::Next;
+        for step in steps {
+            frame.names.insert(target, Bound::Operand(Operand::Constant(Constant::Int(step))));
+            flow = self.block(block, frame)?;
+            if let Flow::Return(_) = flow {
+                break;
+            }
+        }
+        self.leave();
+        self.settle(begun);
+        Ok(flow)
+    }
+
+    /// Begins a statement that is decided while reading.
+    fn begin(&self) -> (usize, u32) {
+        (self.settled.len(), self.nodes.len() as u32)
+    }
+
+    /// Notes that the nodes since `begin` stand for one statement; statements inside it no longer count.
+    fn settle(&mut self, (n_before, first): (usize, u32)) {
+        self.settled.truncate(n_before);
+        self.settled.push(first..self.nodes.len() as u32);
     }
 
     /// An expression whose value nobody takes. `torch.append(l, x)` changes `l`: the name moves on to the result.
@@ -95,6 +158,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         if let Some(name) = super::opaque::mutated_name(expr)
             && frame.names.contains_key(name)
         {
+            if self.change(expr, frame)?.is_some() {
+                return Ok(());
+            }
+            self.hold(name, expr.text, frame)?;
             let target = Expr { kind: ExprKind::Name(name), text: name };
             let bound = self.call(expr, &[&target], frame)?;
             frame.names.insert(name, bound);
@@ -115,11 +182,18 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         frame: &mut Frame<'a>,
     ) -> Result<(), TraceError> {
         if let ([target], false) = (targets, unpack) {
+            if let Some(name) = self.change(value, frame)? {
+                let bound = self.name(name, value, frame)?;
+                return self.bind(target, bound, frame);
+            }
+            if let Some(name) = super::opaque::mutated_name(value) {
+                self.hold(name, value.text, frame)?;
+            }
+            self.declare(target, value, type_, frame);
             let bound = match (&value.kind, &target.kind) {
                 (ExprKind::Call(..), _) => self.call(value, &[target], frame)?,
                 _ => self.eval_named(value, target, frame)?,
             };
-            let bound = self.materialise(target, bound, value, frame)?;
             // `append` gives the list itself: both names go on with it.
             if let ExprKind::Call(callee, _) = &value.kind
                 && callee.text == "torch.append"
@@ -143,7 +217,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         {
             let bound = items.iter().map(|item| self.eval(item, frame)).collect::<Result<Vec<_>, _>>()?;
             for ((target, bound), item) in targets.iter().zip(bound).zip(items) {
-                let bound = self.materialise(target, bound, item, frame)?;
+                self.declare(target, item, None, frame);
                 self.bind(target, bound, frame)?;
             }
             return Ok(());
@@ -219,33 +293,16 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         }
         Ok(parts)
     }
+}
 
-    /// A list that is changed later cannot stand inline: it becomes a node's value.
-    fn materialise(
-        &mut self,
-        target: &Expr<'a>,
-        bound: Bound,
-        value: &'l Expr<'a>,
-        frame: &mut Frame<'a>,
-    ) -> Result<Bound, TraceError> {
-        let ExprKind::Name(name) = target.kind else { return Ok(bound) };
-        if !frame.mutated.contains(name) {
-            return Ok(bound);
-        }
-        let operator = match &bound {
-            Bound::Operand(Operand::List(_)) => "prim::ListConstruct",
-            Bound::Operand(Operand::Dict(_)) => "prim::DictConstruct",
-            _ => return Ok(bound),
-        };
-        let operand = self.operand(bound, (frame.source, value.text))?;
-        let type_ = match super::expression::annotated(value) {
-            Some(type_) => types::read(type_),
-            None => types::of(&operand, &self.values),
-        };
-        let span = self.library.span(frame.source, value.text);
-        let node = self.node(operator.to_owned(), vec![Argument { name: None, operand }], span)?;
-        let target_span = self.library.span(frame.source, target.text);
-        let value = self.output(node, name, type_, target_span);
-        Ok(Bound::Operand(Operand::Value(value)))
-    }
+/// Counts the statements of a block, those inside others too.
+fn count(block: &[Statement<'_>]) -> usize {
+    let inner = |statement: &Statement<'_>| match &statement.kind {
+        StatementKind::If { then, otherwise, .. } => count(then) + count(otherwise),
+        StatementKind::While { block, .. }
+        | StatementKind::For { block, .. }
+        | StatementKind::With { block, .. } => count(block),
+        _ => 0,
+    };
+    block.iter().map(|statement| 1 + inner(statement)).sum()
 }

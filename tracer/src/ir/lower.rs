@@ -9,8 +9,9 @@ use super::{
     tree::{Block, Graph, IrTensorType, IrType, Literal, Node as IrNode, Use},
 };
 use crate::{
-    Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Note, Operand, Program, Role, Span, Tensor,
+    Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Operand, Program, Role, Span, Tensor,
     TensorId, TensorType, Value, ValueId,
+    known::{only_asks, settled},
 };
 
 /// Lists and tuples inside one another.
@@ -24,7 +25,7 @@ const MAX_COPIED: usize = 1 << 23;
 
 /// What a name of the text stands for.
 #[derive(Clone)]
-enum Bound {
+pub(super) enum Bound {
     Operand(Operand, Weight),
     Module(ModuleId, usize),
     Function(String),
@@ -32,7 +33,7 @@ enum Bound {
 
 /// How large an operand is, so that it can be bounded before it is copied.
 #[derive(Clone, Copy, Default)]
-struct Weight {
+pub(super) struct Weight {
     depth: usize,
     elements: usize,
 }
@@ -52,6 +53,10 @@ pub fn lower(graph: &Graph) -> Result<Program, IrError> {
         scopes: HashMap::new(),
         constants: 0,
         copied: 0,
+        lists: HashMap::new(),
+        written_out: 0,
+        repeats: 0,
+        repeat: None,
     };
     for (index, input) in graph.inputs.iter().enumerate() {
         if index == 0 && root.is_some() {
@@ -72,15 +77,22 @@ pub fn lower(graph: &Graph) -> Result<Program, IrError> {
     Ok(lowering.finish())
 }
 
-struct Lowering {
-    program: Program,
-    modules: Modules,
-    calls: Calls,
-    bound: HashMap<String, Bound>,
+pub(super) struct Lowering {
+    pub(super) program: Program,
+    pub(super) modules: Modules,
+    pub(super) calls: Calls,
+    pub(super) bound: HashMap<String, Bound>,
     tensors: HashMap<String, TensorId>,
     scopes: HashMap<String, Vec<ModuleId>>,
     constants: usize,
     copied: usize,
+    /// Types of lists, which an empty one does not say itself.
+    pub(super) lists: HashMap<String, IrType>,
+    /// Nodes of loops written out so far, and rounds of loops after their first.
+    pub(super) written_out: usize,
+    pub(super) repeats: usize,
+    /// The round being written out, other than a loop's first.
+    pub(super) repeat: Option<usize>,
 }
 
 impl Lowering {
@@ -93,16 +105,21 @@ impl Lowering {
         program
     }
 
-    fn node(&mut self, node: &IrNode) -> Result<(), IrError> {
+    pub(super) fn node(&mut self, node: &IrNode) -> Result<(), IrError> {
         match node.kind.as_str() {
             "prim::Constant" => self.constant(node),
             "prim::GetAttr" => self.get_attribute(node),
-            "prim::ListConstruct" => self.construct(node, Operand::List),
+            "prim::ListConstruct" => {
+                self.lists.extend(node.outputs.first().map(|list| (list.name.clone(), list.type_.clone())));
+                self.construct(node, Operand::List)
+            }
+            "aten::append" => self.append(node),
+            "prim::unchecked_cast" => self.cast(node),
             "prim::TupleConstruct" => self.construct(node, Operand::Tuple),
             "prim::DictConstruct" => self.dict(node),
             "prim::TupleUnpack" | "prim::ListUnpack" => self.unpack(node),
             "prim::CallMethod" => self.call_method(node),
-            _ if !node.blocks.is_empty() => self.opaque(node),
+            _ if !node.blocks.is_empty() => self.control(node),
             _ => self.operator(node),
         }
     }
@@ -163,7 +180,10 @@ impl Lowering {
             // An attribute of something that is no module: keep it as an operator.
             return self.operator(node);
         };
-        self.calls.fetch(module, name);
+        // A loop's later rounds fetch again what one call's code fetches once.
+        if self.repeat.is_none() {
+            self.calls.fetch(module, name);
+        }
         let bound = match &output.type_ {
             IrType::Tensor(type_) => {
                 let tensor = self.attribute_tensor(module, name, type_);
@@ -212,6 +232,15 @@ impl Lowering {
         let output = only_output(node)?;
         let (items, weight) = self.operands(&node.inputs, node.span)?;
         self.bind(&output.name, Bound::Operand(make(items), weight), output.span)
+    }
+
+    /// A cast only tells a type.
+    fn cast(&mut self, node: &IrNode) -> Result<(), IrError> {
+        let ([input], [output]) = (node.inputs.as_slice(), node.outputs.as_slice()) else {
+            return self.operator(node);
+        };
+        let (operand, weight) = self.operand(input)?;
+        self.bind(&output.name, Bound::Operand(operand, weight), output.span)
     }
 
     fn dict(&mut self, node: &IrNode) -> Result<(), IrError> {
@@ -274,32 +303,20 @@ impl Lowering {
         Ok(())
     }
 
-    fn operator(&mut self, node: &IrNode) -> Result<(), IrError> {
+    pub(super) fn operator(&mut self, node: &IrNode) -> Result<(), IrError> {
         let (arguments, _) = self.operands(&node.inputs, node.span)?;
+        if let ([output], true) = (node.outputs.as_slice(), only_asks(&node.kind)) {
+            let asked: Vec<Argument> = arguments.iter().cloned().map(positional).collect();
+            let program = &self.program;
+            if let Some(constant) = settled(&node.kind, &asked, &program.values, &program.nodes) {
+                let bound = Bound::Operand(Operand::Constant(constant), Weight { depth: 0, elements: 1 });
+                return self.bind(&output.name, bound, output.span);
+            }
+        }
         self.push_node(node, &node.kind, arguments).map(drop)
     }
 
-    /// Control flow: one node that reads what its blocks read from outside.
-    fn opaque(&mut self, node: &IrNode) -> Result<(), IrError> {
-        let mut reads = Reads::default();
-        reads.uses(&node.inputs);
-        node.blocks.iter().for_each(|block| reads.block(block));
-        let mut arguments = Vec::new();
-        for read in reads.outer {
-            match self.bound.get(&read.name) {
-                Some(Bound::Module(..) | Bound::Function(_)) => {}
-                Some(Bound::Operand(..)) | None => arguments.push(self.operand(read)?.0),
-            }
-        }
-        let id = self.push_node(node, "prim::Opaque", arguments)?;
-        let call = &self.calls.get_mut(self.program.nodes[id.index()].call);
-        let path = self.modules.get_mut(call.module).path.clone();
-        let text = format!("`{}` is kept as one opaque operator", node.kind);
-        self.program.notes.push(Note { text, path, span: node.span, node: Some(id) });
-        Ok(())
-    }
-
-    fn push_node(
+    pub(super) fn push_node(
         &mut self,
         node: &IrNode,
         operator: &str,
@@ -324,8 +341,13 @@ impl Lowering {
             operator.outputs.push(self.value(&output.name, &output.type_, Some(id), output.span)?);
         }
         let outputs = operator.outputs.clone();
-        self.program.nodes.push(operator);
+        self.add(operator);
         Ok(outputs)
+    }
+
+    pub(super) fn add(&mut self, node: Node) -> NodeId {
+        self.program.nodes.push(node);
+        NodeId(self.program.nodes.len() as u32 - 1)
     }
 
     fn enter_scope(&mut self, node: &IrNode) -> Result<CallId, IrError> {
@@ -345,7 +367,7 @@ impl Lowering {
         Ok(self.calls.enter(&self.scopes[scope], next))
     }
 
-    fn value(
+    pub(super) fn value(
         &mut self,
         name: &str,
         type_: &IrType,
@@ -354,18 +376,20 @@ impl Lowering {
     ) -> Result<ValueId, IrError> {
         let id = ValueId(self.program.values.len() as u32);
         self.bind(name, Bound::Operand(Operand::Value(id), Weight { depth: 0, elements: 1 }), span)?;
-        self.program.values.push(Value { name: name.to_owned(), type_: lower_type(type_), producer, span });
+        // A colon is no part of a name in the text: no clash.
+        let name = self.repeat.map_or_else(|| name.to_owned(), |round| format!("{name}:{round}"));
+        self.program.values.push(Value { name, type_: lower_type(type_), producer, span });
         Ok(id)
     }
 
-    fn bind(&mut self, name: &str, bound: Bound, span: Span) -> Result<(), IrError> {
+    pub(super) fn bind(&mut self, name: &str, bound: Bound, span: Span) -> Result<(), IrError> {
         match self.bound.insert(name.to_owned(), bound) {
             None => Ok(()),
             Some(_) => Err(IrError::Redefined { name: name.to_owned(), span }),
         }
     }
 
-    fn operand(&mut self, use_: &Use) -> Result<(Operand, Weight), IrError> {
+    pub(super) fn operand(&mut self, use_: &Use) -> Result<(Operand, Weight), IrError> {
         match self.bound.get(&use_.name) {
             Some(Bound::Operand(operand, weight)) => {
                 self.copied += weight.elements;
@@ -415,14 +439,14 @@ impl Lowering {
 
 /// The values that blocks read from outside, in order of first use.
 #[derive(Default)]
-struct Reads<'a> {
+pub(super) struct Reads<'a> {
     inner: HashSet<&'a str>,
     seen: HashSet<&'a str>,
-    outer: Vec<&'a Use>,
+    pub(super) outer: Vec<&'a Use>,
 }
 
 impl<'a> Reads<'a> {
-    fn uses(&mut self, uses: &'a [Use]) {
+    pub(super) fn uses(&mut self, uses: &'a [Use]) {
         for use_ in uses {
             if !self.inner.contains(use_.name.as_str()) && self.seen.insert(&use_.name) {
                 self.outer.push(use_);
@@ -430,7 +454,7 @@ impl<'a> Reads<'a> {
         }
     }
 
-    fn block(&mut self, block: &'a Block) {
+    pub(super) fn block(&mut self, block: &'a Block) {
         self.inner.extend(block.inputs.iter().map(|input| input.name.as_str()));
         for node in &block.nodes {
             self.uses(&node.inputs);
@@ -468,12 +492,12 @@ fn only_output(node: &IrNode) -> Result<&super::tree::Binding, IrError> {
     }
 }
 
-fn arity(node: &IrNode, expected: &str, found: usize) -> IrError {
+pub(super) fn arity(node: &IrNode, expected: &str, found: usize) -> IrError {
     let (kind, found) = (node.kind.clone(), found.to_string());
     IrError::Arity { kind, expected: expected.to_owned(), found, span: node.span }
 }
 
-fn weigh(operand: &Operand) -> Weight {
+pub(super) fn weigh(operand: &Operand) -> Weight {
     let parts: Vec<Weight> = match operand {
         Operand::List(items) | Operand::Tuple(items) => items.iter().map(weigh).collect(),
         Operand::Dict(pairs) => pairs.iter().flat_map(|(key, value)| [weigh(key), weigh(value)]).collect(),

@@ -5,6 +5,7 @@
 //! contiguous runs of one scope. A graph that is not inlined keeps each call as one `prim::CallMethod`.
 
 mod boundaries;
+mod control;
 mod error;
 mod fault;
 mod literals;

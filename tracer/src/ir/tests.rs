@@ -140,6 +140,61 @@ fn older_scopes_are_understood() {
     }
 }
 
+/// Lowers nodes that stand in a graph of `%x`, `%n` and `%b`, and shows what is left of them.
+fn check_lowered(nodes: &str, expected: &str) {
+    let text = format!("graph(%x : Tensor, %n : int, %b : bool):\n{nodes}\n  return (%y)\n");
+    let program = read_ir(&text).expect("a program");
+    let shown = |operand: &Operand| match operand {
+        Operand::Value(value) => format!("%{}", program.values[value.index()].name),
+        Operand::List(items) => format!("list of {}", items.len()),
+        Operand::Constant(Constant::Int(value)) => value.to_string(),
+        operand => format!("{operand:?}"),
+    };
+    let mut lines = String::new();
+    for node in &program.nodes {
+        let outputs: Vec<&str> =
+            node.outputs.iter().map(|output| program.values[output.index()].name.as_str()).collect();
+        let arguments: Vec<String> = node.arguments.iter().map(|a| shown(&a.operand)).collect();
+        lines += &format!("{} = {}({})\n", outputs.join(", "), node.operator, arguments.join(", "));
+    }
+    assert_eq!(lines + &shown(&program.output), expected);
+}
+
+#[test]
+fn what_constants_decide_is_written_out() {
+    let loop_of = |limit: &str| {
+        format!(
+            "  %three : int = prim::Constant[value=3]()\n  %true : bool = prim::Constant[value=1]()\n  \
+             %l : Tensor[] = prim::ListConstruct()\n  %z : Tensor = prim::Loop({limit}, %true, %x)\n    \
+             block0(%i : int, %c : Tensor):\n      %d : Tensor = aten::mul(%c, %i)\n      \
+             %e : Tensor[] = aten::append(%l, %d)\n      -> (%true, %d)\n  %y : Tensor = aten::stack(%l)"
+        )
+    };
+    check_lowered(
+        &loop_of("%three"),
+        "d = aten::mul(%x, 0)\nd:1 = aten::mul(%d, 1)\nd:2 = aten::mul(%d:1, 2)\ny = aten::stack(list of 3)\n%y",
+    );
+    // A list that an opaque loop changes is another one behind it.
+    check_lowered(
+        &loop_of("%n"),
+        "l:1 = prim::ListConstruct(list of 0)\nz, l:2 = prim::Opaque(%n, Constant(Bool(true)), %x, %l:1)\n\
+         y = aten::stack(%l:2)\n%y",
+    );
+    check_lowered(
+        "  %c : Tensor = prim::unchecked_cast(%x)\n  %y : Tensor = aten::relu(%c)",
+        "y = aten::relu(%x)\n%y",
+    );
+    let branch_on = |condition: &str| {
+        format!(
+            "  %none : NoneType = prim::Constant()\n  %r : Tensor = aten::relu(%x)\n  \
+             %is : bool = aten::__is__(%r, %none)\n  %y : Tensor = prim::If({condition})\n    block0():\n      \
+             %p : Tensor = aten::neg(%r)\n      -> (%p)\n    block1():\n      -> (%r)"
+        )
+    };
+    check_lowered(&branch_on("%is"), "r = aten::relu(%x)\n%r");
+    check_lowered(&branch_on("%b"), "r = aten::relu(%x)\ny = prim::Opaque(%b, %r)\n%y");
+}
+
 fn check_error(text: &str, expected: &str) {
     let error = read_ir(text).expect_err(text);
     let place = error.span().map(|span| &text[span.start as usize..span.end as usize]);

@@ -1,0 +1,222 @@
+//! What follows from constants alone: how often a loop runs, and which way a condition goes.
+//!
+//! Scripted code that was called from a trace counts its loops by `range(min([9223372036854775807, len(list)]))` and asks
+//! `x is None` before it does anything; both are settled once the trace says what was passed.
+
+use std::cell::Cell;
+
+use crate::program::{Argument, Constant, Node, Operand, Type, Value};
+
+/// Operators looked through, one behind the other.
+const MAX_DEPTH: usize = 16;
+/// Operators looked at in all: sums of sums of one value would else double with each.
+const MAX_LOOKS: usize = 1000;
+
+/// Returns what an operand is, where only constants decide it.
+pub(crate) fn known(operand: &Operand, values: &[Value], nodes: &[Node]) -> Option<Constant> {
+    Reader { values, nodes, looks: Cell::new(0) }.constant(operand, MAX_DEPTH)
+}
+
+/// Tells whether an operator of scripted code only counts or asks.
+pub(crate) fn only_asks(operator: &str) -> bool {
+    ["aten::len", "prim::min", "prim::max", "aten::__is__", "aten::__isnot__", "aten::__not__"]
+        .contains(&operator)
+}
+
+/// Returns what such an operator gives, where only constants decide it: it leaves no node.
+pub(crate) fn settled(
+    operator: &str,
+    arguments: &[Argument],
+    values: &[Value],
+    nodes: &[Node],
+) -> Option<Constant> {
+    let reader = Reader { values, nodes, looks: Cell::new(0) };
+    only_asks(operator).then(|| reader.result(operator, arguments, MAX_DEPTH))?
+}
+
+struct Reader<'p> {
+    values: &'p [Value],
+    nodes: &'p [Node],
+    looks: Cell<usize>,
+}
+
+impl<'p> Reader<'p> {
+    fn constant(&self, operand: &Operand, depth: usize) -> Option<Constant> {
+        self.looks.set(self.looks.get() + 1);
+        if self.looks.get() > MAX_LOOKS {
+            return None;
+        }
+        match operand {
+            Operand::Constant(constant) => Some(constant.clone()),
+            Operand::Value(_) => {
+                let node = self.producer(operand)?;
+                self.result(&node.operator, &node.arguments, depth.checked_sub(1)?)
+            }
+            _ => None,
+        }
+    }
+
+    fn result(&self, operator: &str, arguments: &[Argument], depth: usize) -> Option<Constant> {
+        use Constant::{Bool, Int};
+        let all = || arguments.iter().map(|argument| self.constant(&argument.operand, depth));
+        let ints = || all().map(|known| known.and_then(int)).collect::<Option<Vec<i64>>>();
+        let bools = || all().map(|known| known.and_then(truth)).collect::<Option<Vec<bool>>>();
+        match operator {
+            "aten::len" => match &arguments.first()?.operand {
+                Operand::List(items) | Operand::Tuple(items) => i64::try_from(items.len()).ok().map(Int),
+                _ => None,
+            },
+            "prim::min" | "prim::max" => {
+                let ints = match &arguments.first()?.operand {
+                    Operand::List(items) => {
+                        let item = |item| self.constant(item, depth).and_then(int);
+                        items.iter().map(item).collect::<Option<Vec<i64>>>()?
+                    }
+                    _ => ints()?,
+                };
+                let chosen =
+                    if operator == "prim::min" { ints.into_iter().min() } else { ints.into_iter().max() };
+                chosen.map(Int)
+            }
+            "aten::Int" => ints()?.first().copied().map(Int),
+            "aten::Bool" => bools()?.first().copied().map(Bool),
+            "aten::neg" => ints()?.first()?.checked_neg().map(Int),
+            "aten::add" | "aten::sub" | "aten::mul" | "aten::floordiv" => {
+                let ints = ints()?;
+                let [a, b] = ints[..] else { return None };
+                match operator {
+                    "aten::add" => a.checked_add(b),
+                    "aten::sub" => a.checked_sub(b),
+                    "aten::mul" => a.checked_mul(b),
+                    // As Python rounds.
+                    _ => a.checked_div_euclid(b).filter(|_| b > 0),
+                }
+                .map(Int)
+            }
+            "aten::eq" | "aten::ne" | "aten::lt" | "aten::le" | "aten::gt" | "aten::ge" => {
+                let ints = ints()?;
+                let [a, b] = ints[..] else { return None };
+                Some(Bool(match operator {
+                    "aten::eq" => a == b,
+                    "aten::ne" => a != b,
+                    "aten::lt" => a < b,
+                    "aten::le" => a <= b,
+                    "aten::gt" => a > b,
+                    _ => a >= b,
+                }))
+            }
+            "aten::__not__" => bools()?.first().map(|value| Bool(!value)),
+            "aten::__and__" | "aten::__or__" => {
+                let bools = bools()?;
+                let [a, b] = bools[..] else { return None };
+                Some(Bool(if operator == "aten::__and__" { a && b } else { a || b }))
+            }
+            "aten::__is__" | "aten::__isnot__" => {
+                let [a, b] = arguments else { return None };
+                let is_none = match (self.is_none(&a.operand)?, self.is_none(&b.operand)?) {
+                    (true, true) => true,
+                    (true, false) | (false, true) => false,
+                    (false, false) => return None,
+                };
+                Some(Bool(is_none == (operator == "aten::__is__")))
+            }
+            _ => None,
+        }
+    }
+
+    fn producer(&self, operand: &Operand) -> Option<&'p Node> {
+        let Operand::Value(value) = operand else { return None };
+        let node = &self.nodes[self.values[value.index()].producer?.index()];
+        // Of several outputs it is not said here which one this is.
+        (node.outputs.len() == 1).then_some(node)
+    }
+
+    /// Tells whether an operand is `None`; nothing where that is decided while the model runs.
+    fn is_none(&self, operand: &Operand) -> Option<bool> {
+        match operand {
+            Operand::Constant(constant) => Some(*constant == Constant::None),
+            Operand::Value(value) => {
+                // Code says `Tensor` of whatever nobody declared; results of these operators are tensors indeed.
+                let maybe = ["__getitem__", "get", "pop", "popitem", "setdefault", "grad"];
+                let is_sure = match self.producer(operand) {
+                    Some(node) => {
+                        node.operator.strip_prefix("aten::").is_some_and(|name| !maybe.contains(&name))
+                    }
+                    None => self.values[value.index()].producer.is_none(),
+                };
+                (is_sure && matches!(self.values[value.index()].type_, Type::Tensor(_))).then_some(false)
+            }
+            Operand::Tensor(_) | Operand::List(_) | Operand::Tuple(_) | Operand::Dict(_) => Some(false),
+        }
+    }
+}
+
+fn int(constant: Constant) -> Option<i64> {
+    match constant {
+        Constant::Int(value) => Some(value),
+        Constant::Bool(value) => Some(i64::from(value)),
+        _ => None,
+    }
+}
+
+fn truth(constant: Constant) -> Option<bool> {
+    match constant {
+        Constant::Bool(value) => Some(value),
+        Constant::Int(value) => Some(value != 0),
+        _ => None,
+    }
+}
+
+/// The numbers that `range` gives; nothing for a step of zero.
+pub(crate) fn range(bounds: &[i64]) -> Option<Range> {
+    let (start, end, step) = match *bounds {
+        [end] => (0, end, 1),
+        [start, end] => (start, end, 1),
+        [start, end, step] if step != 0 => (start, end, step),
+        _ => return None,
+    };
+    Some(Range { next: start, end, step })
+}
+
+/// See [`range`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    next: i64,
+    end: i64,
+    step: i64,
+}
+
+impl Iterator for Range {
+    type Item = i64;
+
+    fn next(&mut self) -> Option<i64> {
+        let is_over = if self.step > 0 { self.next >= self.end } else { self.next <= self.end };
+        if is_over {
+            return None;
+        }
+        let step = self.next;
+        match self.next.checked_add(self.step) {
+            Some(next) => self.next = next,
+            None => self.end = self.next,
+        }
+        Some(step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_pythons() {
+        let check = |bounds: &[i64], expected: &[i64]| {
+            assert_eq!(range(bounds).expect("a range").take(20).collect::<Vec<_>>(), expected);
+        };
+        check(&[3], &[0, 1, 2]);
+        check(&[-3], &[]);
+        check(&[2, 5], &[2, 3, 4]);
+        check(&[5, 0, -2], &[5, 3, 1]);
+        check(&[i64::MAX - 1, i64::MAX, 2], &[i64::MAX - 1]);
+        assert!(range(&[0, 5, 0]).is_none());
+    }
+}
