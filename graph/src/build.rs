@@ -333,7 +333,9 @@ impl<'p> Builder<'p> {
         match fact {
             Fact::Tensor(tensor) => {
                 if tensor.storage.is_none() {
-                    tensor.storage = Some(self.allocate(Origin::Made(operator), tensor.bytes()));
+                    let least = self.least_room(operator);
+                    let bytes = tensor.bytes().map(|bytes| bytes.max(least));
+                    tensor.storage = Some(self.allocate(Origin::Made(operator), bytes));
                     tensor.requires_grad = false;
                 }
                 tensor.requires_grad = needs_gradient
@@ -346,6 +348,19 @@ impl<'p> Builder<'p> {
             }
             _ => {}
         }
+    }
+
+    /// Returns the bytes that an operator's result takes at least: torch makes those of `fold` and `unfold` as large as
+    /// their input first, and gives none back.
+    fn least_room(&self, operator: OperatorId) -> u64 {
+        let node = &self.program.nodes[operator.index()];
+        let input = match (node.operator.as_str(), node.arguments.first().map(|argument| &argument.operand)) {
+            ("aten::col2im" | "aten::im2col", Some(Operand::Value(value))) => {
+                self.facts[value.index()].tensor()
+            }
+            _ => None,
+        };
+        input.and_then(TensorFact::bytes).unwrap_or(0)
     }
 
     fn finish(mut self) -> Result<ModelGraph, BuildErrors> {

@@ -83,7 +83,7 @@ fn entry(graph: &ModelGraph, costs: &OperatorCosts, operator: &Operator) -> Grap
         block: graph.block(operator.block).path.clone(),
         outputs: operator.outputs.iter().map(|value| named_tensor(graph, *value)).collect(),
         tensors: operator.tensors.iter().map(|tensor| graph.tensor(*tensor).path.clone()).collect(),
-        flops: cost.forward_flops,
-        activation_bytes: cost.saved_bytes,
+        flops: (cost.uncounted == 0).then_some(cost.forward_flops),
+        activation_bytes: (cost.unmeasured == 0).then_some(cost.saved_bytes),
     }
 }

@@ -134,6 +134,30 @@ fn a_grouped_product_keeps_both_factors_and_the_groups() {
 }
 
 #[test]
+fn fold_leaves_the_memory_that_it_began_with() {
+    let fold = "%size : int[] = prim::ListConstruct(%3, %3)
+         %two : int[] = prim::ListConstruct(%2, %2)
+         %one : int[] = prim::ListConstruct(%1, %1)
+         %none_2 : int[] = prim::ListConstruct(%0, %0)
+         %y : Tensor = aten::col2im(%x, %size, %two, %one, %none_2, %one)
+         %out : Tensor = aten::sin(%y)";
+    check(&["x 1,12,4"], fold, 192);
+}
+
+#[test]
+fn a_dividend_that_is_written_over_is_copied() {
+    let divide = |name: &str| {
+        format!(
+            "%t : Tensor = aten::tanh(%x)
+             %s : Tensor = aten::exp(%x)
+             %out : Tensor = aten::{name}(%t, %s)"
+        )
+    };
+    check(&["x 2,5"], &divide("div"), 40 + 40);
+    check(&["x 2,5"], &divide("div_"), 40 + 40 + 40);
+}
+
+#[test]
 fn training_keeps_statistics_and_masks() {
     let norm = |training: &str| {
         format!(

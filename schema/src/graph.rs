@@ -42,10 +42,10 @@ pub struct GraphOperator {
     pub outputs: Vec<NamedTensor>,
     /// Paths of the parameters, buffers and constants that it reads.
     pub tensors: Vec<String>,
-    /// Forward operations.
-    pub flops: u64,
-    /// Bytes that autograd keeps from here.
-    pub activation_bytes: u64,
+    /// Forward operations; null when sizes that they follow from are not known.
+    pub flops: Option<u64>,
+    /// Bytes that autograd keeps from here; null when sizes that they follow from are not known.
+    pub activation_bytes: Option<u64>,
 }
 
 /// One edge.

@@ -62,8 +62,8 @@ pub struct InspectTotals {
     pub fused_flops: u64,
     /// Bytes of parameters, tied ones once; null where `parameters` is.
     pub parameter_bytes: Option<u64>,
-    /// Bytes that autograd keeps for the backward pass.
-    pub activation_bytes: u64,
+    /// Bytes that autograd keeps for the backward pass; null when sizes that they follow from are not known.
+    pub activation_bytes: Option<u64>,
     /// Number of operators.
     pub operators: u64,
     /// Number of operators that no rule knows.
@@ -95,8 +95,8 @@ pub struct InspectBlock {
     pub fused_flops: u64,
     /// Backward operations; null where `flops` is.
     pub backward_flops: Option<u64>,
-    /// Bytes that autograd keeps from here.
-    pub activation_bytes: u64,
+    /// Bytes that autograd keeps from here; null when sizes that they follow from are not known.
+    pub activation_bytes: Option<u64>,
     /// Number of operators in it.
     pub operators: u64,
     /// Equal for blocks that do the same on the same sizes.

@@ -137,7 +137,7 @@ fn report(model: &model::Model, depth: Option<u32>, timed: Option<&Timed>) -> In
             backward_flops: counted(&total, total.backward_flops()),
             fused_flops: total.fused_flops,
             parameter_bytes: all_known.then(|| once(graph::Role::Parameter).map(|tensor| tensor.bytes).sum()),
-            activation_bytes: total.saved_bytes,
+            activation_bytes: (total.unmeasured == 0).then_some(total.saved_bytes),
             operators: graph.operators.len() as u64,
             unknown_operators: graph.unknown.values().map(|unknown| unknown.operators.len() as u64).sum(),
             tensors_of_unknown_size: graph.tensors.iter().filter(|tensor| !tensor.has_shape).count() as u64,
@@ -219,7 +219,7 @@ fn row(
         flops: counted(&cost, cost.forward_flops - cost.fused_flops),
         fused_flops: cost.fused_flops,
         backward_flops: counted(&cost, cost.backward_flops()),
-        activation_bytes: cost.saved_bytes,
+        activation_bytes: (cost.unmeasured == 0).then_some(cost.saved_bytes),
         operators: block.operators.len() as u64,
         structure: format!("{:016x}", block.structure),
         forward_seconds: predicted.map(|own| own.forward.seconds),
@@ -294,10 +294,10 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
                 (Some(flops), Some(total)) => format!("{:.1} %", 100.0 * flops as f64 / total),
                 _ => unknown(),
             },
-            if block.activation_bytes == 0 {
-                dash()
-            } else {
-                Bytes(sum_memory(report, graph, line)).to_string()
+            match sum_memory(report, graph, line) {
+                Some(0) => dash(),
+                Some(bytes) => Bytes(bytes).to_string(),
+                None => unknown(),
             },
         ];
         for seconds in [block.forward_seconds, block.backward_seconds].into_iter().flatten() {
@@ -320,7 +320,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         )),
         flops(totals.flops.map(|flops| flops + totals.fused_flops)),
         flops(totals.backward_flops),
-        Bytes(totals.activation_bytes),
+        totals.activation_bytes.map_or("an unknown amount".to_string(), |bytes| Bytes(bytes).to_string()),
         grouped(totals.operators),
     ));
     if let (Some(times), Some(root)) = (&report.times, report.blocks.first())
@@ -359,8 +359,8 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     text
 }
 
-/// Sums the memory of a run of equal siblings; the first may keep what the others share.
-fn sum_memory(report: &InspectReport, graph: &ModelGraph, line: &Line) -> u64 {
+/// Sums the memory of a run of equal siblings, where it is known; the first may keep what the others share.
+fn sum_memory(report: &InspectReport, graph: &ModelGraph, line: &Line) -> Option<u64> {
     let first = &graph.blocks[line.block];
     let Some(parent) = first.parent.filter(|_| line.times > 1) else {
         return report.blocks[line.block].activation_bytes;

@@ -23,7 +23,10 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
         _ => None,
     };
     let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
-    OperatorCost { uncounted: u32::from(!is_counted && is_product), ..counted.unwrap_or_default() }
+    // Control flow that was not followed hides the products of the modules that it calls.
+    let hides_products = operator.name == "prim::Opaque" && !operator.tensors.is_empty();
+    let uncounted = u32::from(!is_counted && is_product || hides_products);
+    OperatorCost { uncounted, ..counted.unwrap_or_default() }
 }
 
 /// Adds the gradient of one factor of a product to the part it belongs to.

@@ -37,6 +37,8 @@ pub struct OperatorCost {
     pub written_bytes: u64,
     /// How many products are not counted above, because sizes of theirs are not known.
     pub uncounted: u32,
+    /// How many operators keep something that is not in `saved_bytes`, because its size is not known.
+    pub unmeasured: u32,
 }
 
 /// Costs of every operator.
@@ -65,7 +67,10 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
         let call = look.call(operator);
         let mut cost = flops::count(&look, operator, &call);
         if needed[operator.id.index()] {
-            cost.saved_bytes = saved.count(&look, operator, &call);
+            match saved.count(&look, operator, &call) {
+                (bytes, true) => cost.saved_bytes = bytes,
+                (bytes, false) => (cost.saved_bytes, cost.unmeasured) = (bytes, 1),
+            }
         } else {
             (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
         }
@@ -98,6 +103,7 @@ impl OperatorCosts {
             read_bytes: to.read_bytes - from.read_bytes,
             written_bytes: to.written_bytes - from.written_bytes,
             uncounted: to.uncounted - from.uncounted,
+            unmeasured: to.unmeasured - from.unmeasured,
         }
     }
 
@@ -132,6 +138,7 @@ impl AddAssign for OperatorCost {
         add(&mut self.read_bytes, other.read_bytes);
         add(&mut self.written_bytes, other.written_bytes);
         self.uncounted += other.uncounted;
+        self.unmeasured += other.unmeasured;
     }
 }
 

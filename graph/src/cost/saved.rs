@@ -50,20 +50,23 @@ impl Saved {
         Self { is_kept: vec![false; graph.storages.len()] }
     }
 
-    /// Returns the bytes that this operator keeps and no earlier one does.
-    pub fn count(&mut self, look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> u64 {
+    /// Returns the bytes that this operator keeps and no earlier one does, and whether these are all.
+    pub fn count(&mut self, look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> (u64, bool) {
         if operator.class == OperatorClass::Plumbing || operator.class == OperatorClass::Create {
-            return 0;
+            return (0, true);
         }
         let outputs: Vec<&Fact> =
             operator.outputs.iter().map(|value| &look.graph.value(*value).fact).collect();
         let flows = outputs.iter().flat_map(|fact| fact.tensors()).any(|tensor| tensor.requires_grad);
         if !flows || !call.tensors().iter().any(|tensor| tensor.requires_grad) {
-            return 0;
+            return (0, true);
         }
-        let mut keep = Keep { saved: self, graph: look.graph, bytes: 0 };
+        if operator.class == OperatorClass::Unknown {
+            return (0, false);
+        }
+        let mut keep = Keep { saved: self, graph: look.graph, bytes: 0, is_all: true };
         rule(&mut keep, look, operator, call, &outputs);
-        keep.bytes
+        (keep.bytes, keep.is_all)
     }
 }
 
@@ -72,6 +75,8 @@ pub(super) struct Keep<'a> {
     saved: &'a mut Saved,
     graph: &'a ModelGraph,
     bytes: u64,
+    /// False once something of unknown size is kept.
+    is_all: bool,
 }
 
 impl Keep<'_> {
@@ -79,7 +84,7 @@ impl Keep<'_> {
         let storage = self.graph.storage(id);
         let is_stored = matches!(storage.origin, Origin::Stored(_));
         if !is_stored && !std::mem::replace(&mut self.saved.is_kept[id.index()], true) {
-            self.bytes = self.bytes.saturating_add(storage.bytes.unwrap_or(0));
+            self.fresh(storage.bytes);
         }
     }
 
@@ -96,6 +101,7 @@ impl Keep<'_> {
     }
 
     pub(super) fn fresh(&mut self, bytes: Option<u64>) {
+        self.is_all &= bytes.is_some();
         self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
     }
 
@@ -209,8 +215,11 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         }
         ("div" | "divide" | "true_divide", Some(a), Some(b)) => {
             keep.tensor(b);
-            if b.requires_grad {
-                keep.tensor(a);
+            match b.requires_grad {
+                // The quotient takes the dividend's place: a copy of it is kept.
+                true if call.is_in_place => keep.fresh(a.bytes()),
+                true => keep.tensor(a),
+                false => {}
             }
         }
         ("max" | "min", Some(a), Some(b)) => {
@@ -282,8 +291,10 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             // Stored as a rule, and then not counted; but they may be computed.
             ["weight", "running_mean", "running_var"].into_iter().for_each(|name| keep.named(call, name));
             let is_training = call.flag("training") == Some(true) || !call.has("running_mean");
-            let channels = input.shape.as_ref().and_then(|shape| *shape.get(1)?);
-            keep.fresh(channels.filter(|_| is_training).map(|channels| channels.saturating_mul(8)));
+            if is_training {
+                let channels = input.shape.as_ref().and_then(|shape| *shape.get(1)?);
+                keep.fresh(channels.map(|channels| channels.saturating_mul(8)));
+            }
         }
         ("instance_norm", Some(input), _) => {
             keep.tensor(input);

@@ -446,6 +446,11 @@ pub fn sequence(call: &Call<'_>) -> Result {
     }
 }
 
+/// `_shape_as_tensor`: one number for each dimension.
+pub fn shape_as_tensor(call: &Call<'_>) -> Result {
+    fresh_fact(Some(DType::Int64), std::iter::once(Some(shape(call.first()?)?.len() as u64)).collect())
+}
+
 /// `multinomial`: drawn positions.
 pub fn multinomial(call: &Call<'_>) -> Result {
     let mut sizes = shape(call.first()?)?.clone();

@@ -252,6 +252,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         copy::sequence,
     ),
     ("multinomial", Create, copy::multinomial),
+    ("_shape_as_tensor", Create, copy::shape_as_tensor),
     // Numbers, lists, questions.
     ("size sizes", Plumbing, number::size),
     (
