@@ -10,7 +10,7 @@ pub(crate) const TITLE: f64 = 12.0;
 pub(crate) const SMALL: f64 = 10.0;
 pub(crate) const LABEL: f64 = 9.5;
 /// No line is longer than this; longer ones lose their middle.
-const LONGEST_LINE: f64 = 210.0;
+const LONGEST_LINE: f64 = 270.0;
 const PADDING: f64 = 11.0;
 const NARROWEST: f64 = 58.0;
 /// By how much the sheets behind a box that stands for several stick out.

@@ -14,8 +14,12 @@ use crate::{
 /// Room between a strip and the gutter's lines.
 const GUTTER: f64 = 18.0;
 const MARGIN: f64 = 12.0;
+/// Strips are no shorter than this.
+const SHORTEST_STRIP: f64 = 300.0;
 /// Strips with more lines between them than this would be harder to read than a ribbon.
-const MOST_LINES_BETWEEN_STRIPS: usize = 2;
+const MOST_LINES_BETWEEN_STRIPS: usize = 8;
+/// What one line between strips costs, beside a drawing that is so much too slender (as a logarithm).
+const LINE_BETWEEN_STRIPS: f64 = 0.08;
 
 /// How long a chain may be before it is broken.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,12 +139,12 @@ fn strips(sheet: &Sheet, layered: &Layered, placed: &Placed, gaps: &[Gap], wrap:
         return whole;
     }
     let mut best: Option<(f64, Vec<Range<usize>>)> = None;
-    for n_strips in 2..=24usize {
+    let most_strips = ((total / SHORTEST_STRIP) as usize).min(24);
+    for (n_strips, most_lines) in (2..=most_strips)
+        .flat_map(|n| (2..=MOST_LINES_BETWEEN_STRIPS).step_by(2).map(move |lines| (n, lines)))
+    {
         let target = total / n_strips as f64;
-        if target < 300.0 {
-            break;
-        }
-        let strips = break_at(&lengths, gaps, target);
+        let strips = break_at(&lengths, gaps, target, most_lines);
         let longest: f64 =
             strips.iter().map(|rows| lengths[rows.clone()].iter().sum()).fold(0.0, f64::max) + 30.0;
         // A tail beside a long strip gains nothing.
@@ -153,7 +157,8 @@ fn strips(sheet: &Sheet, layered: &Layered, placed: &Placed, gaps: &[Gap], wrap:
             .map(|rows| extent(sheet, layered, placed, rows.clone()))
             .map(|(left, right)| right - left + 60.0)
             .sum();
-        let error = (longest / breadth / wrap.wanted).ln().abs();
+        let n_lines = strips[1..].iter().map(|rows| gaps[rows.start - 1].nets.len()).max().unwrap_or(0);
+        let error = (longest / breadth / wrap.wanted).ln().abs() + n_lines as f64 * LINE_BETWEEN_STRIPS;
         if best.as_ref().is_none_or(|(least, _)| error < *least) {
             best = Some((error, strips));
         }
@@ -162,7 +167,7 @@ fn strips(sheet: &Sheet, layered: &Layered, placed: &Placed, gaps: &[Gap], wrap:
 }
 
 /// Breaks rows into strips of about `target`, where few lines cross.
-fn break_at(lengths: &[f64], gaps: &[Gap], target: f64) -> Vec<Range<usize>> {
+fn break_at(lengths: &[f64], gaps: &[Gap], target: f64, most_lines: usize) -> Vec<Range<usize>> {
     let mut strips = Vec::new();
     let mut start = 0;
     while start < lengths.len() {
@@ -174,7 +179,7 @@ fn break_at(lengths: &[f64], gaps: &[Gap], target: f64) -> Vec<Range<usize>> {
             if row + 1 < lengths.len() && sum > 0.6 * target {
                 let n_lines = gaps[row].nets.len();
                 let cost = (sum / target - 1.0).abs() * 3.0 + n_lines as f64;
-                let is_open = n_lines <= MOST_LINES_BETWEEN_STRIPS;
+                let is_open = n_lines <= most_lines;
                 if is_open && best.is_none_or(|(least, _)| cost < least) {
                     best = Some((cost, row));
                 }
