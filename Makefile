@@ -87,10 +87,11 @@ cost-model:
 	target/release/model-analyze fit fixtures/profiles/cpu-epyc-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen4-1t.yaml
 	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
 
-.PHONY: browser
-# Chromium for the tests of the report, which say so and pass without one.
-browser:
-	apt-get install -y --no-install-recommends chromium
+.PHONY: programs
+# Programs of the system that some tests use, which say so and pass without them: Chromium shows the report, Graphviz
+# serves `graph --renderer dot`.
+programs:
+	apt-get install -y --no-install-recommends chromium graphviz
 
 .PHONY: fuzz
 FUZZ_TARGETS ?= archive record pickle code ir yaml profile schedule workload

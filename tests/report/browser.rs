@@ -38,7 +38,7 @@ impl Browser {
             Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
         };
         let Some(name) = NAMES.iter().find(is_there) else {
-            println!("skipped: no chromium here, `make browser` installs it");
+            println!("skipped: no chromium here, `make programs` installs it");
             return None;
         };
         let profile = tempfile::tempdir().unwrap();
