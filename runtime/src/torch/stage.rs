@@ -87,6 +87,16 @@ impl TorchStage {
         if kept.root.is_none() {
             kept.root = root(&kept.outputs)?;
         }
+        let input_gradients = self.gradients_of(kind, &kept)?;
+        // The weight half comes later, also where the input half had nothing to do.
+        if !kind.frees_activations() {
+            self.kept.insert(micro_batch, kept);
+        }
+        Ok(input_gradients)
+    }
+
+    /// Differentiates; adds to the parameters' gradients, returns those of the inputs.
+    fn gradients_of(&mut self, kind: Kind, kept: &Kept) -> Result<Vec<Option<Tensor>>, BackendError> {
         let mut input_gradients: Vec<Option<Tensor>> = kept.inputs.iter().map(|_| None).collect();
         let Some(root) = kept.root.as_ref().filter(|root| root.requires_grad()) else {
             return Ok(input_gradients);
@@ -117,9 +127,6 @@ impl TorchStage {
                     });
                 }
             }
-        }
-        if !kind.frees_activations() {
-            self.kept.insert(micro_batch, kept);
         }
         Ok(input_gradients)
     }
