@@ -80,6 +80,9 @@ def make_models(place):
         text = script.record(traced, about={"target": name, "seed": "3"}, training=True, outputs=outputs)
         models[name] = place / f"{name}.pt"
         script.save(traced, str(models[name]), text)
+    traced, outputs = script.trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()), [(None, torch.randn(2, 3))])
+    models["no_parameters"] = place / "no_parameters.pt"
+    script.save(traced, str(models["no_parameters"]), script.record(traced, about={"target": "no_parameters"}, training=False, outputs=outputs))
     (place / "task.py").write_text(TASK)
     return models
 
@@ -311,6 +314,7 @@ def cases():
             "resnet_plain", ("--stages", "3"), 4, "--replicas", "2,1,1", *table(2), count=4, task=c.task
         ),
         "gpt2 recompute": recomputed,
+        "nothing to train": untrained,
         "resnet bf16": half_precision,
         "killed and resumed": killed,
         "torchrun": under_torchrun,
@@ -404,6 +408,15 @@ def recomputed(cases):
         raise Failed("the stages have no such blocks")
     said = close(cases.expected("gpt2_tiny", out, 4), cases.train(out, 2, "--schedule", "1F1B"))
     return f"{less} instead of {more} bytes are kept; {said}"
+
+
+def untrained(cases):
+    """A model without parameters runs in one process, too: there is no optimizer and nothing to differentiate."""
+    out = cases.emit("no_parameters", "--stages", "2", "--targets", "python")
+    found = cases.train(out, 1, "--single", *table(2))
+    if len(found) != STEPS:
+        raise Failed(f"{len(found)} steps, not {STEPS}")
+    return f"{STEPS} steps"
 
 
 def half_precision(cases):

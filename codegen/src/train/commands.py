@@ -35,9 +35,8 @@ def train(arguments, manifest):
 
 
 def steps(run, arguments):
-    last_stage = len(run.manifest["stages"]) - 1
-    leader = run.layout.ranks_of_stage(last_stage)[0]
-    reporters = run.layout.ranks_of_stage(last_stage)
+    reporters = run.layout.ranks_of_stage(len(run.manifest["stages"]) - 1)
+    leader = reporters[0]
     begun, all_seconds = time.perf_counter(), []
     for step in range(run.start, arguments.steps):
         before = time.perf_counter()
@@ -91,7 +90,8 @@ def single(arguments, manifest):
     count = arguments.micro_batches * pipelines
     for step in range(arguments.steps):
         seed_step(arguments.seed, step, 0)
-        optimizer.zero_grad(set_to_none=True)
+        if optimizer:
+            optimizer.zero_grad(set_to_none=True)
         samples = task.micro_batch * count
         inputs = moved(dict(zip(names, task.inputs(step, samples))), arguments.device)
         target = moved(task.target(step, samples), arguments.device)
@@ -105,14 +105,17 @@ def single(arguments, manifest):
                     for port, value in zip(about["outputs"], outputs):
                         known[f"stage:{about['stage']}:{port['name']}"] = value
                 loss = task.loss(outputs, part) / count
-            loss.backward()
-            total += float(loss.detach())
+            if isinstance(loss, torch.Tensor):
+                total += float(loss.detach())
+                if loss.requires_grad:
+                    loss.backward()
         for tied in manifest["tied"]:
             copies = [dict(stages[h["stage"]].named_parameters(remove_duplicate=False))[h["name"]] for h in tied["holders"]]
             gradients = [copy.grad for copy in copies if copy.grad is not None]
             for copy in copies if gradients else []:
                 copy.grad = sum(gradients[1:], gradients[0].clone())
-        optimizer.step()
+        if optimizer:
+            optimizer.step()
         print(f"step {step + 1} loss {total:.9g}", flush=True)
     return stages
 

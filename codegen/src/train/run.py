@@ -119,7 +119,7 @@ class Run:
             for stage, wrapped in self.stages.items():
                 write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": wrapped.module.state_dict()})
             write(target / f"optimizer_{min(self.stages)}.pt", self.optimizer.state_dict() if self.optimizer else {})
-        if len(self.layout.ranks) and self.replica != 0 and has_buffers(self.stages.values()):
+        if self.replica != 0 and has_buffers(self.stages.values()):
             # Batch-norm statistics of other replicas are their own.
             for stage, wrapped in self.stages.items():
                 buffers = dict(wrapped.module.named_buffers())
