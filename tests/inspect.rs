@@ -112,12 +112,15 @@ fn agree(archive: &str, text: &str) {
     ] {
         assert_eq!(of_archive["totals"][key], of_text["totals"][key], "{archive}: {key}");
         // What the text alone does not determine is null, never a smaller number.
-        let known = &alone["totals"][key];
-        let is_unused = key == "parameters" || key == "buffers" || key == "parameter_bytes";
-        assert!(
-            known.is_null() || known == &of_archive["totals"][key] || is_unused || key == "activation_bytes",
-            "{archive}: {key} is {known} by the text alone"
-        );
+        let (known, all) = (&alone["totals"][key], &of_archive["totals"][key]);
+        let is_known = match key {
+            // No operator of the text reads what counts the batches of a normalisation.
+            "buffers" => known.as_u64() <= all.as_u64(),
+            // The text alone may keep more, never less.
+            "activation_bytes" => known.as_u64() >= all.as_u64(),
+            _ => known == all,
+        };
+        assert!(known.is_null() || is_known, "{archive}: {key} is {known} by the text alone, not {all}");
     }
     assert_eq!(of_text["disagreements"], Value::Array(vec![]), "{archive}");
     let calls = |report: &Value| -> HashMap<String, Value> {

@@ -9,7 +9,7 @@ use std::{
     fs,
     os::unix::{ffi::OsStrExt, fs::symlink},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Output},
 };
 
 fn root() -> &'static Path {
@@ -176,7 +176,9 @@ fn files_have_any_name() {
         let model = place.path().join(name);
         fs::copy(trace("cnn_basic.pt"), &model).unwrap();
         good(&command(place.path()).arg("inspect").arg(&model).output().unwrap());
-        let out = place.path().join([OsStr::from_bytes(b"out "), name].concat_os());
+        let mut out = place.path().join("out ").into_os_string();
+        out.push(name);
+        let out = PathBuf::from(out);
         let line = command(place.path())
             .args(["split", "--devices", "2xt4", "--stages", "2", "-o"])
             .args([&out, &model])
@@ -185,19 +187,6 @@ fn files_have_any_name() {
         good(&line);
         assert!(out.join("stages/manifest.json").is_file());
         assert!(!place.path().join("owned").exists());
-    }
-}
-
-/// Joins names of files.
-trait ConcatOs {
-    fn concat_os(&self) -> std::ffi::OsString;
-}
-
-impl ConcatOs for [&OsStr; 2] {
-    fn concat_os(&self) -> std::ffi::OsString {
-        let mut all = std::ffi::OsString::new();
-        self.iter().for_each(|part| all.push(part));
-        all
     }
 }
 
@@ -251,19 +240,8 @@ fn the_language_of_the_user_changes_nothing() {
 }
 
 #[test]
-fn a_reader_who_leaves_early_gets_what_was_read() {
+fn an_output_that_is_closed_from_the_start_is_no_fault_of_ours() {
     let place = tempfile::tempdir().unwrap();
-    let mut child = command(place.path())
-        .args(["inspect", "--depth", "9", "--format", "json"])
-        .arg(trace("gpt2_tiny.pt"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(stderr(&output), "", "a closed pipe is no fault");
-    // Neither is an output that is closed from the start.
     let output = after("exec >&-", place.path(), "inspect MODEL");
     assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
 }

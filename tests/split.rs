@@ -80,15 +80,6 @@ fn a_dry_run_writes_nothing() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-#[test]
-fn an_unknown_device_is_named() {
-    let mut run = command();
-    let run = run.arg("split").arg(fixture("traces/cnn_basic.pt")).args(["--devices", "4xh10", "--dry-run"]);
-    let run = run.assert().code(2);
-    let message = String::from_utf8(run.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("h10"), "{message}");
-}
-
 /// Runs `split --dry-run` and returns what it prints.
 fn screen(model: &str, more: &[&str]) -> String {
     let mut run = command();
