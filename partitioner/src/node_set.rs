@@ -49,11 +49,6 @@ impl NodeSet {
         self.words.iter().zip(&other.words).all(|(word, all)| word & !all == 0)
     }
 
-    /// Tells whether the sets share a number.
-    pub fn intersects(&self, other: &Self) -> bool {
-        self.words.iter().zip(&other.words).any(|(word, more)| word & more != 0)
-    }
-
     /// Tells whether nothing is in the set.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|&word| word == 0)

@@ -1,6 +1,6 @@
 //! Between solutions and `plan.yaml`: writes one, and scores one that somebody edited.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use schema::{
     Bytes, Cluster, DeviceMemory, Execution, LayerCost, ModelReference, OffloadMode, PLAN_VERSION, Plan,
@@ -114,14 +114,15 @@ pub fn to_plan(
     for stage in &solution.stages {
         cuts.push(cuts[cuts.len() - 1] + stage.blocks.len());
     }
+    let flow = Flow::new(problem);
     let stages = solution.stages.iter().map(|stage| PlanStage {
         blocks: stage.blocks.iter().map(path).collect(),
         devices: stage.run.devices().map(device).collect(),
         recompute: stage.score.recompute.iter().map(path).collect(),
         offload: stage.score.offload.iter().map(path).collect(),
         tensor_parallel: None,
-        layers: layers(problem, stage),
-        cost: stage_cost(problem, stage),
+        layers: layers(problem, &flow, stage),
+        cost: stage_cost(problem, &flow, stage),
         band: None,
     });
     // A skip is handed on by every stage that it crosses.
@@ -182,10 +183,30 @@ fn slowest(problem: &Problem, stage: &SolutionStage) -> f64 {
     speeds.fold(f64::INFINITY, f64::min)
 }
 
+/// Bytes of one micro-batch by block: what it makes for others to be trained by, and all that it takes.
+struct Flow {
+    made: Vec<u64>,
+    taken: Vec<u64>,
+}
+
+impl Flow {
+    fn new(problem: &Problem) -> Self {
+        let n_blocks = problem.blocks.len();
+        let mut flow = Self { made: vec![0; n_blocks], taken: vec![0; n_blocks] };
+        for value in &problem.values {
+            if let Some(from) = value.from.filter(|_| value.backward.0 > 0) {
+                flow.made[from] = flow.made[from].saturating_add(value.forward.0);
+            }
+            value.to.iter().for_each(|&to| flow.taken[to] = flow.taken[to].saturating_add(value.forward.0));
+        }
+        flow
+    }
+}
+
 /// The layers of a stage on several devices: when each block's gradients exist, and what it makes.
 ///
 /// Parameters of several blocks are with the first of them. A stage on one device has nobody to exchange with.
-fn layers(problem: &Problem, stage: &SolutionStage) -> Vec<LayerCost> {
+fn layers(problem: &Problem, flow: &Flow, stage: &SolutionStage) -> Vec<LayerCost> {
     if stage.run.count < 2 {
         return Vec::new();
     }
@@ -196,27 +217,22 @@ fn layers(problem: &Problem, stage: &SolutionStage) -> Vec<LayerCost> {
             *tied.entry(*first).or_default() += tie.parameters.0;
         }
     }
-    let mut made: HashMap<usize, u64> = HashMap::new();
-    for value in problem.values.iter().filter(|value| value.backward.0 > 0) {
-        if let Some(from) = value.from {
-            *made.entry(from).or_default() += value.forward.0;
-        }
-    }
+    let recomputed: HashSet<usize> = stage.score.recompute.iter().copied().collect();
     let layer = |&index: &usize| {
         let block = &problem.blocks[index];
-        let again = if stage.score.recompute.contains(&index) { block.forward.0 } else { 0.0 };
+        let again = if recomputed.contains(&index) { block.forward.0 } else { 0.0 };
         LayerCost {
             forward: Seconds(block.forward.0 / speed),
             backward: Seconds((block.input_gradient.0 + block.weight_gradient.0 + again) / speed),
             gradients: Bytes(block.parameters.0 + tied.get(&index).copied().unwrap_or(0)),
-            output: Bytes(made.get(&index).copied().unwrap_or(0)),
+            output: Bytes(flow.made[index]),
         }
     };
     stage.blocks.iter().map(layer).collect()
 }
 
 /// Costs of one micro-batch on one replica.
-fn stage_cost(problem: &Problem, stage: &SolutionStage) -> StageCost {
+fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage) -> StageCost {
     let speed = slowest(problem, stage);
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>()
@@ -225,10 +241,9 @@ fn stage_cost(problem: &Problem, stage: &SolutionStage) -> StageCost {
         Bytes(stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum())
     };
     let again: f64 = stage.score.recompute.iter().map(|&block| problem.blocks[block].forward.0).sum();
-    let is_held =
-        |block: &usize| !stage.score.recompute.contains(block) && !stage.score.offload.contains(block);
+    let gone: HashSet<usize> = stage.score.recompute.iter().chain(&stage.score.offload).copied().collect();
     let offloaded: u64 = stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0).sum();
-    let held = stage.blocks.iter().filter(|block| is_held(block));
+    let held = stage.blocks.iter().filter(|block| !gone.contains(block));
     let ties: u64 = problem
         .ties
         .iter()
@@ -236,13 +251,7 @@ fn stage_cost(problem: &Problem, stage: &SolutionStage) -> StageCost {
         .map(|tie| tie.parameters.0)
         .sum();
     let parameters = bytes(&|block| block.parameters.0) + Bytes(ties);
-    let inputs: u64 = problem
-        .values
-        .iter()
-        .flat_map(|value| value.to.iter().map(move |to| (to, value.forward.0)))
-        .filter(|(to, _)| stage.score.recompute.contains(to))
-        .map(|(_, bytes)| bytes)
-        .sum();
+    let inputs: u64 = stage.score.recompute.iter().map(|&block| flow.taken[block]).sum();
     StageCost {
         forward: Seconds(sum(&|block| block.forward.0) / speed),
         input_gradient: Seconds((sum(&|block| block.input_gradient.0) + again) / speed),

@@ -37,14 +37,12 @@ pub(crate) fn polish(
     seeds: &[(Vec<usize>, Vec<usize>)],
 ) -> Option<Polished> {
     let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
-    let mut left = OPERATIONS / n_ops.max(1) / seeds.len().max(1);
-    let budget = left;
+    let each = (OPERATIONS / n_ops.max(1) / seeds.len().max(1)).max(1);
     let mut best: Option<Polished> = None;
     for (line, borders) in seeds {
-        left = left.min(budget).max(1);
         let states = States::line(problem, line.clone());
         let scorer = Scorer::new(problem, &states, rules);
-        let Some(found) = climb(&scorer, order, places, borders.clone(), left) else { continue };
+        let Some(found) = climb(&scorer, order, places, borders.clone(), each) else { continue };
         if best.as_ref().is_none_or(|best| found.time.seconds < best.time.seconds) {
             best = Some(found);
         }
