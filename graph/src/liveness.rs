@@ -12,7 +12,7 @@
 
 use tracer::ValueId;
 
-use crate::{BlockId, OperatorId, fact::Fact, model::ModelGraph};
+use crate::{OperatorId, fact::Fact, model::ModelGraph};
 
 /// A tensor and the cuts that it crosses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,11 +87,6 @@ impl Liveness {
     pub fn crossing(&self, cut: u32) -> impl Iterator<Item = &Lifetime> {
         let created = self.lifetimes.partition_point(|lifetime| lifetime.from <= cut);
         self.lifetimes[..created].iter().filter(move |lifetime| cut <= lifetime.to)
-    }
-
-    /// Returns the cut behind a block.
-    pub fn cut_behind(&self, graph: &ModelGraph, block: BlockId) -> u32 {
-        graph.block(block).operators.end
     }
 
     /// Returns the cut before an operator.

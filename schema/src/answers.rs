@@ -1,4 +1,4 @@
-//! What `split`, `emit`, `trace` and `diff` print with `--format json`.
+//! What `split`, `emit`, `trace`, `diff` and `profile` print with `--format json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

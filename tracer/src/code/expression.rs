@@ -16,7 +16,7 @@ pub(crate) const TOO_DEEP: &str = "at most 64 nested brackets or blocks";
 /// `exprs = expr { "," expr } [ "," ] ;` More than one is a tuple.
 pub(crate) fn expressions(input: &str, depth: usize) -> Parsed<'_, Expr<'_>> {
     let (mut rest, first) = expression(input, depth)?;
-    let mut items = Vec::new();
+    let mut items = vec![first];
     loop {
         let (after, _) = spaces(rest)?;
         let Some(after) = after.strip_prefix(',') else { break };
@@ -28,16 +28,14 @@ pub(crate) fn expressions(input: &str, depth: usize) -> Parsed<'_, Expr<'_>> {
             }
             Err(nom::Err::Error(_)) => {
                 let text = &input[..input.offset(after)];
-                items.insert(0, first);
                 return Ok((after, Expr { kind: ExprKind::Tuple(items), text }));
             }
             Err(fault) => return Err(fault),
         }
     }
-    if items.is_empty() {
-        return Ok((rest, first));
+    if items.len() == 1 {
+        return Ok((rest, items.remove(0)));
     }
-    items.insert(0, first);
     let text = &input[..input.offset(rest)];
     Ok((rest, Expr { kind: ExprKind::Tuple(items), text }))
 }
