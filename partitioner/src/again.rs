@@ -15,6 +15,8 @@ use crate::{
 
 /// Bytes of gradients that replicas add up at once: PyTorch's bucket.
 const BUCKET: f64 = (25 << 20) as f64;
+/// The most sizes of blocks that are tried as the largest one computed again.
+const SIZES: usize = 16;
 
 /// What a stage throws away and computes or fetches again.
 #[derive(Clone, Debug)]
@@ -52,8 +54,10 @@ impl Scorer<'_> {
         let sent = states.crossing[end] + states.crossing_back[start];
         let back = states.crossing_back[end] * in_flight;
         let bucket = if run.count > 1 { parameters.min(BUCKET) } else { 0.0 };
-        // Every replica of the stage before may be ahead; how many there are is not known yet.
-        let ahead = if self.rules.is_asynchronous { run.first.div_ceil(run.count) as f64 } else { 0.0 };
+        // Every replica of the stage before may be ahead; where their number is not known yet, all devices before are.
+        let most = if self.is_bound { run.first.min(1) } else { run.first };
+        let before = self.before.get(&run.first).copied().unwrap_or(most);
+        let ahead = if self.rules.is_asynchronous { before.div_ceil(run.count) as f64 } else { 0.0 };
         into * (1.0 + ahead) + early + sent + back + bucket.max(self.shared(start, end))
     }
 
@@ -71,6 +75,24 @@ impl Scorer<'_> {
         }
         let again = self.picked(start, end, run, in_flight)?;
         Some((again.memory, again.seconds))
+    }
+
+    /// Tells whether the whole model fits every device with as many micro-batches as are ever in flight: memory decides nothing.
+    pub(crate) fn is_roomy(&self) -> bool {
+        let n_devices = self.problem.machine.devices.len();
+        let last = self.states.len() - 1;
+        let most = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
+        let in_flight = self.rules.in_flight.count(1, n_devices) as f64;
+        let training = &self.problem.training;
+        let versions = if self.rules.is_asynchronous { in_flight } else { 0.0 };
+        let ahead = if self.rules.is_asynchronous { n_devices as f64 } else { 1.0 };
+        // One more copy for the buckets of gradients.
+        let copies = 2.0 + training.gradient_factor + training.optimizer_factor + versions;
+        let ways = 2.0 + ahead + 2.0 * in_flight;
+        let values = ways * (most(&self.states.crossing) + most(&self.states.crossing_back));
+        let activations = self.states.activations[last] * in_flight;
+        let memory = self.problem.parameters() * copies + values + activations + self.largest_workspace();
+        self.problem.machine.devices.iter().all(|device| memory <= device.memory.0 as f64)
     }
 
     fn largest_workspace(&self) -> f64 {
@@ -113,7 +135,6 @@ impl Scorer<'_> {
         limit: f64,
         (speed, host): (f64, f64),
     ) -> Option<Again> {
-        let training = &self.problem.training;
         let blocks = self.states.blocks(start, end);
         let flying = in_flight as f64;
         let held = self.copies_held(in_flight) as f64;
@@ -124,20 +145,68 @@ impl Scorer<'_> {
             let memory = fixed + workspace + all * flying;
             return Some(Again { seconds: 0.0, memory, recompute: vec![], offload: vec![] });
         }
-        let largest = match training.recompute {
-            true => blocks.iter().map(|&block| self.problem.blocks[block].activations.0).max().unwrap_or(0),
-            false => 0,
-        } as f64;
-        let room = limit - fixed - workspace - largest;
+        let room = limit - fixed - workspace;
+        let mut best: Option<Again> = None;
+        for largest in self.largest_again(&blocks) {
+            let Some(again) = self.pick_within(&blocks, flying, held, room - largest, largest, (speed, host))
+            else {
+                continue;
+            };
+            if best.as_ref().is_none_or(|best| again.seconds < best.seconds) {
+                best = Some(Again { memory: fixed + workspace + again.memory, ..again });
+            }
+        }
+        best
+    }
+
+    /// Bytes of the largest block that is computed again, which exists once in full: all that may be asked for, the least first.
+    fn largest_again(&self, blocks: &[usize]) -> Vec<f64> {
+        if !self.problem.training.recompute {
+            return vec![0.0];
+        }
+        let is_less = |block: &&usize| self.inputs[**block] < self.activations(**block);
+        let mut sizes: Vec<f64> =
+            blocks.iter().filter(is_less).map(|&block| self.activations(block)).collect();
+        sizes.push(0.0);
+        sizes.sort_by(f64::total_cmp);
+        sizes.dedup();
+        let last = sizes.len() - 1;
+        // The bound forgives the largest block; long stages look at a few sizes.
+        match (self.is_bound, sizes.len() > SIZES) {
+            (true, _) => vec![0.0],
+            (_, true) => (0..SIZES).map(|index| sizes[index * last / (SIZES - 1)]).collect(),
+            _ => sizes,
+        }
+    }
+
+    fn activations(&self, block: usize) -> f64 {
+        self.problem.blocks[block].activations.0 as f64
+    }
+
+    /// Picks where no block larger than `largest` is computed again; memory is that of activations alone.
+    fn pick_within(
+        &self,
+        blocks: &[usize],
+        flying: f64,
+        held: f64,
+        room: f64,
+        largest: f64,
+        (speed, host): (f64, f64),
+    ) -> Option<Again> {
+        let training = &self.problem.training;
+        if room < 0.0 {
+            return None;
+        }
         let mut kinds: Vec<Vec<u8>> = Vec::new();
         let items: Vec<Vec<Choice>> = blocks
             .iter()
             .map(|&index| {
                 let block = &self.problem.blocks[index];
-                let activations = block.activations.0 as f64;
+                let activations = self.activations(index);
                 let mut choices = vec![Choice { time: 0.0, memory: activations * flying }];
                 let mut kind = vec![0];
-                if training.recompute && self.inputs[index] < activations {
+                let is_small = activations <= largest || self.is_bound;
+                if training.recompute && is_small && self.inputs[index] < activations {
                     choices
                         .push(Choice { time: block.forward.0 / speed, memory: self.inputs[index] * flying });
                     kind.push(1);
@@ -150,9 +219,6 @@ impl Scorer<'_> {
                 choices
             })
             .collect();
-        if room < 0.0 {
-            return None;
-        }
         let picked = pick(&items, room)?;
         let chosen = |wanted: u8| {
             let picks = blocks.iter().zip(&kinds).zip(&picked.choices);
@@ -163,12 +229,7 @@ impl Scorer<'_> {
         };
         let kept: f64 =
             items.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice].memory).sum();
-        Some(Again {
-            seconds: picked.time,
-            memory: fixed + workspace + largest + kept,
-            recompute: chosen(1),
-            offload: chosen(2),
-        })
+        Some(Again { seconds: picked.time, memory: largest + kept, recompute: chosen(1), offload: chosen(2) })
     }
 
     /// Scores a stage with blocks that somebody else chose to compute again and to offload, whether it fits or not.

@@ -35,7 +35,7 @@ fn solutions(seed: u64, n_cases: usize, mut visit: impl FnMut(&str, &Problem, &S
 #[test]
 fn objectives_are_what_the_simulator_says() {
     let (mut offloaded, mut again, mut replicated, mut tied, mut short) = (0, 0, 0, 0, 0);
-    let n = solutions(7, cases(150), |name, problem, solution| {
+    let n = solutions(7, cases(50), |name, problem, solution| {
         let model = schema::ModelReference { name: String::new(), digest: String::new() };
         let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
         let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
@@ -70,7 +70,7 @@ fn objectives_are_what_the_simulator_says() {
         tied += usize::from(!plan.ties.is_empty());
     });
     assert!(
-        n > 400 && offloaded > 10 && again > 20 && replicated > 40 && tied > 20,
+        n > 150 && offloaded > 3 && again > 6 && replicated > 15 && tied > 6,
         "{n} {offloaded} {again} {replicated} {tied}"
     );
     assert_eq!(short, 0, "of {n} plans run out of memory in the simulation");
@@ -79,7 +79,7 @@ fn objectives_are_what_the_simulator_says() {
 #[test]
 fn a_plan_checked_is_the_plan_that_was_made() {
     let mut n_checked = 0;
-    solutions(8, cases(80), |name, problem, solution| {
+    solutions(8, cases(30), |name, problem, solution| {
         if planned(problem, solution).is_none() {
             return;
         }
@@ -94,14 +94,14 @@ fn a_plan_checked_is_the_plan_that_was_made() {
         }
         n_checked += 1;
     });
-    assert!(n_checked > 200, "{n_checked}");
+    assert!(n_checked > 80, "{n_checked}");
 }
 
 #[test]
 fn the_best_of_all_is_never_worse_than_cuts_by_a_rule() {
     let mut dice = Dice(9);
     let mut n_compared = 0;
-    for case in 0..cases(60) {
+    for case in 0..cases(30) {
         let (n_blocks, n_devices) = (1 + dice.below(8) as usize, 1 + dice.below(5) as usize);
         let (is_chain, is_uniform) = (dice.flip(), dice.flip());
         let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
@@ -123,5 +123,5 @@ fn the_best_of_all_is_never_worse_than_cuts_by_a_rule() {
             n_compared += 1;
         }
     }
-    assert!(n_compared > 100, "{n_compared}");
+    assert!(n_compared > 60, "{n_compared}");
 }

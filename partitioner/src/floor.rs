@@ -61,6 +61,16 @@ impl Steps<'_> {
     /// The least time for which stages that keep to what is allowed do all the work.
     fn least(&self, allowed: &dyn Fn(f64, usize, (f64, f64)) -> f64) -> f64 {
         let slack = 1.0 + 1e-12;
+        // Of all states within reach, the one from which the next stage gets farthest: on a DAG not always the one with most work.
+        let m = self.micro_batches as f64;
+        let is_zero_bubble = self.schedule == Schedule::InterleavedZeroBubble;
+        let mut farthest = self.states.to_vec();
+        for index in 1..farthest.len() {
+            let (one, other) = (farthest[index - 1], farthest[index]);
+            if is_zero_bubble && one.0 - one.1 / m > other.0 - other.1 / m {
+                farthest[index] = one;
+            }
+        }
         let is_enough = |time: f64| {
             let mut before = (0.0, 0.0);
             for stage in 0..self.ranks {
@@ -69,14 +79,15 @@ impl Steps<'_> {
                     return false;
                 }
                 let reach = before.0 + own.max(0.0) * slack;
-                before = match self.states {
-                    [] => (reach, 0.0),
+                let most;
+                (most, before) = match self.states {
+                    [] => (reach, (reach, 0.0)),
                     states => {
-                        let index = states.partition_point(|state| state.0 <= reach * slack);
-                        states[index.max(1) - 1]
+                        let index = states.partition_point(|state| state.0 <= reach * slack).max(1) - 1;
+                        (states[index].0, farthest[index])
                     }
                 };
-                if before.0 >= self.total * (1.0 - 1e-12) {
+                if most >= self.total * (1.0 - 1e-12) {
                     return true;
                 }
             }

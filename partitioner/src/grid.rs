@@ -3,112 +3,28 @@
 //! A grid's stages are cut so that the slowest is as fast as can be, the exact optimum over ideals, and the step is then timed by
 //! the order of operations that will run. Baselines bring their own cuts.
 
-use schema::{Bytes, BytesPerSecond};
+use schema::Bytes;
 use simulator::{
     Cost,
-    order::{OrderError, Schedule, Shape, make_for_costs},
+    order::{Schedule, make_for_costs},
 };
 
 use crate::{
-    Problem,
+    MachineDevice, Problem,
+    all_cuts::AllCuts,
     baselines::{deepspeed, even_layers, even_parameters, least_bound, torchgpipe},
     collective::Group,
-    floor::Steps,
+    grids::{Floors, Grid},
     pipeline::{Cut, Sharing, best_pipeline},
+    placed::share_memory,
     polish::{Polished, polish, timed},
+    simulated::{excess, settle},
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
-    step::StageTimes,
-    strategy::{PlanError, Strategy, default_micro_batches, each, shortage, stages_of, states_of},
+    step::{StageTimes, StepTime, step_time},
+    strategy::{PlanError, Strategy, shortage, stages_of, tries_all_orders},
 };
-
-/// A grid that can be tried.
-#[derive(Clone, Copy)]
-struct Grid {
-    schedule: Schedule,
-    ranks: usize,
-    chunks: usize,
-    replicas: usize,
-    replicas_together: bool,
-}
-
-/// Returns the grids of a strategy on this machine.
-fn grids(problem: &Problem, strategy: Strategy) -> Vec<Grid> {
-    let n_devices = problem.machine.devices.len();
-    let n_blocks = problem.blocks.iter().filter(|block| block.seconds() > 0.0).count().max(1);
-    let straight =
-        |schedule, ranks, chunks| Grid { schedule, ranks, chunks, replicas: 1, replicas_together: true };
-    let wanted = problem.training.stages.map(|stages| stages as usize);
-    let ranks = wanted.unwrap_or(n_devices).min(n_devices).min(n_blocks);
-    match strategy {
-        Strategy::Layer => vec![straight(Schedule::LayerParallel, ranks, 1)],
-        Strategy::GPipe => vec![straight(Schedule::GPipe, ranks, 1)],
-        Strategy::ZeroBubble => vec![straight(Schedule::InterleavedZeroBubble, ranks, 1)],
-        Strategy::Interleaved => {
-            let ranks = ranks.min(n_blocks / 2).max(1);
-            vec![straight(Schedule::Interleaved1F1B, ranks, 2)]
-        }
-        Strategy::DataParallel => vec![Grid {
-            schedule: Schedule::OneForwardOneBackward,
-            ranks: 1,
-            chunks: 1,
-            replicas: n_devices,
-            replicas_together: true,
-        }],
-        Strategy::Hybrid => {
-            let mut grids = Vec::new();
-            for ranks in 1..=ranks {
-                let replicas = n_devices / ranks;
-                // Fewer ranks with the same replicas leave devices idle.
-                let is_wasteful =
-                    ranks < n_blocks && n_devices / (ranks + 1) == replicas && ranks < n_devices;
-                if wanted.map_or(is_wasteful, |wanted| ranks != wanted) {
-                    continue;
-                }
-                for replicas_together in [true, false] {
-                    if replicas_together || (replicas > 1 && ranks > 1) {
-                        let schedule = Schedule::OneForwardOneBackward;
-                        grids.push(Grid { schedule, ranks, chunks: 1, replicas, replicas_together });
-                    }
-                }
-            }
-            grids
-        }
-        _ => vec![straight(Schedule::OneForwardOneBackward, ranks, 1)],
-    }
-}
-
-/// Strategies that end each step together.
-pub(crate) fn synchronous(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
-    let is_baseline = !strategy.is_candidate();
-    let states = match is_baseline {
-        true => States::line(problem, (0..problem.blocks.len()).collect()),
-        false => states_of(problem),
-    };
-    let mut best: Option<Solution> = None;
-    let mut bound = f64::INFINITY;
-    let mut error = None;
-    for grid in grids(problem, strategy) {
-        match solve_grid(problem, &states, strategy, grid) {
-            Ok(solution) => {
-                bound = bound.min(solution.lower_bound / each(&solution));
-                if best.as_ref().is_none_or(|best| solution.seconds_each() < best.seconds_each()) {
-                    best = Some(solution);
-                }
-            }
-            Err(why) => error = error.or(Some(why)),
-        }
-    }
-    // Without a grid, more stages were asked for than there are blocks that take time.
-    let too_many = || PlanError::TooManyStages {
-        stages: problem.training.stages.map_or(1, |stages| stages as usize),
-        blocks: problem.blocks.iter().filter(|block| block.seconds() > 0.0).count(),
-    };
-    let mut best = best.ok_or_else(|| error.unwrap_or_else(too_many))?;
-    best.lower_bound = (bound * each(&best)).min(best.seconds());
-    Ok(best)
-}
 
 /// Micro-batches that a stage holds under a schedule, `each` being those of one replica.
 pub(crate) fn in_flight_of(
@@ -131,150 +47,217 @@ pub(crate) fn in_flight_of(
     }
 }
 
-fn solve_grid(
-    problem: &Problem,
-    states: &States,
-    strategy: Strategy,
-    grid: Grid,
-) -> Result<Solution, PlanError> {
-    let n_stages = grid.ranks * grid.chunks;
-    // A step's micro-batches are shared by the replicas.
-    let wanted = problem.training.micro_batches.unwrap_or(default_micro_batches(problem)) as usize;
-    let each = wanted.div_ceil(grid.replicas).max(1);
-    let shape = |each: usize| Shape {
-        ranks: grid.ranks as u32,
-        chunks: grid.chunks as u32,
-        micro_batches: each as u32,
-    };
-    let reason =
-        |error: OrderError| PlanError::Schedule { strategy: strategy.name(), reason: error.to_string() };
-    let (each, order) = match make_for_costs(grid.schedule, shape(each), Cost::EQUAL) {
-        // Some schedules take micro-batches in rounds: a few more, then.
-        Err(OrderError::MicroBatches { smallest: Some(next), .. }) => {
-            (next as usize, make_for_costs(grid.schedule, shape(next as usize), Cost::EQUAL).map_err(reason)?)
-        }
-        other => (each, other.map_err(reason)?),
-    };
-    let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
-    let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
-    let mut chunked;
-    let problem = match grid.chunks {
-        1 => problem,
-        // Chunks share their device: it stands for as many smaller ones.
-        chunks => {
-            chunked = problem.clone();
-            chunked.machine.devices = (0..n_stages)
-                .map(|stage| {
-                    let mut device = problem.machine.devices[stage % grid.ranks].clone();
-                    device.memory.0 /= chunks as u64;
-                    device
-                })
-                .collect();
-            &chunked
-        }
-    };
-    let scorer = Scorer::new(problem, states, rules);
-    let sharing = Sharing::Equal {
-        stages: n_stages,
-        replicas: grid.replicas,
-        replicas_together: grid.replicas_together,
-    };
-    let given = match strategy {
-        Strategy::EvenLayers => Some(even_layers(problem.blocks.len(), n_stages)),
-        Strategy::EvenParameters => Some(even_parameters(problem, n_stages)),
-        Strategy::TorchGPipe => Some(torchgpipe(problem, n_stages)),
-        Strategy::DeepSpeed => Some(deepspeed(problem, n_stages)),
-        _ => None,
-    };
-    let is_exact = states.is_complete(problem);
-    let place = |index: usize| {
-        let run = match grid.replicas_together {
-            true => Run { first: index * grid.replicas, count: grid.replicas, stride: 1 },
-            false => Run { first: index, count: grid.replicas, stride: n_stages },
-        };
-        (run, (n_stages - index) * grid.replicas)
-    };
-    let places: Vec<(Run, usize)> = (0..n_stages).map(place).collect();
-    let natural: Vec<usize> = (0..problem.blocks.len()).collect();
-    let is_given = given.is_some();
-    let mut bottleneck = 0.0;
-    let polished = match given {
-        Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
-        None => {
-            let cuts = best_pipeline(&scorer, sharing, f64::INFINITY).ok_or_else(|| shortage(problem))?.1;
-            let found = stages_of(&scorer, &cuts);
-            if is_exact {
-                bottleneck = least_bottleneck(&scorer, sharing, &found, grid.chunks);
-            }
-            let line: Vec<usize> = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
-            let mut borders = vec![0];
-            found.iter().for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
-            let mut seeds = vec![(line.clone(), borders)];
-            let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
-            seeds.push((line, least_bound(&times, n_stages)));
-            seeds.push((natural, torchgpipe(problem, n_stages)));
-            polish(problem, rules, &order, &places, &seeds)
-        }
-    };
-    let Polished { mut stages, time } = polished.ok_or_else(|| shortage(problem))?;
-    if grid.chunks > 1 {
-        stages.iter_mut().enumerate().for_each(|(index, stage)| stage.run.first = index % grid.ranks);
-    }
-    let floor = match is_given {
-        // Cuts made by a rule stand for no others.
-        true => step_floor(problem, states, grid, each, 0.0),
-        false => step_floor(problem, states, grid, each, bottleneck),
-    };
-    Ok(Solution {
-        strategy: strategy.name(),
-        schedule: grid.schedule.name(),
-        micro_batches: (each * grid.replicas) as u32,
-        stages,
-        offload: None,
-        objective: Objective::Step(time.seconds),
-        lower_bound: floor.min(time.seconds),
-        bubble: Some(time.bubble),
-    })
+/// Shares of a device's memory that a chunk may take, where an equal one is too little.
+const SHARES: [f64; 6] = [1.0, 0.8, 0.65, 0.5, 0.4, 0.3];
+
+/// Operations that plans of all cuts may have together.
+const OPERATIONS: usize = 50_000;
+/// The most of such plans.
+const PLANS: usize = 200;
+
+/// Why a grid has no plan, and what bounds one that was not found.
+pub(crate) struct NoGrid {
+    pub(crate) error: PlanError,
+    /// Seconds of a step; infinite where nothing fits however memory is counted.
+    pub(crate) lower_bound: f64,
 }
 
-/// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts.
+/// Finds the best plan of one grid.
+pub(crate) struct GridSolver<'a> {
+    pub(crate) problem: &'a Problem,
+    pub(crate) states: &'a States,
+    pub(crate) floors: &'a Floors<'a>,
+    pub(crate) strategy: Strategy,
+    /// Grids that share the time there is.
+    pub(crate) n_grids: usize,
+}
+
+impl GridSolver<'_> {
+    /// Finds the best cuts, `each` being the micro-batches of one replica; also returns what no cut takes less than with the
+    /// devices as they stand.
+    pub(crate) fn solve(&self, grid: Grid, each: usize) -> Result<(Solution, f64), NoGrid> {
+        let mut best = self.solve_sharing(grid, each, 1.0 / grid.chunks as f64);
+        let is_tight = |found: &Result<(Solution, f64), NoGrid>| match found {
+            Ok((found, _)) => found.stages.iter().any(|stage| stage.score.again > 0.0),
+            Err(_) => true,
+        };
+        if grid.chunks == 1 || !is_tight(&best) {
+            return best;
+        }
+        // One chunk may need more than an equal share of its device's memory.
+        for share in SHARES.into_iter().filter(|share| share * grid.chunks as f64 > 1.0) {
+            let other = self.solve_sharing(grid, each, share);
+            best = match (best, other) {
+                (Ok((best, a)), Ok((other, b))) if best.seconds() <= other.seconds() => Ok((best, a.min(b))),
+                (Ok((_, a)), Ok((other, b))) => Ok((other, a.min(b))),
+                (Err(_), other) => other,
+                (best, Err(_)) => best,
+            };
+        }
+        best
+    }
+
+    /// Finds the best cuts where each chunk may take this share of its device's memory.
+    fn solve_sharing(&self, grid: Grid, each: usize, share: f64) -> Result<(Solution, f64), NoGrid> {
+        let Self { problem: whole, states, strategy, .. } = *self;
+        let n_stages = grid.n_stages();
+        let floor = self.floors.floor(grid, each);
+        let order = make_for_costs(grid.schedule, grid.shape(each), Cost::EQUAL).map_err(|error| NoGrid {
+            error: PlanError::Schedule { strategy: strategy.name(), reason: error.to_string() },
+            lower_bound: f64::INFINITY,
+        })?;
+        let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
+        let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
+        let chunked;
+        let problem = match grid.chunks {
+            1 => whole,
+            // Chunks share their device: it stands for as many smaller ones.
+            _ => {
+                let mut smaller = whole.clone();
+                let part = |stage: usize| {
+                    let device = &whole.machine.devices[stage % grid.ranks];
+                    MachineDevice { memory: Bytes((device.memory.0 as f64 * share) as u64), ..device.clone() }
+                };
+                smaller.machine.devices = (0..n_stages).map(part).collect();
+                chunked = smaller;
+                &chunked
+            }
+        };
+        let scorer = Scorer::new(problem, states, rules);
+        let sharing = Sharing::Equal {
+            stages: n_stages,
+            replicas: grid.replicas,
+            replicas_together: grid.replicas_together,
+        };
+        let given = match strategy {
+            Strategy::EvenLayers => Some(even_layers(problem.blocks.len(), n_stages)),
+            Strategy::EvenParameters => Some(even_parameters(problem, n_stages)),
+            Strategy::TorchGPipe => Some(torchgpipe(problem, n_stages)),
+            Strategy::DeepSpeed => Some(deepspeed(problem, n_stages)),
+            _ => None,
+        };
+        let place = |index: usize| {
+            let run = match grid.replicas_together {
+                true => Run { first: index * grid.replicas, count: grid.replicas, stride: 1 },
+                false => Run { first: index, count: grid.replicas, stride: n_stages },
+            };
+            (run, (n_stages - index) * grid.replicas)
+        };
+        let places: Vec<(Run, usize)> = (0..n_stages).map(place).collect();
+        let natural: Vec<usize> = (0..problem.blocks.len()).collect();
+        let mut lower_bound = floor;
+        let polished = match given {
+            // Cuts made by a rule stand for no others.
+            Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
+            None => {
+                let found = best_pipeline(&scorer, sharing, f64::INFINITY);
+                if states.is_complete(problem) {
+                    let found = found.as_ref().map(|best| best.0);
+                    let bottleneck = least_bottleneck(&scorer, sharing, found, grid.chunks);
+                    // It counts all replicas' micro-batches, of every chunk of a rank.
+                    lower_bound = lower_bound.max((each * grid.replicas) as f64 * bottleneck);
+                }
+                found.and_then(|(_, cuts)| {
+                    let found = stages_of(&scorer, &cuts);
+                    let line: Vec<usize> =
+                        found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+                    let mut borders = vec![0];
+                    found
+                        .iter()
+                        .for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
+                    let mut seeds = vec![(line.clone(), borders)];
+                    let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
+                    seeds.push((line, least_bound(&times, n_stages)));
+                    seeds.push((natural, torchgpipe(problem, n_stages)));
+                    polish(problem, rules, &order, &places, &seeds, self.n_grids)
+                })
+            }
+        };
+        let finish = |mut stages: Vec<SolutionStage>, time: StepTime| {
+            if grid.chunks > 1 {
+                for (index, stage) in stages.iter_mut().enumerate() {
+                    stage.run.first = index % grid.ranks;
+                    stage.score.limit = whole.machine.devices[stage.run.first].memory.0 as f64;
+                }
+            }
+            share_memory(&mut stages, grid.ranks).ok()?;
+            let solution = Solution {
+                strategy: strategy.name(),
+                schedule: grid.schedule.name(),
+                micro_batches: (each * grid.replicas) as u32,
+                stages,
+                offload: None,
+                objective: Objective::Step(time.seconds),
+                lower_bound,
+                bubble: Some(time.bubble),
+                order: Vec::new(),
+            };
+            Some(settle(whole, solution))
+        };
+        let fits = |found: &Solution| excess(whole, found).is_none();
+        let found = polished.and_then(|Polished { stages, time }| finish(stages, time));
+        // What runs out of memory in the simulation is for the caller to plan again with less, unless there is something else.
+        let (mut best, excessive) = match found {
+            Some(found) if !strategy.is_rule() && !fits(&found) => (None, Some(found)),
+            found => (found, None),
+        };
+        let mut is_exact = false;
+        if !strategy.is_rule() && states.is_complete(problem) && tries_all_orders(&whole.machine) {
+            let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
+                let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
+                let time = step_time(&order, &times, problem.machine.overlaps)?;
+                finish(stages, time).filter(fits)
+            };
+            let mut cuts = AllCuts::new(&scorer, grid, each, &places, &simulate);
+            cuts.best = best;
+            let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
+            cuts.left = (OPERATIONS / n_ops / self.n_grids.clamp(1, 4)).min(PLANS);
+            // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
+            let is_sure = scorer.is_roomy() || grid.chunks == 1 && !problem.training.offload;
+            is_exact = cuts.search() && is_sure;
+            best = cuts.best;
+        }
+        match best.or(excessive.filter(|_| !is_exact)) {
+            None => {
+                let lower_bound = if is_exact { f64::INFINITY } else { lower_bound };
+                Err(NoGrid { error: shortage(problem), lower_bound })
+            }
+            Some(mut best) => {
+                let least = if is_exact { best.seconds() } else { lower_bound.min(best.seconds()) };
+                if whole.machine.is_uniform() {
+                    best.lower_bound = least;
+                }
+                Ok((best, least))
+            }
+        }
+    }
+}
+
+/// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts; infinite where nothing fits.
 ///
-/// The cuts found are the best by formula. Two things may beat the formula: copies to the host beside compute, and memory of a device
-/// that its chunks share otherwise than evenly.
-fn least_bottleneck(scorer: &Scorer, sharing: Sharing, stages: &[SolutionStage], chunks: usize) -> f64 {
-    let found = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
+/// The cuts found are the best by formula for devices as they stand. Others may beat them where devices or links differ and could be
+/// taken in another order, where copies to the host run beside compute, and where memory is counted from above.
+fn least_bottleneck(scorer: &Scorer, sharing: Sharing, found: Option<f64>, chunks: usize) -> f64 {
     let problem = scorer.problem;
-    if !problem.training.offload && chunks == 1 {
+    let is_uniform = problem.machine.is_uniform();
+    if let Some(found) = found
+        && is_uniform
+        && chunks == 1
+        && scorer.is_roomy()
+    {
         return found;
     }
-    let mut ideal = problem.clone();
-    for device in &mut ideal.machine.devices {
-        device.host_bandwidth = BytesPerSecond(f64::INFINITY);
-        if chunks > 1 {
-            device.memory = Bytes(u64::MAX / 4);
-        }
+    let mut ideal = problem.ideal();
+    if chunks > 1 {
+        // A device's memory need not be shared evenly.
+        let largest =
+            |device: &mut MachineDevice| device.memory.0 = device.memory.0.saturating_mul(chunks as u64);
+        ideal.machine.devices.iter_mut().for_each(largest);
     }
-    let scorer = Scorer::new(&ideal, scorer.states, scorer.rules);
-    best_pipeline(&scorer, sharing, f64::INFINITY).map_or(0.0, |best| best.0.min(found))
-}
-
-/// No step of this grid is shorter: its order of operations, and the slowest stage's port or devices, bound it.
-fn step_floor(problem: &Problem, states: &States, grid: Grid, micro_batches: usize, bottleneck: f64) -> f64 {
-    let devices = &problem.machine.devices;
-    let fastest = devices.iter().map(|device| device.speed).fold(0.0, f64::max);
-    let known = match states.is_complete(problem) && grid.chunks == 1 {
-        true => states.work_and_forward(problem, fastest),
-        false => Vec::new(),
-    };
-    let total = problem.seconds() / fastest;
-    let steps = Steps { schedule: grid.schedule, ranks: grid.ranks, micro_batches, states: &known, total };
-    // The bottleneck of the grid counts all replicas' micro-batches, of every chunk of a rank.
-    let of_slowest = micro_batches as f64 * bottleneck * grid.replicas as f64;
-    // All devices together do no more than they can, however unlike they are.
-    let all = (micro_batches * grid.replicas) as f64 * problem.seconds() / problem.machine.total_speed();
-    // Chunks of one device stand for as many smaller ones: their speeds are counted once each.
-    let shared = if grid.chunks == 1 { all } else { all * grid.chunks as f64 };
-    steps.floor().max(of_slowest).max(shared).max(total)
+    let neighbours = if is_uniform { scorer.rules.neighbours } else { Neighbours::Fastest };
+    let mut scorer = Scorer::new(&ideal, scorer.states, Rules { neighbours, ..scorer.rules });
+    scorer.is_bound = true;
+    best_pipeline(&scorer, sharing, f64::INFINITY).map_or(f64::INFINITY, |best| best.0)
 }
 
 /// Buckets of a stage's gradients, PyTorch's 25 MiB each, and the seconds of one.

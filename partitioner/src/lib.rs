@@ -13,6 +13,7 @@ mod states;
 mod strategy;
 
 mod grid;
+mod grids;
 mod pipedream;
 mod placed;
 mod why;
@@ -21,6 +22,7 @@ mod from_graph;
 mod plan_file;
 mod simulated;
 
+mod all_cuts;
 mod baselines;
 mod chain;
 mod collective;
@@ -37,6 +39,8 @@ mod agreement;
 mod dice;
 #[cfg(test)]
 mod exhaustive;
+#[cfg(test)]
+mod oracle;
 
 mod compat;
 mod compat_states;
@@ -55,7 +59,9 @@ pub use load_balance::{LoadDevice, LoadError, LoadPlan, load_plan, load_plan_wit
 pub use node_set::NodeSet;
 pub use piper::{PiperError, PiperOptions, PiperPlan, PiperStage, piper_plan};
 pub use plan_file::{CheckError, check_plan, to_plan};
-pub use problem::{Block, Machine, MachineDevice, MachineLevel, Problem, ProblemError, Tie, Training, Value};
+pub use problem::{
+    Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,
+};
 pub use solution::{Objective, Solution, SolutionStage};
 pub use stage::{BoundBy, InFlight, Neighbours, Rules, Run, StageScore};
 pub use strategy::{PlanError, STRATEGIES, Strategy, fits, plan_auto, plan_with};

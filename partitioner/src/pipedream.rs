@@ -16,14 +16,14 @@ use crate::{
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Scorer},
     states::States,
-    strategy::{IDEALS, PlanError, Strategy, default_micro_batches, shortage, stages_of},
+    strategy::{IDEALS, InOrder, Strategy, shortage, stages_of},
 };
 
 /// Asynchronous PipeDream: the slowest stage is as fast as can be.
 ///
 /// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
 /// as they stand, and a third, that every link is the fastest, bounds what is possible.
-pub(crate) fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
+pub(crate) fn pipedream(problem: &Problem) -> InOrder {
     let line = States::line(problem, (0..problem.blocks.len()).collect());
     let is_chain = line.is_complete(problem);
     let states = if is_chain { line } else { States::ideals(problem, IDEALS).unwrap_or(line) };
@@ -34,28 +34,42 @@ pub(crate) fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
     let solution = |stages: Vec<SolutionStage>| Solution {
         strategy: Strategy::PipeDream.name(),
         schedule: Schedule::PipeDream.name(),
-        micro_batches: problem.training.micro_batches.unwrap_or(default_micro_batches(problem)),
+        micro_batches: problem.training.micro_batches.wanted(&problem.machine),
         objective: Objective::Period(slowest(&stages)),
         stages,
         offload: None,
         lower_bound: f64::INFINITY,
         bubble: None,
+        order: Vec::new(),
     };
     // A plan that would be good if nothing overlapped waits less for transfers.
     let mut serial = problem.clone();
     serial.machine.overlaps = false;
-    let guesses =
-        [(problem, Neighbours::Adjacent), (problem, Neighbours::Wide), (&serial, Neighbours::Adjacent)];
+    let scorer = Scorer::new(problem, &states, asynchronous(Neighbours::Adjacent));
+    let is_roomy = scorer.is_roomy();
+    // How many replicas the stage before has is not known while a stage is chosen: memory from below first, if that matters.
+    let guesses = [
+        (problem, Neighbours::Adjacent, true),
+        (problem, Neighbours::Adjacent, false),
+        (problem, Neighbours::Wide, false),
+        (&serial, Neighbours::Adjacent, false),
+    ];
     let mut best: Option<Solution> = None;
     let mut by_formula = f64::INFINITY;
-    for (guess, neighbours) in guesses {
-        if is_uniform && neighbours == Neighbours::Wide {
+    for (guess, neighbours, is_bound) in guesses {
+        if is_uniform && neighbours == Neighbours::Wide || is_roomy && is_bound {
             continue;
         }
         let rules = asynchronous(neighbours);
-        let scorer = Scorer::new(guess, &states, rules);
+        let mut scorer = Scorer::new(guess, &states, rules);
+        scorer.is_bound = is_bound;
         let Some(cuts) = free_pipeline(&scorer, is_chain) else { continue };
+        let mut scorer = Scorer::new(guess, &states, rules);
+        scorer.before = cuts.windows(2).map(|pair| (pair[1].run.first, pair[0].run.count)).collect();
         let mut stages = stages_of(&scorer, &cuts);
+        if stages.len() < cuts.len() {
+            continue;
+        }
         if !is_exact {
             stages = improve(guess, rules, stages);
         }
@@ -70,25 +84,40 @@ pub(crate) fn pipedream(problem: &Problem) -> Result<Solution, PlanError> {
         if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
             best = Some(found);
         }
-        if is_uniform && !waits {
+        if is_uniform && !waits && !is_bound {
             break;
         }
     }
-    let mut best = best.ok_or_else(|| shortage(problem))?;
     let floor = problem.seconds() / problem.machine.total_speed();
-    let bound = match (is_exact, is_uniform && !problem.training.offload) {
-        (true, true) => by_formula,
-        (true, false) => {
-            // Copies to the host may run beside compute.
-            let mut ideal = problem.clone();
-            ideal.machine.devices.iter_mut().for_each(|device| device.host_bandwidth.0 = f64::INFINITY);
-            let scorer = Scorer::new(&ideal, &states, asynchronous(Neighbours::Fastest));
-            best_pipeline(&scorer, Sharing::Free, f64::INFINITY).map_or(floor, |found| found.0)
-        }
-        _ => floor,
+    let bound = match is_exact {
+        true if is_uniform && is_roomy => by_formula,
+        true => least_period(&scorer, is_chain),
+        false => floor,
     };
+    let bound = bound.max(floor);
+    let mut best = best.ok_or_else(|| (shortage(problem), bound))?;
     best.lower_bound = bound.min(best.seconds());
-    Ok(best)
+    let least = best.lower_bound;
+    Ok((best, least))
+}
+
+/// Seconds that the slowest stage takes at the least, in whichever order devices are taken and however memory is counted.
+fn least_period(scorer: &Scorer, is_chain: bool) -> f64 {
+    let ideal = scorer.problem.ideal();
+    let is_uniform = scorer.problem.machine.is_uniform();
+    let neighbours = if is_uniform { Neighbours::Adjacent } else { Neighbours::Fastest };
+    let mut scorer = Scorer::new(&ideal, scorer.states, asynchronous(neighbours));
+    scorer.is_bound = true;
+    if is_chain && is_long(&scorer) && can_walk(&scorer) {
+        return best_chain(&scorer).map_or(0.0, |best| best.0);
+    }
+    best_pipeline(&scorer, Sharing::Free, f64::INFINITY).map_or(f64::INFINITY, |best| best.0)
+}
+
+/// Tells whether a table over positions and devices would take long.
+fn is_long(scorer: &Scorer) -> bool {
+    let n_devices = scorer.problem.machine.devices.len();
+    (scorer.problem.blocks.len() as f64) * (n_devices as f64).powi(2) > 2e7
 }
 
 /// The rules of training without a flush.
@@ -98,10 +127,8 @@ fn asynchronous(neighbours: Neighbours) -> Rules {
 
 /// The best pipeline with any number of devices a stage.
 fn free_pipeline(scorer: &Scorer, is_chain: bool) -> Option<Vec<Cut>> {
-    let n_devices = scorer.problem.machine.devices.len();
     // Long chains: walk, and keep the answer if it fits into memory.
-    let is_long = is_chain && (scorer.problem.blocks.len() as f64) * (n_devices as f64).powi(2) > 2e7;
-    let walked = if is_long && can_walk(scorer) { best_chain(scorer) } else { None };
+    let walked = if is_chain && is_long(scorer) && can_walk(scorer) { best_chain(scorer) } else { None };
     let fits =
         |cuts: &[Cut]| cuts.iter().all(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_some());
     match walked {

@@ -11,7 +11,7 @@ use crate::{
     grid::{in_flight_of, stage_times},
     handover::settle_transfers,
     pipeline::Cut,
-    simulated::{peaks, settle},
+    simulated::{excess, peaks, settle},
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
@@ -49,11 +49,7 @@ pub(crate) fn score_placed(
     ordered.machine.devices = placed
         .iter()
         .flat_map(|stage| stage.devices.iter())
-        .map(|&device| {
-            let mut device = problem.machine.devices[device].clone();
-            device.memory.0 /= chunks as u64;
-            device
-        })
+        .map(|&device| problem.machine.devices[device].clone())
         .collect();
     let order: Vec<usize> = placed.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
     let states = States::line(&ordered, order);
@@ -71,10 +67,14 @@ pub(crate) fn score_placed(
     };
     let neighbours = if is_asynchronous { Neighbours::Adjacent } else { Neighbours::Paired };
     let mut scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight, neighbours });
-    if offload == OffloadMode::Both {
-        scorer.copies = COPIES;
-    }
     let n_devices = ordered.machine.devices.len();
+    if is_asynchronous {
+        let mut first = 0;
+        for pair in placed.windows(2) {
+            first += pair[0].devices.len();
+            scorer.before.insert(first, pair[0].devices.len());
+        }
+    }
     let (mut start, mut first) = (0, 0);
     let mut cuts = Vec::with_capacity(placed.len());
     for stage in placed {
@@ -84,12 +84,23 @@ pub(crate) fn score_placed(
         start = end;
         first += stage.devices.len();
     }
-    let scored = cuts.iter().zip(placed).map(|(cut, placed)| SolutionStage {
-        blocks: placed.blocks.clone(),
-        run: cut.run,
-        score: scorer.score_given(cut, &placed.recompute, &placed.offload),
-    });
-    let mut stages: Vec<SolutionStage> = scored.collect();
+    let scored = |scorer: &Scorer| -> Vec<SolutionStage> {
+        let stage = |(cut, placed): (&Cut, &Placed)| SolutionStage {
+            blocks: placed.blocks.clone(),
+            run: cut.run,
+            score: scorer.score_given(cut, &placed.recompute, &placed.offload),
+        };
+        cuts.iter().zip(placed).map(stage).collect()
+    };
+    let mut stages = scored(&scorer);
+    let name = |stage: &SolutionStage| ordered.machine.devices[stage.run.first].name.clone();
+    if offload == OffloadMode::Both {
+        // A plan fits as planning counts, with copies that wait for each other, and as the simulator counts.
+        fits(problem, &mut stages.clone(), n_ranks, name)?;
+        // Copies beside compute are on their way in several buffers.
+        scorer.copies = COPIES;
+        stages = scored(&scorer);
+    }
     if is_asynchronous {
         settle_transfers(&ordered, &mut stages);
     }
@@ -121,6 +132,7 @@ pub(crate) fn score_placed(
         objective,
         lower_bound: 0.0,
         bubble,
+        order: Vec::new(),
     };
     solution.lower_bound = (floor * micro_batches_of(&solution)).min(solution.seconds());
     // Stages of one rank share its devices: all turns stand on the first.
@@ -133,17 +145,52 @@ pub(crate) fn score_placed(
     {
         solution.stages.iter_mut().zip(peaks).for_each(|(stage, peak)| stage.score.memory = peak);
     }
-    if let Some(stage) = solution.stages.iter().find(|stage| stage.score.memory > stage.score.limit) {
-        let size =
-            |block: &&usize| problem.blocks[**block].parameters.0 + problem.blocks[**block].activations.0;
-        let largest = stage.blocks.iter().max_by_key(size);
+    fits(problem, &mut solution.stages, n_ranks, name)?;
+    // Rare orders of arrival need more than formulas say.
+    if let Some(share) = excess(&ordered, &turned) {
+        let fuller = |stage: &&SolutionStage| stage.score.memory / stage.score.limit;
+        let fullest = solution.stages.iter().max_by(|a, b| fuller(a).total_cmp(&fuller(b)));
+        let stage = fullest.expect("a plan has stages");
+        let limit = ordered.machine.devices[stage.run.first].memory.0;
         return Err(PlanError::Memory {
-            block: largest.map_or_else(String::new, |&block| problem.blocks[block].path.clone()),
-            needed: stage.score.memory as u64,
-            device: ordered.machine.devices[stage.run.first].name.clone(),
-            limit: stage.score.limit as u64,
+            block: problem.blocks[stage.blocks[0]].path.clone(),
+            needed: (limit as f64 * share) as u64,
+            device: name(stage),
+            limit,
         });
     }
     let settled = settle(&ordered, turned);
     Ok(Solution { stages: solution.stages, ..settled })
+}
+
+/// Leaves each stage what the others on its devices do not need; an error where they need more than there is.
+fn fits(
+    problem: &Problem,
+    stages: &mut [SolutionStage],
+    n_ranks: usize,
+    device: impl Fn(&SolutionStage) -> String,
+) -> Result<(), PlanError> {
+    let Err(rank) = share_memory(stages, n_ranks) else { return Ok(()) };
+    let size = |block: &&usize| problem.blocks[**block].parameters.0 + problem.blocks[**block].activations.0;
+    let of_rank = || stages.iter().skip(rank).step_by(n_ranks);
+    let largest = of_rank().flat_map(|stage| stage.blocks.iter()).max_by_key(size);
+    Err(PlanError::Memory {
+        block: largest.map_or_else(String::new, |&block| problem.blocks[block].path.clone()),
+        needed: of_rank().map(|stage| stage.score.memory).sum::<f64>() as u64,
+        device: device(&stages[rank]),
+        limit: stages[rank].score.limit as u64,
+    })
+}
+
+/// Leaves each stage what the others of its rank do not need; the rank that needs more than it has, where one does.
+pub(crate) fn share_memory(stages: &mut [SolutionStage], n_ranks: usize) -> Result<(), usize> {
+    let mut held = vec![0.0; n_ranks];
+    stages.iter().enumerate().for_each(|(index, stage)| held[index % n_ranks] += stage.score.memory);
+    if let Some(rank) = (0..n_ranks).find(|&rank| held[rank] > stages[rank].score.limit) {
+        return Err(rank);
+    }
+    for (index, stage) in stages.iter_mut().enumerate() {
+        stage.score.limit -= held[index % n_ranks] - stage.score.memory;
+    }
+    Ok(())
 }

@@ -110,6 +110,11 @@ pub fn to_plan(
     let device = |device: usize| problem.machine.devices[device].name.clone();
     let order: Vec<usize> = solution.stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
     let states = States::line(problem, order);
+    // A stage is as fast as the slowest of its devices.
+    let slowest = |stage: &SolutionStage| {
+        let speeds = solution.devices(stage).map(|device| problem.machine.devices[device].speed);
+        speeds.fold(f64::INFINITY, f64::min)
+    };
     let mut cuts = vec![0];
     for stage in &solution.stages {
         cuts.push(cuts[cuts.len() - 1] + stage.blocks.len());
@@ -117,12 +122,12 @@ pub fn to_plan(
     let flow = Flow::new(problem);
     let stages = solution.stages.iter().map(|stage| PlanStage {
         blocks: stage.blocks.iter().map(path).collect(),
-        devices: stage.run.devices().map(device).collect(),
+        devices: solution.devices(stage).map(device).collect(),
         recompute: stage.score.recompute.iter().map(path).collect(),
         offload: stage.score.offload.iter().map(path).collect(),
         tensor_parallel: None,
-        layers: layers(problem, &flow, stage),
-        cost: stage_cost(problem, &flow, stage),
+        layers: layers(problem, &flow, stage, slowest(stage)),
+        cost: stage_cost(problem, &flow, stage, slowest(stage)),
         band: None,
     });
     // A skip is handed on by every stage that it crosses.
@@ -140,7 +145,7 @@ pub fn to_plan(
     });
     let mut peaks = vec![0.0_f64; problem.machine.devices.len()];
     for stage in &solution.stages {
-        stage.run.devices().for_each(|device| peaks[device] += stage.score.memory);
+        solution.devices(stage).for_each(|device| peaks[device] += stage.score.memory);
     }
     let memory = problem.machine.devices.iter().zip(&peaks).map(|(device, &peak)| DeviceMemory {
         device: device.name.clone(),
@@ -177,12 +182,6 @@ pub fn to_plan(
     }
 }
 
-/// Speed of the slowest device of a stage.
-fn slowest(problem: &Problem, stage: &SolutionStage) -> f64 {
-    let speeds = stage.run.devices().map(|device| problem.machine.devices[device].speed);
-    speeds.fold(f64::INFINITY, f64::min)
-}
-
 /// Bytes of one micro-batch by block: what it makes for others to be trained by, and all that it takes.
 struct Flow {
     made: Vec<u64>,
@@ -206,11 +205,10 @@ impl Flow {
 /// The layers of a stage on several devices: when each block's gradients exist, and what it makes.
 ///
 /// Parameters of several blocks are with the first of them. A stage on one device has nobody to exchange with.
-fn layers(problem: &Problem, flow: &Flow, stage: &SolutionStage) -> Vec<LayerCost> {
+fn layers(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64) -> Vec<LayerCost> {
     if stage.run.count < 2 {
         return Vec::new();
     }
-    let speed = slowest(problem, stage);
     let mut tied: HashMap<usize, u64> = HashMap::new();
     for tie in &problem.ties {
         if let Some(first) = stage.blocks.iter().find(|block| tie.blocks.contains(block)) {
@@ -232,8 +230,7 @@ fn layers(problem: &Problem, flow: &Flow, stage: &SolutionStage) -> Vec<LayerCos
 }
 
 /// Costs of one micro-batch on one replica.
-fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage) -> StageCost {
-    let speed = slowest(problem, stage);
+fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64) -> StageCost {
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>()
     };

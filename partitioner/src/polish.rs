@@ -19,6 +19,9 @@ use crate::{
 /// Operations that may be timed in all.
 const OPERATIONS: usize = 20_000_000;
 
+/// Grids that share those operations evenly; more of them get as much as these.
+const SHARES: usize = 8;
+
 /// Which devices stages stand on, and the devices from there to the end.
 pub(crate) type Places = Vec<(Run, usize)>;
 
@@ -35,9 +38,11 @@ pub(crate) fn polish(
     order: &Order,
     places: &Places,
     seeds: &[(Vec<usize>, Vec<usize>)],
+    n_grids: usize,
 ) -> Option<Polished> {
     let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
-    let each = (OPERATIONS / n_ops.max(1) / seeds.len().max(1)).max(1);
+    let share = OPERATIONS / n_ops.max(1) / seeds.len().max(1) / n_grids.clamp(1, SHARES);
+    let each = share.max(1);
     let mut best: Option<Polished> = None;
     for (line, borders) in seeds {
         let states = States::line(problem, line.clone());

@@ -110,9 +110,9 @@ pub struct MachineLevel {
 /// How the model trains.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Training {
-    /// Micro-batches in a step; chosen by the planner when absent.
-    pub micro_batches: Option<u32>,
-    /// Stages of a synchronous pipeline; chosen by the planner when absent.
+    /// Micro-batches in a step.
+    pub micro_batches: MicroBatches,
+    /// Stages in a row, each on devices of its own; chosen by the planner when absent.
     pub stages: Option<u32>,
     /// Bytes of gradient for each byte of parameters.
     pub gradient_factor: f64,
@@ -124,10 +124,32 @@ pub struct Training {
     pub offload: bool,
 }
 
+/// Micro-batches in a step, of all replicas together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MicroBatches {
+    /// So many that the ends of a step matter little.
+    #[default]
+    Enough,
+    /// This number, or a few more where a schedule takes them in rounds or replicas share them.
+    About(u32),
+    /// This number: plans that cannot share it evenly are none.
+    Exactly(u32),
+}
+
+impl MicroBatches {
+    /// Returns how many are wanted on a machine.
+    pub fn wanted(self, machine: &Machine) -> u32 {
+        match self {
+            Self::Enough => (4 * machine.devices.len() as u32).clamp(4, 4096),
+            Self::About(count) | Self::Exactly(count) => count,
+        }
+    }
+}
+
 impl Default for Training {
     fn default() -> Self {
         Self {
-            micro_batches: None,
+            micro_batches: MicroBatches::Enough,
             stages: None,
             gradient_factor: 1.0,
             optimizer_factor: 2.0,
@@ -222,6 +244,21 @@ impl Problem {
     pub fn parameters(&self) -> f64 {
         let own = self.blocks.iter().map(|block| block.parameters.0 as f64).sum::<f64>();
         own + self.ties.iter().map(|tie| tie.parameters.0 as f64).sum::<f64>()
+    }
+
+    /// Returns a problem that no order of the devices and no link makes faster: all devices are the best in everything, and
+    /// copies to the host take no time.
+    pub(crate) fn ideal(&self) -> Self {
+        let mut ideal = self.clone();
+        let devices = &mut ideal.machine.devices;
+        let speed = devices.iter().map(|device| device.speed).fold(0.0, f64::max);
+        let memory = devices.iter().map(|device| device.memory).max().unwrap_or_default();
+        for device in devices {
+            device.speed = speed;
+            device.memory = memory;
+            device.host_bandwidth = BytesPerSecond(f64::INFINITY);
+        }
+        ideal
     }
 
     /// Makes a problem of a PipeDream profile: a minibatch there is a micro-batch here.

@@ -7,7 +7,7 @@ use indexmap::{IndexMap, IndexSet};
 use schema::{Cluster, Device, DeviceType, Level, Link, ModelReference, OffloadMode};
 use simulator::{PlanOptions, PlannedStep, Sends, from_plan, simulate, step_time};
 
-use crate::{Machine, Objective, Problem, Solution, SolutionStage, plan_file::to_plan};
+use crate::{Machine, MachineDevice, Objective, Problem, Solution, SolutionStage, plan_file::to_plan};
 
 /// The most operations of a step that are simulated while planning.
 const OPERATIONS: usize = 300_000;
@@ -65,18 +65,41 @@ fn copies_beside(problem: &Problem, solution: &Solution) -> Option<(Solution, (f
 
 /// Bytes at the peak of each stage's fullest device, shared by the stages on it, as the simulator finds them.
 pub(crate) fn peaks(problem: &Problem, solution: &Solution) -> Option<Vec<f64>> {
+    let peaks = device_peaks(problem, solution)?;
+    let chunks = solution.chunks() as f64;
+    let of = |stage: &SolutionStage| stage.run.devices().map(|device| peaks[device]).fold(0.0, f64::max);
+    Some(solution.stages.iter().map(|stage| of(stage) / chunks).collect())
+}
+
+/// Bytes at the peak of each device, as the simulator finds them.
+fn device_peaks(problem: &Problem, solution: &Solution) -> Option<Vec<f64>> {
     let step = planned(problem, solution)?;
     let timeline = simulate(&step.workload, &step.order, &step.machine).ok()?;
     // Each name is one device of the simulator's.
-    let names: IndexSet<&str> = problem.machine.devices.iter().map(|device| device.name.as_str()).collect();
-    let at = |device: usize| names.get_index_of(problem.machine.devices[device].name.as_str()).unwrap_or(0);
-    let mut n_stages = vec![0.0_f64; names.len()];
+    let devices = &problem.machine.devices;
+    let names: IndexSet<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    let at = |device: &MachineDevice| names.get_index_of(device.name.as_str()).unwrap_or(0);
+    Some(devices.iter().map(|device| timeline.memory[at(device)].peak as f64).collect())
+}
+
+/// How many times as much as it has the fullest device needs in the simulation, where that is more than once.
+///
+/// What is far below a device's memory by formula is not simulated.
+pub(crate) fn excess(problem: &Problem, solution: &Solution) -> Option<f64> {
+    let devices = &problem.machine.devices;
+    let memory = |device: usize| devices[device].memory.0 as f64;
+    let mut held = vec![0.0; devices.len()];
     for stage in &solution.stages {
-        stage.run.devices().for_each(|device| n_stages[at(device)] += 1.0);
+        stage.run.devices().for_each(|device| held[device] += stage.score.memory);
     }
-    let peak = |device: usize| timeline.memory[at(device)].peak as f64 / n_stages[at(device)];
-    let of = |stage: &SolutionStage| stage.run.devices().map(peak).fold(0.0, f64::max);
-    Some(solution.stages.iter().map(of).collect())
+    let is_full = |(device, held): (usize, &f64)| *held > 0.5 * memory(device);
+    if !held.iter().enumerate().any(is_full) {
+        return None;
+    }
+    let peaks = device_peaks(problem, solution)?;
+    let used = (0..devices.len()).filter(|&device| held[device] > 0.0);
+    let most = used.map(|device| peaks[device] / memory(device)).fold(0.0, f64::max);
+    (most > 1.0).then_some(most)
 }
 
 /// A solution as the simulator takes it; `None` where it is too large or has stages without work.

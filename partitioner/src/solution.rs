@@ -23,6 +23,8 @@ pub struct Solution {
     pub lower_bound: f64,
     /// Share of device time spent idle, for a step.
     pub bubble: Option<f64>,
+    /// The order in which the machine's devices were taken: runs of stages are positions in it; empty for the machine's own.
+    pub order: Vec<usize>,
 }
 
 /// What is made small.
@@ -51,6 +53,17 @@ impl Solution {
         match self.objective {
             Objective::Period(seconds) | Objective::Step(seconds) => seconds,
         }
+    }
+
+    /// Returns the devices of a stage, as positions in the machine.
+    pub fn devices<'a>(&'a self, stage: &SolutionStage) -> impl Iterator<Item = usize> + 'a {
+        stage.run.devices().map(|position| self.order.get(position).copied().unwrap_or(position))
+    }
+
+    /// Returns how many parts of the model each device has.
+    pub fn chunks(&self) -> usize {
+        let first = self.stages.first().map(|stage| stage.run);
+        self.stages.iter().filter(|stage| Some(stage.run) == first).count().max(1)
     }
 
     /// Tells whether activations of any stage wait in host memory.

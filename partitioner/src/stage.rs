@@ -167,6 +167,10 @@ pub(crate) struct Scorer<'a> {
     pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
     pub(crate) copies: usize,
+    /// Whether memory is to be counted from below: a stage that does not fit then fits in no way.
+    pub(crate) is_bound: bool,
+    /// Replicas of the stage before, by a stage's first device, where they are known.
+    pub(crate) before: HashMap<usize, usize>,
 }
 
 /// States, micro-batches in flight, and limit, speed, fixed memory and host bandwidth to the bit.
@@ -178,7 +182,16 @@ impl<'a> Scorer<'a> {
         for value in &problem.values {
             value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
         }
-        Self { problem, states, rules, inputs, picks: RefCell::default(), copies: 1 }
+        Self {
+            problem,
+            states,
+            rules,
+            inputs,
+            picks: RefCell::default(),
+            copies: 1,
+            is_bound: false,
+            before: HashMap::new(),
+        }
     }
 
     pub(crate) fn parameters(&self, start: usize, end: usize) -> f64 {

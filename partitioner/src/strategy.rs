@@ -4,12 +4,14 @@
 //! PipeDream gives stages different numbers of devices and counts the steady state. New strategies (OptCNN's and
 //! FlexFlow's searches, tensor parallelism, GEMS) are one more name here and one more file that returns a [`Solution`].
 
+use std::cmp::Ordering;
+
 use crate::{
-    Problem, ProblemError,
-    grid::synchronous,
+    Machine, MachineDevice, Problem, ProblemError,
+    grids::synchronous,
     pipedream::pipedream,
     pipeline::Cut,
-    simulated::{peaks, settle},
+    simulated::excess,
     solution::{Objective, Solution, SolutionStage},
     stage::Scorer,
     states::States,
@@ -18,6 +20,8 @@ use crate::{
 /// A way to spread a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Strategy {
+    /// The whole model on one device.
+    OneDevice,
     /// Stages one after the other, no pipelining.
     Layer,
     /// Every device holds the whole model.
@@ -28,11 +32,11 @@ pub enum Strategy {
     PipeDream,
     /// 1F1B with a flush at the end of the step.
     OneForwardOneBackward,
-    /// 1F1B over two chunks a device.
+    /// 1F1B over several chunks a device.
     Interleaved,
     /// 1F1B with weight gradients in the bubbles.
     ZeroBubble,
-    /// Pipelines side by side: stages × replicas.
+    /// Several stages, each of several replicas.
     Hybrid,
     /// The same number of blocks to each stage.
     EvenLayers,
@@ -45,7 +49,8 @@ pub enum Strategy {
 }
 
 /// All strategies, in the order they are listed to users.
-pub const STRATEGIES: [Strategy; 12] = [
+pub const STRATEGIES: [Strategy; 13] = [
+    Strategy::OneDevice,
     Strategy::Layer,
     Strategy::DataParallel,
     Strategy::GPipe,
@@ -64,6 +69,7 @@ impl Strategy {
     /// Returns the name as `--strategy` takes it.
     pub fn name(self) -> &'static str {
         match self {
+            Self::OneDevice => "one-device",
             Self::Layer => "layer",
             Self::DataParallel => "data-parallel",
             Self::GPipe => "gpipe",
@@ -83,6 +89,7 @@ impl Strategy {
     pub fn from_name(name: &str) -> Option<Self> {
         let name = match name {
             "pipedream-flush" => "1f1b",
+            "single" => "one-device",
             "model-parallel" => "layer",
             "dp" => "data-parallel",
             "zb" | "zb-h1" => "zero-bubble",
@@ -116,6 +123,22 @@ pub enum PlanError {
         stages: usize,
         /// Blocks.
         blocks: usize,
+    },
+    /// More stages than blocks with something to do.
+    #[error("{stages} stages were asked for, {blocks} blocks of the model take time")]
+    TooManyWorking {
+        /// Stages.
+        stages: usize,
+        /// Blocks that take time.
+        blocks: usize,
+    },
+    /// More stages in a row than devices.
+    #[error("{stages} stages were asked for, the cluster has {devices} devices")]
+    TooFewDevices {
+        /// Stages.
+        stages: usize,
+        /// Devices.
+        devices: usize,
     },
     /// No plan fits; the stage that is shortest of memory in the plan that comes nearest.
     #[error(
@@ -161,68 +184,170 @@ pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
     problem.validate().is_ok() && solve(problem, strategy).is_ok()
 }
 
+/// A plan and the seconds for each micro-batch that none beats with the devices in their order; or why there is none, and what
+/// one would take at the least.
+pub(crate) type InOrder = Result<(Solution, f64), (PlanError, f64)>;
+
+/// Finds the best plan of one strategy, trying several orders of devices that differ.
 fn solve(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
+    let (orders, is_all) = other_orders(&problem.machine);
+    let (mut best, mut least) = match solve_in_order(problem, strategy) {
+        Ok((solution, least)) => (Ok(solution), least),
+        Err((error, least)) => (Err(error), least),
+    };
+    let mut bound = best.as_ref().map_or(0.0, |best| best.lower_bound / each(best));
+    for order in orders {
+        let mut ordered = problem.clone();
+        ordered.machine.devices =
+            order.iter().map(|&device| problem.machine.devices[device].clone()).collect();
+        match solve_in_order(&ordered, strategy) {
+            Ok((mut found, own)) => {
+                least = least.min(own);
+                // What bounds plans whatever the order bounds those of all orders.
+                bound = bound.max(found.lower_bound / each(&found));
+                let is_better = |best: &Solution| found.seconds_each() < best.seconds_each() * (1.0 - 1e-9);
+                if best.as_ref().map_or(true, is_better) {
+                    found.order = order;
+                    best = Ok(found);
+                }
+            }
+            Err((_, own)) => least = least.min(own),
+        }
+    }
+    let mut best = best?;
+    bound = bound.max(if is_all { least } else { 0.0 });
+    best.lower_bound = (bound * each(&best)).min(best.seconds());
+    Ok(best)
+}
+
+/// The most devices of which all orders may be tried.
+const ALL_ORDERS: usize = 4;
+
+/// Tells whether there may be so few orders of devices that all are tried, and a plan can be proven the best of all.
+pub(crate) fn tries_all_orders(machine: &Machine) -> bool {
+    machine.is_uniform() || machine.devices.len() <= ALL_ORDERS
+}
+
+/// Orders of devices other than the machine's own, and whether those are all that differ.
+///
+/// Where there are few devices all orders are tried, else fast ones first or last and roomy ones first or last: devices of one
+/// kind keep their order, so nodes stay together. On large machines none is.
+fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
+    const MOST: usize = 12;
+    const SOME: usize = 64;
+    let n_devices = machine.devices.len();
+    let own: Vec<usize> = (0..n_devices).collect();
+    let mut orders = vec![own.clone()];
+    if machine.is_uniform() {
+        return (Vec::new(), true);
+    }
+    let is_like = |one: &usize, other: &usize| {
+        let (one, other) = (&machine.devices[*one], &machine.devices[*other]);
+        let alike = MachineDevice { name: one.name.clone(), ..other.clone() };
+        machine.links.is_empty() && alike == *one
+    };
+    if n_devices <= ALL_ORDERS {
+        for position in 0..n_devices {
+            // Each device in turn goes to each later position.
+            let swapped = orders.iter().flat_map(|order| {
+                (position..n_devices).map(|other| {
+                    let mut order = order.clone();
+                    order.swap(position, other);
+                    order
+                })
+            });
+            let mut all: Vec<Vec<usize>> = Vec::new();
+            for order in swapped {
+                let is_known = |known: &Vec<usize>| known.iter().zip(&order).all(|(a, b)| is_like(a, b));
+                if !all.iter().any(is_known) {
+                    all.push(order);
+                }
+            }
+            orders = all;
+        }
+        orders.retain(|order| !order.iter().zip(&own).all(|(a, b)| is_like(a, b)));
+        if orders.len() < MOST {
+            return (orders, true);
+        }
+        orders = vec![own.clone()];
+    }
+    let speed = |a: &usize, b: &usize| machine.devices[*a].speed.total_cmp(&machine.devices[*b].speed);
+    let memory = |a: &usize, b: &usize| machine.devices[*a].memory.cmp(&machine.devices[*b].memory);
+    let mut sorted = |by: &dyn Fn(&usize, &usize) -> Ordering| {
+        let mut order = own.clone();
+        order.sort_by(by);
+        if !orders.contains(&order) {
+            orders.push(order);
+        }
+    };
+    if n_devices <= SOME {
+        sorted(&|a, b| speed(b, a));
+        sorted(&speed);
+        sorted(&|a, b| memory(b, a));
+        sorted(&memory);
+    }
+    (orders.split_off(1), false)
+}
+
+/// Finds the best plan of one strategy with the devices as they stand.
+fn solve_in_order(problem: &Problem, strategy: Strategy) -> InOrder {
     let blocks = problem.blocks.len();
     if let Some(stages) =
         problem.training.stages.map(|stages| stages as usize).filter(|&stages| stages > blocks)
     {
-        return Err(PlanError::TooManyStages { stages, blocks });
+        return Err((PlanError::TooManyStages { stages, blocks }, f64::INFINITY));
     }
-    let attempt = |problem: &Problem| match strategy {
-        Strategy::PipeDream => pipedream(problem),
-        Strategy::OneForwardOneBackward => {
-            let mut best = settle(problem, synchronous(problem, strategy)?);
-            // Solvers go by formulas, the simulator has the last word: never worse than cuts by a rule.
-            for rule in STRATEGIES.into_iter().filter(|rule| rule.is_rule()) {
-                let Ok(other) = synchronous(problem, rule) else { continue };
-                let other = settle(problem, other);
-                if other.seconds() < best.seconds() * (1.0 - 1e-9) {
-                    let lower_bound = best.lower_bound.min(other.seconds());
-                    best = Solution { strategy: strategy.name(), lower_bound, ..other };
-                }
-            }
-            Ok(best)
-        }
-        _ => synchronous(problem, strategy).map(|solution| settle(problem, solution)),
-    };
-    let mut found = attempt(problem)?;
+    let (mut found, least) = attempt(problem, strategy)?;
     let bound = found.lower_bound;
     // Memory by formula is above the simulator's but for rare orders of arrival: leave room for those.
     let mut room = 1.0;
     for _ in 0..5 {
-        let Some(share) = excess(problem, &found) else { return Ok(found) };
+        let Some(share) = excess(problem, &found) else { return Ok((found, least)) };
         room /= share.max(1.01);
-        let mut tighter = problem.clone();
-        for device in &mut tighter.machine.devices {
-            device.memory.0 = (device.memory.0 as f64 * room) as u64;
-        }
-        found = attempt(&tighter)?;
+        found = attempt(&with_memory(problem, room), strategy)?.0;
         found.lower_bound = bound.min(found.seconds());
         found.stages.iter_mut().for_each(|stage| stage.score.limit /= room);
     }
-    Err(shortage(problem))
+    Err((shortage(problem), least))
 }
 
-/// How many times as much as it has the fullest device needs in the simulation, where that is more than once.
-fn excess(problem: &Problem, solution: &Solution) -> Option<f64> {
-    let is_full = |stage: &SolutionStage| stage.score.memory > 0.5 * stage.score.limit;
-    if !solution.stages.iter().any(is_full) {
-        return None;
+fn attempt(problem: &Problem, strategy: Strategy) -> InOrder {
+    match strategy {
+        Strategy::PipeDream if problem.training.stages.is_some() => {
+            let reason = "it chooses the number of stages itself".to_string();
+            Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
+        }
+        Strategy::PipeDream => pipedream(problem),
+        Strategy::OneForwardOneBackward => {
+            let (mut best, least) = synchronous(problem, strategy)?;
+            // Solvers go by formulas, the simulator has the last word: never worse than cuts by a rule.
+            for rule in STRATEGIES.into_iter().filter(|rule| rule.is_rule()) {
+                let Ok((other, _)) = synchronous(problem, rule) else { continue };
+                if other.seconds_each() < best.seconds_each() * (1.0 - 1e-9) {
+                    let bound = best.lower_bound / each(&best);
+                    let lower_bound = (bound * each(&other)).min(other.seconds());
+                    best = Solution { strategy: strategy.name(), lower_bound, ..other };
+                }
+            }
+            let least = least.min(best.seconds_each());
+            Ok((best, least))
+        }
+        _ => synchronous(problem, strategy),
     }
-    let shares = peaks(problem, solution)?.into_iter().zip(&solution.stages);
-    let most = shares.map(|(peak, stage)| peak / stage.score.limit).fold(0.0, f64::max);
-    (most > 1.0).then_some(most)
+}
+
+/// Returns the problem with devices of another size.
+fn with_memory(problem: &Problem, factor: f64) -> Problem {
+    let mut changed = problem.clone();
+    for device in &mut changed.machine.devices {
+        device.memory.0 = (device.memory.0 as f64 * factor) as u64;
+    }
+    changed
 }
 
 /// Finds how much more memory would do: the fullest stage of the first plan that fits when every device has more.
 fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Option<Solution>) -> PlanError {
-    let with = |factor: f64| {
-        let mut roomier = problem.clone();
-        for device in &mut roomier.machine.devices {
-            device.memory.0 = (device.memory.0 as f64 * factor) as u64;
-        }
-        make(&roomier)
-    };
+    let with = |factor: f64| make(&with_memory(problem, factor));
     let (mut low, mut high) = (1.0, 2.0);
     let mut found = with(high);
     while found.is_none() && high < 1e12 {
@@ -237,8 +362,11 @@ fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Optio
             None => low = middle,
         }
     }
-    let devices = &problem.machine.devices;
-    let share = |stage: &SolutionStage| stage.score.memory / devices[stage.run.first].memory.0.max(1) as f64;
+    let device = |stage: &SolutionStage| {
+        let first = plan.devices(stage).next().unwrap_or(0);
+        &problem.machine.devices[first]
+    };
+    let share = |stage: &SolutionStage| stage.score.memory / device(stage).memory.0.max(1) as f64;
     let Some(fullest) = plan.stages.iter().max_by(|a, b| share(a).total_cmp(&share(b))) else { return error };
     let weight = |block: usize| {
         let block = &problem.blocks[block];
@@ -248,8 +376,8 @@ fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Optio
     PlanError::Memory {
         block: largest.map_or_else(String::new, |block| problem.blocks[block].path.clone()),
         needed: fullest.score.memory as u64,
-        device: devices[fullest.run.first].name.clone(),
-        limit: devices[fullest.run.first].memory.0,
+        device: device(fullest).name.clone(),
+        limit: device(fullest).memory.0,
     }
 }
 
@@ -264,9 +392,13 @@ pub fn plan_auto(
     problem.validate()?;
     let mut found = Vec::new();
     let mut failed = Vec::new();
-    // Who asks for several stages does not want the whole model on every device.
-    let wants_stages = problem.training.stages.is_some_and(|stages| stages > 1);
-    let serves = |strategy: &Strategy| !(wants_stages && *strategy == Strategy::DataParallel);
+    // Who asks for a number of stages gets as many parts, no chunks of them and no whole model.
+    let stages = problem.training.stages;
+    let serves = |strategy: &Strategy| match strategy {
+        Strategy::OneDevice | Strategy::DataParallel => stages.is_none_or(|stages| stages == 1),
+        Strategy::Interleaved => stages.is_none(),
+        _ => true,
+    };
     for strategy in STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate() && serves(strategy)) {
         match solve(problem, strategy) {
             Ok(solution) => found.push(solution),
@@ -305,11 +437,6 @@ pub(crate) fn states_of(problem: &Problem) -> States {
         return line;
     }
     States::ideals(problem, IDEALS).unwrap_or(line)
-}
-
-/// Enough micro-batches that the ends of a step matter little.
-pub(crate) fn default_micro_batches(problem: &Problem) -> u32 {
-    (4 * problem.machine.devices.len() as u32).clamp(4, 4096)
 }
 
 /// Scores cuts.

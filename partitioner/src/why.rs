@@ -4,7 +4,7 @@
 
 use schema::{Bytes, BytesPerSecond};
 
-use crate::{Machine, Problem, Solution, Strategy, plan_with};
+use crate::{Machine, MicroBatches, Problem, Solution, Strategy, plan_with};
 
 /// A change of the machine, and each micro-batch's seconds after it.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
     let Some(strategy) = Strategy::from_name(solution.strategy) else { return Vec::new() };
     // The same work in a step, so that times compare.
     let mut problem = problem.clone();
-    problem.training.micro_batches = Some(solution.micro_batches);
+    problem.training.micro_batches = MicroBatches::About(solution.micro_batches);
     let ask = |change: &'static str, machine: Machine| {
         let changed = Problem { machine, ..problem.clone() };
         let found = plan_with(&changed, strategy).ok()?;

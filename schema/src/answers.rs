@@ -52,9 +52,12 @@ pub struct ComparedPlan {
     /// Its schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
-    /// Its stages.
+    /// Parts that the model is cut into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages: Option<u32>,
+    /// Parts on each device, where there are several: `stages` counts them all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<u32>,
     /// Its simulated step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_seconds: Option<f64>,

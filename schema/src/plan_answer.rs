@@ -20,6 +20,9 @@ pub struct PlanAnswer {
     /// Micro-batches in a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<u32>,
+    /// Samples in a step, where the model's inputs tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<u64>,
     /// Seconds for each micro-batch in steady state; in the file's own unit for dnn-partitioning workloads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_seconds: Option<f64>,
@@ -58,6 +61,14 @@ pub struct PlanAnswer {
     /// Numbers of micro-batches that were tried, where none was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub micro_batches_tried: Vec<MicroBatchesTried>,
+}
+
+impl PlanAnswer {
+    /// Returns how many parts of the model each device has.
+    pub fn chunks(&self) -> usize {
+        let first = self.stages.first().map(|stage| &stage.devices);
+        self.stages.iter().filter(|stage| Some(&stage.devices) == first).count().max(1)
+    }
 }
 
 /// One stage.
@@ -103,9 +114,12 @@ pub struct RunnerUp {
     /// Its schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
-    /// Its stages.
+    /// Parts that the model is cut into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages: Option<u32>,
+    /// Parts on each device, where there are several: `stages` counts them all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<u32>,
     /// Bytes at the peak of its fullest device's stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,

@@ -43,14 +43,19 @@ pub struct Plan {
     /// Cluster file
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
-    /// auto, layer, data-parallel, gpipe, pipedream, 1f1b, interleaved, zero-bubble, hybrid, even-layers,
-    /// even-parameters, torchgpipe, deepspeed
+    /// auto, one-device, layer, data-parallel, gpipe, pipedream, 1f1b, interleaved, zero-bubble, hybrid,
+    /// even-layers, even-parameters, torchgpipe, deepspeed
     #[arg(long, default_value = "auto", value_name = "NAME")]
     strategy: String,
-    /// Micro-batches in a step [default: as few as serve well]
+    /// Samples in a step, of all devices together [default: see --micro-batches]
+    #[arg(long, value_name = "N", conflicts_with = "micro_batches")]
+    batch: Option<u64>,
+    /// Micro-batches in a step, each as large as the model's inputs: more make a larger batch [default: as few
+    /// as give 95 % of the throughput]
     #[arg(long, value_name = "M")]
     micro_batches: Option<u32>,
-    /// Stages of the pipeline [default: as many as serve best]
+    /// Stages in a row, each on devices of its own: the degree of pipeline parallelism; `interleaved` makes several
+    /// parts of each [default: as many as serve best]
     #[arg(long, value_name = "N")]
     stages: Option<u32>,
     /// What the optimizer keeps beside each parameter
@@ -132,6 +137,11 @@ impl Optimizer {
 impl Plan {
     /// Makes or checks a plan and prints it.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        if let Some(memory) = self.memory.filter(|memory| !(*memory > 0.0 && memory.is_finite())) {
+            return Err(Failure::input(format!(
+                "--memory is {memory}; it must be a positive number of bytes"
+            )));
+        }
         let input = Input::read(&self.model)?;
         match (&input, self.compat) {
             (Input::Pipedream(profile), Some(Compat::Pipedream)) => compat::run(&self, profile, output),

@@ -56,10 +56,15 @@ pub struct Split {
     /// Schedule of the pipeline, instead of the best: gpipe, 1f1b, interleaved-1f1b, interleaved-zero-bubble
     #[arg(long, value_name = "NAME", conflicts_with = "strategy")]
     schedule: Option<String>,
-    /// Stages of the pipeline [default: as many as serve best]
+    /// Stages in a row, each on devices of its own: the degree of pipeline parallelism; `--strategy interleaved`
+    /// makes several parts of each [default: as many as serve best]
     #[arg(long, value_name = "N")]
     stages: Option<u32>,
-    /// Micro-batches in a step [default: as few as give 95 % of the throughput]
+    /// Samples in a step, of all devices together [default: see --micro-batches]
+    #[arg(long, value_name = "N", conflicts_with = "micro_batches")]
+    batch: Option<u64>,
+    /// Micro-batches in a step, each as large as the model's inputs: more make a larger batch [default: as few
+    /// as give 95 % of the throughput]
     #[arg(long, value_name = "M")]
     micro_batches: Option<u32>,
     /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
@@ -98,6 +103,15 @@ struct Found {
     tried: Vec<schema::MicroBatchesTried>,
     /// Samples in a micro-batch.
     batch: Option<u64>,
+}
+
+impl Found {
+    /// Stages in a row: those that have devices of their own.
+    fn n_ranks(&self) -> usize {
+        let stages = &self.plan.stages;
+        let again = stages.iter().skip(1).position(|stage| stage.devices == stages[0].devices);
+        again.map_or(stages.len(), |position| position + 1).max(1)
+    }
 }
 
 impl Split {
@@ -195,6 +209,9 @@ impl Split {
         }
         if let Some(micro_batches) = self.micro_batches {
             arguments.extend(["--micro-batches".into(), micro_batches.to_string().into()]);
+        }
+        if let Some(batch) = self.batch {
+            arguments.extend(["--batch".into(), batch.to_string().into()]);
         }
         if let Some(stages) = self.stages {
             arguments.extend(["--stages".into(), stages.to_string().into()]);

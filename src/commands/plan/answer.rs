@@ -30,7 +30,9 @@ pub fn print(plan: &Plan, answer: &PlanAnswer, why: &str, output: &mut Output) -
 fn text(answer: &PlanAnswer, why: &str) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    table.set_header(["stage", "blocks", "", "devices", "time", "memory", "bound by"]);
+    let chunks = answer.chunks();
+    let part = if chunks > 1 { "chunk" } else { "stage" };
+    table.set_header([part, "blocks", "", "devices", "time", "memory", "bound by"]);
     for (index, stage) in answer.stages.iter().enumerate() {
         let span = match stage.blocks.as_slice() {
             [] => String::new(),
@@ -65,7 +67,8 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
     let objective = match (answer.period_seconds, answer.step_seconds, answer.micro_batches) {
         (_, Some(step), Some(count)) => {
             let each = Seconds(step / f64::from(count));
-            format!("{} a step of {count} micro-batches ({each} each)", Seconds(step))
+            let samples = answer.samples.map(|samples| format!(", {samples} samples")).unwrap_or_default();
+            format!("{} a step of {count} micro-batches ({each} each{samples})", Seconds(step))
         }
         (Some(period), ..) => format!("{} a micro-batch", Seconds(period)),
         _ => String::new(),
@@ -80,6 +83,10 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
     };
     let chosen = chosen(answer);
     let schedule = answer.schedule.as_ref().map(|name| format!(", schedule {name}")).unwrap_or_default();
+    let schedule = match chunks {
+        1 => schedule,
+        chunks => format!("{schedule}, {} stages of {chunks} chunks each", answer.stages.len() / chunks),
+    };
     let bubble = answer.bubble.map(|share| format!(", {:.0} % idle", share * 100.0)).unwrap_or_default();
     let times = answer.times.as_ref().map(|times| {
         let band = answer.band.map(|band| format!("{} to {} in eight of ten cases; ", band.p10, band.p90));
@@ -111,7 +118,10 @@ fn chosen(answer: &PlanAnswer) -> String {
             false => format!("{} {}", one.micro_batches, Seconds(one.seconds_each)),
         })
         .collect();
-    format!("micro-batches tried, and the time of each: {}\n", tried.join(", "))
+    format!(
+        "micro-batches tried, and the time of each (--batch sets the samples of a step): {}\n",
+        tried.join(", ")
+    )
 }
 
 /// Every strategy beside the plan: its schedule, time, memory, and what it loses.
@@ -124,7 +134,10 @@ pub fn compared(answer: &PlanAnswer) -> String {
     table.add_row([
         answer.strategy.clone(),
         answer.schedule.clone().unwrap_or_default(),
-        answer.stages.len().to_string(),
+        match answer.chunks() {
+            1 => answer.stages.len().to_string(),
+            chunks => format!("{} × {chunks}", answer.stages.len() / chunks),
+        },
         each.map(|each| Seconds(each).to_string()).unwrap_or_default(),
         "this plan".to_string(),
         answer.memory_bytes.map(|bytes| Bytes(bytes).to_string()).unwrap_or_default(),
@@ -133,7 +146,10 @@ pub fn compared(answer: &PlanAnswer) -> String {
         table.add_row([
             other.strategy.clone(),
             other.schedule.clone().unwrap_or_default(),
-            other.stages.map(|stages| stages.to_string()).unwrap_or_default(),
+            match (other.stages, other.chunks) {
+                (Some(parts), Some(chunks)) => format!("{} × {chunks}", parts / chunks),
+                (stages, _) => stages.map(|stages| stages.to_string()).unwrap_or_default(),
+            },
             other.seconds.map(|seconds| Seconds(seconds).to_string()).unwrap_or_default(),
             other.loses.map(|loses| format!("{:+.1} %", 100.0 * loses)).unwrap_or_default(),
             other.memory_bytes.map(|bytes| Bytes(bytes).to_string()).unwrap_or_default(),

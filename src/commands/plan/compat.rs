@@ -67,6 +67,7 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         strategy: "pipedream (as released)".to_string(),
         schedule: Some("pipedream".to_string()),
         micro_batches: None,
+        samples: None,
         period_seconds: Some(found.period),
         step_seconds: None,
         data_parallel_seconds: Some(found.data_parallel),

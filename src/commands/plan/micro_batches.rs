@@ -1,6 +1,6 @@
 //! How many micro-batches a step has, where nobody says.
 
-use partitioner::{PlanError, Problem, Solution, Strategy, plan_auto, plan_with};
+use partitioner::{MicroBatches, PlanError, Problem, Solution, Strategy, plan_auto, plan_with};
 use schema::MicroBatchesTried;
 
 use super::{Plan, model::no_plan};
@@ -52,14 +52,15 @@ pub fn solve(asking: &Plan, problem: &mut Problem, strategy: Option<Strategy>) -
         })
     };
     // A pipeline without an end has no step to fill.
-    let is_free = problem.training.micro_batches.is_none() && strategy != Some(Strategy::PipeDream);
+    let is_free =
+        problem.training.micro_batches == MicroBatches::Enough && strategy != Some(Strategy::PipeDream);
     if !is_free || n_devices == 1 || is_large {
         return once(problem).map_err(|error| no_plan(asking, problem, error));
     }
     let mut found: Vec<Solved> = Vec::new();
     let mut error = None;
     for factor in [1, 2, 4, 8] {
-        problem.training.micro_batches = Some((factor * n_devices) as u32);
+        problem.training.micro_batches = MicroBatches::About((factor * n_devices) as u32);
         match once(problem) {
             Ok(solved) => found.push(solved),
             Err(other) => error = Some(other),
@@ -76,13 +77,13 @@ pub fn solve(asking: &Plan, problem: &mut Problem, strategy: Option<Strategy>) -
     let chosen = found.into_iter().find(|solved| solved.best.seconds_each() <= ENOUGH * least);
     match (chosen, error) {
         (Some(mut solved), _) => {
-            problem.training.micro_batches = Some(solved.best.micro_batches);
+            problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
             solved.tried = tried;
             Ok(solved)
         }
         (None, Some(error)) => {
             // What would do is asked for the fewest: they need the least memory.
-            problem.training.micro_batches = Some(n_devices as u32);
+            problem.training.micro_batches = MicroBatches::About(n_devices as u32);
             Err(no_plan(asking, problem, error))
         }
         (None, None) => Err(Failure::bug("no number of micro-batches was tried")),

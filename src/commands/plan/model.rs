@@ -1,10 +1,10 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use partitioner::{
-    Change, Machine, OperatorSeconds, PlanError, Problem, ProblemError, Solution, Strategy, Training,
-    check_plan, from_graph, plan_with, to_plan, what_if,
+    Change, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, ProblemError, Solution, Strategy,
+    Training, check_plan, from_graph, plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -58,7 +58,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
 fn with_all(problem: &Problem, solved: &mut Solved) {
     // The same number of micro-batches, or the comparison would be of different work.
     let mut problem = problem.clone();
-    problem.training.micro_batches = Some(solved.best.micro_batches);
+    problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
     for strategy in partitioner::STRATEGIES {
         let is_known = |name: &str| name == strategy.name();
         if is_known(solved.best.strategy)
@@ -102,7 +102,7 @@ impl Asked {
             _ => cluster_failure(error),
         })?;
         let training = Training {
-            micro_batches: plan.micro_batches,
+            micro_batches: plan.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
             stages: plan.stages,
             optimizer_factor: plan.optimizer.factor(),
             recompute: !plan.no_recompute,
@@ -120,7 +120,7 @@ impl Asked {
             let digest = Sha256::digest(&files::map(&plan.model)?[..]);
             Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
         };
-        let (problem, uncertain, digest, batch) = match input {
+        let (mut problem, uncertain, digest, batch) = match input {
             Input::Pipedream(_) if !plan.cost_models.is_empty() => {
                 return Err(Failure::input(
                     "a profile graph brings its own times; --cost-model is for traced models",
@@ -134,6 +134,9 @@ impl Asked {
                 (traced.problem, Some(traced.uncertain), traced.digest, traced.batch)
             }
         };
+        if let Some(samples) = plan.batch {
+            problem.training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
+        }
         let model = ModelReference { name: plan.model_name(), digest };
         Ok(Self { problem, batch, model, cluster, uncertain })
     }
@@ -167,6 +170,7 @@ impl Asked {
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
         let changes = if is_small { what_if(problem, solution) } else { Vec::new() };
         let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
+        answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
         answer.bubble = file.predicted.bubble;
         answer.band = file.predicted.band;
         answer.times.clone_from(&file.predicted.times);
@@ -241,6 +245,27 @@ fn batch(graph: &graph::ModelGraph) -> Option<u64> {
     *tensors.first()?.shape.as_ref()?.first()?
 }
 
+/// Returns the micro-batches of a batch of so many samples.
+fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
+    let Some(samples) = samples.filter(|&samples| samples > 0) else {
+        return Err(Failure::input("nothing says how many samples a micro-batch of this model has")
+            .with_hint("--micro-batches counts batches as large as the model's inputs or the profile's"));
+    };
+    let count = batch / samples;
+    if batch == 0 || !batch.is_multiple_of(samples) {
+        let near: Vec<String> =
+            [count, count + 1].iter().filter(|&&n| n > 0).map(|n| (n * samples).to_string()).collect();
+        return Err(Failure::input(format!(
+            "a batch of {batch} cannot be made of micro-batches of {samples}, the size of the model's inputs"
+        ))
+        .with_hint(format!(
+            "{} can; another --input or trace has micro-batches of another size",
+            near.join(" or ")
+        )));
+    }
+    u32::try_from(count).map_err(|_| Failure::input(format!("--batch {batch} is too large")))
+}
+
 fn solve(plan: &Plan, problem: &mut Problem) -> Result<Solved, Failure> {
     let strategy = match plan.strategy.as_str() {
         "auto" => None,
@@ -289,9 +314,11 @@ fn changes(problem: &Problem, error: PlanError) -> Failure {
             changes.extend(smaller_changes(problem));
             Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
         }
-        PlanError::TooManyStages { .. } => {
-            Failure::no(error).with_hint("ask for fewer devices, or let stages be replicated")
+        PlanError::TooManyStages { .. } | PlanError::TooManyWorking { .. } => {
+            Failure::no(error).with_hint("ask for fewer stages")
         }
+        PlanError::TooFewDevices { .. } => Failure::no(error)
+            .with_hint("a stage has devices of its own; --strategy interleaved makes several parts of each"),
         PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
     }
 }
@@ -434,7 +461,7 @@ fn answer_of(
     let each = solution.seconds_each();
     let stages = solution.stages.iter().map(|stage| StageAnswer {
         blocks: stage.blocks.iter().map(path).collect(),
-        devices: stage.run.devices().map(|device| problem.machine.devices[device].name.clone()).collect(),
+        devices: solution.devices(stage).map(|device| problem.machine.devices[device].name.clone()).collect(),
         replicas: stage.run.count as u32,
         seconds: stage.score.seconds,
         compute_seconds: stage.score.compute,
@@ -451,6 +478,7 @@ fn answer_of(
         loses: Some(more(other.seconds_each(), each)),
         schedule: Some(other.schedule.to_string()),
         stages: Some(other.stages.len() as u32),
+        chunks: Some(other.chunks() as u32).filter(|&chunks| chunks > 1),
         memory_bytes: Some(fullest(other)),
         fails: None,
     });
@@ -460,6 +488,7 @@ fn answer_of(
         loses: None,
         schedule: None,
         stages: None,
+        chunks: None,
         memory_bytes: None,
         fails: Some(error.to_string()),
     });
@@ -473,6 +502,7 @@ fn answer_of(
         strategy: solution.strategy.to_string(),
         schedule: Some(solution.schedule.to_string()),
         micro_batches: Some(solution.micro_batches),
+        samples: None,
         period_seconds: period,
         step_seconds: step,
         data_parallel_seconds: None,
@@ -501,7 +531,7 @@ fn answer_of(
 fn fullest(solution: &Solution) -> u64 {
     let mut devices: BTreeMap<usize, f64> = BTreeMap::new();
     for stage in &solution.stages {
-        stage.run.devices().for_each(|device| *devices.entry(device).or_default() += stage.score.memory);
+        solution.devices(stage).for_each(|device| *devices.entry(device).or_default() += stage.score.memory);
     }
     devices.into_values().fold(0.0, f64::max) as u64
 }
@@ -528,6 +558,14 @@ fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
             let share = fullest.score.memory / fullest.score.limit;
             text.push_str(&format!(" The fullest device uses {:.0} % of its memory.", share * 100.0));
         }
+    }
+    let used: BTreeSet<usize> = solution.stages.iter().flat_map(|stage| solution.devices(stage)).collect();
+    let n_devices = problem.machine.devices.len();
+    if used.len() < n_devices {
+        text.push_str(&format!(
+            " {} of the {n_devices} devices are used; no plan was found that gains by the others.",
+            used.len()
+        ));
     }
     let one = problem.seconds();
     if solution.seconds_each() > 0.0 {

@@ -81,6 +81,9 @@ fn headline(found: &Found) -> String {
     let shape = match plan.stages.len() {
         1 if plan.stages[0].devices.len() > 1 => format!("{} replicas of the whole model", replicas[0]),
         1 => "the whole model on one device".to_string(),
+        n if n > found.n_ranks() => {
+            format!("{} stages of {} chunks each", found.n_ranks(), n / found.n_ranks())
+        }
         n if replicas.iter().all(|count| count == "1") => format!("{n} stages"),
         n => format!("{n} stages, replicated {}", replicas.join("-")),
     };
@@ -100,7 +103,8 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
     let slowest =
         (0..n).max_by(|&a, &b| time(&plan.stages[a]).total_cmp(&time(&plan.stages[b]))).unwrap_or(0);
     let is_shown = |index: usize| every || n <= STAGES || index < 3 || index + 3 >= n || index == slowest;
-    let header = ["stage", "blocks", "", "devices", "time", "share", "memory", "bound by", "hands on"];
+    let part = if n > found.n_ranks() { "chunk" } else { "stage" };
+    let header = [part, "blocks", "", "devices", "time", "share", "memory", "bound by", "hands on"];
     let mut rows = vec![header.map(String::from)];
     if n == 1 {
         rows[0][8].clear();
@@ -210,7 +214,8 @@ fn figures(found: &Found) -> String {
     });
     let slowest = answer.stages.iter().enumerate().max_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
     if let Some((index, stage)) = slowest.filter(|_| answer.stages.len() > 1) {
-        text.push_str(&format!("bottleneck  stage {index}, bound by {}\n", stage.bound_by));
+        let part = if answer.stages.len() > found.n_ranks() { "chunk" } else { "stage" };
+        text.push_str(&format!("bottleneck  {part} {index}, bound by {}\n", stage.bound_by));
     }
     let best = answer.what_if.iter().max_by(|a, b| a.gains.total_cmp(&b.gains));
     if let Some(change) = best.filter(|change| change.gains > 0.001) {
@@ -239,7 +244,7 @@ fn chosen(found: &Found) -> String {
         found.tried.get(other).map(|other| (other.micro_batches, other.seconds_each / each - 1.0))
     };
     let fewer = at.checked_sub(1).and_then(beside);
-    let fewer = fewer.map(|(n, by)| format!("{n} would take {:.0} % longer for each", 100.0 * by));
+    let fewer = fewer.map(|(n, by)| format!("{n} take {:.0} % longer a sample", 100.0 * by));
     let more = beside(at + 1).map(|(n, by)| match by <= -0.001 {
         true => format!("{n} save {:.1} %", -100.0 * by),
         false => format!("{n} save nothing"),
@@ -247,7 +252,11 @@ fn chosen(found: &Found) -> String {
     let reasons: Vec<String> = [fewer, more].into_iter().flatten().collect();
     match reasons.is_empty() {
         true => String::new(),
-        false => format!("chosen      {} micro-batches: {}\n", found.plan.micro_batches, reasons.join(", ")),
+        false => format!(
+            "chosen      {} micro-batches: {} (--batch sets the samples)\n",
+            found.plan.micro_batches,
+            reasons.join(", ")
+        ),
     }
 }
 
@@ -285,15 +294,23 @@ fn grouped(rate: f64) -> String {
     text
 }
 
+/// Stages in a row, and chunks of each where there are several.
+fn parts(n_parts: u32, chunks: Option<u32>) -> String {
+    match chunks {
+        Some(chunks) => format!("{} stages of {chunks} chunks", n_parts / chunks),
+        None => format!("{n_parts} stages"),
+    }
+}
+
 /// Rows of plans, best first; those that do not exist say why.
 pub fn compared(rows: &[Row]) -> String {
     let name = |row: &Row| {
         let answer = &row.answer;
         match (answer.stages, &answer.schedule) {
             (Some(n), Some(schedule)) if n > 1 && *schedule != answer.name => {
-                format!("{} ({n} stages, {schedule})", answer.name)
+                format!("{} ({}, {schedule})", answer.name, parts(n, answer.chunks))
             }
-            (Some(n), _) if n > 1 => format!("{} ({n} stages)", answer.name),
+            (Some(n), _) if n > 1 => format!("{} ({})", answer.name, parts(n, answer.chunks)),
             _ => answer.name.clone(),
         }
     };
