@@ -71,7 +71,7 @@ fn failure_of(name: &str, text: &str, error: ProfileGraphError) -> Failure {
         ProfileGraphFault::Disconnected(..) => {
             failure.with_hint("plan each part by itself, or add the missing edge")
         }
-        ProfileGraphFault::UnknownNode(_) => {
+        ProfileGraphFault::UnknownNode(_) if matches!(error.place, ProfileGraphPlace::Line(..)) => {
             failure.with_hint("nodes stand on lines of their own, before or after edges")
         }
         _ => failure,
