@@ -64,7 +64,7 @@ pub enum WrittenFault {
     #[error("{0}: these are not the model's bytes")]
     Bytes(String),
     /// A tensor in several stages that is not declared tied, or the reverse.
-    #[error("tensor `{0}` is in several stages, and not declared tied")]
+    #[error("tensor `{0}` is in several stages and not declared tied, or declared tied and is not")]
     Tied(String),
     /// An operator that runs in no stage, or in more than the manifest declares.
     #[error("operator {operator} runs {found} times in the stages, {expected} times in the model")]
@@ -235,6 +235,15 @@ fn check_homes(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
         if stages.len() > 1 && !is_declared() {
             let first = holders.first().expect("there are several");
             return Err(Fault::Tied(first.1.to_string()));
+        }
+    }
+    for tied in &manifest.tied {
+        let is_one = |holders: &BTreeSet<(u32, &str)>| {
+            tied.holders.iter().all(|holder| holders.contains(&(holder.stage, &*holder.name)))
+        };
+        if !shared.values().any(is_one) {
+            let name = tied.holders.first().map_or_else(String::new, |holder| holder.name.clone());
+            return Err(Fault::Tied(name));
         }
     }
     Ok(())

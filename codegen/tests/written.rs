@@ -64,7 +64,7 @@ fn checked(mut emitted: &Emitted) -> Result<(), WrittenError> {
     check_written(&emitted.program, &emitted.copied, &mut &emitted.source[..], &mut emitted)
 }
 
-/// Changes one file of an emitted GPT-2 and expects its name and this text in the refusal.
+/// Changes one file of an emitted GPT-2 and expects this text in the refusal, beside the name of a file.
 #[track_caller]
 fn refused(file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>, expected: &str) {
     let mut emitted = emitted("gpt2_tiny.pt");
@@ -72,8 +72,11 @@ fn refused(file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>, expected: &str) 
     let after = change(before.clone());
     assert_ne!(before, after, "nothing was changed");
     emitted.files.insert(file.to_string(), after);
-    let said = checked(&emitted).expect_err("a changed file must be refused").to_string();
+    let error = checked(&emitted).expect_err("a changed file must be refused");
+    let said = error.to_string();
     assert!(said.contains(expected), "{said}");
+    // What a manifest says wrongly of a stage may show in the stage, and the other way round.
+    assert!(emitted.files.contains_key(&error.file) && said.starts_with(&error.file), "{said}");
 }
 
 fn manifest(change: impl FnOnce(&mut Manifest)) -> impl FnOnce(Vec<u8>) -> Vec<u8> {
@@ -163,6 +166,15 @@ fn a_manifest_that_lies_is_refused() {
     refused(file, manifest(|m| drop(m.stages[1].parameters.pop())), "is missing, or not the model's");
     refused(file, manifest(|m| m.stages[0].parameters.push("ghost".into())), "`ghost`");
     refused(file, manifest(|m| m.tied.clear()), "not declared tied");
+    let untied = |m: &mut Manifest| {
+        let mut tied = m.tied[0].clone();
+        for holder in &mut tied.holders {
+            let stage = &m.stages[holder.stage as usize];
+            holder.name = stage.parameters.iter().find(|name| **name != holder.name).unwrap().clone();
+        }
+        m.tied.push(tied);
+    };
+    refused(file, manifest(untied), "declared tied and is not");
     refused(
         file,
         manifest(|m| m.stages.iter_mut().for_each(|s| s.repeated_operators = 0)),
