@@ -27,16 +27,15 @@ pub fn trace(timelines: &[&Timeline]) -> String {
                 json!({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}),
             );
         }
+        let lanes: Vec<Vec<usize>> = timeline.tracks.iter().map(lanes).collect();
         let mut named = BTreeSet::new();
         for (thread, track) in timeline.tracks.iter().enumerate() {
             let pid = process(track.device);
             events.push(json!({
                 "ph": "M", "name": "thread_name", "pid": pid, "tid": thread_id(thread, 0), "args": {"name": track.stream},
             }));
-            for (nth, &lane) in lanes(track).iter().enumerate() {
-                let span = &track.spans[nth];
-                if lane > 0 && !named.contains(&(thread, lane)) {
-                    named.insert((thread, lane));
+            for (span, &lane) in track.spans.iter().zip(&lanes[thread]) {
+                if lane > 0 && named.insert((thread, lane)) {
                     events.push(json!({
                         "ph": "M", "name": "thread_name", "pid": pid, "tid": thread_id(thread, lane),
                         "args": {"name": format!("{} ({})", track.stream, lane + 1)},
@@ -57,7 +56,6 @@ pub fn trace(timelines: &[&Timeline]) -> String {
                 }));
             }
         }
-        let lanes: Vec<Vec<usize>> = timeline.tracks.iter().map(lanes).collect();
         for flow in &timeline.flows {
             let end = |(track, position): (u32, u32)| {
                 let (track, position) = (track as usize, position as usize);
