@@ -32,7 +32,6 @@ COMMAND = ROOT / "target/release/model-analyze"
 RUN_STAGE = ROOT / "target/release/examples/stage"
 PLACE = ROOT / "out/bench-stages"
 sys.path.insert(0, str(ROOT / "fixtures"))
-sys.path.insert(0, str(ROOT / "tests/oracle"))
 
 
 class Part(nn.Module):

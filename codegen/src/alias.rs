@@ -86,7 +86,7 @@ impl Classes {
         self.values + self.storages[tensor.index()] as usize
     }
 
-    /// Returns the class of a value or stored tensor; a number of its own for anything else.
+    /// Returns the class of a value or stored tensor; `usize::MAX` for anything else.
     pub fn of(&mut self, leaf: &Operand) -> usize {
         self.slot(leaf).map_or(usize::MAX, |slot| self.find(slot))
     }

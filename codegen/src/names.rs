@@ -117,7 +117,6 @@ const RESERVED: &[&str] = &[
     "dir",
     "fork",
     "wait",
-    "sorted",
     "rpc_async",
     "pytorch",
 ];
