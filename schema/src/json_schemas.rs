@@ -69,7 +69,7 @@ fn root<T: schemars::JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 
 /// A header must name these; other columns are passed over.
 fn profile_header() -> Schema {
-    let needed = ["kind", "dtype", "seconds"];
+    let needed = crate::profile_csv::NEEDED;
     let mut known: Vec<&str> = COLUMNS.to_vec();
     known.push("seconds");
     schemars::json_schema!({

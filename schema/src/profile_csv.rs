@@ -130,6 +130,9 @@ const KINDS: [(&str, Form); 17] = [
     ("embedding", Form::Table),
 ];
 
+/// Columns that a file of ours must have.
+pub(crate) const NEEDED: [&str; 3] = ["kind", "dtype", "seconds"];
+
 /// Where a value of ours stands: resolved once, used for each record.
 enum Cell<'a> {
     Absent,
@@ -145,9 +148,12 @@ pub fn read_profile(text: &str, map: &ProfileMap) -> Result<Profile, ProfileCsvE
     read(text, map, false)
 }
 
+fn reader(text: &str) -> csv::Reader<&[u8]> {
+    csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes())
+}
+
 fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCsvError> {
-    let mut reader =
-        csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
+    let mut reader = reader(text);
     let header = reader.headers().map_err(in_csv)?.clone();
     if header.is_empty() || header.iter().all(str::is_empty) {
         return Err(ProfileCsvError { line: 1, column: None, fault: ProfileFault::Empty });
@@ -180,11 +186,10 @@ fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCs
 /// # Errors
 /// At the first fault.
 pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
-    let mut reader =
-        csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
+    let mut reader = reader(text);
     let header = reader.headers().map_err(in_csv)?.clone();
     let map = ProfileMap::own(&header);
-    for needed in ["kind", "dtype", "seconds"] {
+    for needed in NEEDED {
         if !header.iter().any(|name| name == needed) {
             let known = header.iter().map(str::to_string).collect();
             return Err(ProfileCsvError {
@@ -199,6 +204,16 @@ pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
     let overhead = comments.filter_map(|line| line.trim_start_matches('#').trim().strip_prefix("overhead: "));
     profile.overhead = overhead.filter_map(CallOverhead::from_text).next();
     Ok(profile)
+}
+
+/// Reads a time as seconds.
+fn time(text: &str, unit: f64) -> Result<f64, ProfileFault> {
+    let seconds = text.parse::<f64>().ok().map(|time| time * unit);
+    match seconds.filter(|time| time.is_finite() && *time > 0.0) {
+        None => Err(ProfileFault::Time(text.to_string())),
+        Some(time) if !TIMES.contains(&time) => Err(ProfileFault::TimeSize(time)),
+        Some(time) => Ok(time),
+    }
 }
 
 struct Columns<'a> {
@@ -265,13 +280,7 @@ impl<'a> Columns<'a> {
                 profile.n_missing += 1;
                 continue;
             }
-            let seconds = text.parse::<f64>().ok().map(|time| time * unit);
-            let fault = match seconds.filter(|time| time.is_finite() && *time > 0.0) {
-                None => Err(ProfileFault::Time(text.to_string())),
-                Some(time) if !TIMES.contains(&time) => Err(ProfileFault::TimeSize(time)),
-                Some(time) => Ok(time),
-            };
-            let seconds = match fault {
+            let seconds = match time(text, *unit) {
                 Ok(seconds) => seconds,
                 Err(_) if self.map.invalid == Invalid::Drop => {
                     profile.n_invalid += 1;
@@ -292,11 +301,15 @@ impl<'a> Columns<'a> {
             let phase = phase.unwrap_or(own_phase);
             let warm_seconds =
                 self.warm.map(|index| (index, &record[index])).filter(|(_, text)| !text.is_empty());
-            let warm_seconds = warm_seconds.map(|(index, text)| {
-                let time = text.parse::<f64>().ok().filter(|time| time.is_finite() && *time > 0.0);
-                time.ok_or_else(|| row.fault_in(index, ProfileFault::Time(text.to_string())))
-            });
-            let warm_seconds = warm_seconds.transpose()?;
+            let warm_seconds = match warm_seconds.map(|(index, text)| (index, time(text, 1.0))) {
+                None => None,
+                Some((_, Ok(seconds))) => Some(seconds),
+                Some(_) if self.map.invalid == Invalid::Drop => {
+                    profile.n_invalid += 1;
+                    continue;
+                }
+                Some((index, Err(fault))) => return Err(row.fault_in(index, fault)),
+            };
             let path = self.path.map(|index| record[index].to_string()).unwrap_or_default();
             profile.rows.push(ProfileRow {
                 line,
@@ -650,5 +663,23 @@ missing: [\"\", \"-\"]
         check("7,3,2,same", [1.0, 4.0, 4.0]);
         check("7,3,2,valid", [1.0, 3.0, 3.0]);
         check("7,3,1,", [1.0, 5.0, 5.0]);
+    }
+
+    #[test]
+    fn warm_times_are_held_to_the_rules_of_times() {
+        let check = |warm: &str, expected: Result<Option<f64>, &str>| {
+            let text = format!("kind,dtype,seconds,m,n,k,warm_seconds\nlinear,float32,1,2,3,4,{warm}\n");
+            let found = read_own_profile(&text).map(|profile| profile.rows[0].warm_seconds);
+            assert_eq!(found.map_err(|error| error.to_string()), expected.map_err(str::to_string));
+        };
+        check("0.5", Ok(Some(0.5)));
+        check("", Ok(None));
+        check("0", Err("line 2, column `warm_seconds`: the time is `0`, it must be a positive number"));
+        check(
+            "1e-13",
+            Err(
+                "line 2, column `warm_seconds`: the time is 1e-13 s, no operator takes less than 1e-12 s or more than 1e12 s",
+            ),
+        );
     }
 }
