@@ -3,11 +3,13 @@
 //! Every fault has its line and column. A cell that a shape does not need is not looked at, so that one file can hold
 //! several kinds, each with its own columns.
 
+mod work_size;
+
 use csv::StringRecord;
 
 use crate::{
     CallOverhead, ColumnSource, Condition, Invalid, Phase, Profile, ProfileMap, ProfileRow, Rule, Scalar,
-    Source, WorkSize,
+    Source,
 };
 
 /// The largest number that a dimension may have; beyond it products of dimensions lose their meaning.
@@ -98,37 +100,6 @@ pub enum ProfileFault {
         size: f64,
     },
 }
-
-/// The forms of shape.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Product,
-    Convolution,
-    Attention,
-    Rows,
-    Table,
-}
-
-/// Kinds whose shape is known by name; other kinds are told by the columns that are set.
-const KINDS: [(&str, Form); 17] = [
-    ("linear", Form::Product),
-    ("matmul", Form::Product),
-    ("bmm", Form::Product),
-    ("gemm", Form::Product),
-    ("addmm", Form::Product),
-    ("conv1d", Form::Convolution),
-    ("conv2d", Form::Convolution),
-    ("conv3d", Form::Convolution),
-    ("convolution", Form::Convolution),
-    ("depthwise_convolution", Form::Convolution),
-    ("attention", Form::Attention),
-    ("sdpa", Form::Attention),
-    ("softmax", Form::Rows),
-    ("layer_norm", Form::Rows),
-    ("add", Form::Rows),
-    ("gelu", Form::Rows),
-    ("embedding", Form::Table),
-];
 
 /// Columns that a file of ours must have.
 pub(crate) const NEEDED: [&str; 3] = ["kind", "dtype", "seconds"];
@@ -425,117 +396,6 @@ impl Record<'_> {
             Cell::Column(index, source) => !self.record[*index].is_empty() || source.otherwise.is_some(),
         }
     }
-
-    fn shape(&self, kind: &str) -> Result<WorkSize, ProfileCsvError> {
-        let by_name = KINDS.iter().find(|(name, _)| *name == kind).map(|(_, form)| *form);
-        let by_columns = || {
-            let all = |names: &[&'static str]| names.iter().all(|name| self.has(name));
-            if all(&["in_channels", "out_channels"]) {
-                Some(Form::Convolution)
-            } else if all(&["m", "n", "k"]) {
-                Some(Form::Product)
-            } else if all(&["seq", "head_dim"]) {
-                Some(Form::Attention)
-            } else {
-                all(&["cols"]).then_some(Form::Rows)
-            }
-        };
-        let unknown = || self.fault(ProfileFault::UnknownKind(kind.to_string()));
-        match by_name.or_else(by_columns).ok_or_else(unknown)? {
-            Form::Product => Ok(WorkSize::Product {
-                batch: self.dimension("batch")?.unwrap_or(1.0),
-                m: self.needed(kind, "m")?,
-                n: self.needed(kind, "n")?,
-                k: self.needed(kind, "k")?,
-            }),
-            Form::Convolution => self.convolution(kind),
-            Form::Attention => {
-                let (heads, seq) = (self.needed(kind, "heads")?, self.needed(kind, "seq")?);
-                Ok(WorkSize::Attention {
-                    batch: self.dimension("batch")?.unwrap_or(1.0),
-                    heads,
-                    kv_heads: self.dimension("kv_heads")?.unwrap_or(heads),
-                    seq,
-                    kv_seq: self.dimension("kv_seq")?.unwrap_or(seq),
-                    head_dim: self.needed(kind, "head_dim")?,
-                    causal: matches!(self.text("causal")?.as_deref(), Some("1" | "true" | "True" | "1.0")),
-                })
-            }
-            Form::Table => {
-                let rows = self.dimension("rows")?.unwrap_or(1.0);
-                let vocabulary = self.dimension("vocabulary")?.unwrap_or(rows);
-                Ok(WorkSize::Table { rows, cols: self.needed(kind, "cols")?, vocabulary })
-            }
-            Form::Rows => Ok(WorkSize::Rows {
-                rows: self.dimension("rows")?.unwrap_or(1.0),
-                cols: self.needed(kind, "cols")?,
-                inputs: self
-                    .number("inputs", 0.0)?
-                    .unwrap_or(if matches!(kind, "add" | "mul" | "sub" | "div") { 2.0 } else { 1.0 }),
-            }),
-        }
-    }
-
-    fn convolution(&self, kind: &str) -> Result<WorkSize, ProfileCsvError> {
-        let size = self.dimension("size")?;
-        let height = self.dimension("height")?.or(size);
-        let width = self.dimension("width")?.or(size);
-        let needs = |name| self.fault(ProfileFault::Needs { kind: kind.to_string(), name });
-        let has_height = height.is_some();
-        let input = [
-            self.dimension("depth")?.unwrap_or(1.0),
-            height.unwrap_or(1.0),
-            width.or(height).ok_or_else(|| needs("size"))?,
-        ];
-        // An axis that the input lacks has a kernel of 1.
-        let is_present = [input[0] > 1.0, has_height, true];
-        let axis = |all: &'static str, own: [&'static str; 3], otherwise: Option<f64>, least: f64| {
-            let shared = if self.is_word(all)? { None } else { self.number(all, least)? };
-            let mut values = [0.0; 3];
-            for (axis, value) in values.iter_mut().enumerate() {
-                let given = self.number(own[axis], least)?.or(if is_present[axis] { shared } else { None });
-                *value = given
-                    .or(if is_present[axis] { otherwise } else { Some(least) })
-                    .ok_or_else(|| needs(all))?;
-            }
-            Ok::<_, ProfileCsvError>(values)
-        };
-        let kernel = axis("kernel", ["kernel_depth", "kernel_height", "kernel_width"], None, 1.0)?;
-        let stride = axis("stride", ["stride_depth", "stride_height", "stride_width"], Some(1.0), 1.0)?;
-        let padding = axis("padding", ["padding_depth", "padding_height", "padding_width"], Some(0.0), 0.0)?;
-        let dilation = self.dimension("dilation")?.unwrap_or(1.0);
-        let is_same = self.text("padding")?.as_deref().is_some_and(|word| word.eq_ignore_ascii_case("same"));
-        let mut output = [1.0; 3];
-        for axis in 0..3 {
-            let reach = dilation * (kernel[axis] - 1.0) + 1.0;
-            let padded = input[axis] + 2.0 * padding[axis];
-            output[axis] = if is_same {
-                (input[axis] / stride[axis]).ceil()
-            } else if reach <= padded {
-                ((padded - reach) / stride[axis]).floor() + 1.0
-            } else {
-                return Err(self.fault(ProfileFault::Kernel { kernel: reach, size: padded }));
-            };
-        }
-        Ok(WorkSize::Convolution {
-            batch: self.dimension("batch")?.unwrap_or(1.0),
-            in_channels: self.needed(kind, "in_channels")?,
-            out_channels: self.needed(kind, "out_channels")?,
-            groups: self.dimension("groups")?.unwrap_or(1.0),
-            input,
-            output,
-            kernel,
-            stride,
-        })
-    }
-
-    /// Padding may be a word.
-    fn is_word(&self, name: &'static str) -> Result<bool, ProfileCsvError> {
-        Ok(name == "padding"
-            && self
-                .text(name)?
-                .is_some_and(|word| word.eq_ignore_ascii_case("same") || word.eq_ignore_ascii_case("valid")))
-    }
 }
 
 fn holds(condition: &Condition, text: &str) -> bool {
@@ -585,6 +445,7 @@ fn in_csv(error: csv::Error) -> ProfileCsvError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WorkSize;
 
     const MAP: &str = "
 columns: {kind: linear, dtype: {column: type, values: {half: float16}}, device: A100, m: {column: m}, n: {column: n}, k: 64}
