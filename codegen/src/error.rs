@@ -131,10 +131,14 @@ pub enum CutError {
         node: NodeId,
     },
     /// Scripted control flow.
-    #[error("`{path}` holds scripted control flow that cannot be written as a stage of its own: {reason}")]
+    #[error(
+        "`{path}` holds scripted control flow ({place}) that cannot be written as a stage of its own: {reason}"
+    )]
     Opaque {
         /// Block path.
         path: String,
+        /// File of the archive and line.
+        place: String,
         /// Why not.
         reason: String,
         /// The node.

@@ -38,6 +38,7 @@ pub(crate) fn functions(
             let name = format!("opaque_{}", node.0);
             let function = function(program, *node, &name).map_err(|reason| CutError::Opaque {
                 path: crate::python::path(program, *node),
+                place: place(program, *node),
                 reason: reason.into(),
                 node: *node,
             })?;
@@ -45,6 +46,14 @@ pub(crate) fn functions(
         }
     }
     Ok(found)
+}
+
+/// Returns the file of the archive and the line that a statement begins in.
+fn place(program: &Program, node: NodeId) -> String {
+    let span = program.nodes[node.index()].span;
+    let Some(source) = program.sources.get(span.source as usize) else { return "of unknown place".into() };
+    let before = source.text.get(..span.start as usize).unwrap_or_default();
+    format!("{}:{}", source.name, before.matches('\n').count() + 1)
 }
 
 fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'static str> {

@@ -179,3 +179,20 @@ fn sizes_are_asked_of_the_models_inputs_instead_of_sent() {
     check("gpt2_tiny.pt", "transformer.h.1", 5, 1);
     check("cnn_basic.pt", "conv2", 0, 0);
 }
+
+#[test]
+fn control_flow_that_cannot_be_a_stage_is_named_with_its_line() {
+    let mut program = tracer::read_archive(&bytes("odd_calls.pt")).expect("the fixture reads");
+    let scripted = program.nodes.iter().position(|node| node.operator == "prim::Opaque").expect("a loop");
+    // As if the loop asked a module for something.
+    let span = &mut program.nodes[scripted].span;
+    program.sources[span.source as usize].text.insert_str(span.end as usize, "\n    self");
+    span.end += 9;
+    let pipeline = cut_at(&program, &[4], Skips::Relay).expect("a legal cut");
+    let targets = Targets { torchscript: true, python: false };
+    let (names, facts) = (Names::new(&program), codegen::facts(&program));
+    let about = codegen::About::default();
+    let error =
+        codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap_err().to_string();
+    assert!(error.contains(".py:") && error.contains("reaches for a module"), "{error}");
+}

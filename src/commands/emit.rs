@@ -339,6 +339,9 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
             CutError::Tied { .. } => {
                 Some("without --no-tied each stage gets a copy and train.py sums gradients".into())
             }
+            CutError::Opaque { .. } => Some(
+                "no cut helps, each puts it into some stage: trace the part of the model before it, or write it without branches".into(),
+            ),
             _ => None,
         })
     });
