@@ -3,11 +3,11 @@
 //! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
 //! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
 
-use schema::{Bytes, OffloadMode};
+use schema::{Bytes, BytesPerSecond, OffloadMode, Seconds};
 use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
-    MicroBatches, PlanError, Problem, Solution, Strategy,
+    MachineLevel, MicroBatches, PlanError, Problem, Solution, Strategy,
     dice::{Dice, cases, problem},
     placed::{Placed, score_placed},
     plan_with,
@@ -256,6 +256,19 @@ fn strategies_say_the_truth_about_all_plans() {
         let (n_blocks, n_devices) = (1 + dice.below(blocks) as usize, 1 + dice.below(devices) as usize);
         let is_chain = dice.flip();
         let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
+        if is_uniform && dice.below(3) == 0 {
+            // A device in each node.
+            problem
+                .machine
+                .levels
+                .insert(0, MachineLevel { bandwidth: BytesPerSecond(100.0), latency: Seconds(0.0) });
+            problem
+                .machine
+                .devices
+                .iter_mut()
+                .enumerate()
+                .for_each(|(node, device)| device.place = vec![node as u32]);
+        }
         if is_tight {
             let memory = 60 + dice.below(300);
             for device in &mut problem.machine.devices {

@@ -3,6 +3,8 @@
 //! Every strategy reads this one type. Blocks stand in a topological order, the order of the trace; times are for one
 //! micro-batch on a device of speed 1.
 
+use std::collections::BTreeSet;
+
 use schema::{Bytes, BytesPerSecond, Cluster, PipedreamProfile, Seconds};
 
 /// What is to be planned.
@@ -277,8 +279,7 @@ impl Problem {
             |node: usize| n_inputs[node] == 0 && profile.nodes[node].description.starts_with("Input");
         // A topological order, the file's own where it is one.
         let mut waiting = n_inputs.clone();
-        let mut ready: std::collections::BTreeSet<usize> =
-            (0..n_nodes).filter(|&node| waiting[node] == 0).collect();
+        let mut ready: BTreeSet<usize> = (0..n_nodes).filter(|&node| waiting[node] == 0).collect();
         let mut order = Vec::with_capacity(n_nodes);
         while let Some(node) = ready.pop_first() {
             order.push(node);
@@ -437,9 +438,18 @@ impl Machine {
     pub fn is_uniform(&self) -> bool {
         let first = &self.devices[0];
         let alike = |device: &MachineDevice| device.speed == first.speed && device.memory == first.memory;
+        let are_apart = || {
+            // Nodes of one device each, side by side.
+            let nodes: BTreeSet<u32> =
+                self.devices.iter().filter_map(|device| device.place.first().copied()).collect();
+            nodes.len() == self.devices.len()
+                && self.devices.iter().all(|device| device.place[1..] == first.place[1..])
+        };
         self.links.is_empty()
             && self.devices.iter().all(alike)
-            && (self.levels.len() <= 1 || self.devices.iter().all(|device| device.place == first.place))
+            && (self.levels.len() <= 1
+                || self.devices.iter().all(|device| device.place == first.place)
+                || are_apart())
     }
 
     /// Returns the work that all devices do in a second.

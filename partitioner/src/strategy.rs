@@ -125,7 +125,7 @@ pub enum PlanError {
         blocks: usize,
     },
     /// More stages than blocks with something to do.
-    #[error("{stages} stages were asked for, {blocks} blocks of the model take time")]
+    #[error("{stages} stages were asked for, the model has {blocks} with something to compute")]
     TooManyWorking {
         /// Stages.
         stages: usize,

@@ -20,7 +20,9 @@ pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
     let Some(strategy) = Strategy::from_name(solution.strategy) else { return Vec::new() };
     // The same work in a step, so that times compare.
     let mut problem = problem.clone();
-    problem.training.micro_batches = MicroBatches::About(solution.micro_batches);
+    if !matches!(problem.training.micro_batches, MicroBatches::Exactly(_)) {
+        problem.training.micro_batches = MicroBatches::About(solution.micro_batches);
+    }
     let ask = |change: &'static str, machine: Machine| {
         let changed = Problem { machine, ..problem.clone() };
         let found = plan_with(&changed, strategy).ok()?;

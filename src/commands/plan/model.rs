@@ -490,7 +490,10 @@ fn answer_of(
         stages: None,
         chunks: None,
         memory_bytes: None,
-        fails: Some(error.to_string()),
+        fails: Some(match error {
+            PlanError::Schedule { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        }),
     });
     let (period, step) = match solution.objective {
         partitioner::Objective::Period(seconds) => (Some(seconds), None),
