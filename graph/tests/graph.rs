@@ -232,3 +232,31 @@ fn costs_of_sizes_beyond_64_bits_stop_there() {
     let total = graph::costs(&graph).total();
     assert_eq!((total.forward_flops, total.backward_flops_input), (u64::MAX, u64::MAX));
 }
+
+#[test]
+fn no_gradient_flows_through_positions() {
+    let total = |middle: &str| {
+        let float = |sizes: &str, stride: u32| {
+            format!("Float({sizes}, strides=[{stride}, 1], requires_grad=1, device=cpu)")
+        };
+        let text = format!(
+            "graph(%x : {},\n      %w : {},\n      %e : {}):\n  %no : bool = prim::Constant[value=0]()\n  \
+             %1 : int = prim::Constant[value=1]()\n  %-1 : int = prim::Constant[value=-1]()\n  \
+             %y : Tensor = aten::mm(%x, %w)\n  {middle}\n  %out : Tensor = aten::mm(%t, %e)\n  return (%out)\n",
+            float("2, 3", 3),
+            float("3, 4", 4),
+            float("4, 4", 4),
+        );
+        let text = text.replace("%-1", "%m");
+        let program = tracer::ir::read_ir(&text).expect("IR text");
+        let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
+        let total = graph::costs(&graph).total();
+        (total.forward_flops, total.backward_flops())
+    };
+    let (first, second) = (2 * 2 * 3 * 4, 2 * 2 * 4 * 4);
+    assert_eq!(total("%t : Tensor = aten::relu(%y)"), (first + second, 2 * (first + second)));
+    // Codes of a codec: what made them learns nothing from what is made of them.
+    let codes = "%codes : Tensor = aten::argmax(%y, %1, %no)\n  \
+                 %t : Tensor = aten::embedding(%e, %codes, %m, %no, %no)";
+    assert_eq!(total(codes), (first + second, 2 * second));
+}

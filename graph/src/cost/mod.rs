@@ -57,7 +57,7 @@ fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
 /// Computes what every operator costs. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let look = look::Look::new(graph);
-    let needed = needed::needed(graph);
+    let (needed, differentiated) = (needed::needed(graph), needed::differentiated(graph));
     let mut saved = saved::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
     let mut operators = Vec::with_capacity(graph.operators.len());
@@ -71,7 +71,8 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
                 (bytes, true) => cost.saved_bytes = bytes,
                 (bytes, false) => (cost.saved_bytes, cost.unmeasured) = (bytes, 1),
             }
-        } else {
+        }
+        if !differentiated[operator.id.index()] {
             (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
         }
         look::add_bytes(graph, operator, &mut seen, &mut cost);

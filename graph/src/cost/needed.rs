@@ -1,26 +1,45 @@
-//! Which operators the loss depends on: no gradient flows into the others.
+//! Which operators the loss depends on, and into which of them a gradient flows.
 
 use std::collections::HashSet;
 
-use crate::{fact::StorageId, flow::written, model::ModelGraph};
+use tracer::ValueId;
 
-/// Tells for every operator whether something that the model returns depends on it. One walk from the end.
+use crate::{
+    fact::{Fact, StorageId},
+    flow::written,
+    model::ModelGraph,
+};
+
+/// Tells for every operator whether something that the model returns depends on it.
 pub(super) fn needed(graph: &ModelGraph) -> Vec<bool> {
+    reached(graph, |_| true)
+}
+
+/// Tells for every operator whether a gradient flows into it: not through positions, masks and other whole numbers.
+pub(super) fn differentiated(graph: &ModelGraph) -> Vec<bool> {
+    reached(graph, |value| match &graph.value(value).fact {
+        Fact::Unknown => true,
+        fact => fact.tensors().iter().any(|tensor| tensor.requires_grad),
+    })
+}
+
+/// One walk from the end, through the values that count.
+fn reached(graph: &ModelGraph, counts: impl Fn(ValueId) -> bool) -> Vec<bool> {
     let mut is_read = vec![false; graph.values.len()];
-    graph.outputs.iter().for_each(|value| is_read[value.index()] = true);
+    graph.outputs.iter().for_each(|value| is_read[value.index()] = counts(*value));
     // Memory that a needed operator looks at: who writes there in place is needed too.
     let mut looked_at: HashSet<StorageId> = HashSet::new();
-    let look = |value: tracer::ValueId, looked_at: &mut HashSet<StorageId>| {
+    let look = |value: ValueId, looked_at: &mut HashSet<StorageId>| {
         looked_at.extend(graph.value(value).fact.tensors().iter().filter_map(|tensor| tensor.storage));
     };
-    graph.outputs.iter().for_each(|value| look(*value, &mut looked_at));
+    graph.outputs.iter().filter(|value| counts(**value)).for_each(|value| look(*value, &mut looked_at));
     let mut needed = vec![false; graph.operators.len()];
     for operator in graph.operators.iter().rev() {
         let is_needed = operator.outputs.iter().any(|value| is_read[value.index()])
             || written(graph, operator).is_some_and(|storage| looked_at.contains(&storage));
         if is_needed {
             needed[operator.id.index()] = true;
-            for value in &operator.inputs {
+            for value in operator.inputs.iter().filter(|value| counts(**value)) {
                 is_read[value.index()] = true;
                 look(*value, &mut looked_at);
             }
