@@ -18,6 +18,8 @@ pub(super) struct Team {
     pub(super) members: Rc<[usize]>,
     /// The links of two devices or more.
     pub(super) group: Group,
+    /// Their devices, in order.
+    devices: Vec<usize>,
     /// The ports of neighbours in a ring: out of one device, into the next, and so on.
     ring: Vec<u32>,
 }
@@ -146,22 +148,22 @@ impl Builder<'_> {
         if !others.is_empty() {
             self.step.members.insert(task, others);
         }
-        // Each member's own part of a collective is a task of its own.
-        let own = (acting.len() < team.members.len()).then(|| {
-            let own = self.workload.devices[label.program];
-            let ports = self.ports.range((own, 0, false)..=(own, usize::MAX, true));
-            ports.map(|(_, port)| *port).collect::<Vec<_>>()
-        });
-        let is_used = |at: usize, port: u32| {
-            let is_on_the_way = match ways {
-                Ways::Both => true,
-                Ways::Out => at.is_multiple_of(2),
-                Ways::In => !at.is_multiple_of(2),
-            };
-            is_on_the_way && own.as_ref().is_none_or(|own| own.contains(&port))
+        let n = team.ring.len();
+        let used: Vec<usize> = match team.devices.binary_search(&self.workload.devices[label.program]) {
+            // Each member's own part of a collective is a task of its own: out of its device, and into it.
+            Ok(own) if acting.len() < team.members.len() => {
+                let mut own = vec![2 * own, (2 * own + n - 1) % n];
+                own.sort_unstable();
+                own
+            }
+            _ => (0..n).collect(),
         };
-        let ring = team.ring.iter().copied().enumerate();
-        let ports: Vec<u32> = ring.filter(|(at, port)| is_used(*at, *port)).map(|(_, port)| port).collect();
+        let is_on_the_way = |at: &usize| match ways {
+            Ways::Both => true,
+            Ways::Out => at.is_multiple_of(2),
+            Ways::In => !at.is_multiple_of(2),
+        };
+        let ports: Vec<u32> = used.into_iter().filter(is_on_the_way).map(|at| team.ring[at]).collect();
         self.flow(task, parts.latency, parts.transfer, &ports);
         task
     }
@@ -191,9 +193,12 @@ impl Builder<'_> {
 
     /// The same for any programs.
     pub(super) fn team_of(&mut self, members: Rc<[usize]>) -> Option<Team> {
-        let devices: Vec<usize> = members.iter().map(|program| self.workload.devices[*program]).collect();
+        let mut devices: Vec<usize> = members.iter().map(|program| self.workload.devices[*program]).collect();
+        devices.sort_unstable();
+        devices.dedup();
         let group = self.group(devices.clone())?;
-        Some(Team { members, group, ring: self.ring_ports(devices) })
+        let ring = self.ring_ports(devices.clone());
+        Some(Team { members, group, devices, ring })
     }
 
     fn group(&self, devices: Vec<usize>) -> Option<Group> {
