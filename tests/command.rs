@@ -136,6 +136,7 @@ fn answers_and_files_follow_their_schemas() {
     let cpu = "kind: devices\nversion: 1\ndevices:\n  AMD EPYC (1 thread):\n    memory: 8000000000\n    memory_bandwidth: 1.0e10\n    peak: {float32: 5.0e10}\n    sources: {peak: assumed}\n";
     std::fs::write(&devices, cpu).unwrap();
     answer("answer-fit", &["fit", &measured, "--devices", &devices, "-o", &costs]);
+    answer("answer-links", &["fit", &fixture("profiles/nccl_tests_a100_8.txt")]);
     validate("cost-model", &yaml_as_json(Path::new(&costs)));
     let rows = std::fs::read_to_string(&measured).unwrap();
     let header = rows.lines().find(|line| !line.starts_with('#')).unwrap();

@@ -104,3 +104,32 @@ fn faults_are_shown_with_row_and_column() {
     let shown = String::from_utf8_lossy(&done.stderr).into_owned();
     insta::assert_snapshot!("fit_unknown_column", shown.replace(&map, "map.yaml"));
 }
+
+#[test]
+fn the_output_of_nccl_tests_becomes_a_level_of_a_cluster() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let measured = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/profiles/nccl_tests_a100_8.txt");
+    let level = folder.path().join("level.yaml");
+    let done = fit().args([measured, "-o"]).arg(&level).output().expect("ran");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    insta::assert_snapshot!("fit_links", String::from_utf8_lossy(&done.stdout));
+    // What was written is what a cluster file has.
+    let level = std::fs::read_to_string(&level).expect("a level");
+    let cluster = format!("kind: cluster\nversion: 1\ndevices: [{{type: a100, count: 8}}]\n{level}");
+    let cluster = schema::read_cluster(&cluster).expect("a cluster");
+    assert_eq!((cluster.levels.len(), cluster.levels[0].name.as_str()), (1, "inside-a-node"));
+
+    let text = std::fs::read_to_string(measured).expect("times");
+    let wrong = |change: (&str, &str), arguments: &[&str], expected: &str| {
+        let path = folder.path().join("wrong.txt");
+        std::fs::write(&path, text.replace(change.0, change.1)).expect("written");
+        let done = fit().arg(&path).args(arguments).output().expect("ran");
+        let shown = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{shown}");
+        assert!(shown.contains(expected), "{shown}");
+    };
+    wrong(("   22.57 ", "     nan "), &[], "wrong.txt: line 18: time is `nan`, not a number");
+    wrong(("#  Rank", "#  Device"), &[], "line 16: the table is of 0 ranks");
+    wrong(("all_reduce_perf", "hypercube_perf"), &[], "the time of `hypercube` has no formula");
+    wrong(("", ""), &["--plot", "x.svg"], "--plot is for profiles of operators");
+}

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Phase;
+use crate::{Bytes, Level, Phase};
 
 /// The answer of `fit`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -53,4 +53,36 @@ pub struct FitGroup {
     pub coverage: f64,
     /// Predictions that are not positive.
     pub negative: usize,
+}
+
+/// The answer of `fit` to the output of nccl-tests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FittedLinks {
+    /// Version of this shape.
+    pub schema_version: u32,
+    /// The link that explains the times, as a level of a cluster file.
+    pub level: Level,
+    /// What it was fitted to.
+    pub tests: Vec<FittedCollective>,
+}
+
+/// A measured collective and how well the fitted link tells its times; errors are in percent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FittedCollective {
+    /// `all_reduce`, `all_gather`, …
+    pub collective: String,
+    /// Ranks.
+    pub ranks: u32,
+    /// Hosts that they ran on.
+    pub hosts: u32,
+    /// Sizes that were measured.
+    pub sizes: usize,
+    /// The smallest.
+    pub least: Bytes,
+    /// The largest.
+    pub most: Bytes,
+    /// Median absolute relative error.
+    pub median: f64,
+    /// The largest.
+    pub worst: f64,
 }

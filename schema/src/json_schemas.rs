@@ -7,9 +7,9 @@ use schemars::{Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Value, json};
 
 use crate::{
-    COLUMNS, CostModelFile, DiffAnswer, EmitAnswer, Executed, FitAnswer, GraphDocument, InspectReport,
-    LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer, ProfileMap, ReportData, SimulatedOrder,
-    SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified, cluster_file::ClusterFile,
+    COLUMNS, CostModelFile, DiffAnswer, EmitAnswer, Executed, FitAnswer, FittedLinks, GraphDocument,
+    InspectReport, LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer, ProfileMap, ReportData,
+    SimulatedOrder, SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified, cluster_file::ClusterFile,
 };
 
 /// A JSON Schema with its name.
@@ -26,7 +26,7 @@ pub struct NamedSchema {
 /// Makes a type's schema.
 type Make = fn(&mut SchemaGenerator) -> Schema;
 
-const SCHEMAS: [(&str, &str, Make); 22] = [
+const SCHEMAS: [(&str, &str, Make); 23] = [
     ("plan", "plan.yaml: what `plan`, `split` and `emit` write", |g| root::<Plan>(g)),
     ("cluster", "cluster.yaml: devices and what joins them", |g| root::<ClusterFile>(g)),
     ("cost-model", "cost-model.yaml: what `fit` writes", |g| root::<CostModelFile>(g)),
@@ -41,6 +41,7 @@ const SCHEMAS: [(&str, &str, Make); 22] = [
     ("answer-trace", "`trace --format json`", |g| root::<TraceAnswer>(g)),
     ("answer-inspect", "`inspect --format json`", |g| root::<InspectReport>(g)),
     ("answer-fit", "`fit --format json`", |g| root::<FitAnswer>(g)),
+    ("answer-links", "`fit --format json` of the output of nccl-tests", |g| root::<FittedLinks>(g)),
     ("answer-plan", "`plan --format json`", |g| root::<PlanAnswer>(g)),
     ("answer-simulate", "`simulate PLAN --format json`", |g| root::<SimulatedPlan>(g)),
     ("answer-order", "`simulate --csv` and `simulate --ranks`, with `--format json`", |g| {

@@ -19,6 +19,7 @@ mod graph;
 mod inspect;
 mod json_schemas;
 mod manifest;
+mod nccl_tests;
 mod pipedream;
 mod piper;
 mod plan;
@@ -51,7 +52,7 @@ pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, 
 pub use execution::{
     CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel, SyncOrder, TensorParallel,
 };
-pub use fit_answer::{FitAnswer, FitGroup};
+pub use fit_answer::{FitAnswer, FitGroup, FittedCollective, FittedLinks};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{
     INSPECT_VERSION, InspectBlock, InspectReport, InspectTime, InspectTotals, InspectUnknown, NamedTensor,
@@ -60,6 +61,7 @@ pub use json_schemas::{NamedSchema, json_schemas};
 pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
 };
+pub use nccl_tests::{NcclTest, NcclTestError, is_nccl_test, read_nccl_tests};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{

@@ -4,9 +4,10 @@
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use simulator::{
-    Cost, Link, Machine, Offload, Stage, StageMemory, Sync, Workload, clock,
+    Cost, Link, Machine, Measured, Offload, Stage, StageMemory, Sync, Workload, clock,
     collective::{self, Algorithm, Collective, Group, Protocol, Table, Transport},
     data_parallel::{Layer, buckets, step},
+    fit_link,
     offload::{self, HostLink},
     order::{Schedule, Shape, make_for_costs, replicated},
     step_time,
@@ -109,6 +110,42 @@ fn tables_meet_measured_collectives() {
     let (median, p90) = (errors[errors.len() / 2], errors[errors.len() * 9 / 10]);
     println!("{} points: median {:.1} %, 90th percentile {:.1} %", errors.len(), 100.0 * median, 100.0 * p90);
     assert!(median < 0.035 && p90 < 0.13, "median {median:.3}, 90th percentile {p90:.3}");
+}
+
+/// A link fitted to measured collectives is as far off as the best constants of such a model are.
+#[test]
+fn fitted_links_meet_measured_collectives() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../shared/data/collectives/nccl_measured_aiconfigurator.csv");
+    let Ok(text) = fs::read_to_string(&path) else {
+        println!("skipped: the measured collectives are not at {}", path.display());
+        return;
+    };
+    let mut groups: BTreeMap<String, Vec<Measured>> = BTreeMap::new();
+    for row in text.lines().skip(1).filter(|row| row.contains(",all_reduce,half,")) {
+        let cells: Vec<&str> = row.split(',').collect();
+        let (size, latency): (f64, f64) = (cells[5].parse().unwrap(), cells[6].parse().unwrap());
+        groups.entry(cells[..5].join(",")).or_default().push(Measured {
+            collective: Collective::AllReduce,
+            ranks: cells[4].parse().unwrap(),
+            bytes: (2.0 * size) as u64,
+            nanoseconds: latency * 1e6,
+        });
+    }
+    let mut means: Vec<f64> = groups
+        .iter()
+        .filter(|(_, rows)| rows.len() >= 10)
+        .map(|(name, rows)| {
+            let found = fit_link(rows).expect(name);
+            let mean = found.errors.iter().map(|error| error.abs()).sum::<f64>() / found.errors.len() as f64;
+            println!("{name}: {:?}, {:.1} % off on average", found.link, 100.0 * mean);
+            mean
+        })
+        .collect();
+    means.sort_by(f64::total_cmp);
+    assert!(means.len() > 10, "{} systems", means.len());
+    let median = means[means.len() / 2];
+    assert!(median < 0.2, "{:.1} % off on the median system", 100.0 * median);
 }
 
 /// The same over the event loop: 512 replicas of one stage, the machine's levels, flat rings as Horovod makes them.

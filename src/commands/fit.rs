@@ -1,5 +1,6 @@
 //! `model-analyze fit`: measured times become a cost model, with its errors on rows that it was not fitted to.
 
+mod links;
 mod picture;
 
 use std::path::{Path, PathBuf};
@@ -26,9 +27,11 @@ use crate::{
     model-analyze fit times.csv --map map.yaml --train-rows 800 --split extrapolate\n\n\
     Without --map the file must have our columns: kind, dtype, seconds, and those of its shapes (m, n, k · in_channels,\n\
     out_channels, size, kernel · heads, seq, head_dim · rows, cols). A map says which column of another file is which;\n\
-    fixtures/maps/ has one for each kind of file, fixtures/maps/README.md describes them.")]
+    fixtures/maps/ has one for each kind of file, fixtures/maps/README.md describes them.\n\n\
+    The output of nccl-tests (all_reduce_perf -b 8 -e 512M -f 2 > reduce.txt) gives latency and bandwidth of a link:\n  \
+    model-analyze fit reduce.txt -o level.yaml       the level of a cluster file")]
 pub struct Fit {
-    /// Measured times, as CSV
+    /// Measured times: CSV, or what nccl-tests printed
     #[arg(required = true, value_name = "PROFILE")]
     profiles: Vec<PathBuf>,
     /// How the file's columns become ours
@@ -97,6 +100,11 @@ struct Tried {
 impl Fit {
     /// Fits and prints how good it is.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        if let [first, ..] = self.profiles.as_slice()
+            && schema::is_nccl_test(&files::read_text(first)?)
+        {
+            return self.run_links(output);
+        }
         let own = self.devices.as_deref().map(read_devices).transpose()?.unwrap_or_default();
         let map = self.map.as_deref().map(read_map).transpose()?;
         if self.output.is_some() && self.features != FeaturesName::Physical {
@@ -119,6 +127,30 @@ impl Fit {
             files::write(path, files::signed(path, picture::draw(&tried, self.features())?).as_bytes())?;
         }
         Ok(())
+    }
+
+    /// Fits what nccl-tests printed.
+    fn run_links(&self, output: &mut Output) -> Result<(), Failure> {
+        let given = [
+            (self.map.is_some(), "--map"),
+            (self.train_rows.is_some(), "--train-rows"),
+            (self.plot.is_some(), "--plot"),
+            (self.device.is_some(), "--device"),
+        ];
+        if let Some((_, flag)) = given.iter().find(|(is_given, _)| *is_given) {
+            return Err(Failure::input(format!("{flag} is for profiles of operators, not for nccl-tests")));
+        }
+        let found = links::fit(&self.profiles)?;
+        match self.format {
+            Format::Text => output.text(&links::text(&found))?,
+            Format::Json => {
+                output.json(&serde_json::to_value(&found).expect("an answer is JSON"))?;
+            }
+        }
+        match &self.output {
+            Some(path) => files::write(path, links::file(&found).as_bytes()),
+            None => Ok(()),
+        }
     }
 
     fn features(&self) -> Features {
