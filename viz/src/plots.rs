@@ -6,8 +6,8 @@
 use plotters::{
     coord::Shift,
     prelude::{
-        ChartBuilder, Circle, DrawingArea, IntoDrawingArea, IntoLogRange, LineSeries, PathElement, Rectangle,
-        SVGBackend, SeriesLabelPosition, Text,
+        ChartBuilder, Circle, DrawingArea, IntoDrawingArea, IntoLogRange, IntoSegmentedCoord, LineSeries,
+        PathElement, SVGBackend, SegmentValue, SeriesLabelPosition, Text,
     },
     style::{Color, IntoFont, RGBColor, ShapeStyle, WHITE},
 };
@@ -30,6 +30,8 @@ pub struct FitPlots {
 pub struct Series {
     /// Name of the kind.
     pub name: String,
+    /// What it shares with others: they have one colour where there are more kinds than colours.
+    pub family: String,
     /// Its points.
     pub points: Vec<Point>,
 }
@@ -52,6 +54,8 @@ pub struct Point {
 pub struct Line {
     /// Name in the legend.
     pub name: String,
+    /// As that of [`Series`].
+    pub family: String,
     /// Its points.
     pub points: Vec<(f64, f64)>,
 }
@@ -77,6 +81,14 @@ const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 const FONT: &str = "sans-serif";
 
+/// Width of the picture, and the least height.
+const WIDTH: u32 = 1280;
+const HEIGHT: u32 = 1180;
+/// Height of a kind among the errors.
+const ROW: u32 = 20;
+/// Errors beyond this, in percent, are drawn at the edge.
+const MOST_ERROR: f64 = 100.0;
+
 /// Draws a fit as one SVG of four plots.
 ///
 /// # Errors
@@ -84,7 +96,8 @@ const FONT: &str = "sans-serif";
 pub fn fit_plots(plots: &FitPlots) -> Result<String, PlotError> {
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, (1240, 980)).into_drawing_area();
+        let height = HEIGHT.max(110 + ROW * plots.series.len() as u32);
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         let drawn = draw(&area, plots);
         drawn.map_err(|error| PlotError(error.to_string()))?;
         area.present().map_err(|error| PlotError(error.to_string()))?;
@@ -98,35 +111,57 @@ fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
     area.fill(&WHITE)?;
     let area = area.margin(8, 8, 8, 8);
     let area = area.titled(&plots.title, (FONT, 22).into_font().color(&INK))?;
-    let parts = area.split_evenly((2, 2));
+    let (left, right) = area.split_horizontally(WIDTH / 2);
+    let parts = left.split_evenly((3, 1));
     draw_scatter(&parts[0], &plots.series)?;
-    draw_errors(&parts[1], &plots.series)?;
+    let rows = 90 + ROW * 2 * plots.series.len().min(20) as u32;
+    let height = rows.max(90 + ROW * plots.series.len() as u32).min(right.dim_in_pixel().1);
+    draw_errors(&right.split_vertically(height).0, &plots.series)?;
     let milliseconds: Vec<Line> = plots
         .sweep
         .iter()
-        .map(|line| Line {
-            name: line.name.clone(),
-            points: line.points.iter().map(|(x, y)| (*x, y * 1e3)).collect(),
-        })
+        .map(|line| Line { points: line.points.iter().map(|(x, y)| (*x, y * 1e3)).collect(), ..line.clone() })
         .collect();
-    draw_lines(
-        &parts[2],
-        "Error over fitted rows",
-        ("fitted rows", "held-out MAPE, %"),
-        &plots.learning,
-        true,
-    )?;
+    draw_lines(&parts[1], "Error over fitted rows", "held-out MAPE, %", Along::Rows, &plots.learning)?;
     if milliseconds.is_empty() {
-        draw_note(&parts[3], "Convolution sweep", "no convolutions in this profile")
+        draw_note(&parts[2], "Convolution sweep", "no convolutions in this profile")
     } else {
         let title = "Convolution: 16 pictures of 28 × 28, as many channels in as out";
-        draw_lines(&parts[3], title, ("channels", "predicted time, ms"), &milliseconds, false)
+        draw_lines(&parts[2], title, "predicted time, ms", Along::Channels, &milliseconds)
     }
 }
 
 /// Times as people say them.
 fn time(seconds: f64) -> String {
     schema::Seconds(seconds).to_string()
+}
+
+/// Colours, and the names that stand for them in a legend: one for each kind, or one for each family of them.
+struct Key {
+    /// Colour by position.
+    colours: Vec<RGBColor>,
+    /// Where a name enters the legend, by position.
+    entries: Vec<Option<String>>,
+}
+
+impl Key {
+    fn of<'a>(names: impl Iterator<Item = (&'a String, &'a String)>) -> Self {
+        let names: Vec<(&String, &String)> = names.collect();
+        let are_many = names.len() > COLOURS.len();
+        let mut known: Vec<&String> = Vec::new();
+        let (mut colours, mut entries) = (Vec::new(), Vec::new());
+        for (name, family) in names {
+            let shown = if are_many { family } else { name };
+            let place = known.iter().position(|own| *own == shown && are_many);
+            entries.push(place.is_none().then(|| shown.clone()));
+            let place = place.unwrap_or(known.len());
+            if place == known.len() {
+                known.push(shown);
+            }
+            colours.push(COLOURS[place % COLOURS.len()]);
+        }
+        Self { colours, entries }
+    }
 }
 
 fn is_drawable(value: f64) -> bool {
@@ -166,19 +201,20 @@ fn draw_scatter(area: &Area<'_>, series: &[Series]) -> Drawn {
         .y_desc("predicted")
         .label_style((FONT, 12).into_font().color(&INK))
         .draw()?;
-    for (index, one) in series.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
+    let key = Key::of(series.iter().map(|one| (&one.name, &one.family)));
+    for ((one, colour), entry) in series.iter().zip(key.colours).zip(key.entries) {
         let inside = |value: f64| value.clamp(low, high);
         chart.draw_series(one.points.iter().filter(|point| is_drawable(point.p10)).map(|point| {
             let x = inside(point.measured);
             PathElement::new([(x, inside(point.p10)), (x, inside(point.p90))], colour.mix(0.18))
         }))?;
-        chart
-            .draw_series(one.points.iter().filter(|point| is_drawable(point.predicted)).map(|point| {
-                Circle::new((inside(point.measured), inside(point.predicted)), 2, colour.mix(0.6).filled())
-            }))?
-            .label(&one.name)
-            .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+        let points = one.points.iter().filter(|point| is_drawable(point.predicted)).map(|point| {
+            Circle::new((inside(point.measured), inside(point.predicted)), 2, colour.mix(0.6).filled())
+        });
+        let drawn = chart.draw_series(points)?;
+        if let Some(entry) = entry {
+            drawn.label(entry).legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+        }
     }
     chart.draw_series(LineSeries::new([(low, low), (high, high)], ShapeStyle::from(INK).stroke_width(1)))?;
     chart
@@ -191,8 +227,12 @@ fn draw_scatter(area: &Area<'_>, series: &[Series]) -> Drawn {
     Ok(())
 }
 
-/// A bar from p10 to p90 of the relative errors of each kind, a box from p25 to p75, a line at the median.
+/// A line from p10 to p90 of the relative errors of each kind, a bar from p25 to p75, a point at the median.
 fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
+    let title = "Error by kind: p10 to p90, quartiles, median";
+    if series.is_empty() {
+        return draw_note(area, title, "no points");
+    }
     let quantiles: Vec<[f64; 5]> = series
         .iter()
         .map(|one| {
@@ -206,116 +246,129 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
             })
         })
         .collect();
-    let most = quantiles.iter().flatten().fold(10.0_f64, |most, error| most.max(error.abs())).min(1e4) * 1.1;
-    let count = series.len().max(1) as f64;
+    let widest = quantiles.iter().flatten().fold(10.0_f64, |most, error| most.max(error.abs()));
+    let most = (1.1 * widest).min(MOST_ERROR);
+    let x_name = match 1.1 * widest > MOST_ERROR {
+        true => "predicted ÷ measured − 1; what is beyond stands at the edge",
+        false => "predicted ÷ measured − 1",
+    };
+    let longest = series.iter().map(|one| one.name.chars().count()).max().unwrap_or(0) as u32;
+    let count = series.len() as i32;
     let mut chart = ChartBuilder::on(area)
-        .caption("Error by kind: p10, quartiles, median, p90", (FONT, 16).into_font().color(&INK))
+        .caption(title, (FONT, 16).into_font().color(&INK))
         .margin(10)
         .x_label_area_size(40)
-        .y_label_area_size(20)
-        .build_cartesian_2d(-most..most, 0.0..count)?;
+        .y_label_area_size((16 + 7 * longest).min(WIDTH / 4))
+        .build_cartesian_2d(-most..most, (0..count - 1).into_segmented())?;
+    let name = |place: &SegmentValue<i32>| match place {
+        // The first kind stands on top.
+        SegmentValue::CenterOf(row) => series[(count - 1 - row).clamp(0, count - 1) as usize].name.clone(),
+        _ => String::new(),
+    };
     chart
         .configure_mesh()
         .disable_y_mesh()
         .light_line_style(WHITE)
         .bold_line_style(GRID)
         .axis_style(INK)
-        .y_labels(0)
+        .x_labels(7)
+        .y_labels(series.len())
+        .y_label_formatter(&name)
         .x_label_formatter(&|error| format!("{error:+.0} %"))
-        .x_desc("predicted ÷ measured − 1")
+        .x_desc(x_name)
         .label_style((FONT, 12).into_font().color(&INK))
         .draw()?;
-    for (index, (one, [p10, p25, p50, p75, p90])) in series.iter().zip(&quantiles).enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
-        let middle = count - index as f64 - 0.5;
-        let thickness = 0.2;
-        let clamp = |error: &f64| error.clamp(-most, most);
-        chart.draw_series([PathElement::new(
-            [(clamp(p10), middle), (clamp(p90), middle)],
-            colour.stroke_width(2),
-        )])?;
-        chart.draw_series([Rectangle::new(
-            [(clamp(p25), middle - thickness), (clamp(p75), middle + thickness)],
-            colour.mix(0.5).filled(),
-        )])?;
-        chart.draw_series([PathElement::new(
-            [(clamp(p50), middle - thickness), (clamp(p50), middle + thickness)],
-            INK.stroke_width(2),
-        )])?;
-        let style = (FONT, 13).into_font().color(&INK);
-        chart.draw_series([Text::new(one.name.clone(), (-most * 0.98, middle + 0.45), style)])?;
+    let (bottom, top) = (SegmentValue::Exact(0), SegmentValue::Last);
+    chart.draw_series([PathElement::new([(0.0, bottom), (0.0, top)], INK.stroke_width(1))])?;
+    let key = Key::of(series.iter().map(|one| (&one.name, &one.family)));
+    for ((row, places), colour) in (0..count).rev().zip(&quantiles).zip(key.colours) {
+        let [p10, p25, p50, p75, p90] = places.map(|error| error.clamp(-most, most));
+        let line = |from: f64, to: f64, style| {
+            PathElement::new([(from, SegmentValue::CenterOf(row)), (to, SegmentValue::CenterOf(row))], style)
+        };
+        chart.draw_series([line(p10, p90, colour.stroke_width(2))])?;
+        chart.draw_series([line(p25, p75, colour.mix(0.6).stroke_width(9))])?;
+        chart.draw_series([Circle::new((p50, SegmentValue::CenterOf(row)), 3, INK.filled())])?;
     }
-    chart.draw_series([PathElement::new([(0.0, 0.0), (0.0, count)], INK.stroke_width(1))])?;
     Ok(())
 }
 
-fn draw_lines(
-    area: &Area<'_>,
-    title: &str,
-    (x_name, y_name): (&str, &str),
-    lines: &[Line],
-    is_log: bool,
-) -> Drawn {
-    let points =
-        || lines.iter().flat_map(|line| &line.points).filter(|(x, y)| is_drawable(*x) && is_drawable(*y));
-    let most = points().fold((0.0_f64, 0.0_f64), |most, point| (most.0.max(point.0), most.1.max(point.1)));
-    let least = points().fold(f64::INFINITY, |least, point| least.min(point.0));
-    if most.0 <= 0.0 {
+/// What lines run along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Along {
+    /// Fitted rows: each step doubles them, from [`FEWEST_ROWS`].
+    Rows,
+    /// Channels.
+    Channels,
+}
+
+/// Where the axis of fitted rows has its zero.
+const FEWEST_ROWS: f64 = 50.0;
+
+fn draw_lines(area: &Area<'_>, title: &str, y_name: &str, along: Along, lines: &[Line]) -> Drawn {
+    let place = |x: f64| if along == Along::Rows { (x / FEWEST_ROWS).log2() } else { x };
+    let at = |line: &Line| {
+        let drawable = line.points.iter().filter(|(x, y)| is_drawable(*x) && is_drawable(*y));
+        drawable.map(|(x, y)| (place(*x), *y)).collect::<Vec<_>>()
+    };
+    let mut heights: Vec<f64> = lines.iter().flat_map(at).map(|point| point.1).collect();
+    if heights.is_empty() {
         return draw_note(area, title, "too few rows");
     }
-    let mut builder = ChartBuilder::on(area);
-    builder
+    // A few that are far off would press all others to the bottom; they leave the picture at the top.
+    heights.sort_by(f64::total_cmp);
+    let top = 1.1 * heights[heights.len() - 1].min(2.0 * heights[(heights.len() - 1) * 9 / 10]);
+    let places = || lines.iter().flat_map(at).map(|point| point.0);
+    let (least, most) = (places().fold(f64::INFINITY, f64::min), places().fold(f64::NEG_INFINITY, f64::max));
+    let (range, x_name) = match along {
+        Along::Rows => (least - 0.2..most + 0.2, "fitted rows"),
+        Along::Channels => (0.0..most * 1.02, "channels"),
+    };
+    let mut chart = ChartBuilder::on(area)
         .caption(title, (FONT, 16).into_font().color(&INK))
         .margin(10)
         .x_label_area_size(40)
-        .y_label_area_size(70);
-    /// The two kinds of axis are two types of chart.
-    macro_rules! finish {
-        ($x:expr) => {{
-            let mut chart = builder.build_cartesian_2d($x, 0.0..most.1 * 1.1)?;
-            chart
-                .configure_mesh()
-                .light_line_style(WHITE)
-                .bold_line_style(GRID)
-                .axis_style(INK)
-                .x_labels(8)
-                .x_label_formatter(&|x| format!("{x:.0}"))
-                .y_label_formatter(&|y| if most.1 < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
-                .x_desc(x_name)
-                .y_desc(y_name)
-                .label_style((FONT, 12).into_font().color(&INK))
-                .draw()?;
-            for (index, line) in lines.iter().enumerate() {
-                let colour = COLOURS[index % COLOURS.len()];
-                chart
-                    .draw_series(LineSeries::new(line.points.clone(), colour.stroke_width(2)))?
-                    .label(&line.name)
-                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
-                chart.draw_series(
-                    line.points
-                        .iter()
-                        .filter(|_| is_log)
-                        .map(|point| Circle::new(*point, 3, colour.filled())),
-                )?;
-            }
-            chart
-                .configure_series_labels()
-                .position(if is_log {
-                    SeriesLabelPosition::UpperRight
-                } else {
-                    SeriesLabelPosition::UpperLeft
-                })
-                .background_style(WHITE.mix(0.85))
-                .border_style(GRID)
-                .label_font((FONT, 12).into_font().color(&INK))
-                .draw()?;
-        }};
+        .y_label_area_size(70)
+        .build_cartesian_2d(range, 0.0..top)?;
+    let x_label = |x: &f64| match along {
+        Along::Rows if (x - x.round()).abs() < 1e-6 => format!("{:.0}", FEWEST_ROWS * x.round().exp2()),
+        Along::Rows => String::new(),
+        Along::Channels => format!("{x:.0}"),
+    };
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .x_labels(8)
+        .x_label_formatter(&x_label)
+        .y_label_formatter(&|y| if top < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
+        .x_desc(x_name)
+        .y_desc(y_name)
+        .label_style((FONT, 12).into_font().color(&INK))
+        .draw()?;
+    let key = Key::of(lines.iter().map(|line| (&line.name, &line.family)));
+    for ((line, colour), entry) in lines.iter().zip(key.colours).zip(key.entries) {
+        let points = || at(line).into_iter().map(|(x, y)| (x, y.min(top)));
+        let drawn = chart.draw_series(LineSeries::new(points(), colour.stroke_width(2)))?;
+        if let Some(entry) = entry {
+            drawn
+                .label(entry)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+        }
+        let dots = points().filter(|_| along == Along::Rows);
+        chart.draw_series(dots.map(|at| Circle::new(at, 3, colour.filled())))?;
     }
-    if is_log {
-        finish!((least / 1.1..most.0 * 1.1).log_scale());
-    } else {
-        finish!(0.0..most.0 * 1.02);
-    }
+    chart
+        .configure_series_labels()
+        .position(match along {
+            Along::Rows => SeriesLabelPosition::UpperRight,
+            Along::Channels => SeriesLabelPosition::UpperLeft,
+        })
+        .background_style(WHITE.mix(0.85))
+        .border_style(GRID)
+        .label_font((FONT, 12).into_font().color(&INK))
+        .draw()?;
     Ok(())
 }
 
@@ -337,8 +390,9 @@ mod tests {
     fn every_state_can_be_drawn() {
         let point = Point { measured: 1e-3, predicted: 1.1e-3, p10: 0.9e-3, p90: 1.3e-3 };
         let bad = Point { measured: 1e-3, predicted: -1.0, p10: -2.0, p90: f64::NAN };
-        let line = Line { name: "linear <&>".to_string(), points: vec![(50.0, 9.0), (100.0, 7.5)] };
-        let series = |points| vec![Series { name: "linear".to_string(), points }];
+        let points = vec![(50.0, 9.0), (100.0, 7.5)];
+        let line = Line { name: "linear <&>".to_string(), points, ..Line::default() };
+        let series = |points| vec![Series { name: "linear".to_string(), points, ..Series::default() }];
         for (points, lines) in
             [(vec![point, bad], vec![line]), (vec![], vec![]), (vec![bad], vec![Line::default()])]
         {
@@ -352,5 +406,29 @@ mod tests {
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
             assert!(!svg.contains("NaN") && !svg.contains("<&>"));
         }
+    }
+
+    #[test]
+    fn many_kinds_share_the_colours_of_their_families() {
+        let named = |n: usize| {
+            (0..n).map(|i| (format!("kind {i}"), if i % 3 == 0 { "forward" } else { "back" }.to_string()))
+        };
+        let key = |n: usize| {
+            let names: Vec<(String, String)> = named(n).collect();
+            Key::of(names.iter().map(|(name, family)| (name, family)))
+        };
+        let few = key(3);
+        assert_eq!(few.colours, COLOURS[..3]);
+        assert_eq!(few.entries.iter().flatten().count(), 3);
+        let many = key(60);
+        assert_eq!(many.entries.iter().flatten().collect::<Vec<_>>(), ["forward", "back"]);
+        assert_eq!((many.colours[0], many.colours[3], many.colours[4]), (COLOURS[0], COLOURS[0], COLOURS[1]));
+
+        let point = Point { measured: 1e-3, predicted: 5e-3, p10: 0.9e-3, p90: 6e-3 };
+        let series: Vec<Series> =
+            named(60).map(|(name, family)| Series { name, family, points: vec![point] }).collect();
+        let svg = fit_plots(&FitPlots { series, ..FitPlots::default() }).expect("drawn");
+        assert!((0..60).all(|i| svg.contains(&format!("kind {i}\n")) || svg.contains(&format!("kind {i}<"))));
+        assert!(svg.contains("stands at the edge"));
     }
 }

@@ -25,6 +25,10 @@ pub fn draw(tried: &[Tried], features: Features) -> Result<String, Failure> {
         }
         name
     };
+    let family = |one: &Tried| match has_devices {
+        true => one.group.device.clone(),
+        false => one.group.phase.name().replace('_', " "),
+    };
     let series = tried
         .iter()
         .map(|one| {
@@ -36,7 +40,7 @@ pub fn draw(tried: &[Tried], features: Features) -> Result<String, Failure> {
                 p10: own.p10,
                 p90: own.p90,
             });
-            Series { name: name(one), points: points.collect() }
+            Series { name: name(one), family: family(one), points: points.collect() }
         })
         .collect();
     let learning = tried
@@ -48,16 +52,21 @@ pub fn draw(tried: &[Tried], features: Features) -> Result<String, Failure> {
                 let trial = cost_model::try_split(&one.group, features, Split::Random, rows, 1).ok()?;
                 Some((rows as f64, trial.accuracy().mape))
             });
-            Line { name: name(one), points: points.collect() }
+            Line { name: name(one), family: family(one), points: points.collect() }
         })
         .collect();
     let sweep = tried
         .iter()
+        .filter(|one| one.group.kind.starts_with("conv"))
         .find_map(|one| WorkSweep::of(&one.group))
         .map(|sweep| {
             let lines = sweep.lines.iter();
             lines
-                .map(|(kernel, points)| Line { name: format!("kernel {kernel}"), points: points.clone() })
+                .map(|(kernel, points)| Line {
+                    name: format!("kernel {kernel}"),
+                    points: points.clone(),
+                    ..Line::default()
+                })
                 .collect()
         })
         .unwrap_or_default();
