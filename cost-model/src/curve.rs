@@ -2,7 +2,8 @@
 //!
 //! The anchor is a sum of physical terms with coefficients that are not negative. The correction is a polynomial of
 //! degree two at most in terms that saturate. A gate closes as a shape leaves the fitted range: first the quadratic part
-//! goes, then the linear one, and what is left is the anchor times the mean residual, which grows like the roofline.
+//! goes, then the linear one, and what is left is the anchor times the usual residual of operators as long, which grows
+//! like the roofline.
 
 use crate::{
     dense::dot,
@@ -75,8 +76,8 @@ pub(crate) struct Correction {
     pub scales: Vec<f64>,
     /// The least and largest standardised value met in fitting.
     pub ranges: Vec<(f64, f64)>,
-    /// The mean of what the anchor misses.
-    pub mean: f64,
+    /// What the anchor usually misses.
+    pub usual: Usual,
     /// Degree one; no coefficients when there were too few rows.
     pub linear: Linear,
     /// Degree two, in the order of [`expand`]; no coefficients when degree one was as good.
@@ -85,6 +86,29 @@ pub(crate) struct Correction {
     pub gate: Option<Gate>,
     /// The correction stays within.
     pub clip: (f64, f64),
+}
+
+/// What anchors of some length usually miss: the logarithm of that time, and the median miss of the rows near it; sorted.
+///
+/// Past its ends it is constant: an operator that is longer than all that were fitted is like the longest of them, not
+/// like their mean.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Usual(pub Vec<(f64, f64)>);
+
+impl Usual {
+    pub fn at(&self, log_anchor: f64) -> f64 {
+        let Some((before, after, share)) = between(&self.0, |knot| knot.0, log_anchor) else { return 0.0 };
+        before.1 + share * (after.1 - before.1)
+    }
+}
+
+/// Finds the knots on both sides of a place and how far it is from the first to the second; the last one stands for all
+/// beyond it.
+fn between<T>(knots: &[T], at: impl Fn(&T) -> f64, place: f64) -> Option<(&T, &T, f64)> {
+    let after = knots.partition_point(|knot| at(knot) < place);
+    let (low, high) = (knots.get(after.saturating_sub(1))?, &knots[after.min(knots.len() - 1)]);
+    let share = (place - at(low)) / (at(high) - at(low)).max(1e-12);
+    Some((low, high, share.clamp(0.0, 1.0)))
 }
 
 /// Leverage: how far a shape is from those that were fitted.
@@ -130,17 +154,10 @@ pub(crate) struct Band {
 
 impl Band {
     pub fn at(&self, log_seconds: f64, trust: f64) -> (f64, f64) {
-        let Some(first) = self.knots.first() else { return self.outside };
-        let after = self.knots.partition_point(|knot| knot.0 < log_seconds);
-        let inside = match after {
-            0 => (first.1, first.2),
-            _ if after == self.knots.len() => (self.knots[after - 1].1, self.knots[after - 1].2),
-            _ => {
-                let (a, b) = (self.knots[after - 1], self.knots[after]);
-                let share = (log_seconds - a.0) / (b.0 - a.0).max(1e-12);
-                (a.1 + share * (b.1 - a.1), a.2 + share * (b.2 - a.2))
-            }
+        let Some((a, b, share)) = between(&self.knots, |knot| knot.0, log_seconds) else {
+            return self.outside;
         };
+        let inside = (a.1 + share * (b.1 - a.1), a.2 + share * (b.2 - a.2));
         let mix = |inside: f64, outside: f64| inside * trust + outside * (1.0 - trust);
         (mix(inside.0, self.outside.0.min(inside.0)), mix(inside.1, self.outside.1.max(inside.1)))
     }
@@ -216,7 +233,8 @@ impl Curve {
 impl Correction {
     /// Returns the correction and how much it is trusted.
     pub fn at(&self, bounded: &[f64], sizes: &[f64], log_anchor: f64) -> (f64, f64) {
-        let Some(gate) = &self.gate else { return (self.mean, 1.0) };
+        let usual = self.usual.at(log_anchor);
+        let Some(gate) = &self.gate else { return (usual, 1.0) };
         let z = self.standardise(bounded);
         let linear = self.linear.at(&z);
         let quadratic = if self.quadratic.coefficients.is_empty() {
@@ -230,7 +248,7 @@ impl Correction {
         // Twice the reach leaves half of the trust.
         let beyond = (log_anchor - gate.reach).max(0.0);
         let trust = (-(h / gate.h99 - 1.0).max(0.0) - beyond).exp();
-        let mixed = trust * quadratic + (1.0 - trust) * (trust * linear + (1.0 - trust) * self.mean);
+        let mixed = trust * quadratic + (1.0 - trust) * (trust * linear + (1.0 - trust) * usual);
         (mixed.clamp(self.clip.0, self.clip.1), trust)
     }
 

@@ -13,7 +13,7 @@
 use ndarray::{Array1, Array2, ArrayView2};
 
 use crate::{
-    curve::{Band, Correction, Curve, Estimate, Gate, anchor_time, expand, gate_terms},
+    curve::{Band, Correction, Curve, Estimate, Gate, Usual, anchor_time, expand, gate_terms},
     dense::{Cholesky, dot},
     evaluate::quantile,
     nnls::nnls,
@@ -90,9 +90,10 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let bounded = base.bounded(samples, &rows, machine);
     let mut correction = standard(&bounded);
     let sorted_misses = sort(misses.iter().copied());
-    correction.mean = quantile(&sorted_misses, 0.5);
+    correction.usual = usual(&anchors, &misses);
     correction.clip = (quantile(&sorted_misses, 0.005), quantile(&sorted_misses, 0.995));
-    let chosen = fit_correction(&mut correction, &bounded, &misses);
+    let by_length: Vec<f64> = anchors.iter().map(|anchor| correction.usual.at(anchor.ln())).collect();
+    let chosen = fit_correction(&mut correction, &bounded, &misses, &by_length);
     if chosen.is_some() {
         let reach = quantile(&sort(anchors.iter().map(|anchor| anchor.ln())), 0.99);
         correction.gate = gate(samples).map(|gate| Gate { reach, ..gate });
@@ -206,10 +207,33 @@ struct Chosen {
     weights: Array1<f64>,
 }
 
-/// Fits both degrees and keeps what held-out rows ask for; nothing when the mean is as good.
-fn fit_correction(correction: &mut Correction, bounded: &[Vec<f64>], misses: &Array1<f64>) -> Option<Chosen> {
+/// Finds the median of what anchors of about the same length miss.
+fn usual(anchors: &[f64], misses: &Array1<f64>) -> Usual {
+    let mut points: Vec<(f64, f64)> =
+        anchors.iter().zip(misses).map(|(anchor, miss)| (anchor.ln(), *miss)).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let knots = parts(&points, 40, 3).map(|part| {
+        let misses = sort(part.iter().map(|point| point.1));
+        (part[part.len() / 2].0, quantile(&misses, 0.5))
+    });
+    Usual(knots.collect())
+}
+
+/// Cuts points into parts of about the same number: one for every so many points, and no more than `most`.
+fn parts(points: &[(f64, f64)], every: usize, most: usize) -> impl Iterator<Item = &[(f64, f64)]> {
+    let n = (points.len() / every).clamp(1, most);
+    (0..n).map(move |i| &points[i * points.len() / n..(i + 1) * points.len() / n])
+}
+
+/// Fits both degrees and keeps what held-out rows ask for; nothing when `usual` is as good.
+fn fit_correction(
+    correction: &mut Correction,
+    bounded: &[Vec<f64>],
+    misses: &Array1<f64>,
+    usual: &[f64],
+) -> Option<Chosen> {
     let standardised: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
-    let least = error(misses, &vec![correction.mean; misses.len()]);
+    let least = error(misses, usual);
     let linear = robust(matrix(&standardised).view(), misses).filter(|fitted| fitted.error < least)?;
     correction.linear = linear.linear;
     let mut chosen = Chosen { is_quadratic: false, lambda: linear.lambda, weights: linear.weights };
@@ -238,7 +262,7 @@ struct Unseen {
     seconds: f64,
     /// Logarithm of what it misses.
     miss: f64,
-    /// The same for the anchor with its mean correction alone.
+    /// The same for the anchor with its usual correction alone.
     anchor_miss: f64,
 }
 
@@ -251,9 +275,11 @@ fn unseen(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chosen: Opti
         let train: Vec<Sample> = part(false).map(|i| samples[i]).collect();
         let train_rows: Vec<Vec<f64>> = part(false).map(|i| rows[i].clone()).collect();
         let base = Base::of(&train, &train_rows, machine);
-        let misses = misses(&train, &base.times(&train, &train_rows, machine));
+        let anchors = base.times(&train, &train_rows, machine);
+        let misses = misses(&train, &anchors);
+        let usual = usual(&anchors, &misses);
         let sorted = sort(misses.iter().copied());
-        let (mean, clip) = (quantile(&sorted, 0.5), (quantile(&sorted, 0.005), quantile(&sorted, 0.995)));
+        let clip = (quantile(&sorted, 0.005), quantile(&sorted, 0.995));
         let bounded = base.bounded(&train, &train_rows, machine);
         let terms = |correction: &Correction, bounded: &[Vec<f64>], is_quadratic: bool| {
             let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
@@ -270,7 +296,7 @@ fn unseen(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chosen: Opti
         let anchors = base.times(&test, &test_rows, machine);
         let bounded = base.bounded(&test, &test_rows, machine);
         let corrections: Vec<f64> = match &fitted {
-            None => vec![mean; test.len()],
+            None => anchors.iter().map(|anchor| usual.at(anchor.ln())).collect(),
             Some((linear, is_quadratic)) => {
                 terms(&correction, &bounded, *is_quadratic).iter().map(|x| linear.at(x)).collect()
             }
@@ -278,7 +304,7 @@ fn unseen(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chosen: Opti
         for (((i, sample), anchor), correction) in part(true).zip(&test).zip(&anchors).zip(corrections) {
             let seconds = anchor * correction.clamp(clip.0, clip.1).exp();
             let miss = |own: f64| (sample.seconds / own).ln();
-            let anchor_miss = miss(anchor * mean.exp());
+            let anchor_miss = miss(anchor * usual.at(anchor.ln()).exp());
             all[i] = Some(Unseen { fold, seconds, miss: miss(seconds), anchor_miss });
         }
     }
@@ -405,10 +431,8 @@ fn band(unseen: &[Unseen], folds: impl Fn(usize) -> bool) -> Band {
         let high = (0.9 * (1.0 + 1.0 / rests.len() as f64)).min(1.0);
         (quantile(rests, 1.0 - high), quantile(rests, high))
     };
-    let n_knots = (points.len() / 100).clamp(1, 5);
-    let knots = (0..n_knots)
-        .map(|i| {
-            let part = &points[i * points.len() / n_knots..(i + 1) * points.len() / n_knots];
+    let knots = parts(&points, 100, 5)
+        .map(|part| {
             let (low, high) = ends(&sort(part.iter().map(|point| point.1)));
             (part[part.len() / 2].0, low, high)
         })

@@ -7,7 +7,7 @@ use schema::{
 };
 
 use crate::{
-    curve::{Band, Correction, Curve, Gate},
+    curve::{Band, Correction, Curve, Gate, Usual},
     ridge::Linear,
     terms::{self, Terms},
     work::{Machine, Work},
@@ -239,7 +239,8 @@ fn curve_to_file(
         hidden: short(curve.hidden),
         floor: short(curve.floor),
         terms: bounded.iter().enumerate().map(|(j, name)| ((*name).to_string(), term(j))).collect(),
-        mean: short(correction.mean),
+        mean: None,
+        usual: correction.usual.0.iter().map(|knot| both(*knot)).collect(),
         clip: both(correction.clip),
         linear: polynomial(&correction.linear),
         quadratic: (!correction.quadratic.coefficients.is_empty()).then(|| polynomial(&correction.quadratic)),
@@ -337,8 +338,16 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
         }
     };
     let (low, high) = file.clip;
-    if !(low.is_finite() && high.is_finite() && low <= high && file.mean.is_finite()) {
+    if !(low.is_finite() && high.is_finite() && low <= high) {
         return Err(wrong("the clip"));
+    }
+    let usual = match (file.usual.as_slice(), file.mean) {
+        ([], Some(mean)) => vec![(0.0, mean)],
+        (knots, _) => knots.to_vec(),
+    };
+    let is_sorted = usual.windows(2).all(|pair| pair[0].0 <= pair[1].0);
+    if usual.is_empty() || !is_sorted || !usual.iter().all(|(at, miss)| is_fine(&[*at, *miss])) {
+        return Err(wrong("the usual correction"));
     }
     if !is_fine(&[file.least, file.hidden, file.floor])
         || file.least <= 0.0
@@ -358,7 +367,7 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
             means: terms.iter().map(|term| term.mean).collect(),
             scales: terms.iter().map(|term| term.scale).collect(),
             ranges: terms.iter().map(|term| term.range).collect(),
-            mean: file.mean,
+            usual: Usual(usual),
             linear: polynomial(&file.linear, lengths, "the linear part")?,
             quadratic: match &file.quadratic {
                 Some(given) => polynomial(given, &[whole], "the quadratic part")?,

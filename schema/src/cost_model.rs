@@ -66,8 +66,13 @@ pub struct CurveFile {
     pub floor: f64,
     /// The terms of the correction, with what brings them to mean 0 and deviation 1, and their fitted range.
     pub terms: IndexMap<String, TermRange>,
-    /// The correction where no term is trusted.
-    pub mean: f64,
+    /// The correction where no term is trusted, in files of earlier releases: the same for all lengths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean: Option<f64>,
+    /// The correction where no term is trusted: logarithm of the anchor's time, and what operators of that length
+    /// usually miss.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub usual: Vec<(f64, f64)>,
     /// The correction stays within.
     pub clip: (f64, f64),
     /// Degree one.
