@@ -10,9 +10,11 @@ use super::{DType, Kind, Size, kind::UnknownName, random::Random, sample, size::
 const REPEAT: u64 = 25;
 /// Sizes drawn for each item; the one whose work is nearest to the wish is taken.
 const CANDIDATES: usize = 24;
-/// One product in so many is up to [`LONG`] times longer than the rest: models have such layers.
-const LONG_SHARE: f64 = 1.0 / 32.0;
+/// One product in so many is longer than the rest, up to [`LONG`] times: models have such layers.
+const LONG_SHARE: f64 = 1.0 / 20.0;
 const LONG: f64 = 8.0;
+/// Plans of another version draw other sizes: their files cannot grow.
+const VERSION: u32 = 2;
 
 /// How large operators may be: rates of the device in round numbers, and what one call may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,13 +114,14 @@ impl Plan {
 
     /// Draws a size whose time at the scale's rates is log-uniform, as far as the kind has such sizes.
     fn size(&self, kind: Kind, dtype: DType, random: &mut Random) -> Size {
-        let longest = match kind.is_product() {
-            true if random.unit() < LONG_SHARE => self.scale.longest * LONG,
-            true => self.scale.longest,
+        let usual = self.scale.longest;
+        let (shortest, longest) = match kind.is_product() {
+            true if random.unit() < LONG_SHARE => (usual, usual * LONG),
+            true => (usual * 2e-4, usual),
             // Bytes are moved at nearly the same speed from a few megabytes on.
-            false => self.scale.longest / 4.0,
+            false => (usual * 5e-5, usual / 4.0),
         };
-        let wish = random.log_uniform(longest * 2e-4, longest);
+        let wish = random.log_uniform(shortest, longest);
         let mut best: Option<(f64, Size)> = None;
         let mut smallest: Option<(f64, Size)> = None;
         for round in 0..40 {
@@ -150,7 +153,7 @@ impl Plan {
         let kinds = if kinds.len() == Kind::all().count() { "all".to_string() } else { kinds.join(",") };
         let dtypes: Vec<&str> = self.dtypes.iter().map(|dtype| dtype.name()).collect();
         format!(
-            "seed={} kinds={kinds} dtypes={} flops={flops:e} bytes={bytes:e} longest={longest:e} largest={largest:e}",
+            "seed={} kinds={kinds} dtypes={} flops={flops:e} bytes={bytes:e} longest={longest:e} largest={largest:e} version={VERSION}",
             self.seed,
             dtypes.join(",")
         )
@@ -160,6 +163,9 @@ impl Plan {
     pub fn read(text: &str) -> Option<Self> {
         let value =
             |key: &str| text.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        if value("version")?.parse() != Ok(VERSION) {
+            return None;
+        }
         let number = |key: &str| value(key)?.parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0);
         let kinds: Result<Vec<Kind>, UnknownName> = match value("kinds")? {
             "all" => Ok(Vec::new()),
@@ -294,11 +300,13 @@ mod tests {
         let some = Plan::new(3, &[Kind::Softmax, Kind::Linear], &[DType::Tf32, DType::BFloat16], SCALE);
         assert_eq!(
             some.text(),
-            "seed=3 kinds=linear,softmax dtypes=tf32,bfloat16 flops=6.4e10 bytes=1.6e10 longest=2e-2 largest=2.6e8"
+            "seed=3 kinds=linear,softmax dtypes=tf32,bfloat16 flops=6.4e10 bytes=1.6e10 longest=2e-2 largest=2.6e8 version=2"
         );
         assert_eq!(Plan::read(&some.text()), Some(some.clone()));
         assert_eq!(Plan::read(&plan().text()), Some(plan()));
         assert_eq!(Plan::read("seed=3 kinds=all"), None);
+        assert_eq!(Plan::read(&some.text().replace("version=2", "version=1")), None);
+        assert_eq!(Plan::read(some.text().trim_end_matches(" version=2")), None);
         assert!(!some.asks_the_same(&plan()));
         let memory_bound = (0..40).map(|index| some.item(index)).filter(|item| item.kind == Kind::Softmax);
         assert!(memory_bound.clone().count() > 2);

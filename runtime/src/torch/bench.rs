@@ -1,15 +1,17 @@
 //! Measures the operators of a plan on one device.
 //!
-//! A backward pass is started with a gradient of ones, because tch can pass no other; making the ones, and starting
+//! The gradients of some operators are kernels that can be called ([`super::gradients`]). For the others
+//! a backward pass is started with a gradient of ones, because tch can pass no other; making the ones, and starting
 //! autograd, is measured beside it on an operator that does nothing, and subtracted.
 
 use schema::Phase;
 use tch::{Device, Kind as Element, Tensor};
 
 use super::{
+    gradients,
     operators::{Pool, Prepared},
     precision,
-    timer::{Timer, Timing},
+    timer::{Call, Timer, Timing},
 };
 use crate::{
     BackendError,
@@ -24,6 +26,8 @@ const GPU_CACHE: f64 = 64e6;
 const LONG: f64 = 5e-3;
 /// Least share of a measured backward pass that subtraction leaves.
 const LEAST_SHARE: f64 = 0.05;
+/// A difference of two times is one when it is so many times its own error.
+const RESOLVED: f64 = 4.0;
 
 /// A device that operators are measured on.
 pub struct Bench {
@@ -115,7 +119,7 @@ impl Bench {
                 false => "seconds: median of single calls, without what the thread waited for a processor",
             }
             .to_string()
-                + "; inputs rotate over copies larger than the cache, warm_seconds are without that; backward without autograd's start",
+                + "; inputs rotate over copies larger than the cache, warm_seconds are without that; backward without autograd's start, without a time where that cannot be told from noise",
         );
         Ok(header)
     }
@@ -201,17 +205,26 @@ impl Bench {
             drop(prepared.call(index)?);
             Ok(())
         };
-        let cold = tch::no_grad(|| self.timer.measure(&mut forward))?;
-        let warm = match prepared.copies.len() > 1 && cold.device.median() < LONG {
-            true => Some(tch::no_grad(|| self.timer.glance(&mut |_| forward(0)))?),
-            false => None,
-        };
+        let n_copies = prepared.copies.len();
+        let (cold, warm) = tch::no_grad(|| self.cold_and_warm(n_copies, &mut forward))?;
         rows.push(self.row(item, Phase::Forward, &cold, warm.as_ref(), None));
         let phases = &item.kind.phases()[1..];
         if phases.is_empty() {
             return Ok(rows);
         }
-        prepared.record(item.work().output_bytes)?;
+        prepared.limit(item.work().output_bytes);
+        if let Some(kernel) = gradients::kernel(item, self.device) {
+            let kept = gradients::keep(item, &prepared, &self.pool)?;
+            let mut back = |index: usize| {
+                let index = index % kept.len();
+                drop(kernel(&prepared.copies[index], &kept[index])?);
+                Ok(())
+            };
+            let (cold, warm) = tch::no_grad(|| self.cold_and_warm(kept.len(), &mut back))?;
+            rows.push(self.row(item, phases[0], &cold, warm.as_ref(), None));
+            return Ok(rows);
+        }
+        prepared.record()?;
         let outputs: Vec<Tensor> =
             (0..prepared.copies.len()).map(|index| prepared.call(index)).collect::<Result<_, _>>()?;
         let idle = self.idle(&outputs[0])?;
@@ -225,14 +238,28 @@ impl Bench {
                 Tensor::f_run_backward(&[&outputs[index]], leaves(index), true, false)?;
                 Ok(())
             };
-            let cold = self.timer.measure(&mut backward)?;
-            let warm = match outputs.len() > 1 && cold.device.median() < LONG {
-                true => Some(self.timer.glance(&mut |_| backward(0))?),
-                false => None,
-            };
-            rows.push(self.row(item, *phase, &cold, warm.as_ref(), Some(&idle)));
+            let (cold, warm) = self.cold_and_warm(outputs.len(), &mut backward)?;
+            rows.push(match is_resolved(&cold.device, &idle.device) {
+                true => self.row(item, *phase, &cold, warm.as_ref(), Some(&idle)),
+                // A row without a time: readers pass over it, and the item is complete.
+                false => Row::of(item, *phase, &self.name),
+            });
         }
         Ok(rows)
+    }
+
+    /// Measures a call on copies in turn; then on one alone, where that could make a difference.
+    fn cold_and_warm(
+        &self,
+        n_copies: usize,
+        call: &mut Call,
+    ) -> Result<(Timing, Option<Timing>), BackendError> {
+        let cold = self.timer.measure(call)?;
+        let warm = match n_copies > 1 && cold.device.median() < LONG {
+            true => Some(self.timer.glance(&mut |_| call(0))?),
+            false => None,
+        };
+        Ok((cold, warm))
     }
 
     /// Measures a backward pass without work: a gradient of ones is made and handed on.
@@ -269,4 +296,10 @@ impl Bench {
         row.set_time("first_seconds", cold.first);
         row
     }
+}
+
+/// Tells whether a backward pass takes measurably longer than autograd's start.
+fn is_resolved(cold: &Statistics, idle: &Statistics) -> bool {
+    let error = |times: &Statistics| times.error() * times.median();
+    cold.median() - idle.median() > RESOLVED * error(cold).hypot(error(idle))
 }

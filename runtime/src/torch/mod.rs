@@ -3,6 +3,7 @@
 mod backend;
 mod bench;
 mod blocks;
+mod gradients;
 mod operators;
 mod precision;
 mod stage;

@@ -42,7 +42,7 @@ pub(super) struct Copy {
     /// What is trained.
     pub(super) weights: Vec<Tensor>,
     /// Indices, and statistics that do not train.
-    rest: Vec<Tensor>,
+    pub(super) rest: Vec<Tensor>,
 }
 
 type Forward = dyn Fn(&Copy) -> Result<Tensor, tch::TchError>;
@@ -55,7 +55,7 @@ impl Pool {
     }
 
     /// Returns normal numbers that no other tensor of the same copy shares.
-    fn normal(&self, shape: &[i64], element: Element) -> Result<Tensor, BackendError> {
+    pub(super) fn normal(&self, shape: &[i64], element: Element) -> Result<Tensor, BackendError> {
         let n: i64 = shape.iter().product();
         let pool = self.filled(element)?;
         if n > self.elements {
@@ -102,10 +102,22 @@ impl Prepared {
             DType::Float16 => Element::Half,
         };
         let work = item.work();
-        let n = (rotation / (work.bytes + work.saved_bytes).max(1.0)).ceil() as usize;
+        let n = ((rotation / (work.bytes + work.saved_bytes).max(1.0)).ceil() as usize).clamp(1, MOST_COPIES);
         let shapes = shapes(item);
-        let copy = |_: usize| {
+        // Other rows of a large table are as far from the cache as the same rows of another.
+        let n_tables = match item.size {
+            Size::Table { cols, vocabulary, .. } => {
+                let table = item.dtype.bytes() * cols as f64 * vocabulary as f64;
+                ((rotation / table).ceil() as usize).clamp(1, n)
+            }
+            _ => n,
+        };
+        let mut weights: Vec<Vec<Tensor>> = Vec::new();
+        let mut copy = |index: usize| {
             let make = |shape: &Vec<i64>| pool.normal(shape, element);
+            if index < n_tables {
+                weights.push(shapes.weights.iter().map(make).collect::<Result<_, _>>()?);
+            }
             let mut rest = Vec::new();
             if let Some((n, below)) = shapes.indices {
                 rest.push(pool.indices(n, below)?);
@@ -116,11 +128,11 @@ impl Prepared {
             }
             Ok::<_, BackendError>(Copy {
                 inputs: shapes.inputs.iter().map(make).collect::<Result<_, _>>()?,
-                weights: shapes.weights.iter().map(make).collect::<Result<_, _>>()?,
+                weights: weights[index % n_tables].iter().map(Tensor::shallow_clone).collect(),
                 rest,
             })
         };
-        let copies = (0..n.clamp(1, MOST_COPIES)).map(copy).collect::<Result<_, _>>()?;
+        let copies = (0..n).map(&mut copy).collect::<Result<_, _>>()?;
         Ok(Self { copies, forward: forward(item) })
     }
 
@@ -129,10 +141,13 @@ impl Prepared {
         Ok((self.forward)(&self.copies[index % self.copies.len()])?)
     }
 
-    /// Makes inputs and weights want gradients, of as many copies as fit with results of so many bytes.
-    pub(super) fn record(&mut self, output_bytes: f64) -> Result<(), BackendError> {
-        let most = (RECORDED / output_bytes.max(1.0)) as usize;
-        self.copies.truncate(most.max(1));
+    /// Leaves as many copies as fit with results of so many bytes.
+    pub(super) fn limit(&mut self, output_bytes: f64) {
+        self.copies.truncate(((RECORDED / output_bytes.max(1.0)) as usize).max(1));
+    }
+
+    /// Makes inputs and weights want gradients.
+    pub(super) fn record(&mut self) -> Result<(), BackendError> {
         for copy in &mut self.copies {
             for tensor in copy.inputs.iter_mut().chain(&mut copy.weights) {
                 *tensor = tensor.f_set_requires_grad(true)?;
