@@ -1,7 +1,10 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint
+.PHONY: test lint demo bench bench-read bench-plan bench-cost bench-simulate bench-schedules \
+	bench-emit bench-stages bench-split oracle zoo-stages properties fuzz deny fixtures zoo hostile \
+	cost-model pictures programs
+
 test: .venv/ready
 	cargo test --workspace --features torch
 
@@ -17,16 +20,6 @@ lint: .venv/ready
 	cargo clippy --workspace --all-targets --features torch -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 
-.PHONY: fixtures zoo
-.PHONY: bench demo bench-read
-# Every ratio that the documents name.
-bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit bench-stages bench-split
-
-# Reading archives beside torch.jit.load, and a large archive beside a small one.
-bench-read: .venv/ready
-	cargo build --release -p model-analyze-tracer --example read
-	.venv/bin/python benches/read.py
-
 # Traces a U-Net, splits it for two processors, and trains the stages under torchrun with two processes: losses, and at
 # the end a step beside its prediction.
 demo: .venv/ready
@@ -36,64 +29,73 @@ demo: .venv/ready
 	target/release/model-analyze split out/unet.pt --devices 2xcpu --stages 2 --strategy 1f1b --force -o out/demo
 	cd out/demo && OMP_NUM_THREADS=1 ../../.venv/bin/torchrun --standalone --nproc-per-node 2 train.py --steps 10
 
-# The committed traces and dumps, made again; `git diff` shows what changed.
-fixtures: .venv/ready
-	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py fixtures
+# -- figures --
 
-# Every model of the zoo, traced into out/zoo (2 GB).
-zoo: .venv/ready
-	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
+# Every ratio that the documents name.
+bench: bench-read bench-plan bench-cost bench-simulate bench-schedules bench-emit bench-stages bench-split
 
-.PHONY: bench-plan
+# Reading archives beside torch.jit.load, and a large archive beside a small one.
+bench-read: .venv/ready
+	cargo build --release -p model-analyze-tracer --example read
+	.venv/bin/python benches/read.py
+
 # Our planner's CPU seconds beside those of other planners.
 bench-plan:
 	cargo run --release -p model-analyze-partitioner --example bench_plan
-.PHONY: pictures
-# The pictures of the documents, drawn again from committed traces.
-pictures:
-	mkdir -p fixtures/pictures
-	cargo run --release --quiet -- graph fixtures/traces/unet_small.pt --depth 1 -o fixtures/pictures/unet_small.svg
-	cargo run --release --quiet -- graph fixtures/traces/amoebanet_6_small.pt --depth 1 --color cost -o fixtures/pictures/amoebanet_6_small.svg
-# The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
-.PHONY: bench-simulate
-bench-simulate: .venv/ready
-	cargo run --release --quiet --package model-analyze-simulator --example speed
-	cargo build --release --package model-analyze
-	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
-# Predicted step times beside those of PyTorch's pipelining runtime and of DDP, whose stages and links sleep.
-.PHONY: bench-schedules
-bench-schedules: .venv/ready
-	cargo build --release --package model-analyze
-	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
-	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/data_parallel.py --command target/release/model-analyze
-.PHONY: oracle
-# Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.
-oracle: .venv/ready
-	cargo build
-	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
-	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
+
 # Errors on public timings, beside the targets (needs ../shared/data), then whole models on a CPU core beside what was
 # measured (needs their traces: fixtures/whole_models.py trace out/whole).
-.PHONY: bench-cost
 bench-cost:
 	cargo build --release --quiet
 	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
 	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
 
-.PHONY: cost-model
-# The cost model that ships for `cpu`, fitted again; then whole models beside it, given their traces in out/whole.
-cost-model:
+# The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
+bench-simulate: .venv/ready
+	cargo run --release --quiet --package model-analyze-simulator --example speed
+	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/lowering.py --command target/release/model-analyze
+
+# Predicted step times beside those of PyTorch's pipelining runtime and of DDP, whose stages and links sleep.
+bench-schedules: .venv/ready
+	cargo build --release --package model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/schedules.py --command target/release/model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python tests/executed/data_parallel.py --command target/release/model-analyze
+
+# Seconds and memory of writing stages, beside copying the same bytes.
+bench-emit: .venv/ready
 	cargo build --release
-	target/release/model-analyze fit fixtures/profiles/cpu-epyc-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen4-1t.yaml
-	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
+	.venv/bin/python benches/emit.py
 
-.PHONY: programs
-# Programs of the system that some tests use, which say so and pass without them: Chromium shows the report, Graphviz
-# serves `graph --renderer dot`.
-programs:
-	apt-get install -y --no-install-recommends chromium graphviz
+# Forward and backward of stages, as Python and under tch, beside the eager model cut by hand.
+bench-stages: .venv/ready
+	cargo build --release
+	cargo build --release -p model-analyze-runtime --features torch --example stage
+	.venv/bin/python -W ignore benches/stages.py
 
-.PHONY: fuzz
+# Our plans beside splits by hand, predicted and executed by two processes; and the seconds of `split` itself.
+bench-split: .venv/ready
+	cargo build --release
+	.venv/bin/python benches/split.py
+
+# -- checks beyond the suite --
+
+# Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.
+oracle: .venv/ready
+	cargo build
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
+
+# Every model of the zoo in 2, 3 and 4 stages, both forms, eval and training mode, against the whole model.
+zoo-stages: .venv/ready
+	cargo build --release
+	.venv/bin/python tests/oracle/zoo_stages.py target/release/model-analyze out/zoo-stages
+
+PLAN_CASES ?= 10000
+# The planner's property tests on many more random models and clusters than the suite takes.
+properties:
+	PLAN_CASES=$(PLAN_CASES) cargo test --release -p model-analyze-partitioner --lib
+
 FUZZ_TARGETS ?= archive record pickle code ir yaml profile schedule workload
 FUZZ_SECONDS ?= 600
 FUZZ_JOBS ?= 2
@@ -102,12 +104,7 @@ fuzz:
 	$(PYTHON) fuzz/seeds.py
 	cargo +nightly fuzz build
 	fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_JOBS) $(FUZZ_TARGETS)
-.PHONY: bench-emit
-# Seconds and memory of writing stages, beside copying the same bytes.
-bench-emit: .venv/ready
-	cargo build --release
-	.venv/bin/python benches/emit.py
-.PHONY: deny hostile
+
 # Licences, bans and sources of all dependencies, then known vulnerabilities where their list can be fetched.
 deny:
 	cargo deny --version >/dev/null 2>&1 || cargo install cargo-deny --locked
@@ -115,29 +112,33 @@ deny:
 	@if cargo deny --all-features fetch db >/dev/null 2>&1; then cargo deny --all-features check advisories; \
 	else echo "advisories were NOT checked: their list cannot be fetched here"; fi
 
+# -- what is made and committed, and what tests like to have --
+
+# The committed traces and dumps, made again; `git diff` shows what changed.
+fixtures: .venv/ready
+	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py fixtures
+
+# Every model of the zoo, traced into out/zoo (2 GB).
+zoo: .venv/ready
+	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py trace --ir out/zoo
+
 # The corpus of hostile files, made again; `git diff` shows what changed.
 hostile:
 	$(PYTHON) fixtures/hostile.py
 
-.PHONY: zoo-stages
-# Every model of the zoo in 2, 3 and 4 stages, both forms, eval and training mode, against the whole model.
-zoo-stages: .venv/ready
+# The cost model that ships for `cpu`, fitted again; then whole models beside it, given their traces in out/whole.
+cost-model:
 	cargo build --release
-	.venv/bin/python tests/oracle/zoo_stages.py target/release/model-analyze out/zoo-stages
+	target/release/model-analyze fit fixtures/profiles/cpu-epyc-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen4-1t.yaml
+	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
 
-.PHONY: bench-stages
-# Forward and backward of stages, as Python and under tch, beside the eager model cut by hand.
-bench-stages: .venv/ready
-	cargo build --release
-	cargo build --release -p model-analyze-runtime --features torch --example stage
-	.venv/bin/python -W ignore benches/stages.py
-.PHONY: properties
-PLAN_CASES ?= 10000
-# The planner's property tests on many more random models and clusters than the suite takes.
-properties:
-	PLAN_CASES=$(PLAN_CASES) cargo test --release -p model-analyze-partitioner --lib
-.PHONY: bench-split
-# Our plans beside splits by hand, predicted and executed by two processes; and the seconds of `split` itself.
-bench-split: .venv/ready
-	cargo build --release
-	.venv/bin/python benches/split.py
+# The pictures of the documents, drawn again from committed traces.
+pictures:
+	mkdir -p fixtures/pictures
+	cargo run --release --quiet -- graph fixtures/traces/unet_small.pt --depth 1 -o fixtures/pictures/unet_small.svg
+	cargo run --release --quiet -- graph fixtures/traces/amoebanet_6_small.pt --depth 1 --color cost -o fixtures/pictures/amoebanet_6_small.svg
+
+# Programs of the system that some tests use, which say so and pass without them: Chromium shows the report, Graphviz
+# serves `graph --renderer dot`.
+programs:
+	apt-get install -y --no-install-recommends chromium graphviz
