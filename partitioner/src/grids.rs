@@ -236,6 +236,8 @@ pub(crate) struct Floors<'a> {
     known: Vec<(f64, f64)>,
     /// Seconds of one micro-batch on the fastest device.
     total: f64,
+    /// The same without the weights' gradients.
+    there_and_back: f64,
     /// Speeds, the fastest first, added up.
     power: Vec<f64>,
 }
@@ -255,7 +257,9 @@ impl<'a> Floors<'a> {
             true => states.work_and_forward(problem, fastest),
             false => Vec::new(),
         };
-        Self { problem, known, total: problem.seconds() / fastest, power }
+        let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
+        let total = problem.seconds() / fastest;
+        Self { problem, known, total, there_and_back: total - weights / fastest, power }
     }
 
     /// No step of this grid is shorter: its order of operations and the work of its devices bound it.
@@ -266,6 +270,11 @@ impl<'a> Floors<'a> {
         // All devices together do no more than they can, however unlike they are.
         let n_devices = (ranks * replicas).min(self.power.len());
         let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
-        steps.floor().max(all).max(self.total)
+        // One micro-batch goes through all stages and back; weight gradients may wait for that, side by side.
+        let one = match schedule {
+            Schedule::InterleavedZeroBubble => self.there_and_back,
+            _ => self.total,
+        };
+        steps.floor().max(all).max(one)
     }
 }
