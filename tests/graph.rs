@@ -102,7 +102,9 @@ fn stages_come_from_a_plan() {
     let plan = |second: &str, digest: &str| {
         format!(
             "kind: plan\nversion: 1\nwritten_by: test\nmodel: {{name: unet, digest: '{digest}'}}\n\
-             cluster: {{types: {{}}, devices: [{{name: a, type: t, place: []}}, {{name: b, type: t, place: []}}]}}\nstrategy: by-hand\nschedule: 1f1b\nmicro_batches: 2\nstages:\n\
+             cluster: {{types: {{t: {{memory: 1000000000, memory_bandwidth: 1.0e9, peak: {{float32: 1.0e9}}}}}}, \
+             devices: [{{name: a, type: t, place: []}}, {{name: b, type: t, place: []}}], \
+             levels: [{{name: link, bandwidth: 1.0e9, latency: 0.0}}]}}\nstrategy: by-hand\nschedule: 1f1b\nmicro_batches: 2\nstages:\n\
              - {{blocks: [stem], devices: [a], cost: {cost}}}\n\
              - {{blocks: [{second}], devices: [b], cost: {cost}}}\npredicted: {{}}\n"
         )
