@@ -20,6 +20,8 @@ use crate::{
 const STATES: usize = 500;
 /// The most beginnings that are looked at.
 const BEGINNINGS: usize = 100_000;
+/// The most blocks that are scored, stage by stage, in one search.
+const WORK: usize = 400_000;
 
 /// A stage, scored and timed.
 type Timed = (SolutionStage, StageTimes);
@@ -38,6 +40,7 @@ pub(crate) struct AllCuts<'a> {
     /// Plans that may still be simulated.
     pub(crate) left: usize,
     n_beginnings: usize,
+    n_scored: usize,
 }
 
 impl<'a> AllCuts<'a> {
@@ -48,7 +51,7 @@ impl<'a> AllCuts<'a> {
         places: &'a [(Run, usize)],
         finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
     ) -> Self {
-        Self { scorer, grid, each, places, finish, best: None, left: 0, n_beginnings: 0 }
+        Self { scorer, grid, each, places, finish, best: None, left: 0, n_beginnings: 0, n_scored: 0 }
     }
 
     /// Looks for a better plan than `best`; tells whether all cuts were looked at.
@@ -83,6 +86,10 @@ impl<'a> AllCuts<'a> {
             let is_empty = states.work[end] <= states.work[start];
             if is_empty || !states.is_before(start, end) {
                 continue;
+            }
+            self.n_scored += end - start;
+            if self.n_scored > WORK {
+                return false;
             }
             let cut = Cut { start, end, run, behind };
             let Some(score) = self.scorer.score(start, end, run, behind) else { continue };
