@@ -166,8 +166,7 @@ pub fn notes(program: &Program) -> impl Iterator<Item = String> {
         }
         let source = program.sources.get(note.span.source as usize);
         if let Some(source) = source.filter(|_| note.span.end > note.span.start) {
-            let before = source.text.as_bytes().get(..note.span.start as usize).unwrap_or_default();
-            let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+            let line = source.line(note.span.start as usize);
             text.push_str(&match source.name.is_empty() {
                 true => format!(" (line {line})"),
                 false => format!(" ({}:{line})", source.name),

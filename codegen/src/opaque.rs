@@ -52,8 +52,7 @@ pub(crate) fn functions(
 fn place(program: &Program, node: NodeId) -> String {
     let span = program.nodes[node.index()].span;
     let Some(source) = program.sources.get(span.source as usize) else { return "of unknown place".into() };
-    let before = source.text.get(..span.start as usize).unwrap_or_default();
-    format!("{}:{}", source.name, before.matches('\n').count() + 1)
+    format!("{}:{}", source.name, source.line(span.start as usize))
 }
 
 fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'static str> {

@@ -128,6 +128,10 @@ pub fn check_written(
     check_borders(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
     check_homes(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
     let by_path: BTreeMap<&str, &Tensor> = program.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
+    let by_place: BTreeMap<String, &Tensor> =
+        by_path.iter().map(|(path, tensor)| (in_tree(path), *tensor)).collect();
+    // Conditions are seen again with what they decide, which nothing declares.
+    let may_repeat = branches(program);
     let mut operators: BTreeMap<String, usize> = BTreeMap::new();
     let mut has_archives = false;
     let mut sources = source::Sources::new(program);
@@ -138,11 +142,11 @@ pub fn check_written(
             let archive = written.bytes(&file).map_err(|error| unreadable(&file, error))?;
             let found = tracer::read_archive(archive.as_ref())
                 .map_err(|error| at(&file, Fault::Unreadable(error.to_string())))?;
-            check_archive(&by_path, stage, &found).map_err(|fault| at(&file, fault))?;
-            check_order(program, &found).map_err(|fault| at(&file, fault))?;
+            check_archive(&by_place, stage, &found).map_err(|fault| at(&file, fault))?;
+            check_order(program, &found, may_repeat).map_err(|fault| at(&file, fault))?;
             drop(archive);
             let mut read = |place: u64, buffer: &mut [u8]| written.read_at(&file, place, buffer);
-            weights::archive(&by_path, &found, copied(&file), source, &mut read)
+            weights::archive(&by_place, &found, copied(&file), source, &mut read)
                 .map_err(|fault| at(&file, fault))?;
             for operator in shown(&found) {
                 *operators.entry(operator).or_default() += 1;
@@ -174,7 +178,9 @@ pub fn check_written(
         sources.finish().map_err(|fault| at(MANIFEST, fault))?;
     }
     match has_archives {
-        true => check_operators(program, &manifest, &operators).map_err(|fault| at(MANIFEST, fault)),
+        true => {
+            check_operators(program, &manifest, &operators, may_repeat).map_err(|fault| at(MANIFEST, fault))
+        }
         false => Ok(()),
     }
 }
@@ -255,9 +261,9 @@ fn in_tree(path: &str) -> String {
     path.trim_start_matches('.').to_string()
 }
 
-/// The archive takes what the manifest says, and holds the model's tensors.
+/// The archive takes what the manifest says, and holds the model's tensors, each at its place in the tree.
 fn check_archive(
-    by_path: &BTreeMap<&str, &Tensor>,
+    by_place: &BTreeMap<String, &Tensor>,
     stage: &StageFiles,
     found: &Program,
 ) -> Result<(), Fault> {
@@ -273,12 +279,10 @@ fn check_archive(
         let expected = format!("{} outputs", stage.outputs.len());
         return Err(Fault::Signature { expected, found: format!("{returned} outputs") });
     }
-    let by_path: BTreeMap<String, &Tensor> =
-        by_path.iter().map(|(path, tensor)| (in_tree(path), *tensor)).collect();
     let mut wanted: BTreeSet<String> =
         stage.parameters.iter().chain(&stage.buffers).map(|name| in_tree(name)).collect();
     for tensor in found.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
-        let is_right = by_path.get(&in_tree(&tensor.path)).is_some_and(|model| {
+        let is_right = by_place.get(&in_tree(&tensor.path)).is_some_and(|model| {
             (model.dtype, &model.shape, model.role, model.requires_grad)
                 == (tensor.dtype, &tensor.shape, tensor.role, tensor.requires_grad)
                 && model.storage.is_some() == tensor.storage.is_some()
@@ -360,11 +364,9 @@ fn branches(program: &Program) -> bool {
     program.nodes.iter().any(|node| node.operator == "prim::Opaque")
 }
 
-/// A stage's operators stand in the model in the same order.
-fn check_order(program: &Program, found: &Program) -> Result<(), Fault> {
+/// A stage's operators stand in the model in the same order: what is computed again, where it stood.
+fn check_order(program: &Program, found: &Program, may_repeat: bool) -> Result<(), Fault> {
     let mut ahead = shown(program);
-    // What is computed again stands where it stood, but conditions are seen again with what they decide.
-    let may_repeat = branches(program);
     let mut after = "nothing".to_string();
     for operator in shown(found) {
         let mut rest = ahead.clone();
@@ -383,14 +385,13 @@ fn check_operators(
     program: &Program,
     manifest: &Manifest,
     found: &BTreeMap<String, usize>,
+    may_repeat: bool,
 ) -> Result<(), Fault> {
     let mut expected: BTreeMap<String, usize> = BTreeMap::new();
     for operator in shown(program) {
         *expected.entry(operator).or_default() += 1;
     }
     let mut declared: usize = manifest.stages.iter().map(|stage| stage.repeated_operators as usize).sum();
-    // Conditions are seen again with what they decide, which nothing declares.
-    let may_repeat = branches(program);
     let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
     for operator in names {
         let count = |counts: &BTreeMap<String, usize>| counts.get(operator).copied().unwrap_or(0);

@@ -20,7 +20,7 @@ use crate::{
 const STATES: usize = 500;
 /// The most beginnings that are looked at.
 const BEGINNINGS: usize = 100_000;
-/// The most blocks that are scored, stage by stage, in one search.
+/// The most states that scored stages span, all together: scoring one takes as long as it has blocks.
 const WORK: usize = 400_000;
 
 /// A stage, scored and timed.

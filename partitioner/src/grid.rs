@@ -278,7 +278,7 @@ fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
 pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
     let problem = scorer.problem;
     let machine = &problem.machine;
-    let speed = cut.run.devices().map(|device| machine.devices[device].speed).fold(f64::INFINITY, f64::min);
+    let speed = scorer.speed(cut.run);
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };

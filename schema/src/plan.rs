@@ -46,6 +46,22 @@ pub struct Plan {
     pub predicted: Predicted,
 }
 
+impl Plan {
+    /// Returns the rank of each stage: stages on the same devices are one rank's. Ranks are counted as they first appear.
+    pub fn ranks(&self) -> Vec<usize> {
+        let mut seen: Vec<&[String]> = Vec::new();
+        let mut ranks = Vec::with_capacity(self.stages.len());
+        for stage in &self.stages {
+            let known = seen.iter().position(|devices| *devices == stage.devices.as_slice());
+            ranks.push(known.unwrap_or_else(|| {
+                seen.push(&stage.devices);
+                seen.len() - 1
+            }));
+        }
+        ranks
+    }
+}
+
 /// The model a plan belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -299,6 +299,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         let versions = u64::from(in_flight::weight_versions(schedule, shape, rank)) - 1;
         stage.memory.older_versions = stage.memory.parameters.saturating_mul(versions);
     }
+    let order = order_of(schedule, shape, &stages, &machine, &rank_devices)?;
     let mut step = PlannedStep {
         schedule,
         shape,
@@ -311,12 +312,11 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
             sync,
             offload: execution::offload(&choices)?,
         },
-        order: Order { ranks: Vec::new(), chain: shape.ranks },
+        order,
         machine,
         notes,
         rank_devices,
     };
-    step.order = step.order_for(micro_batches)?;
     step.note_idle_replicas();
     Ok(step)
 }
@@ -327,11 +327,8 @@ impl PlannedStep {
     /// # Errors
     /// Names the constraint that the number breaks.
     pub fn order_for(&self, micro_batches: u32) -> Result<Order, OrderError> {
-        let cost = average_cost(&self.workload.stages, &self.machine, &self.rank_devices);
-        let replicas: Vec<u32> = self.rank_devices.iter().map(|devices| devices.len() as u32).collect();
-        for_replicas(self.schedule, micro_batches, &replicas, |micro_batches| {
-            make_for_costs(self.schedule, Shape { micro_batches, ..self.shape }, cost)
-        })
+        let shape = Shape { micro_batches, ..self.shape };
+        order_of(self.schedule, shape, &self.workload.stages, &self.machine, &self.rank_devices)
     }
 
     fn note_idle_replicas(&mut self) {
@@ -340,6 +337,21 @@ impl PlannedStep {
             self.notes.push(format!("{idle} replicas have no micro-batch: there are fewer than replicas"));
         }
     }
+}
+
+/// Makes the order of stages on ranks of so many devices.
+fn order_of(
+    schedule: Schedule,
+    shape: Shape,
+    stages: &[Stage],
+    machine: &Machine,
+    rank_devices: &[Vec<usize>],
+) -> Result<Order, OrderError> {
+    let cost = average_cost(stages, machine, rank_devices);
+    let replicas: Vec<u32> = rank_devices.iter().map(|devices| devices.len() as u32).collect();
+    for_replicas(schedule, shape.micro_batches, &replicas, |micro_batches| {
+        make_for_costs(schedule, Shape { micro_batches, ..shape }, cost)
+    })
 }
 
 /// The most that the times of a plan may add up to, a century in nanoseconds, and its sizes, an exbibyte.

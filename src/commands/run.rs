@@ -1,6 +1,6 @@
 //! `model-analyze run`: the stages as a pipeline on the devices of this machine, measured beside predicted.
 
-use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 use runtime::{Measured, Null};
@@ -208,9 +208,8 @@ impl Run {
 /// Stages a device holds under the plan.
 fn chunks(plan: Option<&Plan>, n_stages: u32) -> u32 {
     let Some(plan) = plan else { return 1 };
-    // Stages on the same devices are one rank's.
-    let ranks: BTreeSet<_> = plan.stages.iter().map(|stage| &stage.devices).collect();
-    (n_stages / (ranks.len() as u32).max(1)).max(1)
+    let n_ranks = plan.ranks().into_iter().max().map_or(1, |last| last as u32 + 1);
+    (n_stages / n_ranks).max(1)
 }
 
 fn median(mut values: Vec<u64>) -> u64 {

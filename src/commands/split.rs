@@ -108,9 +108,7 @@ struct Found {
 impl Found {
     /// Stages in a row: those that have devices of their own.
     fn n_ranks(&self) -> usize {
-        let stages = &self.plan.stages;
-        let again = stages.iter().skip(1).position(|stage| stage.devices == stages[0].devices);
-        again.map_or(stages.len(), |position| position + 1).max(1)
+        self.plan.ranks().into_iter().max().map_or(1, |last| last + 1)
     }
 }
 

@@ -138,9 +138,8 @@ impl Place {
     /// Returns line and column, both from 1; the column counts characters.
     pub fn line_and_column(&self) -> (usize, usize) {
         let before = self.source.text.get(..self.range.start).unwrap_or(&self.source.text);
-        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-        (line, column)
+        (self.source.line(self.range.start), column)
     }
 }
 

@@ -167,8 +167,30 @@ fn truth(constant: Constant) -> Option<bool> {
     }
 }
 
+/// A loop that runs no more often than this is written out.
+const MAX_STEPS: usize = 1000;
+/// Statements of all loops together that are written out.
+const MAX_WRITTEN_OUT: usize = 50_000;
+
+/// Statements of loops that were written out so far: archives and IR text write out the same loops.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenOut(usize);
+
+impl WrittenOut {
+    /// Returns the numbers that a loop over a range counts through, where writing out its statements so often is allowed.
+    pub(crate) fn steps(&mut self, bounds: &[i64], n_statements: usize) -> Option<Vec<i64>> {
+        let steps: Vec<i64> = range(bounds)?.take(MAX_STEPS + 1).collect();
+        let written_out = self.0 + steps.len() * n_statements;
+        if steps.len() > MAX_STEPS || written_out > MAX_WRITTEN_OUT {
+            return None;
+        }
+        self.0 = written_out;
+        Some(steps)
+    }
+}
+
 /// The numbers that `range` gives; nothing for a step of zero.
-pub(crate) fn range(bounds: &[i64]) -> Option<Range> {
+fn range(bounds: &[i64]) -> Option<Range> {
     let (start, end, step) = match *bounds {
         [end] => (0, end, 1),
         [start, end] => (start, end, 1),
@@ -180,7 +202,7 @@ pub(crate) fn range(bounds: &[i64]) -> Option<Range> {
 
 /// See [`range`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Range {
+struct Range {
     next: i64,
     end: i64,
     step: i64,

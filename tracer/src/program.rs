@@ -350,6 +350,14 @@ pub struct Source {
     pub text: String,
 }
 
+impl Source {
+    /// Returns the line of a byte, from 1; the last for one behind the end.
+    pub fn line(&self, position: usize) -> usize {
+        let before = self.text.as_bytes().get(..position).unwrap_or(self.text.as_bytes());
+        before.iter().filter(|byte| **byte == b'\n').count() + 1
+    }
+}
+
 /// A place in a source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {

@@ -30,17 +30,15 @@ struct Place<'p> {
 
 /// The tensors of a TorchScript stage.
 pub(super) fn archive(
-    by_path: &BTreeMap<&str, &Tensor>,
+    by_place: &BTreeMap<String, &Tensor>,
     found: &Program,
     copied: &[Copied],
     source: &mut dyn ReadAt,
     read: &mut Read<'_>,
 ) -> Result<(), Fault> {
-    let by_path: BTreeMap<String, &Tensor> =
-        by_path.iter().map(|(path, tensor)| (in_tree(path), *tensor)).collect();
     let mut places = Vec::new();
     for held in found.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
-        let tensor = by_path.get(&in_tree(&held.path)).ok_or_else(|| Fault::Tensor(held.path.clone()))?;
+        let tensor = by_place.get(&in_tree(&held.path)).ok_or_else(|| Fault::Tensor(held.path.clone()))?;
         if let Some(storage) = &held.storage {
             let at = storage.position + storage.offset * held.dtype.bytes();
             places.push(Place { tensor, at, strides: held.strides.clone() });

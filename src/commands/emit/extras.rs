@@ -16,10 +16,12 @@ pub fn extras(
     launchers: &[Launcher],
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
-    let (groups, ranks_of) = match plan {
-        Some(plan) => groups(plan),
-        None => (vec![1; pipeline.stages.len()], (0..pipeline.stages.len()).collect()),
-    };
+    let ranks_of = plan.map_or_else(|| (0..pipeline.stages.len()).collect(), Plan::ranks);
+    // Replicas of each rank of a pipeline.
+    let mut groups = vec![1; ranks_of.iter().max().map_or(0, |last| last + 1)];
+    for (stage, rank) in plan.iter().flat_map(|plan| &plan.stages).zip(&ranks_of) {
+        groups[*rank] = stage.devices.len().max(1);
+    }
     let mut files = codegen::exports(program, assignment, pipeline, &ranks_of);
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
     if let Some(plan) = plan {
@@ -56,20 +58,6 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
     let devices = counts.iter().map(|(name, count)| format!("{count} × {name}")).collect::<Vec<_>>();
     let Predicted { step, band, .. } = &plan.predicted;
     Some(Prediction { step: (*step)?, band: *band, devices: devices.join(" + ") })
-}
-
-/// Returns the replicas of each rank of a pipeline, and the rank of each stage: stages on the same devices are one rank's.
-fn groups(plan: &Plan) -> (Vec<usize>, Vec<usize>) {
-    let mut seen: Vec<&[String]> = Vec::new();
-    let mut ranks = Vec::with_capacity(plan.stages.len());
-    for stage in &plan.stages {
-        let known = seen.iter().position(|devices| *devices == stage.devices.as_slice());
-        ranks.push(known.unwrap_or_else(|| {
-            seen.push(&stage.devices);
-            seen.len() - 1
-        }));
-    }
-    (seen.iter().map(|devices| devices.len().max(1)).collect(), ranks)
 }
 
 /// Writes the table of one pipeline.

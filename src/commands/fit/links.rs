@@ -9,28 +9,24 @@ use crate::{failure::Failure, files};
 
 /// Reads all files and fits one link to them.
 pub fn fit(paths: &[PathBuf]) -> Result<FittedLinks, Failure> {
-    let mut tests = Vec::new();
+    let (mut tests, mut rows) = (Vec::new(), Vec::new());
     for path in paths {
         let text = files::read_text(path)?;
-        let read = schema::read_nccl_tests(&text);
-        tests.extend(read.map_err(|error| Failure::input(format!("{}: {error}", path.display())))?);
-    }
-    let mut rows = Vec::new();
-    for test in &tests {
-        let collective = collective(&test.collective).ok_or_else(|| {
-            Failure::input(format!(
-                "{}: the time of `{}` has no formula",
-                paths[0].display(),
-                test.collective
-            ))
-            .with_hint(format!("measure one of {}", NAMES.map(|(name, _)| name).join(", ")))
-        })?;
-        rows.extend(test.rows.iter().map(|(bytes, seconds)| Measured {
-            collective,
-            ranks: test.ranks,
-            bytes: *bytes,
-            nanoseconds: seconds * 1e9,
-        }));
+        let in_file = |what: String| Failure::input(format!("{}: {what}", path.display()));
+        let read = schema::read_nccl_tests(&text).map_err(|error| in_file(error.to_string()))?;
+        for test in &read {
+            let collective = collective(&test.collective).ok_or_else(|| {
+                in_file(format!("the time of `{}` has no formula", test.collective))
+                    .with_hint(format!("measure one of {}", NAMES.map(|(name, _)| name).join(", ")))
+            })?;
+            rows.extend(test.rows.iter().map(|(bytes, seconds)| Measured {
+                collective,
+                ranks: test.ranks,
+                bytes: *bytes,
+                nanoseconds: seconds * 1e9,
+            }));
+        }
+        tests.extend(read);
     }
     let found = fit_link(&rows).ok_or_else(|| {
         Failure::input(format!("{}: the sizes do not tell latency from bandwidth", paths[0].display()))

@@ -81,6 +81,7 @@ pub struct Asked {
     pub problem: Problem,
     /// Samples in one micro-batch, where the model tells.
     pub batch: Option<u64>,
+    /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
@@ -448,7 +449,6 @@ fn machines(plan: &Plan) -> Result<Cluster, Failure> {
     })
 }
 
-/// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
 fn answer_of(
     plan: &Plan,
     problem: &Problem,

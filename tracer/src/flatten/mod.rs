@@ -20,6 +20,7 @@ use crate::{
     archive::{Library, Modules, zip::Records},
     code::ast::{Definition, Function},
     error::TraceError,
+    known::WrittenOut,
     program::{
         Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId,
         Type, Value, ValueId,
@@ -37,10 +38,6 @@ const MAX_CALLS: usize = 500_000;
 const MAX_OPERANDS: usize = 8_000_000;
 /// Lists inside one another.
 const MAX_NESTING: usize = 32;
-/// A loop that runs no more often than this is written out.
-const MAX_STEPS: usize = 1000;
-/// Statements of all loops together that are written out.
-const MAX_WRITTEN_OUT: usize = 50_000;
 
 /// What a name stands for.
 #[derive(Clone, Debug)]
@@ -82,8 +79,7 @@ struct Flattener<'l, 'a, 'p, 'b, 'r, 'z> {
     spent: usize,
     /// Nodes of statements that were decided while reading, in order and none inside another.
     settled: Vec<Range<u32>>,
-    /// Statements of loops written out so far.
-    written_out: usize,
+    written_out: WrittenOut,
 }
 
 /// Walks the root's `forward`.
@@ -109,7 +105,7 @@ pub(crate) fn flatten(
         depth: 0,
         spent: 0,
         settled: Vec::new(),
-        written_out: 0,
+        written_out: WrittenOut::default(),
     };
     let (inputs, output) = flattener.root()?;
     let program = Program {

@@ -1,10 +1,10 @@
 //! Statements: they bind names and otherwise leave the work to expressions.
 
-use super::{Bound, Flattener, Frame, MAX_STEPS, MAX_WRITTEN_OUT, types};
+use super::{Bound, Flattener, Frame, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
-    known::{known, range},
+    known::known,
     program::{Argument, Constant, Operand, Type},
 };
 
@@ -109,13 +109,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             _ => None,
         };
         let bounds = bounds.iter().map(int).collect::<Option<Vec<i64>>>()?;
-        let steps: Vec<i64> = range(&bounds)?.take(MAX_STEPS + 1).collect();
-        let written_out = self.written_out + steps.len() * count(block);
-        if steps.len() > MAX_STEPS || written_out > MAX_WRITTEN_OUT {
-            return None;
-        }
-        self.written_out = written_out;
-        Some(steps)
+        self.written_out.steps(&bounds, count(block))
     }
 
     /// Walks a loop's statements once for every step.

@@ -10,15 +10,7 @@ use super::{
     lower::{Bound, Lowering, Reads, weigh},
     tree::{Block, IrType, Node as IrNode, Use},
 };
-use crate::{
-    Argument, Constant, Node, NodeId, Note, Operand,
-    known::{known, range},
-};
-
-/// A loop that runs no more often than this is written out.
-const MAX_STEPS: usize = 1000;
-/// Nodes of all loops together that are written out.
-const MAX_WRITTEN_OUT: usize = 50_000;
+use crate::{Argument, Constant, Node, NodeId, Note, Operand, known::known};
 
 impl Lowering {
     /// Lowers a node that has blocks.
@@ -41,7 +33,7 @@ impl Lowering {
                         .iter()
                         .map(|input| Ok(self.operand(input)?.0))
                         .collect::<Result<Vec<_>, IrError>>()?;
-                    for step in 0..steps {
+                    for step in steps {
                         carried.insert(0, Operand::Constant(Constant::Int(step)));
                         carried = self.inside(block, carried, step > 0)?;
                         carried.remove(0);
@@ -62,8 +54,8 @@ impl Lowering {
         }
     }
 
-    /// Returns how often a loop runs, where that is known, not often, and nothing ends it early.
-    fn steps(&mut self, node: &IrNode, block: &Block) -> Option<i64> {
+    /// Returns the numbers of a loop's rounds, where they are known and few, and nothing ends it early.
+    fn steps(&mut self, node: &IrNode, block: &Block) -> Option<Vec<i64>> {
         let [limit, condition, carried @ ..] = node.inputs.as_slice() else { return None };
         let Some(Constant::Int(limit)) = self.constant_of(limit) else { return None };
         let goes_on = [condition, block.outputs.first()?];
@@ -74,13 +66,7 @@ impl Lowering {
         if !fits || !goes_on.into_iter().all(is_true) {
             return None;
         }
-        let n_steps = range(&[limit])?.take(MAX_STEPS + 1).count();
-        let written_out = self.written_out + n_steps * count(block);
-        if n_steps > MAX_STEPS || written_out > MAX_WRITTEN_OUT {
-            return None;
-        }
-        self.written_out = written_out;
-        Some(n_steps as i64)
+        self.written_out.steps(&[limit], count(block))
     }
 
     /// Lowers a block's nodes with its inputs bound, and returns what it gives.

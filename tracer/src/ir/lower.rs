@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Operand, Program, Role, Span, Tensor,
     TensorId, TensorType, Value, ValueId,
-    known::{only_asks, settled},
+    known::{WrittenOut, only_asks, settled},
 };
 
 /// Lists and tuples inside one another.
@@ -54,7 +54,7 @@ pub fn lower(graph: &Graph) -> Result<Program, IrError> {
         constants: 0,
         copied: 0,
         lists: HashMap::new(),
-        written_out: 0,
+        written_out: WrittenOut::default(),
         repeats: 0,
         repeat: None,
     };
@@ -88,8 +88,8 @@ pub(super) struct Lowering {
     copied: usize,
     /// Types of lists, which an empty one does not say itself.
     pub(super) lists: HashMap<String, IrType>,
-    /// Nodes of loops written out so far, and rounds of loops after their first.
-    pub(super) written_out: usize,
+    pub(super) written_out: WrittenOut,
+    /// Rounds of loops after their first.
     pub(super) repeats: usize,
     /// The round being written out, other than a loop's first.
     pub(super) repeat: Option<usize>,

@@ -1,0 +1,24 @@
+//! Cases that stand in Python: one interpreter for all, for importing torch is most of their time.
+
+use std::{path::Path, process::Command};
+
+/// Runs `tests/oracle/SCRIPT.py` on the command with a folder for what it makes; returns what it printed.
+///
+/// # Panics
+/// When a case fails.
+#[track_caller]
+pub fn run(script: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let place = tempfile::tempdir().expect("a folder");
+    let output = Command::new(root.join(".venv/bin/python"))
+        .args(["-W", "ignore"])
+        .arg(root.join("tests/oracle").join(script).with_extension("py"))
+        .arg(env!("CARGO_BIN_EXE_model-analyze"))
+        .arg(place.path())
+        .output()
+        .expect("`make test` has made .venv");
+    let text = String::from_utf8_lossy(&output.stdout);
+    println!("{text}");
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    text.into_owned()
+}
