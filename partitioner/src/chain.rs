@@ -9,7 +9,9 @@
 //! earliest: a stage that does not get there is not looked at. A few replica counts give a first plan; all of them are
 //! then asked for just below it, and whatever better plan that finds brings its counts into the few.
 //!
-//! Cost: O(M²) comparisons for a walk with all counts, of which there are two or three; O(M · few) for the others.
+//! From one position, more replicas must get farther than fewer: most counts are passed over at once.
+//!
+//! Cost: O(M²) comparisons at worst for a walk with all counts, of which there are two or three; O(M · few) for the others.
 //! Exact to 1e-10; no table over positions.
 
 use schema::{BytesPerSecond, Seconds};
@@ -52,6 +54,8 @@ struct Limits {
     count: usize,
     work: f64,
     parameters: f64,
+    /// The most parameters that this count or a smaller one of several replicas can take.
+    most_parameters: f64,
     bytes: f64,
 }
 
@@ -142,7 +146,8 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         few.sort_unstable();
         few.dedup();
         if few.len() > n_few {
-            chain.search(low, &mut best, &few);
+            let near = chain.near(low, &mut best, &few);
+            chain.search(near, &mut best, &few);
         }
     }
     Some(best)
@@ -151,28 +156,61 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
 impl Chain<'_> {
     /// Betters a plan with these replica counts as far as they go.
     fn search(&self, mut low: f64, best: &mut (f64, Vec<Cut>), counts: &[usize]) {
+        // Plans are few: once not much is left, there is often none between, and one walk tells.
+        let mut near = 1e-4;
         while best.0 - low > 1e-10 * best.0 {
             let middle = if best.0 > 4.0 * low { low.max(best.0 * 1e-3) * 2.0 } else { (low + best.0) / 2.0 };
-            match self.within(middle.min(best.0 * (1.0 - 1e-11)), counts) {
-                Some(better) => *best = better,
-                None => low = middle,
+            let below = best.0 * (1.0 - 1e-11);
+            let target = if best.0 - low < near * best.0 { below } else { middle.min(below) };
+            if target == below {
+                near /= 16.0;
             }
+            match self.within(target, counts) {
+                Some(better) => *best = better,
+                None => low = target,
+            }
+        }
+    }
+
+    /// Betters a plan in growing steps; returns a time that these counts cannot do.
+    fn near(&self, low: f64, best: &mut (f64, Vec<Cut>), counts: &[usize]) -> f64 {
+        let mut step = 1e-4;
+        loop {
+            let target = best.0 * (1.0 - step);
+            if target <= low {
+                return low;
+            }
+            match self.within(target, counts) {
+                Some(better) => *best = better,
+                None => return target,
+            }
+            step = f64::min(4.0 * step, 0.5);
         }
     }
 
     /// What stages of some replica counts can take within a time.
     fn limits(&self, time: f64, counts: &[usize]) -> Vec<Limits> {
         let slack = 1.0 + 1e-15;
+        let mut most = 0.0_f64;
         let limits = counts.iter().map(|&count| {
             let replicas = count as f64;
+            let parameters = self.parameters_within(time, replicas) * slack;
+            most = if count > 1 { most.max(parameters) } else { most };
             Limits {
                 count,
                 work: time * replicas * self.speed * slack,
-                parameters: self.parameters_within(time, replicas) * slack,
+                parameters,
+                most_parameters: most,
                 bytes: time * self.bandwidth * replicas * slack,
             }
         });
         limits.collect()
+    }
+
+    /// Work and parameters that one device adds to what several replicas can take, at the most: `n` take no more than `n + 2` times.
+    fn shares(&self, time: f64) -> (f64, f64) {
+        let slack = 1.0 + 1e-12;
+        (time * self.speed * slack, time * self.bandwidth / 2.0 * slack)
     }
 
     /// Returns, by devices that are left, the earliest position from which they might do, whatever crosses at a stage's end;
@@ -186,12 +224,21 @@ impl Chain<'_> {
         let slack = 1.0 + 1e-9;
         let mut by_work = last;
         let mut earliest = vec![last as u32; self.n_devices + 1];
+        // Parameters before a position and what its devices could have taken, the least so far: one device more each.
+        let (_, share) = self.shares(time);
+        let rounding = 1e-12 * self.parameters[last];
+        let mut least_parameters = vec![self.parameters[last]];
         for left in 1..=self.n_devices {
             let least = self.work[last] - time * left as f64 * self.speed * slack;
             by_work = back(self.work, by_work, |&value| value >= least);
             let mut best = earliest[left - 1] as usize;
             for limits in limits.iter().take_while(|limits| limits.count <= left) {
                 if best <= by_work {
+                    break;
+                }
+                // None of so many replicas or more reaches back.
+                let most = self.parameters[best - 1] + share * (left + 2) as f64 + rounding;
+                if self.synchronises && limits.count > 1 && least_parameters[left - limits.count] > most {
                     break;
                 }
                 let end = earliest[left - limits.count] as usize;
@@ -208,7 +255,10 @@ impl Chain<'_> {
                 }
                 best = best.min(start);
             }
-            earliest[left] = best.max(by_work) as u32;
+            let begin = best.max(by_work);
+            earliest[left] = begin as u32;
+            least_parameters
+                .push(least_parameters[left - 1].min(self.parameters[begin] + share * left as f64));
         }
         (earliest[self.n_devices] == 0).then_some(earliest)
     }
@@ -232,6 +282,7 @@ impl Chain<'_> {
         let earliest = self.earliest(time, &limits)?;
         let begins: Vec<(f64, f64)> =
             earliest.iter().map(|&at| (self.work[at as usize], self.parameters[at as usize])).collect();
+        let within_reach = WithinReach::new(self, time, &begins);
         let mut points = vec![Point { position: 0, came: u32::MAX, replicas: 0, devices: 0 }];
         // New points by devices used, as lists through `next`; the frontier of all so far, by growing position and bytes.
         let mut next = vec![u32::MAX];
@@ -258,18 +309,34 @@ impl Chain<'_> {
                 }
                 add(&mut frontier, point.position, self.crossing[position]);
                 let own = (self.work[position], self.parameters[position]);
-                for (limits, reached) in
-                    limits.iter().zip(&mut reached).take_while(|(limits, _)| limits.count <= left)
-                {
-                    let used = devices + limits.count;
-                    let (work, parameters) = begins[self.n_devices - used];
-                    if work - own.0 > limits.work || parameters - own.1 > limits.parameters {
+                // More replicas must get farther than fewer do: what lies nearer is reached with as few bytes.
+                let mut farthest = position;
+                let mut at_count = 0;
+                while let Some(count) = limits.get(at_count).filter(|limits| limits.count <= left) {
+                    let used = devices + count.count;
+                    if !within_reach.is_any(own, devices, count.count) {
+                        break;
+                    }
+                    let beyond = (self.work[farthest + 1], self.parameters[farthest + 1]);
+                    if own.0 + count.work < beyond.0 || own.1 + count.parameters < beyond.1 {
+                        let is_less = |limits: &Limits| {
+                            own.0 + limits.work < beyond.0 || own.1 + limits.most_parameters < beyond.1
+                        };
+                        let rest = &limits[at_count + 1..];
+                        at_count += 1 + rest.partition_point(is_less);
                         continue;
                     }
-                    let least = earliest[self.n_devices - used] as usize;
-                    self.ends(position, limits, least, reached, &mut ends);
+                    let reached = &mut reached[at_count];
+                    at_count += 1;
+                    let (work, parameters) = begins[self.n_devices - used];
+                    if work - own.0 > count.work || parameters - own.1 > count.parameters {
+                        continue;
+                    }
+                    let least = (earliest[self.n_devices - used] as usize).max(farthest + 1);
+                    self.ends(position, count, least, reached, &mut ends);
+                    farthest = ends.first().map_or(farthest, |&end| end);
                     for &end in &ends {
-                        let (replicas, devices) = (limits.count as u32, used as u32);
+                        let (replicas, devices) = (count.count as u32, used as u32);
                         let found = Point { position: end as u32, came: index, replicas, devices };
                         if end == last {
                             return Some(self.cuts(&points, found));
@@ -367,6 +434,44 @@ impl Chain<'_> {
         }
         cuts.reverse();
         (slowest, cuts)
+    }
+}
+
+/// Which numbers of replicas can get as far as is needed, all larger ones with them.
+struct WithinReach {
+    /// Work and parameters of one device's share.
+    share: (f64, f64),
+    rounding: (f64, f64),
+    /// By devices used: work and parameters that must have been taken by then, less the devices' shares, the least from there on.
+    least: Vec<(f64, f64)>,
+    synchronises: bool,
+}
+
+impl WithinReach {
+    fn new(chain: &Chain, time: f64, begins: &[(f64, f64)]) -> Self {
+        let share = chain.shares(time);
+        let last = chain.work.len() - 1;
+        let mut least = vec![(f64::INFINITY, f64::INFINITY); begins.len() + 1];
+        for used in (0..begins.len()).rev() {
+            let (work, parameters) = begins[begins.len() - 1 - used];
+            let devices = used as f64;
+            let (later_work, later_parameters) = least[used + 1];
+            least[used] = (
+                later_work.min(work - share.0 * devices),
+                later_parameters.min(parameters - share.1 * devices),
+            );
+        }
+        let rounding = (1e-12 * chain.work[last], 1e-12 * chain.parameters[last]);
+        Self { share, rounding, least, synchronises: chain.synchronises && share.1.is_finite() }
+    }
+
+    /// Tells whether a stage of so many replicas or more might do, with `own` taken by `devices` before it.
+    fn is_any(&self, own: (f64, f64), devices: usize, count: usize) -> bool {
+        let least = self.least[devices + count];
+        let before = devices as f64;
+        let is_enough = least.0 <= own.0 - self.share.0 * before + self.rounding.0;
+        let synchronised = own.1 - self.share.1 * (before - 2.0) + self.rounding.1;
+        is_enough && (!self.synchronises || count == 1 || least.1 <= synchronised)
     }
 }
 

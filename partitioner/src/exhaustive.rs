@@ -86,8 +86,11 @@ fn pipelines_over_ideals_equal_trying_everything() {
 fn walking_a_chain_equals_the_table() {
     let mut dice = Dice(2);
     for case in 0..cases(1000) {
-        let (n_blocks, n_devices) = (2 + dice.below(20) as usize, 1 + dice.below(14) as usize);
-        let problem = problem(&mut dice, n_blocks, n_devices, true, true);
+        let (n_blocks, n_devices) = (2 + dice.below(20) as usize, 1 + dice.below(20) as usize);
+        let mut problem = problem(&mut dice, n_blocks, n_devices, true, true);
+        // From links that nothing can be replicated over to those over which everything can.
+        let scale = [0.02, 0.2, 1.0, 20.0][dice.below(4) as usize];
+        problem.machine.levels.iter_mut().for_each(|level| level.bandwidth.0 *= scale);
         let states = States::line(&problem, (0..n_blocks).collect());
         for is_asynchronous in [true, false] {
             let rules = Rules {
@@ -244,7 +247,7 @@ fn bounds_do_not_change_the_released_objective() {
         edges.sort_unstable();
         edges.dedup();
         let profile = PipedreamProfile { nodes, edges };
-        let machines: Vec<u32> = (0..1 + dice.below(2)).map(|_| 1 + dice.below(4) as u32).collect();
+        let machines: Vec<u32> = (0..1 + dice.below(3)).map(|_| 1 + dice.below(4) as u32).collect();
         let bandwidths: Vec<_> =
             machines.iter().map(|_| BytesPerSecond(1.0 + dice.below(20) as f64)).collect();
         let question = CompatQuestion {
