@@ -73,7 +73,7 @@ impl Scorer<'_> {
         if fixed > limit {
             return None;
         }
-        let again = self.picked(start, end, run, in_flight)?;
+        let again = self.picked(start, end, run, in_flight, (fixed, limit))?;
         Some((again.memory, again.seconds))
     }
 
@@ -99,8 +99,22 @@ impl Scorer<'_> {
         self.problem.blocks.iter().map(|block| block.workspace.0).max().unwrap_or(0) as f64
     }
 
-    pub(crate) fn picked(&self, start: usize, end: usize, run: Run, in_flight: usize) -> Option<Again> {
-        let (fixed, limit) = self.fixed(start, end, run, in_flight);
+    /// The least that is thrown away such that a stage fits another limit than its devices have.
+    pub(crate) fn again_within(&self, cut: &Cut, limit: f64) -> Option<Again> {
+        let Cut { start, end, run, behind } = *cut;
+        let in_flight = self.rules.in_flight.count(run.count, behind);
+        let (fixed, _) = self.fixed(start, end, run, in_flight);
+        if fixed > limit { None } else { self.picked(start, end, run, in_flight, (fixed, limit)) }
+    }
+
+    pub(crate) fn picked(
+        &self,
+        start: usize,
+        end: usize,
+        run: Run,
+        in_flight: usize,
+        (fixed, limit): (f64, f64),
+    ) -> Option<Again> {
         let (speed, host) = (self.speed(run), self.host(run));
         let key = (start, end, in_flight, [limit, speed, fixed, host].map(f64::to_bits));
         if let Some(known) = self.picks.borrow().get(&key) {

@@ -13,6 +13,7 @@ use crate::{
     MachineDevice, Problem,
     all_cuts::AllCuts,
     baselines::{deepspeed, even_layers, even_parameters, least_bound, torchgpipe},
+    chunks::share_out,
     collective::Group,
     grids::{Floors, Grid},
     pipeline::{Cut, Sharing, best_pipeline},
@@ -173,8 +174,17 @@ impl GridSolver<'_> {
                 })
             }
         };
-        let finish = |mut stages: Vec<SolutionStage>, time: StepTime| {
+        let finish = |mut stages: Vec<SolutionStage>, mut time: StepTime| {
             if grid.chunks > 1 {
+                let memory = |rank: usize| whole.machine.devices[rank].memory.0 as f64;
+                let held = |rank: usize| -> f64 {
+                    stages.iter().skip(rank).step_by(grid.ranks).map(|stage| stage.score.memory).sum()
+                };
+                if (0..grid.ranks).any(|rank| held(rank) > memory(rank)) {
+                    let memory: Vec<f64> = (0..grid.ranks).map(memory).collect();
+                    let times = share_out(problem, rules, &places, &mut stages, &memory)?;
+                    time = step_time(&order, &times, problem.machine.overlaps)?;
+                }
                 for (index, stage) in stages.iter_mut().enumerate() {
                     stage.run.first = index % grid.ranks;
                     stage.score.limit = whole.machine.devices[stage.run.first].memory.0 as f64;

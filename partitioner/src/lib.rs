@@ -25,6 +25,7 @@ mod simulated;
 mod all_cuts;
 mod baselines;
 mod chain;
+mod chunks;
 mod collective;
 mod floor;
 mod handover;

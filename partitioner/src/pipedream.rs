@@ -11,7 +11,7 @@ use crate::{
     chain::{best_chain, can_walk},
     handover::settle_transfers,
     local_search::improve,
-    pipeline::{Cut, Sharing, best_pipeline},
+    pipeline::{Cut, Sharing, best_pipeline, best_with_before, has_few_with_before},
     simulated::settle,
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Scorer},
@@ -63,7 +63,11 @@ pub(crate) fn pipedream(problem: &Problem) -> InOrder {
         let rules = asynchronous(neighbours);
         let mut scorer = Scorer::new(guess, &states, rules);
         scorer.is_bound = is_bound;
-        let Some(cuts) = free_pipeline(&scorer, is_chain) else { continue };
+        let found = match is_bound || is_roomy || !has_few_with_before(&scorer) {
+            true => free_pipeline(&scorer, is_chain),
+            false => best_with_before(&mut scorer).map(|best| best.1),
+        };
+        let Some(cuts) = found else { continue };
         let mut scorer = Scorer::new(guess, &states, rules);
         scorer.before = cuts.windows(2).map(|pair| (pair[1].run.first, pair[0].run.count)).collect();
         let mut stages = stages_of(&scorer, &cuts);

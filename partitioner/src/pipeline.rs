@@ -63,6 +63,70 @@ pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Op
     }
 }
 
+/// The most stages that are scored where a stage's memory depends on the one before.
+const SCORED: f64 = 3e6;
+
+/// Tells whether [`best_with_before`] is quick.
+pub(crate) fn has_few_with_before(scorer: &Scorer) -> bool {
+    let (n_states, n_devices) = (scorer.states.len() as f64, scorer.problem.machine.devices.len() as f64);
+    n_states.powi(2) * n_devices.powi(3) / 12.0 <= SCORED
+}
+
+/// Finds the pipeline whose slowest stage is fastest, every stage's memory counted for the replicas of the stage before it.
+///
+/// The same program as [`best_pipeline`] with one more dimension: O(Q²·M³).
+pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
+    let states = scorer.states;
+    let n_devices = scorer.problem.machine.devices.len();
+    let n_states = states.len();
+    let last = n_states - 1;
+    let total = states.work[last];
+    let at =
+        |layer: usize, start: usize, before: usize| (layer * n_states + start) * (n_devices + 1) + before;
+    let mut best = vec![f64::INFINITY; at(n_devices + 1, 0, 0)];
+    let mut came = vec![(NONE, 0_usize); best.len()];
+    best[at(0, last, 0)..at(0, last, n_devices) + 1].fill(0.0);
+    for layer in 1..=n_devices {
+        let first = n_devices - layer;
+        for before in 0..=first {
+            scorer.before.insert(first, before);
+            // Nothing stands before the first stage alone.
+            for start in if before == 0 { 0..1 } else { 1..last } {
+                let own = at(layer, start, before);
+                for size in 1..=layer {
+                    let run = Run { first, count: size, stride: 1 };
+                    for end in start + 1..n_states {
+                        let is_empty = states.work[end] <= states.work[start] && total > 0.0;
+                        let after = best[at(layer - size, end, size)];
+                        if is_empty || after >= best[own] || !states.is_before(start, end) {
+                            continue;
+                        }
+                        let time = after.max(scorer.seconds(start, end, run, layer));
+                        if time < best[own] {
+                            best[own] = time;
+                            came[own] = (end as u32, size);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let found = (1..=n_devices).min_by(|&a, &b| best[at(a, 0, 0)].total_cmp(&best[at(b, 0, 0)]))?;
+    let time = best[at(found, 0, 0)];
+    if time == f64::INFINITY {
+        return None;
+    }
+    let mut cuts = Vec::new();
+    let (mut layer, mut start, mut before) = (found, 0, 0);
+    while start != last {
+        let (end, size) = came[at(layer, start, before)];
+        let run = Run { first: n_devices - layer, count: size, stride: 1 };
+        cuts.push(Cut { start, end: end as usize, run, behind: layer });
+        (layer, start, before) = (layer - size, end as usize, size);
+    }
+    Some((time, cuts))
+}
+
 /// Finds the best pipeline whose slowest stage takes at most `limit`.
 fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>)> {
     let states = scorer.states;

@@ -319,7 +319,8 @@ impl<'a> Scorer<'a> {
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<StageScore> {
         let in_flight = self.rules.in_flight.count(run.count, behind);
         let (fixed, limit) = self.fixed(start, end, run, in_flight);
-        let again = if fixed > limit { None } else { self.picked(start, end, run, in_flight) }?;
+        let again =
+            if fixed > limit { None } else { self.picked(start, end, run, in_flight, (fixed, limit)) }?;
         Some(self.scored(&Cut { start, end, run, behind }, again, limit))
     }
 
