@@ -19,7 +19,7 @@ use crate::{
     pipeline::{Cut, Sharing, best_pipeline},
     placed::share_memory,
     polish::{Polished, polish, timed},
-    simulated::{excess, settle},
+    simulated::settle_step,
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
@@ -202,21 +202,21 @@ impl GridSolver<'_> {
                 bubble: Some(time.bubble),
                 order: Vec::new(),
             };
-            Some(settle(whole, solution))
+            let (solution, excess) = settle_step(whole, solution);
+            Some((solution, excess.is_none()))
         };
-        let fits = |found: &Solution| excess(whole, found).is_none();
         let found = polished.and_then(|Polished { stages, time }| finish(stages, time));
         // What runs out of memory in the simulation is for the caller to plan again with less, unless there is something else.
         let (mut best, excessive) = match found {
-            Some(found) if !strategy.is_rule() && !fits(&found) => (None, Some(found)),
-            found => (found, None),
+            Some((found, false)) if !strategy.is_rule() => (None, Some(found)),
+            found => (found.map(|found| found.0), None),
         };
         let mut is_exact = false;
         if !strategy.is_rule() && states.is_complete(problem) && tries_all_orders(&whole.machine) {
             let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
                 let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
                 let time = step_time(&order, &times, problem.machine.overlaps)?;
-                finish(stages, time).filter(fits)
+                finish(stages, time).filter(|found| found.1).map(|found| found.0)
             };
             let mut cuts = AllCuts::new(&scorer, grid, each, &places, &simulate);
             cuts.best = best;

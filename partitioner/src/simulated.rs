@@ -5,7 +5,7 @@
 
 use indexmap::{IndexMap, IndexSet};
 use schema::{Cluster, Device, DeviceType, Level, Link, ModelReference, OffloadMode};
-use simulator::{PlanOptions, PlannedStep, Sends, from_plan, simulate, step_time};
+use simulator::{PlanOptions, PlannedStep, Sends, Timeline, from_plan, simulate, step_time};
 
 use crate::{Machine, MachineDevice, Objective, Problem, Solution, SolutionStage, plan_file::to_plan};
 
@@ -29,14 +29,33 @@ pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
     {
         (solution, time) = (beside, faster);
     }
-    let (seconds, bubble) = time;
+    take_time(&mut solution, time);
+    solution
+}
+
+/// Settles a step and tells its [`excess`]: of one simulation, where memory has to be looked at.
+pub(crate) fn settle_step(problem: &Problem, mut solution: Solution) -> (Solution, Option<f64>) {
+    if solution.offloads() || !may_exceed(problem, &solution) {
+        let solution = settle(problem, solution);
+        let excess = excess(problem, &solution);
+        return (solution, excess);
+    }
+    let Some(timeline) = timeline(problem, &solution) else { return (solution, None) };
+    let seconds = timeline.step as f64 * 1e-9;
+    let time = (seconds, idle(&solution, seconds));
+    take_time(&mut solution, time);
+    let excess = excess_of(problem, &solution, &timeline);
+    (solution, excess)
+}
+
+/// Makes seconds and bubble those of the simulator.
+fn take_time(solution: &mut Solution, (seconds, bubble): (f64, f64)) {
     solution.objective = match solution.objective {
         Objective::Period(_) => Objective::Period(seconds),
         Objective::Step(_) => Objective::Step(seconds),
     };
     solution.bubble = solution.bubble.map(|_| bubble);
     solution.lower_bound = solution.lower_bound.min(seconds);
-    solution
 }
 
 /// The same plan with copies on streams of their own; `None` where a device runs out of memory.
@@ -65,41 +84,52 @@ fn copies_beside(problem: &Problem, solution: &Solution) -> Option<(Solution, (f
 
 /// Bytes at the peak of each stage's fullest device, shared by the stages on it, as the simulator finds them.
 pub(crate) fn peaks(problem: &Problem, solution: &Solution) -> Option<Vec<f64>> {
-    let peaks = device_peaks(problem, solution)?;
+    let peaks = device_peaks(problem, &timeline(problem, solution)?);
     let chunks = solution.chunks() as f64;
     let of = |stage: &SolutionStage| stage.run.devices().map(|device| peaks[device]).fold(0.0, f64::max);
     Some(solution.stages.iter().map(|stage| of(stage) / chunks).collect())
 }
 
-/// Bytes at the peak of each device, as the simulator finds them.
-fn device_peaks(problem: &Problem, solution: &Solution) -> Option<Vec<f64>> {
+fn timeline(problem: &Problem, solution: &Solution) -> Option<Timeline> {
     let step = planned(problem, solution)?;
-    let timeline = simulate(&step.workload, &step.order, &step.machine).ok()?;
+    simulate(&step.workload, &step.order, &step.machine).ok()
+}
+
+/// Bytes at the peak of each device, as the simulator finds them.
+fn device_peaks(problem: &Problem, timeline: &Timeline) -> Vec<f64> {
     // Each name is one device of the simulator's.
     let devices = &problem.machine.devices;
     let names: IndexSet<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     let at = |device: &MachineDevice| names.get_index_of(device.name.as_str()).unwrap_or(0);
-    Some(devices.iter().map(|device| timeline.memory[at(device)].peak as f64).collect())
+    devices.iter().map(|device| timeline.memory[at(device)].peak as f64).collect()
 }
 
 /// How many times as much as it has the fullest device needs in the simulation, where that is more than once.
 ///
 /// What is far below a device's memory by formula is not simulated.
 pub(crate) fn excess(problem: &Problem, solution: &Solution) -> Option<f64> {
+    if !may_exceed(problem, solution) {
+        return None;
+    }
+    excess_of(problem, solution, &timeline(problem, solution)?)
+}
+
+fn excess_of(problem: &Problem, solution: &Solution, timeline: &Timeline) -> Option<f64> {
+    let peaks = device_peaks(problem, timeline);
+    let memory = |device: usize| problem.machine.devices[device].memory.0 as f64;
+    let used = solution.stages.iter().flat_map(|stage| stage.run.devices());
+    let most = used.map(|device| peaks[device] / memory(device)).fold(0.0, f64::max);
+    (most > 1.0).then_some(most)
+}
+
+/// Tells whether a device is so full by formula that the simulator might find it too full.
+fn may_exceed(problem: &Problem, solution: &Solution) -> bool {
     let devices = &problem.machine.devices;
-    let memory = |device: usize| devices[device].memory.0 as f64;
     let mut held = vec![0.0; devices.len()];
     for stage in &solution.stages {
         stage.run.devices().for_each(|device| held[device] += stage.score.memory);
     }
-    let is_full = |(device, held): (usize, &f64)| *held > 0.5 * memory(device);
-    if !held.iter().enumerate().any(is_full) {
-        return None;
-    }
-    let peaks = device_peaks(problem, solution)?;
-    let used = (0..devices.len()).filter(|&device| held[device] > 0.0);
-    let most = used.map(|device| peaks[device] / memory(device)).fold(0.0, f64::max);
-    (most > 1.0).then_some(most)
+    held.iter().zip(devices).any(|(held, device)| *held > 0.5 * device.memory.0 as f64)
 }
 
 /// A solution as the simulator takes it; `None` where it is too large or has stages without work.
@@ -124,18 +154,20 @@ fn simulated(problem: &Problem, solution: &Solution) -> Option<(f64, f64)> {
         }
         Objective::Step(_) => {
             let seconds = step_time(&step.workload, &step.order, &step.machine).ok()? as f64 * 1e-9;
-            let busy: f64 = solution
-                .stages
-                .iter()
-                .map(|stage| stage.score.compute * stage.run.count as f64 * f64::from(solution.micro_batches))
-                .sum();
-            let mut devices: Vec<usize> =
-                solution.stages.iter().flat_map(|stage| stage.run.devices()).collect();
-            devices.sort_unstable();
-            devices.dedup();
-            Some((seconds, (1.0 - busy / (seconds * devices.len() as f64)).clamp(0.0, 1.0)))
+            Some((seconds, idle(solution, seconds)))
         }
     }
+}
+
+/// The share of device time in which nothing is computed.
+fn idle(solution: &Solution, seconds: f64) -> f64 {
+    let micro_batches = f64::from(solution.micro_batches);
+    let stages = &solution.stages;
+    let busy = stages.iter().map(|stage| stage.score.compute * stage.run.count as f64 * micro_batches);
+    let mut devices: Vec<usize> = stages.iter().flat_map(|stage| stage.run.devices()).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    (1.0 - busy.sum::<f64>() / (seconds * devices.len() as f64)).clamp(0.0, 1.0)
 }
 
 /// The machine as a cluster; speeds are in the stages' costs already.
