@@ -41,8 +41,8 @@ pub struct Finding {
     pub severity: Severity,
     /// What kind of problem.
     pub problem: Problem,
-    /// Where it is; `None` for what is nowhere.
-    pub place: Option<Place>,
+    /// Where it is; for what is nowhere, where it is called for.
+    pub place: Place,
 }
 
 /// What can be wrong.
@@ -107,9 +107,8 @@ pub enum Problem {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(Place { rank, position }) = self.place {
-            write!(f, "rank {rank}, position {position}: ")?;
-        }
+        let Place { rank, position } = self.place;
+        write!(f, "rank {rank}, position {position}: ")?;
         match &self.problem {
             Problem::Missing { op, because } => write!(f, "`{op}` is missing: {because}"),
             Problem::Duplicate { op, first } => {
@@ -183,13 +182,13 @@ pub fn lint(order: &Order) -> Report {
             crossed_messages(order, &mut findings);
         }
     }
-    findings.sort_by_key(|finding| (finding.severity, finding.place.is_none(), finding.place));
+    findings.sort_by_key(|finding| (finding.severity, finding.place));
     Report { findings, peak_activations }
 }
 
 type Places = HashMap<(u32, u32, Kind), Place>;
 
-fn error(problem: Problem, place: Option<Place>) -> Finding {
+fn error(problem: Problem, place: Place) -> Finding {
     Finding { severity: Severity::Error, problem, place }
 }
 
@@ -203,12 +202,12 @@ fn index(order: &Order, findings: &mut Vec<Finding>) -> Places {
             let plain = Op { joined: false, ..*op };
             let home = *homes.entry(op.stage).or_insert(rank);
             if home != rank {
-                findings.push(error(Problem::Scattered { stage: op.stage, first_rank: home }, Some(place)));
+                findings.push(error(Problem::Scattered { stage: op.stage, first_rank: home }, place));
                 homes.insert(op.stage, rank);
             }
             match places.entry((op.stage, op.micro_batch, op.kind)) {
                 std::collections::hash_map::Entry::Occupied(first) => {
-                    findings.push(error(Problem::Duplicate { op: plain, first: *first.get() }, Some(place)));
+                    findings.push(error(Problem::Duplicate { op: plain, first: *first.get() }, place));
                 }
                 std::collections::hash_map::Entry::Vacant(slot) => {
                     slot.insert(place);
@@ -225,9 +224,9 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
     // An order without any backward is one for inference.
     let is_training = order.ranks.iter().flatten().any(|op| op.kind != Kind::Forward);
     let mut reported: HashMap<Op, ()> = HashMap::new();
-    let mut missing = |op: Op, because: &'static str, findings: &mut Vec<Finding>| {
+    let mut missing = |op: Op, because: &'static str, place: Place, findings: &mut Vec<Finding>| {
         if !places.contains_key(&(op.stage, op.micro_batch, op.kind)) && reported.insert(op, ()).is_none() {
-            findings.push(error(Problem::Missing { op, because }, None));
+            findings.push(error(Problem::Missing { op, because }, place));
         }
     };
     for (rank, ops) in order.ranks.iter().enumerate() {
@@ -235,6 +234,7 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
             let has = |stage: u32, kind: Kind| places.contains_key(&(stage, op.micro_batch, kind));
             let of = |stage: u32, kind: Kind| Op::new(stage, kind, op.micro_batch);
             let (stage, at) = (op.stage, op.stage % chain);
+            let place = Place { rank, position };
             let has_backward = |stage: u32| has(stage, Kind::Backward) || has(stage, Kind::InputGradient);
             match op.kind {
                 Kind::Forward => {
@@ -242,6 +242,7 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
                         missing(
                             of(stage - 1, Kind::Forward),
                             "the next stage runs this micro-batch",
+                            place,
                             findings,
                         );
                     }
@@ -249,27 +250,28 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
                         missing(
                             of(stage + 1, Kind::Forward),
                             "the stage before runs this micro-batch",
+                            place,
                             findings,
                         );
                     }
                     if is_training && !has_backward(stage) {
-                        missing(of(stage, Kind::Backward), "its forward pass is there", findings);
+                        missing(of(stage, Kind::Backward), "its forward pass is there", place, findings);
                     }
                 }
                 Kind::InputGradient => {
-                    missing(of(stage, Kind::Forward), "its backward pass is there", findings);
-                    missing(of(stage, Kind::WeightGradient), "its input gradient is there", findings);
+                    missing(of(stage, Kind::Forward), "its backward pass is there", place, findings);
+                    missing(of(stage, Kind::WeightGradient), "its input gradient is there", place, findings);
                 }
                 Kind::WeightGradient => {
-                    missing(of(stage, Kind::InputGradient), "its weight gradient is there", findings);
+                    missing(of(stage, Kind::InputGradient), "its weight gradient is there", place, findings);
                 }
                 Kind::Backward => {
-                    missing(of(stage, Kind::Forward), "its backward pass is there", findings);
+                    missing(of(stage, Kind::Forward), "its backward pass is there", place, findings);
                     for part in [Kind::InputGradient, Kind::WeightGradient] {
                         if has(stage, part) {
                             let problem =
                                 Problem::BothBackwards { op: of(stage, op.kind), other: of(stage, part) };
-                            findings.push(error(problem, Some(Place { rank, position })));
+                            findings.push(error(problem, place));
                         }
                     }
                 }
@@ -305,7 +307,7 @@ fn local_order(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
                 if at.rank == rank && at.position >= start && *at != place {
                     let needs = Op::new(stage, kind, op.micro_batch);
                     let op = Op { joined: false, ..*op };
-                    findings.push(error(Problem::TooEarly { op, needs, at: *at }, Some(place)));
+                    findings.push(error(Problem::TooEarly { op, needs, at: *at }, place));
                 }
             }
         }
@@ -327,7 +329,7 @@ fn deadlock(order: &Order, blocked: &[Blocked]) -> Finding {
         }
     }
     let problem = Problem::Deadlock { op: at.op, needs: at.needs, holder: holder(&at).copied() };
-    error(problem, Some(Place { rank: at.rank, position: at.position }))
+    error(problem, Place { rank: at.rank, position: at.position })
 }
 
 /// Reports pairs of ranks whose messages are not wanted in the order in which they are sent.
@@ -373,7 +375,7 @@ fn crossed_messages(order: &Order, findings: &mut Vec<Finding>) {
         let differs = wanted.iter().zip(sent).find(|((wanted, _), sent)| wanted != *sent);
         if let Some(((wanted, place), sent)) = differs {
             let problem = Problem::Crossed { wanted: *wanted, sent: *sent, sender: *sender };
-            findings.push(Finding { severity: Severity::Warning, problem, place: Some(*place) });
+            findings.push(Finding { severity: Severity::Warning, problem, place: *place });
         }
     }
 }
@@ -392,8 +394,8 @@ mod tests {
     #[test]
     fn problems_are_named_with_rank_and_position() {
         check("0F0,0B0\n1F0,1B0", &[]);
-        check("0F0,0B0\n1F0", &["`1B0` is missing: its forward pass is there"]);
-        check("0F0,0B0\n1F0,1I0", &["`1W0` is missing: its input gradient is there"]);
+        check("0F0,0B0\n1F0", &["rank 1, position 0: `1B0` is missing: its forward pass is there"]);
+        check("0F0,0B0\n1F0,1I0", &["rank 1, position 1: `1W0` is missing: its input gradient is there"]);
         check(
             "0F0,0B0,0F0\n1F0,1B0",
             &["rank 0, position 2: `0F0` again: it stands already on rank 0, position 0"],
@@ -448,9 +450,9 @@ mod tests {
         check(
             "0F0,0F1,0B0,0B1\n1F1,1B0,1F2,1B1",
             &[
-                "`1F0` is missing: the stage before runs this micro-batch",
-                "`0F2` is missing: the next stage runs this micro-batch",
-                "`1B2` is missing: its forward pass is there",
+                "rank 0, position 0: `1F0` is missing: the stage before runs this micro-batch",
+                "rank 1, position 2: `0F2` is missing: the next stage runs this micro-batch",
+                "rank 1, position 2: `1B2` is missing: its forward pass is there",
             ],
         );
     }

@@ -80,7 +80,9 @@ pub fn from_csv(text: &str, chain: Option<u32>) -> Result<Order, CsvError> {
     let mut start = 0;
     // The byte-order mark that spreadsheets write is not part of the first cell.
     let bom = '\u{feff}'.len_utf8();
-    for (row_idx, row) in text.split('\n').enumerate() {
+    // Old Macs end lines with a carriage return alone, as Python's reader takes them as well.
+    let newline = if text.contains('\n') { '\n' } else { '\r' };
+    for (row_idx, row) in text.split(newline).enumerate() {
         let row_start = start;
         start += row.len() + 1;
         let (row, row_start) = match row.strip_prefix('\u{feff}') {

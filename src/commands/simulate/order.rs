@@ -132,8 +132,8 @@ pub(super) fn print_lint(report: &Report, format: Format, output: &mut Output) -
         Format::Json => {
             let findings = report.findings.iter().map(|finding| LintFinding {
                 severity: severity(finding.severity).to_string(),
-                rank: finding.place.map(|place| place.rank),
-                position: finding.place.map(|place| place.position),
+                rank: Some(finding.place.rank),
+                position: Some(finding.place.position),
                 message: finding.to_string(),
             });
             let answer = LintedOrder {
