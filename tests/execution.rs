@@ -224,6 +224,13 @@ fn a_plan_may_say_it_itself() {
     check("sync: fifo, servers_apart: true", &["--sync", "fifo", "--servers-apart"]);
     check("sync: after-backward, collective: tree", &["--sync", "after-backward", "--collective", "tree"]);
     check("sharding: zero3, overlap_slowdown: 1.5", &["--sharding", "zero3", "--overlap-slowdown", "1.5"]);
+    // The plan's schedule ends with a flush: that is said, and nothing else changes.
+    let (_folder, plan) = with("predicted: {}", "execution: {vertical_sync: true}\npredicted: {}");
+    let notes = json(&[&plan])["notes"].to_string();
+    assert!(notes.contains("vertical sync is left out: its steps end with a flush"), "{notes}");
+    assert_eq!(json(&[&plan])["period_seconds"], json(&[PLAN])["period_seconds"]);
+    let versions = |plan: &str| json(&[plan, "--schedule", "pipedream"])["versions"].to_string();
+    assert_eq!(versions(&plan), r#"[{"kept":1,"staleness":0}]"#);
     check("bucket: 5000000, offload: pinned, prefetch: 1", &["--bucket", "5000000", "--offload", "pinned"]);
     // A flag wins over the plan.
     let (_folder, plan) = with("predicted: {}", "execution: {sync: fifo, servers: 1}\npredicted: {}");

@@ -41,6 +41,10 @@ pub struct Execution {
     /// How many times as long kernels take while their device takes part in a collective; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap_slowdown: Option<f64>,
+    /// Whether all stages of a `pipedream` take the weights that the first one had when a micro-batch came in, instead of
+    /// their own newest (vertical sync).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vertical_sync: Option<bool>,
 }
 
 /// When gradients are sent.
@@ -142,6 +146,7 @@ impl Execution {
             offload: self.offload.or(other.offload),
             prefetch: self.prefetch.or(other.prefetch),
             overlap_slowdown: self.overlap_slowdown.or(other.overlap_slowdown),
+            vertical_sync: self.vertical_sync.or(other.vertical_sync),
         }
     }
 }

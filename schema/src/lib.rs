@@ -82,8 +82,8 @@ pub use report::{
 };
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,
-    SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,
-    Timeline, TimelineSpan, Track,
+    SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StageVersions, StepSplit, TIMELINE_VERSION,
+    TimeParts, Timeline, TimelineSpan, Track,
 };
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 pub use yaml::{YamlError, from_yaml, to_yaml};

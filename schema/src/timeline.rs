@@ -138,6 +138,10 @@ pub struct SimulatedOrder {
     pub stages: usize,
     /// Operations of all ranks.
     pub operations: usize,
+    /// Versions of its weights that each stage keeps, and updates that its gradients miss, where steps follow each other
+    /// without a flush.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub versions: Vec<StageVersions>,
     /// What the linter warns of.
     pub warnings: Vec<String>,
 }
@@ -190,6 +194,9 @@ pub struct SimulatedPlan {
     pub bubble: f64,
     /// By device, in the order of the cluster.
     pub devices: Vec<SimulatedDevice>,
+    /// By stage, where steps follow each other without a flush.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub versions: Vec<StageVersions>,
     /// How the step divides; the parts sum to it.
     pub split: StepSplit,
     /// The chain of operations that the step waits for, in order of time.
@@ -200,6 +207,15 @@ pub struct SimulatedPlan {
     pub out_of_memory: Vec<OutOfMemory>,
     /// What the model leaves out or assumes for this plan.
     pub notes: Vec<String>,
+}
+
+/// A stage of a pipeline without a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StageVersions {
+    /// Most versions of its weights that a device keeps at once, the newest included.
+    pub kept: u32,
+    /// Most updates between the weights that a gradient is computed with and those that it changes.
+    pub staleness: u32,
 }
 
 /// One device of a simulated plan.

@@ -6,6 +6,8 @@
 
 pub(crate) mod collectives;
 mod host;
+mod messages;
+mod ties;
 mod transfers;
 mod update;
 
@@ -15,6 +17,7 @@ use std::{
 };
 
 use collectives::Team;
+use update::Round;
 
 use crate::{
     event_graph::{EventGraph, TaskId},
@@ -96,6 +99,12 @@ fn check(workload: &Workload, order: &Order, machine: &Machine) -> Result<(), Si
             return Err(SimulateError::Transfer { from, to, n_stages });
         }
     }
+    if workload.updates.is_some() {
+        let is_mixed = |ops: &Vec<Op>| ops.iter().any(|op| op.stage != ops[0].stage);
+        if let Some(program) = order.ranks.iter().position(is_mixed) {
+            return Err(SimulateError::Mixed { program });
+        }
+    }
     let positive = |value: f64, what: &dyn Fn() -> String| {
         if value > 0.0 { Ok(()) } else { Err(SimulateError::NotPositive { what: what() }) }
     };
@@ -160,6 +169,12 @@ struct Builder<'a> {
     updates: Vec<Vec<(TaskId, u64, u64)>>,
     /// Stages of each program whose forward pass has not waited for that in this step.
     stale: Vec<Vec<usize>>,
+    /// Where each program is between two updates, where weights change while micro-batches are on their way.
+    rounds: Vec<Round>,
+    /// How programs that hold tied parameters talk, by tie, once they have.
+    tie_teams: BTreeMap<usize, Option<Rc<Team>>>,
+    /// Gradients of tied parameters that are there, by tie and first micro-batch of an update.
+    tied: BTreeMap<(usize, usize), Vec<(TaskId, i64)>>,
     /// Each program's last optimizer step.
     stepped: Vec<Option<TaskId>>,
 }
@@ -226,6 +241,9 @@ impl<'a> Builder<'a> {
             queues: BTreeMap::new(),
             updates: vec![Vec::new(); workload.stages.len()],
             stale: vec![Vec::new(); order.ranks.len()],
+            rounds: vec![Round::default(); order.ranks.len()],
+            tie_teams: BTreeMap::new(),
+            tied: BTreeMap::new(),
             stepped: vec![None; order.ranks.len()],
         })
     }
@@ -243,6 +261,7 @@ impl<'a> Builder<'a> {
         }
         self.last_gradient.iter_mut().for_each(Vec::clear);
         self.stale.iter_mut().for_each(Vec::clear);
+        self.rounds.fill(Round::default());
         for (stage, updates) in self.updates.iter().enumerate() {
             for program in self.members[stage].iter().filter(|_| !updates.is_empty()) {
                 self.stale[*program].push(stage);
@@ -272,6 +291,9 @@ impl<'a> Builder<'a> {
             let mut moved = false;
             for (program, ops) in order.ranks.iter().enumerate() {
                 while let Some(op) = ops.get(position[program]).copied() {
+                    if self.rounds[program].waits {
+                        break;
+                    }
                     let partner = op.joined.then(|| ops.get(position[program] + 1).copied()).flatten();
                     if !self.is_ready(op) || partner.is_some_and(|op| !self.is_ready(op)) {
                         break;
@@ -382,6 +404,9 @@ impl<'a> Builder<'a> {
         for op in both() {
             self.send(program, op, task)?;
             self.copy_after(program, op, task);
+        }
+        for op in both().filter(|op| op.kind.frees_activations()) {
+            self.count_gradient(program, op, task);
         }
         Ok(())
     }

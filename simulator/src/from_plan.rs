@@ -22,9 +22,9 @@ use self::{
 };
 use crate::{
     cost::Cost,
-    in_flight,
     machine::{Machine, Sends, Sharing},
     order::{Order, OrderError, Schedule, Shape, for_replicas, make_for_costs},
+    versions::{self, Kept},
     workload::{Stage, Workload},
 };
 
@@ -64,6 +64,8 @@ pub struct PlannedStep {
     pub machine: Machine,
     /// What was assumed.
     pub notes: Vec<String>,
+    /// What each stage needs for versions of its weights; empty where steps end with a flush.
+    pub kept: Vec<Kept>,
     /// Devices of each rank: what a longer order is dealt to.
     rank_devices: Vec<Vec<usize>>,
 }
@@ -119,10 +121,12 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
     }
     let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches };
     schedule.check(shape)?;
-    for (idx, stage) in stages.iter_mut().enumerate() {
-        let rank = schedule.rank_of(idx as u32, shape.ranks);
-        let versions = u64::from(in_flight::weight_versions(schedule, shape, rank)) - 1;
-        stage.memory.older_versions = stage.memory.parameters.saturating_mul(versions);
+    let updates = execution::updates(plan, options, schedule, micro_batches, &mut notes)?;
+    let replicas: Vec<u32> = rank_devices.iter().map(|devices| devices.len() as u32).collect();
+    let kept = updates.map_or_else(Vec::new, |updates| versions::kept(&replicas, updates));
+    for (stage, kept) in stages.iter_mut().zip(&kept) {
+        let older = u64::from(kept.versions.saturating_sub(1));
+        stage.memory.older_versions = stage.memory.parameters.saturating_mul(older);
     }
     let order = order_of(schedule, shape, &stages, &machine, &rank_devices)?;
     let mut step = PlannedStep {
@@ -136,10 +140,12 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
             ties,
             sync,
             offload: execution::offload(&choices)?,
+            updates,
         },
         order,
         machine,
         notes,
+        kept,
         rank_devices,
     };
     step.note_idle_replicas();

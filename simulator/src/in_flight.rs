@@ -49,13 +49,3 @@ pub fn until_input_gradient(schedule: Schedule, shape: Shape, rank: u32) -> Opti
         _ => Some(held),
     }
 }
-
-/// Returns the number of weight versions that a rank keeps: one, unless steps overlap.
-pub fn weight_versions(schedule: Schedule, shape: Shape, rank: u32) -> u32 {
-    match schedule {
-        // The newest, and one for each micro-batch whose forward used an older one.
-        Schedule::PipeDream => shape.ranks.saturating_sub(rank).max(1),
-        Schedule::PipeDream2Bw => shape.ranks.saturating_sub(rank).clamp(1, 2),
-        _ => 1,
-    }
-}

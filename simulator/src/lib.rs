@@ -37,6 +37,7 @@ mod memory;
 mod sharing;
 mod step;
 mod timeline;
+mod versions;
 mod workload;
 
 pub use build::{build, build_steps};
@@ -51,6 +52,7 @@ pub use machine::{Device, Link, Machine, Sends, Sharing};
 pub use memory::{DeviceMemory, Exceeded, USES, Use};
 pub use step::{Label, SimulateError, StepGraph, Stream, Work};
 pub use timeline::{ProgramTime, Task, Timeline, period, simulate, step_time};
+pub use versions::{Kept, Updates, kept};
 pub use workload::{
     Layer, Offload, Servers, Sharding, Stage, StageMemory, Sync, SyncMode, TensorParallel, Tie, Transfer,
     Workload,

@@ -1,6 +1,7 @@
 //! Memory over time: what each device holds when, its peak, and what the peak consists of.
 //!
-//! Parameters, gradients, optimizer state and old weight versions are there all the time. Activations of a
+//! Parameters, gradients and optimizer state are there all the time; an old weight version from the update that follows
+//! it to the last pass that takes it, and what the order is too short to reach all the time. Activations of a
 //! micro-batch live from the start of its forward to the end of the backward that frees them, but for the part that
 //! waits in host memory; workspace and recomputed activations as long as their operation; buffers from the start of
 //! a transfer to its end on the sender, and to the start of the operation that uses them on the receiver; buckets
@@ -11,9 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     event_graph::TaskId,
     machine::Machine,
-    order::{Kind, Op},
-    step::Work,
+    order::{Kind, Op, Order},
+    step::{Stream, Work},
     timeline::Task,
+    versions::{Updates, ledgers},
     workload::{Sharding, Workload},
 };
 
@@ -115,8 +117,11 @@ pub(crate) fn over_time(
     members: &BTreeMap<TaskId, Vec<usize>>,
 ) -> Vec<DeviceMemory> {
     let n_devices = machine.devices.len();
-    let resident = resident(workload, n_devices, tasks);
+    let mut resident = resident(workload, n_devices, tasks);
     let mut changes: Vec<Vec<Change>> = (0..n_devices).map(|_| Vec::new()).collect();
+    if let Some(updates) = workload.updates {
+        versions(workload, updates, tasks, &mut changes, &mut resident);
+    }
     let mut used_by: BTreeMap<TaskId, Task> = BTreeMap::new();
     for (brought, user) in consumers {
         used_by.insert(*brought, tasks[*user as usize]);
@@ -213,6 +218,63 @@ fn resident(workload: &Workload, n_devices: usize, tasks: &[Task]) -> Vec<[u64; 
         add(Use::Versions, memory.older_versions);
     }
     resident
+}
+
+/// Follows old weight versions: each comes with the update that makes a newer one.
+fn versions(
+    workload: &Workload,
+    updates: Updates,
+    tasks: &[Task],
+    changes: &mut [Vec<Change>],
+    resident: &mut [[u64; 7]],
+) {
+    let mut ranks = vec![Vec::new(); workload.devices.len()];
+    for task in tasks {
+        if let Work::Compute { op, partner } = task.label.work {
+            ranks[task.label.program].extend(std::iter::once(op).chain(partner));
+        }
+    }
+    let order = Order { ranks, chain: workload.stages.len() as u32 };
+    let mut ledgers = ledgers(&order, updates);
+    // When the share of an update was done whose optimizer has not stepped yet.
+    let mut due: Vec<Option<u64>> = vec![None; workload.devices.len()];
+    let mut most = vec![0_u64; workload.devices.len()];
+    let parameters = |program: usize| {
+        let stage = order.ranks[program].first().map_or(0, |op| op.stage as usize);
+        workload.stages[stage % workload.stages.len()].memory.parameters
+    };
+    for task in tasks.iter().filter(|task| task.label.stream == Stream::Compute) {
+        let program = task.label.program;
+        let (device, ledger) = (workload.devices[program], &mut ledgers[program]);
+        let bytes = i64::try_from(parameters(program)).unwrap_or(i64::MAX);
+        let mut change = |at: u64, bytes: i64| {
+            changes[device].push(Change { at, bytes, used_for: Use::Versions, activation: None });
+        };
+        if let Some(done) = due[program].take() {
+            let at = if matches!(task.label.work, Work::Optimizer) { task.start } else { done };
+            if ledger.update() {
+                change(at, bytes);
+            }
+            most[program] = most[program].max(u64::from(ledger.older));
+        }
+        if let Work::Compute { op, partner } = task.label.work {
+            for op in std::iter::once(op).chain(partner) {
+                let before = ledger.older;
+                let is_share = ledger.pass(op);
+                if ledger.older < before {
+                    change(task.end, -bytes);
+                }
+                if is_share {
+                    due[program] = Some(task.end);
+                }
+            }
+        }
+    }
+    for (program, device) in workload.devices.iter().enumerate() {
+        let reached = parameters(program).saturating_mul(most[program]);
+        let of_device = &mut resident[*device][Use::Versions as usize];
+        *of_device = of_device.saturating_sub(reached);
+    }
 }
 
 fn hold(changes: &mut Vec<Change>, used_for: Use, bytes: u64, from: u64, until: u64) {

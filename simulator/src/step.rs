@@ -39,6 +39,12 @@ pub enum SimulateError {
         /// Devices of the machine.
         n_devices: usize,
     },
+    /// A program of several stages where weights change while micro-batches are on their way.
+    #[error("program {program} runs several stages: without a flush, each program has one")]
+    Mixed {
+        /// The program.
+        program: usize,
+    },
     /// Two devices that must talk but are not joined.
     #[error("devices {from} and {to} must exchange values but no link joins them")]
     NoLink {

@@ -1,5 +1,7 @@
 //! What is to be run: stages, what crosses between them, and what happens to gradients. Nanoseconds and bytes.
 
+use crate::versions::Updates;
+
 /// A training step as numbers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workload {
@@ -18,6 +20,9 @@ pub struct Workload {
     pub sync: Sync,
     /// How offloaded activations travel.
     pub offload: Offload,
+    /// When weights change while micro-batches are on their way; once, at the end of the order, when absent. Each program
+    /// then runs one stage.
+    pub updates: Option<Updates>,
 }
 
 /// Parameters that several stages hold.
@@ -70,7 +75,7 @@ pub struct StageMemory {
     pub gradients: u64,
     /// Optimizer state.
     pub optimizer: u64,
-    /// Weight versions beside the newest.
+    /// Weight versions beside the newest, in the long run: what the order is too short to reach is there from its start.
     pub older_versions: u64,
     /// What autograd keeps for one micro-batch from its forward to its backward.
     pub activations: u64,

@@ -184,6 +184,41 @@ fn horovod_scales_as_published_in_the_event_loop() {
     assert!((0.82..0.95).contains(&resnet), "ResNet-101 {resnet:.3}");
 }
 
+/// ImageNet in an hour (arXiv:1706.02677): ResNet-50, 32 images on each of 8 to 256 P100 in servers of 8, 50 Gbit/s
+/// between them, about 90 % as fast a GPU. 90 epochs of 1,281,167 images in 3,600 s on 256 are 125 images a second on
+/// each, so that 8 do 139. DDP's buckets behind the backward pass must allow that; what is missing to it is not sync.
+#[test]
+fn ddp_scales_as_published() {
+    let step_on = |n_gpus: u32| {
+        let step = 32 * 1_000_000_000 / 139_u64;
+        // 25.6 million parameters, most of them in the last of 16 blocks of equal time.
+        let layer =
+            |quarters: u64| Layer { forward: 1, backward: 2, gradients: quarters * 4 * 25_600_000 / 64 };
+        let layers: Vec<Layer> = (0..16).map(|block| layer([1, 2, 4, 9][block / 4])).collect();
+        let gradients = layers.iter().map(|layer| layer.gradients).sum();
+        let stage = Stage {
+            forward: step / 3,
+            weight_gradient: step - step / 3,
+            memory: StageMemory { gradients, ..StageMemory::default() },
+            layers,
+            ..Stage::default()
+        };
+        let devices = 0..n_gpus as usize;
+        let sync = Sync { algorithm: Algorithm::Hierarchical, ..Sync::default() };
+        let workload =
+            Workload { stages: vec![stage], devices: devices.clone().collect(), sync, ..Workload::default() };
+        let mut machine = Machine::uniform(n_gpus as usize, Link { latency: 5_700, bandwidth: 18e9 });
+        machine.levels.push(Link { latency: 14_000, bandwidth: 6.25e9 / 8.0 });
+        for device in devices {
+            machine.devices[device].place = vec![device as u32 / 8];
+        }
+        step_time(&workload, &replicated(&[n_gpus], n_gpus), &machine).unwrap() as f64
+    };
+    let efficiency = step_on(8) / step_on(256);
+    println!("256 GPUs: ResNet-50 {efficiency:.3} of 8");
+    assert!((0.90..1.0).contains(&efficiency), "{efficiency:.3}");
+}
+
 /// torchgpipe's tables (Tesla P40): speed-ups that its balances, micro-batches and checkpoints allow.
 ///
 /// The published balances are by layers, not by time, so a stage's time is known only as an average: the simulated

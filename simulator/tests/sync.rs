@@ -144,7 +144,8 @@ fn p3_gains_most_in_between() {
     };
     let (vgg, resnet) = (most(&sweep(&vgg19(), Servers::Apart)), most(&sweep(&resnet50(), Servers::Apart)));
     println!("P3 gains at most {:.0} % (VGG-19), {:.0} % (ResNet-50)", 100.0 * vgg, 100.0 * resnet);
-    assert!(vgg >= 0.40 && vgg > resnet && resnet > 0.25, "{vgg} {resnet}");
+    // Our links and servers cost nothing beside bytes over bandwidth: what is published must be within reach.
+    assert!(vgg >= 0.66 && vgg > resnet && resnet >= 0.25, "{vgg} {resnet}");
     let among = most(&sweep(&vgg19(), Servers::Among));
     println!("with servers on the replicas' machines {:.0} % (VGG-19)", 100.0 * among);
     assert!((0.25..1.0 / 3.0).contains(&among), "{among}");

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use schema::{Seconds, Timeline};
-use simulator::{Cost, Sends, Sharing, order::OrderError};
+use simulator::{Cost, Kept, Sends, Sharing, order::OrderError};
 
 use crate::{
     failure::Failure,
@@ -28,6 +28,7 @@ Examples:
   model-analyze simulate plan.yaml --sharding zero3 --collective ring --overlap-slowdown 1.1
   model-analyze simulate plan.yaml --offload-share 0.5 --offload both --prefetch 3
   model-analyze simulate plan.yaml --tensor-parallel 4
+  model-analyze simulate plan.yaml --schedule pipedream --vertical-sync
   model-analyze simulate --csv order.csv --cost 10,11,7,0 --format json
   model-analyze simulate --csv order.csv --lint
   model-analyze simulate --schedule zbv --ranks 4 --chunks 2 --micro-batches 8 --write-csv order.csv
@@ -107,28 +108,27 @@ impl Simulate {
         if self.lint {
             return order::print_lint(&simulator::lint(&read), self.format, output);
         }
-        self.print_order(&name, &read, output)
+        self.print_order(&name, &read, &[], output)
     }
 
     fn run_schedule(&self, output: &mut Output) -> Result<(), Failure> {
-        let (schedule, made) = order::make(
-            self.schedule.as_deref().unwrap_or_default(),
-            self.ranks.unwrap_or_default(),
-            self.chunks,
-            self.micro_batches.unwrap_or_default(),
-            self.cost,
-        )?;
-        self.print_order(schedule.name(), &made, output)
+        let (ranks, micro_batches) = (self.ranks.unwrap_or_default(), self.micro_batches.unwrap_or_default());
+        let name = self.schedule.as_deref().unwrap_or_default();
+        let (schedule, made) = order::make(name, ranks, self.chunks, micro_batches, self.cost)?;
+        let kept = order::versions(schedule, ranks, micro_batches, self.execution.vertical_sync())?;
+        self.print_order(schedule.name(), &made, &kept, output)
     }
 
     fn print_order(
         &self,
         name: &str,
         order: &simulator::order::Order,
+        kept: &[Kept],
         output: &mut Output,
     ) -> Result<(), Failure> {
-        let (answer, timeline) =
+        let (mut answer, timeline) =
             order::simulate(name, order, &self.cost, self.as_torch, self.timeline.is_some())?;
+        answer.versions = plan::versions(kept);
         self.write_files(timeline.as_ref(), order)?;
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?),

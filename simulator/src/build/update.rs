@@ -1,49 +1,96 @@
-//! The end of a step: replicas agree on gradients, the optimizer steps.
+//! Updates: replicas agree on gradients, the optimizer steps.
 //!
+//! Once, at the end of a step; in a pipeline without a flush every few micro-batches, in the middle of the order.
 //! Gradients go in buckets behind the backward that makes them (DDP, Horovod), after it, or layer by layer over a
 //! queue (parameter server, P3). In the last case the sum comes back updated, and the next step's forward passes wait
 //! layer by layer for it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    rc::Rc,
-};
+use std::{collections::BTreeMap, ops::Range, rc::Rc};
 
-use super::{Builder, collectives::Ways};
+use super::{
+    Builder,
+    collectives::Ways,
+    messages::{MAX_MESSAGES, Message, messages},
+};
 use crate::{
     collective::{self, Algorithm, Collective},
     event_graph::TaskId,
+    machine::Sends,
     order::{Kind, Op},
     sharing::Queued,
     step::{Label, Stream, Work},
-    workload::{Layer, Servers, Sharding, Stage, Sync, SyncMode},
+    workload::{Servers, Sharding, Stage, SyncMode},
 };
 
-/// Most messages of a stage in a step; beyond it, they are made larger.
-const MAX_MESSAGES: u64 = 16_384;
-
-/// What is sent of a stage's gradients in one go.
-struct Message {
-    bytes: u64,
-    /// Backward work that is still to be done when the gradients exist, of `whole`.
-    remaining: u64,
-    whole: u64,
-    /// The layer, from the front.
-    layer: usize,
-    /// Forward work before the layer, of the stage's, when this is the layer's last message.
-    needed: Option<(u64, u64)>,
+/// Where a program is between two updates of its stage.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Round {
+    /// Its micro-batches that are through, and all that it has in this round.
+    done: usize,
+    share: usize,
+    /// Whether it has done its share and waits for its stage's other programs to do theirs.
+    pub(super) waits: bool,
 }
 
 impl Builder<'_> {
-    /// Gradient sync by bucket or layer, then the optimizer's step.
+    /// Updates everything, where that happens at the end of a step.
     pub(super) fn finish_step(&mut self) {
-        let sync = self.workload.sync;
-        let mut synced: BTreeMap<usize, Vec<TaskId>> = BTreeMap::new();
+        if self.workload.updates.is_some() {
+            return;
+        }
         self.updates.iter_mut().for_each(Vec::clear);
+        let mut synced: BTreeMap<usize, Vec<TaskId>> = BTreeMap::new();
+        self.sync(0..self.workload.stages.len(), &mut synced);
+        self.add_up_ties(&mut synced);
+        self.optimize(&(0..self.order.ranks.len()).collect::<Vec<usize>>(), synced);
+    }
+
+    /// Counts a micro-batch of a pipeline without a flush; the last one of an update updates the stage.
+    ///
+    /// Nobody who has done its share begins another pass before that: PipeDream's workers add up their gradients at the end
+    /// of a backward pass, and step at once.
+    pub(super) fn count_gradient(&mut self, program: usize, op: Op, task: TaskId) {
+        let Some(updates) = self.workload.updates else { return };
+        let stage = self.model_stage(op.stage);
+        let members = Rc::clone(&self.members[stage]);
+        let range = self.round_of(op.micro_batch, updates.every(members.len()));
+        if self.rounds[program].done == 0 {
+            let own = range.clone().map(|micro_batch| self.cell(op.stage, micro_batch as u32));
+            self.rounds[program].share = own.filter(|cell| self.home[*cell] == program as u32).count();
+        }
+        let round = &mut self.rounds[program];
+        round.done += 1;
+        round.waits = round.done == round.share;
+        if members.iter().map(|member| self.rounds[*member].done).sum::<usize>() >= range.len() {
+            self.updates[stage].clear();
+            let mut synced = BTreeMap::new();
+            self.sync(stage..stage + 1, &mut synced);
+            self.optimize(&members, synced);
+            for member in members.iter().copied() {
+                self.rounds[member] = Round::default();
+                self.last_gradient[member].clear();
+                if !self.updates[stage].is_empty() && !self.stale[member].contains(&stage) {
+                    self.stale[member].push(stage);
+                }
+            }
+        }
+        self.count_ties(stage, op, task);
+    }
+
+    /// Returns the micro-batches of the update that one belongs to.
+    pub(super) fn round_of(&self, micro_batch: u32, every: usize) -> Range<usize> {
+        let first = micro_batch as usize / every * every;
+        first..(first + every).min(self.n_micro_batches)
+    }
+
+    /// Sync of some stages' gradients: what each program's optimizer waits for.
+    fn sync(&mut self, stages: Range<usize>, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
+        let sync = self.workload.sync;
+        let most = self.most_messages();
         let layers_of = |stage: &Stage| stage.layers.len().max(1);
-        let mut before: usize = self.workload.stages.iter().map(layers_of).sum();
+        let mut before: usize = self.workload.stages[..stages.end].iter().map(layers_of).sum();
         // The last stage has its gradients first.
-        for stage in (0..self.workload.stages.len()).rev() {
+        for stage in stages.rev() {
             before -= layers_of(&self.workload.stages[stage]);
             let Some(team) = self.team(stage) else { continue };
             let (members, group) = (&team.members, &team.group);
@@ -51,7 +98,7 @@ impl Builder<'_> {
                 Sharding::Replicated => Collective::AllReduce,
                 _ => Collective::ReduceScatter,
             };
-            for (nth, message) in messages(&self.workload.stages[stage], sync).into_iter().enumerate() {
+            for (nth, message) in messages(&self.workload.stages[stage], sync, most).into_iter().enumerate() {
                 let parts = collective::parts(what, sync.algorithm, message.bytes, group);
                 // A replica without a micro-batch has nothing to add, but needs the sum.
                 let waits =
@@ -88,48 +135,22 @@ impl Builder<'_> {
                 self.updates[stage].extend(message.needed.map(|(before, whole)| (task, before, whole)));
             }
         }
-        self.add_up_ties(&mut synced);
-        for program in 0..self.order.ranks.len() {
-            self.optimizer_step(program, synced.remove(&program).unwrap_or_default());
+    }
+
+    /// The optimizer's step of some programs.
+    fn optimize(&mut self, programs: &[usize], mut synced: BTreeMap<usize, Vec<TaskId>>) {
+        for program in programs {
+            self.optimizer_step(*program, synced.remove(program).unwrap_or_default());
         }
-        if matches!(sync.sharding, Sharding::Optimizer | Sharding::Gradients) {
-            (0..self.order.ranks.len()).for_each(|program| self.gather_after(program));
+        if matches!(self.workload.sync.sharding, Sharding::Optimizer | Sharding::Gradients) {
+            programs.iter().for_each(|program| self.gather_after(*program));
         }
     }
 
-    /// Adds the gradients of tied parameters up across the stages that hold them.
-    fn add_up_ties(&mut self, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
-        let workload = self.workload;
-        for (nth, tie) in workload.ties.iter().enumerate() {
-            let n_stages = self.members.len();
-            let stages = || tie.stages.iter().filter(|stage| **stage < n_stages);
-            let members: BTreeSet<usize> =
-                stages().flat_map(|stage| self.members[*stage].iter().copied()).collect();
-            let Some(team) = self.team_of(members.into_iter().collect()) else { continue };
-            let members = &team.members;
-            let parts = collective::parts(
-                Collective::AllReduce,
-                self.workload.sync.algorithm,
-                tie.bytes,
-                &team.group,
-            );
-            let whole = Message { bytes: tie.bytes, remaining: 0, whole: 0, layer: 0, needed: None };
-            let exist = |stage: &usize| {
-                let of = |program: &usize| self.gradients_exist(*program, *stage, &whole);
-                members.iter().filter_map(of).collect::<Vec<_>>()
-            };
-            let waits: Vec<(TaskId, i64)> = stages().flat_map(exist).collect();
-            let stage = tie.stages.first().copied().unwrap_or(0) as u32;
-            // Behind the stage's own messages.
-            let message = MAX_MESSAGES as u32 + nth as u32;
-            let label = Label {
-                program: members[0],
-                stream: Stream::Collective,
-                work: Work::Reduce { stage, message, bytes: tie.bytes },
-            };
-            let task = self.collective(label, parts, members, &team, waits);
-            members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
-        }
+    /// Returns the most messages of an update, so that many updates stay within reach.
+    fn most_messages(&self) -> u64 {
+        let n_updates = self.workload.updates.map_or(1, |updates| self.n_micro_batches / updates.every(1));
+        (MAX_MESSAGES / n_updates.max(1) as u64).max(256)
     }
 
     /// Lets a message wait for its turn on a group's link, in one of its directions.
@@ -141,8 +162,15 @@ impl Builder<'_> {
     }
 
     /// Returns the wait of a message for one replica's gradients.
-    fn gradients_exist(&self, program: usize, stage: usize, message: &Message) -> Option<(TaskId, i64)> {
-        if self.workload.sync.mode == SyncMode::AfterBackward {
+    pub(super) fn gradients_exist(
+        &self,
+        program: usize,
+        stage: usize,
+        message: &Message,
+    ) -> Option<(TaskId, i64)> {
+        // Without a flush, a device that waits for its sends waits for these as well: nothing is beside compute.
+        let is_serial = self.workload.updates.is_some() && self.machine.sends == Sends::Blocking;
+        if is_serial || self.workload.sync.mode == SyncMode::AfterBackward {
             return self.tail_of(program, Stream::Compute).map(|tail| (tail, 0));
         }
         let (_, last) = *self.last_gradient[program].iter().find(|(other, _)| *other == stage)?;
@@ -221,69 +249,4 @@ impl Builder<'_> {
             self.tail[program][Stream::Compute as usize] = task;
         }
     }
-}
-
-/// Divides a stage's gradients into messages, in the order in which they come to exist: the last layer's first.
-fn messages(stage: &Stage, sync: Sync) -> Vec<Message> {
-    match sync.mode.slice() {
-        Some(slice) => slices(stage, slice),
-        None => buckets(stage, sync),
-    }
-}
-
-fn buckets(stage: &Stage, sync: Sync) -> Vec<Message> {
-    let total = stage.memory.gradients;
-    if total == 0 {
-        return Vec::new();
-    }
-    let size = sync.bucket.max(total.div_ceil(MAX_MESSAGES)).max(1);
-    let first = sync.first_bucket.clamp(1, size);
-    let message = |bytes, remaining, whole| Message { bytes, remaining, whole, layer: 0, needed: None };
-    let mut messages: Vec<Message> = Vec::new();
-    if stage.layers.is_empty() {
-        // Gradients appear evenly over the backward.
-        let mut left = total;
-        while left > 0 {
-            let bytes = left.min(if messages.is_empty() { first } else { size });
-            left -= bytes;
-            messages.push(message(bytes, left, total));
-        }
-        return messages;
-    }
-    let whole: u64 = stage.layers.iter().map(|layer| layer.backward).sum();
-    let (mut remaining, mut bytes) = (whole, 0_u64);
-    for layer in stage.layers.iter().rev() {
-        remaining -= layer.backward;
-        bytes = bytes.saturating_add(layer.gradients);
-        if bytes >= if messages.is_empty() { first } else { size } {
-            messages.push(message(std::mem::take(&mut bytes), remaining, whole));
-        }
-    }
-    if bytes > 0 {
-        messages.push(message(bytes, 0, whole));
-    }
-    messages
-}
-
-fn slices(stage: &Stage, slice: Option<u64>) -> Vec<Message> {
-    let whole_stage = [Layer { forward: 1, backward: 1, gradients: stage.memory.gradients }];
-    let layers = if stage.layers.is_empty() { &whole_stage[..] } else { &stage.layers };
-    let total: u64 = layers.iter().map(|layer| layer.gradients).fold(0, u64::saturating_add);
-    let slice = slice.unwrap_or(u64::MAX).max(total.div_ceil(MAX_MESSAGES)).max(1);
-    let whole: u64 = layers.iter().map(|layer| layer.backward).sum();
-    let all: u64 = layers.iter().map(|layer| layer.forward).sum();
-    let (mut remaining, mut before) = (whole, all);
-    let mut messages = Vec::new();
-    for (idx, layer) in layers.iter().enumerate().rev() {
-        remaining -= layer.backward;
-        before -= layer.forward;
-        let mut left = layer.gradients;
-        while left > 0 {
-            let bytes = left.min(slice);
-            left -= bytes;
-            let needed = (left == 0).then_some((before, all));
-            messages.push(Message { bytes, remaining, whole, layer: idx, needed });
-        }
-    }
-    messages
 }

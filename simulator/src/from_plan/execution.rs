@@ -7,6 +7,8 @@ use super::{PlanError, PlanOptions};
 use crate::{
     collective::Algorithm,
     data_parallel::P3_SLICE,
+    order::Schedule,
+    versions::Updates,
     workload::{Layer, Offload, Servers, Sharding, Stage, Sync, SyncMode, TensorParallel},
 };
 
@@ -35,6 +37,31 @@ pub(super) fn offload(choices: &Execution) -> Result<Offload, PlanError> {
         OffloadMode::NonBlocking => Offload::NonBlocking,
         OffloadMode::Both => Offload::Overlapped { depth },
     })
+}
+
+/// When weights change while micro-batches are on their way.
+pub(super) fn updates(
+    plan: &Plan,
+    options: &PlanOptions,
+    schedule: Schedule,
+    micro_batches: u32,
+    notes: &mut Vec<String>,
+) -> Result<Option<Updates>, PlanError> {
+    let asked = options.execution.vertical_sync;
+    let of_plan = plan.execution.and_then(|execution| execution.vertical_sync);
+    if !asked.or(of_plan).unwrap_or(false) {
+        return Ok(schedule.updates(micro_batches));
+    }
+    match schedule.vertical_sync() {
+        Ok(updates) => Ok(Some(updates)),
+        Err(reason) if asked == Some(true) => {
+            Err(PlanError::Combination { one: "vertical sync", other: schedule.name(), reason })
+        }
+        Err(reason) => {
+            notes.push(format!("vertical sync is left out: {reason}"));
+            Ok(schedule.updates(micro_batches))
+        }
+    }
 }
 
 pub(super) fn sync(

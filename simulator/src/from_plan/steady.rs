@@ -1,20 +1,14 @@
 //! The steady state of a plan: what each further step adds.
 //!
-//! A pipeline without a flush has no end of a step. Its replicas agree after every round of one micro-batch each, which no order of
-//! operations shows: beside compute, the longest such agreement bounds the period; where sends block, each backward
-//! pass is so much longer.
-
-use std::borrow::Cow;
+//! A pipeline without a flush has no end of a step: a long run is set beside a longer one.
 
 use super::PlannedStep;
 use crate::{
     SimulateError,
-    build::collectives::group,
-    collective::{self, Collective},
     event_graph::TaskId,
-    machine::{Machine, NEVER, Sends, Sharing},
+    machine::{Machine, Sharing},
     order::OrderError,
-    step::{StepGraph, Stream},
+    step::{StepGraph, Stream, Work},
 };
 
 /// The most operations of a run.
@@ -38,84 +32,75 @@ impl PlannedStep {
         let cycle = (least_common(round, u64::from(m)) / u64::from(m)).max(1);
         let each = 2 * u64::from(m) * self.workload.stages.len() as u64;
         let cycle = cycle.min((OPERATIONS / each.max(1)).max(1)) as u32;
-        let rounds = self.rounds();
-        let mut workload = Cow::Borrowed(&self.workload);
-        if self.machine.sends == Sends::Blocking {
-            let workload = workload.to_mut();
-            for (idx, (stage, (sync, _))) in workload.stages.iter_mut().zip(&rounds).enumerate() {
-                let speed = self.machine.devices[self.rank_devices[idx % self.rank_devices.len()][0]].speed;
-                let longer = (*sync as f64 * speed).round() as u64;
-                stage.weight_gradient = stage.weight_gradient.saturating_add(longer);
-            }
-        }
         let run = |steps: u32| match self.order_for(m.saturating_mul(steps)) {
-            Ok(order) => Ok(Run::of(
-                &crate::build(&workload, &order, &self.machine)?,
-                &self.machine,
-                self.workload.devices.len(),
-            )),
+            Ok(order) => {
+                let step = crate::build(&self.workload, &order, &self.machine)?;
+                Ok(Run::of(&step, &self.machine, &self.rank_devices))
+            }
             Err(OrderError::TooLarge { ops }) => {
                 Err(SimulateError::TooLarge { n_ops: usize::try_from(ops).unwrap_or(usize::MAX) })
             }
             Err(error) => Err(error.into()),
         };
-        let pipeline = run(settled + cycle)?.beyond(&run(settled)?) / u64::from(cycle);
-        // A stage agrees once for as many micro-batches as it has replicas.
-        let agree = |(sync, replicas): &(u64, u64)| u128::from(*sync) * u128::from(m) / u128::from(*replicas);
-        let agree = rounds.iter().map(agree).max().unwrap_or(0);
-        match u64::try_from(agree) {
-            Ok(agree) if agree < NEVER && rounds.iter().all(|(sync, _)| *sync < NEVER) => {
-                Ok(pipeline.max(agree))
-            }
-            _ => Err(SimulateError::Overflow),
-        }
-    }
-
-    /// Returns, by stage, how long its replicas take to agree, and their number.
-    fn rounds(&self) -> Vec<(u64, u64)> {
-        let rank = |stage: usize| &self.rank_devices[stage % self.rank_devices.len()];
-        let all_reduce = |bytes: u64, devices: Vec<usize>| {
-            let algorithm = self.workload.sync.algorithm;
-            let group = group(&self.machine, devices);
-            group
-                .map_or(0, |group| collective::parts(Collective::AllReduce, algorithm, bytes, &group).total())
-        };
-        let sync = |(idx, stage): (usize, &crate::Stage)| {
-            let own = all_reduce(stage.memory.gradients, rank(idx).clone());
-            let shared = self.workload.ties.iter().filter(|tie| tie.stages.contains(&idx)).map(|tie| {
-                let devices = tie.stages.iter().flat_map(|stage| rank(*stage).iter().copied());
-                all_reduce(tie.bytes, devices.collect())
-            });
-            (shared.fold(own, u64::saturating_add), rank(idx).len().max(1) as u64)
-        };
-        self.workload.stages.iter().enumerate().map(sync).collect()
+        Ok(run(settled + cycle)?.beyond(&run(settled)?) / u64::from(cycle))
     }
 }
 
-/// How long some steps take, and how long each program and each port is busy in them.
+/// How long some steps take, and in them each program computes and sums gradients, each port is busy, and each rank
+/// computes and waits for its own sums.
 struct Run {
     makespan: u64,
     busy: Vec<u64>,
 }
 
 impl Run {
-    fn of(step: &StepGraph, machine: &Machine, n_programs: usize) -> Self {
-        let mut programs = vec![0; n_programs];
-        let mut ports = vec![0; step.n_ports];
-        for (task, label) in
-            step.labels.iter().enumerate().filter(|(_, label)| label.stream == Stream::Compute)
-        {
-            programs[label.program] += step.graph.duration(task as TaskId);
+    fn of(step: &StepGraph, machine: &Machine, ranks: &[Vec<usize>]) -> Self {
+        let n_programs = ranks.iter().map(Vec::len).sum();
+        // A longer run may use further ports: they stand last.
+        let first_port = 2 * n_programs + ranks.len();
+        let mut busy = vec![0; first_port + step.n_ports];
+        let ends = step.ends(machine);
+        // What each program's optimizer waits after its last pass, update by update.
+        let mut waits: Vec<Vec<u64>> = vec![Vec::new(); n_programs];
+        let mut last = vec![0_u64; n_programs];
+        for (task, label) in step.labels.iter().enumerate() {
+            let task = task as TaskId;
+            let first = match label.stream {
+                Stream::Compute => 0,
+                Stream::Collective => n_programs,
+                _ => continue,
+            };
+            let others = step.members.get(&task).into_iter().flatten().copied();
+            for program in others.chain([label.program]) {
+                busy[first + program] += step.graph.duration(task);
+            }
+            if label.stream == Stream::Compute {
+                let end = ends[task as usize];
+                if label.work == Work::Optimizer {
+                    let start = end.saturating_sub(step.graph.duration(task));
+                    waits[label.program].push(start.saturating_sub(last[label.program]));
+                }
+                last[label.program] = end;
+            }
         }
         if machine.sharing == Sharing::Fair {
             for flow in &step.flows {
                 let first = flow.first_port as usize;
                 let own = &step.flow_ports[first..first + flow.n_ports as usize];
-                own.iter().for_each(|port| ports[*port as usize] += flow.transfer);
+                own.iter().for_each(|port| busy[first_port + *port as usize] += flow.transfer);
             }
         }
-        programs.extend(ports);
-        Self { makespan: step.time(machine), busy: programs }
+        let mut first = 0;
+        for (rank, devices) in ranks.iter().enumerate() {
+            let programs = first..first + devices.len();
+            first = programs.end;
+            let computes = busy[programs.clone()].iter().copied().max().unwrap_or(0);
+            // The last one to be through waits for the sum alone; the others for it, too.
+            let least = |nth: usize| waits[programs.clone()].iter().filter_map(|waits| waits.get(nth)).min();
+            let n_updates = waits[programs.clone()].iter().map(Vec::len).max().unwrap_or(0);
+            busy[2 * n_programs + rank] = computes + (0..n_updates).filter_map(least).sum::<u64>();
+        }
+        Self { makespan: ends.into_iter().max().unwrap_or(0), busy }
     }
 
     /// What a longer run adds: a slow stage may not yet have held up the others, but it will.

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Over one step the order equals 1F1B's; what differs is what follows: the next step's micro-batches enter at once,
-//! so the pipeline drains only at the end of training, and each backward uses the weights its forward used. Stage `s`
-//! of a straight pipeline keeps `p − s` weight versions (stashing), 2BW keeps two.
+//! so the pipeline drains only at the end of training, and each backward uses the weights its forward used. Stages
+//! update after each micro-batch, those of 2BW (Narayanan et al., 2021) after each step, which is at least as long as the
+//! pipeline; how many weights they keep is [`crate::versions`]'s to say.
 
 use super::{Order, one_f_one_b};
 

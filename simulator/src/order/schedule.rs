@@ -6,7 +6,7 @@ use super::{
     Order, chimera, controllable, dualpipe, gems, gpipe, interleaved, layer_parallel, looped_bfs,
     one_f_one_b, pipedream, v1f1b, zbv, zbv_search, zero_bubble,
 };
-use crate::cost::Cost;
+use crate::{cost::Cost, versions::Updates};
 
 /// The most operations that are made: a bound on memory, far above any real step.
 const MAX_OPS: u64 = 60_000_000;
@@ -254,6 +254,31 @@ impl Schedule {
         matches!(self, Schedule::PipeDream | Schedule::PipeDream2Bw)
     }
 
+    /// Returns when weights change while micro-batches are on their way; `None` where a step ends with a flush.
+    ///
+    /// PipeDream updates after each micro-batch, 2BW after those of a step.
+    pub fn updates(self, micro_batches: u32) -> Option<Updates> {
+        match self {
+            Schedule::PipeDream => Some(Updates::Stashing),
+            Schedule::PipeDream2Bw => Some(Updates::DoubleBuffered { period: micro_batches }),
+            _ => None,
+        }
+    }
+
+    /// Returns the same with vertical sync.
+    ///
+    /// # Errors
+    /// Says why that would change nothing.
+    pub fn vertical_sync(self) -> Result<Updates, &'static str> {
+        match self {
+            Schedule::PipeDream => Ok(Updates::VerticalSync),
+            Schedule::PipeDream2Bw => {
+                Err("micro-batches of one period take the same weights in every stage already")
+            }
+            _ => Err("its steps end with a flush, and every stage has one version of its weights"),
+        }
+    }
+
     /// Tells whether the order is searched for the costs, and not fixed by its shape alone.
     pub fn depends_on_costs(self) -> bool {
         matches!(self, Schedule::Zb1p | Schedule::Zb2p | Schedule::ZbvSearch)
@@ -322,7 +347,7 @@ impl Schedule {
             Err(OrderError::MicroBatches { schedule: self, rule, given: micro_batches, smallest })
         };
         match self {
-            Schedule::OneForwardOneBackward if micro_batches < ranks => {
+            Schedule::OneForwardOneBackward | Schedule::PipeDream2Bw if micro_batches < ranks => {
                 micro_batch_error(format!("at least {ranks} micro-batches, one for each rank"), Some(ranks))
             }
             Schedule::Interleaved1F1B | Schedule::InterleavedZeroBubble => {

@@ -43,6 +43,9 @@ pub(super) struct ExecutionArguments {
     /// How many times as long kernels take beside a collective on their device [default: 1]
     #[arg(long, value_name = "FACTOR", conflicts_with_all = ["csv", "ranks"])]
     overlap_slowdown: Option<f64>,
+    /// Let all stages of a pipedream take the weights that the first one had when a micro-batch came in
+    #[arg(long, conflicts_with = "csv")]
+    vertical_sync: bool,
 }
 
 /// When gradients are sent.
@@ -134,7 +137,13 @@ impl ExecutionArguments {
             }),
             prefetch: self.prefetch,
             overlap_slowdown: self.overlap_slowdown,
+            vertical_sync: self.vertical_sync.then_some(true),
         }
+    }
+
+    /// Tells whether all stages take the first one's weights.
+    pub(super) fn vertical_sync(&self) -> bool {
+        self.vertical_sync
     }
 
     /// Returns the share of the activations that waits in host memory.

@@ -2,11 +2,11 @@
 
 use schema::{LintFinding, LintedOrder, SimulatedOrder, TIMELINE_VERSION, Timeline};
 use simulator::{
-    Cost, Report, Severity,
+    Cost, Kept, Report, Severity,
     order::{CsvError, Order, Schedule, Shape, from_csv, make_for_costs},
 };
 
-use super::{order_failure, picture};
+use super::{order_failure, picture, plan};
 use crate::{
     failure::Failure,
     output::{Format, Output},
@@ -67,6 +67,25 @@ pub(super) fn make(
     Ok((schedule, make_for_costs(schedule, shape, cost).map_err(order_failure)?))
 }
 
+/// Returns what each stage of an endless pipeline keeps; nothing where steps end with a flush.
+pub(super) fn versions(
+    schedule: Schedule,
+    ranks: u32,
+    micro_batches: u32,
+    vertical_sync: bool,
+) -> Result<Vec<Kept>, Failure> {
+    let updates = match vertical_sync {
+        true => {
+            let refuse = |reason| {
+                Failure::input(format!("vertical sync cannot be combined with {}: {reason}", schedule.name()))
+            };
+            Some(schedule.vertical_sync().map_err(refuse)?)
+        }
+        false => schedule.updates(micro_batches),
+    };
+    Ok(updates.map_or_else(Vec::new, |updates| simulator::kept(&vec![1; ranks as usize], updates)))
+}
+
 /// Checks and times an order; the timeline is made only when it is wanted.
 pub(super) fn simulate(
     name: &str,
@@ -105,6 +124,7 @@ pub(super) fn simulate(
         ranks: order.ranks.len(),
         stages: order.n_stages(),
         operations: order.n_ops(),
+        versions: Vec::new(),
         warnings: report.findings.iter().map(ToString::to_string).collect(),
     };
     Ok((answer, timeline))
@@ -177,13 +197,14 @@ pub(super) fn text(answer: &SimulatedOrder, order: &Order) -> String {
     text.push_str(&format!("bubble            {:.1} %\n", 100.0 * answer.bubble));
     text.push_str(&format!("busy              {}\n", list(&answer.busy)));
     text.push_str(&format!("peak activations  {}\n", list(&answer.peak_activations)));
+    text.push_str(&plan::versions_text(&answer.versions, 18));
     for warning in &answer.warnings {
         text.push_str(&format!("warning: {warning}\n"));
     }
     text
 }
 
-fn list<T: ToString>(values: &[T]) -> String {
+pub(super) fn list<T: ToString>(values: &[T]) -> String {
     const SHOWN: usize = 32;
     let mut text = values.iter().take(SHOWN).map(T::to_string).collect::<Vec<_>>().join(" ");
     if values.len() > SHOWN {

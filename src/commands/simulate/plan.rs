@@ -3,11 +3,13 @@
 use comfy_table::{CellAlignment, Table, presets};
 use schema::{
     Bytes, CriticalStep, MemoryPart, OutOfMemory, Plan, Saving, Seconds, SimulatedDevice, SimulatedPlan,
-    SpanKind, StepSplit, TIMELINE_VERSION, TimeParts,
+    SpanKind, StageVersions, StepSplit, TIMELINE_VERSION, TimeParts,
 };
-use simulator::{Part, PlanError, PlanOptions, PlannedStep, Timeline, USES, Work, from_plan, order::Kind};
+use simulator::{
+    Kept, Part, PlanError, PlanOptions, PlannedStep, Timeline, USES, Work, from_plan, order::Kind,
+};
 
-use super::order_failure;
+use super::{order::list, order_failure};
 use crate::failure::Failure;
 
 /// More tasks than this are not simulated again for every device and link.
@@ -67,6 +69,7 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         micro_batch_seconds: seconds(period) / f64::from(step.shape.micro_batches),
         bubble: timeline.bubble(),
         devices: devices(plan, &step, &timeline),
+        versions: versions(&step.kept),
         split: in_seconds(split),
         critical_path: critical_path(&step, &timeline, device_name),
         savings: savings
@@ -222,6 +225,27 @@ fn critical_path(
     path
 }
 
+/// What each stage of a pipeline without a flush keeps.
+pub(super) fn versions(kept: &[Kept]) -> Vec<StageVersions> {
+    let of = |stage: &Kept| StageVersions { kept: stage.versions, staleness: stage.staleness };
+    kept.iter().map(of).collect()
+}
+
+/// The same for people: nothing where steps end with a flush.
+pub(super) fn versions_text(versions: &[StageVersions], width: usize) -> String {
+    if versions.is_empty() {
+        return String::new();
+    }
+    let row = |of: fn(&StageVersions) -> u32| list(&versions.iter().map(of).collect::<Vec<_>>());
+    format!(
+        "{:<width$}{}  (of each stage's weights, kept at once)\n{:<width$}{}  (updates that each stage's gradients miss)\n",
+        "versions",
+        row(|stage| stage.kept),
+        "staleness",
+        row(|stage| stage.staleness),
+    )
+}
+
 /// Names a task, and says what it is.
 pub(super) fn describe(work: &Work) -> (String, SpanKind) {
     match work {
@@ -261,6 +285,7 @@ pub(super) fn text(answer: &SimulatedPlan) -> String {
         answer.micro_batch_seconds,
         100.0 * answer.bubble,
     );
+    text.push_str(&versions_text(&answer.versions, 14));
     let StepSplit { compute, imbalance, bubble, latency, bandwidth, host, optimizer } = answer.split;
     let share = |part: Seconds| 100.0 * part.0 / answer.step_seconds.0.max(f64::MIN_POSITIVE);
     text.push_str("\nThe step divides into\n");

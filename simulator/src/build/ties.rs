@@ -1,0 +1,87 @@
+//! Parameters that several stages hold: their gradients are added up across the stages.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use super::{
+    Builder,
+    collectives::Team,
+    messages::{MAX_MESSAGES, Message},
+};
+use crate::{
+    collective::{self, Collective},
+    event_graph::TaskId,
+    order::Op,
+    step::{Label, Stream, Work},
+};
+
+impl Builder<'_> {
+    /// Adds the gradients of tied parameters up at the end of a step.
+    pub(super) fn add_up_ties(&mut self, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
+        let workload = self.workload;
+        for (nth, tie) in workload.ties.iter().enumerate() {
+            let Some(team) = self.team_of_tie(nth) else { continue };
+            let whole = Message { bytes: tie.bytes, remaining: 0, whole: 0, layer: 0, needed: None };
+            let exist = |stage: &usize| {
+                let of = |program: &usize| self.gradients_exist(*program, *stage, &whole);
+                team.members.iter().filter_map(of).collect::<Vec<_>>()
+            };
+            let waits = tie.stages.iter().flat_map(exist).collect();
+            let task = self.add_up(nth, &team, waits);
+            team.members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
+        }
+    }
+
+    /// Counts a gradient of a pipeline without a flush to the ties of its stage; the last one of an update sends them.
+    ///
+    /// The last stage has its own long before the first: nobody waits for these sums, which are used when they are there.
+    pub(super) fn count_ties(&mut self, stage: usize, op: Op, task: TaskId) {
+        let workload = self.workload;
+        let Some(updates) = workload.updates else { return };
+        for (nth, tie) in workload.ties.iter().enumerate().filter(|(_, tie)| tie.stages.contains(&stage)) {
+            // As often as the stage does it that updates most often.
+            let replicas = tie.stages.iter().filter_map(|stage| self.members.get(*stage));
+            let fewest = replicas.map(|members| members.len()).min().unwrap_or(1);
+            let range = self.round_of(op.micro_batch, updates.every(fewest));
+            let there = self.tied.entry((nth, range.start)).or_default();
+            there.push((task, 0));
+            let held = tie.stages.iter().filter(|stage| **stage < self.members.len()).count();
+            if there.len() < held * range.len() {
+                continue;
+            }
+            let waits = self.tied.remove(&(nth, range.start)).unwrap_or_default();
+            if let Some(team) = self.team_of_tie(nth) {
+                self.add_up(nth, &team, waits);
+            }
+        }
+    }
+
+    fn add_up(&mut self, nth: usize, team: &Team, waits: Vec<(TaskId, i64)>) -> TaskId {
+        let tie = &self.workload.ties[nth];
+        let algorithm = self.workload.sync.algorithm;
+        let parts = collective::parts(Collective::AllReduce, algorithm, tie.bytes, &team.group);
+        let stage = tie.stages.first().copied().unwrap_or(0) as u32;
+        // Behind the stage's own messages.
+        let message = MAX_MESSAGES as u32 + nth as u32;
+        let label = Label {
+            program: team.members[0],
+            stream: Stream::Collective,
+            work: Work::Reduce { stage, message, bytes: tie.bytes },
+        };
+        self.collective(label, parts, &team.members, team, waits)
+    }
+
+    /// The programs that hold tied parameters; `None` for fewer than two devices.
+    fn team_of_tie(&mut self, nth: usize) -> Option<Rc<Team>> {
+        if let Some(team) = self.tie_teams.get(&nth) {
+            return team.clone();
+        }
+        let held = self.workload.ties[nth].stages.iter().filter_map(|stage| self.members.get(*stage));
+        let members: BTreeSet<usize> = held.flat_map(|members| members.iter().copied()).collect();
+        let team = self.team_of(members.into_iter().collect()).map(Rc::new);
+        self.tie_teams.insert(nth, team.clone());
+        team
+    }
+}
