@@ -35,7 +35,8 @@ struct Point {
 
 /// Numbers of the chain that the walk needs.
 struct Chain<'a> {
-    work: &'a [f64],
+    /// Work before each position, the optimizer's step of every round as work of the device included.
+    work: Vec<f64>,
     parameters: &'a [f64],
     crossing: &'a [f64],
     /// The nearest earlier position where fewer bytes cross.
@@ -90,14 +91,20 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         }
         fewer_later[position] = later as u32;
     }
+    let device = &machine.devices[0];
+    let update = match scorer.rules.is_asynchronous {
+        true => scorer.problem.training.touched() / device.memory_bandwidth.0 * device.speed,
+        false => 0.0,
+    };
+    let sums = scorer.states.work.iter().zip(&scorer.states.parameters);
     let chain = Chain {
-        work: &scorer.states.work,
+        work: sums.map(|(work, parameters)| work + parameters * update).collect(),
         parameters: &scorer.states.parameters,
         crossing,
         fewer,
         fewer_later,
         n_devices: machine.devices.len(),
-        speed: machine.devices[0].speed,
+        speed: device.speed,
         bandwidth: level.map_or(f64::INFINITY, |level| level.bandwidth.0),
         latency: level.map_or(0.0, |level| level.latency.0),
         synchronises: scorer.rules.is_asynchronous,
@@ -230,7 +237,7 @@ impl Chain<'_> {
         let mut least_parameters = vec![self.parameters[last]];
         for left in 1..=self.n_devices {
             let least = self.work[last] - time * left as f64 * self.speed * slack;
-            by_work = back(self.work, by_work, |&value| value >= least);
+            by_work = back(&self.work, by_work, |&value| value >= least);
             let mut best = earliest[left - 1] as usize;
             for limits in limits.iter().take_while(|limits| limits.count <= left) {
                 if best <= by_work {
@@ -247,7 +254,7 @@ impl Chain<'_> {
                 if self.work[best - 1] < work || self.parameters[best - 1] < parameters {
                     continue;
                 }
-                let start = back(self.work, best - 1, |&value| value >= work);
+                let start = back(&self.work, best - 1, |&value| value >= work);
                 let mut start =
                     back(&self.parameters[start..], best - 1 - start, |&value| value >= parameters) + start;
                 while start < best && self.crossing[start] > limits.bytes {
@@ -363,7 +370,7 @@ impl Chain<'_> {
     ) {
         ends.clear();
         let last = self.work.len() - 1;
-        let mut end = self.reach(self.work, self.work[position] + limits.work, (*reached).max(position));
+        let mut end = self.reach(&self.work, self.work[position] + limits.work, (*reached).max(position));
         *reached = end;
         if self.parameters[end] - self.parameters[position] > limits.parameters {
             let most = self.parameters[position] + limits.parameters;

@@ -19,6 +19,10 @@ use crate::{
     strategy::{IDEALS, InOrder, Strategy, shortage, stages_of},
 };
 
+/// The most devices and states for which equal replicas are tried beside what the formula says.
+const FEW_DEVICES: usize = 64;
+const FEW_STATES: usize = 1024;
+
 /// Asynchronous PipeDream: the slowest stage is as fast as can be.
 ///
 /// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
@@ -48,22 +52,37 @@ pub(crate) fn pipedream(problem: &Problem) -> InOrder {
     let scorer = Scorer::new(problem, &states, asynchronous(Neighbours::Adjacent));
     let is_roomy = scorer.is_roomy();
     // How many replicas the stage before has is not known while a stage is chosen: memory from below first, if that matters.
-    let guesses = [
-        (problem, Neighbours::Adjacent, true),
-        (problem, Neighbours::Adjacent, false),
-        (problem, Neighbours::Wide, false),
-        (&serial, Neighbours::Adjacent, false),
+    // Sums of gradients hide behind the backward pass that makes them but for the last bucket: none of them, for small stages.
+    let free = Sharing::Free;
+    let mut guesses = vec![
+        (problem, Neighbours::Adjacent, true, false, free),
+        (problem, Neighbours::Adjacent, false, false, free),
+        (problem, Neighbours::Adjacent, false, true, free),
+        (problem, Neighbours::Wide, false, false, free),
+        (&serial, Neighbours::Adjacent, false, false, free),
     ];
+    // Stages of equal replicas have equal rounds, and wait least for each other.
+    let n_devices = problem.machine.devices.len();
+    if n_devices <= FEW_DEVICES && states.len() <= FEW_STATES {
+        let divides = |stages: &usize| n_devices.is_multiple_of(*stages);
+        let equal = |stages| Sharing::Equal { stages, replicas: n_devices / stages, replicas_together: true };
+        guesses.extend(
+            (1..=n_devices)
+                .filter(divides)
+                .map(|stages| (problem, Neighbours::Adjacent, false, true, equal(stages))),
+        );
+    }
     let mut best: Option<Solution> = None;
     let mut by_formula = f64::INFINITY;
-    for (guess, neighbours, is_bound) in guesses {
+    for (guess, neighbours, is_bound, waits_for_sums, sharing) in guesses {
         if is_uniform && neighbours == Neighbours::Wide || is_roomy && is_bound {
             continue;
         }
         let rules = asynchronous(neighbours);
         let mut scorer = Scorer::new(guess, &states, rules);
-        scorer.is_bound = is_bound;
+        (scorer.is_bound, scorer.waits_for_sums) = (is_bound, waits_for_sums);
         let found = match is_bound || is_roomy || !has_few_with_before(&scorer) {
+            _ if sharing != free => best_pipeline(&scorer, sharing, f64::INFINITY).map(|best| best.1),
             true => free_pipeline(&scorer, is_chain),
             false => best_with_before(&mut scorer).map(|best| best.1),
         };

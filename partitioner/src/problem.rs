@@ -148,6 +148,14 @@ impl MicroBatches {
     }
 }
 
+impl Training {
+    /// Bytes that the optimizer's step touches for each byte of parameters: it reads them, their gradients and its state, and
+    /// writes parameters and state.
+    pub(crate) fn touched(&self) -> f64 {
+        3.0 + 2.0 * self.optimizer_factor
+    }
+}
+
 impl Default for Training {
     fn default() -> Self {
         Self {
@@ -255,9 +263,11 @@ impl Problem {
         let devices = &mut ideal.machine.devices;
         let speed = devices.iter().map(|device| device.speed).fold(0.0, f64::max);
         let memory = devices.iter().map(|device| device.memory).max().unwrap_or_default();
+        let bandwidth = devices.iter().map(|device| device.memory_bandwidth.0).fold(0.0, f64::max);
         for device in devices {
             device.speed = speed;
             device.memory = memory;
+            device.memory_bandwidth = BytesPerSecond(bandwidth);
             device.host_bandwidth = BytesPerSecond(f64::INFINITY);
         }
         ideal

@@ -3,7 +3,8 @@
 //! With r replicas, each takes every r-th micro-batch, so compute is shared by r. The port of one device carries, each way,
 //! the activations of one border and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`.
 //! Where transfers are not beside compute, sending takes the device's own time and receiving none.
-//! Replicas that synchronise after every round (asynchronous training) add an all-reduce, once for r micro-batches. Overlapping machines take the largest of the three, others the sum.
+//! Replicas that synchronise after every round (asynchronous training) add an all-reduce and the optimizer's step, once for r micro-batches. Overlapping machines take the largest of the three, others the sum:
+//! the last bucket of gradients, behind which nothing hides, is the simulator's to time.
 //!
 //! Memory is in `again`.
 
@@ -169,6 +170,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) copies: usize,
     /// Whether memory is to be counted from below: a stage that does not fit then fits in no way.
     pub(crate) is_bound: bool,
+    /// Whether a device's next pass waits for all of its gradients' sum, and not for the last bucket's alone.
+    pub(crate) waits_for_sums: bool,
     /// Replicas of the stage before, by a stage's first device, where they are known.
     pub(crate) before: HashMap<usize, usize>,
 }
@@ -190,6 +193,7 @@ impl<'a> Scorer<'a> {
             picks: RefCell::default(),
             copies: 1,
             is_bound: false,
+            waits_for_sums: false,
             before: HashMap::new(),
         }
     }
@@ -224,6 +228,12 @@ impl<'a> Scorer<'a> {
         }
         // Who else holds them is not known yet: over the fastest link, as between two devices.
         own + shared * self.problem.machine.least_seconds_per_byte()
+    }
+
+    /// Seconds of the optimizer's step.
+    fn update(&self, start: usize, end: usize, run: Run) -> f64 {
+        let bandwidth = self.problem.machine.devices[run.first].memory_bandwidth.0;
+        self.parameters(start, end) * self.problem.training.touched() / bandwidth
     }
 
     /// Bytes of parameters that a replica synchronises.
@@ -307,11 +317,12 @@ impl<'a> Scorer<'a> {
     fn parts(&self, start: usize, end: usize, run: Run, again: f64) -> (f64, f64, f64) {
         let replicas = run.count as f64;
         let work = self.states.work[end] - self.states.work[start];
-        let compute = (work / self.speed(run) + again) / replicas;
-        let sync = match self.rules.is_asynchronous {
-            true => self.all_reduce(start, end, run) / replicas,
-            false => 0.0,
+        let (sync, update) = match self.rules.is_asynchronous {
+            true => (self.all_reduce(start, end, run) / replicas, self.update(start, end, run)),
+            false => (0.0, 0.0),
         };
+        let compute = (work / self.speed(run) + again + update) / replicas;
+        let compute = if self.waits_for_sums { compute + sync } else { compute };
         (compute, sync, self.transfer(start, end, run))
     }
 
