@@ -49,8 +49,10 @@ pub(crate) fn share_out(
         if chunks().map(|chunk| stages[chunk].score.memory).sum::<f64>() <= limit {
             continue;
         }
+        // A chunk that is alone takes what it can get.
+        let most = if cuts.len() == n_ranks { 1 } else { TRADES };
         let mut trades: Vec<Vec<Again>> =
-            chunks().map(|chunk| trades(&scorer, &cuts[chunk], limit)).collect();
+            chunks().map(|chunk| trades(&scorer, &cuts[chunk], limit, most)).collect();
         let choice = |again: &Again| Choice { time: again.seconds, memory: again.memory };
         let items: Vec<Vec<Choice>> =
             trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();
@@ -63,8 +65,8 @@ pub(crate) fn share_out(
 }
 
 /// What a chunk may take of a device's memory and the seconds that costs, the most memory first.
-fn trades(scorer: &Scorer, cut: &Cut, limit: f64) -> Vec<Again> {
+fn trades(scorer: &Scorer, cut: &Cut, limit: f64, most: usize) -> Vec<Again> {
     let least = if cut.end - cut.start <= FEW_BLOCKS { 1.0 } else { (limit / TRADES as f64).max(1.0) };
     let with = |limit: &f64| scorer.again_within(cut, *limit);
-    std::iter::successors(with(&limit), |last| with(&(last.memory - least))).take(TRADES).collect()
+    std::iter::successors(with(&limit), |last| with(&(last.memory - least))).take(most).collect()
 }

@@ -3,6 +3,8 @@
 //! A grid's stages are cut so that the slowest is as fast as can be, the exact optimum over ideals, and the step is then timed by
 //! the order of operations that will run. Baselines bring their own cuts.
 
+use std::cell::Cell;
+
 use schema::Bytes;
 use simulator::{
     Cost,
@@ -50,6 +52,9 @@ pub(crate) fn in_flight_of(
 
 /// Shares of a device's memory that a chunk may take, where an equal one is too little.
 const SHARES: [f64; 6] = [1.0, 0.8, 0.65, 0.5, 0.4, 0.3];
+
+/// How often stages that run out of memory in the simulation are given less.
+const ROUNDS: usize = 3;
 
 /// Operations that plans of all cuts may have together.
 const OPERATIONS: usize = 50_000;
@@ -174,21 +179,28 @@ impl GridSolver<'_> {
                 })
             }
         };
-        let finish = |mut stages: Vec<SolutionStage>, mut time: StepTime| {
-            if grid.chunks > 1 {
-                let memory = |rank: usize| whole.machine.devices[rank].memory.0 as f64;
-                let held = |rank: usize| -> f64 {
-                    stages.iter().skip(rank).step_by(grid.ranks).map(|stage| stage.score.memory).sum()
-                };
-                if (0..grid.ranks).any(|rank| held(rank) > memory(rank)) {
-                    let memory: Vec<f64> = (0..grid.ranks).map(memory).collect();
-                    let times = share_out(problem, rules, &places, &mut stages, &memory)?;
-                    time = step_time(&order, &times, problem.machine.overlaps)?;
-                }
-                for (index, stage) in stages.iter_mut().enumerate() {
+        let memory = |(run, _): &(Run, usize)| {
+            let devices = run.devices().map(|device| whole.machine.devices[device].memory.0);
+            devices.min().unwrap_or(0) as f64
+        };
+        let memory: Vec<f64> = places[..grid.ranks].iter().map(memory).collect();
+        // Makes a plan that takes this share of the memory by formula; also tells what it takes in the simulation, where that is
+        // more than there is.
+        let finish_within = |share: f64, mut stages: Vec<SolutionStage>, mut time: StepTime| {
+            let limits: Vec<f64> = memory.iter().map(|bytes| bytes * share).collect();
+            let held = |rank: usize| -> f64 {
+                stages.iter().skip(rank).step_by(grid.ranks).map(|stage| stage.score.memory).sum()
+            };
+            let is_open = grid.chunks > 1 || share < 1.0;
+            if is_open && (0..grid.ranks).any(|rank| held(rank) > limits[rank]) {
+                let times = share_out(problem, rules, &places, &mut stages, &limits)?;
+                time = step_time(&order, &times, problem.machine.overlaps)?;
+            }
+            for (index, stage) in stages.iter_mut().enumerate() {
+                if grid.chunks > 1 {
                     stage.run.first = index % grid.ranks;
-                    stage.score.limit = whole.machine.devices[stage.run.first].memory.0 as f64;
                 }
+                stage.score.limit = memory[index % grid.ranks];
             }
             share_memory(&mut stages, grid.ranks).ok()?;
             let solution = Solution {
@@ -202,8 +214,27 @@ impl GridSolver<'_> {
                 bubble: Some(time.bubble),
                 order: Vec::new(),
             };
-            let (solution, excess) = settle_step(whole, solution);
-            Some((solution, excess.is_none()))
+            Some(settle_step(whole, solution))
+        };
+        // Whether stages were left with less than formulas allow: they throw away enough, perhaps not what is best.
+        let has_less = Cell::new(false);
+        let finish = |stages: Vec<SolutionStage>, time: StepTime| {
+            let (found, mut excess) = finish_within(1.0, stages.clone(), time)?;
+            if strategy.is_rule() || !(whole.training.recompute || whole.training.offload) {
+                return Some((found, excess.is_none()));
+            }
+            let mut share = 1.0;
+            for _ in 0..ROUNDS {
+                let Some(most) = excess else { break };
+                has_less.set(true);
+                share /= most.max(1.01);
+                let Some((less, still)) = finish_within(share, stages.clone(), time) else { break };
+                if still.is_none() {
+                    return Some((less, true));
+                }
+                excess = still;
+            }
+            Some((found, excess.is_none()))
         };
         let found = polished.and_then(|Polished { stages, time }| finish(stages, time));
         // What runs out of memory in the simulation is for the caller to plan again with less, unless there is something else.
@@ -224,7 +255,7 @@ impl GridSolver<'_> {
             cuts.left = (OPERATIONS / n_ops / self.n_grids.clamp(1, 4)).min(PLANS);
             // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
             let is_sure = scorer.is_roomy() || grid.chunks == 1 && !problem.training.offload;
-            is_exact = cuts.search() && is_sure;
+            is_exact = cuts.search() && is_sure && !has_less.get();
             best = cuts.best;
         }
         match best.or(excessive.filter(|_| !is_exact)) {

@@ -288,7 +288,11 @@ fn strategies_say_the_truth_about_all_plans() {
         }
         for strategy in crate::STRATEGIES.into_iter().filter(|strategy| !strategy.is_rule()) {
             let fastest = fastest(&problem, strategy);
-            let mut wrong = |what: String| faults.push(format!("case {case}, {}: {what}", strategy.name()));
+            let mut wrong = |what: String| {
+                // One problem is enough to read.
+                let asked = if faults.is_empty() { format!("\n{problem:?}") } else { String::new() };
+                faults.push(format!("case {case}, {}: {what}{asked}", strategy.name()));
+            };
             match (plan_with(&problem, strategy), fastest) {
                 (Ok(plan), Some(best)) => {
                     let fastest = best.seconds_each();
