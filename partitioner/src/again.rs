@@ -13,8 +13,6 @@ use crate::{
     stage::{InFlight, Run, Scorer, StageScore},
 };
 
-/// Bytes of gradients that replicas add up at once: PyTorch's bucket.
-const BUCKET: f64 = (25 << 20) as f64;
 /// The most sizes of blocks that are tried as the largest one computed again.
 const SIZES: usize = 16;
 
@@ -53,7 +51,7 @@ impl Scorer<'_> {
         let early = (into - kept).max(0.0) * in_flight;
         let sent = states.crossing[end] + states.crossing_back[start];
         let back = states.crossing_back[end] * in_flight;
-        let bucket = if run.count > 1 { parameters.min(BUCKET) } else { 0.0 };
+        let bucket = if run.count > 1 { parameters.min(schema::BUCKET.0 as f64) } else { 0.0 };
         // Every replica of the stage before may be ahead; where their number is not known yet, all devices before are.
         let most = if self.is_bound { run.first.min(1) } else { run.first };
         let before = self.before.get(&run.first).copied().unwrap_or(most);

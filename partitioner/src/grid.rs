@@ -301,7 +301,7 @@ fn least_bottleneck(scorer: &Scorer, sharing: Sharing, found: Option<f64>, chunk
     best_pipeline(&scorer, sharing, f64::INFINITY).map_or(f64::INFINITY, |best| best.0)
 }
 
-/// Buckets of a stage's gradients, PyTorch's 25 MiB each, and the seconds of one.
+/// Buckets of a stage's gradients, and the seconds of one.
 fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
     let bytes = scorer.synchronised(cut.start, cut.end);
     if cut.run.count == 1 || bytes == 0.0 {
@@ -309,7 +309,7 @@ fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
         let seconds = scorer.all_reduce(cut.start, cut.end, cut.run);
         return (usize::from(seconds > 0.0), seconds);
     }
-    let n_buckets = ((bytes / f64::from(25 << 20)).ceil()).clamp(1.0, 4096.0);
+    let n_buckets = ((bytes / schema::BUCKET.0 as f64).ceil()).clamp(1.0, 4096.0);
     let devices: Vec<usize> = cut.run.devices().collect();
     let group = Group::of(&scorer.problem.machine, &devices);
     (n_buckets as usize, group.map_or(0.0, |group| group.all_reduce(bytes / n_buckets)))

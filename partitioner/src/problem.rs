@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use schema::{Bytes, BytesPerSecond, Cluster, PipedreamProfile, Seconds};
+use schema::{Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, PipedreamProfile, Seconds};
 
 /// What is to be planned.
 #[derive(Clone, Debug, PartialEq)]
@@ -340,7 +340,7 @@ impl Machine {
                 speed: type_.speed.unwrap_or(1.0),
                 memory: type_.memory,
                 memory_bandwidth: type_.memory_bandwidth,
-                host_bandwidth: type_.host_bandwidth.unwrap_or(BytesPerSecond(12e9)),
+                host_bandwidth: type_.host_bandwidth.unwrap_or(HOST_BANDWIDTH),
                 place: device.place.clone(),
             })
         });
@@ -362,7 +362,7 @@ impl Machine {
             speed: 1.0,
             memory,
             memory_bandwidth: BytesPerSecond(1e12),
-            host_bandwidth: BytesPerSecond(12e9),
+            host_bandwidth: HOST_BANDWIDTH,
             place: Vec::new(),
         };
         let levels = vec![MachineLevel { bandwidth, latency: Seconds(0.0) }];

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 
+/// What is assumed of a host link without a figure: PCI Express 3.0, 16 lanes.
+pub const HOST_BANDWIDTH: BytesPerSecond = BytesPerSecond(12e9);
+
 /// A cluster as written in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

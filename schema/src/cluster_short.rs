@@ -4,13 +4,12 @@
 //! InfiniBand at 200 Gbit/s a device. Who knows better writes a file.
 
 use crate::{
-    BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, Seconds, cluster_file::DEVICES,
+    BytesPerSecond, Cluster, ClusterError, Device, DeviceType, HOST_BANDWIDTH, Level, Seconds,
+    cluster_file::DEVICES,
 };
 
 /// What is assumed to join nodes: 200 Gbit/s.
 const BETWEEN_NODES: BytesPerSecond = BytesPerSecond(25e9);
-/// What is assumed of a device without any figure: PCI Express 3.0, 16 lanes.
-const HOST: BytesPerSecond = BytesPerSecond(12e9);
 
 /// Reads a cluster on one line; `own` types come before the catalogue's.
 ///
@@ -80,7 +79,8 @@ fn assumed_levels(cluster: &Cluster, n_nodes: u32) -> Vec<Level> {
     if cluster.devices.len() < 2 {
         return Vec::new();
     }
-    let port = |device: &DeviceType| device.link_bandwidth.or(device.host_bandwidth).unwrap_or(HOST).0;
+    let port =
+        |device: &DeviceType| device.link_bandwidth.or(device.host_bandwidth).unwrap_or(HOST_BANDWIDTH).0;
     let slowest = cluster.types.values().map(port).fold(f64::INFINITY, f64::min);
     let has_links = cluster.types.values().all(|device| device.link_bandwidth.is_some());
     let inside = Level {

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Seconds};
 
+/// Bytes of gradients that replicas add up at once, unless a plan says otherwise: the bucket of PyTorch's DDP.
+pub const BUCKET: Bytes = Bytes(25 << 20);
+
 /// How replicas agree and where memory lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

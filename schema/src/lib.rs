@@ -40,7 +40,7 @@ pub use answers::{
     TiedPlace, TraceAnswer,
 };
 pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
-pub use cluster::{Cluster, Device, DeviceType, Level, Link, level_of};
+pub use cluster::{Cluster, Device, DeviceType, HOST_BANDWIDTH, Level, Link, level_of};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use cost_model::{
@@ -50,7 +50,7 @@ pub use cost_model::{
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
 pub use execution::{
-    CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel, SyncOrder, TensorParallel,
+    BUCKET, CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel, SyncOrder, TensorParallel,
 };
 pub use fit_answer::{FitAnswer, FitGroup, FittedCollective, FittedLinks};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};

@@ -55,7 +55,7 @@ impl Default for Device {
         Self {
             speed: 1.0,
             memory: None,
-            host_bandwidth: 12e9,
+            host_bandwidth: schema::HOST_BANDWIDTH.0,
             pageable: 0.5,
             host_overhead: 0,
             place: Vec::new(),

@@ -132,7 +132,7 @@ impl Default for Sync {
         Self {
             mode: SyncMode::Bucketed,
             first_bucket: 1 << 20,
-            bucket: 25 << 20,
+            bucket: schema::BUCKET.0,
             algorithm: crate::collective::Algorithm::Fastest,
             sharding: Sharding::Replicated,
             servers: Servers::default(),

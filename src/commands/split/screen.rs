@@ -87,10 +87,9 @@ fn headline(found: &Found) -> String {
         n if replicas.iter().all(|count| count == "1") => format!("{n} stages"),
         n => format!("{n} stages, replicated {}", replicas.join("-")),
     };
-    format!(
-        "{}: {shape} under {}, {} micro-batches a step\n\n",
-        found.name, plan.schedule, plan.micro_batches
-    )
+    // A schedule says in what order stages work; a single one has no choice.
+    let schedule = if plan.stages.len() > 1 { format!(" under {}", plan.schedule) } else { String::new() };
+    format!("{}: {shape}{schedule}, {} micro-batches a step\n\n", found.name, plan.micro_batches)
 }
 
 fn stages(plan: &Plan, found: &Found, every: bool) -> String {
