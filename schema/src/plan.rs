@@ -2,6 +2,8 @@
 //!
 //! The plan carries its cluster and its stages' costs, so that `simulate` needs nothing else.
 
+use std::fmt;
+
 use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -195,6 +197,18 @@ pub struct TimesFrom {
     /// Share of the predicted seconds by source: `measured`, `curve`, `scaled-curve` (a gradient by the curve of the
     /// forward pass), `overhead` (a call without work), `roofline` (a data sheet).
     pub shares: IndexMap<String, f64>,
+}
+
+impl fmt::Display for TimesFrom {
+    /// The model and its sources; those below half a per cent are left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shares = self.shares.iter().map(|(source, share)| (source, (100.0 * share).round()));
+        let shares: Vec<String> = shares
+            .filter(|(_, percent)| *percent > 0.0)
+            .map(|(source, percent)| format!("{percent} % {source}"))
+            .collect();
+        write!(f, "{} ({})", self.cost_model, shares.join(", "))
+    }
 }
 
 /// Peak memory of one device.

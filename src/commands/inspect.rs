@@ -327,15 +327,8 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         && let Some(time) = &root.time
     {
         let band = |band: &Band| format!("p10–p90 {}–{}", band.p10, band.p90);
-        let shares: Vec<String> =
-            times.shares.iter().map(|(source, share)| format!("{:.0} % {source}", 100.0 * share)).collect();
-        text.push_str(&format!(
-            "forward {}, backward {}; times: {} ({})\n",
-            band(&time.forward),
-            band(&time.backward),
-            times.cost_model,
-            shares.join(", ")
-        ));
+        let (forward, backward) = (band(&time.forward), band(&time.backward));
+        text.push_str(&format!("forward {forward}, backward {backward}; times: {times}\n"));
     }
     if totals.fused_flops > 0 {
         text.push_str(&format!(

@@ -90,9 +90,7 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
     let bubble = answer.bubble.map(|share| format!(", {:.0} % idle", share * 100.0)).unwrap_or_default();
     let times = answer.times.as_ref().map(|times| {
         let band = answer.band.map(|band| format!("{} to {} in eight of ten cases; ", band.p10, band.p90));
-        let shares: Vec<String> =
-            times.shares.iter().map(|(source, share)| format!("{:.0} % {source}", share * 100.0)).collect();
-        format!("times: {}{} ({})\n", band.unwrap_or_default(), times.cost_model, shares.join(", "))
+        format!("times: {}{times}\n", band.unwrap_or_default())
     });
     let times = times.unwrap_or_default();
     let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();

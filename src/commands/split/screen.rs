@@ -272,9 +272,7 @@ fn band(found: &Found) -> String {
 /// Whose times the plan believes.
 fn times(found: &Found) -> String {
     let Some(times) = &found.plan.predicted.times else { return String::new() };
-    let shares: Vec<String> =
-        times.shares.iter().map(|(source, share)| format!("{:.0} % {source}", 100.0 * share)).collect();
-    format!("times       {} ({})\n", times.cost_model, shares.join(", "))
+    labelled("times       ", &times.to_string(), 12)
 }
 
 /// A rate for people: thousands apart, no digits that mean nothing.
