@@ -37,7 +37,8 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
     counts.sort_unstable();
     counts.dedup();
     let own = Schedule::from_name(&simulated.schedule).ok();
-    let mut schedules: Vec<Schedule> = SCHEDULES.to_vec();
+    // A schedule orders stages; to a single one they are all the same.
+    let mut schedules: Vec<Schedule> = if plan.stages.len() > 1 { SCHEDULES.to_vec() } else { Vec::new() };
     if let Some(own) = own.filter(|own| !schedules.contains(own)) {
         schedules.insert(0, own);
     }

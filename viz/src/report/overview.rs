@@ -8,14 +8,20 @@ use super::{
 };
 use crate::from_graph::count;
 
+/// Most cards in one row.
+const ROW: usize = 6;
+
 /// Appends the cards.
 pub(super) fn cards(out: &mut String, report: &Report<'_>) {
-    out.push_str("<dl class=\"cards\">");
+    let mut cards = String::new();
     if let Some(planned) = &report.planned {
-        plan_cards(out, planned);
+        plan_cards(&mut cards, planned);
     }
-    model_cards(out, report);
-    out.push_str("</dl>\n");
+    model_cards(&mut cards, report);
+    // One row, or two of the same length where the window is wide enough.
+    let n = cards.matches("<dt>").count();
+    let wide = if n > ROW { n.div_ceil(2) } else { n };
+    out.push_str(&format!("<dl class=\"cards wide{wide}\">{cards}</dl>\n"));
 }
 
 fn model_cards(out: &mut String, report: &Report<'_>) {
@@ -105,13 +111,11 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         && bound.0 > 0.0
     {
         let gap = (1.0 - bound.0 / step.0).max(0.0);
-        card(
-            out,
-            "",
-            "From the optimum",
-            &format!("≤ {}", percent(gap)),
-            &format!("no plan is faster than {bound}"),
-        );
+        let (figure, note) = match gap < 5e-4 {
+            true => ("0 %".to_string(), "proven, by the planner's objective".to_string()),
+            false => (format!("≤ {}", percent(gap)), format!("no plan is faster than {bound}")),
+        };
+        card(out, "", "From the optimum", &figure, &note);
     }
 }
 

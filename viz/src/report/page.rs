@@ -108,12 +108,12 @@ fn head(page: &mut String, report: &Report<'_>, code: &str, style: &str) {
 
 fn header(page: &mut String, report: &Report<'_>) {
     let what = match &report.planned {
-        Some(planned) => format!(
-            "{} on {}, {}",
-            plural(planned.plan.stages.len(), "stage"),
-            plural(planned.simulated.devices.len(), "device"),
-            planned.simulated.schedule
-        ),
+        Some(planned) => {
+            let stages = planned.plan.stages.len();
+            let devices = plural(planned.simulated.devices.len(), "device");
+            let schedule = format!(", {}", planned.simulated.schedule);
+            format!("{} on {devices}{}", plural(stages, "stage"), if stages > 1 { &schedule } else { "" })
+        }
         None => "read from its trace, without a plan".to_string(),
     };
     let inputs: Vec<String> = report
