@@ -78,15 +78,23 @@ impl Cholesky {
     }
 }
 
-/// Returns the inner product; four sums keep the processor's lanes full and the result the same everywhere.
+/// Returns the inner product; sixteen sums keep the processor's lanes full and the result the same everywhere.
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sums = [0.0; 4];
-    let (a_chunks, b_chunks) = (a.chunks_exact(4), b.chunks_exact(4));
+    const LANES: usize = 16;
+    let mut sums = [0.0; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let rest: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(x, y)| x * y).sum();
     for (x, y) in a_chunks.zip(b_chunks) {
-        for lane in 0..4 {
+        for lane in 0..LANES {
             sums[lane] += x[lane] * y[lane];
         }
     }
-    sums[0] + sums[1] + (sums[2] + sums[3]) + rest
+    let mut half = LANES;
+    while half > 1 {
+        half /= 2;
+        for lane in 0..half {
+            sums[lane] += sums[lane + half];
+        }
+    }
+    sums[0] + rest
 }

@@ -33,28 +33,41 @@ pub enum CostModelError {
     /// Terms of another release.
     #[error("curve `{curve}`: term `{term}` is not known")]
     UnknownTerm {
-        /// Kind of the operator.
+        /// Which curve: kind, data type and phase.
         curve: String,
         /// Name of the term.
         term: String,
     },
     /// A form of shape that does not exist.
-    #[error("curve `{curve}`: `{form}` is no form of shape: product, convolution, attention or rows")]
+    #[error("curve `{curve}`: `{form}` is no form of shape: {}", FORMS.join(", "))]
     UnknownForm {
-        /// Kind of the operator.
+        /// Which curve.
         curve: String,
         /// What was written.
         form: String,
     },
-    /// Numbers are missing, too many, or not finite.
+    /// Two curves of one kind, data type, phase and form.
+    #[error("curve `{0}` stands there twice")]
+    Twice(String),
+    /// Numbers are missing, too many, not finite, or beyond what a fit can give.
     #[error("curve `{curve}`: {part} does not fit the terms")]
     Numbers {
-        /// Kind of the operator.
+        /// Which curve.
         curve: String,
         /// Which part.
         part: &'static str,
     },
+    /// A number that is no time.
+    #[error("overhead: `{0}` must be a number of seconds, 0 or more")]
+    Overhead(&'static str),
 }
+
+/// The forms of shape.
+const FORMS: [&str; 5] = ["product", "convolution", "attention", "rows", "table"];
+/// Numbers further from zero, or scales nearer to it, come from no fit and lead to infinities.
+const LARGEST: f64 = 1e15;
+/// The same for logarithms of ratios.
+const LARGEST_MISS: f64 = 50.0;
 
 impl CostModel {
     /// Makes a model without curves: everything is a roofline.
@@ -132,18 +145,28 @@ impl CostModel {
     /// Makes the model that a file describes.
     ///
     /// # Errors
-    /// When a curve's numbers do not belong together.
+    /// When a curve's numbers do not belong together, or are such that predictions would not be finite.
     pub fn from_file(file: &CostModelFile) -> Result<Self, CostModelError> {
+        if let Some(CallOverhead { call, recording, backward }) = file.overhead {
+            let parts = [("call", call), ("recording", recording), ("backward", backward)];
+            if let Some((part, _)) =
+                parts.into_iter().find(|(_, seconds)| !is_fine(&[*seconds]) || *seconds < 0.0)
+            {
+                return Err(CostModelError::Overhead(part));
+            }
+        }
         let mut curves = IndexMap::new();
         for curve in &file.curves {
             let key = (curve.kind.clone(), curve.dtype.clone(), curve.phase);
             let size = example(&curve.form).ok_or_else(|| CostModelError::UnknownForm {
-                curve: curve.kind.clone(),
+                curve: title(curve),
                 form: curve.form.clone(),
             })?;
             let machine = Machine::of(&file.figures, &curve.dtype);
             let own = curve_from_file(curve, &size, machine)?;
-            curves.insert(key, (own, curve.accuracy, form(&size)));
+            if curves.insert(key, (own, curve.accuracy, form(&size))).is_some() {
+                return Err(CostModelError::Twice(title(curve)));
+            }
         }
         Ok(Self {
             device: file.device.clone(),
@@ -153,6 +176,26 @@ impl CostModel {
             curves,
         })
     }
+}
+
+/// Names a curve in messages.
+fn title(curve: &CurveFile) -> String {
+    format!("{} {} {}", curve.kind, curve.dtype, curve.phase.name())
+}
+
+/// Tells whether numbers can have come from a fit.
+fn is_fine(values: &[f64]) -> bool {
+    values.iter().all(|value| value.abs() <= LARGEST)
+}
+
+/// The same for deviations, by which is divided.
+fn is_scale(value: f64) -> bool {
+    (LARGEST.recip()..=LARGEST).contains(&value)
+}
+
+/// The same for the ends of a range of logarithms of ratios.
+fn is_between((low, high): (f64, f64)) -> bool {
+    -LARGEST_MISS <= low && low <= high && high <= LARGEST_MISS
 }
 
 fn form(size: &WorkSize) -> &'static str {
@@ -276,9 +319,8 @@ fn both((low, high): (f64, f64)) -> (f64, f64) {
 }
 
 fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Result<Curve, CostModelError> {
-    let wrong = |part| CostModelError::Numbers { curve: file.kind.clone(), part };
-    let unknown =
-        |term: &str| CostModelError::UnknownTerm { curve: file.kind.clone(), term: term.to_string() };
+    let wrong = |part| CostModelError::Numbers { curve: title(file), part };
+    let unknown = |term: &str| CostModelError::UnknownTerm { curve: title(file), term: term.to_string() };
     let (anchor_names, bounded_names) = names(size, &machine);
     if let Some(term) = file.anchor.keys().find(|term| !anchor_names.contains(&term.as_str())) {
         return Err(unknown(term));
@@ -286,7 +328,6 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     if let Some(term) = file.terms.keys().find(|term| !bounded_names.contains(&term.as_str())) {
         return Err(unknown(term));
     }
-    let is_fine = |values: &[f64]| values.iter().all(|value| value.is_finite());
     let anchor: Vec<f64> =
         anchor_names.iter().map(|name| file.anchor.get(*name).copied().unwrap_or(0.0)).collect();
     if !is_fine(&anchor) || anchor.iter().any(|value| *value < 0.0) {
@@ -297,7 +338,7 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     let terms = terms.ok_or_else(|| wrong("the list of terms"))?;
     if terms.iter().any(|term| {
         let (low, high) = term.range;
-        !is_fine(&[term.mean, term.scale, low, high]) || term.scale <= 0.0 || low > high
+        !is_fine(&[term.mean, low, high]) || !is_scale(term.scale) || low > high
     }) {
         return Err(wrong("a term's range"));
     }
@@ -305,56 +346,44 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     let whole = p + p * (p + 1) / 2;
     let polynomial = |given: &Polynomial, lengths: &[usize], part| {
         let coefficients = &given.coefficients.0;
-        let is_right = lengths.contains(&coefficients.len());
-        if !is_right || !is_fine(coefficients) || !given.intercept.is_finite() {
+        if !lengths.contains(&coefficients.len()) || !is_fine(coefficients) || !is_fine(&[given.intercept]) {
             return Err(wrong(part));
         }
         Ok(Linear { intercept: given.intercept, coefficients: coefficients.clone() })
     };
     let gate = match &file.gate {
         None => None,
-        Some(gate) => {
+        Some(file) => {
             let d = terms::sizes(&Work::of(*size, Phase::Forward, machine.element)).len();
-            let is_right = gate.sizes.len() == d
-                && gate
-                    .sizes
-                    .iter()
-                    .all(|(mean, scale)| mean.is_finite() && scale.is_finite() && *scale > 0.0)
-                && gate.rows.iter().all(|row| row.0.len() <= d + d * (d + 1) / 2 && is_fine(&row.0))
-                && gate.rows.len() == gate.centres.0.len()
-                && is_fine(&gate.centres.0)
-                && gate.threshold > 0.0
-                && !gate.rows.is_empty();
-            if !is_right {
-                return Err(wrong("the gate"));
-            }
-            let rows = gate.rows.iter().map(|row| row.0.clone());
-            Some(Gate {
-                sizes: gate.sizes.clone(),
-                rows: rows.zip(gate.centres.0.iter().copied()).collect(),
-                h99: gate.threshold,
-                reach: gate.reach,
-            })
+            Some(gate_from_file(file, d).ok_or_else(|| wrong("the gate"))?)
         }
     };
-    let (low, high) = file.clip;
-    if !(low.is_finite() && high.is_finite() && low <= high) {
+    if !is_between(file.clip) {
         return Err(wrong("the clip"));
     }
     let usual = match (file.usual.as_slice(), file.mean) {
         ([], Some(mean)) => vec![(0.0, mean)],
         (knots, _) => knots.to_vec(),
     };
-    let is_sorted = usual.windows(2).all(|pair| pair[0].0 <= pair[1].0);
-    if usual.is_empty() || !is_sorted || !usual.iter().all(|(at, miss)| is_fine(&[*at, *miss])) {
+    let is_sorted = usual.is_sorted_by(|a, b| a.0 <= b.0);
+    if usual.is_empty()
+        || !is_sorted
+        || !usual.iter().all(|(at, miss)| is_fine(&[*at]) && is_between((*miss, *miss)))
+    {
         return Err(wrong("the usual correction"));
     }
-    if !is_fine(&[file.least, file.hidden, file.floor])
-        || file.least <= 0.0
-        || file.floor <= 0.0
-        || file.hidden < 0.0
-    {
+    if !is_fine(&[file.hidden]) || file.hidden < 0.0 || ![file.least, file.floor].into_iter().all(is_scale) {
         return Err(wrong("the floor"));
+    }
+    let is_band = |(at, low, high): &(f64, f64, f64)| is_fine(&[*at]) && is_between((*low, *high));
+    if !file.band.iter().all(is_band) || !file.band.is_sorted_by(|a, b| a.0 <= b.0) {
+        return Err(wrong("the band"));
+    }
+    if !is_between(file.band_outside) {
+        return Err(wrong("the band outside"));
+    }
+    if !is_fine(&[file.warm]) || file.warm < 0.0 {
+        return Err(wrong("what a cache saves"));
     }
     let lengths: &[usize] = if gate.is_some() { &[p] } else { &[0, p] };
     Ok(Curve {
@@ -378,5 +407,25 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
         },
         band: Band { knots: file.band.clone(), outside: file.band_outside },
         warm: file.warm,
+    })
+}
+
+/// Reads a gate over so many sizes; nothing when its numbers do not belong together.
+fn gate_from_file(file: &GateFile, d: usize) -> Option<Gate> {
+    let most = d + d * (d + 1) / 2;
+    let is_right = file.sizes.len() == d
+        && file.sizes.iter().all(|(mean, scale)| is_fine(&[*mean]) && is_scale(*scale))
+        && file.rows.iter().all(|row| row.0.len() <= most && is_fine(&row.0))
+        && file.rows.len() == file.centres.0.len()
+        && !file.rows.is_empty()
+        && is_fine(&file.centres.0)
+        && is_scale(file.threshold)
+        && is_fine(&[file.reach]);
+    let rows = file.rows.iter().map(|row| row.0.clone());
+    is_right.then(|| Gate {
+        sizes: file.sizes.clone(),
+        rows: rows.zip(file.centres.0.iter().copied()).collect(),
+        h99: file.threshold,
+        reach: file.reach,
     })
 }

@@ -3,8 +3,8 @@
 //! λ is chosen by cross-validation over normal equations ([`Folds`]); the final fit goes through the QR
 //! decomposition of linfa-linear. linfa-linear has no ridge: it is ordinary least squares of the rows
 //! `[X − mean; √λ·I]` without intercept, which also cures its trouble with equal columns (it returns coefficients of 10¹²).
-//! Past [`MAX_QR_ROWS`] rows the Cholesky factor of the normal equations stands in for `X`: it has the same
-//! `XᵀX` in p rows, and linfa's unblocked QR would take 2·n·p² steps.
+//! Where there are more than [`QR_ROWS`] rows for each term the Cholesky factor of the normal equations stands in for
+//! those rows: it has the same `XᵀX + λI` in p of them, and linfa's unblocked QR would take 2·n·p² steps.
 
 use linfa::{Dataset, traits::Fit};
 use linfa_linear::LinearRegression;
@@ -12,8 +12,8 @@ use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 
 use crate::dense::Cholesky;
 
-/// Rows up to which the QR decomposition sees the rows themselves.
-pub(crate) const MAX_QR_ROWS: usize = 2_000;
+/// Rows for each term up to which the QR decomposition sees the rows themselves.
+const QR_ROWS: usize = 2;
 
 /// A linear function.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -162,14 +162,19 @@ pub(crate) fn fit_qr(
     let p = x.ncols();
     let sums = Sums::of(x, y, weights);
     let (mean, y_mean, xx, xy) = sums.centred();
-    let (rows, targets) = if x.nrows() <= MAX_QR_ROWS {
+    let (rows, targets) = if x.nrows() <= QR_ROWS * p {
+        let n = x.nrows();
         let roots = weights.mapv(f64::sqrt);
-        ((&x - &mean) * roots.view().insert_axis(Axis(1)), (&y - y_mean) * &roots)
+        let mut rows = Array2::zeros((n + p, p));
+        rows.slice_mut(s![..n, ..]).assign(&((&x - &mean) * roots.view().insert_axis(Axis(1))));
+        rows.slice_mut(s![n.., ..]).diag_mut().fill(lambda.sqrt());
+        let mut targets = Array1::zeros(n + p);
+        targets.slice_mut(s![..n]).assign(&((&y - y_mean) * &roots));
+        (rows, targets)
     } else {
-        // L Lᵀ = XᵀX + εI, and the targets that give the same Xᵀy.
-        let jitter = 1e-12 * xx.diag().sum() / p as f64;
+        // L Lᵀ = XᵀX + λI, and the targets that give the same Xᵀy.
         let mut xx = xx;
-        xx.diag_mut().mapv_inplace(|value| value + jitter);
+        xx.diag_mut().mapv_inplace(|value| value + lambda);
         let factor = Cholesky::of(xx.as_slice()?, p)?;
         let targets = factor.forward(xy.as_slice()?);
         (
@@ -177,13 +182,7 @@ pub(crate) fn fit_qr(
             Array1::from(targets),
         )
     };
-    let n = rows.nrows();
-    let mut augmented = Array2::zeros((n + p, p));
-    augmented.slice_mut(s![..n, ..]).assign(&rows);
-    augmented.slice_mut(s![n.., ..]).diag_mut().fill(lambda.sqrt());
-    let mut target = Array1::zeros(n + p);
-    target.slice_mut(s![..n]).assign(&targets);
-    let fitted = LinearRegression::new().with_intercept(false).fit(&Dataset::new(augmented, target)).ok()?;
+    let fitted = LinearRegression::new().with_intercept(false).fit(&Dataset::new(rows, targets)).ok()?;
     let coefficients = fitted.params().to_vec();
     let intercept = y_mean - crate::dense::dot(&coefficients, mean.as_slice()?);
     (intercept.is_finite() && coefficients.iter().all(|value| value.is_finite()))
@@ -210,7 +209,7 @@ mod tests {
 
     #[test]
     fn qr_is_the_closed_form() {
-        for n in [40, MAX_QR_ROWS + 100] {
+        for n in [4 * QR_ROWS, 400] {
             let (x, y, weights) = data(n);
             for lambda in [1e-6, 0.1, 10.0] {
                 let closed = Folds::of(x.view(), y.view(), weights.view(), 5).fit(lambda).expect("regular");

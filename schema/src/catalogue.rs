@@ -15,6 +15,9 @@ use crate::{DeviceType, YamlError, from_yaml};
 /// Newest version of the device file that is understood.
 const VERSION: u32 = 1;
 
+/// What figures can be; beyond it a time made of them is no number.
+const FIGURES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+
 /// A file of devices, as the catalogue's own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -40,7 +43,7 @@ pub enum DeviceFileError {
     #[error("device file version {0} is not known, the newest known is {VERSION}")]
     Version(u32),
     /// A figure that no device has.
-    #[error("device `{device}`: {field} must be a positive, finite number")]
+    #[error("device `{device}`: {field} must be a positive number, {start:e} to {end:e}", start = FIGURES.start(), end = FIGURES.end())]
     Figure {
         /// Name of the device.
         device: String,
@@ -79,25 +82,30 @@ pub fn read_devices(text: &str) -> Result<IndexMap<String, DeviceType>, DeviceFi
         return Err(DeviceFileError::Version(file.version));
     }
     for (name, device) in &file.devices {
-        let figures = [
-            ("memory", Some(device.memory.0 as f64)),
-            ("memory_bandwidth", Some(device.memory_bandwidth.0)),
-            ("host_bandwidth", device.host_bandwidth.map(|rate| rate.0)),
-            ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),
-            ("launch", device.launch.map(|time| time.0)),
-            ("speed", device.speed),
-            ("multiprocessors", device.multiprocessors.map(f64::from)),
-        ];
-        let wrong = |value: &f64| !(value.is_finite() && *value > 0.0);
-        let figure = figures.into_iter().find(|(_, value)| value.as_ref().is_some_and(wrong));
-        let rate = device.peak.iter().find(|(_, rate)| wrong(&rate.0));
-        let field =
-            figure.map(|(field, _)| field.to_string()).or(rate.map(|(dtype, _)| format!("peak.{dtype}")));
-        if let Some(field) = field {
-            return Err(DeviceFileError::Figure { device: name.clone(), field });
-        }
+        check_figures(name, device)?;
     }
     Ok(file.devices)
+}
+
+/// Refuses figures that are zero, negative, not finite or beyond all bounds.
+pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), DeviceFileError> {
+    let figures = [
+        ("memory", Some(device.memory.0 as f64)),
+        ("memory_bandwidth", Some(device.memory_bandwidth.0)),
+        ("host_bandwidth", device.host_bandwidth.map(|rate| rate.0)),
+        ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),
+        ("launch", device.launch.map(|time| time.0)),
+        ("speed", device.speed),
+        ("multiprocessors", device.multiprocessors.map(f64::from)),
+    ];
+    let wrong = |value: &f64| !FIGURES.contains(value);
+    let figure = figures.into_iter().find(|(_, value)| value.as_ref().is_some_and(wrong));
+    let rate = device.peak.iter().find(|(_, rate)| wrong(&rate.0));
+    let field = figure.map(|(field, _)| field.to_string()).or(rate.map(|(dtype, _)| format!("peak.{dtype}")));
+    match field {
+        None => Ok(()),
+        Some(field) => Err(DeviceFileError::Figure { device: name.to_string(), field }),
+    }
 }
 
 /// Finds a device by name or alias; `own` devices come before the catalogue's.
@@ -218,8 +226,14 @@ mod tests {
         let check = |text: &str, expected: &str| {
             assert_eq!(read_devices(text).map_err(|error| error.to_string()), Err(expected.to_string()));
         };
-        check(&own.replace("RATE", "-1.0"), "device `A100`: peak.float32 must be a positive, finite number");
-        check(&own.replace("RATE", ".nan"), "device `A100`: peak.float32 must be a positive, finite number");
+        check(
+            &own.replace("RATE", "-1.0"),
+            "device `A100`: peak.float32 must be a positive number, 1e-30 to 1e30",
+        );
+        check(
+            &own.replace("RATE", ".nan"),
+            "device `A100`: peak.float32 must be a positive number, 1e-30 to 1e30",
+        );
         check(
             &own.replace("version: 1", "version: 9").replace("RATE", "1.0"),
             "device file version 9 is not known, the newest known is 1",

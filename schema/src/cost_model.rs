@@ -4,7 +4,9 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{CallOverhead, DeviceType, Phase, YamlError, from_yaml};
+use crate::{
+    CallOverhead, DeviceFileError, DeviceType, Phase, YamlError, catalogue::check_figures, from_yaml,
+};
 
 /// Newest version of the file that is understood.
 pub const COST_MODEL_VERSION: u32 = 1;
@@ -54,7 +56,7 @@ pub struct CurveFile {
     pub phase: Phase,
     /// Error figures.
     pub accuracy: CurveAccuracy,
-    /// The form of shape that the terms are made of: `product`, `convolution`, `attention`, `rows`.
+    /// The form of shape that the terms are made of: `product`, `convolution`, `attention`, `rows`, `table`.
     pub form: String,
     /// Coefficients of the anchor's terms; terms that are absent have none.
     pub anchor: IndexMap<String, f64>,
@@ -225,6 +227,9 @@ pub enum CostModelFileError {
     /// Written for a later release.
     #[error("cost model version {0} is not known, the newest known is {COST_MODEL_VERSION}")]
     Version(u32),
+    /// Figures that no device has.
+    #[error(transparent)]
+    Figures(#[from] DeviceFileError),
 }
 
 /// Only what says which file it is.
@@ -238,7 +243,7 @@ impl CostModelFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it is no such file.
+    /// When it is no such file, or the device's figures are none.
     pub fn read(text: &str) -> Result<Self, CostModelFileError> {
         let header: Header = from_yaml(text)?;
         if header.kind != "cost-model" {
@@ -247,7 +252,9 @@ impl CostModelFile {
         if header.version != COST_MODEL_VERSION {
             return Err(CostModelFileError::Version(header.version));
         }
-        Ok(from_yaml(text)?)
+        let file: Self = from_yaml(text)?;
+        check_figures(&file.device, &file.figures)?;
+        Ok(file)
     }
 }
 

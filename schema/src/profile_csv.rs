@@ -3,6 +3,7 @@
 //! Every fault has its line and column. A cell that a shape does not need is not looked at, so that one file can hold
 //! several kinds, each with its own columns.
 
+mod data_type;
 mod work_size;
 
 use csv::StringRecord;
@@ -69,6 +70,14 @@ pub enum ProfileFault {
         /// The cell.
         text: String,
     },
+    /// A truth value that is none.
+    #[error("`{name}` is `{text}`, it must be true or false, 1 or 0")]
+    Truth {
+        /// Our name of it.
+        name: &'static str,
+        /// The cell.
+        text: String,
+    },
     /// A cell whose text the map does not translate.
     #[error("the map has no value for `{0}`")]
     NoValue(String),
@@ -120,7 +129,14 @@ pub fn read_profile(text: &str, map: &ProfileMap) -> Result<Profile, ProfileCsvE
 }
 
 fn reader(text: &str) -> csv::Reader<&[u8]> {
-    csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes())
+    let header = text.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
+    // Where the comma is the decimal sign, spreadsheets separate by semicolons.
+    let delimiter = *[b',', b';', b'\t'].iter().find(|one| header.as_bytes().contains(one)).unwrap_or(&b',');
+    csv::ReaderBuilder::new()
+        .trim(csv::Trim::All)
+        .comment(Some(b'#'))
+        .delimiter(delimiter)
+        .from_reader(text.as_bytes())
 }
 
 fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCsvError> {
@@ -266,6 +282,7 @@ impl<'a> Columns<'a> {
                 let kind = row.text("kind")?.ok_or_else(|| row.fault(ProfileFault::NoText("kind")))?;
                 let dtype = row.text("dtype")?.ok_or_else(|| row.fault(ProfileFault::NoText("dtype")))?;
                 let shape = row.shape(&kind)?;
+                let dtype = data_type::data_type(&dtype);
                 shared = Some((kind, dtype, row.text("device")?.unwrap_or_default(), row.phase()?, shape));
             }
             let (kind, dtype, device, own_phase, size) = shared.clone().expect("set above");
@@ -317,7 +334,12 @@ impl Record<'_> {
     }
 
     fn fault_in(&self, index: usize, fault: ProfileFault) -> ProfileCsvError {
-        ProfileCsvError { line: self.line, column: Some(self.header[index].to_string()), fault }
+        self.fault_at(Some(index), fault)
+    }
+
+    fn fault_at(&self, index: Option<usize>, fault: ProfileFault) -> ProfileCsvError {
+        let column = index.map(|index| self.header[index].to_string());
+        ProfileCsvError { line: self.line, column, fault }
     }
 
     /// Returns the translated value, its factor and its column; nothing for absent and empty cells.
@@ -357,10 +379,7 @@ impl Record<'_> {
     fn phase(&self) -> Result<Phase, ProfileCsvError> {
         let Some((value, _, index)) = self.value("phase")? else { return Ok(Phase::Forward) };
         let text = show(&value);
-        let fault = ProfileFault::Phase(text.clone());
-        Phase::find(&text).ok_or_else(|| {
-            index.map_or(self.fault(fault.clone()), |index| self.fault_in(index, fault.clone()))
-        })
+        Phase::find(&text).ok_or_else(|| self.fault_at(index, ProfileFault::Phase(text.clone())))
     }
 
     /// Returns a number that is at least `least`.
@@ -373,10 +392,18 @@ impl Record<'_> {
         };
         match number.map(|number: f64| number * scale) {
             Some(number) if number >= least && number <= MAX_DIMENSION => Ok(Some(number)),
-            _ => {
-                let fault = ProfileFault::Dimension { name, text: show(&value) };
-                Err(index.map_or(self.fault(fault.clone()), |index| self.fault_in(index, fault.clone())))
-            }
+            _ => Err(self.fault_at(index, ProfileFault::Dimension { name, text: show(&value) })),
+        }
+    }
+
+    /// Returns whether something holds; what is not said does not.
+    fn truth(&self, name: &'static str) -> Result<bool, ProfileCsvError> {
+        let Some((value, _, index)) = self.value(name)? else { return Ok(false) };
+        let text = show(&value);
+        match text.to_ascii_lowercase().as_str() {
+            "1" | "1.0" | "true" | "yes" => Ok(true),
+            "" | "0" | "0.0" | "false" | "no" => Ok(false),
+            _ => Err(self.fault_at(index, ProfileFault::Truth { name, text })),
         }
     }
 
@@ -524,6 +551,41 @@ missing: [\"\", \"-\"]
         check("7,3,2,same", [1.0, 4.0, 4.0]);
         check("7,3,2,valid", [1.0, 3.0, 3.0]);
         check("7,3,1,", [1.0, 5.0, 5.0]);
+    }
+
+    #[test]
+    fn odd_but_legal_files_are_read() {
+        let rows = read("type,m,n,ms,back,split\nhalf,8,16,0.5,7,train\n").expect("rows").rows;
+        let check = |text: &str| {
+            let read = read(text).expect(text).rows;
+            let same = |a: &ProfileRow, b: &ProfileRow| {
+                (a.size, a.seconds, &a.dtype) == (b.size, b.seconds, &b.dtype)
+            };
+            assert!(read.len() == 2 && read.iter().zip(&rows).all(|(a, b)| same(a, b)), "{text}: {read:?}");
+        };
+        check("\u{feff}type,m,n,ms,back,split\r\nhalf,8,16,0.5,7,train\r\n");
+        check("split,extra,back,ms,n,m,type\ntrain,\"a, b\",7,0.5,16,8,half\n");
+        check(
+            "\"type\",\"m\",\"n\",\"ms\",\"back\",\"split\"\n\"half\",\"8\",\"16\",\"0.5\",\"7\",\"train\"\n",
+        );
+        check("type;m;n;ms;back;split\nhalf;8;16;0.5;7;train");
+        check("# by hand\ntype\tm\tn\tms\tback\tsplit\nhalf\t8\t16\t5e-1\t7.0\t1\n");
+        check("type , m,n, ms,back,split\n half, 8.0,16 ,.5,+7,train\n\n");
+    }
+
+    #[test]
+    fn truth_values_are_words_or_digits() {
+        let check = |cell: &str, expected: Result<bool, &str>| {
+            let text = format!("kind,dtype,seconds,heads,seq,head_dim,causal\nsdpa,bf16,1,2,3,4,{cell}\n");
+            let found = read_own_profile(&text).map(|profile| match profile.rows[0].size {
+                WorkSize::Attention { causal, .. } => causal,
+                _ => panic!("no attention"),
+            });
+            assert_eq!(found.map_err(|error| error.to_string()), expected.map_err(str::to_string), "{cell}");
+        };
+        ["1", "TRUE", "yes", "1.0"].iter().for_each(|cell| check(cell, Ok(true)));
+        ["", "0", "False", "no"].iter().for_each(|cell| check(cell, Ok(false)));
+        check("half", Err("line 2, column `causal`: `causal` is `half`, it must be true or false, 1 or 0"));
     }
 
     #[test]

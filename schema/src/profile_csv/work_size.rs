@@ -68,7 +68,7 @@ impl Record<'_> {
                     seq,
                     kv_seq: self.dimension("kv_seq")?.unwrap_or(seq),
                     head_dim: self.needed(kind, "head_dim")?,
-                    causal: matches!(self.text("causal")?.as_deref(), Some("1" | "true" | "True" | "1.0")),
+                    causal: self.truth("causal")?,
                 })
             }
             Form::Table => {
