@@ -101,7 +101,8 @@ def record_nodes(traced):
                 training.add(node.output().debugName())
         # A tuple made elsewhere, by the caller or by a loop, is taken apart by an operator.
         takes_apart = kind == "prim::TupleUnpack" and node.input().node().kind() != "prim::TupleConstruct"
-        if kind in INLINE and not takes_apart:
+        # Marks for a profiler are left out of the program.
+        if kind in INLINE and not takes_apart or kind.startswith("profiler::"):
             continue
         outputs = [tensor_type(value.type()) for value in node.outputs()]
         # The tracer notes a convolution's result before autograd has marked it.

@@ -108,6 +108,11 @@ refuses! {
     a_zip_bomb_that_lies: bomb(200 << 20);
     a_foreign_class: archive(&body("return x"), b"\x80\x02cos\nsystem\nX\x04\0\0\0true\x85R.");
     a_foreign_opcode: archive(&body("return x"), b"\x80\x02(dp0\n.");
+    a_quantized_tensor:
+        archive(&body("return x"), b"\x80\x02c__torch__\nNet\n)\x81}(X\x01\0\0\0wctorch._utils\n_rebuild_qtensor\n(tRub.");
+    a_sparse_tensor:
+        archive(&body("return x"), b"\x80\x02c__torch__\nNet\n)\x81}(X\x01\0\0\0wctorch._utils\n_rebuild_sparse_tensor\n(tRub.");
+    a_trace_without_forward: archive(&body("return x").replace("forward", "encode"), NET);
     a_state_dict: fixture("wrong/state_dict.pt");
     a_module_that_holds_itself:
         archive(&body("return x"), b"\x80\x02c__torch__\nNet\n)\x81q\x00}(X\x05\0\0\0innerh\x00ub.");

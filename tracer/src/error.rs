@@ -80,6 +80,12 @@ pub enum TraceError {
         /// What is wrong.
         reason: String,
     },
+    /// A module that was traced by other methods.
+    #[error("the model has no method `forward`, only {methods}")]
+    NoForward {
+        /// The methods it has.
+        methods: String,
+    },
     /// Code that does not parse.
     #[error("expected {expected}, found {found}")]
     Syntax {
@@ -115,6 +121,8 @@ pub enum TraceError {
 pub enum PickleFault {
     #[error("foreign class `{0}` is refused")]
     ForeignClass(String),
+    #[error("it holds a {kind} tensor, and those cannot be read")]
+    TensorKind { kind: &'static str },
     #[error("opcode {name} (0x{code:02x}) is refused")]
     ForeignOpcode { name: &'static str, code: u8 },
     #[error("unknown element type `{0}`")]
@@ -164,6 +172,12 @@ impl TraceError {
                 fault: PickleFault::ForeignClass(_) | PickleFault::ForeignOpcode { .. },
                 ..
             } => Some("pickles are read, never executed; only what torch.jit.save writes is accepted"),
+            TraceError::Pickle { fault: PickleFault::TensorKind { kind: "quantized" }, .. } => {
+                Some("trace the model before it is quantized")
+            }
+            TraceError::Pickle { fault: PickleFault::TensorKind { .. }, .. } => {
+                Some("make its parameters and buffers dense before tracing, with to_dense()")
+            }
             TraceError::Pickle { .. } => {
                 Some("the file may be cut off or changed; save the trace again with torch.jit.save")
             }
@@ -171,6 +185,9 @@ impl TraceError {
                 "no trace needs as much, so the file was not read further; trace the model itself, in parts if it is that large",
             ),
             TraceError::Version { .. } => Some("save the trace again with a torch that this program knows"),
+            TraceError::NoForward { .. } => Some(
+                "trace the module itself, or name \"forward\" among the methods given to torch.jit.trace_module",
+            ),
             TraceError::Object { .. } => Some(
                 "torch.jit.save writes modules as a tree with tensors of known kinds; save the trace again with it",
             ),

@@ -34,6 +34,11 @@ pub(crate) fn settled(
     only_asks(operator).then(|| reader.result(operator, arguments, MAX_DEPTH))?
 }
 
+/// Tells whether an operator only marks a stretch for a profiler, as `DataParallel` and `record_function` do.
+pub(crate) fn is_mark(operator: &str) -> bool {
+    operator.starts_with("profiler::")
+}
+
 struct Reader<'p> {
     values: &'p [Value],
     nodes: &'p [Node],

@@ -254,6 +254,20 @@ fn numbers_and_tensors() {
 }
 
 #[test]
+fn marks_for_a_profiler_are_left_out() {
+    check(
+        "_0 = ops.profiler._record_function_enter_new(\"part\", None)\n_1 = torch.relu(x)\n\
+         _2 = ops.profiler._record_function_exit(_0)\nreturn _1",
+        "%_1 = aten::relu(%x)\nreturn %_1\n",
+    );
+    check(
+        "_0 = ops.profiler._record_function_enter_new(\"part\")\n_1 = torch.relu(x)\n\
+         ops.profiler._record_function_exit(_0)\nreturn _1",
+        "%_1 = aten::relu(%x)\nreturn %_1\n",
+    );
+}
+
+#[test]
 fn control_flow_is_one_node() {
     check(
         "y = x\nif bool(x):\n  y0 = torch.relu(x)\nelse:\n  y0 = y\nreturn torch.neg(y0)",

@@ -467,6 +467,8 @@ fn global<'a>(module: &'a str, name: &'a str) -> Step<Object<'a>> {
             "build_intlist" | "build_tensorlist" | "build_doublelist" | "build_boollist",
         ) => Object::Maker(Maker::BuildList),
         ("torch", storage) if storage.ends_with("Storage") => Object::StorageClass(storage),
+        ("torch._utils", "_rebuild_qtensor") => return Err(PickleFault::TensorKind { kind: "quantized" }),
+        ("torch._utils", "_rebuild_sparse_tensor") => return Err(PickleFault::TensorKind { kind: "sparse" }),
         (module, name) if module == "__torch__" || module.starts_with("__torch__.") => {
             Object::Class(module, name)
         }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     code::ast::{CallArgument, Expr, ExprKind, Function},
     error::TraceError,
-    known::settled,
+    known::{is_mark, settled},
     program::{Argument, Call, CallId, Constant, ModuleId, Operand, Type},
 };
 
@@ -51,7 +51,9 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         match callee(function, |name| frame.names.contains_key(name)) {
             Callee::Operator(operator) => {
                 let arguments = self.arguments(arguments, frame)?;
-                if gives {
+                if is_mark(&operator) {
+                    Ok(Bound::Operand(Operand::default()))
+                } else if gives {
                     self.operator_node(operator, arguments, targets, expr, frame)
                 } else {
                     let span = self.library.span(frame.source, expr.text);

@@ -132,7 +132,13 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let (source, found) = self.library.class(&class)?.ok_or_else(|| missing("has no code"))?;
         // Scripted overloads are `forward__0`, `forward__1`, …
         let function = found.methods.get("forward").or_else(|| found.methods.get("forward__0"));
-        let function = function.ok_or_else(|| missing("has no method `forward`"))?;
+        let function = function.ok_or_else(|| {
+            let methods: Vec<String> = found.methods.keys().map(|name| format!("`{name}`")).collect();
+            if methods.is_empty() {
+                return missing("has no method `forward`");
+            }
+            TraceError::NoForward { methods: methods.join(", ") }
+        })?;
         let definition = self.definition(source, function)?;
         let mut inputs = Vec::new();
         let mut bound = Vec::new();

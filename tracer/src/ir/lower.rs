@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Operand, Program, Role, Span, Tensor,
     TensorId, TensorType, Value, ValueId,
-    known::{WrittenOut, only_asks, settled},
+    known::{WrittenOut, is_mark, only_asks, settled},
 };
 
 /// Lists and tuples inside one another.
@@ -119,6 +119,7 @@ impl Lowering {
             "prim::DictConstruct" => self.dict(node),
             "prim::TupleUnpack" | "prim::ListUnpack" => self.unpack(node),
             "prim::CallMethod" => self.call_method(node),
+            kind if is_mark(kind) => self.mark(node),
             _ if !node.blocks.is_empty() => self.control(node),
             _ => self.operator(node),
         }
@@ -144,6 +145,12 @@ impl Lowering {
         };
         let weight = weigh(&operand);
         self.bind(&output.name, Bound::Operand(operand, weight), output.span)
+    }
+
+    /// What only a profiler sees is left out.
+    fn mark(&mut self, node: &IrNode) -> Result<(), IrError> {
+        let nothing = || Bound::Operand(Operand::default(), Weight::default());
+        node.outputs.iter().try_for_each(|output| self.bind(&output.name, nothing(), output.span))
     }
 
     fn constant_tensor(&mut self, type_: &IrTensorType) -> TensorId {

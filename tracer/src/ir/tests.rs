@@ -195,6 +195,16 @@ fn what_constants_decide_is_written_out() {
     check_lowered(&branch_on("%b"), "r = aten::relu(%x)\ny = prim::Opaque(%b, %r)\n%y");
 }
 
+#[test]
+fn marks_for_a_profiler_are_left_out() {
+    check_lowered(
+        "  %name : str = prim::Constant[value=\"part\"]()\n  %none : NoneType = prim::Constant()\n  \
+         %mark : __torch__.torch.classes.profiler._RecordFunction = profiler::_record_function_enter_new(%name, %none)\n  \
+         %y : Tensor = aten::relu(%x)\n   = profiler::_record_function_exit(%mark)",
+        "y = aten::relu(%x)\n%y",
+    );
+}
+
 fn check_error(text: &str, expected: &str) {
     let error = read_ir(text).expect_err(text);
     let place = error.span().map(|span| &text[span.start as usize..span.end as usize]);
