@@ -65,10 +65,11 @@ impl Scorer<'_> {
         let (fixed, limit) = self.fixed(start, end, run, in_flight);
         let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
         // A bound that needs no list of blocks decides most stages.
-        if fixed + activations + self.largest_workspace() <= limit {
+        if fixed + activations + self.largest_workspace <= limit {
             return Some((fixed + activations, 0.0));
         }
-        if fixed > limit {
+        let least = (self.states.least_kept[end] - self.states.least_kept[start]) * in_flight as f64;
+        if fixed > limit || fixed + least > limit * (1.0 + 1e-12) {
             return None;
         }
         let again = self.picked(start, end, run, in_flight, (fixed, limit))?;
@@ -89,12 +90,8 @@ impl Scorer<'_> {
         let ways = 2.0 + ahead + 2.0 * in_flight;
         let values = ways * (most(&self.states.crossing) + most(&self.states.crossing_back));
         let activations = self.states.activations[last] * in_flight;
-        let memory = self.problem.parameters() * copies + values + activations + self.largest_workspace();
+        let memory = self.problem.parameters() * copies + values + activations + self.largest_workspace;
         self.problem.machine.devices.iter().all(|device| memory <= device.memory.0 as f64)
-    }
-
-    fn largest_workspace(&self) -> f64 {
-        self.problem.blocks.iter().map(|block| block.workspace.0).max().unwrap_or(0) as f64
     }
 
     /// The least that is thrown away such that a stage fits another limit than its devices have.

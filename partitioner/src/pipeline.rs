@@ -101,7 +101,7 @@ pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
                         if is_empty || after >= best[own] || !states.is_before(start, end) {
                             continue;
                         }
-                        let time = after.max(scorer.seconds(start, end, run, layer));
+                        let time = after.max(scorer.seconds_below(start, end, run, layer, best[own]));
                         if time < best[own] {
                             best[own] = time;
                             came[own] = (end as u32, size);
@@ -195,7 +195,8 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
                     if after >= smallest || !states.is_before(start, end) {
                         continue;
                     }
-                    let time = after.max(scorer.seconds(start, end, run, behind_of(layer)));
+                    let behind = behind_of(layer);
+                    let time = after.max(scorer.seconds_below(start, end, run, behind, smallest));
                     if time < smallest {
                         smallest = time;
                         best[at] = time;

@@ -165,6 +165,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) rules: Rules,
     /// Bytes that each block takes in.
     pub(crate) inputs: Vec<f64>,
+    /// Bytes of the largest workspace of any block.
+    pub(crate) largest_workspace: f64,
     pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
     pub(crate) copies: usize,
@@ -185,11 +187,13 @@ impl<'a> Scorer<'a> {
         for value in &problem.values {
             value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
         }
+        let workspace = problem.blocks.iter().map(|block| block.workspace.0).max();
         Self {
             problem,
             states,
             rules,
             inputs,
+            largest_workspace: workspace.unwrap_or(0) as f64,
             picks: RefCell::default(),
             copies: 1,
             is_bound: false,
@@ -303,11 +307,22 @@ impl<'a> Scorer<'a> {
         seconds / run.count as f64
     }
 
-    /// Seconds for each micro-batch; infinite where the stage does not fit.
-    pub(crate) fn seconds(&self, start: usize, end: usize, run: Run, behind: usize) -> f64 {
-        let Some((_, seconds)) = self.again(start, end, run, behind) else { return f64::INFINITY };
-        let (compute, sync, transfer) = self.parts(start, end, run, seconds);
-        total(self.problem.machine.overlaps, compute, sync, transfer)
+    /// Seconds for each micro-batch, infinite where the stage does not fit; anything that is no less where they are not below
+    /// `bound`: what must be thrown away is not looked for then.
+    pub(crate) fn seconds_below(&self, start: usize, end: usize, run: Run, behind: usize, bound: f64) -> f64 {
+        let with = |again: f64| {
+            let (compute, sync, transfer) = self.parts(start, end, run, again);
+            total(self.problem.machine.overlaps, compute, sync, transfer)
+        };
+        let least = with(0.0);
+        if least >= bound {
+            return least;
+        }
+        match self.again(start, end, run, behind) {
+            None => f64::INFINITY,
+            Some((_, 0.0)) => least,
+            Some((_, again)) => with(again),
+        }
     }
 
     pub(crate) fn speed(&self, run: Run) -> f64 {

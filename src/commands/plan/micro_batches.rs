@@ -32,30 +32,35 @@ pub fn solve(asking: &Plan, problem: &mut Problem, strategy: Option<Strategy>) -
     let is_large = problem.blocks.len() * n_devices > SMALL;
     let once = |problem: &Problem| -> Result<Solved, PlanError> {
         let tried = Vec::new();
-        if let Some(strategy) = strategy.filter(|_| is_large) {
-            let best = plan_with(problem, strategy)?;
-            return Ok(Solved { best, others: Vec::new(), failed: Vec::new(), tried });
-        }
-        let all = plan_auto(problem);
         Ok(match strategy {
             None => {
-                let (best, others, failed) = all?;
+                let (best, others, failed) = plan_auto(problem)?;
                 Solved { best, others, failed, tried }
             }
             Some(strategy) => {
                 let best = plan_with(problem, strategy)?;
-                let (first, others, failed) =
-                    all.map_or_else(|_| (None, Vec::new(), Vec::new()), |(a, b, c)| (Some(a), b, c));
-                let others = first.into_iter().chain(others).filter(|other| other.strategy != best.strategy);
-                Solved { others: others.collect(), best, failed, tried }
+                Solved { best, others: Vec::new(), failed: Vec::new(), tried }
             }
         })
+    };
+    // What else there is, where one strategy was asked for: looked up once, for the micro-batches that were chosen.
+    let beside = |problem: &Problem, solved: &mut Solved| {
+        if strategy.is_none() || is_large {
+            return;
+        }
+        if let Ok((first, others, failed)) = plan_auto(problem) {
+            let others = std::iter::once(first).chain(others);
+            solved.others = others.filter(|other| other.strategy != solved.best.strategy).collect();
+            solved.failed = failed;
+        }
     };
     // A pipeline without an end has no step to fill.
     let is_free =
         problem.training.micro_batches == MicroBatches::Enough && strategy != Some(Strategy::PipeDream);
     if !is_free || n_devices == 1 || is_large {
-        return once(problem).map_err(|error| no_plan(asking, problem, error));
+        let mut solved = once(problem).map_err(|error| no_plan(asking, problem, error))?;
+        beside(problem, &mut solved);
+        return Ok(solved);
     }
     let mut found: Vec<Solved> = Vec::new();
     let mut error = None;
@@ -79,6 +84,7 @@ pub fn solve(asking: &Plan, problem: &mut Problem, strategy: Option<Strategy>) -
         (Some(mut solved), _) => {
             problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
             solved.tried = tried;
+            beside(problem, &mut solved);
             Ok(solved)
         }
         (None, Some(error)) => {
