@@ -83,6 +83,17 @@ fn a_folder_is_written_whole_and_never_mixed() {
 }
 
 #[test]
+fn a_cut_before_nothing_is_refused() {
+    let place = folder();
+    for cut in ["", "conv2,", ",conv2"] {
+        let (code, _, stderr) = emit(&trace("cnn_basic.pt"), &place.path().join("out"), &["--cut", cut]);
+        assert_eq!(code, 2, "{cut:?}: {stderr}");
+        assert!(stderr.contains("a value is required for '--cut <BLOCK,…>'"), "{cut:?}: {stderr}");
+    }
+    assert_eq!(names(place.path()), [""; 0]);
+}
+
+#[test]
 fn the_same_input_gives_the_same_bytes() {
     let place = folder();
     for name in ["a", "b"] {

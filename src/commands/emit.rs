@@ -1,15 +1,14 @@
 //! `model-analyze emit`: stage modules that run.
 
 mod extras;
+mod write;
 
 use std::{
-    collections::BTreeMap,
     fs::File,
-    io::{BufWriter, Write},
     path::{Path, PathBuf},
 };
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
     About, Assignment, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips, Targets, Tied,
 };
@@ -38,7 +37,7 @@ pub struct Emit {
     #[arg(required_unless_present_any = ["cut", "stages"], conflicts_with_all = ["cut", "stages"])]
     plan: Option<PathBuf>,
     /// Cut before these blocks instead of following a plan
-    #[arg(long, value_name = "BLOCK,…", value_delimiter = ',')]
+    #[arg(long, value_name = "BLOCK,…", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     cut: Vec<String>,
     /// Cut into this many stages with as many operators each, instead of following a plan
     #[arg(long, value_name = "N", conflicts_with = "cut", value_parser = clap::value_parser!(u32).range(1..))]
@@ -151,21 +150,12 @@ impl Emit {
             crate::failure::note(note);
         }
 
-        let mut source = Source(File::open(&self.model)?);
         let folder = files::Folder::create(&self.output, self.force)?;
         let total: u64 = emitted.iter().map(|file| file.content.size()).sum();
         let progress = progress(total);
-        let mut copied = BTreeMap::new();
-        for file in &emitted {
-            let path = folder.path(&file.path)?;
-            let in_file =
-                |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
-            let mut out =
-                BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
-            copied.insert(file.path.clone(), file.content.write(&mut source, &mut out).map_err(in_file)?);
-            out.flush().map_err(in_file)?;
-        }
+        let copied = write::write(&emitted, &self.model, &folder, &progress)?;
         progress.finish_and_clear();
+        let mut source = Source(File::open(&self.model)?);
         let mut written = Written { folder: &folder, open: None };
         codegen::check_written(&program, &copied, &mut source, &mut written).map_err(|error| bug(&error))?;
         folder.finish()?;

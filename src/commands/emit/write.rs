@@ -1,0 +1,75 @@
+//! Files written side by side: each thread takes the next one, so that more than one core copies weights.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{BufWriter, Write},
+    num::NonZeroUsize,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use codegen::Copied;
+use indicatif::ProgressBar;
+
+use super::Source;
+use crate::{failure::Failure, files::Folder};
+
+/// Disks gain nothing from more.
+const MOST_THREADS: usize = 4;
+
+/// Writes files into a folder; tells what each took from the model's archive. The first file that fails says why.
+pub fn write(
+    emitted: &[codegen::File],
+    model: &Path,
+    folder: &Folder,
+    progress: &ProgressBar,
+) -> Result<BTreeMap<String, Vec<Copied>>, Failure> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        let mut source = None;
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(file) = emitted.get(index) else { return done };
+            let written = one(file, model, &mut source, folder, progress);
+            if written.is_err() {
+                // Nobody begins another.
+                next.store(emitted.len(), Ordering::Relaxed);
+            }
+            done.push((index, written));
+        }
+    };
+    let n_threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
+    let mut done = thread::scope(|scope| {
+        let others: Vec<_> = (1..n_threads).map(|_| scope.spawn(work)).collect();
+        let mut done = work();
+        for other in others {
+            done.extend(other.join().expect("a thread that writes files does not panic"));
+        }
+        done
+    });
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(index, written)| Ok((emitted[index].path.clone(), written?))).collect()
+}
+
+fn one(
+    file: &codegen::File,
+    model: &Path,
+    source: &mut Option<Source>,
+    folder: &Folder,
+    progress: &ProgressBar,
+) -> Result<Vec<Copied>, Failure> {
+    let path = folder.path(&file.path)?;
+    let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
+    let source = match source {
+        Some(source) => source,
+        none => none.insert(Source(File::open(model)?)),
+    };
+    let mut out =
+        BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
+    let copied = file.content.write(source, &mut out).map_err(in_file)?;
+    out.flush().map_err(in_file)?;
+    Ok(copied)
+}
