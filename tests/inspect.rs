@@ -237,3 +237,16 @@ fn an_archive_without_shapes_says_how_to_give_them() {
     let report = inspect(&[&path, "--input", "2x3", "--input", "mask=3"]);
     assert_eq!(report["blocks"][0]["output_shape"], serde_json::json!([2, 3]));
 }
+
+#[test]
+fn sizes_that_depend_on_values_are_explained() {
+    let text = "graph(%self : __torch__.M, %x : Float(4, 6, strides=[6, 1], requires_grad=0, device=cpu)):\n  \
+                %n : Tensor = aten::nonzero(%x)\n  return (%n)\n";
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.txt");
+    std::fs::write(&path, text).expect("written");
+    let report = inspect(&[&path.display().to_string()]);
+    let expected = "sizes behind aten::nonzero ×1 depend on the values that run through (first in (root)); \
+                    `model-analyze trace` records those of its example";
+    assert_eq!(report["notes"], serde_json::json!([expected]));
+}

@@ -286,6 +286,11 @@ impl<'p> Builder<'p> {
             if let (Some(type_), Fact::Tensor(tensor)) = (recorded, &mut fact) {
                 self.graph.disagreements.extend(compare(id, tensor, type_));
                 adopt(tensor, type_);
+                // A part of a list was made before anything said its sizes.
+                if let Some(storage) = tensor.storage.filter(|_| class == OperatorClass::Plumbing) {
+                    let room = &mut self.graph.storages[storage.index()].bytes;
+                    *room = room.or(tensor.bytes());
+                }
             }
             self.own(&mut fact, id, needs_gradient);
             is_complete &= fact.tensors().iter().all(|tensor| tensor.shape.is_some());

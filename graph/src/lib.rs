@@ -12,6 +12,7 @@ mod flow;
 mod infer;
 mod level;
 mod liveness;
+mod lost;
 mod model;
 mod operand;
 mod recorded;
@@ -29,6 +30,7 @@ pub use error::{BuildError, BuildErrors};
 pub use fact::{Dim, Fact, Number, Shape, StorageId, TensorFact, dtype_name, show_shape};
 pub use level::Quotient;
 pub use liveness::{Lifetime, Liveness, liveness};
+pub use lost::{LostSizes, lost_sizes};
 pub use model::{
     Argument, Disagreement, Flow, ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage,
     StoredTensor, UnknownOperator, Value,

@@ -266,17 +266,20 @@ impl ModelGraph {
         &self.blocks[id.index()]
     }
 
-    /// Returns the tensor that stands for a block's result: the first that it returns, those without dimensions (sizes
-    /// that travel along) last; for a call whose result nobody uses, what its last operator makes.
+    /// Returns the tensor that stands for a block's result: the first that it returns, those through which no gradient flows
+    /// (a mask that others use, too) behind the rest, those without dimensions (sizes that travel along) last; for a call
+    /// whose result nobody uses, what its last operator makes.
     pub fn result_of(&self, block: BlockId) -> Option<&TensorFact> {
         let block = self.block(block);
         let tensors = |values: &[ValueId]| -> Vec<&TensorFact> {
             values.iter().flat_map(|value| self.value(*value).fact.tensors()).collect()
         };
+        let rank = |tensor: &&&TensorFact| {
+            let has_dimensions = tensor.shape.as_ref().is_none_or(|shape| !shape.is_empty());
+            (!has_dimensions, !tensor.requires_grad)
+        };
         let returned = tensors(&block.outputs);
-        let has_dimensions =
-            |tensor: &&&TensorFact| tensor.shape.as_ref().is_none_or(|shape| !shape.is_empty());
-        if let Some(tensor) = returned.iter().find(has_dimensions).or(returned.first()) {
+        if let Some(tensor) = returned.iter().min_by_key(rank) {
             return Some(tensor);
         }
         let last = self.operators_of(&block.operators).last()?;

@@ -260,3 +260,49 @@ fn no_gradient_flows_through_positions() {
                  %t : Tensor = aten::embedding(%e, %codes, %m, %no, %no)";
     assert_eq!(total(codes), (first + second, 2 * second));
 }
+
+#[test]
+fn sizes_that_depend_on_values_are_found_where_they_begin() {
+    let graph = text(
+        "%x : Float(4, 6, strides=[6, 1], requires_grad=0, device=cpu)",
+        "  %0 : int = prim::Constant[value=0]()\n  %m : Tensor = aten::gt(%x, %0)\n  \
+         %n : Tensor = aten::nonzero(%m)\n  %k : Tensor = aten::nonzero(%x)\n  %l : Tensor[] = prim::ListConstruct(%m)\n  \
+         %p : Tensor = aten::index(%x, %l)\n  %s : Tensor = aten::relu(%p)\n  %o : (Tensor, Tensor, Tensor) = prim::TupleConstruct(%n, %k, %s)\n",
+        "o",
+    );
+    let lost: Vec<(String, bool, usize)> =
+        graph::lost_sizes(&graph).into_iter().map(|l| (l.name, l.by_values, l.operators.len())).collect();
+    assert_eq!(lost, [("aten::nonzero".to_string(), true, 2), ("aten::index".to_string(), true, 1)]);
+    for name in FIXTURES {
+        assert_eq!(graph::lost_sizes(&trace(name)), [], "{name}");
+    }
+}
+
+#[test]
+fn a_matrix_exponential_keeps_its_operand() {
+    let graph = text(
+        "%x : Float(2, 3, 3, strides=[9, 3, 1], requires_grad=1, device=cpu)",
+        "  %r : Tensor = aten::matrix_exp(%x)\n",
+        "r",
+    );
+    assert!(graph.unknown.is_empty());
+    let costs = graph::costs(&graph);
+    assert_eq!((costs.total().forward_flops, costs.total().saved_bytes), (0, 2 * 9 * 4));
+}
+
+#[test]
+fn a_mask_that_leaves_a_block_is_not_its_result() {
+    let graph = text(
+        "%x : Float(4, 6, strides=[6, 1], requires_grad=1, device=cpu)",
+        "  %e : __torch__.Encoder = prim::GetAttr[name=\"encoder\"](%self)\n  %0 : int = prim::Constant[value=0]()\n  \
+         %1 : int = prim::Constant[value=1]()\n  %n : bool = prim::Constant[value=0]()\n  %none : NoneType = prim::Constant()\n  \
+         %i : int[] = prim::ListConstruct(%1)\n  \
+         %s : Tensor = aten::sum(%x, %i, %n, %none), scope: __module.encoder\n  %m : Tensor = aten::gt(%s, %0), scope: __module.encoder\n  \
+         %h : Tensor = aten::relu(%x), scope: __module.encoder\n  %o : (Tensor, Tensor) = prim::TupleConstruct(%m, %h)\n",
+        "o",
+    );
+    let block = graph.blocks.iter().find(|block| block.path == "encoder").expect("a block");
+    assert_eq!(block.outputs.len(), 2);
+    let shape = graph.result_of(block.id).and_then(|tensor| tensor.shape.clone()).expect("a shape");
+    assert_eq!(shape.as_slice(), [Some(4), Some(6)]);
+}

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cost_model::{CostModel, Costs, Estimate, PredictOptions};
-use graph::{BlockId, Item, ModelGraph, OperatorCosts, TensorFact};
+use graph::{BlockId, Item, LostSizes, ModelGraph, OperatorCosts, TensorFact};
 use schema::{
     Band, Bytes, Flops, INSPECT_VERSION, InspectBlock, InspectReport, InspectTime, InspectTotals,
     InspectUnknown, Seconds,
@@ -153,12 +153,12 @@ fn report(model: &model::Model, depth: Option<u32>, timed: Option<&Timed>) -> In
                 format!("{} in {path}: {}, recorded {}", operator.name, found.inferred, found.recorded)
             })
             .collect(),
-        notes: notes(model),
+        notes: notes(model, &total),
         times: timed.map(|timed| costs::from(&timed.model, &timed.costs, graph)),
     }
 }
 
-fn notes(model: &model::Model) -> Vec<String> {
+fn notes(model: &model::Model, total: &graph::OperatorCost) -> Vec<String> {
     let mut notes: Vec<String> = model::notes(&model.program).collect();
     let without: Vec<&graph::StoredTensor> =
         model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).collect();
@@ -174,7 +174,24 @@ fn notes(model: &model::Model) -> Vec<String> {
             named.join(", ")
         ));
     }
+    let graph = &model.graph;
+    let has_sizes =
+        |tensor: &TensorFact| shape(tensor).is_some_and(|sizes| sizes.iter().all(Option::is_some));
+    let is_shaped = |block: &graph::Block| graph.result_of(block.id).is_none_or(has_sizes);
+    if counted(total, 0).is_none() || total.unmeasured > 0 || !graph.blocks.iter().all(is_shaped) {
+        notes.extend(graph::lost_sizes(graph).iter().map(|lost| lost_note(graph, lost)));
+    }
     notes
+}
+
+fn lost_note(graph: &ModelGraph, lost: &LostSizes) -> String {
+    let first = place(&graph.block(graph.operator(lost.operators[0]).block).path);
+    let what = format!("{} ×{}", lost.name, lost.operators.len());
+    let fault = match lost.by_values {
+        true => format!("sizes behind {what} depend on the values that run through"),
+        false => format!("the trace does not say the sizes behind {what}"),
+    };
+    format!("{fault} (first in {first}); `model-analyze trace` records those of its example")
 }
 
 /// Tells which blocks read a parameter of unknown size.

@@ -30,7 +30,7 @@ const OPERAND: &str = " gelu silu mish hardswish hardsigmoid hardtanh relu6 leak
     abs square clamp clamp_min clamp_max clip nan_to_num glu lgamma digamma angle sgn var var_mean i0 sinc \
     special_log1p adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d \
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d \
-    absolute arccos arcsin arctan hypot ";
+    absolute arccos arcsin arctan hypot matrix_exp linalg_matrix_exp ";
 /// Operators that keep operand and result.
 const BOTH: &str = " norm linalg_norm linalg_vector_norm frobenius_norm std std_mean amax amin prod cumprod logsumexp \
     logcumsumexp pow_tensor cummax ";

@@ -20,5 +20,5 @@ pub(crate) use convolution::channels_last;
 pub(crate) use elementwise::broadcast;
 pub(crate) use matmul::{Einsum, attention_by_parts};
 pub(crate) use recurrent::{Factor, Recurrence, recurrence};
-pub(crate) use table::{Rule, rule};
+pub(crate) use table::{Rule, is_sized_by_values, rule};
 pub(crate) use view::{is_dropout_idle, viewed_strides};

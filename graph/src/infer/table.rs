@@ -20,6 +20,10 @@ pub struct Rule {
 /// Says what comes out of an operator.
 type Infer = fn(&Call<'_>) -> Result;
 
+/// Operators whose values say how many elements there are.
+const SIZED_BY_VALUES: &str = "nonzero argwhere nonzero_numpy masked_select bincount unique _unique _unique2 unique_consecutive \
+    unique_dim nms";
+
 /// Names without name space and without the `_` of in-place forms.
 const TABLE: &[(&str, OperatorClass, Infer)] = &[
     (
@@ -39,6 +43,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         Elementwise,
         elementwise::unary_float,
     ),
+    ("matrix_exp linalg_matrix_exp", Other, elementwise::unary_float),
     ("isnan isinf isfinite isposinf isneginf isreal signbit", Elementwise, elementwise::unary_bool),
     (
         "add sub subtract rsub mul multiply remainder fmod floor_divide floordiv maximum minimum fmax fmin pow where \
@@ -92,12 +97,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("amax amin", Reduce, reduce::extreme),
     ("max min median nanmedian mode kthvalue cummax cummin", Reduce, reduce::extreme_with_index),
     ("sort topk msort argsort", Reduce, reduce::sorting),
-    (
-        "nonzero argwhere nonzero_numpy masked_select bincount unique _unique _unique2 unique_consecutive unique_dim \
-         nms",
-        Reduce,
-        reduce::by_data,
-    ),
+    (SIZED_BY_VALUES, Reduce, reduce::by_data),
     // Products.
     ("linear _linear", Matmul, matmul::linear),
     ("matmul linalg_matmul __matmul__", Matmul, matmul::matmul),
@@ -280,6 +280,11 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ),
     ("__not__ __contains__ __round_to_zero_floordiv", Plumbing, number::fold),
 ];
+
+/// Tells whether the sizes of an operator's result depend on values.
+pub fn is_sized_by_values(name: &str) -> bool {
+    SIZED_BY_VALUES.split_whitespace().any(|known| known == name)
+}
 
 /// Finds the rule of an operator by its short, plain name.
 pub fn rule(name: &str) -> Option<Rule> {
