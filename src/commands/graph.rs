@@ -25,7 +25,8 @@ Examples:
   model-analyze graph resnet50.pt -o resnet50.json        then: model-explorer resnet50.json
 
 Without --depth the deepest level with at most 150 boxes is drawn. Equal blocks in a row are drawn once, with their
-number. Without -o the picture goes to standard output.")]
+number; reshapes and copies in a row are one box, except at the deepest level. Without -o the picture goes to standard
+output.")]
 pub struct Graph {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,

@@ -16,6 +16,10 @@ const GUTTER: f64 = 18.0;
 const MARGIN: f64 = 12.0;
 /// Strips are no shorter than this.
 const SHORTEST_STRIP: f64 = 300.0;
+/// A strip is longer than this part of what was aimed for only where it cannot be broken before.
+const LONGEST_STRIP: f64 = 1.2;
+/// The last strip is at least this part of what was aimed for.
+const SHORTEST_TAIL: f64 = 0.25;
 /// Strips with more lines between them than this would be harder to read than a ribbon.
 const MOST_LINES_BETWEEN_STRIPS: usize = 8;
 /// What one line between strips costs, beside a drawing that is so much too slender (as a logarithm).
@@ -158,7 +162,9 @@ fn strips(sheet: &Sheet, layered: &Layered, placed: &Placed, gaps: &[Gap], wrap:
             .map(|(left, right)| right - left + 60.0)
             .sum();
         let n_lines = strips[1..].iter().map(|rows| gaps[rows.start - 1].nets.len()).max().unwrap_or(0);
-        let error = (longest / breadth / wrap.wanted).ln().abs() + n_lines as f64 * LINE_BETWEEN_STRIPS;
+        let n_lines = n_lines as f64;
+        let unused = 1.0 - total / (strips.len() as f64 * longest);
+        let error = (longest / breadth / wrap.wanted).ln().abs() + n_lines * LINE_BETWEEN_STRIPS + unused;
         if best.as_ref().is_none_or(|(least, _)| error < *least) {
             best = Some((error, strips));
         }
@@ -180,18 +186,25 @@ fn break_at(lengths: &[f64], gaps: &[Gap], target: f64, most_lines: usize) -> Ve
                 let n_lines = gaps[row].nets.len();
                 let cost = (sum / target - 1.0).abs() * 3.0 + n_lines as f64;
                 let is_open = n_lines <= most_lines;
-                if is_open && best.is_none_or(|(least, _)| cost < least) {
+                let is_better = |(least, _): (f64, usize)| cost < least && sum <= LONGEST_STRIP * target;
+                if is_open && best.is_none_or(is_better) {
                     best = Some((cost, row));
                 }
             }
             row += 1;
-            if sum > 1.2 * target && best.is_some() {
+            if sum > LONGEST_STRIP * target && best.is_some() {
                 break;
             }
         }
         let rest: f64 = lengths[start..].iter().sum();
         let end = match best {
-            Some((_, row)) if rest > 1.15 * target => row + 1,
+            // A tail stays with what it follows.
+            Some((_, row))
+                if rest > 1.15 * target
+                    && lengths[row + 1..].iter().sum::<f64>() > SHORTEST_TAIL * target =>
+            {
+                row + 1
+            }
             _ => lengths.len(),
         };
         strips.push(start..end);

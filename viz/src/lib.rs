@@ -2,6 +2,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cards;
+mod chains;
 mod channels;
 mod columns;
 pub mod diagram;

@@ -1,8 +1,8 @@
 //! What of a diagram is shown: fewer boxes, the same story.
 //!
-//! Four steps, each from a diagram to a smaller one: a box with one box in it becomes one; equal siblings in a row
-//! become one with a count; boxes below a depth close; a tensor read by many is named at its readers instead
-//! of drawn.
+//! Steps, each from a diagram to a smaller one: chains of reshapes become one box, unless the deepest level is asked for;
+//! a box with one box in it becomes one; equal siblings in a row become one with a count; boxes below a depth close; a tensor
+//! read by many is named at its readers instead of drawn.
 
 use std::{
     collections::HashMap,
@@ -10,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    chains,
     diagram::{BoxId, Diagram, DiagramBox, Family, Wire},
     lift::{Lifted, lift},
 };
@@ -28,18 +29,20 @@ const MOST_LANES_IN_ALL: usize = 20_000;
 /// Which boxes are opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
-    /// The deepest level with no more than [`MOST_BOXES`] boxes.
+    /// The deepest level with no more than [`MOST_BOXES`] boxes, chains of reshapes being one.
     #[default]
     Automatic,
-    /// Boxes at this depth are closed; 1 shows the root's children.
+    /// Boxes at this depth are closed; 1 shows the root's children, the deepest level every operator.
     At(u32),
 }
 
 /// Returns the diagram as it is to be drawn, and the depth that was chosen.
 pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, u32) {
-    let folded = fold(&merge_only_children(diagram));
-    let depths = folded.depths();
-    let deepest = depths.iter().copied().max().unwrap_or(0).clamp(1, DEEPEST);
+    let merged = merge_only_children(diagram);
+    let deepest = |diagram: &Diagram| diagram.depths().into_iter().max().unwrap_or(0).clamp(1, DEEPEST);
+    let is_whole = matches!(depth, Depth::At(depth) if depth >= deepest(&merged));
+    let folded = fold(&if is_whole { merged } else { merge_only_children(&chains::join(diagram)) });
+    let (depths, deepest) = (folded.depths(), deepest(&folded));
     let depth = match depth {
         Depth::At(depth) => depth.clamp(1, deepest),
         Depth::Automatic => {
@@ -285,7 +288,7 @@ fn main_family(a: Family, b: Family) -> Family {
 
 /// What happens to tensors that become equal.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Duplicates {
+pub(crate) enum Duplicates {
     /// They are one line with both labels.
     Keep,
     /// They are one line, once.
@@ -301,7 +304,7 @@ struct Merged {
 }
 
 /// Makes a diagram of the boxes that are kept: those that `keep` maps to themselves, others to an earlier one.
-fn rebuild(
+pub(crate) fn rebuild(
     diagram: &Diagram,
     boxes: &[DiagramBox],
     mut keep: Vec<BoxId>,

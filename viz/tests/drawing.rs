@@ -248,6 +248,37 @@ fn long_chains_are_wrapped() {
 }
 
 #[test]
+fn reshapes_in_a_row_are_one_box_above_the_deepest_level() {
+    let mut diagram = root();
+    let moves = |title: &str| DiagramBox { family: Family::Movement, ..named(title) };
+    let titles = ["transpose", "contiguous", "view"];
+    let input = diagram.add(BoxId::ROOT, named("linear"));
+    let chain: Vec<BoxId> = titles.map(|title| diagram.add(BoxId::ROOT, moves(title))).to_vec();
+    let copies: Vec<BoxId> = (0..4).map(|_| diagram.add(BoxId::ROOT, moves("expand"))).collect();
+    let sum = diagram.add(BoxId::ROOT, named("add"));
+    diagram.connect(input, "2x8", [chain[0]]);
+    diagram.connect(chain[0], "8x2", [chain[1]]);
+    diagram.connect(chain[1], "8x2", [chain[2]]);
+    // What is read twice ends a chain, and what reads two things begins none.
+    diagram.connect(chain[2], "16", [copies[0], sum]);
+    diagram.connect(copies[0], "1x16", [copies[1]]);
+    diagram.connect(copies[1], "1x1x16", [copies[2]]);
+    diagram.connect(copies[2], "1x1x1x16", [copies[3]]);
+    diagram.connect(input, "2x8", [copies[3]]);
+    diagram.connect(copies[3], "4x16", [sum]);
+    let titles = |depth| -> Vec<String> {
+        let (view, _) = view(&diagram, depth);
+        check_scene(&view, &lay_out_diagram(&view, Direction::TopToBottom).unwrap());
+        view.boxes()[1..].iter().map(|item| item.title.clone()).collect()
+    };
+    assert_eq!(
+        titles(Depth::Automatic),
+        ["linear", "transpose · contiguous · view", "expand ×3", "expand", "add"]
+    );
+    assert_eq!(titles(Depth::At(1)).len(), 9);
+}
+
+#[test]
 fn chains_are_straight() {
     let scene = {
         let (view, _) = view(&transformer(1), Depth::Automatic);
