@@ -13,7 +13,7 @@ const NAMES: [(&str, &[&str]); 8] = [
 ];
 
 /// Returns our name of a data type: `torch.bfloat16`, `BF16` and `bfloat16` are one. Others stay as they are.
-pub(super) fn data_type(text: &str) -> String {
+pub fn data_type(text: &str) -> String {
     let plain = text.to_ascii_lowercase();
     let plain = plain.strip_prefix("torch.").unwrap_or(&plain);
     let known = NAMES.iter().find(|(name, others)| *name == plain || others.contains(&plain));

@@ -11,6 +11,7 @@ mod cluster_file;
 mod cluster_short;
 mod cost_model;
 mod dag;
+mod data_type;
 mod dnn_partitioning;
 mod executed;
 mod execution;
@@ -47,6 +48,7 @@ pub use cost_model::{
     COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, GateFile, Numbers,
     Polynomial, Provenance, TermRange,
 };
+pub use data_type::data_type;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
 pub use execution::{

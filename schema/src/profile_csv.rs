@@ -3,7 +3,6 @@
 //! Every fault has its line and column. A cell that a shape does not need is not looked at, so that one file can hold
 //! several kinds, each with its own columns.
 
-mod data_type;
 mod work_size;
 
 use csv::StringRecord;
@@ -282,7 +281,7 @@ impl<'a> Columns<'a> {
                 let kind = row.text("kind")?.ok_or_else(|| row.fault(ProfileFault::NoText("kind")))?;
                 let dtype = row.text("dtype")?.ok_or_else(|| row.fault(ProfileFault::NoText("dtype")))?;
                 let shape = row.shape(&kind)?;
-                let dtype = data_type::data_type(&dtype);
+                let dtype = crate::data_type(&dtype);
                 shared = Some((kind, dtype, row.text("device")?.unwrap_or_default(), row.phase()?, shape));
             }
             let (kind, dtype, device, own_phase, size) = shared.clone().expect("set above");

@@ -155,17 +155,12 @@ impl DType {
         Self::NAMES.iter().find(|(dtype, _)| *dtype == self).expect("every type has a name").1
     }
 
-    /// Finds a type by its name or a common short form.
+    /// Finds a type by its name as people and libraries spell it.
     ///
     /// # Errors
     /// When there is no such type.
     pub fn find(name: &str) -> Result<Self, UnknownName> {
-        let long = match name {
-            "fp32" | "f32" => "float32",
-            "bf16" => "bfloat16",
-            "fp16" | "half" => "float16",
-            other => other,
-        };
+        let long = schema::data_type(name);
         let found = Self::NAMES.iter().find(|(_, known)| *known == long);
         found.map(|(dtype, _)| *dtype).ok_or_else(|| UnknownName {
             name: name.to_string(),
