@@ -62,6 +62,11 @@ impl Plan {
         }
         ranks
     }
+
+    /// Returns the number of ranks.
+    pub fn n_ranks(&self) -> usize {
+        self.ranks().into_iter().max().map_or(1, |last| last + 1)
+    }
 }
 
 /// The model a plan belongs to.

@@ -175,9 +175,9 @@ fn notes(model: &model::Model, total: &graph::OperatorCost) -> Vec<String> {
         ));
     }
     let graph = &model.graph;
-    let has_sizes =
-        |tensor: &TensorFact| shape(tensor).is_some_and(|sizes| sizes.iter().all(Option::is_some));
-    let is_shaped = |block: &graph::Block| graph.result_of(block.id).is_none_or(has_sizes);
+    let is_shaped = |block: &graph::Block| {
+        graph.result_of(block.id).is_none_or(|tensor: &TensorFact| tensor.sizes().is_some())
+    };
     if counted(total, 0).is_none() || total.unmeasured > 0 || !graph.blocks.iter().all(is_shaped) {
         notes.extend(graph::lost_sizes(graph).iter().map(|lost| lost_note(graph, lost)));
     }

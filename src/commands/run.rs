@@ -208,8 +208,7 @@ impl Run {
 /// Stages a device holds under the plan.
 fn chunks(plan: Option<&Plan>, n_stages: u32) -> u32 {
     let Some(plan) = plan else { return 1 };
-    let n_ranks = plan.ranks().into_iter().max().map_or(1, |last| last as u32 + 1);
-    (n_stages / n_ranks).max(1)
+    (n_stages / plan.n_ranks() as u32).max(1)
 }
 
 fn median(mut values: Vec<u64>) -> u64 {

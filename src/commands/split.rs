@@ -105,13 +105,6 @@ struct Found {
     batch: Option<u64>,
 }
 
-impl Found {
-    /// Stages in a row: those that have devices of their own.
-    fn n_ranks(&self) -> usize {
-        self.plan.ranks().into_iter().max().map_or(1, |last| last + 1)
-    }
-}
-
 impl Split {
     /// Does the main job.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {

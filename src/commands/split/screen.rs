@@ -81,8 +81,8 @@ fn headline(found: &Found) -> String {
     let shape = match plan.stages.len() {
         1 if plan.stages[0].devices.len() > 1 => format!("{} replicas of the whole model", replicas[0]),
         1 => "the whole model on one device".to_string(),
-        n if n > found.n_ranks() => {
-            format!("{} stages of {} chunks each", found.n_ranks(), n / found.n_ranks())
+        n if n > found.plan.n_ranks() => {
+            format!("{} stages of {} chunks each", found.plan.n_ranks(), n / found.plan.n_ranks())
         }
         n if replicas.iter().all(|count| count == "1") => format!("{n} stages"),
         n => format!("{n} stages, replicated {}", replicas.join("-")),
@@ -102,7 +102,7 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
     let slowest =
         (0..n).max_by(|&a, &b| time(&plan.stages[a]).total_cmp(&time(&plan.stages[b]))).unwrap_or(0);
     let is_shown = |index: usize| every || n <= STAGES || index < 3 || index + 3 >= n || index == slowest;
-    let part = if n > found.n_ranks() { "chunk" } else { "stage" };
+    let part = if n > found.plan.n_ranks() { "chunk" } else { "stage" };
     let header = [part, "blocks", "", "devices", "time", "share", "memory", "bound by", "hands on"];
     let mut rows = vec![header.map(String::from)];
     if n == 1 {
@@ -213,7 +213,7 @@ fn figures(found: &Found) -> String {
     });
     let slowest = answer.stages.iter().enumerate().max_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
     if let Some((index, stage)) = slowest.filter(|_| answer.stages.len() > 1) {
-        let part = if answer.stages.len() > found.n_ranks() { "chunk" } else { "stage" };
+        let part = if answer.stages.len() > found.plan.n_ranks() { "chunk" } else { "stage" };
         text.push_str(&format!("bottleneck  {part} {index}, bound by {}\n", stage.bound_by));
     }
     let best = answer.what_if.iter().max_by(|a, b| a.gains.total_cmp(&b.gains));
