@@ -40,17 +40,13 @@ pub fn lost_sizes(graph: &ModelGraph) -> Vec<LostSizes> {
 
 fn loses_sizes(graph: &ModelGraph, operator: &Operator) -> bool {
     !matches!(operator.class, OperatorClass::Unknown | OperatorClass::Plumbing)
-        && !tensors(graph, &operator.outputs).all(has_sizes)
-        && tensors(graph, &operator.inputs).all(has_sizes)
+        && !tensors(graph, &operator.outputs).all(|tensor| tensor.sizes().is_some())
+        && tensors(graph, &operator.inputs).all(|tensor| tensor.sizes().is_some())
         && operator.tensors.iter().all(|id| graph.tensor(*id).has_shape)
 }
 
 fn tensors<'g>(graph: &'g ModelGraph, values: &'g [ValueId]) -> impl Iterator<Item = &'g TensorFact> {
     values.iter().flat_map(|value| graph.value(*value).fact.tensors())
-}
-
-fn has_sizes(tensor: &TensorFact) -> bool {
-    tensor.shape.as_ref().is_some_and(|shape| shape.iter().all(Option::is_some))
 }
 
 fn is_mask(tensor: &TensorFact) -> bool {

@@ -48,10 +48,6 @@ fn of_two(look: &Look<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> Operat
     cost
 }
 
-fn sizes(tensor: &TensorFact) -> Option<Vec<u64>> {
-    tensor.sizes()
-}
-
 /// All dimensions but the last two.
 fn batch(sizes: &[u64]) -> Shape {
     sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
@@ -68,7 +64,7 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         // Rows meet the matrix of their own group only.
         "_grouped_mm" => {
             let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
-            let (x, y) = (sizes(a)?, sizes(b)?);
+            let (x, y) = (a.sizes()?, b.sizes()?);
             let flops = if x.len() == 2 && y.len() == 2 {
                 times([2, times(x), y[1]])
             } else {
@@ -78,14 +74,14 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         }
         "tensordot" => {
             let (a, b) = (call.tensor("self").ok()?, call.tensor("other").ok()?);
-            let (x, y) = (sizes(a)?, sizes(b)?);
+            let (x, y) = (a.sizes()?, b.sizes()?);
             let over = call.dims("dims_self", x.len()).ok()?;
             let inner = times(over.iter().map(|dim| x[*dim])).max(1);
             return Some(of_two(look, a, b, times([2, times(x), times(y) / inner])));
         }
         _ => return None,
     };
-    let (x, y) = (sizes(a)?, sizes(b)?);
+    let (x, y) = (a.sizes()?, b.sizes()?);
     let flops = match call.name {
         "linear" | "_linear" => match y.as_slice() {
             [out, _] => times([2, *out, times(x)]),
@@ -140,7 +136,7 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
 fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
     let input = call.tensor("input").or_else(|_| call.first()).ok()?;
     let weight = call.tensor("weight").ok()?;
-    let (x, w, out) = (sizes(input)?, sizes(weight)?, sizes(look.result(operator)?)?);
+    let (x, w, out) = (input.sizes()?, weight.sizes()?, look.result(operator)?.sizes()?);
     let rank = w.len().checked_sub(2)?;
     let is_transposed = call.name.contains("transpose") || call.flag("transposed") == Some(true);
     let batch = if x.len() == rank + 2 { x[0] } else { 1 };
@@ -152,7 +148,7 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
 
 fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     if call.name.ends_with("multi_head_attention") || call.name.ends_with("encoder_layer_fwd") {
-        let query = sizes(call.first().ok()?)?;
+        let query = call.first().ok()?.sizes()?;
         let [batch, length, width] = query.as_slice() else { return None };
         let projections = times([2, *batch, *length, *width, *width, 4]);
         let scores = times([4, *batch, *length, *length, *width]);
@@ -161,7 +157,7 @@ fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     }
     let [query, key, value] = ["query", "key", "value"].map(|name| call.tensor(name).ok());
     let (query, key, value) = (query?, key?, value?);
-    let (q, k, v) = (sizes(query)?, sizes(key)?, sizes(value)?);
+    let (q, k, v) = (query.sizes()?, key.sizes()?, value.sizes()?);
     let [.., rows, width] = q.as_slice() else { return None };
     let (columns, out) = (k[k.len() - 2], v[v.len() - 1]);
     let batch = match crate::infer::broadcast(&[&batch(&q), &batch(&k)]) {
@@ -189,9 +185,10 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
     if call.name.ends_with("_cell") {
         let (input, state) = (call.first().ok()?, call.get("hx")?.tensors().first().copied()?);
         let batch = |tensor: &TensorFact| {
-            sizes(tensor).map(|s| times(s[..s.len().saturating_sub(1)].iter().copied()))
+            tensor.sizes().map(|s| times(s[..s.len().saturating_sub(1)].iter().copied()))
         };
-        let [w_ih, w_hh] = ["w_ih", "w_hh"].map(|name| call.tensor(name).ok().and_then(sizes));
+        let [w_ih, w_hh] =
+            ["w_ih", "w_hh"].map(|name| call.tensor(name).ok().and_then(|tensor| tensor.sizes()));
         let (forward_input, forward_state) =
             (times([2, batch(input)?, times(w_ih?)]), times([2, batch(state)?, times(w_hh?)]));
         let forward_flops = forward_input.saturating_add(forward_state);
