@@ -69,10 +69,10 @@ impl Scorer<'_> {
             return Some((fixed + activations, 0.0));
         }
         let least = (self.states.least_kept[end] - self.states.least_kept[start]) * in_flight as f64;
-        if fixed > limit || fixed + least > limit * (1.0 + 1e-12) {
+        if fixed + least > limit * (1.0 + 1e-12) {
             return None;
         }
-        let again = self.picked(start, end, run, in_flight, (fixed, limit))?;
+        let again = self.picked(&Cut { start, end, run, behind }, (fixed, limit))?;
         Some((again.memory, again.seconds))
     }
 
@@ -96,20 +96,18 @@ impl Scorer<'_> {
 
     /// The least that is thrown away such that a stage fits another limit than its devices have.
     pub(crate) fn again_within(&self, cut: &Cut, limit: f64) -> Option<Again> {
-        let Cut { start, end, run, behind } = *cut;
-        let in_flight = self.rules.in_flight.count(run.count, behind);
-        let (fixed, _) = self.fixed(start, end, run, in_flight);
-        if fixed > limit { None } else { self.picked(start, end, run, in_flight, (fixed, limit)) }
+        let in_flight = self.rules.in_flight.count(cut.run.count, cut.behind);
+        let (fixed, _) = self.fixed(cut.start, cut.end, cut.run, in_flight);
+        self.picked(cut, (fixed, limit))
     }
 
-    pub(crate) fn picked(
-        &self,
-        start: usize,
-        end: usize,
-        run: Run,
-        in_flight: usize,
-        (fixed, limit): (f64, f64),
-    ) -> Option<Again> {
+    /// The same where the bytes that no choice changes are known.
+    pub(crate) fn picked(&self, cut: &Cut, (fixed, limit): (f64, f64)) -> Option<Again> {
+        if fixed > limit {
+            return None;
+        }
+        let Cut { start, end, run, behind } = *cut;
+        let in_flight = self.rules.in_flight.count(run.count, behind);
         let (speed, host) = (self.speed(run), self.host(run));
         let key = (start, end, in_flight, [limit, speed, fixed, host].map(f64::to_bits));
         if let Some(known) = self.picks.borrow().get(&key) {

@@ -81,10 +81,12 @@ pub(crate) fn pipedream(problem: &Problem) -> InOrder {
         let rules = asynchronous(neighbours);
         let mut scorer = Scorer::new(guess, &states, rules);
         (scorer.is_bound, scorer.waits_for_sums) = (is_bound, waits_for_sums);
-        let found = match is_bound || is_roomy || !has_few_with_before(&scorer) {
-            _ if sharing != free => best_pipeline(&scorer, sharing, f64::INFINITY).map(|best| best.1),
-            true => free_pipeline(&scorer, is_chain),
-            false => best_with_before(&mut scorer).map(|best| best.1),
+        let found = if sharing != free {
+            best_pipeline(&scorer, sharing, f64::INFINITY).map(|best| best.1)
+        } else if is_bound || is_roomy || !has_few_with_before(&scorer) {
+            free_pipeline(&scorer, is_chain)
+        } else {
+            best_with_before(&mut scorer).map(|best| best.1)
         };
         let Some(cuts) = found else { continue };
         let mut scorer = Scorer::new(guess, &states, rules);

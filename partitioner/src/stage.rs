@@ -345,9 +345,9 @@ impl<'a> Scorer<'a> {
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<StageScore> {
         let in_flight = self.rules.in_flight.count(run.count, behind);
         let (fixed, limit) = self.fixed(start, end, run, in_flight);
-        let again =
-            if fixed > limit { None } else { self.picked(start, end, run, in_flight, (fixed, limit)) }?;
-        Some(self.scored(&Cut { start, end, run, behind }, again, limit))
+        let cut = Cut { start, end, run, behind };
+        let again = self.picked(&cut, (fixed, limit))?;
+        Some(self.scored(&cut, again, limit))
     }
 
     /// Makes the score of a stage of which it is known what is computed again.
