@@ -148,6 +148,18 @@ fn fitted_links_meet_measured_collectives() {
     assert!(median < 0.2, "{:.1} % off on the median system", 100.0 * median);
 }
 
+/// A model of one stage whose pass back takes twice its forward pass.
+fn trained(step: u64, layers: Vec<Layer>) -> Stage {
+    let gradients = layers.iter().map(|layer| layer.gradients).sum();
+    Stage {
+        forward: step / 3,
+        weight_gradient: step - step / 3,
+        memory: StageMemory { gradients, ..StageMemory::default() },
+        layers,
+        ..Stage::default()
+    }
+}
+
 /// The same over the event loop: 512 replicas of one stage, the machine's levels, flat rings as Horovod makes them.
 #[test]
 fn horovod_scales_as_published_in_the_event_loop() {
@@ -158,19 +170,15 @@ fn horovod_scales_as_published_in_the_event_loop() {
         let layer = |share: u64, gradients: u64| Layer { forward: share, backward: 2 * share, gradients };
         let rest = 4 * parameters - dense;
         let layers: Vec<Layer> = (0..18).map(|_| layer(1, rest / 18)).chain([layer(2, dense)]).collect();
-        let gradients = layers.iter().map(|layer| layer.gradients).sum();
-        let stage = Stage {
-            forward: step / 3,
-            weight_gradient: step - step / 3,
-            memory: StageMemory { gradients, ..StageMemory::default() },
-            layers,
-            ..Stage::default()
-        };
         let fusion = 64 << 20;
         let sync =
             Sync { algorithm: Algorithm::Ring, bucket: fusion, first_bucket: fusion, ..Sync::default() };
-        let workload =
-            Workload { stages: vec![stage], devices: (0..512).collect(), sync, ..Workload::default() };
+        let workload = Workload {
+            stages: vec![trained(step, layers)],
+            devices: (0..512).collect(),
+            sync,
+            ..Workload::default()
+        };
         // A port a GPU, each way: a ring crosses each server's network port once. NCCL's constants for PCI and network.
         let mut machine = Machine::uniform(512, Link { latency: 5_700, bandwidth: 10e9 });
         machine.levels.push(Link { latency: 14_000, bandwidth: 3.125e9 * 0.85 });
@@ -195,18 +203,14 @@ fn ddp_scales_as_published() {
         let layer =
             |quarters: u64| Layer { forward: 1, backward: 2, gradients: quarters * 4 * 25_600_000 / 64 };
         let layers: Vec<Layer> = (0..16).map(|block| layer([1, 2, 4, 9][block / 4])).collect();
-        let gradients = layers.iter().map(|layer| layer.gradients).sum();
-        let stage = Stage {
-            forward: step / 3,
-            weight_gradient: step - step / 3,
-            memory: StageMemory { gradients, ..StageMemory::default() },
-            layers,
-            ..Stage::default()
-        };
         let devices = 0..n_gpus as usize;
         let sync = Sync { algorithm: Algorithm::Hierarchical, ..Sync::default() };
-        let workload =
-            Workload { stages: vec![stage], devices: devices.clone().collect(), sync, ..Workload::default() };
+        let workload = Workload {
+            stages: vec![trained(step, layers)],
+            devices: devices.clone().collect(),
+            sync,
+            ..Workload::default()
+        };
         let mut machine = Machine::uniform(n_gpus as usize, Link { latency: 5_700, bandwidth: 18e9 });
         machine.levels.push(Link { latency: 14_000, bandwidth: 6.25e9 / 8.0 });
         for device in devices {
