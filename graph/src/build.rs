@@ -64,6 +64,8 @@ struct Builder<'p> {
     program: &'p Program,
     facts: Vec<Fact>,
     tensor_facts: Vec<Fact>,
+    /// Values that lie in a storage into which no gradient has been written.
+    held: HashMap<StorageId, Vec<ValueId>>,
     graph: ModelGraph,
     signatures: HashMap<&'p str, (Vec<Signature>, Option<Rule>)>,
     /// Recorded types of each node's outputs; empty when the inputs differ from the recorded ones.
@@ -89,6 +91,7 @@ impl<'p> Builder<'p> {
             program,
             facts: vec![Fact::Unknown; program.values.len()],
             tensor_facts,
+            held: HashMap::new(),
             graph,
             signatures: HashMap::new(),
             recorded: Vec::new(),
@@ -161,7 +164,7 @@ impl<'p> Builder<'p> {
                 }
                 _ => self.structured_input(*id, &value.type_),
             };
-            self.facts[id.index()] = fact;
+            self.hold(*id, fact);
         }
         if !missing.is_empty() {
             let dtypes = inputs.iter().map(|id| match &self.program.values[id.index()].type_ {
@@ -294,7 +297,7 @@ impl<'p> Builder<'p> {
             }
             self.own(&mut fact, id, needs_gradient);
             is_complete &= fact.tensors().iter().all(|tensor| tensor.shape.is_some());
-            self.facts[value.index()] = fact;
+            self.hold(*value, fact);
         }
         if let (Some(written), Some(operand)) = (&written, arguments.first()) {
             // The operand itself is another tensor from here on: later readers see what was written.
@@ -303,6 +306,9 @@ impl<'p> Builder<'p> {
             {
                 tensor.number = None;
                 tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
+            }
+            if let Some(storage) = written.storage.filter(|_| needs_gradient) {
+                self.carry_gradient(storage);
             }
         }
         if class == OperatorClass::Unknown {
@@ -331,6 +337,22 @@ impl<'p> Builder<'p> {
             is_writing,
             span: node.span,
         });
+    }
+
+    fn hold(&mut self, value: ValueId, fact: Fact) {
+        if let Fact::Tensor(TensorFact { storage: Some(storage), .. }) = &fact {
+            self.held.entry(*storage).or_default().push(value);
+        }
+        self.facts[value.index()] = fact;
+    }
+
+    /// What is written into a view reaches whoever reads the storage in another way.
+    fn carry_gradient(&mut self, storage: StorageId) {
+        for value in self.held.remove(&storage).unwrap_or_default() {
+            if let Fact::Tensor(tensor) = &mut self.facts[value.index()] {
+                tensor.requires_grad |= tensor.dtype.is_none_or(differentiable);
+            }
+        }
     }
 
     /// Gives every fresh tensor in a fact its memory, and marks where gradients flow.

@@ -306,3 +306,16 @@ fn a_mask_that_leaves_a_block_is_not_its_result() {
     let shape = graph.result_of(block.id).and_then(|tensor| tensor.shape.clone()).expect("a shape");
     assert_eq!(shape.as_slice(), [Some(4), Some(6)]);
 }
+
+#[test]
+fn what_is_written_into_a_view_has_its_gradient_elsewhere() {
+    let graph = text(
+        "%x : Float(4, 6, strides=[6, 1], requires_grad=1, device=cpu), %w : Float(6, 5, strides=[5, 1], requires_grad=0, device=cpu)",
+        "  %n : NoneType = prim::Constant()\n  %0 : int = prim::Constant[value=0]()\n  %f : bool = prim::Constant[value=0]()\n  \
+         %z : Tensor = aten::zeros_like(%x, %n, %n, %n, %n, %n)\n  %s : Tensor = aten::select(%x, %0, %0)\n  \
+         %v : Tensor = aten::select(%z, %0, %0)\n  %c : Tensor = aten::copy_(%v, %s, %f)\n  %r : Tensor = aten::mm(%z, %w)\n",
+        "r",
+    );
+    let total = graph::costs(&graph).total();
+    assert_eq!((total.forward_flops, total.backward_flops()), (2 * 4 * 6 * 5, 2 * 4 * 6 * 5));
+}
