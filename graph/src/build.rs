@@ -244,7 +244,11 @@ impl<'p> Builder<'p> {
             Some(rule) => (rule.infer)(&call),
             None => Err(Stop::Unknown),
         };
-        let needs_gradient = passes_gradient(call.name) && call.tensors().iter().any(|t| t.requires_grad);
+        let needs_gradient = passes_gradient(call.name)
+            && match only_first(call.name) {
+                true => call.at(0).tensor().is_some_and(|t| t.requires_grad),
+                false => call.tensors().iter().any(|t| t.requires_grad),
+            };
         let written = call.at(0).tensor().filter(|_| is_writing).cloned();
         let result = match inferred {
             Ok(fact) => fact,
@@ -457,6 +461,11 @@ fn passes_gradient(name: &str) -> bool {
     let is_fresh = name.ends_with("_like") || name.starts_with("new_");
     !(is_fresh
         || matches!(name, "detach" | "data" | "argmax" | "argmin" | "bernoulli" | "one_hot" | "NumToTensor"))
+}
+
+/// Tells whether an operator takes only its first operand's numbers, and of others at most a dtype or sizes.
+fn only_first(name: &str) -> bool {
+    matches!(name, "type_as" | "to" | "view_as" | "reshape_as" | "expand_as")
 }
 
 /// Spreads the facts of an operator over its outputs.

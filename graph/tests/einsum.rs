@@ -53,6 +53,12 @@ fn four_and_five_operands_are_taken_from_the_front() {
 }
 
 #[test]
+fn a_sum_of_one_element_is_no_product_of_matrices() {
+    check("bid,bjd->bij", &[&[2, 3, 1], &[2, 4, 1]], &[], 0, 0);
+    check("bid,bjd->bij", &[&[2, 3, 2], &[2, 4, 2]], &[], 96, 192);
+}
+
+#[test]
 fn a_path_is_followed() {
     check("ab,bc,cd->ad", &[&[2, 3], &[3, 4], &[4, 5]], &[1, 2, 0, 1], 180, 360);
     check("ab,bc,cd,de->ae", &[&[2, 3], &[3, 4], &[4, 5], &[5, 6]], &[0, 1, 0, 2, 0, 1], 248, 496);

@@ -184,3 +184,27 @@ fn training_keeps_statistics_and_masks() {
     check(&["x 2,4,3,3"], &drop("dropout", "0.5", "0"), 288);
     check(&["x 2,4,3,3"], &drop("feature_dropout", "0.5", "1"), 288 + 2 * 4 * 4);
 }
+
+#[test]
+fn no_gradient_flows_into_what_gives_only_its_dtype() {
+    check(
+        &["x 2,5", "m! Bool(2, 5, strides=[5, 1], requires_grad=0, device=cpu)"],
+        "%t : Tensor = aten::type_as(%m, %x)
+         %out : Tensor = aten::mul(%t, %x)",
+        40,
+    );
+}
+
+#[test]
+fn a_norm_over_batches_lays_its_result_out_in_order() {
+    // Turned back, it is out of order: the linear layer keeps a copy of its own.
+    check(
+        &["x 2,4,6", "w 3,6"],
+        "%training : bool = prim::Constant[value=1]()
+         %turned : Tensor = aten::transpose(%x, %1, %2)
+         %n : Tensor = aten::batch_norm(%turned, %none, %none, %none, %none, %training, %zero, %zero, %no)
+         %back : Tensor = aten::transpose(%n, %1, %2)
+         %out : Tensor = aten::linear(%back, %w, %none)",
+        504,
+    );
+}

@@ -71,7 +71,7 @@ impl Pairs<'_> {
         letters.extend(right.letters.iter().filter(|letter| !left.letters.contains(letter)));
         letters.sort_by_key(|letter| self.order(*letter));
         letters.dedup();
-        let is_summed = |letter: &char| in_both(letter) && !is_needed(*letter);
+        let is_summed = |letter: &char| in_both(letter) && !is_needed(*letter) && self.size(*letter) != 1;
         let part = |of: &Term, wanted: &dyn Fn(&char) -> bool| -> Vec<char> {
             letters.iter().copied().filter(|letter| of.letters.contains(letter) && wanted(letter)).collect()
         };
@@ -91,7 +91,7 @@ impl Pairs<'_> {
                 false => self.folded(keep, &right, [&together, &summed, &own_right]),
             }
         }
-        letters.retain(|letter| !summed.contains(letter));
+        letters.retain(|letter| is_needed(*letter));
         Term { letters, leaf: None, requires_grad }
     }
 

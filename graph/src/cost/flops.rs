@@ -115,7 +115,10 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         // Letters of one side only that nobody needs are summed away before the product.
         let kept_left: Vec<char> = left.iter().copied().filter(|l| needed(l) || right.contains(l)).collect();
         let kept_right: Vec<char> = right.iter().copied().filter(|l| needed(l) || left.contains(l)).collect();
-        let is_summed = kept_left.iter().any(|letter| kept_right.contains(letter) && !needed(letter));
+        // What goes away and has one element is multiplied, not summed: that is no product of matrices.
+        let is_one = |letter: &char| sizes.get(letter) == Some(&Some(1));
+        let is_summed =
+            kept_left.iter().any(|letter| kept_right.contains(letter) && !needed(letter) && !is_one(letter));
         let mut letters = kept_left;
         letters.extend(kept_right);
         letters.sort_unstable();

@@ -78,11 +78,12 @@ fn signed(size: u64) -> Option<i64> {
 /// Tells whether torch would call this tensor channels-last, as its `suggest_memory_format` does.
 pub fn channels_last(tensor: &TensorFact) -> bool {
     let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else { return false };
-    if sizes.len() != 4 || strides[1] == 0 {
+    let rank = sizes.len();
+    if !matches!(rank, 4 | 5) || strides[1] == 0 {
         return false;
     }
     let mut least = 0;
-    for dim in [1, 3, 2, 0] {
+    for dim in std::iter::once(1).chain((2..rank).rev()).chain([0]) {
         if sizes[dim] == 0 || strides[dim] < least {
             return false;
         }
@@ -101,8 +102,12 @@ pub fn channels_last(tensor: &TensorFact) -> bool {
 /// Returns the strides of a fresh tensor in the plain or the channels-last layout.
 pub fn laid_out(sizes: &Shape, is_channels_last: bool) -> Option<SmallVec<[u64; 4]>> {
     match (is_channels_last, sizes.as_slice()) {
-        (true, [n, c, h, w]) => {
-            contiguous_strides(&[*n, *h, *w, *c]).map(|s| [s[0], s[3], s[1], s[2]].into_iter().collect())
+        (true, [n, c, rest @ ..]) => {
+            let turned: Shape = std::iter::once(*n).chain(rest.iter().copied()).chain([*c]).collect();
+            contiguous_strides(&turned).map(|s| {
+                let (outer, channel) = (&s[..s.len() - 1], s[s.len() - 1]);
+                [outer[0], channel].into_iter().chain(outer[1..].iter().copied()).collect()
+            })
         }
         _ => contiguous_strides(sizes),
     }

@@ -3,7 +3,6 @@
 use super::{
     call::{Call, Known, Result, fresh, reject, shape},
     convolution::{channels_last, laid_out},
-    elementwise::like,
 };
 use crate::fact::{Fact, Shape, TensorFact, show_shape};
 
@@ -13,8 +12,11 @@ pub fn norm(call: &Call<'_>) -> Result {
     let sizes = shape(input)?;
     check(call, input)?;
     let strides = match call.name {
-        "group_norm" | "native_group_norm" | "instance_norm" => laid_out(sizes, channels_last(input)),
-        "batch_norm" | "native_batch_norm" | "_native_batch_norm_legit" => like(input, None).strides,
+        "group_norm"
+        | "native_group_norm"
+        | "batch_norm"
+        | "native_batch_norm"
+        | "_native_batch_norm_legit" => laid_out(sizes, channels_last(input)),
         _ => laid_out(sizes, false),
     };
     let result = TensorFact { strides, ..fresh(input.dtype, sizes.clone()) };
