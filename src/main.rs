@@ -15,6 +15,7 @@ mod model;
 mod nearest;
 mod operator_stages;
 mod output;
+mod parallel;
 mod plan_file;
 mod progress;
 mod stages;

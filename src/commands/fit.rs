@@ -18,6 +18,7 @@ use crate::{
     failure::Failure,
     files,
     output::{Format, Output},
+    parallel,
 };
 
 /// Arguments of `fit`.
@@ -238,20 +239,21 @@ impl Fit {
 
     /// Fits each group and tries it on rows it has not seen.
     fn try_all(&self, groups: Vec<Group>) -> Result<Vec<Tried>, Failure> {
+        let try_one = |group: &Group| match self.train_rows {
+            Some(rows) => {
+                let split = match self.split {
+                    SplitName::Random => Split::Random,
+                    SplitName::Extrapolate => Split::Extrapolate,
+                };
+                let trial = cost_model::try_split(group, self.features(), split, rows, self.seed);
+                trial.map(|trial| (trial, None))
+            }
+            None => cost_model::cross_validate(group, self.features(), self.seed),
+        };
+        let trials = parallel::map(&groups, try_one);
         let mut tried = Vec::new();
         let mut lacking = Vec::new();
-        for group in groups {
-            let trial = match self.train_rows {
-                Some(rows) => {
-                    let split = match self.split {
-                        SplitName::Random => Split::Random,
-                        SplitName::Extrapolate => Split::Extrapolate,
-                    };
-                    let trial = cost_model::try_split(&group, self.features(), split, rows, self.seed);
-                    trial.map(|trial| (trial, None))
-                }
-                None => cost_model::cross_validate(&group, self.features(), self.seed),
-            };
+        for (group, trial) in groups.into_iter().zip(trials) {
             match trial {
                 Ok((trial, curve)) => {
                     let accuracy = trial.accuracy();
