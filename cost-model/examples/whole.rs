@@ -13,8 +13,8 @@ use graph::{BuildOptions, OperatorId};
 use indexmap::IndexMap;
 use schema::{CurveAccuracy, Phase, catalogue};
 
-/// Predictions of a model that are timed together.
-const REPEATS: u32 = 20;
+/// Predictions of a model that are timed, to take the median.
+const REPEATS: u32 = 21;
 
 /// What cutting by predicted instead of measured times costs the slowest stage, in percent.
 fn regret(predicted: &[f64], measured: &[f64], stages: usize) -> Option<f64> {
@@ -190,11 +190,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             .filter_map(|stages| regret(&own[1], &truth[1], stages))
             .fold(None, |most: Option<f64>, one| Some(most.map_or(one, |most| most.max(one))));
         regrets.extend(worst);
-        let start = std::time::Instant::now();
+        let mut spent = Vec::new();
         for _ in 0..REPEATS {
+            let start = std::time::Instant::now();
             std::hint::black_box(predict(&graph, &costs, &model, &PredictOptions::default()));
+            spent.push(start.elapsed().as_secs_f64());
         }
-        let spent = start.elapsed().as_secs_f64() / f64::from(REPEATS);
+        spent.sort_by(f64::total_cmp);
+        let spent = spent[spent.len() / 2];
         let total = predicted.total();
         let back = total.backward();
         let step = cost_model::combine([total.forward, back].into_iter());
