@@ -10,7 +10,7 @@
 use crate::{
     knapsack::{Choice, pick},
     pipeline::Cut,
-    stage::{InFlight, Run, Scorer, StageScore},
+    stage::{InFlight, Place, Run, Scorer, StageScore},
 };
 
 /// The most sizes of blocks that are tried as the largest one computed again.
@@ -26,15 +26,17 @@ pub(crate) struct Again {
 }
 
 impl Scorer<'_> {
-    /// Memory without activations, and the limit.
-    pub(crate) fn fixed(&self, start: usize, end: usize, run: Run, in_flight: usize) -> (f64, f64) {
+    /// Memory without activations.
+    pub(crate) fn fixed(&self, start: usize, end: usize, run: Run, in_flight: usize) -> f64 {
         let training = &self.problem.training;
         let parameters = self.parameters(start, end);
-        let versions = if self.rules.is_asynchronous { in_flight as f64 - 1.0 } else { 0.0 };
+        let older = || match self.versions.get(&run.first) {
+            Some(&versions) => f64::from(versions) - 1.0,
+            None => in_flight as f64 - 1.0,
+        };
+        let versions = if self.rules.is_asynchronous { older() } else { 0.0 };
         let copies = 1.0 + training.gradient_factor + training.optimizer_factor + versions;
-        let devices = run.devices().map(|device| self.problem.machine.devices[device].memory.0);
-        let buffers = self.buffers(start, end, run, in_flight as f64, parameters);
-        (parameters * copies + buffers, devices.min().unwrap_or(0) as f64)
+        parameters * copies + self.buffers(start, end, run, in_flight as f64, parameters)
     }
 
     /// Values on their way, and gradients while replicas add them up.
@@ -60,9 +62,9 @@ impl Scorer<'_> {
     }
 
     /// Memory and seconds of what is computed again; `None` where nothing helps.
-    pub(crate) fn again(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<(f64, f64)> {
-        let in_flight = self.rules.in_flight.count(run.count, behind);
-        let (fixed, limit) = self.fixed(start, end, run, in_flight);
+    pub(crate) fn again(&self, start: usize, end: usize, place: &Place, behind: usize) -> Option<(f64, f64)> {
+        let in_flight = self.rules.in_flight.count(place.run.count, behind);
+        let (fixed, limit) = (self.fixed(start, end, place.run, in_flight), place.limit);
         let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
         // A bound that needs no list of blocks decides most stages.
         if fixed + activations + self.largest_workspace <= limit {
@@ -72,7 +74,8 @@ impl Scorer<'_> {
         if fixed + least > limit * (1.0 + 1e-12) {
             return None;
         }
-        let again = self.picked(&Cut { start, end, run, behind }, (fixed, limit))?;
+        let cut = Cut { start, end, run: place.run, behind };
+        let again = self.picked(&cut, (fixed, limit))?;
         Some((again.memory, again.seconds))
     }
 
@@ -97,7 +100,7 @@ impl Scorer<'_> {
     /// The least that is thrown away such that a stage fits another limit than its devices have.
     pub(crate) fn again_within(&self, cut: &Cut, limit: f64) -> Option<Again> {
         let in_flight = self.rules.in_flight.count(cut.run.count, cut.behind);
-        let (fixed, _) = self.fixed(cut.start, cut.end, cut.run, in_flight);
+        let fixed = self.fixed(cut.start, cut.end, cut.run, in_flight);
         self.picked(cut, (fixed, limit))
     }
 
@@ -108,7 +111,7 @@ impl Scorer<'_> {
         }
         let Cut { start, end, run, behind } = *cut;
         let in_flight = self.rules.in_flight.count(run.count, behind);
-        let (speed, host) = (self.speed(run), self.host(run));
+        let Place { speed, host, .. } = *self.place(run);
         let key = (start, end, in_flight, [limit, speed, fixed, host].map(f64::to_bits));
         if let Some(known) = self.picks.borrow().get(&key) {
             return known.clone();
@@ -116,12 +119,6 @@ impl Scorer<'_> {
         let again = self.pick_again(start, end, in_flight, fixed, limit, (speed, host));
         self.picks.borrow_mut().insert(key, again.clone());
         again
-    }
-
-    /// Bytes a second to host memory, of the slowest device.
-    fn host(&self, run: Run) -> f64 {
-        let host = run.devices().map(|device| self.problem.machine.devices[device].host_bandwidth.0);
-        host.fold(f64::INFINITY, f64::min)
     }
 
     /// Micro-batches of an offloaded block that are on the device at once.
@@ -243,7 +240,8 @@ impl Scorer<'_> {
     pub(crate) fn score_given(&self, cut: &Cut, recompute: &[usize], offload: &[usize]) -> StageScore {
         let Cut { start, end, run, behind } = *cut;
         let in_flight = self.rules.in_flight.count(run.count, behind);
-        let (fixed, limit) = self.fixed(start, end, run, in_flight);
+        let place = self.place(run);
+        let fixed = self.fixed(start, end, run, in_flight);
         let block = |index: usize| &self.problem.blocks[index];
         let activations = |index: usize| block(index).activations.0 as f64;
         let blocks = self.states.blocks(start, end);
@@ -255,16 +253,16 @@ impl Scorer<'_> {
         let workspace = blocks.iter().map(|&index| block(index).workspace.0).max().unwrap_or(0) as f64;
         let largest = recompute.iter().map(|&index| activations(index)).fold(0.0, f64::max);
         let memory = fixed + workspace + largest + kept.sum::<f64>();
-        let again: f64 = recompute.iter().map(|&index| block(index).forward.0).sum::<f64>() / self.speed(run);
+        let again: f64 = recompute.iter().map(|&index| block(index).forward.0).sum::<f64>() / place.speed;
         let copied: f64 = offload.iter().map(|&index| activations(index)).sum();
         // Copies beside compute are the simulator's to time.
-        let copying = if self.copies == 1 { 2.0 * copied / self.host(run) } else { 0.0 };
+        let copying = if self.copies == 1 { 2.0 * copied / place.host } else { 0.0 };
         let again = Again {
             seconds: again + copying,
             memory,
             recompute: recompute.to_vec(),
             offload: offload.to_vec(),
         };
-        self.scored(cut, again, limit)
+        self.scored(cut, again, place.limit)
     }
 }

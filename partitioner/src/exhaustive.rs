@@ -31,7 +31,7 @@ fn fastest(scorer: &Scorer, start: usize, left: usize) -> f64 {
         for count in 1..=left {
             let run = Run { first: n_devices - left, count, stride: 1 };
             // A score and its quick form must agree.
-            let quick = scorer.seconds_below(start, end, run, left, f64::INFINITY);
+            let quick = scorer.seconds_below(start, end, &scorer.place(run), left, f64::INFINITY);
             let scored = scorer.score(start, end, run, left).map_or(f64::INFINITY, |score| score.seconds);
             assert!(quick == scored || (quick - scored).abs() < 1e-9 * scored, "{quick} is not {scored}");
             best = best.min(quick.max(fastest(scorer, end, left - count)));

@@ -16,7 +16,6 @@ use crate::{
     all_cuts::AllCuts,
     baselines::{deepspeed, even_layers, even_parameters, least_bound, torchgpipe},
     chunks::share_out,
-    collective::Group,
     grids::{Floors, Grid},
     pipeline::{Cut, Sharing, best_pipeline},
     placed::share_memory,
@@ -26,7 +25,7 @@ use crate::{
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
     step::{StageTimes, StepTime, step_time},
-    strategy::{PlanError, Strategy, shortage, stages_of, tries_all_orders},
+    strategy::{Goal, PlanError, Strategy, shortage, stages_of, tries_all_orders},
 };
 
 /// Micro-batches that a stage holds under a schedule, `each` being those of one replica.
@@ -74,6 +73,7 @@ pub(crate) struct GridSolver<'a> {
     pub(crate) states: &'a States,
     pub(crate) floors: &'a Floors<'a>,
     pub(crate) strategy: Strategy,
+    pub(crate) goal: Goal,
     /// Grids that share the time there is.
     pub(crate) n_grids: usize,
 }
@@ -84,7 +84,9 @@ impl GridSolver<'_> {
     pub(crate) fn solve(&self, grid: Grid, each: usize) -> Result<(Solution, f64), NoGrid> {
         let mut best = self.solve_sharing(grid, each, 1.0 / grid.chunks as f64);
         let is_tight = |found: &Result<(Solution, f64), NoGrid>| match found {
-            Ok((found, _)) => found.stages.iter().any(|stage| stage.score.again > 0.0),
+            Ok((found, _)) => {
+                self.goal == Goal::Best && found.stages.iter().any(|stage| stage.score.again > 0.0)
+            }
             Err(_) => true,
         };
         if grid.chunks == 1 || !is_tight(&best) {
@@ -105,7 +107,7 @@ impl GridSolver<'_> {
 
     /// Finds the best cuts where each chunk may take this share of its device's memory.
     fn solve_sharing(&self, grid: Grid, each: usize, share: f64) -> Result<(Solution, f64), NoGrid> {
-        let Self { problem: whole, states, strategy, .. } = *self;
+        let Self { problem: whole, states, strategy, goal, .. } = *self;
         let n_stages = grid.n_stages();
         let floor = self.floors.floor(grid, each);
         let order = make_for_costs(grid.schedule, grid.shape(each), Cost::EQUAL).map_err(|error| NoGrid {
@@ -157,7 +159,7 @@ impl GridSolver<'_> {
             Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
             None => {
                 let found = best_pipeline(&scorer, sharing, f64::INFINITY);
-                if states.is_complete(problem) {
+                if goal == Goal::Best && states.is_complete(problem) {
                     let found = found.as_ref().map(|best| best.0);
                     let bottleneck = least_bottleneck(&scorer, sharing, found, grid.chunks);
                     // It counts all replicas' micro-batches, of every chunk of a rank.
@@ -175,7 +177,7 @@ impl GridSolver<'_> {
                     let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
                     seeds.push((line, least_bound(&times, n_stages)));
                     seeds.push((natural, torchgpipe(problem, n_stages)));
-                    polish(problem, rules, &order, &places, &seeds, self.n_grids)
+                    polish(problem, rules, &order, &places, &seeds, self.n_grids, goal)
                 })
             }
         };
@@ -243,7 +245,8 @@ impl GridSolver<'_> {
             found => (found.map(|found| found.0), None),
         };
         let mut is_exact = false;
-        if !strategy.is_rule() && states.is_complete(problem) && tries_all_orders(&whole.machine) {
+        let is_asked = goal == Goal::Best && !strategy.is_rule();
+        if is_asked && states.is_complete(problem) && tries_all_orders(&whole.machine) {
             let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
                 let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
                 let time = step_time(&order, &times, problem.machine.overlaps)?;
@@ -303,23 +306,22 @@ fn least_bottleneck(scorer: &Scorer, sharing: Sharing, found: Option<f64>, chunk
 
 /// Buckets of a stage's gradients, and the seconds of one.
 fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
-    let bytes = scorer.synchronised(cut.start, cut.end);
+    let bytes = scorer.parameters(cut.start, cut.end);
+    let place = scorer.place(cut.run);
     if cut.run.count == 1 || bytes == 0.0 {
         // Tied parameters alone.
-        let seconds = scorer.all_reduce(cut.start, cut.end, cut.run);
+        let seconds = scorer.all_reduce(cut.start, cut.end, &place);
         return (usize::from(seconds > 0.0), seconds);
     }
     let n_buckets = ((bytes / schema::BUCKET.0 as f64).ceil()).clamp(1.0, 4096.0);
-    let devices: Vec<usize> = cut.run.devices().collect();
-    let group = Group::of(&scorer.problem.machine, &devices);
-    (n_buckets as usize, group.map_or(0.0, |group| group.all_reduce(bytes / n_buckets)))
+    (n_buckets as usize, place.all_reduce(bytes / n_buckets))
 }
 
 /// Times of one micro-batch on one replica of a stage.
 pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
     let problem = scorer.problem;
     let machine = &problem.machine;
-    let speed = scorer.speed(cut.run);
+    let speed = scorer.place(cut.run).speed;
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };

@@ -13,7 +13,7 @@ use crate::{
     grid::GridSolver,
     solution::Solution,
     states::States,
-    strategy::{InOrder, PlanError, Strategy, each, shortage, states_of},
+    strategy::{Goal, InOrder, PlanError, Strategy, each, shortage, states_of},
 };
 
 /// Up to this many devices, all numbers of stages and replicas are tried; beyond, those that use all devices, and halves.
@@ -171,7 +171,7 @@ fn mixed(problem: &Problem, n_blocks: usize, wanted: Option<usize>) -> Vec<Grid>
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
 ///
 /// Also returns the seconds for each micro-batch that no plan beats with the devices in this order.
-pub(crate) fn synchronous(problem: &Problem, strategy: Strategy) -> InOrder {
+pub(crate) fn synchronous(problem: &Problem, strategy: Strategy, goal: Goal) -> InOrder {
     let states = match strategy.is_rule() {
         true => States::line(problem, (0..problem.blocks.len()).collect()),
         false => states_of(problem),
@@ -194,7 +194,8 @@ pub(crate) fn synchronous(problem: &Problem, strategy: Strategy) -> InOrder {
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
     let mut best: Option<Solution> = None;
     let (mut bound, mut least) = (untried, untried);
-    let solver = GridSolver { problem, states: &states, floors: &floors, strategy, n_grids: open.len() };
+    let solver =
+        GridSolver { problem, states: &states, floors: &floors, strategy, goal, n_grids: open.len() };
     // Seconds with as many chunks as gained last, by ranks; nothing once more of them do not gain.
     let mut chunked: BTreeMap<usize, f64> = BTreeMap::new();
     for (floor, each_replica, grid) in open {
@@ -212,6 +213,9 @@ pub(crate) fn synchronous(problem: &Problem, strategy: Strategy) -> InOrder {
                 chunked.insert(grid.ranks, if seconds < before { seconds } else { 0.0 });
                 if best.as_ref().is_none_or(|best| seconds < best.seconds_each()) {
                     best = Some(solution);
+                }
+                if goal == Goal::Any {
+                    break;
                 }
             }
             Err(none) => {

@@ -16,7 +16,7 @@ use crate::{
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Scorer},
     states::States,
-    strategy::{IDEALS, InOrder, Strategy, shortage, stages_of},
+    strategy::{Goal, IDEALS, InOrder, Strategy, shortage, stages_of},
 };
 
 /// The most devices and states for which equal replicas are tried beside what the formula says.
@@ -27,7 +27,7 @@ const FEW_STATES: usize = 1024;
 ///
 /// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
 /// as they stand, and a third, that every link is the fastest, bounds what is possible.
-pub(crate) fn pipedream(problem: &Problem) -> InOrder {
+pub(crate) fn pipedream(problem: &Problem, goal: Goal) -> InOrder {
     let line = States::line(problem, (0..problem.blocks.len()).collect());
     let is_chain = line.is_complete(problem);
     let states = if is_chain { line } else { States::ideals(problem, IDEALS).unwrap_or(line) };
@@ -109,12 +109,13 @@ pub(crate) fn pipedream(problem: &Problem) -> InOrder {
         if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
             best = Some(found);
         }
-        if is_uniform && !waits && !is_bound {
+        if is_uniform && !waits && !is_bound || goal == Goal::Any {
             break;
         }
     }
     let floor = problem.seconds() / problem.machine.total_speed();
     let bound = match is_exact {
+        _ if goal == Goal::Any => 0.0,
         true if is_uniform && is_roomy => by_formula,
         true => least_period(&scorer, is_chain),
         false => floor,

@@ -37,6 +37,9 @@ pub(crate) enum Sharing {
 
 const NONE: u32 = u32::MAX;
 
+/// The most times the shared work that is guessed.
+const FAR: f64 = 4.0;
+
 /// Finds the pipeline whose slowest stage is fastest, below `bound`.
 ///
 /// Ties: fewer devices, then fewer replicas for the earlier stage, then the earliest cut.
@@ -52,7 +55,8 @@ pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Op
     let floor = total / speed;
     let mut guess = floor * 1.02;
     loop {
-        let limit = if guess > floor * 1e4 || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
+        // Far above the shared work it is memory that stands in the way: one look without a limit tells.
+        let limit = if guess > floor * FAR || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
         if let Some(found) = solve(scorer, sharing, limit.min(bound)) {
             return Some(found);
         }
@@ -94,14 +98,14 @@ pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
             for start in if before == 0 { 0..1 } else { 1..last } {
                 let own = at(layer, start, before);
                 for size in 1..=layer {
-                    let run = Run { first, count: size, stride: 1 };
+                    let place = scorer.place(Run { first, count: size, stride: 1 });
                     for end in start + 1..n_states {
                         let is_empty = states.work[end] <= states.work[start] && total > 0.0;
                         let after = best[at(layer - size, end, size)];
                         if is_empty || after >= best[own] || !states.is_before(start, end) {
                             continue;
                         }
-                        let time = after.max(scorer.seconds_below(start, end, run, layer, best[own]));
+                        let time = after.max(scorer.seconds_below(start, end, &place, layer, best[own]));
                         if time < best[own] {
                             best[own] = time;
                             came[own] = (end as u32, size);
@@ -165,6 +169,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
     best[last] = 0.0;
     for layer in 1..=n_layers {
         let ahead = power[n_layers] - power[layer];
+        let behind = behind_of(layer);
         for start in (0..last).rev() {
             let work = states.work[start];
             // What lies before must fit the devices before, what lies behind those behind.
@@ -178,7 +183,8 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
             let mut smallest = limit * (1.0 + 1e-12);
             for &size in sizes.iter().take_while(|&&size| size <= layer) {
                 let rest = layer - size;
-                let run = run_of(layer, size);
+                // Looked up for the first stage that is scored: most runs have none.
+                let mut place = None;
                 let own = power[layer] - power[rest];
                 // Ends between which both sides can keep within the bound.
                 let low = work.max(total - smallest * power[rest] * slack - 1e-12 * total);
@@ -195,8 +201,8 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
                     if after >= smallest || !states.is_before(start, end) {
                         continue;
                     }
-                    let behind = behind_of(layer);
-                    let time = after.max(scorer.seconds_below(start, end, run, behind, smallest));
+                    let place = place.get_or_insert_with(|| scorer.place(run_of(layer, size)));
+                    let time = after.max(scorer.seconds_below(start, end, place, behind, smallest));
                     if time < smallest {
                         smallest = time;
                         best[at] = time;

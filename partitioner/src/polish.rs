@@ -14,6 +14,7 @@ use crate::{
     stage::{Rules, Run, Scorer},
     states::States,
     step::{StageTimes, StepTime, step_time},
+    strategy::Goal,
 };
 
 /// Operations that may be timed in all.
@@ -31,7 +32,7 @@ pub(crate) struct Polished {
     pub(crate) time: StepTime,
 }
 
-/// Finds the best cuts near given ones; `None` where none of those fits.
+/// Finds the best cuts near given ones, or the best of those where any will do; `None` where none of those fits.
 pub(crate) fn polish(
     problem: &Problem,
     rules: Rules,
@@ -39,10 +40,11 @@ pub(crate) fn polish(
     places: &Places,
     seeds: &[(Vec<usize>, Vec<usize>)],
     n_grids: usize,
+    goal: Goal,
 ) -> Option<Polished> {
     let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
     let share = OPERATIONS / n_ops.max(1) / seeds.len().max(1) / n_grids.clamp(1, SHARES);
-    let each = share.max(1);
+    let each = if goal == Goal::Any { 0 } else { share.max(1) };
     let mut best: Option<Polished> = None;
     for (line, borders) in seeds {
         let states = States::line(problem, line.clone());

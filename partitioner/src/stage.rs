@@ -8,9 +8,9 @@
 //!
 //! Memory is in `again`.
 
-use std::{cell::RefCell, collections::HashMap};
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
-use crate::{Problem, again::Again, collective::Group, pipeline::Cut, states::States};
+use crate::{Machine, Problem, again::Again, collective::Group, pipeline::Cut, states::States};
 
 /// What bounds a stage's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -158,6 +158,96 @@ impl Run {
     }
 }
 
+/// Seconds a byte takes over what joins two devices, and the level whose ports it takes.
+type Wire = (f64, usize);
+
+/// What a run of devices brings to every stage on it: looked up once for the many that a solver tries there.
+pub(crate) struct Place {
+    pub(crate) run: Run,
+    /// Speed of the slowest device.
+    pub(crate) speed: f64,
+    /// Bytes of the smallest device.
+    pub(crate) limit: f64,
+    /// Bytes a second to host memory, of the slowest device.
+    pub(crate) host: f64,
+    /// Bytes a second of the first device's memory.
+    memory_bandwidth: f64,
+    /// Who adds up gradients.
+    group: Option<Group>,
+    /// What joins devices to those before and behind them, each pair that differs.
+    wires: Vec<(Wire, Wire)>,
+}
+
+impl Place {
+    fn new(machine: &Machine, neighbours: Neighbours, run: Run) -> Self {
+        let devices: Vec<usize> = run.devices().collect();
+        let least = |field: &dyn Fn(&crate::MachineDevice) -> f64| {
+            devices.iter().map(|&device| field(&machine.devices[device])).fold(f64::INFINITY, f64::min)
+        };
+        Self {
+            run,
+            speed: least(&|device| device.speed),
+            limit: least(&|device| device.memory.0 as f64),
+            host: least(&|device| device.host_bandwidth.0),
+            memory_bandwidth: machine.devices[run.first].memory_bandwidth.0,
+            group: Group::of(machine, &devices),
+            wires: wires(machine, neighbours, run),
+        }
+    }
+
+    /// Seconds of one all-reduce of so many bytes over the replicas.
+    pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
+        self.group.map_or(0.0, |group| group.all_reduce(bytes))
+    }
+}
+
+/// Returns what joins each device of a run to those before and behind it, once each.
+fn wires(machine: &Machine, neighbours: Neighbours, run: Run) -> Vec<(Wire, Wire)> {
+    let n_devices = machine.devices.len();
+    // None between turns on one device.
+    let wire = |one: Option<usize>, other: Option<usize>| match (one, other) {
+        (Some(one), Some(other))
+            if one < n_devices
+                && other < n_devices
+                && machine.devices[one].name != machine.devices[other].name =>
+        {
+            let rate = machine.level(one, other).map_or(0.0, |level| 1.0 / level.bandwidth.0);
+            (rate, machine.level_index(one, other))
+        }
+        _ => (0.0, 0),
+    };
+    let slowest = |wires: &mut dyn Iterator<Item = Wire>| {
+        wires.fold((0.0, 0), |most, wire| if wire.0 > most.0 { wire } else { most })
+    };
+    let (first, last) = (run.first, run.first + run.count - 1);
+    match neighbours {
+        Neighbours::Adjacent => {
+            vec![(wire(first.checked_sub(1), Some(first)), wire(Some(last), Some(last + 1)))]
+        }
+        Neighbours::Wide => vec![(
+            slowest(&mut run.devices().map(|device| wire(first.checked_sub(1), Some(device)))),
+            slowest(&mut (1..=run.count).map(|step| wire(Some(last), Some(last + step)))),
+        )],
+        Neighbours::Fastest => {
+            let fastest = machine.least_seconds_per_byte();
+            // On several levels, two neighbours may be joined by ports of their own.
+            vec![((fastest, 0), (fastest, usize::from(machine.levels.len() > 1)))]
+        }
+        Neighbours::Paired => {
+            let step = run.step();
+            let mut pairs = Vec::new();
+            for device in run.devices() {
+                let pair =
+                    (wire(device.checked_sub(step), Some(device)), wire(Some(device), Some(device + step)));
+                if !pairs.contains(&pair) {
+                    pairs.push(pair);
+                }
+            }
+            pairs
+        }
+    }
+}
+
 /// Scores stages of one problem over one list of states.
 pub(crate) struct Scorer<'a> {
     pub(crate) problem: &'a Problem,
@@ -168,6 +258,7 @@ pub(crate) struct Scorer<'a> {
     /// Bytes of the largest workspace of any block.
     pub(crate) largest_workspace: f64,
     pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
+    places: RefCell<HashMap<Run, Rc<Place>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
     pub(crate) copies: usize,
     /// Whether memory is to be counted from below: a stage that does not fit then fits in no way.
@@ -176,6 +267,12 @@ pub(crate) struct Scorer<'a> {
     pub(crate) waits_for_sums: bool,
     /// Replicas of the stage before, by a stage's first device, where they are known.
     pub(crate) before: HashMap<usize, usize>,
+    /// Versions of its weights that a stage keeps, by its first device, where they are not one for each micro-batch in flight.
+    pub(crate) versions: HashMap<usize, u32>,
+    /// Whether replicas share the optimizer's step out.
+    pub(crate) shares_updates: bool,
+    /// Micro-batches between two updates of a stage at the least; one of each replica where that is more.
+    pub(crate) period: usize,
 }
 
 /// States, micro-batches in flight, and limit, speed, fixed memory and host bandwidth to the bit.
@@ -195,10 +292,14 @@ impl<'a> Scorer<'a> {
             inputs,
             largest_workspace: workspace.unwrap_or(0) as f64,
             picks: RefCell::default(),
+            places: RefCell::default(),
             copies: 1,
             is_bound: false,
             waits_for_sums: false,
             before: HashMap::new(),
+            versions: HashMap::new(),
+            shares_updates: false,
+            period: 1,
         }
     }
 
@@ -221,11 +322,15 @@ impl<'a> Scorer<'a> {
         self.problem.ties.iter().filter(is_shared).map(|tie| tie.parameters.0 as f64).sum()
     }
 
+    /// Returns what a run of devices brings.
+    pub(crate) fn place(&self, run: Run) -> Rc<Place> {
+        let make = || Rc::new(Place::new(&self.problem.machine, self.rules.neighbours, run));
+        Rc::clone(self.places.borrow_mut().entry(run).or_insert_with(make))
+    }
+
     /// Seconds of one all-reduce over the replicas.
-    pub(crate) fn all_reduce(&self, start: usize, end: usize, run: Run) -> f64 {
-        let devices: Vec<usize> = run.devices().collect();
-        let group = Group::of(&self.problem.machine, &devices);
-        let own = group.map_or(0.0, |group| group.all_reduce(self.parameters(start, end)));
+    pub(crate) fn all_reduce(&self, start: usize, end: usize, place: &Place) -> f64 {
+        let own = place.all_reduce(self.parameters(start, end));
         let shared = self.shared(start, end);
         if shared == 0.0 {
             return own;
@@ -234,37 +339,9 @@ impl<'a> Scorer<'a> {
         own + shared * self.problem.machine.least_seconds_per_byte()
     }
 
-    /// Seconds of the optimizer's step.
-    fn update(&self, start: usize, end: usize, run: Run) -> f64 {
-        let bandwidth = self.problem.machine.devices[run.first].memory_bandwidth.0;
-        self.parameters(start, end) * self.problem.training.touched() / bandwidth
-    }
-
-    /// Bytes of parameters that a replica synchronises.
-    pub(crate) fn synchronised(&self, start: usize, end: usize) -> f64 {
-        self.parameters(start, end)
-    }
-
     /// Seconds of the fuller direction of the port.
-    fn transfer(&self, start: usize, end: usize, run: Run) -> f64 {
-        let (states, machine) = (self.states, &self.problem.machine);
-        let n_devices = machine.devices.len();
-        // Seconds a byte and the level whose ports they take; none between turns on one device.
-        let link = |one: Option<usize>, other: Option<usize>| match (one, other) {
-            (Some(one), Some(other))
-                if one < n_devices
-                    && other < n_devices
-                    && machine.devices[one].name != machine.devices[other].name =>
-            {
-                let rate = machine.level(one, other).map_or(0.0, |level| 1.0 / level.bandwidth.0);
-                (rate, machine.level_index(one, other))
-            }
-            _ => (0.0, 0),
-        };
-        let (first, last) = (run.first, run.first + run.count - 1);
-        let slowest = |links: &mut dyn Iterator<Item = (f64, usize)>| {
-            links.fold((0.0, 0), |most, link| if link.0 > most.0 { link } else { most })
-        };
+    fn transfer(&self, start: usize, end: usize, place: &Place) -> f64 {
+        let states = self.states;
         let is_first = start == 0;
         let is_last = end + 1 == states.len();
         let (f_in, g_in) =
@@ -272,87 +349,73 @@ impl<'a> Scorer<'a> {
         let (f_out, g_out) =
             if is_last { (0.0, 0.0) } else { (states.crossing[end], states.crossing_back[end]) };
         // Beside compute, the fullest direction of a port counts; in a device's own time, all that it sends.
-        let port = |(before, inner): (f64, usize), (after, outer): (f64, usize)| {
+        let port = |((before, inner), (after, outer)): (Wire, Wire)| {
             let sum = |a: f64, b: f64| if inner == outer { a + b } else { a.max(b) };
-            match machine.overlaps {
+            match self.problem.machine.overlaps {
                 true => sum(f_out * after, g_in * before).max(sum(f_in * before, g_out * after)),
                 false => f_out * after + g_in * before,
             }
         };
-        let seconds = match self.rules.neighbours {
-            Neighbours::Adjacent => {
-                port(link(first.checked_sub(1), Some(first)), link(Some(last), Some(last + 1)))
-            }
-            Neighbours::Wide => port(
-                slowest(&mut run.devices().map(|device| link(first.checked_sub(1), Some(device)))),
-                slowest(&mut (1..=run.count).map(|step| link(Some(last), Some(last + step)))),
-            ),
-            Neighbours::Fastest => {
-                let fastest = machine.least_seconds_per_byte();
-                // On several levels, two neighbours may be joined by ports of their own.
-                let other = usize::from(machine.levels.len() > 1);
-                port((fastest, 0), (fastest, other))
-            }
-            Neighbours::Paired => {
-                let step = run.step();
-                let of = |device: usize| {
-                    port(
-                        link(device.checked_sub(step), Some(device)),
-                        link(Some(device), Some(device + step)),
-                    )
-                };
-                run.devices().map(of).fold(0.0, f64::max)
-            }
-        };
-        seconds / run.count as f64
+        place.wires.iter().map(|wires| port(*wires)).fold(0.0, f64::max) / place.run.count as f64
     }
 
     /// Seconds for each micro-batch, infinite where the stage does not fit; anything that is no less where they are not below
     /// `bound`: what must be thrown away is not looked for then.
-    pub(crate) fn seconds_below(&self, start: usize, end: usize, run: Run, behind: usize, bound: f64) -> f64 {
+    pub(crate) fn seconds_below(
+        &self,
+        start: usize,
+        end: usize,
+        place: &Place,
+        behind: usize,
+        bound: f64,
+    ) -> f64 {
         let with = |again: f64| {
-            let (compute, sync, transfer) = self.parts(start, end, run, again);
+            let (compute, sync, transfer) = self.parts(start, end, place, again);
             total(self.problem.machine.overlaps, compute, sync, transfer)
         };
         let least = with(0.0);
         if least >= bound {
             return least;
         }
-        match self.again(start, end, run, behind) {
+        match self.again(start, end, place, behind) {
             None => f64::INFINITY,
             Some((_, 0.0)) => least,
             Some((_, again)) => with(again),
         }
     }
 
-    pub(crate) fn speed(&self, run: Run) -> f64 {
-        run.devices().map(|device| self.problem.machine.devices[device].speed).fold(f64::INFINITY, f64::min)
-    }
-
-    fn parts(&self, start: usize, end: usize, run: Run, again: f64) -> (f64, f64, f64) {
-        let replicas = run.count as f64;
+    fn parts(&self, start: usize, end: usize, place: &Place, again: f64) -> (f64, f64, f64) {
+        let replicas = place.run.count as f64;
         let work = self.states.work[end] - self.states.work[start];
         let (sync, update) = match self.rules.is_asynchronous {
-            true => (self.all_reduce(start, end, run) / replicas, self.update(start, end, run)),
+            true => {
+                let every = place.run.count.max(self.period) as f64;
+                let touched = self.parameters(start, end) * self.problem.training.touched();
+                let sharers = if self.shares_updates { replicas } else { 1.0 };
+                let update = touched / place.memory_bandwidth / sharers * (replicas / every);
+                (self.all_reduce(start, end, place) / every, update)
+            }
             false => (0.0, 0.0),
         };
-        let compute = (work / self.speed(run) + again + update) / replicas;
+        let compute = (work / place.speed + again + update) / replicas;
         let compute = if self.waits_for_sums { compute + sync } else { compute };
-        (compute, sync, self.transfer(start, end, run))
+        (compute, sync, self.transfer(start, end, place))
     }
 
     /// Scores a stage; `None` where it does not fit.
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<StageScore> {
+        let place = self.place(run);
         let in_flight = self.rules.in_flight.count(run.count, behind);
-        let (fixed, limit) = self.fixed(start, end, run, in_flight);
+        let fixed = self.fixed(start, end, run, in_flight);
         let cut = Cut { start, end, run, behind };
-        let again = self.picked(&cut, (fixed, limit))?;
-        Some(self.scored(&cut, again, limit))
+        let again = self.picked(&cut, (fixed, place.limit))?;
+        Some(self.scored(&cut, again, place.limit))
     }
 
     /// Makes the score of a stage of which it is known what is computed again.
     pub(crate) fn scored(&self, cut: &Cut, again: Again, limit: f64) -> StageScore {
-        let (compute, sync, transfer) = self.parts(cut.start, cut.end, cut.run, again.seconds);
+        let place = self.place(cut.run);
+        let (compute, sync, transfer) = self.parts(cut.start, cut.end, &place, again.seconds);
         let mut score = StageScore {
             seconds: 0.0,
             compute,

@@ -164,6 +164,15 @@ pub enum PlanError {
     },
 }
 
+/// What plans are searched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// The fastest, and what none beats.
+    Best,
+    /// Any that fits: whether there is one.
+    Any,
+}
+
 /// The most ideals that are planned over; wider graphs are put in line.
 pub(crate) const IDEALS: usize = 3000;
 
@@ -173,15 +182,17 @@ pub(crate) const IDEALS: usize = 3000;
 /// When the problem makes no sense or nothing fits.
 pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     problem.validate()?;
-    solve(problem, strategy).map_err(|error| match error {
-        PlanError::Memory { .. } => nearest(problem, error, |roomier| solve(roomier, strategy).ok()),
+    solve(problem, strategy, Goal::Best).map_err(|error| match error {
+        PlanError::Memory { .. } => {
+            nearest(problem, error, |roomier| solve(roomier, strategy, Goal::Any).ok())
+        }
         other => other,
     })
 }
 
 /// Tells whether a strategy has a plan that fits, without looking for what is nearest to one.
 pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
-    problem.validate().is_ok() && solve(problem, strategy).is_ok()
+    problem.validate().is_ok() && solve(problem, strategy, Goal::Any).is_ok()
 }
 
 /// A plan and the seconds for each micro-batch that none beats with the devices in their order; or why there is none, and what
@@ -189,18 +200,21 @@ pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
 pub(crate) type InOrder = Result<(Solution, f64), (PlanError, f64)>;
 
 /// Finds the best plan of one strategy, trying several orders of devices that differ.
-fn solve(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
+fn solve(problem: &Problem, strategy: Strategy, goal: Goal) -> Result<Solution, PlanError> {
     let (orders, is_all) = other_orders(&problem.machine);
-    let (mut best, mut least) = match solve_in_order(problem, strategy) {
+    let (mut best, mut least) = match solve_in_order(problem, strategy, goal) {
         Ok((solution, least)) => (Ok(solution), least),
         Err((error, least)) => (Err(error), least),
     };
     let mut bound = best.as_ref().map_or(0.0, |best| best.lower_bound / each(best));
     for order in orders {
+        if goal == Goal::Any && best.is_ok() {
+            break;
+        }
         let mut ordered = problem.clone();
         ordered.machine.devices =
             order.iter().map(|&device| problem.machine.devices[device].clone()).collect();
-        match solve_in_order(&ordered, strategy) {
+        match solve_in_order(&ordered, strategy, goal) {
             Ok((mut found, own)) => {
                 least = least.min(own);
                 // What bounds plans whatever the order bounds those of all orders.
@@ -290,39 +304,39 @@ fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
 }
 
 /// Finds the best plan of one strategy with the devices as they stand.
-fn solve_in_order(problem: &Problem, strategy: Strategy) -> InOrder {
+fn solve_in_order(problem: &Problem, strategy: Strategy, goal: Goal) -> InOrder {
     let blocks = problem.blocks.len();
     if let Some(stages) =
         problem.training.stages.map(|stages| stages as usize).filter(|&stages| stages > blocks)
     {
         return Err((PlanError::TooManyStages { stages, blocks }, f64::INFINITY));
     }
-    let (mut found, least) = attempt(problem, strategy)?;
+    let (mut found, least) = attempt(problem, strategy, goal)?;
     let bound = found.lower_bound;
     // Memory by formula is above the simulator's but for rare orders of arrival: leave room for those.
     let mut room = 1.0;
     for _ in 0..5 {
         let Some(share) = excess(problem, &found) else { return Ok((found, least)) };
         room /= share.max(1.01);
-        found = attempt(&with_memory(problem, room), strategy)?.0;
+        found = attempt(&with_memory(problem, room), strategy, goal)?.0;
         found.lower_bound = bound.min(found.seconds());
         found.stages.iter_mut().for_each(|stage| stage.score.limit /= room);
     }
     Err((shortage(problem), least))
 }
 
-fn attempt(problem: &Problem, strategy: Strategy) -> InOrder {
+fn attempt(problem: &Problem, strategy: Strategy, goal: Goal) -> InOrder {
     match strategy {
         Strategy::PipeDream if problem.training.stages.is_some() => {
             let reason = "it chooses the number of stages itself".to_string();
             Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
         }
-        Strategy::PipeDream => pipedream(problem),
-        Strategy::OneForwardOneBackward => {
-            let (mut best, least) = synchronous(problem, strategy)?;
+        Strategy::PipeDream => pipedream(problem, goal),
+        Strategy::OneForwardOneBackward if goal == Goal::Best => {
+            let (mut best, least) = synchronous(problem, strategy, goal)?;
             // Solvers go by formulas, the simulator has the last word: never worse than cuts by a rule.
             for rule in STRATEGIES.into_iter().filter(|rule| rule.is_rule()) {
-                let Ok((other, _)) = synchronous(problem, rule) else { continue };
+                let Ok((other, _)) = synchronous(problem, rule, goal) else { continue };
                 if other.seconds_each() < best.seconds_each() * (1.0 - 1e-9) {
                     let bound = best.lower_bound / each(&best);
                     let lower_bound = (bound * each(&other)).min(other.seconds());
@@ -332,7 +346,7 @@ fn attempt(problem: &Problem, strategy: Strategy) -> InOrder {
             let least = least.min(best.seconds_each());
             Ok((best, least))
         }
-        _ => synchronous(problem, strategy),
+        _ => synchronous(problem, strategy, goal),
     }
 }
 
@@ -400,7 +414,7 @@ pub fn plan_auto(
         _ => true,
     };
     for strategy in STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate() && serves(strategy)) {
-        match solve(problem, strategy) {
+        match solve(problem, strategy, Goal::Best) {
             Ok(solution) => found.push(solution),
             Err(error) => failed.push((strategy, error)),
         }
@@ -411,7 +425,7 @@ pub fn plan_auto(
         // Sharing the model out needs least: of each kind, the plan that fits first.
         let make = |roomier: &Problem| {
             let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
-            kinds.into_iter().find_map(|strategy| solve(roomier, strategy).ok())
+            kinds.into_iter().find_map(|strategy| solve(roomier, strategy, Goal::Any).ok())
         };
         return Err(nearest(problem, error, make));
     }

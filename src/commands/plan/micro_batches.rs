@@ -68,7 +68,14 @@ pub fn solve(asking: &Plan, problem: &mut Problem, strategy: Option<Strategy>) -
         problem.training.micro_batches = MicroBatches::About((factor * n_devices) as u32);
         match once(problem) {
             Ok(solved) => found.push(solved),
-            Err(other) => error = Some(other),
+            Err(other) => {
+                let is_full = matches!(other, PlanError::Memory { .. });
+                error = Some(other);
+                // More of them need no less memory.
+                if is_full {
+                    break;
+                }
+            }
         }
     }
     let tried: Vec<MicroBatchesTried> = found

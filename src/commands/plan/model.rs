@@ -338,11 +338,15 @@ fn smaller_changes(problem: &Problem) -> Vec<String> {
     let mut changes = Vec::new();
     let with_devices = |count: usize| Problem { machine: problem.machine.grown(count), ..problem.clone() };
     if !problem.machine.levels.is_empty() {
-        changes.extend(
-            (n_devices + 1..=4 * n_devices.max(2))
-                .find(|&count| fits(&with_devices(count)))
-                .map(|count| format!("{count} devices instead of {n_devices}")),
-        );
+        // What fits fits more devices as well: halve what lies between.
+        let (mut few, mut enough) = (n_devices, 4 * n_devices.max(2));
+        if fits(&with_devices(enough)) {
+            while enough - few > 1 {
+                let middle = (few + enough) / 2;
+                if fits(&with_devices(middle)) { enough = middle } else { few = middle }
+            }
+            changes.push(format!("{enough} devices instead of {n_devices}"));
+        }
     }
     let mut option = |is_open: bool, words: &str, change: fn(&mut Training)| {
         let mut changed = problem.clone();
