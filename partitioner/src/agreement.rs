@@ -1,9 +1,10 @@
 //! What is planned is what is simulated: tests over random models and machines, every strategy.
 
+use schema::{Execution, Plan, ShardingLevel};
 use simulator::{Sends, from_plan, simulate};
 
 use crate::{
-    Objective, Problem, STRATEGIES, Solution, check_plan,
+    Objective, Problem, STRATEGIES, Solution, Strategy, check_plan,
     dice::{Dice, cases, problem},
     plan_auto,
     plan_file::to_plan,
@@ -95,6 +96,61 @@ fn a_plan_checked_is_the_plan_that_was_made() {
         n_checked += 1;
     });
     assert!(n_checked > 80, "{n_checked}");
+}
+
+/// Plans that somebody edits: weight versions and gradient sync count as they do in the simulator.
+#[test]
+fn edited_plans_are_scored_as_they_are_simulated() {
+    let mut dice = Dice(12);
+    let (mut n_checked, mut fewer, mut more, mut sharded) = (0, 0, 0, 0);
+    for case in 0..cases(60) {
+        let (n_blocks, n_devices) = (1 + dice.below(7) as usize, 2 + dice.below(4) as usize);
+        let (is_chain, is_uniform) = (dice.flip(), dice.flip());
+        let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
+        problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = 1 << 30);
+        let Ok(solution) = plan_with(&problem, Strategy::PipeDream) else { continue };
+        let model = schema::ModelReference { name: String::new(), digest: String::new() };
+        let made = to_plan(&problem, &solution, &cluster(&problem.machine), model, "");
+        let mut check = |schedule: &str, execution: Execution| {
+            let plan = Plan { schedule: schedule.to_string(), execution: Some(execution), ..made.clone() };
+            let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
+            let step = from_plan(&plan, &simulator::PlanOptions { sends, ..Default::default() }).ok()?;
+            let timeline = simulate(&step.workload, &step.order, &step.machine).unwrap();
+            let checked = check_plan(&problem, &plan).unwrap();
+            let name = format!("case {case}, {schedule}, {execution:?}");
+            let theirs = step.period().unwrap() as f64 * 1e-9 / f64::from(plan.micro_batches);
+            let ours = checked.seconds();
+            assert!((ours - theirs).abs() <= 0.01 * theirs, "{name}: checked {ours}, simulated {theirs}");
+            for (stage, planned) in checked.stages.iter().zip(&plan.stages) {
+                let device = plan.cluster.devices.iter().position(|device| device.name == planned.devices[0]);
+                let peak = timeline.memory[device.unwrap()].peak;
+                assert!(stage.score.memory >= peak as f64, "{name}: {} {peak}", stage.score.memory);
+                assert!(stage.score.seconds <= theirs * (1.0 + 1e-6), "{name}: {:?} {theirs}", stage.score);
+            }
+            n_checked += 1;
+            let versions = step.kept.iter().map(|kept| kept.versions).collect::<Vec<u32>>();
+            Some((versions, checked.stages.iter().map(|stage| stage.score.memory).collect::<Vec<f64>>()))
+        };
+        let plain = Execution::default();
+        let Some((stashed, memory)) = check("pipedream", plain) else { continue };
+        let vertical = Execution { vertical_sync: Some(true), ..plain };
+        let others = [check("pipedream", vertical), check("pipedream-2bw", plain)];
+        for (versions, other) in others.into_iter().flatten() {
+            for (index, stage) in made.stages.iter().enumerate() {
+                // Nothing but the versions differs.
+                let count = f64::from(versions[index]) - f64::from(stashed[index]);
+                let bytes = count * stage.cost.parameters.0 as f64;
+                assert!((other[index] - memory[index] - bytes).abs() < 1.0, "case {case}, stage {index}");
+                fewer += usize::from(bytes < 0.0);
+                more += usize::from(bytes > 0.0);
+            }
+        }
+        let zero = Execution { sharding: Some(ShardingLevel::Zero1), ..plain };
+        if let Some((_, other)) = check("pipedream", zero) {
+            sharded += other.iter().zip(&memory).filter(|(other, own)| *other < &(0.9 * *own)).count();
+        }
+    }
+    assert!(n_checked > 100 && fewer > 5 && more > 5 && sharded > 5, "{n_checked} {fewer} {more} {sharded}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use schema::Bytes;
+use schema::{Bytes, Execution};
 use simulator::{
     Cost,
     order::{Schedule, make_for_costs},
@@ -210,7 +210,7 @@ impl GridSolver<'_> {
                 schedule: grid.schedule.name(),
                 micro_batches: (each * grid.replicas) as u32,
                 stages,
-                offload: None,
+                execution: Execution::default(),
                 objective: Objective::Step(time.seconds),
                 lower_bound,
                 bubble: Some(time.bubble),

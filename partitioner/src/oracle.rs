@@ -3,7 +3,7 @@
 //! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
 //! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
 
-use schema::{Bytes, BytesPerSecond, OffloadMode, Seconds};
+use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, Seconds};
 use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
@@ -216,8 +216,9 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                             offload: of(part, 2),
                         });
                         let placed: Vec<Placed> = placed.collect();
+                        let execution = Execution { offload: Some(mode), ..Execution::default() };
                         let scored =
-                            score_placed(problem, &placed, n_ranks, form.schedule, micro_batches, mode);
+                            score_placed(problem, &placed, n_ranks, form.schedule, micro_batches, execution);
                         match scored {
                             Ok(scored) => {
                                 fitting.push(choice);

@@ -4,6 +4,7 @@
 //! all-reduce as NCCL runs it, transfers both ways, the first stage checked, weight versions in memory. Exact over all ideals, or by
 //! walking a chain; wider graphs are put in line and bettered block by block, with the shared work as the bound.
 
+use schema::Execution;
 use simulator::order::Schedule;
 
 use crate::{
@@ -41,7 +42,7 @@ pub(crate) fn pipedream(problem: &Problem, goal: Goal) -> InOrder {
         micro_batches: problem.training.micro_batches.wanted(&problem.machine),
         objective: Objective::Period(slowest(&stages)),
         stages,
-        offload: None,
+        execution: Execution::default(),
         lower_bound: f64::INFINITY,
         bubble: None,
         order: Vec::new(),

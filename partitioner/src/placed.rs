@@ -1,8 +1,8 @@
 //! Scores stages that somebody placed by hand, by the objective that planning uses.
 
-use schema::OffloadMode;
+use schema::{Execution, OffloadMode, ShardingLevel};
 use simulator::{
-    Cost,
+    Cost, Updates, kept,
     order::{Schedule, Shape, make_for_costs},
 };
 
@@ -11,7 +11,7 @@ use crate::{
     grid::{in_flight_of, stage_times},
     handover::settle_transfers,
     pipeline::Cut,
-    simulated::{excess, peaks, settle},
+    simulated::{excess, peaks, settle, taken},
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
@@ -40,9 +40,13 @@ pub(crate) fn score_placed(
     n_ranks: usize,
     schedule: Schedule,
     micro_batches: u32,
-    offload: OffloadMode,
+    execution: Execution,
 ) -> Result<Solution, PlanError> {
     problem.validate()?;
+    let offload = execution.offload.unwrap_or(OffloadMode::Both);
+    let execution = Execution { offload: Some(offload), ..execution };
+    // What else a plan wants is the simulator's to count.
+    let is_plain = Execution { vertical_sync: None, offload: None, ..execution } == Execution::default();
     // Put the devices in the order of the stages: runs are then side by side.
     let mut ordered = problem.clone();
     let chunks = placed.len() / n_ranks;
@@ -74,6 +78,20 @@ pub(crate) fn score_placed(
             first += pair[0].devices.len();
             scorer.before.insert(first, pair[0].devices.len());
         }
+        scorer.shares_updates = execution.sharding.is_some_and(|level| level != ShardingLevel::None);
+        let replicas: Vec<u32> = placed.iter().map(|stage| stage.devices.len() as u32).collect();
+        let vertical = execution.vertical_sync.unwrap_or(false).then(|| schedule.vertical_sync().ok());
+        let updates = vertical.flatten().or_else(|| schedule.updates(micro_batches));
+        if let Some(Updates::DoubleBuffered { period }) = updates {
+            scorer.period = period as usize;
+        }
+        let mut first = 0;
+        for (kept, replicas) in
+            updates.map_or_else(Vec::new, |updates| kept(&replicas, updates)).iter().zip(&replicas)
+        {
+            scorer.versions.insert(first, kept.versions);
+            first += *replicas as usize;
+        }
     }
     let (mut start, mut first) = (0, 0);
     let mut cuts = Vec::with_capacity(placed.len());
@@ -94,7 +112,7 @@ pub(crate) fn score_placed(
     };
     let mut stages = scored(&scorer);
     let name = |stage: &SolutionStage| ordered.machine.devices[stage.run.first].name.clone();
-    if offload == OffloadMode::Both {
+    if offload == OffloadMode::Both && is_plain {
         // A plan fits as planning counts, with copies that wait for each other, and as the simulator counts.
         fits(problem, &mut stages.clone(), n_ranks, name)?;
         // Copies beside compute are on their way in several buffers.
@@ -128,7 +146,7 @@ pub(crate) fn score_placed(
         schedule: schedule.name(),
         micro_batches,
         stages,
-        offload: Some(offload),
+        execution,
         objective,
         lower_bound: 0.0,
         bubble,
@@ -139,8 +157,10 @@ pub(crate) fn score_placed(
     let n_first: usize = placed[..n_ranks].iter().map(|stage| stage.devices.len()).sum();
     let mut turned = solution.clone();
     turned.stages.iter_mut().for_each(|stage| stage.run.first %= n_first);
-    if offload == OffloadMode::Both
-        && turned.offloads()
+    if let Some(Err(error)) = taken(&ordered, &turned).filter(|_| !is_plain) {
+        return Err(PlanError::Schedule { strategy: schedule.name(), reason: error.to_string() });
+    }
+    if (offload == OffloadMode::Both && turned.offloads() || !is_plain)
         && let Some(peaks) = peaks(&ordered, &turned)
     {
         solution.stages.iter_mut().zip(peaks).for_each(|(stage, peak)| stage.score.memory = peak);

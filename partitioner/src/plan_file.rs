@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use schema::{
-    Bytes, Cluster, DeviceMemory, Execution, LayerCost, ModelReference, OffloadMode, PLAN_VERSION, Plan,
-    PlanStage, PlanTie, Predicted, Seconds, StageCost, Transfer,
+    Bytes, Cluster, DeviceMemory, Execution, LayerCost, ModelReference, PLAN_VERSION, Plan, PlanStage,
+    PlanTie, Predicted, Seconds, StageCost, Transfer,
 };
 use simulator::order::Schedule;
 
@@ -84,6 +84,12 @@ pub enum CheckError {
         /// The block.
         block: String,
     },
+    /// A stage whose layers are cut across devices, which no cost of a block tells.
+    #[error("stage {stage} is tensor parallel; costs of blocks do not tell what that takes")]
+    TensorParallel {
+        /// The stage.
+        stage: usize,
+    },
     /// Stages that share devices in a way no schedule of ours runs.
     #[error("stage {stage}: its devices are shared with other stages in part, or with stages out of turn")]
     Sharing {
@@ -152,6 +158,8 @@ pub fn to_plan(
         peak: Bytes(peak as u64),
         limit: device.memory,
     });
+    let offload = solution.execution.offload.filter(|_| solution.offloads());
+    let execution = Execution { offload, ..solution.execution };
     let (step, period) = match solution.objective {
         Objective::Step(seconds) => (Some(Seconds(seconds)), None),
         Objective::Period(seconds) => (None, Some(Seconds(seconds))),
@@ -168,9 +176,7 @@ pub fn to_plan(
         stages: stages.collect(),
         transfers: transfers.collect(),
         ties: ties.collect(),
-        execution: solution
-            .offloads()
-            .then(|| Execution { offload: solution.offload, ..Execution::default() }),
+        execution: (execution != Execution::default()).then_some(execution),
         predicted: Predicted {
             step,
             period,
@@ -267,7 +273,7 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
 
 /// Scores a plan as it stands in a file, by the objective that planning uses.
 ///
-/// Blocks, devices, and what is computed again or offloaded are taken as the file has them.
+/// Blocks, devices, what is computed again or offloaded, and how the plan is carried out are taken as the file has them.
 ///
 /// # Errors
 /// When blocks or devices do not go with the problem, a stage needs a later one, or a stage does not fit.
@@ -287,6 +293,9 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         if stage.blocks.is_empty() || stage.devices.is_empty() {
             let what = if stage.blocks.is_empty() { "blocks" } else { "devices" };
             return Err(CheckError::Empty { stage: index, what });
+        }
+        if stage.tensor_parallel.is_some() {
+            return Err(CheckError::TensorParallel { stage: index });
         }
         let mut own = Vec::with_capacity(stage.blocks.len());
         for block in &stage.blocks {
@@ -352,8 +361,8 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
     }
     let schedule =
         Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
-    let offload = plan.execution.and_then(|execution| execution.offload).unwrap_or(OffloadMode::Both);
-    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, offload)?;
+    let execution = plan.execution.unwrap_or_default();
+    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, execution)?;
     for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
         stage.run = run_of(&placed.devices);
     }

@@ -18,9 +18,9 @@ const DEVICES: usize = 256;
 ///
 /// Offloaded activations travel while the device waits, or beside compute where that is faster and their buffers fit.
 pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
-    let is_open = solution.offloads() && solution.offload.is_none();
+    let is_open = solution.offloads() && solution.execution.offload.is_none();
     if is_open {
-        solution.offload = Some(OffloadMode::Pinned);
+        solution.execution.offload = Some(OffloadMode::Pinned);
     }
     let Some(mut time) = simulated(problem, &solution) else { return solution };
     if is_open
@@ -61,7 +61,7 @@ fn take_time(solution: &mut Solution, (seconds, bubble): (f64, f64)) {
 /// The same plan with copies on streams of their own; `None` where a device runs out of memory.
 fn copies_beside(problem: &Problem, solution: &Solution) -> Option<(Solution, (f64, f64))> {
     let mut beside = solution.clone();
-    beside.offload = Some(OffloadMode::Both);
+    beside.execution.offload = Some(OffloadMode::Both);
     let devices = &problem.machine.devices;
     for stage in &mut beside.stages {
         let bytes = stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0 as f64);
@@ -134,6 +134,14 @@ fn may_exceed(problem: &Problem, solution: &Solution) -> bool {
 
 /// A solution as the simulator takes it; `None` where it is too large or has stages without work.
 pub(crate) fn planned(problem: &Problem, solution: &Solution) -> Option<PlannedStep> {
+    taken(problem, solution)?.ok()
+}
+
+/// The same, or why the simulator does not take it; `None` where it is too large to ask.
+pub(crate) fn taken(
+    problem: &Problem,
+    solution: &Solution,
+) -> Option<Result<PlannedStep, simulator::PlanError>> {
     let n_devices: usize = solution.stages.iter().map(|stage| stage.run.count).sum();
     if solution.stages.len() * solution.micro_batches as usize * 2 > OPERATIONS || n_devices > DEVICES {
         return None;
@@ -141,7 +149,7 @@ pub(crate) fn planned(problem: &Problem, solution: &Solution) -> Option<PlannedS
     let model = ModelReference { name: String::new(), digest: String::new() };
     let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
     let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
-    from_plan(&plan, &PlanOptions { sends, ..PlanOptions::default() }).ok()
+    Some(from_plan(&plan, &PlanOptions { sends, ..PlanOptions::default() }))
 }
 
 /// Seconds of the objective, and the share of device time that is idle.

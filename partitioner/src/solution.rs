@@ -1,6 +1,6 @@
 //! The answer: stages with their costs, and how good it can be at best.
 
-use schema::OffloadMode;
+use schema::Execution;
 
 use crate::stage::{Run, StageScore};
 
@@ -15,8 +15,9 @@ pub struct Solution {
     pub micro_batches: u32,
     /// Stages in the order of the model.
     pub stages: Vec<SolutionStage>,
-    /// How offloaded activations travel, where there are any.
-    pub offload: Option<OffloadMode>,
+    /// How it is carried out beyond its stages: how offloaded activations travel, where there are any, and what a given plan
+    /// wants otherwise than planning does it.
+    pub execution: Execution,
     /// What is made small.
     pub objective: Objective,
     /// No plan of this family has a smaller objective.
