@@ -208,3 +208,32 @@ fn a_norm_over_batches_lays_its_result_out_in_order() {
         504,
     );
 }
+
+#[test]
+fn attention_that_no_kernel_takes_is_kept_by_parts() {
+    let attend = |query: &str| {
+        format!(
+            "%t : Tensor = aten::transpose(%q, %2, %3)
+             %out : Tensor = aten::scaled_dot_product_attention({query}, %k, %v, %none, %zero, %no, %none, %no)"
+        )
+    };
+    // The numbers of a head lie apart.
+    check(&["q 1,2,4,5", "k 1,2,3,4", "v 1,2,3,4"], &attend("%t"), 472);
+    check(&["q 1,2,5,4", "k 1,2,3,4", "v 1,2,3,4"], &attend("%q"), 552);
+    let grouped = attend("%t").replace("%none, %no)", "%none, %yes)");
+    let grouped = format!("%yes : bool = prim::Constant[value=1]()\n{grouped}");
+    check(&["q 1,4,4,5", "k 1,2,3,4", "v 1,2,3,4"], &grouped, 944);
+    // One head of keys for all queries: spread as a view for a batch of one, else as copies.
+    check(&["q 1,2,5,4", "k 1,1,3,4", "v 1,1,3,4"], &attend("%q"), 376);
+    check(&["q 2,2,5,4", "k 2,1,3,4", "v 2,1,3,4"], &attend("%q"), 944);
+}
+
+#[test]
+fn solvers_keep_their_results() {
+    let solve = "%upper : bool = prim::Constant[value=0]()
+                 %left : bool = prim::Constant[value=1]()
+                 %out : Tensor = aten::linalg_solve_triangular(%a, %b, %upper, %left, %upper)";
+    check(&["a 2,3,3", "b 5,1,3,4"], solve, 552);
+    check(&["a 2,3,3"], "%out : Tensor = aten::linalg_inv(%a)", 72);
+    check(&["a 2,3,3"], "%out : Tensor = aten::linalg_cholesky(%a, %no)", 72);
+}

@@ -10,7 +10,7 @@ use tracer::DType;
 use super::{look::Look, times};
 use crate::{
     fact::{Fact, Shape, StorageId, TensorFact},
-    infer::{Call, attention_by_parts, is_dropout_idle, viewed_strides},
+    infer::{Call, attention_by_parts, is_dropout_idle, like, viewed_strides},
     model::{ModelGraph, Operator, OperatorClass, Origin},
 };
 
@@ -21,7 +21,8 @@ pub(super) struct Saved {
 
 /// Operators that keep their result.
 const RESULT: &str = " relu sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal softmax log_softmax _softmax _log_softmax \
-    softmin tan erfinv _safe_softmax special_expit special_softmax special_log_softmax polar ";
+    softmin tan erfinv _safe_softmax special_expit special_softmax special_log_softmax polar linalg_inv inverse \
+    linalg_cholesky cholesky ";
 /// In-place forms that keep their result, where the plain form keeps its operand.
 const RESULT_IN_PLACE: &str = " leaky_relu elu selu celu rrelu ";
 /// Operators that keep their first operand.
@@ -105,25 +106,18 @@ impl Keep<'_> {
         self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
     }
 
-    /// Keeps an operand of a batched product. It is first expanded to `batch`, then its leading dimensions become one;
-    /// where strides do not allow that as a view, a copy is made and kept.
+    /// Keeps an operand of a batched product, or the copy of it that is made.
     fn matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
-        let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else {
-            return self.tensor(tensor);
-        };
-        let n_inner = sizes.len().min(2);
-        let inner = &sizes[sizes.len() - n_inner..];
-        let expanded: SmallVec<[u64; 8]> = batch.iter().chain(inner).copied().collect();
-        let extra = expanded.len() - sizes.len();
-        let spread: SmallVec<[u64; 8]> = (0..expanded.len())
-            .map(|at| match at.checked_sub(extra) {
-                Some(own) if sizes[own] == expanded[at] => strides[own],
-                _ => 0,
-            })
-            .collect();
-        let together = times(batch.iter().copied());
-        let shape: Shape = std::iter::once(together).chain(inner.iter().copied()).map(Some).collect();
-        self.reshaped(tensor, &expanded, &spread, &shape);
+        match spread_copy(tensor, batch) {
+            Some(bytes) => self.fresh(bytes),
+            None => self.tensor(tensor),
+        }
+    }
+
+    /// Keeps an operand of a batched product that was made just before, or the copy of it.
+    fn fresh_matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
+        let bytes = spread_copy(tensor, batch);
+        self.fresh(bytes.unwrap_or(tensor.bytes()));
     }
 
     /// Keeps an operand of a folded product: all but its last dimension become one.
@@ -139,10 +133,7 @@ impl Keep<'_> {
     fn reshaped(&mut self, tensor: &TensorFact, sizes: &[u64], strides: &[u64], shape: &Shape) {
         match viewed_strides(sizes, strides, shape) {
             Some(_) => self.tensor(tensor),
-            None => {
-                let elements = times(sizes.iter().copied());
-                self.fresh(tensor.dtype.map(|dtype| elements.saturating_mul(dtype.bytes())));
-            }
+            None => self.fresh(copy_bytes(tensor, sizes)),
         }
     }
 
@@ -155,6 +146,32 @@ impl Keep<'_> {
             self.tensor(b);
         }
     }
+}
+
+/// Returns the bytes of the copy that is made of an operand of a batched product. It is first expanded to `batch`, then
+/// its leading dimensions become one; most strides allow that as a view.
+fn spread_copy(tensor: &TensorFact, batch: &[u64]) -> Option<Option<u64>> {
+    let (sizes, strides) = (tensor.sizes()?, tensor.strides.as_ref()?);
+    let n_inner = sizes.len().min(2);
+    let inner = &sizes[sizes.len() - n_inner..];
+    let expanded: SmallVec<[u64; 8]> = batch.iter().chain(inner).copied().collect();
+    let extra = expanded.len() - sizes.len();
+    let spread: SmallVec<[u64; 8]> = (0..expanded.len())
+        .map(|at| match at.checked_sub(extra) {
+            Some(own) if sizes[own] == expanded[at] => strides[own],
+            _ => 0,
+        })
+        .collect();
+    let together = times(batch.iter().copied());
+    let shape: Shape = std::iter::once(together).chain(inner.iter().copied()).map(Some).collect();
+    match viewed_strides(&expanded, &spread, &shape) {
+        Some(_) => None,
+        None => Some(copy_bytes(tensor, &expanded)),
+    }
+}
+
+fn copy_bytes(tensor: &TensorFact, sizes: &[u64]) -> Option<u64> {
+    tensor.dtype.map(|dtype| times(sizes.iter().copied()).saturating_mul(dtype.bytes()))
 }
 
 fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
@@ -221,6 +238,10 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 true => keep.tensor(a),
                 false => {}
             }
+        }
+        ("linalg_solve_triangular", Some(a), _) => {
+            keep.tensor(a);
+            keep_result(keep);
         }
         ("max" | "min", Some(a), Some(b)) => {
             keep.tensor(a);
@@ -350,7 +371,7 @@ fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Ca
             keep.tensor(weight);
         }
         OperatorClass::Attention if attention_by_parts(call) => {
-            attention(keep, call);
+            keep.is_all &= attention(keep, call).is_some();
         }
         OperatorClass::Attention => {
             for name in ["query", "key", "value"] {
@@ -394,16 +415,22 @@ fn attention(keep: &mut Keep<'_>, call: &Call<'_>) -> Option<()> {
     let outer = |sizes: &[u64]| -> Shape {
         sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
     };
-    let batch = crate::infer::broadcast(&[&outer(&q), &outer(&k), &outer(&v)]).ok()?;
-    let batch: Vec<u64> = batch.iter().map(|size| size.unwrap_or(1)).collect();
-    let bytes = |rows: u64, columns: u64| {
-        let elements = times(batch.iter().chain([&rows, &columns]).copied());
-        query.dtype.map(|dtype| elements.saturating_mul(dtype.bytes()))
+    let ([.., rows, _], [.., columns, width]) = (q.as_slice(), k.as_slice()) else { return None };
+    let all = |batch: &[u64], inner: [u64; 2]| [batch, &inner].concat();
+    let Ok(batch) = crate::infer::broadcast(&[&outer(&q), &outer(&k), &outer(&v)]) else {
+        // Keys and values of several queries are first repeated for each of them.
+        let batch = &q[..q.len() - 2];
+        keep.fresh(query.bytes());
+        keep.fresh(copy_bytes(key, &all(batch, [*columns, *width])));
+        keep.fresh(copy_bytes(query, &all(batch, [*rows, *columns])));
+        keep.fresh(copy_bytes(value, &all(batch, [*columns, *v.last()?])));
+        return Some(());
     };
-    let ([.., rows, width], [.., columns, _]) = (q.as_slice(), k.as_slice()) else { return None };
-    keep.fresh(bytes(*rows, *width));
-    keep.fresh(bytes(*columns, *width));
-    keep.fresh(bytes(*rows, *columns));
+    let batch: Vec<u64> = batch.iter().map(|size| size.unwrap_or(1)).collect();
+    for scaled in [query, key] {
+        keep.fresh_matrix(&like(scaled, scaled.dtype), &batch);
+    }
+    keep.fresh(copy_bytes(query, &all(&batch, [*rows, *columns])));
     keep.matrix(value, &batch);
     Some(())
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use tracer::DType;
+
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
     elementwise::{broadcast, float_of, like},
@@ -291,7 +293,8 @@ pub fn attention(call: &Call<'_>) -> Result {
 }
 
 /// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask, spreads a
-/// head, takes other than four dimensions, or a value that is wider than the query.
+/// head, takes other than four dimensions, a value that is wider than the query, or heads whose numbers do not lie side
+/// by side.
 pub fn attention_by_parts(call: &Call<'_>) -> bool {
     let heads = |name: &str| {
         let shape = call.tensor(name).ok()?.shape.as_ref()?;
@@ -299,11 +302,16 @@ pub fn attention_by_parts(call: &Call<'_>) -> bool {
     };
     let is_spread = heads("query") != heads("key") && call.flag("enable_gqa") != Some(true);
     let width = |name: &str| call.tensor(name).ok()?.shape.as_ref()?.last().copied();
+    let is_scattered = |name: &&str| {
+        let strides = call.tensor(name).ok().and_then(|tensor| tensor.strides.as_ref());
+        strides.and_then(|strides| strides.last()).is_some_and(|stride| *stride != 1)
+    };
     let rank = call.tensor("query").ok().and_then(|query| Some(query.shape.as_ref()?.len()));
     call.tensor("attn_mask").is_ok_and(|mask| mask.requires_grad)
         || is_spread
         || rank != Some(4)
         || width("query") != width("value")
+        || ["query", "key", "value"].iter().any(is_scattered)
 }
 
 /// `_native_multi_head_attention` and `_transformer_encoder_layer_fwd`: the query's sizes.
@@ -321,6 +329,42 @@ pub fn native_attention(call: &Call<'_>) -> Result {
         _ => Fact::Unknown,
     };
     Ok(Fact::List(vec![result, weights]))
+}
+
+/// `linalg_solve_triangular`: the right side's sizes; batches broadcast.
+pub fn solved(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    let (Some(outer), Some(rows)) = (x.len().checked_sub(2), y.len().checked_sub(2)) else {
+        reject!("no matrices: {} and {}", show_shape(x), show_shape(y));
+    };
+    let batches = [Shape::from_slice(&x[..outer]), Shape::from_slice(&y[..rows])];
+    let mut sizes = broadcast(&[&batches[0], &batches[1]])?;
+    sizes.extend_from_slice(&y[rows..]);
+    Ok(by_columns(b.dtype, sizes))
+}
+
+/// `linalg_inv`, `linalg_cholesky`: the matrix's sizes.
+pub fn square(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let sizes = shape(input)?;
+    match sizes.as_slice() {
+        [.., Some(rows), Some(columns)] if rows != columns => reject!("{} is not square", show_shape(sizes)),
+        [.., _, _] => Ok(by_columns(input.dtype, sizes.clone())),
+        _ => reject!("{} is no matrix", show_shape(sizes)),
+    }
+}
+
+/// A fresh matrix as LAPACK writes it: column after column.
+fn by_columns(dtype: Option<DType>, sizes: Shape) -> Fact {
+    let (rows, columns) = (sizes.len() - 2, sizes.len() - 1);
+    let mut turned = sizes.clone();
+    turned.swap(rows, columns);
+    let mut strides = contiguous_strides(&turned);
+    if let Some(strides) = &mut strides {
+        strides.swap(rows, columns);
+    }
+    Fact::Tensor(TensorFact { strides, ..fresh(dtype, sizes) })
 }
 
 /// `_grouped_mm`: rows in groups, each with its own matrix.

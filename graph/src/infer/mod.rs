@@ -17,7 +17,7 @@ mod view;
 
 pub(crate) use call::{Call, Scope, Stop, contiguous_strides, fresh};
 pub(crate) use convolution::channels_last;
-pub(crate) use elementwise::broadcast;
+pub(crate) use elementwise::{broadcast, like};
 pub(crate) use matmul::{Einsum, attention_by_parts};
 pub(crate) use recurrent::{Factor, Recurrence, recurrence};
 pub(crate) use table::{Rule, is_sized_by_values, rule};

@@ -44,6 +44,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         elementwise::unary_float,
     ),
     ("matrix_exp linalg_matrix_exp", Other, elementwise::unary_float),
+    ("linalg_inv inverse linalg_cholesky cholesky", Other, matmul::square),
+    ("linalg_solve_triangular", Other, matmul::solved),
     ("isnan isinf isfinite isposinf isneginf isreal signbit", Elementwise, elementwise::unary_bool),
     (
         "add sub subtract rsub mul multiply remainder fmod floor_divide floordiv maximum minimum fmax fmin pow where \
