@@ -319,3 +319,23 @@ fn what_is_written_into_a_view_has_its_gradient_elsewhere() {
     let total = graph::costs(&graph).total();
     assert_eq!((total.forward_flops, total.backward_flops()), (2 * 4 * 6 * 5, 2 * 4 * 6 * 5));
 }
+
+#[test]
+fn gradients_of_solvers_are_products() {
+    let check = |body: &str, expected: u64| {
+        let graph = text(
+            "%a : Float(2, 3, 3, strides=[9, 3, 1], requires_grad=1, device=cpu), \
+             %b : Float(5, 1, 3, 4, strides=[12, 12, 4, 1], requires_grad=1, device=cpu)",
+            &format!(
+                "  %f : bool = prim::Constant[value=0]()\n  %t : bool = prim::Constant[value=1]()\n  \
+                 %r : Tensor = aten::{body}\n"
+            ),
+            "r",
+        );
+        let total = graph::costs(&graph).total();
+        assert_eq!((total.forward_flops, total.backward_flops()), (0, expected), "{body}");
+    };
+    check("linalg_solve_triangular(%a, %b, %f, %t, %f)", 720);
+    check("linalg_inv(%a)", 216);
+    check("linalg_cholesky(%a, %f)", 108);
+}

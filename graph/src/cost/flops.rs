@@ -11,15 +11,21 @@ use crate::{
     model::{Operator, OperatorClass},
 };
 
+/// Counted backward only, where the gradient of their matrix is made of products.
+const SOLVERS: [&str; 5] =
+    ["linalg_solve_triangular", "linalg_inv", "inverse", "linalg_cholesky", "cholesky"];
+
 /// Counts one operator. What has unknown sizes counts nothing and says so.
 pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
     use OperatorClass::{Attention, Convolution, Matmul, Recurrent};
-    let is_product = matches!(operator.class, Matmul | Convolution | Attention | Recurrent);
+    let is_solver = SOLVERS.contains(&call.name);
+    let is_product = is_solver || matches!(operator.class, Matmul | Convolution | Attention | Recurrent);
     let counted = match operator.class {
         Matmul => product(look, call),
         Convolution => convolution(look, operator, call),
         Attention => attention(call),
         Recurrent => recurrent(call),
+        _ if is_solver => solver(look, operator, call),
         _ => None,
     };
     let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
@@ -133,6 +139,15 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         let requires_grad = a.requires_grad || b.requires_grad;
         terms.insert(product.place, (letters, TensorFact { requires_grad, ..TensorFact::default() }));
     }
+    Some(cost)
+}
+
+fn solver(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
+    let (matrix, result) = (call.at(0).tensor()?, look.result(operator)?.sizes()?);
+    let n_products = if call.name.contains("inv") { 2 } else { 1 };
+    let mut cost = OperatorCost::default();
+    let one = times([2, *matrix.sizes()?.last()?, times(result)]);
+    add_backward(look, &mut cost, matrix, times([n_products, one]));
     Some(cost)
 }
 
