@@ -306,10 +306,15 @@ pub struct CriticalStep {
 /// What a faster part would save.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Saving {
-    /// `device gpu0` or `link gpu0 → gpu1`.
+    /// `device gpu0`, `link gpu0 → gpu1` or `all devices`.
     pub what: String,
     /// Seconds of the step.
     pub seconds: Seconds,
+}
+
+impl Saving {
+    /// All devices at once: where they wait for each other, one alone saves nothing.
+    pub const ALL_DEVICES: &str = "all devices";
 }
 
 /// A device that runs out of memory.

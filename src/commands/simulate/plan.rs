@@ -58,6 +58,7 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
         Part::Link(from, to) => format!("link {} — {}", device_name(from), device_name(to)),
         Part::Level(level) => format!("all links of {}", plan.cluster.levels[level].name),
         Part::Host(device) => format!("host link of {}", device_name(device)),
+        Part::Devices => Saving::ALL_DEVICES.to_string(),
     };
     let answer = SimulatedPlan {
         schema_version: TIMELINE_VERSION,

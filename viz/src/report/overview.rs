@@ -1,12 +1,15 @@
 //! The cards at the top: the answer in one look.
 
-use schema::{Bytes, Flops, Plan, Seconds, SimulatedPlan};
+use schema::{Bytes, Flops, Plan, Saving, Seconds, SimulatedPlan};
 
 use super::{
     Planned, Report,
     figures::{card, few, percent, plural},
 };
 use crate::from_graph::count;
+
+/// The least share of a step that one part of the machine must save to be named by itself.
+const WORTH_NAMING: f64 = 0.01;
 
 /// A gap that only rounding makes.
 const PROVEN: f64 = 1e-9;
@@ -99,15 +102,14 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
             );
         }
     }
-    if let Some(saving) = simulated.savings.iter().find(|saving| saving.seconds.0 > 0.0) {
-        let share = saving.seconds.0 / simulated.step_seconds.0.max(f64::MIN_POSITIVE);
-        card(
-            out,
-            "",
-            "Would help most",
-            &saving.what,
-            &format!("10 % more of it saves {} ({})", saving.seconds, percent(share)),
-        );
+    let share = |saving: &Saving| saving.seconds.0 / simulated.step_seconds.0.max(f64::MIN_POSITIVE);
+    let is_all = |saving: &&Saving| saving.what == Saving::ALL_DEVICES;
+    let single = simulated.savings.iter().find(|saving| !is_all(saving) && share(saving) >= WORTH_NAMING);
+    let best = single.or_else(|| simulated.savings.iter().find(is_all));
+    if let Some(saving) = best.filter(|saving| share(saving) > 0.0) {
+        let title = if is_all(&saving) { "Would help" } else { "Best single upgrade" };
+        let note = format!("10 % more of it saves {} ({})", saving.seconds, percent(share(saving)));
+        card(out, "", title, &saving.what, &note);
     }
     if let (Some(bound), Some(step)) =
         (plan.predicted.lower_bound, plan.predicted.step.or(plan.predicted.period))
