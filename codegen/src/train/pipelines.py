@@ -7,17 +7,13 @@ def make_stage_class():
     class Stage(PipelineStage):
         """torch's stage, for borders where some tensors carry no gradient, and operators that make several tensors."""
 
-        sync = None
-
         def _get_init_p2p_neighbors_ops(self):
             # The first messages have been exchanged by then. Stages of V schedules would greet themselves, which gloo refuses.
             return []
 
         def backward_maybe_with_nosync(self, backward_type, bwd_kwargs, last_backward=False):
             if backward_type == "weight":
-                changed = backward_weights(self.submod.parameters(), bwd_kwargs["param_groups"])
-                for parameter in changed if self.sync else ():
-                    self.sync.arrived(parameter)  # no hook tells of these
+                backward_weights(self.submod.parameters(), bwd_kwargs["param_groups"])
                 return (), None
             outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
@@ -83,11 +79,10 @@ def keeper(kept, node):
 
 
 def backward_weights(parameters, groups):
-    """The other half: from where the paths part to the parameters; returns those whose gradients changed."""
+    """The other half: from where the paths part to the parameters, whose gradients autograd adds up in place."""
     from torch.autograd.graph import GradientEdge
 
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    changed = {}
     for kept, apart in groups or []:
         edges, arriving = [], []
         for node, (side, gradients) in kept.items():
@@ -106,12 +101,8 @@ def backward_weights(parameters, groups):
         for output, gradient in apart:
             edges.append(output)
             arriving.append(torch.ones_like(output) if gradient is None else gradient)
-        if edges:
-            for parameter, gradient in zip(parameters, torch.autograd.grad(edges, parameters, arriving, allow_unused=True)):
-                if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-                    changed[parameter] = True
-    return list(changed)
+        if edges and parameters:
+            torch.autograd.backward(edges, arriving, inputs=parameters)
 
 
 def split(value, count):
@@ -187,13 +178,10 @@ class Pipeline:
         run = self.run
         metas = self.prime(self.keywords[0])
         cls, count = make_stage_class(), len(run.manifest["stages"])
-        made = [
+        return [
             cls(wrapped, stage, count, run.device, input_args=metas[stage][0], output_args=metas[stage][1], group=self.group)
             for stage, wrapped in run.stages.items()
         ]
-        for stage in made:
-            stage.sync = run.sync
-        return made
 
     def take(self, batch, target):
         """Cuts a batch into micro-batches: not every input has a batch dimension, so torch's own cutting would not do."""

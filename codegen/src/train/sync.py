@@ -40,15 +40,19 @@ class Sync:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        self.sent.append((dist.all_reduce(flat, group=self.group, async_op=True), flat, gradients))
+        # A large gradient is summed where it lies.
+        is_alone = len(gradients) == 1 and gradients[0].is_contiguous()
+        flat = gradients[0].view(-1) if is_alone else torch.cat([gradient.reshape(-1) for gradient in gradients])
+        copied = [] if is_alone else gradients
+        self.sent.append((dist.all_reduce(flat, group=self.group, async_op=True), flat, copied))
 
     def finish(self):
         while len(self.sent) < len(self.buckets):
             self.send()
-        for work, flat, gradients in self.sent:
+        for work, flat, copied in self.sent:
             work.wait()
-            for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
+            parts = flat.split([gradient.numel() for gradient in copied]) if copied else ()
+            for gradient, part in zip(copied, parts):
                 gradient.copy_(part.view_as(gradient))
         self.begin()
 
