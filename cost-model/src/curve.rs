@@ -244,12 +244,9 @@ impl Correction {
             expand(&z, &mut whole);
             self.quadratic.at(&whole)
         };
-        let h = gate.leverage(sizes);
-        // Twice the reach leaves half of the trust.
-        let beyond = (log_anchor - gate.reach).max(0.0);
-        let trust = (-(h / gate.h99 - 1.0).max(0.0) - beyond).exp();
-        let mixed = trust * quadratic + (1.0 - trust) * (trust * linear + (1.0 - trust) * usual);
-        (mixed.clamp(self.clip.0, self.clip.1), trust)
+        let leverage = gate.leverage(sizes) / gate.h99;
+        let (own, trust) = mixed(quadratic, linear, usual, leverage, log_anchor - gate.reach);
+        (own.clamp(self.clip.0, self.clip.1), trust)
     }
 
     /// Brings terms to mean 0 and deviation 1, within the fitted range.
@@ -260,6 +257,14 @@ impl Correction {
             .map(|(i, x)| ((x - self.means[i]) / self.scales[i]).clamp(self.ranges[i].0, self.ranges[i].1))
             .collect()
     }
+}
+
+/// Mixes corrections by how far a shape is out, in units of the leverage from which trust falls, and by how far the
+/// logarithm of its time is beyond the reach; returns the trust as well.
+pub(crate) fn mixed(quadratic: f64, linear: f64, usual: f64, leverage: f64, beyond: f64) -> (f64, f64) {
+    // Twice the reach leaves half of the trust.
+    let trust = (-(leverage - 1.0).max(0.0) - beyond.max(0.0)).exp();
+    (trust * quadratic + (1.0 - trust) * (trust * linear + (1.0 - trust) * usual), trust)
 }
 
 /// Writes all terms of degree one, then all of degree two.

@@ -5,10 +5,13 @@
 //! 2. Correction: ridge regression of `ln(time / anchor)` on a polynomial of bounded terms. Degree and λ are those
 //!    with the least held-out error in five folds; iterated reweighting (Holland and Welsch, 1977) brings the squared
 //!    error of logarithms to the absolute relative one, and takes the force from outliers.
-//! 3. Gate, clip and band come from the same rows: leverage, residuals, held-out residuals.
+//! 3. How the curve goes on beyond the rows is chosen by the largest of them, see [`beyond`].
+//! 4. Gate, clip and band come from the same rows: leverage, residuals, held-out residuals.
 //!
 //! O(n·p²) for p ≤ 350 terms. What linfa gives is used for the final ridge fit, see [`crate::ridge`]; it has no
 //! non-negative least squares, no polynomial features, no weights and no cross-validated λ, so these stand here.
+
+mod beyond;
 
 use ndarray::{Array1, Array2, ArrayView2};
 
@@ -31,6 +34,8 @@ const FOLDS: usize = 5;
 const ROUNDS: usize = 4;
 /// Degree two has to lower the held-out error to this share.
 const WORTH: f64 = 0.98;
+/// Parts of the rows, by length, of each of which the usual miss is told.
+const KNOTS: usize = 3;
 /// Rounds of telling launches from work.
 const HIDING_ROUNDS: usize = 6;
 
@@ -82,7 +87,8 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     };
     // Step 1: the anchor.
     let rows: Vec<Vec<f64>> = samples.iter().map(|sample| anchor_terms(&sample.work, machine)).collect();
-    let base = Base::of(samples, &rows, machine);
+    let favour = beyond::favour(samples, &rows, machine);
+    let base = Base::of(samples, &rows, machine, favour);
     let anchors = base.times(samples, &rows, machine);
     let misses = misses(samples, &anchors);
 
@@ -90,17 +96,21 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let bounded = base.bounded(samples, &rows, machine);
     let mut correction = standard(&bounded);
     let sorted_misses = sort(misses.iter().copied());
-    correction.usual = usual(&anchors, &misses);
+    correction.usual = usual(&anchors, &misses, KNOTS);
     correction.clip = (quantile(&sorted_misses, 0.005), quantile(&sorted_misses, 0.995));
     let by_length: Vec<f64> = anchors.iter().map(|anchor| correction.usual.at(anchor.ln())).collect();
     let chosen = fit_correction(&mut correction, &bounded, &misses, &by_length);
+    // Step 3: what lies beyond.
+    let extent = chosen.as_ref().and_then(|own| beyond::extent(samples, &rows, machine, own, favour));
+    let extent = extent.unwrap_or_default();
     if chosen.is_some() {
-        let reach = quantile(&sort(anchors.iter().map(|anchor| anchor.ln())), 0.99);
-        correction.gate = gate(samples).map(|gate| Gate { reach, ..gate });
+        let reach = reach(&anchors) + extent.reach;
+        correction.gate = gate(samples).map(|gate| Gate { reach, h99: gate.h99 * extent.threshold, ..gate });
+        correction.usual = usual(&anchors, &misses, extent.parts);
     }
 
-    // Step 3: the band.
-    let unseen = unseen(samples, &rows, machine, chosen.as_ref());
+    // Step 4: the band.
+    let unseen = unseen(samples, &rows, machine, chosen.as_ref(), (favour, extent.parts));
     let band = band(&unseen, |_| true);
     let validation = validate(samples, &unseen);
     let Base { coefficients, hidden, floor, least } = base;
@@ -118,10 +128,10 @@ struct Base {
 }
 
 impl Base {
-    fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Self {
+    fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, favour: f64) -> Self {
         let sorted = sort(samples.iter().map(|sample| sample.seconds));
         let (floor, least) = (quantile(&sorted, 0.01), 0.5 * sorted[0]);
-        let (coefficients, hidden) = fit_anchor(rows, samples, machine, floor, least);
+        let (coefficients, hidden) = fit_anchor(rows, samples, machine, floor, least, favour);
         Self { coefficients, hidden, floor, least }
     }
 
@@ -159,13 +169,14 @@ fn fit_anchor(
     machine: &Machine,
     floor: f64,
     least: f64,
+    favour: f64,
 ) -> (Vec<f64>, f64) {
     let all: Vec<usize> = (0..samples.len()).collect();
     let wrong = |coefficients: &[f64], hidden: f64| -> f64 {
         let time = |i: usize| anchor_time(coefficients, &rows[i], least, hidden, &samples[i].work, machine);
         all.iter().map(|i| (time(*i) / samples[*i].seconds - 1.0).abs()).sum()
     };
-    let mut best = (relative_nnls(rows, samples, &all), 0.0);
+    let mut best = (relative_nnls(rows, samples, &all, favour), 0.0);
     let mut least_wrong = wrong(&best.0, 0.0);
     let mut hidden = floor;
     let mut above: Vec<usize> = all.iter().copied().filter(|i| samples[*i].seconds > 1.2 * floor).collect();
@@ -173,7 +184,7 @@ fn fit_anchor(
         if above.len() < 30 || above.len() + 10 > all.len() {
             break;
         }
-        let coefficients = relative_nnls(rows, samples, &above);
+        let coefficients = relative_nnls(rows, samples, &above, favour);
         let kernel: Vec<f64> = rows.iter().map(|row| dot(&coefficients, row)).collect();
         let below = sort(all.iter().filter(|i| kernel[**i] < hidden).map(|i| samples[*i].seconds));
         if below.len() < 5 {
@@ -194,10 +205,13 @@ fn fit_anchor(
     best
 }
 
-fn relative_nnls(rows: &[Vec<f64>], samples: &[Sample], chosen: &[usize]) -> Vec<f64> {
-    let shape = (chosen.len(), rows[0].len());
-    let relative = Array2::from_shape_fn(shape, |(i, j)| rows[chosen[i]][j] / samples[chosen[i]].seconds);
-    nnls(relative.view(), Array1::ones(chosen.len()).view())
+/// Fits times by their relative error; its square counts as much as the time to the power of `favour`.
+fn relative_nnls(rows: &[Vec<f64>], samples: &[Sample], chosen: &[usize], favour: f64) -> Vec<f64> {
+    let weights: Array1<f64> = chosen.iter().map(|i| samples[*i].seconds.powf(0.5 * favour)).collect();
+    let relative = Array2::from_shape_fn((chosen.len(), rows[0].len()), |(i, j)| {
+        weights[i] * rows[chosen[i]][j] / samples[chosen[i]].seconds
+    });
+    nnls(relative.view(), weights.view())
 }
 
 /// The polynomial that held-out rows asked for.
@@ -205,18 +219,25 @@ struct Chosen {
     is_quadratic: bool,
     lambda: f64,
     weights: Array1<f64>,
+    /// λ and weights of degree one.
+    linear: (f64, Array1<f64>),
 }
 
 /// Finds the median of what anchors of about the same length miss.
-fn usual(anchors: &[f64], misses: &Array1<f64>) -> Usual {
+fn usual(anchors: &[f64], misses: &Array1<f64>, most: usize) -> Usual {
     let mut points: Vec<(f64, f64)> =
         anchors.iter().zip(misses).map(|(anchor, miss)| (anchor.ln(), *miss)).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let knots = parts(&points, 40, 3).map(|part| {
+    let knots = parts(&points, 40, most).map(|part| {
         let misses = sort(part.iter().map(|point| point.1));
         (part[part.len() / 2].0, quantile(&misses, 0.5))
     });
     Usual(knots.collect())
+}
+
+/// Returns the logarithm of the time that one of a hundred anchors exceeds.
+fn reach(anchors: &[f64]) -> f64 {
+    quantile(&sort(anchors.iter().map(|anchor| anchor.ln())), 0.99)
 }
 
 /// Cuts points into parts of about the same number: one for every so many points, and no more than `most`.
@@ -236,11 +257,21 @@ fn fit_correction(
     let least = error(misses, usual);
     let linear = robust(matrix(&standardised).view(), misses).filter(|fitted| fitted.error < least)?;
     correction.linear = linear.linear;
-    let mut chosen = Chosen { is_quadratic: false, lambda: linear.lambda, weights: linear.weights };
+    let mut chosen = Chosen {
+        is_quadratic: false,
+        lambda: linear.lambda,
+        weights: linear.weights.clone(),
+        linear: (linear.lambda, linear.weights),
+    };
     let x = matrix(&expanded(&standardised));
     if let Some(fitted) = robust(x.view(), misses).filter(|fitted| fitted.error < WORTH * linear.error) {
         correction.quadratic = fitted.linear;
-        chosen = Chosen { is_quadratic: true, lambda: fitted.lambda, weights: fitted.weights };
+        chosen = Chosen {
+            is_quadratic: true,
+            lambda: fitted.lambda,
+            weights: fitted.weights,
+            linear: chosen.linear,
+        };
     }
     Some(chosen)
 }
@@ -268,16 +299,22 @@ struct Unseen {
 
 /// Fits anchor and correction to all folds but one, in turn, and predicts that one: degree, λ and weights are those of
 /// all rows, everything else is not. Where a band comes from, no row may have been seen.
-fn unseen(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chosen: Option<&Chosen>) -> Vec<Unseen> {
+fn unseen(
+    samples: &[Sample],
+    rows: &[Vec<f64>],
+    machine: &Machine,
+    chosen: Option<&Chosen>,
+    (favour, parts): (f64, usize),
+) -> Vec<Unseen> {
     let mut all: Vec<Option<Unseen>> = samples.iter().map(|_| None).collect();
     for fold in 0..FOLDS {
         let part = |wanted: bool| (0..samples.len()).filter(move |i| (i % FOLDS == fold) == wanted);
         let train: Vec<Sample> = part(false).map(|i| samples[i]).collect();
         let train_rows: Vec<Vec<f64>> = part(false).map(|i| rows[i].clone()).collect();
-        let base = Base::of(&train, &train_rows, machine);
+        let base = Base::of(&train, &train_rows, machine, favour);
         let anchors = base.times(&train, &train_rows, machine);
         let misses = misses(&train, &anchors);
-        let usual = usual(&anchors, &misses);
+        let usual = usual(&anchors, &misses, parts);
         let sorted = sort(misses.iter().copied());
         let clip = (quantile(&sorted, 0.005), quantile(&sorted, 0.995));
         let bounded = base.bounded(&train, &train_rows, machine);

@@ -1,0 +1,244 @@
+//! How a curve goes on beyond its rows.
+//!
+//! Folds that are dealt at random say nothing of that. Here a curve is fitted to the smaller seven tenths of its rows and
+//! tried on the larger three, as forecasts are tried on what came later (Tashman, Int. J. of Forecasting 16, 2000).
+//! Chosen by that are how much the anchor favours long operators, where trust in the polynomial ends, and how finely
+//! the usual miss is told by length. What is not clearly better for the larger rows, or is worse for held-out ones
+//! like those fitted, stays as it is. The chosen numbers then serve all rows.
+
+use ndarray::{Array1, ArrayView2};
+
+use super::{
+    Base, Chosen, FOLDS, KNOTS, Sample, expanded, gate, matrix, misses, reach, sort, standard, usual,
+};
+use crate::{
+    curve::{Usual, expand, mixed},
+    evaluate::quantile,
+    ridge::{Folds, Linear},
+    terms,
+    work::Machine,
+};
+
+/// With fewer rows the larger ones are too few to choose by.
+const MIN_ROWS: usize = 100;
+/// More of the larger rows tell no more.
+const MAX_LARGE: usize = 400;
+/// A choice has to lower the error of larger rows to this share.
+const WORTH: f64 = 0.97;
+/// It may raise that of held-out ones within the range to this share.
+const PRICE: f64 = 1.01;
+/// Powers of its time by which the square of an operator's relative error may count in the anchor; the first is usual.
+const FAVOURS: [f64; 4] = [0.0, 0.25, 0.5, 1.0];
+/// λ with which favours are compared: where errors are least varies little with it.
+const USUAL_LAMBDA: f64 = 1.0;
+/// Factors on the leverage from which trust falls; the first is usual. However good it is on the larger rows, trust ends.
+const THRESHOLDS: [f64; 5] = [1.0, 0.3, 0.6, 2.0, 4.0];
+/// What is added to the logarithm of the time from which trust falls; the first is usual.
+const REACHES: [f64; 4] = [0.0, -1.0, 1.0, 2.0];
+/// Parts that rows are cut into by length, of each of which the usual miss is told.
+const PARTS: [usize; 4] = [KNOTS, 1, 6, 10];
+
+/// Where and how trust in the polynomial ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Extent {
+    pub threshold: f64,
+    pub reach: f64,
+    pub parts: usize,
+}
+
+impl Default for Extent {
+    fn default() -> Self {
+        Self { threshold: THRESHOLDS[0], reach: REACHES[0], parts: PARTS[0] }
+    }
+}
+
+/// Rows with their anchor's terms, in two parts.
+struct Chain {
+    /// Which rows the smaller ones are.
+    small: Vec<usize>,
+    train: (Vec<Sample>, Vec<Vec<f64>>),
+    test: (Vec<Sample>, Vec<Vec<f64>>),
+}
+
+impl Chain {
+    fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Option<Self> {
+        if samples.len() < MIN_ROWS {
+            return None;
+        }
+        let mut small: Vec<usize> = (0..samples.len()).collect();
+        let size = |i: &usize| samples[*i].work.magnitude(machine);
+        small.sort_by(|a, b| size(a).total_cmp(&size(b)));
+        let large = small.split_off(samples.len() * 7 / 10);
+        small.sort_unstable();
+        let large: Vec<usize> = large.iter().step_by(large.len().div_ceil(MAX_LARGE)).copied().collect();
+        let part = |chosen: &[usize]| {
+            let samples = chosen.iter().map(|i| samples[*i]).collect();
+            (samples, chosen.iter().map(|i| rows[*i].clone()).collect())
+        };
+        Some(Self { train: part(&small), test: part(&large), small })
+    }
+}
+
+/// A row that is predicted with several choices.
+struct Row {
+    /// What either polynomial gives.
+    linear: f64,
+    quadratic: f64,
+    /// In units of the threshold.
+    leverage: f64,
+    log_anchor: f64,
+    miss: f64,
+}
+
+/// Chooses how much the anchor favours long operators.
+pub(super) fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> f64 {
+    let Some(Chain { train, test, .. }) = Chain::of(samples, rows, machine) else { return FAVOURS[0] };
+    let errors = |favour: f64| -> Option<Errors> {
+        // A polynomial mends much of what an anchor misses, but only near its rows.
+        let base = Base::of(samples, rows, machine, favour);
+        let missed = misses(samples, &base.times(samples, rows, machine));
+        let bounded = base.bounded(samples, rows, machine);
+        let correction = standard(&bounded);
+        let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+        let (_, own) = linear(matrix(&z).view(), &missed, &Array1::ones(missed.len()), USUAL_LAMBDA)?;
+        let near = own.iter().zip(&missed).map(|(own, miss)| wrong(own - miss)).sum();
+        let base = Base::of(&train.0, &train.1, machine, favour);
+        let anchors = base.times(&train.0, &train.1, machine);
+        let usual = usual(&anchors, &misses(&train.0, &anchors), KNOTS);
+        let times = base.times(&test.0, &test.1, machine);
+        let far =
+            times.iter().zip(&misses(&test.0, &times)).map(|(t, miss)| wrong(usual.at(t.ln()) - miss)).sum();
+        Some(Errors { near, far })
+    };
+    better(FAVOURS, errors)
+}
+
+/// Chooses where trust in the polynomial ends.
+pub(super) fn extent(
+    samples: &[Sample],
+    rows: &[Vec<f64>],
+    machine: &Machine,
+    chosen: &Chosen,
+    favour: f64,
+) -> Option<Extent> {
+    let Chain { small, train, test } = Chain::of(samples, rows, machine)?;
+    let base = Base::of(&train.0, &train.1, machine, favour);
+    let anchors = base.times(&train.0, &train.1, machine);
+    let missed = misses(&train.0, &anchors);
+    let bounded = base.bounded(&train.0, &train.1, machine);
+    let correction = standard(&bounded);
+    let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+    let weights = |of: &Array1<f64>| -> Array1<f64> { small.iter().map(|i| of[*i]).collect() };
+    let (lambda, own) = &chosen.linear;
+    let (plain, plain_near) = linear(matrix(&z).view(), &missed, &weights(own), *lambda)?;
+    let bent = match chosen.is_quadratic {
+        true => {
+            Some(linear(matrix(&expanded(&z)).view(), &missed, &weights(&chosen.weights), chosen.lambda)?)
+        }
+        false => None,
+    };
+    let gate = gate(&train.0)?;
+    let reach = reach(&anchors);
+    let sorted = sort(missed.iter().copied());
+    let clip = (quantile(&sorted, 0.005), quantile(&sorted, 0.995));
+    let usuals = PARTS.map(|parts| (parts, usual(&anchors, &missed, parts)));
+    let leverage = |sample: &Sample| gate.leverage(&terms::sizes(&sample.work)) / gate.h99;
+    let near: Vec<Row> = (0..small.len())
+        .map(|i| Row {
+            linear: plain_near[i],
+            quadratic: bent.as_ref().map_or(plain_near[i], |(_, near)| near[i]),
+            leverage: leverage(&train.0[i]),
+            log_anchor: anchors[i].ln(),
+            miss: missed[i],
+        })
+        .collect();
+    let times = base.times(&test.0, &test.1, machine);
+    let mut whole = Vec::new();
+    let far = base.bounded(&test.0, &test.1, machine);
+    let far: Vec<Row> = far
+        .iter()
+        .zip(test.0.iter().zip(&times))
+        .map(|(bounded, (sample, time))| {
+            let z = correction.standardise(bounded);
+            expand(&z, &mut whole);
+            let linear = plain.at(&z);
+            Row {
+                linear,
+                quadratic: bent.as_ref().map_or(linear, |(quadratic, _)| quadratic.at(&whole)),
+                leverage: leverage(sample),
+                log_anchor: time.ln(),
+                miss: (sample.seconds / time).ln(),
+            }
+        })
+        .collect();
+    let errors = |(extent, usual): (Extent, &Usual)| -> Option<Errors> {
+        let wrong = |row: &Row| {
+            let beyond = row.log_anchor - (reach + extent.reach);
+            let leverage = row.leverage / extent.threshold;
+            let (own, _) = mixed(row.quadratic, row.linear, usual.at(row.log_anchor), leverage, beyond);
+            wrong(own.clamp(clip.0, clip.1) - row.miss)
+        };
+        Some(Errors { near: near.iter().map(wrong).sum(), far: far.iter().map(wrong).sum() })
+    };
+    let all = usuals.iter().flat_map(|(parts, usual)| {
+        let extents = THRESHOLDS.into_iter().flat_map(|threshold| REACHES.map(|reach| (threshold, reach)));
+        extents.map(move |(threshold, reach)| (Extent { threshold, reach, parts: *parts }, usual))
+    });
+    Some(better(all, errors).0)
+}
+
+/// Fits rows, and predicts each of them from other folds.
+fn linear(
+    x: ArrayView2<'_, f64>,
+    y: &Array1<f64>,
+    weights: &Array1<f64>,
+    lambda: f64,
+) -> Option<(Linear, Vec<f64>)> {
+    let folds = Folds::of(x, y.view(), weights.view(), FOLDS);
+    Some((folds.fit(lambda)?, folds.held_out(x, lambda)?))
+}
+
+/// Returns how far off a time is of whose logarithm so much is wrong.
+fn wrong(logarithm: f64) -> f64 {
+    (logarithm.clamp(-5.0, 5.0).exp() - 1.0).abs()
+}
+
+/// What a choice misses of rows that are like those it was fitted to, each held out, and of larger ones.
+#[derive(Clone, Copy, Debug)]
+struct Errors {
+    near: f64,
+    far: f64,
+}
+
+/// Returns the choice with the least error of larger rows, or the first where that is not clearly better.
+fn better<T: Copy>(choices: impl IntoIterator<Item = T>, errors: impl Fn(T) -> Option<Errors>) -> T {
+    let mut choices = choices.into_iter();
+    let first = choices.next().expect("a choice");
+    let Some(usual) = errors(first) else { return first };
+    let (mut best, mut least) = (first, WORTH * usual.far);
+    for choice in choices {
+        if let Some(own) = errors(choice).filter(|own| own.near <= PRICE * usual.near && own.far < least) {
+            (best, least) = (choice, own.far);
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_has_to_be_clearly_better() {
+        let check = |errors: [(f64, f64); 3], expected: usize| {
+            let of = |choice: usize| Some(Errors { near: errors[choice].0, far: errors[choice].1 });
+            assert_eq!(better([0, 1, 2], of), expected, "{errors:?}");
+        };
+        check([(1.0, 1.0), (1.0, 0.99), (1.0, 0.98)], 0);
+        check([(1.0, 1.0), (1.0, 0.9), (1.0, 0.8)], 2);
+        check([(1.0, 1.0), (1.0, 0.8), (1.0, 0.9)], 1);
+        check([(1.0, f64::INFINITY), (1.0, 1.0), (1.0, 2.0)], 1);
+        // Not at the price of what lies near.
+        check([(1.0, 1.0), (1.1, 0.5), (1.0, 0.9)], 2);
+    }
+}
