@@ -93,7 +93,7 @@ struct Row {
 /// Chooses how much the anchor favours long operators.
 pub(super) fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> f64 {
     let Some(Chain { train, test, .. }) = Chain::of(samples, rows, machine) else { return FAVOURS[0] };
-    let errors = |favour: f64| -> Option<Errors> {
+    let near = |favour: f64| -> Option<f64> {
         // A polynomial mends much of what an anchor misses, but only near its rows.
         let base = Base::of(samples, rows, machine, favour);
         let missed = misses(samples, &base.times(samples, rows, machine));
@@ -101,16 +101,16 @@ pub(super) fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -
         let correction = standard(&bounded);
         let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
         let (_, own) = linear(matrix(&z).view(), &missed, &Array1::ones(missed.len()), USUAL_LAMBDA)?;
-        let near = own.iter().zip(&missed).map(|(own, miss)| wrong(own - miss)).sum();
+        Some(own.iter().zip(&missed).map(|(own, miss)| wrong(own - miss)).sum())
+    };
+    let far = |favour: f64| -> f64 {
         let base = Base::of(&train.0, &train.1, machine, favour);
         let anchors = base.times(&train.0, &train.1, machine);
         let usual = usual(&anchors, &misses(&train.0, &anchors), KNOTS);
         let times = base.times(&test.0, &test.1, machine);
-        let far =
-            times.iter().zip(&misses(&test.0, &times)).map(|(t, miss)| wrong(usual.at(t.ln()) - miss)).sum();
-        Some(Errors { near, far })
+        times.iter().zip(&misses(&test.0, &times)).map(|(t, miss)| wrong(usual.at(t.ln()) - miss)).sum()
     };
-    better(FAVOURS, errors)
+    better(FAVOURS, far, near)
 }
 
 /// Chooses where trust in the polynomial ends.
@@ -171,20 +171,20 @@ pub(super) fn extent(
             }
         })
         .collect();
-    let errors = |(extent, usual): (Extent, &Usual)| -> Option<Errors> {
+    let errors = |rows: &[Row], (extent, usual): (Extent, &Usual)| -> f64 {
         let wrong = |row: &Row| {
             let beyond = row.log_anchor - (reach + extent.reach);
             let leverage = row.leverage / extent.threshold;
             let (own, _) = mixed(row.quadratic, row.linear, usual.at(row.log_anchor), leverage, beyond);
             wrong(own.clamp(clip.0, clip.1) - row.miss)
         };
-        Some(Errors { near: near.iter().map(wrong).sum(), far: far.iter().map(wrong).sum() })
+        rows.iter().map(wrong).sum()
     };
     let all = usuals.iter().flat_map(|(parts, usual)| {
         let extents = THRESHOLDS.into_iter().flat_map(|threshold| REACHES.map(|reach| (threshold, reach)));
         extents.map(move |(threshold, reach)| (Extent { threshold, reach, parts: *parts }, usual))
     });
-    Some(better(all, errors).0)
+    Some(better(all, |choice| errors(&far, choice), |choice| Some(errors(&near, choice))).0)
 }
 
 /// Fits rows, and predicts each of them from other folds.
@@ -203,25 +203,24 @@ fn wrong(logarithm: f64) -> f64 {
     (logarithm.clamp(-5.0, 5.0).exp() - 1.0).abs()
 }
 
-/// What a choice misses of rows that are like those it was fitted to, each held out, and of larger ones.
-#[derive(Clone, Copy, Debug)]
-struct Errors {
-    near: f64,
-    far: f64,
-}
-
-/// Returns the choice with the least error of larger rows, or the first where that is not clearly better.
-fn better<T: Copy>(choices: impl IntoIterator<Item = T>, errors: impl Fn(T) -> Option<Errors>) -> T {
-    let mut choices = choices.into_iter();
-    let first = choices.next().expect("a choice");
-    let Some(usual) = errors(first) else { return first };
-    let (mut best, mut least) = (first, WORTH * usual.far);
-    for choice in choices {
-        if let Some(own) = errors(choice).filter(|own| own.near <= PRICE * usual.near && own.far < least) {
-            (best, least) = (choice, own.far);
-        }
+/// Returns the choice with the least error of larger rows, or the first where that is not clearly better or costs too much
+/// near the rows. That takes longer to find, so it is asked only of choices that are better.
+fn better<T: Copy>(
+    choices: impl IntoIterator<Item = T>,
+    far: impl Fn(T) -> f64,
+    near: impl Fn(T) -> Option<f64>,
+) -> T {
+    let mut all: Vec<(T, f64)> = choices.into_iter().map(|choice| (choice, far(choice))).collect();
+    let (first, usual) = all[0];
+    all.retain(|(_, far)| *far < WORTH * usual);
+    all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    if all.is_empty() {
+        return first;
     }
-    best
+    let Some(most) = near(first).map(|near| PRICE * near) else { return first };
+    all.into_iter()
+        .find(|(choice, _)| near(*choice).is_some_and(|near| near <= most))
+        .map_or(first, |best| best.0)
 }
 
 #[cfg(test)]
@@ -231,8 +230,8 @@ mod tests {
     #[test]
     fn a_choice_has_to_be_clearly_better() {
         let check = |errors: [(f64, f64); 3], expected: usize| {
-            let of = |choice: usize| Some(Errors { near: errors[choice].0, far: errors[choice].1 });
-            assert_eq!(better([0, 1, 2], of), expected, "{errors:?}");
+            let of = better([0, 1, 2], |choice| errors[choice].1, |choice| Some(errors[choice].0));
+            assert_eq!(of, expected, "{errors:?}");
         };
         check([(1.0, 1.0), (1.0, 0.99), (1.0, 0.98)], 0);
         check([(1.0, 1.0), (1.0, 0.9), (1.0, 0.8)], 2);
