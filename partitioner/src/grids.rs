@@ -3,7 +3,7 @@
 //! Devices may be left over: where links are slow, fewer stages or replicas are faster. Grids are solved in the order of what bounds
 //! them from below; one whose bound is above the best plan found cannot be better and is left out.
 
-use std::collections::BTreeMap;
+use std::{cell::OnceCell, collections::BTreeMap};
 
 use simulator::order::{OrderError, Schedule, Shape};
 
@@ -11,6 +11,7 @@ use crate::{
     MicroBatches, Problem,
     floor::Steps,
     grid::GridSolver,
+    narrowest::Narrowest,
     solution::Solution,
     states::States,
     strategy::{Goal, InOrder, PlanError, Strategy, each, shortage, states_of},
@@ -176,7 +177,7 @@ pub(crate) fn synchronous(problem: &Problem, strategy: Strategy, goal: Goal) -> 
         true => States::line(problem, (0..problem.blocks.len()).collect()),
         false => states_of(problem),
     };
-    let floors = Floors::new(problem, &states);
+    let floors = Floors::new(problem, &states, strategy);
     let mut error = None;
     let mut open = Vec::new();
     for grid in grids(problem, strategy).map_err(|error| (error, f64::INFINITY))? {
@@ -244,10 +245,13 @@ pub(crate) struct Floors<'a> {
     there_and_back: f64,
     /// Speeds, the fastest first, added up.
     power: Vec<f64>,
+    /// What must cross cuts, where not all are known and a bound is asked for; made when it is needed first.
+    narrowest: OnceCell<Narrowest>,
+    is_open: bool,
 }
 
 impl<'a> Floors<'a> {
-    fn new(problem: &'a Problem, states: &States) -> Self {
+    fn new(problem: &'a Problem, states: &States, strategy: Strategy) -> Self {
         let mut speeds: Vec<f64> = problem.machine.devices.iter().map(|device| device.speed).collect();
         speeds.sort_by(|a, b| b.total_cmp(a));
         let fastest = speeds[0];
@@ -263,7 +267,9 @@ impl<'a> Floors<'a> {
         };
         let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
         let total = problem.seconds() / fastest;
-        Self { problem, known, total, there_and_back: total - weights / fastest, power }
+        let is_open = known.is_empty() && !strategy.is_rule();
+        let there_and_back = total - weights / fastest;
+        Self { problem, known, total, there_and_back, power, narrowest: OnceCell::new(), is_open }
     }
 
     /// No step of this grid is shorter: its order of operations and the work of its devices bound it.
@@ -279,6 +285,15 @@ impl<'a> Floors<'a> {
             Schedule::InterleavedZeroBubble => self.there_and_back,
             _ => self.total,
         };
-        steps.floor().max(all).max(one)
+        let narrow = match schedule {
+            Schedule::OneForwardOneBackward if self.is_open && grid.chunks == 1 && ranks > 1 => {
+                let narrowest = self.narrowest.get_or_init(|| Narrowest::new(self.problem));
+                let rate = self.problem.machine.least_seconds_per_byte();
+                // Power begins with the fastest device's.
+                narrowest.step(self.power[0], rate, ranks, micro_batches)
+            }
+            _ => 0.0,
+        };
+        steps.floor().max(all).max(one).max(narrow)
     }
 }

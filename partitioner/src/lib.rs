@@ -30,6 +30,7 @@ mod collective;
 mod floor;
 mod handover;
 mod local_search;
+mod narrowest;
 mod pipeline;
 mod polish;
 mod step;
