@@ -272,6 +272,7 @@ proptest! {
             let mut faster = machine.clone();
             match part {
                 Part::Device(device) => faster.devices[device].speed *= 1.1,
+                Part::Devices => faster.devices.iter_mut().for_each(|device| device.speed *= 1.1),
                 Part::Host(device) => faster.devices[device].host_bandwidth *= 1.1,
                 Part::Level(level) => faster.levels[level].bandwidth *= 1.1,
                 Part::Link(from, to) => {
