@@ -56,7 +56,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 } else if gives {
                     self.operator_node(operator, arguments, targets, expr, frame)
                 } else {
-                    let span = self.library.span(frame.source, expr.text);
+                    let span = self.code.span(frame.source, expr.text);
                     self.node(operator, arguments, span)?;
                     Ok(Bound::Operand(Operand::default()))
                 }
@@ -212,11 +212,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         expr: &'l Expr<'a>,
         frame: &mut Frame<'a>,
     ) -> Result<Bound, TraceError> {
-        if let Some((source, function)) = self.library.function(name)? {
+        if let Some((source, function)) = self.code.function(name)? {
             let passed = self.passed(arguments, frame)?;
             return self.function(None, source, function, passed, (frame.source, expr.text));
         }
-        if let Some((_, class)) = self.library.class(name)?
+        if let Some((_, class)) = self.code.class(name)?
             && class.base == Some("NamedTuple")
         {
             let mut items = Vec::new();
@@ -246,7 +246,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     ) -> Result<Bound, TraceError> {
         let first = self.nodes.len() as u32;
         let bound = self.operator_node("prim::Opaque".to_owned(), arguments, targets, expr, frame)?;
-        let span = self.library.span(frame.source, expr.text);
+        let span = self.code.span(frame.source, expr.text);
         self.note(
             format!("the call of `{what}` is kept as one opaque operator"),
             span,
@@ -275,19 +275,19 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             known.push(types::of(&argument.operand, &self.values));
         }
         let type_ = types::result(&operator, &known);
-        let span = self.library.span(frame.source, expr.text);
+        let span = self.code.span(frame.source, expr.text);
         let short = operator.rsplit("::").next().unwrap_or("value").trim_matches('_').to_owned();
         let node = self.node(operator, arguments, span)?;
         match targets {
             [] => Ok(Bound::Operand(Operand::Value(self.output(node, &short, type_, span)))),
             [target] => {
-                let span = self.library.span(frame.source, target.text);
+                let span = self.code.span(frame.source, target.text);
                 Ok(Bound::Operand(Operand::Value(self.output(node, target_name(target), type_, span))))
             }
             targets => {
                 let mut parts = Vec::with_capacity(targets.len());
                 for target in targets {
-                    let span = self.library.span(frame.source, target.text);
+                    let span = self.code.span(frame.source, target.text);
                     let value = self.output(node, target_name(target), types::tensor(), span);
                     parts.push(Operand::Value(value));
                 }
@@ -332,10 +332,8 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         place: (usize, &str),
     ) -> Result<Bound, TraceError> {
         let class = self.modules.classes[module.index()].clone();
-        let found = self
-            .library
-            .class(&class)?
-            .and_then(|(source, class)| Some((source, class.methods.get(method)?)));
+        let found =
+            self.code.class(&class)?.and_then(|(source, class)| Some((source, class.methods.get(method)?)));
         let Some((source, function)) = found else {
             return Err(self.wrong(place, format!("class `{class}` has no method `{method}`")));
         };

@@ -144,7 +144,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             Bound::Global(class) => Ok(Bound::Global(format!("{class}.{name}"))),
             Bound::Module(module) => self.module_attribute(module, name, expr, frame),
             Bound::Named(class, Operand::Tuple(items)) => {
-                let index = types::fields(self.library, &class).iter().position(|field| field == name);
+                let index = types::fields(self.code, &class).iter().position(|field| field == name);
                 match index.and_then(|index| items.into_iter().nth(index)) {
                     Some(item) => Ok(Bound::Operand(item)),
                     None => {
@@ -199,7 +199,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 Ok(Bound::Operand(operand))
             }
             Attribute::Object(class) => {
-                let span = self.library.span(frame.source, expr.text);
+                let span = self.code.span(frame.source, expr.text);
                 let name = Operand::Constant(Constant::Str(expr.text.to_owned()));
                 let node = self.node(
                     "prim::GetAttr".to_owned(),

@@ -60,7 +60,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             Some(type_) => type_.clone(),
             None => types::of(&operand, &self.values),
         };
-        let span = self.library.span(frame.source, text);
+        let span = self.code.span(frame.source, text);
         let node = self.node(operator.to_owned(), vec![Argument { name: None, operand }], span)?;
         let value = self.output(node, name, type_, span);
         frame.names.insert(name, Bound::Operand(Operand::Value(value)));

@@ -60,7 +60,7 @@ struct Frame<'a> {
 }
 
 struct Flattener<'l, 'a, 'p, 'b, 'r, 'z> {
-    library: &'l Library<'a>,
+    code: &'l Library<'a>,
     modules: Modules<'p, 'b>,
     records: &'r mut Records<'z>,
     values: Vec<Value>,
@@ -91,7 +91,7 @@ pub(crate) fn flatten(
     records: &mut Records<'_>,
 ) -> Result<(Program, Vec<Range<u32>>), TraceError> {
     let mut flattener = Flattener {
-        library,
+        code: library,
         modules,
         records,
         values: Vec::new(),
@@ -129,7 +129,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             path: String::new(),
             reason: format!("class `{class}` {what}"),
         };
-        let (source, found) = self.library.class(&class)?.ok_or_else(|| missing("has no code"))?;
+        let (source, found) = self.code.class(&class)?.ok_or_else(|| missing("has no code"))?;
         // Scripted overloads are `forward__0`, `forward__1`, …
         let function = found.methods.get("forward").or_else(|| found.methods.get("forward__0"));
         let function = function.ok_or_else(|| {
@@ -144,7 +144,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let mut bound = Vec::new();
         for parameter in definition.parameters.iter().skip(1) {
             let type_ = parameter.type_.as_ref().map_or(Type::Tensor(Default::default()), types::read);
-            let span = self.library.span(source, parameter.name);
+            let span = self.code.span(source, parameter.name);
             let value = self.value(parameter.name, type_, None, span);
             inputs.push(value);
             bound.push((None, Bound::Operand(Operand::Value(value))));
@@ -159,7 +159,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         source: usize,
         function: &'l Function<'a>,
     ) -> Result<&'l Definition<'a>, TraceError> {
-        crate::code::parse_body(&self.library.sources[source], function)
+        crate::code::parse_body(&self.code.sources[source], function)
     }
 
     fn value(&mut self, name: &str, type_: Type, producer: Option<NodeId>, span: Span) -> ValueId {
@@ -221,7 +221,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 
     fn wrong(&self, (source, text): (usize, &str), reason: String) -> TraceError {
-        TraceError::Code { place: self.library.place(source, text), reason }
+        TraceError::Code { place: self.code.place(source, text), reason }
     }
 
     /// Charges for an operand that is copied or built.

@@ -76,7 +76,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 }
             }
         }
-        let span = self.library.span(frame.source, statement.text);
+        let span = self.code.span(frame.source, statement.text);
         let node = self.node("prim::Opaque".to_owned(), arguments, span)?;
         for name in &uses.writes {
             let type_ = match frame.names.get(name) {

@@ -238,7 +238,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             }
             // `self.x = v`: a scripted module changes its own attribute.
             _ => {
-                let span = self.library.span(frame.source, target.text);
+                let span = self.code.span(frame.source, target.text);
                 let operand = self.operand(bound, (frame.source, target.text))?;
                 let argument = Argument { name: Some(target.text.to_owned()), operand };
                 let node = self.node("prim::SetAttr".to_owned(), vec![argument], span)?;
@@ -272,12 +272,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             Type::List(element) => ("prim::ListUnpack", vec![*element; targets.len()]),
             _ => ("prim::ListUnpack", vec![types::tensor(); targets.len()]),
         };
-        let span = self.library.span(frame.source, value.text);
+        let span = self.code.span(frame.source, value.text);
         self.spend(&operand)?;
         let node = self.node(operator.to_owned(), vec![Argument { name: None, operand }], span)?;
         let mut parts = Vec::with_capacity(targets.len());
         for (target, type_) in targets.iter().zip(types) {
-            let span = self.library.span(frame.source, target.text);
+            let span = self.code.span(frame.source, target.text);
             parts.push(Operand::Value(self.output(
                 node,
                 super::expression::target_name(target),
