@@ -55,6 +55,30 @@ fn the_same_model_gives_the_same_bytes() {
 }
 
 #[test]
+fn committed_pictures_are_what_is_drawn() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    // The commands stand in the Makefile, once.
+    let makefile = std::fs::read_to_string(root.join("Makefile")).unwrap();
+    let mut n_drawn = 0;
+    for line in
+        makefile.lines().filter(|line| line.contains(" graph ") && line.contains("-o fixtures/pictures/"))
+    {
+        let (arguments, picture) = line.split_once(" -- graph ").unwrap().1.split_once(" -o ").unwrap();
+        let drawn = folder.path().join("drawn.svg");
+        let mut run = command();
+        run.current_dir(root).args(arguments.split_whitespace()).arg("-o").arg(&drawn).assert().success();
+        let (committed, drawn) = (std::fs::read(root.join(picture)).unwrap(), std::fs::read(&drawn).unwrap());
+        assert!(
+            committed == drawn,
+            "{picture} is drawn differently today: look at what `make pictures` makes"
+        );
+        n_drawn += 1;
+    }
+    assert_eq!(n_drawn, std::fs::read_dir(root.join("fixtures/pictures")).unwrap().count());
+}
+
+#[test]
 fn the_file_name_says_what_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str| {
