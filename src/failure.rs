@@ -127,6 +127,21 @@ pub fn note(text: impl fmt::Display) {
     say(&format!("note: {}\n", bounded(&text.to_string())));
 }
 
+/// A page of notes of one kind.
+const MOST_NOTES: usize = 8;
+
+/// Returns the notes that a person is shown: the first few, and how many there are beside.
+pub fn shown_notes(notes: Vec<String>) -> Vec<String> {
+    let more = notes.len().saturating_sub(MOST_NOTES);
+    let mut shown = notes;
+    // One line more says as much as one line about it.
+    if more > 1 {
+        shown.truncate(MOST_NOTES);
+        shown.push(format!("and {more} more like these (--format json lists all)"));
+    }
+    shown
+}
+
 /// Makes a message fit for a screen: of bounded size, without controls, and no line of it looks like one of ours.
 fn bounded(message: &str) -> String {
     let message = visible(message);

@@ -46,6 +46,8 @@ fn read(path: &Path, bytes: &[u8]) -> Result<Program, Failure> {
         true => None,
         false => std::str::from_utf8(bytes).ok().filter(|text| text.contains("graph(")),
     };
+    // Editors of some systems mark UTF-8.
+    let text = text.map(|text| text.strip_prefix('\u{feff}').unwrap_or(text));
     let Some(text) = text else {
         return tracer::read_archive(bytes).map_err(|error| trace_failure(path, &error));
     };
@@ -196,7 +198,13 @@ fn hint(error: &BuildError) -> Option<String> {
             let flags: Vec<String> = flags.collect();
             Some(format!("give each a shape: {} (SHAPE is like 8x3x224x224, or 8x128:int64)", flags.join(" ")))
         }
-        BuildError::TooManyInputs { inputs, .. } => Some(format!("give at most {} --input", inputs.len())),
+        BuildError::TooManyInputs { inputs, .. } if !inputs.is_empty() => {
+            Some(format!("give at most {} --input", inputs.len()))
+        }
+        BuildError::TooManyInputs { .. } | BuildError::NoTensor { .. } => Some(
+            "--input gives shapes to tensors alone; wrap the model in one whose `forward` takes tensors, and trace that"
+                .to_string(),
+        ),
         BuildError::NoSuchInput { .. } | BuildError::InputTwice { .. } => {
             Some("give each input one --input NAME=SHAPE, or shapes in the order of `forward`".to_string())
         }

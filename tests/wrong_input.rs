@@ -102,6 +102,15 @@ macro_rules! refuses {
 refuses! {
     not_a_zip: b"# the notes of last week\n";
     an_empty_file: b"";
+    a_web_page: b"\n<!DOCTYPE html><html><body>404 Not Found</body></html>\n";
+    a_pointer_of_git_lfs: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    an_onnx_model: b"\x08\x08\x12\x07pytorch\x1a\x032.9:\x10\x0a\x0e\x0a\x01x\x12\x01y\"\x04Relu";
+    a_tar_archive: { let mut tar = vec![0; 512]; tar[257..262].copy_from_slice(b"ustar"); tar };
+    text_in_utf_16: b"\xff\xfeg\0r\0a\0p\0h\0(\0";
+    a_numpy_archive: pack(&[("weights.npy", b"\x93NUMPY")]);
+    a_keras_model: pack(&[("config.json", b"{}"), ("model.weights.h5", b"\x89HDF")]);
+    an_archive_without_code: archive("class Other(Module):\n  pass\n", NET);
+    a_zip_without_its_last_byte: { let whole = fixture("traces/cnn_basic.pt"); whole[..whole.len() - 1].to_vec() };
     a_truncated_zip: { let whole = fixture("traces/cnn_basic.pt"); whole[..whole.len() / 2].to_vec() };
     a_damaged_record: damaged();
     a_zip_bomb: bomb(1 << 30);
@@ -127,6 +136,9 @@ refuses! {
     ir_text_that_uses_what_nobody_makes:
         b"graph(%x : Tensor):\n  %y : Tensor = aten::relu(%z)\n  return (%y)\n", "2x4";
     too_many_inputs: fixture("traces/cnn_basic.pt"), "4x3x32x32", "4x3x32x32";
+    a_shape_for_a_number: archive(&body("return torch.mul(x, n)").replace("x: Tensor", "x: Tensor,\n    n: int"), NET), "2x4", "1";
+    a_shape_for_a_list: archive(&body("return torch.stack(x)").replace("x: Tensor", "x: List[Tensor]"), NET), "2x4";
+    a_named_shape_for_a_list: archive(&body("return torch.stack(x)").replace("x: Tensor", "x: List[Tensor]"), NET), "x=2x4";
     no_such_input: fixture("traces/cnn_basic.pt"), "image=4x3x32x32";
     an_input_given_twice: fixture("traces/bert_tiny.pt"), "input_ids=2x8:int64", "input_ids=2x9:int64";
     an_input_without_shape: fixture("wrong/scripted.pt");
@@ -172,6 +184,62 @@ fn what_cannot_be_flattened_is_named_and_still_drawn() {
     // Nobody knows which stage an `if` belongs to that was never followed.
     let split = run(folder.path(), &["split", "model.pt", "--devices", "2xt4", "-o", "out"]);
     assert_eq!(split.status.code(), Some(2));
+}
+
+#[test]
+fn checks_and_dictionaries_may_be_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "if bool(torch.sum(x)):\n  _0 = torch.neg(x)\nelse:\n  pass\n\
+                 if torch.ne(torch.dim(x), 2):\n  ops.prim.RaiseException(\"2D\")\nelse:\n  pass\n\
+                 y = torch.matmul(x, x)\nd = {\"y\": y}\nz = torch.matmul(y, y)\n\
+                 torch._set_item(d, \"z\", torch.matmul(z, y))\nreturn torch.matmul(d[\"z\"], z)";
+    fs::write(folder.path().join("model.pt"), archive(&body(lines), NET)).unwrap();
+    let split =
+        run(folder.path(), &["split", "model.pt", "--input", "8x8", "--devices", "2xt4", "-o", "out"]);
+    assert!(split.status.success(), "{}", String::from_utf8_lossy(&split.stderr));
+    assert!(folder.path().join("out/stages/stage_0.pt").is_file());
+}
+
+#[test]
+fn an_attribute_that_changes_may_not_be_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "y = torch.matmul(x, x)\nself.seen = 1\nreturn torch.matmul(y, y)";
+    fs::write(folder.path().join("model.pt"), archive(&body(lines), NET)).unwrap();
+    let split =
+        run(folder.path(), &["split", "model.pt", "--input", "8x8", "--devices", "2xt4", "-o", "out"]);
+    assert_eq!(split.status.code(), Some(2));
+    insta::assert_snapshot!(String::from_utf8(split.stderr).unwrap());
+}
+
+#[test]
+fn an_operator_of_somebody_else_is_named_and_not_guessed() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "y = ops.mylib.linear(x, x)\nreturn torch.relu(y)";
+    fs::write(folder.path().join("model.pt"), archive(&body(lines), NET)).unwrap();
+    let inspected = run(folder.path(), &["inspect", "model.pt", "--input", "8x8"]);
+    assert!(inspected.status.success());
+    let said = String::from_utf8(inspected.stdout).unwrap();
+    assert!(said.contains("unknown operator mylib::linear ×1 in (root); its shapes are not known"), "{said}");
+}
+
+#[test]
+fn a_model_that_only_branches_says_so_when_it_is_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "if bool(torch.sum(x)):\n  y = torch.matmul(x, x)\nelse:\n  y = x\nreturn y";
+    fs::write(folder.path().join("model.pt"), archive(&body(lines), NET)).unwrap();
+    let split =
+        run(folder.path(), &["split", "model.pt", "--input", "8x8", "--devices", "2xt4", "-o", "out"]);
+    assert_eq!(split.status.code(), Some(2));
+    insta::assert_snapshot!(String::from_utf8(split.stderr).unwrap());
+}
+
+#[test]
+fn a_mark_of_utf_8_is_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "\u{feff}graph(%x : Tensor):\n  %y : Tensor = aten::relu(%x)\n  return (%y)\n";
+    fs::write(folder.path().join("model.txt"), text).unwrap();
+    let inspected = run(folder.path(), &["inspect", "model.txt", "--input", "2x4"]);
+    assert!(inspected.status.success(), "{}", String::from_utf8_lossy(&inspected.stderr));
 }
 
 /// One bit of a record is turned: its checksum tells.

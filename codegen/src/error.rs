@@ -130,10 +130,8 @@ pub enum CutError {
         /// The writing node.
         node: NodeId,
     },
-    /// Scripted control flow.
-    #[error(
-        "`{path}` holds scripted control flow ({place}) that cannot be written as a stage of its own: {reason}"
-    )]
+    /// Scripted control flow, or what else only scripted code has.
+    #[error("`{path}` holds scripted code ({place}) that cannot be written as a stage of its own: {reason}")]
     Opaque {
         /// Block path.
         path: String,

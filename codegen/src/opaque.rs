@@ -34,15 +34,20 @@ pub(crate) fn functions(
     let mut found = Vec::new();
     for step in &stage.steps {
         let Step::Run { node, .. } = step else { continue };
-        if program.nodes[node.index()].operator == "prim::Opaque" {
-            let name = format!("opaque_{}", node.0);
-            let function = function(program, *node, &name).map_err(|reason| CutError::Opaque {
-                path: crate::python::path(program, *node),
-                place: place(program, *node),
-                reason: reason.into(),
-                node: *node,
-            })?;
-            found.push((*node, name, function));
+        let refuse = |reason: &str| CutError::Opaque {
+            path: crate::python::path(program, *node),
+            place: place(program, *node),
+            reason: reason.into(),
+            node: *node,
+        };
+        match program.nodes[node.index()].operator.as_str() {
+            "prim::Opaque" => {
+                let name = format!("opaque_{}", node.0);
+                let function = function(program, *node, &name).map_err(refuse)?;
+                found.push((*node, name, function));
+            }
+            "prim::SetAttr" => return Err(refuse("it assigns an attribute of a module")),
+            _ => {}
         }
     }
     Ok(found)
@@ -100,6 +105,8 @@ fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'sta
     let types: Vec<String> =
         outputs.iter().map(|value| written(&program.values[value.index()].type_)).collect();
     let returned = match types.as_slice() {
+        // A check, say.
+        [] => "NoneType".into(),
         [only] => only.clone(),
         all => format!("Tuple[{}]", all.join(", ")),
     };
@@ -114,6 +121,7 @@ fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'sta
         code.push_str(&format!("  {content}\n"));
     }
     code.push_str(&match names.as_slice() {
+        [] => "  return None\n".into(),
         [only] => format!("  return {only}\n"),
         all => format!("  return ({})\n", all.join(", ")),
     });

@@ -59,6 +59,23 @@ pub fn build(program: &Program, options: &BuildOptions) -> Result<ModelGraph, Bu
     builder.finish()
 }
 
+/// Says what an input is that takes no shape; nothing for a tensor.
+fn no_tensor(type_: &Type) -> Option<&'static str> {
+    Some(match type_ {
+        Type::Tensor(_) => return None,
+        Type::Optional(inner) => return no_tensor(inner),
+        Type::Int | Type::Float | Type::Number => "a number",
+        Type::Bool => "a truth value",
+        Type::Str => "a text",
+        Type::Device => "a device",
+        Type::None => "None",
+        Type::List(_) => "a list",
+        Type::Tuple(_) => "a tuple",
+        Type::Dict(..) => "a dictionary",
+        Type::Class(_) => "an object",
+    })
+}
+
 /// The graph under construction.
 struct Builder<'p> {
     program: &'p Program,
@@ -108,11 +125,8 @@ impl<'p> Builder<'p> {
         let mut given: Vec<Option<&InputShape>> = vec![None; inputs.len()];
         let mut next = 0;
         // Inputs that take no shape (a flag, `None`) are not counted when shapes are given by order.
-        let takes_shape = |at: usize| match &self.program.values[inputs[at].index()].type_ {
-            Type::Tensor(_) => true,
-            Type::Optional(inner) => matches!(**inner, Type::Tensor(_)),
-            _ => false,
-        };
+        let no_tensor = |at: usize| no_tensor(&self.program.values[inputs[at].index()].type_);
+        let takes_shape = |at: usize| no_tensor(at).is_none();
         for input in &options.inputs {
             let place = match &input.name {
                 Some(name) => names.iter().position(|other| other == name || plain(other) == name),
@@ -124,14 +138,23 @@ impl<'p> Builder<'p> {
                 }
             };
             match (place, &input.name) {
-                (Some(place), _) if given[place].is_none() => given[place] = Some(input),
+                (Some(place), _) if given[place].is_none() => match no_tensor(place) {
+                    Some(kind) => {
+                        self.errors.push(BuildError::NoTensor { name: names[place].clone(), kind });
+                    }
+                    None => given[place] = Some(input),
+                },
                 (Some(_), Some(name)) => self.errors.push(BuildError::InputTwice { name: name.clone() }),
                 (None, Some(name)) => {
                     self.errors.push(BuildError::NoSuchInput { name: name.clone(), inputs: names.clone() });
                 }
                 _ => {
-                    let n_given = options.inputs.len();
-                    self.errors.push(BuildError::TooManyInputs { n_given, inputs: names.clone() });
+                    let all = || names.iter().cloned().enumerate();
+                    self.errors.push(BuildError::TooManyInputs {
+                        n_given: options.inputs.len(),
+                        inputs: all().filter(|(at, _)| takes_shape(*at)).map(|(_, name)| name).collect(),
+                        others: all().filter_map(|(at, name)| Some((name, no_tensor(at)?))).collect(),
+                    });
                     break;
                 }
             }
@@ -231,7 +254,11 @@ impl<'p> Builder<'p> {
         let (signatures, rule) = self.signatures.entry(&node.operator).or_insert_with(|| {
             let short = node.operator.rsplit("::").next().unwrap_or(&node.operator);
             let plain = short.strip_suffix('_').filter(|rest| !rest.ends_with('_') && !rest.is_empty());
-            (signature::overloads(&node.operator), rule(plain.unwrap_or(short)))
+            // Somebody else's `linear` may be anything.
+            let is_ours =
+                ["aten::", "prim::", "torchvision::"].iter().any(|ns| node.operator.starts_with(ns));
+            let rule = if is_ours { rule(plain.unwrap_or(short)) } else { None };
+            (signature::overloads(&node.operator), rule)
         });
         let scope = Scope { values: &self.facts, tensors: &self.tensor_facts };
         let signature = choose(signatures, node, &scope, program);

@@ -36,12 +36,22 @@ pub enum BuildError {
         name: String,
     },
     /// More shapes than inputs.
-    #[error("{n_given} shapes are given, the model takes {}: {}", inputs.len(), list(inputs))]
+    #[error("{}", too_many(*n_given, inputs, others))]
     TooManyInputs {
         /// How many are given.
         n_given: usize,
-        /// All inputs in order.
+        /// Those that take one, in order.
         inputs: Vec<String>,
+        /// Those that take none, and what they are.
+        others: Vec<(String, &'static str)>,
+    },
+    /// A shape for something that is no tensor.
+    #[error("input `{name}` takes no shape: it is {kind}")]
+    NoTensor {
+        /// Its name.
+        name: String,
+        /// What it is.
+        kind: &'static str,
     },
     /// An operator refuses what it is given.
     #[error("`{name}` in {} rejects its inputs: {reason} (given {})", place(path), shapes.join(", "))]
@@ -85,6 +95,20 @@ fn inputs_named(names: &[String]) -> String {
     match names {
         [one] => format!("input `{one}`"),
         names => format!("inputs {}", list(names)),
+    }
+}
+
+fn too_many(n_given: usize, inputs: &[String], others: &[(String, &'static str)]) -> String {
+    let given =
+        if n_given == 1 { "1 shape is given".to_string() } else { format!("{n_given} shapes are given") };
+    let others: Vec<String> = others.iter().map(|(name, kind)| format!("`{name}` is {kind}")).collect();
+    match (inputs, others.as_slice()) {
+        ([], []) => format!("{given}, the model takes no inputs"),
+        ([], others) => format!("{given}, no input takes one: {}", others.join(", ")),
+        (inputs, []) => format!("{given}, the model takes {}: {}", inputs.len(), list(inputs)),
+        (inputs, others) => {
+            format!("{given}, the model takes {}: {}; {}", inputs.len(), list(inputs), others.join(", "))
+        }
     }
 }
 

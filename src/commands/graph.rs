@@ -126,7 +126,8 @@ impl Graph {
         let kind = self.kind()?;
         let color = self.color()?;
         let model = model::load_with(&self.model, &self.inputs, self.parameters.as_deref())?;
-        model::notes(&model.program).for_each(crate::failure::note);
+        let notes = crate::failure::shown_notes(model::notes(&model.program).collect());
+        notes.iter().for_each(crate::failure::note);
         let stages = match &self.plan {
             Some(path) => {
                 let plan = plan_file::read_for(path, &model.program)?;

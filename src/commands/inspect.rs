@@ -363,7 +363,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
             paths.join(", ")
         ));
     }
-    for note in &report.notes {
+    for note in crate::failure::shown_notes(report.notes.clone()) {
         text.push_str(&format!("note: {note}\n"));
     }
     text

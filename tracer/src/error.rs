@@ -73,7 +73,7 @@ pub enum TraceError {
         fault: PickleFault,
     },
     /// A stored object that is not what a module needs.
-    #[error("`{path}`: {reason}")]
+    #[error("{}: {reason}", if path.is_empty() { "the root module".to_owned() } else { format!("`{path}`") })]
     Object {
         /// Path of the attribute from the root.
         path: String,
@@ -103,6 +103,16 @@ pub enum TraceError {
         place: Place,
         /// What is wrong.
         reason: String,
+    },
+    /// Code that is nested deeper than it is followed.
+    #[error("{what} are nested more than {limit} deep")]
+    TooDeep {
+        /// Where.
+        place: Place,
+        /// What is nested.
+        what: &'static str,
+        /// How deep is followed.
+        limit: usize,
     },
     /// More of something than any trace has.
     #[error("{what} exceed the limit of {limit}")]
@@ -155,7 +165,9 @@ impl TraceError {
     /// Returns the text and range that a fault in code points at.
     pub fn place(&self) -> Option<&Place> {
         match self {
-            TraceError::Syntax { place, .. } | TraceError::Code { place, .. } => Some(place),
+            TraceError::Syntax { place, .. }
+            | TraceError::Code { place, .. }
+            | TraceError::TooDeep { place, .. } => Some(place),
             _ => None,
         }
     }
@@ -184,6 +196,9 @@ impl TraceError {
             TraceError::TooLarge { .. } | TraceError::Limit { .. } => Some(
                 "no trace needs as much, so the file was not read further; trace the model itself, in parts if it is that large",
             ),
+            TraceError::TooDeep { .. } => {
+                Some("real models stay far below; trace a part of the model, or one that is less nested")
+            }
             TraceError::Version { .. } => Some("save the trace again with a torch that this program knows"),
             TraceError::NoForward { .. } => Some(
                 "trace the module itself, or name \"forward\" among the methods given to torch.jit.trace_module",

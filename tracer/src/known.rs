@@ -1,7 +1,8 @@
 //! What follows from constants alone: how often a loop runs, and which way a condition goes.
 //!
 //! Scripted code that was called from a trace counts its loops by `range(min([9223372036854775807, len(list)]))` and asks
-//! `x is None` before it does anything; both are settled once the trace says what was passed.
+//! `x is None` before it does anything; both are settled once the trace says what was passed. A branch that does nothing
+//! but raise is a check: the model goes on by the other branch, or not at all.
 
 use std::cell::Cell;
 
@@ -32,6 +33,23 @@ pub(crate) fn settled(
 ) -> Option<Constant> {
     let reader = Reader { values, nodes, looks: Cell::new(0) };
     only_asks(operator).then(|| reader.result(operator, arguments, MAX_DEPTH))?
+}
+
+/// The operator that ends a model with an exception.
+pub(crate) const RAISE: &str = "prim::RaiseException";
+
+/// Chooses the branch that a model goes on by: what the condition says, or the one that does not end in an exception.
+pub(crate) fn taken<T>(
+    condition: Option<Constant>,
+    then: T,
+    otherwise: T,
+    raises: impl Fn(&T) -> bool,
+) -> Option<T> {
+    match (condition.and_then(truth), raises(&then), raises(&otherwise)) {
+        (Some(true), ..) | (None, false, true) => Some(then),
+        (Some(false), ..) | (None, true, false) => Some(otherwise),
+        (None, ..) => None,
+    }
 }
 
 /// Tells whether an operator only marks a stretch for a profiler, as `DataParallel` and `record_function` do.
@@ -99,15 +117,20 @@ impl<'p> Reader<'p> {
                 .map(Int)
             }
             "aten::eq" | "aten::ne" | "aten::lt" | "aten::le" | "aten::gt" | "aten::ge" => {
-                let ints = ints()?;
-                let [a, b] = ints[..] else { return None };
+                let both = all().collect::<Option<Vec<Constant>>>()?;
+                let [a, b] = both.as_slice() else { return None };
+                // Nothing is said of a not-a-number.
+                let order = match (int(a.clone()), int(b.clone())) {
+                    (Some(a), Some(b)) => a.cmp(&b),
+                    _ => float(a)?.partial_cmp(&float(b)?)?,
+                };
                 Some(Bool(match operator {
-                    "aten::eq" => a == b,
-                    "aten::ne" => a != b,
-                    "aten::lt" => a < b,
-                    "aten::le" => a <= b,
-                    "aten::gt" => a > b,
-                    _ => a >= b,
+                    "aten::eq" => order.is_eq(),
+                    "aten::ne" => order.is_ne(),
+                    "aten::lt" => order.is_lt(),
+                    "aten::le" => order.is_le(),
+                    "aten::gt" => order.is_gt(),
+                    _ => order.is_ge(),
                 }))
             }
             "aten::__not__" => bools()?.first().map(|value| Bool(!value)),
@@ -161,6 +184,14 @@ fn int(constant: Constant) -> Option<i64> {
         Constant::Int(value) => Some(value),
         Constant::Bool(value) => Some(i64::from(value)),
         _ => None,
+    }
+}
+
+/// A number as a float; whole numbers that no float holds are left out.
+fn float(constant: &Constant) -> Option<f64> {
+    match constant {
+        Constant::Float(value) => Some(*value),
+        _ => int(constant.clone()).filter(|value| value.unsigned_abs() < 1 << 53).map(|value| value as f64),
     }
 }
 

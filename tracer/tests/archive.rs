@@ -318,6 +318,55 @@ fn what_constants_decide_is_written_out() {
 }
 
 #[test]
+fn checks_are_taken_to_pass() {
+    // As torch writes `assert` and `raise`.
+    let raise = "ops.prim.RaiseException(\"expected 4D input\", \"builtins.ValueError\")";
+    let expected = "%dim = aten::dim(%x)\n%ne = aten::ne(%dim, 4)\n%y = aten::relu(%x)\nreturn %y\n";
+    for (then, otherwise) in [(raise, "pass"), ("pass", raise)] {
+        let lines = format!(
+            "if torch.ne(torch.dim(x), 4):\n  {then}\nelse:\n  {otherwise}\ny = torch.relu(x)\nreturn y"
+        );
+        check(&lines, expected);
+        assert!(read_archive(&body(&lines)).unwrap().notes.is_empty());
+    }
+    check(
+        &format!("if bool(x):\n  y = torch.relu(x)\nelse:\n  {raise}\n  y = uninitialized(Tensor)\nreturn y"),
+        "%Bool = aten::Bool(%x)\n%y = aten::relu(%x)\nreturn %y\n",
+    );
+    // Where both raise, or one does after a question of its own, nothing is decided.
+    for (then, otherwise) in
+        [(raise, raise), (&*format!("if bool(x):\n    {raise}\n  else:\n    pass"), "pass")]
+    {
+        let lines = format!("if torch.ne(torch.dim(x), 4):\n  {then}\nelse:\n  {otherwise}\nreturn x");
+        assert_eq!(read_archive(&body(&lines)).unwrap().notes.len(), 1, "{lines}");
+    }
+    check(
+        "if torch.gt(0.5, 0):\n  y = torch.relu(x)\nelse:\n  y = x\nreturn y",
+        "%gt = aten::gt(0.5, 0)\n%y = aten::relu(%x)\nreturn %y\n",
+    );
+}
+
+#[test]
+fn what_is_forked_stands_where_it_was_forked() {
+    check(
+        "y = torch.relu(x)\ndef __forked_function():\n  z = torch.neg(y)\n  return z\n\
+         f = fork(__forked_function)\nw = torch.exp(y)\nreturn torch.add(w, torch.wait(f))",
+        "%y = aten::relu(%x)\n%z = aten::neg(%y)\n%w = aten::exp(%y)\n%add = aten::add(%w, %z)\nreturn %add\n",
+    );
+    refused("def f():\n  return fork(f)\ny = fork(f)\nreturn torch.wait(y)", "`f` calls itself", "fork(f)");
+}
+
+#[test]
+fn a_module_that_calls_its_own_method_is_called_once() {
+    let code = "class Net(Module):\n  def forward(self: __torch__.Net,\n    x: Tensor) -> Tensor:\n    \
+                y = (self)._inner(x, )\n    return torch.neg(y)\n  def _inner(self: __torch__.Net,\n    \
+                x: Tensor) -> Tensor:\n    return torch.relu(x)\n";
+    let program = read_archive(&archive(code, &Pickle::new().open("Net").raw(b"ub.").0)).unwrap();
+    assert_eq!(text(&program), "%relu = aten::relu(%x)\n%neg = aten::neg(%relu)\nreturn %neg\n");
+    assert_eq!(program.calls.len(), 1);
+}
+
+#[test]
 fn code_that_is_refused() {
     refused("return torch.relu(y)", "name `y` is not defined", "y");
     refused("return self.weight", "the root module has no attribute `weight`", "self.weight");

@@ -29,8 +29,9 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
         _ => None,
     };
     let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
-    // Control flow that was not followed hides the products of the modules that it calls.
-    let hides_products = operator.name == "prim::Opaque" && !operator.tensors.is_empty();
+    // What is not known may hide products with what is stored, as may a call whose inside is not shown.
+    let hides_products = operator.class == OperatorClass::Unknown
+        && (!operator.tensors.is_empty() || operator.name == "prim::CallMethod");
     let uncounted = u32::from(!is_counted && is_product || hides_products);
     OperatorCost { uncounted, ..counted.unwrap_or_default() }
 }

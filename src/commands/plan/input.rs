@@ -32,10 +32,8 @@ impl Input {
             return Ok(Self::Trace);
         }
         let name = path.display().to_string();
-        let Ok(text) = std::str::from_utf8(&map) else {
-            let failure = Failure::input(format!("{name}: neither a traced model nor a profile"));
-            return Err(failure.with_hint("trace the model with torch.jit.trace and save it"));
-        };
+        // What is neither is best explained by the reader of archives.
+        let Ok(text) = std::str::from_utf8(&map) else { return Ok(Self::Trace) };
         let failure = |error| failure_of(&name, text, error);
         if PiperWorkload::looks_like(text) {
             return Ok(Self::Piper(PiperWorkload::from_text(text).map_err(failure)?));

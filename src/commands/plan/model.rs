@@ -214,9 +214,14 @@ fn traced(
     let missing = || Failure::input("the cluster has no device types");
     let (times, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
     if total <= 0.0 {
-        return Err(Failure::input("no operator is known to take time").in_file(&plan.model).with_hint(
-            "are the shapes right? give others with --input, or trace with `model-analyze trace`",
-        ));
+        let hint = match model::notes(&model.program).next() {
+            Some(note) => format!("what takes time may be hidden; {note}: trace the model without branches"),
+            None => {
+                "are the shapes right? give others with --input, or trace with `model-analyze trace`".into()
+            }
+        };
+        let failure = Failure::input("no operator is known to take time").in_file(&plan.model);
+        return Err(failure.with_hint(hint));
     }
     for (name, type_) in &cluster.types {
         let Some((_, other)) = whole(name) else { continue };

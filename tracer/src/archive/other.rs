@@ -40,11 +40,34 @@ pub(super) fn recognise_file(bytes: &[u8]) -> Option<TraceError> {
     if bytes.starts_with(b"\x1f\x8b") {
         return not("a gzip file", "unpack it first");
     }
+    if bytes.starts_with(b"version https://git-lfs.github.com/") {
+        return not("a pointer of Git LFS instead of the file itself", "fetch the file: git lfs pull");
+    }
+    let start = bytes[..bytes.len().min(512)].trim_ascii_start().to_ascii_lowercase();
+    if start.starts_with(b"<!doctype") || start.starts_with(b"<html") {
+        return not("a web page", "download the file again: this is what a server says instead of it");
+    }
+    if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
+        return not("text in UTF-16", "write it as UTF-8");
+    }
+    if bytes.get(257..262) == Some(b"ustar") {
+        return not("a tar archive", "unpack it first");
+    }
+    // The version of a ModelProto, then who made it.
+    let is_onnx = bytes.starts_with(b"\x08") && bytes.get(2) == Some(&0x12);
+    if is_onnx
+        && (start.windows(7).any(|part| part == b"pytorch") || start.windows(4).any(|part| part == b"onnx"))
+    {
+        return not("an ONNX model", "ONNX is not read; trace the PyTorch model with torch.jit.trace");
+    }
     if bytes.starts_with(b"PK\x05\x06") {
         return not("an empty zip archive", TRACE_FIRST);
     }
     if bytes.starts_with(b"graph(") {
-        return not("IR text", "read it as text");
+        return not(
+            "IR text, which holds no weights",
+            "give the archive that torch.jit.save wrote of the same model",
+        );
     }
     not("a file that is no zip archive", TRACE_FIRST)
 }
@@ -89,6 +112,12 @@ pub(super) fn recognise_archive(records: &mut Records<'_>) -> Option<TraceError>
     }
     if records.has("model.json") && code {
         return not("an archive of torch 1.0, before data.pkl", "load and save it again with a newer torch");
+    }
+    if records.has_outside("model.weights.h5") {
+        return not("a Keras model", "Keras is not read; trace a PyTorch model");
+    }
+    if records.has_outside(".npy") {
+        return not("a NumPy archive (.npz), which holds arrays and no code", TRACE_FIRST);
     }
     not("a zip archive without `data.pkl` and `code/`", TRACE_FIRST)
 }

@@ -40,8 +40,8 @@ pub(crate) struct Extent {
 impl<'a> Records<'a> {
     /// Opens the directory; touches no record.
     pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, TraceError> {
-        let zip = ZipArchive::new(Cursor::new(bytes))
-            .map_err(|error| TraceError::Zip { reason: error.to_string() })?;
+        let zip =
+            ZipArchive::new(Cursor::new(bytes)).map_err(|error| TraceError::Zip { reason: fault(&error) })?;
         if zip.len() > MAX_RECORDS {
             return Err(TraceError::Limit { what: "records in the archive", limit: MAX_RECORDS });
         }
@@ -75,6 +75,11 @@ impl<'a> Records<'a> {
             .range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded))
             .map(|(name, _)| name.as_str())
             .take_while(move |name| name.starts_with(prefix))
+    }
+
+    /// Tells whether a record whose name ends so lies beside the folder of the archive.
+    pub(crate) fn has_outside(&self, ending: &str) -> bool {
+        self.zip.file_names().any(|name| !name.contains('/') && name.ends_with(ending))
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -169,7 +174,15 @@ impl<'a> Records<'a> {
 }
 
 fn damaged(name: &str, error: &zip::result::ZipError) -> TraceError {
-    TraceError::Record { record: name.to_owned(), reason: error.to_string() }
+    TraceError::Record { record: name.to_owned(), reason: fault(error) }
+}
+
+/// Says what is wrong with a zip; all of it lies in memory, so what cannot be read is not there.
+fn fault(error: &zip::result::ZipError) -> String {
+    match error {
+        zip::result::ZipError::Io(_) => "it ends too early".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 /// Counts the central directory's headers: signature, 42 bytes, then name, extra field and comment.

@@ -53,6 +53,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 let arguments = self.arguments(arguments, frame)?;
                 if is_mark(&operator) {
                     Ok(Bound::Operand(Operand::default()))
+                } else if let ("aten::wait", [awaited]) = (operator.as_str(), arguments.as_slice())
+                    && !self.is_future(&awaited.operand)
+                {
+                    Ok(Bound::Operand(awaited.operand.clone()))
                 } else if gives {
                     self.operator_node(operator, arguments, targets, expr, frame)
                 } else {
@@ -116,6 +120,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         frame: &mut Frame<'a>,
     ) -> Result<Bound, TraceError> {
         let place = (frame.source, expr.text);
+        if let ("fork", [CallArgument { value: Expr { kind: ExprKind::Name(function), .. }, .. }]) =
+            (name, arguments)
+            && let Some(function) = frame.functions.get(function)
+        {
+            return self.forked(*function, frame, place);
+        }
         match (name, arguments) {
             ("annotate", [type_, value]) => self.annotate(&type_.value, &value.value, targets, expr, frame),
             ("unchecked_cast", [_, value]) => {
@@ -337,6 +347,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let Some((source, function)) = found else {
             return Err(self.wrong(place, format!("class `{class}` has no method `{method}`")));
         };
+        // A module that calls another method of its own stays in the same call.
+        if self.calls.get(self.current.index()).is_some_and(|current| current.module == module) {
+            return self.function(Some(module), source, function, passed, place);
+        }
         if self.calls.len() >= MAX_CALLS {
             return Err(TraceError::Limit { what: "module calls", limit: MAX_CALLS });
         }
@@ -375,6 +389,56 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         Ok(bound)
     }
 
+    /// Walks what was forked as if it stood here: what runs beside the rest gives the same.
+    fn forked(
+        &mut self,
+        function: usize,
+        frame: &Frame<'a>,
+        place: (usize, &str),
+    ) -> Result<Bound, TraceError> {
+        let definition = self.functions[function];
+        let key = (None, definition.name.as_ptr());
+        self.activate(key, definition.name, place)?;
+        let begun = self.begin();
+        let mut inner = Frame {
+            names: frame.names.clone(),
+            source: frame.source,
+            functions: frame.functions.clone(),
+            declared: frame.declared.clone(),
+        };
+        let flow = self.block(&definition.block, &mut inner)?;
+        self.settle(begun);
+        self.leave();
+        self.active.remove(&key);
+        Ok(match flow {
+            Flow::Return(bound) => bound,
+            Flow::Next => Bound::Operand(Operand::default()),
+        })
+    }
+
+    /// Tells whether something is what a `fork` gave that was not followed.
+    fn is_future(&self, operand: &Operand) -> bool {
+        let Operand::Value(value) = operand else { return false };
+        let producer = self.values[value.index()].producer;
+        producer.is_some_and(|node| self.nodes[node.index()].operator == "prim::fork")
+    }
+
+    /// Begins to walk a function, one level deeper.
+    fn activate(
+        &mut self,
+        key: (Option<ModuleId>, *const u8),
+        name: &str,
+        place: (usize, &str),
+    ) -> Result<(), TraceError> {
+        if !self.active.insert(key) {
+            return Err(self.wrong(place, format!("`{name}` calls itself")));
+        }
+        if self.active.len() > MAX_CALL_DEPTH {
+            return Err(self.too_deep(place, "calls", MAX_CALL_DEPTH));
+        }
+        self.enter(place)
+    }
+
     /// Walks a function's body with its parameters bound.
     fn function(
         &mut self,
@@ -385,15 +449,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         place: (usize, &str),
     ) -> Result<Bound, TraceError> {
         let key = (this, function.text.as_ptr());
-        if !self.active.insert(key) {
-            return Err(self.wrong(place, format!("`{}` calls itself", function.name)));
-        }
-        if self.active.len() > MAX_CALL_DEPTH {
-            return Err(self.wrong(place, format!("calls are nested more than {MAX_CALL_DEPTH} deep")));
-        }
-        self.enter(place)?;
+        self.activate(key, function.name, place)?;
         let definition = self.definition(source, function)?;
-        let mut frame = Frame { names: HashMap::new(), source, declared: HashMap::new() };
+        let mut frame =
+            Frame { names: HashMap::new(), source, functions: HashMap::new(), declared: HashMap::new() };
         let mut open = definition.parameters.iter();
         if let Some(this) = this {
             match open.next() {

@@ -55,6 +55,8 @@ struct Frame<'a> {
     names: HashMap<&'a str, Bound>,
     /// Index of the file that the function stands in.
     source: usize,
+    /// Functions that the function defines itself, to be forked.
+    functions: HashMap<&'a str, usize>,
     /// Types of lists and dictionaries, where the code tells them: an empty one says nothing itself.
     declared: HashMap<&'a str, Type>,
 }
@@ -73,6 +75,8 @@ struct Flattener<'l, 'a, 'p, 'b, 'r, 'z> {
     ordinals: HashMap<ModuleId, u32>,
     /// How often each name was given out.
     used: HashMap<String, u32>,
+    /// Functions that functions define themselves; a frame knows their names.
+    functions: Vec<&'l Definition<'a>>,
     /// Functions being walked: recursion is refused.
     active: HashSet<(Option<ModuleId>, *const u8)>,
     depth: usize,
@@ -101,6 +105,7 @@ pub(crate) fn flatten(
         current: CallId(0),
         ordinals: HashMap::new(),
         used: HashMap::new(),
+        functions: Vec::new(),
         active: HashSet::new(),
         depth: 0,
         spent: 0,
@@ -224,6 +229,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         TraceError::Code { place: self.code.place(source, text), reason }
     }
 
+    fn too_deep(&self, (source, text): (usize, &str), what: &'static str, limit: usize) -> TraceError {
+        TraceError::TooDeep { place: self.code.place(source, text), what, limit }
+    }
+
     /// Charges for an operand that is copied or built.
     fn spend(&mut self, operand: &Operand) -> Result<(), TraceError> {
         let size = measure(operand, 0)?;
@@ -237,9 +246,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     fn enter(&mut self, place: (usize, &str)) -> Result<(), TraceError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(
-                self.wrong(place, format!("calls and brackets are nested more than {MAX_DEPTH} deep"))
-            );
+            return Err(self.too_deep(place, "calls and brackets", MAX_DEPTH));
         }
         Ok(())
     }

@@ -1,10 +1,14 @@
 //! Statements: they bind names and otherwise leave the work to expressions.
 
-use super::{Bound, Flattener, Frame, types};
+use super::{
+    Bound, Flattener, Frame,
+    operators::{Callee, callee as callee_of},
+    types,
+};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
-    known::known,
+    known::{RAISE, known, taken},
     program::{Argument, Constant, Operand, Type},
 };
 
@@ -38,16 +42,17 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             }
             StatementKind::If { condition, then, otherwise } => {
                 let decided = self.condition(condition, frame)?;
-                match known(&decided, &self.values, &self.nodes) {
-                    Some(Constant::Bool(value)) => {
+                let value = known(&decided, &self.values, &self.nodes);
+                match taken(value, then, otherwise, |block| raises(block)) {
+                    Some(block) => {
                         let begun = self.begin();
                         self.enter((frame.source, condition.text))?;
-                        let flow = self.block(if value { then } else { otherwise }, frame)?;
+                        let flow = self.block(block, frame)?;
                         self.leave();
                         self.settle(begun);
                         return Ok(flow);
                     }
-                    _ => self.opaque(statement, "if", Some(decided), frame)?,
+                    None => self.opaque(statement, "if", Some(decided), frame)?,
                 }
             }
             StatementKind::While { condition, .. } => {
@@ -63,7 +68,10 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                 self.opaque(statement, "for", iterable, frame)?;
             }
             StatementKind::With { .. } => self.opaque(statement, "with", None, frame)?,
-            StatementKind::Function(_) => self.opaque(statement, "def", None, frame)?,
+            StatementKind::Function(definition) => {
+                frame.functions.insert(definition.name, self.functions.len());
+                self.functions.push(definition);
+            }
         }
         Ok(Flow::Next)
     }
@@ -137,12 +145,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 
     /// Begins a statement that is decided while reading.
-    fn begin(&self) -> (usize, u32) {
+    pub(super) fn begin(&self) -> (usize, u32) {
         (self.settled.len(), self.nodes.len() as u32)
     }
 
     /// Notes that the nodes since `begin` stand for one statement; statements inside it no longer count.
-    fn settle(&mut self, (n_before, first): (usize, u32)) {
+    pub(super) fn settle(&mut self, (n_before, first): (usize, u32)) {
         self.settled.truncate(n_before);
         self.settled.push(first..self.nodes.len() as u32);
     }
@@ -287,6 +295,16 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         }
         Ok(parts)
     }
+}
+
+/// Tells whether a block ends the model with an exception, whatever else it does.
+fn raises(block: &[Statement<'_>]) -> bool {
+    block.iter().any(|statement| match &statement.kind {
+        StatementKind::Expression(Expr { kind: ExprKind::Call(callee, _), .. }) => {
+            matches!(callee_of(callee, |_| false), Callee::Operator(operator) if operator == RAISE)
+        }
+        _ => false,
+    })
 }
 
 /// Counts the statements of a block, those inside others too.

@@ -10,21 +10,24 @@ use super::{
     lower::{Bound, Lowering, Reads, weigh},
     tree::{Block, IrType, Node as IrNode, Use},
 };
-use crate::{Argument, Constant, Node, NodeId, Note, Operand, known::known};
+use crate::{
+    Argument, Constant, Node, NodeId, Note, Operand,
+    known::{RAISE, known, taken},
+};
 
 impl Lowering {
     /// Lowers a node that has blocks.
     pub(super) fn control(&mut self, node: &IrNode) -> Result<(), IrError> {
         match (node.kind.as_str(), node.blocks.as_slice()) {
             ("prim::If", [then, otherwise]) => {
-                match node.inputs.first().and_then(|input| self.constant_of(input)) {
-                    Some(Constant::Bool(value)) => {
-                        let block = if value { then } else { otherwise };
+                let value = node.inputs.first().and_then(|input| self.constant_of(input));
+                match taken(value, then, otherwise, |block| raises(block)) {
+                    Some(block) => {
                         let given = self.inside(block, Vec::new(), false)?;
                         self.leave(block);
                         self.give(node, given)
                     }
-                    _ => self.opaque(node),
+                    None => self.opaque(node),
                 }
             }
             ("prim::Loop", [block]) => match self.steps(node, block) {
@@ -187,6 +190,11 @@ impl Lowering {
         self.program.notes.push(Note { text, path, span: node.span, node: Some(id) });
         Ok(())
     }
+}
+
+/// Tells whether a block ends the model with an exception.
+fn raises(block: &Block) -> bool {
+    block.nodes.iter().any(|node| node.kind == RAISE)
 }
 
 /// Counts the nodes of a block, those inside others too.

@@ -192,6 +192,13 @@ fn what_constants_decide_is_written_out() {
         )
     };
     check_lowered(&branch_on("%is"), "r = aten::relu(%x)\n%r");
+    // A branch that raises is a check, which is taken to pass.
+    check_lowered(
+        "  %s : str = prim::Constant[value=\"wrong\"]()\n  %q : bool = aten::Bool(%x)\n  \
+         %y : Tensor = prim::If(%q)\n    block0():\n      %p : Tensor = aten::neg(%x)\n      -> (%p)\n    \
+         block1():\n       = prim::RaiseException(%s, %s)\n      -> (%x)",
+        "q = aten::Bool(%x)\np = aten::neg(%x)\n%p",
+    );
     check_lowered(&branch_on("%b"), "r = aten::relu(%x)\ny = prim::Opaque(%b, %r)\n%y");
 }
 
