@@ -117,6 +117,7 @@ deny:
 # The committed traces and dumps, made again; `git diff` shows what changed.
 fixtures: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py fixtures
+	.venv/bin/python fixtures/seeded.py
 
 # Every model of the zoo, traced into out/zoo (2 GB).
 zoo: .venv/ready

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Mutex};
 use simulator::order::Kind;
 use tch::{Device, Tensor};
 
-use super::{is_float, stage::TorchStage};
+use super::{is_float, seeded::Roots, stage::TorchStage};
 use crate::{Backend, BackendError};
 
 /// What a backend needs to know.
@@ -123,23 +123,18 @@ impl Backend for TorchBackend {
                 .filter(|(_, is)| **is)
                 .map(|(output, _)| output)
                 .collect();
-            let mut root = loss(&returned)?;
-            if let Some(loss) = &mut root {
-                *loss = loss.f_div_scalar(self.n_micro_batches as f64)?;
+            let mut roots = Roots::default();
+            if let Some(loss) = loss(&returned)? {
+                let loss = loss.f_div_scalar(self.n_micro_batches as f64)?;
                 let value = loss.f_double_value(&[])?;
                 self.losses.lock().expect("losses are only pushed").push((micro_batch, value));
+                roots.scalar(loss)?;
             }
             for (output, gradient) in outputs.iter().zip(output_gradients) {
                 let Some(gradient) = gradient else { continue };
-                // tch cannot seed a backward pass; the gradient of Σ output·g is g, exactly.
-                let gradient = gradient.f_to_device(device)?.f_detach()?;
-                let term = output.f_mul(&gradient)?.f_sum(output.kind())?;
-                root = Some(match root {
-                    Some(root) => root.f_to_kind(term.kind())?.f_add(&term)?,
-                    None => term,
-                });
+                roots.tensor(output.shallow_clone(), gradient.f_to_device(device)?.f_detach()?);
             }
-            Ok(root)
+            Ok(roots)
         })
     }
 

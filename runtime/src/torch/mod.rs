@@ -6,6 +6,7 @@ mod blocks;
 mod gradients;
 mod operators;
 mod precision;
+mod seeded;
 mod stage;
 mod timer;
 mod verify;

@@ -8,7 +8,10 @@ use std::{collections::HashMap, path::Path};
 use simulator::order::Kind;
 use tch::{CModule, Device, IValue, Tensor};
 
-use super::is_float;
+use super::{
+    is_float,
+    seeded::{Grad, Roots},
+};
 use crate::BackendError;
 
 /// A loaded stage.
@@ -20,6 +23,7 @@ pub struct TorchStage {
     /// Their gradients, summed over micro-batches.
     pub(super) gradients: Vec<Option<Tensor>>,
     kept: HashMap<u32, Kept>,
+    grad: Grad,
 }
 
 /// A parameter; tied ones have several names in the archive but one place in memory.
@@ -33,7 +37,7 @@ struct Kept {
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
     /// What is differentiated; set by the first half of a split backward.
-    root: Option<Tensor>,
+    roots: Option<Roots>,
 }
 
 impl TorchStage {
@@ -52,7 +56,7 @@ impl TorchStage {
             }
         }
         let gradients = parameters.iter().map(|_| None).collect();
-        Ok(Self { module, device, parameters, gradients, kept: HashMap::new() })
+        Ok(Self { module, device, parameters, gradients, kept: HashMap::new(), grad: Grad::new()? })
     }
 
     /// Runs the forward pass; returns the outputs, still attached to their graph.
@@ -71,21 +75,21 @@ impl TorchStage {
         let mut outputs = Vec::new();
         flatten(self.module.forward_is(&arguments)?, &mut outputs)?;
         let copies = outputs.iter().map(Tensor::shallow_clone).collect();
-        self.kept.insert(micro_batch, Kept { inputs: leaves, outputs, root: None });
+        self.kept.insert(micro_batch, Kept { inputs: leaves, outputs, roots: None });
         Ok(copies)
     }
 
-    /// Runs a part of the backward pass. `root` makes the scalar to differentiate from the outputs.
+    /// Runs a part of the backward pass. `roots` tells what to differentiate, given the outputs.
     pub(super) fn backward(
         &mut self,
         kind: Kind,
         micro_batch: u32,
-        root: impl FnOnce(&[Tensor]) -> Result<Option<Tensor>, BackendError>,
+        roots: impl FnOnce(&[Tensor]) -> Result<Roots, BackendError>,
     ) -> Result<Vec<Option<Tensor>>, BackendError> {
         let missing = || BackendError(format!("micro-batch {micro_batch} has no forward pass to go back"));
         let mut kept = self.kept.remove(&micro_batch).ok_or_else(missing)?;
-        if kept.root.is_none() {
-            kept.root = root(&kept.outputs)?;
+        if kept.roots.is_none() {
+            kept.roots = Some(roots(&kept.outputs)?);
         }
         let input_gradients = self.gradients_of(kind, &kept)?;
         // The weight half comes later, also where the input half had nothing to do.
@@ -98,7 +102,7 @@ impl TorchStage {
     /// Differentiates; adds to the parameters' gradients, returns those of the inputs.
     fn gradients_of(&mut self, kind: Kind, kept: &Kept) -> Result<Vec<Option<Tensor>>, BackendError> {
         let mut input_gradients: Vec<Option<Tensor>> = kept.inputs.iter().map(|_| None).collect();
-        let Some(root) = kept.root.as_ref().filter(|root| root.requires_grad()) else {
+        let Some(roots) = kept.roots.as_ref().filter(|roots| !roots.is_empty()) else {
             return Ok(input_gradients);
         };
         let n_inputs = match kind.makes_input_gradient() {
@@ -115,8 +119,9 @@ impl TorchStage {
         if leaves.is_empty() {
             return Ok(input_gradients);
         }
-        let gradients = Tensor::f_run_backward(&[root], &leaves, !kind.frees_activations(), false)?;
-        for (position, gradient) in gradients.into_iter().enumerate().filter(|(_, tensor)| tensor.defined()) {
+        let gradients = self.grad.of(roots, &leaves, !kind.frees_activations())?;
+        for (position, gradient) in gradients.into_iter().enumerate() {
+            let Some(gradient) = gradient else { continue };
             match position.checked_sub(n_leaf_inputs) {
                 None => input_gradients[differentiable[position]] = Some(gradient),
                 Some(parameter) => {

@@ -11,7 +11,7 @@ use std::{
 use simulator::order::Kind;
 use tch::{Device, Tensor};
 
-use super::{backend::loss, stage::TorchStage};
+use super::{backend::loss, seeded::Roots, stage::TorchStage};
 use crate::{BackendError, Source, Wiring};
 
 /// How far two tensors are apart.
@@ -101,7 +101,9 @@ fn compare(
         if !whole_loss.requires_grad() {
             break;
         }
-        model.backward(Kind::Backward, 0, |_| Ok(Some(whole_loss)))?;
+        let mut whole = Roots::default();
+        whole.scalar(whole_loss)?;
+        model.backward(Kind::Backward, 0, |_| Ok(whole))?;
         backward(&mut stages, wiring, model_outputs)?;
         tie(&mut stages, &copies)?;
         if step == 0 {
@@ -148,21 +150,20 @@ fn backward(
 ) -> Result<(), BackendError> {
     let mut arriving: BTreeMap<(usize, usize), Tensor> = BTreeMap::new();
     for (index, stage) in stages.iter_mut().enumerate().rev() {
-        let root = |outputs: &[Tensor]| {
+        let roots = |outputs: &[Tensor]| {
             let here = model_outputs.iter().filter(|(stage, _)| *stage == index);
             let returned: Vec<&Tensor> = here.map(|&(_, output)| &outputs[output]).collect();
-            let mut root = loss(&returned)?;
+            let mut roots = Roots::default();
+            if let Some(loss) = loss(&returned)? {
+                roots.scalar(loss)?;
+            }
             for (position, output) in outputs.iter().enumerate() {
                 let Some(gradient) = arriving.get(&(index, position)) else { continue };
-                let term = output.f_mul(gradient)?.f_sum(output.kind())?;
-                root = Some(match root {
-                    Some(root) => root.f_add(&term)?,
-                    None => term,
-                });
+                roots.tensor(output.shallow_clone(), gradient.shallow_clone());
             }
-            Ok(root)
+            Ok(roots)
         };
-        let input_gradients = stage.backward(Kind::Backward, 0, root)?;
+        let input_gradients = stage.backward(Kind::Backward, 0, roots)?;
         for (source, gradient) in wiring.stages[index].inputs.iter().zip(input_gradients) {
             if let (&Source::Stage { stage, output }, Some(gradient)) = (source, gradient) {
                 let sum = match arriving.remove(&(stage, output)) {
