@@ -1,4 +1,4 @@
-//! Rows of text in columns.
+//! Rows of text in columns, and rates in them.
 
 /// Lays rows out in columns as wide as their widest cell: words to the left, numbers to the right.
 pub fn columns<R: AsRef<[String]>>(rows: &[R], indent: &str, is_number: impl Fn(usize) -> bool) -> String {
@@ -24,6 +24,26 @@ pub fn columns<R: AsRef<[String]>>(rows: &[R], indent: &str, is_number: impl Fn(
     text
 }
 
+/// A rate for people: three digits, thousands apart.
+pub fn rate(per_second: f64) -> String {
+    if per_second <= 0.0 {
+        return "0".into();
+    }
+    if per_second < 100.0 {
+        let decimals = 2 - per_second.max(1e-6).log10().floor() as i32;
+        return format!("{per_second:.*}", decimals as usize);
+    }
+    let digits = format!("{per_second:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -32,5 +52,11 @@ mod tests {
     fn numbers_stand_to_the_right() {
         let rows = [["ä", "10"], ["name", "5"], ["", ""]].map(|row| row.map(String::from));
         assert_eq!(columns(&rows, " ", |column| column == 1), " ä     10\n name   5\n\n");
+    }
+
+    #[test]
+    fn rates_have_three_digits_or_more() {
+        let shown = [0.0, 0.0123, 1.7391, 36.44, 100.2, 3722.4, 1234567.0].map(rate);
+        assert_eq!(shown, ["0", "0.0123", "1.74", "36.4", "100", "3,722", "1,234,567"]);
     }
 }

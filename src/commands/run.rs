@@ -10,6 +10,7 @@ use schema::{
 use simulator::order::{self, Kind, Order, Schedule};
 
 use crate::{
+    columns::rate,
     failure::Failure,
     files,
     output::{Format, Output},
@@ -308,11 +309,11 @@ fn timeline(job: &Job, measured: &Measured, names: &[String]) -> Timeline {
 
 fn text(executed: &Executed) -> String {
     let mut text = format!(
-        "{} micro-batches under {}: {} a step, {:.1} samples/s, {:.1} % bubble (median of {})\n",
+        "{} micro-batches under {}: {} a step, {} samples/s, {:.1} % bubble (median of {})\n",
         executed.micro_batches,
         executed.schedule,
         executed.step_seconds,
-        executed.samples_per_second,
+        rate(executed.samples_per_second),
         100.0 * executed.bubble,
         executed.steps,
     );

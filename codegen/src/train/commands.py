@@ -49,7 +49,7 @@ def steps(run, arguments):
             samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
             seconds = time.perf_counter() - before
             all_seconds.append(seconds)
-            print(f"step {step + 1} loss {loss:.9g} {samples / seconds:.1f} samples/s", flush=True)
+            print(f"step {step + 1} loss {loss:.9g} {rated(samples / seconds)} samples/s", flush=True)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
@@ -58,6 +58,10 @@ def steps(run, arguments):
         done = arguments.steps - run.start
         print(f"{done} steps in {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
         print(beside_prediction(arguments, all_seconds), end="", file=sys.stderr, flush=True)
+
+
+def rated(rate):
+    return f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
 
 
 def told(seconds):

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
 use super::{Found, compare::Row, explain};
-use crate::{columns::columns, visible::cell};
+use crate::{
+    columns::{columns, rate},
+    visible::cell,
+};
 
 /// Lines and columns of the screen.
 const WIDTH: usize = 100;
@@ -192,8 +195,8 @@ fn figures(found: &Found) -> String {
     let simulated = &found.simulated;
     let step = simulated.step_seconds;
     let mut text = format!("\nstep        {step}{}", band(found));
-    if let (Some(samples), Some(rate)) = (samples(found), samples_per_second(found)) {
-        text.push_str(&format!(", {samples} samples, {} samples/s", grouped(rate)));
+    if let (Some(samples), Some(per_second)) = (samples(found), samples_per_second(found)) {
+        text.push_str(&format!(", {samples} samples, {} samples/s", rate(per_second)));
     }
     let speed_up = match found.one_device {
         Some(one) => format!("{:.2} × one device ({})", one / step.0, Seconds(one)),
@@ -273,22 +276,6 @@ fn band(found: &Found) -> String {
 fn times(found: &Found) -> String {
     let Some(times) = &found.plan.predicted.times else { return String::new() };
     labelled("times       ", &times.to_string(), 12)
-}
-
-/// A rate for people: thousands apart, no digits that mean nothing.
-fn grouped(rate: f64) -> String {
-    if rate < 100.0 {
-        return format!("{rate:.1}");
-    }
-    let digits = format!("{rate:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// Stages in a row, and chunks of each where there are several.
