@@ -20,7 +20,9 @@ import time
 import warnings
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+if not ENVIRONMENT.items() <= os.environ.items():  # The C library has read its own by now.
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **ENVIRONMENT})
 
 import torch
 from safetensors.torch import save_file
