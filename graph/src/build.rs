@@ -308,7 +308,9 @@ impl<'p> Builder<'p> {
             if let Fact::Unknown = fact {
                 fact = by_type(&program.values[value.index()].type_);
             }
-            if let (Some(written), 0, Fact::Tensor(_)) = (&written, position, &fact) {
+            // What is only looked at in another way, as by `squeeze_`, has other sizes afterwards.
+            let is_rewritten = class != OperatorClass::View;
+            if let (Some(written), 0, Fact::Tensor(_), true) = (&written, position, &fact, is_rewritten) {
                 fact = Fact::Tensor(TensorFact { number: None, ..written.clone() });
             }
             let declared = match &program.values[value.index()].type_ {

@@ -237,3 +237,67 @@ fn solvers_keep_their_results() {
     check(&["a 2,3,3"], "%out : Tensor = aten::linalg_inv(%a)", 72);
     check(&["a 2,3,3"], "%out : Tensor = aten::linalg_cholesky(%a, %no)", 72);
 }
+
+#[test]
+fn losses_keep_what_their_gradients_need() {
+    const LABELS: &str = "t! Long(3, strides=[1], requires_grad=0, device=cpu)";
+    const PLAIN: &str = "t! Float(3, 5, strides=[5, 1], requires_grad=0, device=cpu)";
+    check(&["x 3,5", LABELS], "%out : Tensor = aten::nll_loss_nd(%x, %t, %none, %1, %10)", 88);
+    check(&["x 3,5", PLAIN], "%out : Tensor = aten::kl_div(%x, %t, %1, %no)", 60);
+    check(&["x 3,5", PLAIN], "%out : Tensor = aten::soft_margin_loss(%x, %t, %1)", 120);
+    let poisson = "%out : Tensor = aten::poisson_nll_loss(%x, %t, %no, %no, %zero, %1)";
+    check(&["x 3,5", PLAIN], poisson, 120);
+    let triplet = "%out : Tensor = aten::triplet_margin_loss(%x, %t, %t, %zero, %zero, %zero, %no, %1)";
+    check(&["x 3,5", PLAIN], triplet, 156);
+    let connectionist = "%steps : int[] = prim::ListConstruct(%5, %5)
+                         %lengths : int[] = prim::ListConstruct(%3, %2)
+                         %out : Tensor = aten::ctc_loss(%x, %t, %steps, %lengths, %0, %1, %no)";
+    check(&["x 7,2,5", "t! Long(2, 3, strides=[3, 1], requires_grad=0, device=cpu)"], connectionist, 736);
+}
+
+#[test]
+fn what_few_models_use_keeps_what_it_keeps() {
+    const PLAIN: &str = "y! Float(3, 5, strides=[5, 1], requires_grad=0, device=cpu)";
+    let cosine = "%out : Tensor = aten::cosine_similarity(%x, %y, %1, %zero)";
+    check(&["x 3,5", "y 3,5"], cosine, 288);
+    check(&["x 3,5", PLAIN], cosine, 144);
+    check(&["x 3,5", "y 3,5"], "%out : Tensor = aten::pairwise_distance(%x, %y, %zero, %zero, %no)", 72);
+    check(&["x 3,5"], "%out : Tensor = aten::pdist(%x, %zero)", 72);
+    check(&["x 3,5", "y 2,5"], "%out : Tensor = aten::cdist(%x, %y, %zero, %none)", 124);
+    const PLACES: &str = "i! Long(5, 6, strides=[6, 1], requires_grad=0, device=cpu)";
+    check(&["x 5,6", PLACES], "%out : Tensor = aten::take(%x, %i)", 360);
+    check(&["x 5,6", PLACES], "%out : Tensor = aten::take_along_dim(%x, %i, %0)", 360);
+    let reduce = "%how : str = prim::Constant[value=\"sum\"]()
+                  %out : Tensor = aten::scatter_reduce(%z, %0, %i, %x, %how, %no)";
+    check(&["x 5,6", PLACES, "z! Float(4, 6, strides=[6, 1], requires_grad=0, device=cpu)"], reduce, 552);
+    check(&["x 3,5"], "%out : Tensor = aten::log_sigmoid(%x)", 120);
+    check(&["x 3,5"], "%out : Tensor = aten::rrelu(%x, %zero, %zero, %no, %none)", 120);
+    check(&["x 3,5"], "%out : Tensor, %i : Tensor = aten::cummax(%x, %1)", 180);
+    check(&["x 3,5"], "%out : Tensor = aten::fake_quantize_per_tensor_affine(%x, %zero, %0, %0, %10)", 15);
+    let linear = "%how : str = prim::Constant[value=\"linear\"]()
+                  %out : Tensor = aten::quantile(%x, %zero, %1, %no, %how)";
+    check(&["x 3,5"], linear, 240);
+    let inner = "%inner : int[] = prim::ListConstruct(%5)
+                 %out : Tensor = aten::rms_norm(%x, %inner, %w, %none)";
+    check(&["x 4,5", "w 5"], inner, 80 + 16 + 80 + 20);
+    let instances = "%out : Tensor = aten::instance_norm(%x, %w, %w, %w, %w, %no, %zero, %zero, %no)";
+    check(&["x 2,8,5", "w 8"], instances, 512);
+    let bag = |mode: &str| {
+        format!(
+            "%yes : bool = prim::Constant[value=1]()
+             %out : Tensor, %a : Tensor, %b : Tensor, %c : Tensor = aten::embedding_bag(%w, %i, %o, %no, {mode}, %no, %none, %yes, %none)"
+        )
+    };
+    let (indices, offsets) = (
+        "i! Long(12, strides=[1], requires_grad=0, device=cpu)",
+        "o! Long(4, strides=[1], requires_grad=0, device=cpu)",
+    );
+    for (mode, expected) in [("%0", 184), ("%1", 288), ("%2", 408)] {
+        check(&["w 20,6", indices, offsets], &bag(mode), expected);
+    }
+    let spectrum = "%yes : bool = prim::Constant[value=1]()
+                    %16 : int = prim::Constant[value=16]()
+                    %8 : int = prim::Constant[value=8]()
+                    %out : Tensor = aten::stft(%x, %16, %8, %none, %none, %no, %none, %yes, %none)";
+    check(&["x 2,80"], spectrum, 640);
+}

@@ -26,6 +26,8 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
         Attention => attention(call),
         Recurrent => recurrent(call),
         _ if is_solver => solver(look, operator, call),
+        // Its kernel is not seen forward, its gradient is a product.
+        _ if call.name == "affine_grid_generator" => grid(look, operator, call),
         _ => None,
     };
     let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
@@ -149,6 +151,14 @@ fn solver(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<Opera
     let mut cost = OperatorCost::default();
     let one = times([2, *matrix.sizes()?.last()?, times(result)]);
     add_backward(look, &mut cost, matrix, times([n_products, one]));
+    Some(cost)
+}
+
+/// Every place of the grid, by the columns of the matrix that makes it.
+fn grid(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
+    let (matrix, result) = (call.first().ok()?, look.result(operator)?.sizes()?);
+    let mut cost = OperatorCost::default();
+    add_backward(look, &mut cost, matrix, times([2, times(result.iter().copied()), result.last()? + 1]));
     Some(cost)
 }
 

@@ -8,6 +8,7 @@ mod look;
 mod needed;
 mod recurrent;
 mod saved;
+mod unusual;
 
 use std::ops::{AddAssign, Range};
 

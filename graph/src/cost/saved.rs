@@ -24,24 +24,23 @@ const RESULT: &str = " relu sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal so
     softmin tan erfinv _safe_softmax special_expit special_softmax special_log_softmax polar linalg_inv inverse \
     linalg_cholesky cholesky ";
 /// In-place forms that keep their result, where the plain form keeps its operand.
-const RESULT_IN_PLACE: &str = " leaky_relu elu selu celu rrelu ";
+const RESULT_IN_PLACE: &str = " leaky_relu elu selu celu ";
 /// Operators that keep their first operand.
 const OPERAND: &str = " gelu silu mish hardswish hardsigmoid hardtanh relu6 leaky_relu elu selu celu softplus softshrink \
-    hardshrink threshold rrelu logit log log2 log10 log1p sin cos sinh cosh asin acos atan asinh acosh atanh erf erfc \
+    hardshrink threshold logit log log2 log10 log1p sin cos sinh cosh asin acos atan asinh acosh atanh erf erfc \
     abs square clamp clamp_min clamp_max clip nan_to_num glu lgamma digamma angle sgn var var_mean i0 sinc \
     special_log1p adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d \
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d \
     absolute arccos arcsin arctan hypot matrix_exp linalg_matrix_exp ";
 /// Operators that keep operand and result.
 const BOTH: &str = " norm linalg_norm linalg_vector_norm frobenius_norm std std_mean amax amin prod cumprod logsumexp \
-    logcumsumexp pow_tensor cummax ";
+    logcumsumexp pow_tensor ";
 /// Operators that keep every tensor among their operands that is not the first.
 const OTHERS: &str = " masked_fill index_select index index_put scatter scatter_add index_add index_fill index_copy \
-    embedding_bag fmod remainder repeat_interleave _unsafe_index masked_scatter ";
+    fmod remainder repeat_interleave _unsafe_index masked_scatter ";
 /// Operators that keep all tensors among their operands.
-const ALL: &str = " gather take_along_dim masked_select maximum minimum fmax fmin atan2 mse_loss l1_loss smooth_l1_loss \
-    huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div nll_loss nll_loss_nd nll_loss2d dot outer \
-    ger mv bilinear cosine_similarity grid_sampler grid_sampler_2d grid_sampler_3d deform_conv2d roi_align cross \
+const ALL: &str = " gather take masked_select maximum minimum fmax fmin atan2 mse_loss l1_loss smooth_l1_loss \
+    huber_loss binary_cross_entropy binary_cross_entropy_with_logits dot outer ger mv bilinear grid_sampler grid_sampler_2d grid_sampler_3d deform_conv2d roi_align cross \
     linalg_cross xlogy ";
 /// Operators that keep only indices among their results.
 const INDICES: &str = " sort topk kthvalue mode median ";
@@ -191,6 +190,9 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         first.into_iter().for_each(|tensor| keep.tensor(tensor));
         return keep_result(keep);
     }
+    if super::unusual::keep_unusual(keep, call, result) {
+        return;
+    }
     if is("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
         && call.ints("output_size").is_some_and(|sizes| sizes.iter().all(|size| *size == Some(1)))
     {
@@ -214,6 +216,9 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
     if is(ALL) {
         call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
         return;
+    }
+    if is("cummax cummin") {
+        first.into_iter().for_each(|tensor| keep.tensor(tensor));
     }
     if is(INDICES) || is("max min cummax cummin") && outputs.len() > 1 {
         outputs.iter().skip(1).flat_map(|fact| fact.tensors()).for_each(|tensor| keep.tensor(tensor));
@@ -261,14 +266,15 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         ("addcmul" | "addcdiv" | "lerp", ..) => {
             call.facts().skip(1).flat_map(Fact::tensors).for_each(|tensor| keep.tensor(tensor));
         }
-        ("prelu" | "_prelu_kernel" | "cdist", ..) => {
+        ("prelu" | "_prelu_kernel", ..) => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
         }
-        ("log_sigmoid", Some(a), _) => keep.tensor(a),
         ("embedding", ..) => keep.named(call, "indices"),
         ("cross_entropy_loss", Some(a), _) => {
             keep.fresh(a.bytes());
             keep.named(call, "target");
+            // The sum of the targets' weights.
+            keep.fresh(a.dtype.map(DType::bytes));
         }
         ("dropout" | "native_dropout" | "alpha_dropout", Some(a), _) if !is_dropout_idle(call) => {
             // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
@@ -321,7 +327,11 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             keep.tensor(input);
             let groups =
                 input.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
-            keep.fresh(groups.map(|groups| groups.saturating_mul(8)));
+            // Batch norm over the channels of every picture: weight and running statistics are repeated for each.
+            let weight = if call.has("weight") { 4 } else { 0 };
+            let running = if call.has("running_mean") { 8 } else { 0 };
+            let fresh = if call.flag("use_input_stats") == Some(false) { 0 } else { 8 };
+            keep.fresh(groups.map(|groups| groups.saturating_mul(weight + running + fresh)));
         }
         ("layer_norm" | "native_layer_norm" | "rms_norm" | "_fused_rms_norm", Some(input), _) => {
             keep.tensor(input);
@@ -331,6 +341,10 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 input.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(inner)].iter().copied()));
             let statistics = if call.name.contains("rms") { 4 } else { 8 };
             keep.fresh(rows.map(|rows| rows.saturating_mul(statistics)));
+            // In parts on a CPU: what the weight is multiplied with.
+            if call.name == "rms_norm" && call.tensor("weight").is_ok_and(|weight| weight.requires_grad) {
+                keep.fresh(input.bytes());
+            }
         }
         ("group_norm", Some(input), _) => {
             match input.is_contiguous() {

@@ -158,7 +158,14 @@ pub fn embedding_bag(call: &Call<'_>) -> Result {
     };
     let unknown = Fact::Tensor(fresh(Some(DType::Int64), Shape::from_slice(&[None])));
     let rows = Fact::Tensor(fresh(weight.dtype, Shape::from_slice(&[bags, *shape(weight)?.get(1).known()?])));
-    Ok(Fact::List(vec![rows, unknown.clone(), unknown.clone(), unknown]))
+    let largest = match call.int("mode") {
+        Some(2) => Fact::Tensor(fresh(
+            Some(DType::Int64),
+            rows.tensor().and_then(|rows| rows.shape.clone()).known()?,
+        )),
+        _ => unknown.clone(),
+    };
+    Ok(Fact::List(vec![rows, unknown.clone(), unknown, largest]))
 }
 
 /// `gather`, `take_along_dim`, `take`: the index's sizes.

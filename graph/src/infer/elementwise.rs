@@ -61,6 +61,10 @@ pub fn same_with_dtype(call: &Call<'_>) -> Result {
 
 /// Two or more operands, one result, promoted.
 pub fn promoting(call: &Call<'_>) -> Result {
+    // `where(condition)` lists the places, one list for each dimension.
+    if call.name == "where" && call.len() == 1 {
+        return super::reduce::by_data(call);
+    }
     if call.tensors().is_empty() {
         return number::fold(call);
     }
@@ -140,8 +144,14 @@ enum Rank {
 fn operands(call: &Call<'_>) -> SmallVec<[(Option<DType>, Rank); 4]> {
     let takes_part = |(position, fact): (usize, &Fact)| match fact {
         Fact::Tensor(tensor) => {
+            // A plain number is of torch's default dtypes, in whatever tensor it was put.
+            let plain = |dtype| match dtype {
+                DType::Float64 => DType::Float32,
+                DType::Complex128 => DType::Complex64,
+                dtype => dtype,
+            };
             let rank = match &tensor.shape {
-                _ if tensor.is_wrapped_number => Rank::WrappedNumber,
+                _ if tensor.is_wrapped_number => return Some((tensor.dtype.map(plain), Rank::WrappedNumber)),
                 Some(shape) if shape.is_empty() => Rank::NoDimensions,
                 _ => Rank::Dimensions,
             };

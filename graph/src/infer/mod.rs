@@ -13,6 +13,7 @@ mod number;
 mod recurrent;
 mod reduce;
 mod table;
+mod unusual;
 mod view;
 
 pub(crate) use call::{Call, Scope, Stop, contiguous_strides, fresh};

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::OnceLock};
 
 use super::{
     call::{Call, Result},
-    convolution, copy, elementwise, matmul, norm, number, recurrent, reduce, view,
+    convolution, copy, elementwise, matmul, norm, number, recurrent, reduce, unusual, view,
 };
 use crate::model::OperatorClass::{self, *};
 
@@ -29,7 +29,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     (
         "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardtanh hardsigmoid softplus softshrink \
          hardshrink threshold rrelu rrelu_with_noise neg negative positive square sgn sign clamp clip clamp_min \
-         clamp_max clamp_max nan_to_num bitwise_not frac logit log_sigmoid log_normal exponential",
+         clamp_max clamp_max nan_to_num bitwise_not frac logit log_sigmoid log_normal exponential \
+         fake_quantize_per_tensor_affine fake_quantize_per_channel_affine",
         Elementwise,
         elementwise::unary,
     ),
@@ -88,8 +89,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     // Reductions.
     ("sum prod nansum", Reduce, reduce::sum),
     (
-        "mean nanmean norm linalg_norm linalg_vector_norm frobenius_norm nuclear_norm logsumexp special_logsumexp \
-         cosine_similarity",
+        "mean nanmean norm linalg_norm linalg_vector_norm frobenius_norm nuclear_norm logsumexp special_logsumexp",
         Reduce,
         reduce::mean,
     ),
@@ -100,6 +100,11 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("max min median nanmedian mode kthvalue cummax cummin", Reduce, reduce::extreme_with_index),
     ("sort topk msort argsort", Reduce, reduce::sorting),
     (SIZED_BY_VALUES, Reduce, reduce::by_data),
+    ("cosine_similarity pairwise_distance", Reduce, unusual::row_by_row),
+    ("pdist", Reduce, unusual::pairs),
+    ("quantile nanquantile", Reduce, unusual::quantile),
+    ("aminmax", Reduce, unusual::extremes),
+    ("trace", Reduce, unusual::trace),
     // Products.
     ("linear _linear", Matmul, matmul::linear),
     ("matmul linalg_matmul __matmul__", Matmul, matmul::matmul),
@@ -148,6 +153,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         Pool,
         convolution::upsample,
     ),
+    ("max_unpool2d max_unpool3d", Pool, unusual::unpool),
     ("pixel_shuffle pixel_unshuffle", Copy, convolution::shuffle),
     ("channel_shuffle native_channel_shuffle", Copy, norm::same_sizes),
     ("im2col col2im", Copy, convolution::unfold),
@@ -220,6 +226,11 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         Copy,
         copy::pad,
     ),
+    ("rot90", Copy, unusual::turned),
+    ("block_diag", Copy, unusual::blocks),
+    ("cartesian_prod", Copy, unusual::choices),
+    ("kron", Elementwise, unusual::kron),
+    ("stft", Other, unusual::spectrum),
     ("repeat tile", Copy, copy::repeat),
     ("repeat_interleave", Copy, copy::repeat_interleave),
     ("meshgrid broadcast_tensors", View, copy::meshgrid),

@@ -1,0 +1,164 @@
+//! What losses, bags of embeddings, distances and a few others keep; measured with torch's own hooks.
+
+use super::{saved::Keep, times};
+use crate::{
+    fact::{Shape, TensorFact},
+    infer::Call,
+};
+
+/// Keeps what such an operator keeps; false when it is none of them.
+pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
+    let Ok(first) = call.first() else { return false };
+    let second = call.at(1).tensor();
+    let one = first.dtype.map(tracer::DType::bytes);
+    match (call.name, second) {
+        ("nll_loss" | "nll_loss_nd" | "nll_loss2d", Some(target)) => {
+            keep.tensor(first);
+            keep.tensor(target);
+            // The sum of the targets' weights.
+            keep.fresh(one);
+        }
+        ("kl_div", Some(target)) => {
+            keep.tensor(target);
+            if target.requires_grad {
+                keep.tensor(first);
+            }
+        }
+        ("soft_margin_loss" | "multi_margin_loss" | "multilabel_margin_loss", Some(target)) => {
+            keep.tensor(first);
+            keep.tensor(target);
+        }
+        // The difference, and what of it is beyond the margin.
+        ("margin_ranking_loss", Some(_)) => {
+            [first, first].into_iter().for_each(|tensor| keep.fresh(tensor.bytes()));
+        }
+        ("triplet_margin_loss", Some(_)) => {
+            let rows = rows(first).zip(one).map(|(rows, one)| rows.saturating_mul(one));
+            [first.bytes(), first.bytes(), rows, rows, rows].into_iter().for_each(|bytes| keep.fresh(bytes));
+        }
+        ("poisson_nll_loss", Some(target)) => {
+            keep.tensor(target);
+            match call.flag("log_input") {
+                Some(false) => keep.tensor(first),
+                _ => keep.fresh(first.bytes()),
+            }
+        }
+        ("ctc_loss", Some(targets)) => {
+            keep.tensor(first);
+            keep.tensor(targets);
+            keep.fresh(connections(first, targets));
+        }
+        ("cosine_similarity", Some(other)) => cosine(keep, first, other, result),
+        ("pairwise_distance", Some(other)) => {
+            keep.fresh(spread(first, other));
+            result.into_iter().for_each(|distances| keep.tensor(distances));
+        }
+        ("pdist" | "cdist" | "scatter_reduce" | "index_reduce", _) => {
+            call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
+            result.into_iter().for_each(|distances| keep.tensor(distances));
+        }
+        // The places are spread to the tensor's size first, as a copy.
+        ("take_along_dim", Some(places)) => {
+            keep.tensor(first);
+            keep.fresh(places.bytes());
+        }
+        ("kron", Some(other)) => {
+            if other.requires_grad {
+                keep.tensor(first);
+            }
+            if first.requires_grad {
+                keep.tensor(other);
+            }
+        }
+        // The sorted elements with their places, and for each result two ranks and how far it lies between them.
+        ("quantile", _) => {
+            let results = result.and_then(TensorFact::elements);
+            let sorted = first.elements().zip(one).map(|(n, one)| n.saturating_mul(8 + one));
+            keep.fresh(sorted);
+            keep.fresh(results.zip(one).map(|(n, one)| n.saturating_mul(16 + one)));
+        }
+        ("fake_quantize_per_tensor_affine" | "fake_quantize_per_channel_affine", _) => {
+            keep.fresh(first.elements());
+        }
+        ("max_unpool2d" | "max_unpool3d", Some(indices)) => keep.tensor(indices),
+        ("stft", _) => match call.tensor("window") {
+            Ok(window) => {
+                keep.tensor(window);
+                let frames = result.and_then(|spectrum| spectrum.shape.as_ref()?.last().copied().flatten());
+                let frames = match call.flag("return_complex") {
+                    Some(true) => frames,
+                    _ => result.and_then(|spectrum| *spectrum.shape.as_ref()?.iter().rev().nth(1)?),
+                };
+                let batch =
+                    first.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(1)].iter().copied()));
+                let length = call.int("n_fft").and_then(|n| u64::try_from(n).ok());
+                let all = frames.zip(batch).zip(length.zip(one));
+                keep.fresh(all.map(|((frames, batch), (length, one))| times([frames, batch, length, one])));
+                if window.requires_grad {
+                    keep.tensor(first);
+                }
+            }
+            Err(_) => keep.tensor(first),
+        },
+        ("log_sigmoid", _) => {
+            keep.tensor(first);
+            // A CPU keeps the exponentials beside.
+            keep.fresh(first.bytes());
+        }
+        // Its slopes are noise, also where they are the mean of it.
+        ("rrelu", _) => {
+            keep.fresh(first.bytes());
+            match (call.is_in_place, result) {
+                (true, Some(result)) => keep.tensor(result),
+                _ => keep.tensor(first),
+            }
+        }
+        ("embedding_bag", Some(indices)) => {
+            let Ok(offsets) = call.tensor("offsets") else { return false };
+            keep.tensor(indices);
+            keep.tensor(offsets);
+            let mode = call.int("mode");
+            // Which bag each index is of, with one more at the end; a sum does without.
+            if mode != Some(0) {
+                keep.fresh(indices.elements().map(|n| n.saturating_add(1).saturating_mul(8)));
+            }
+            keep.fresh(offsets.elements().map(|n| n.saturating_mul(8)));
+            let largest =
+                if mode == Some(2) { result.and_then(TensorFact::elements) } else { result.and_then(rows) };
+            keep.fresh(largest.map(|n| n.saturating_mul(8)));
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// All elements but the last dimension's.
+fn rows(tensor: &TensorFact) -> Option<u64> {
+    let sizes = tensor.sizes()?;
+    Some(times(sizes[..sizes.len().saturating_sub(1)].iter().copied()))
+}
+
+/// Bytes of two tensors' common size.
+fn spread(a: &TensorFact, b: &TensorFact) -> Option<u64> {
+    let [x, y] = [a, b].map(|tensor| tensor.shape.as_ref());
+    let sizes: Shape = crate::infer::broadcast(&[x?, y?]).ok()?;
+    let elements = sizes.into_iter().collect::<Option<Vec<u64>>>()?;
+    Some(times(elements).saturating_mul(a.dtype?.bytes()))
+}
+
+/// Each side's rows, their lengths before and after these are kept from zero, and the other side's rows at length one.
+fn cosine(keep: &mut Keep<'_>, a: &TensorFact, b: &TensorFact, result: Option<&TensorFact>) {
+    let lengths = result.and_then(TensorFact::bytes);
+    for side in [a, b].into_iter().filter(|side| side.requires_grad) {
+        keep.tensor(side);
+        [lengths, lengths, spread(a, b)].into_iter().for_each(|bytes| keep.fresh(bytes));
+    }
+}
+
+/// Bytes of the table that counts the ways through a sequence, and of two numbers for each.
+fn connections(log_probabilities: &TensorFact, targets: &TensorFact) -> Option<u64> {
+    let (steps, targets) = (log_probabilities.sizes()?, targets.sizes()?);
+    let ([steps, batch, _], [_, longest]) = (steps.as_slice(), targets.as_slice()) else { return None };
+    let ways = longest.checked_mul(2)?.checked_add(1)?;
+    Some(times([*batch, *steps, ways, 4]).saturating_add(times([*batch, 8])))
+}

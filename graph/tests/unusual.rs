@@ -1,0 +1,69 @@
+//! Sizes of what operators give that few models use, as PyTorch 2.11 gives them.
+
+use graph::BuildOptions;
+
+/// Builds the graph of a body over `%x : 2x3x4`, `%m : 3x4` and `%v : 5`, and compares what comes out.
+#[track_caller]
+fn check(body: &str, expected: &str) {
+    let float = |name: &str, sizes: &str, strides: &str| {
+        format!("%{name} : Float({sizes}, strides=[{strides}], requires_grad=0, device=cpu)")
+    };
+    let inputs = [float("x", "2, 3, 4", "12, 4, 1"), float("m", "3, 4", "4, 1"), float("v", "5", "1")]
+        .join(",\n      ");
+    let numbers: String = (0..9).map(|n| format!("  %{n} : int = prim::Constant[value={n}]()\n")).collect();
+    let lines: String = body.lines().map(|line| format!("  {}\n", line.trim())).collect();
+    let text = format!(
+        "graph({inputs}):\n{numbers}  %none : NoneType = prim::Constant()\n  %no : bool = prim::Constant[value=0]()\n  \
+         %yes : bool = prim::Constant[value=1]()\n  %half : float = prim::Constant[value=0.5]()\n{lines}  return (%out)\n"
+    );
+    let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
+    let tensor = graph.value(graph.outputs[0]).fact.tensor().expect("a tensor");
+    assert_eq!(tensor.to_string(), expected, "{body}");
+    assert!(graph.unknown.is_empty(), "{:?}", graph.unknown);
+}
+
+#[test]
+fn sizes_are_torchs() {
+    check("%out : Tensor = aten::cosine_similarity(%x, %m, %1, %half)", "float32 2x4");
+    check("%out : Tensor = aten::pairwise_distance(%x, %m, %half, %half, %yes)", "float32 2x3x1");
+    check("%out : Tensor = aten::pdist(%m, %half)", "float32 3");
+    check(
+        "%how : str = prim::Constant[value=\"linear\"]()\n%out : Tensor = aten::quantile(%x, %v, %1, %no, %how)",
+        "float32 5x2x4",
+    );
+    check(
+        "%how : str = prim::Constant[value=\"linear\"]()\n%out : Tensor = aten::quantile(%x, %half, %none, %yes, %how)",
+        "float32 1x1x1",
+    );
+    check("%a : Tensor, %out : Tensor = aten::aminmax(%x, %1, %no)", "float32 2x4");
+    check("%out : Tensor = aten::trace(%m)", "float32 scalar");
+    check(
+        "%dims : int[] = prim::ListConstruct(%0, %2)\n%out : Tensor = aten::rot90(%x, %3, %dims)",
+        "float32 4x3x2",
+    );
+    check("%l : Tensor[] = prim::ListConstruct(%m, %v)\n%out : Tensor = aten::block_diag(%l)", "float32 4x9");
+    check(
+        "%l : Tensor[] = prim::ListConstruct(%v, %v)\n%out : Tensor = aten::cartesian_prod(%l)",
+        "float32 25x2",
+    );
+    check("%out : Tensor = aten::kron(%x, %m)", "float32 2x9x16");
+    check(
+        "%s : int[] = prim::ListConstruct(%6, %8)\n%out : Tensor = aten::max_unpool2d(%x, %x, %s)",
+        "float32 2x6x8",
+    );
+    check("%out : Tensor = aten::stft(%m, %4, %1, %none, %none, %no, %none, %yes, %none)", "complex64 3x3x1");
+    check("%out : Tensor = aten::stft(%v, %4, %1, %none, %none, %no, %no, %no, %none)", "float32 4x2x2");
+    check(
+        "%o : Tensor = aten::mul(%x, %2)\n%u : Tensor = aten::unsqueeze_(%o, %0)\n%out : Tensor = aten::transpose_(%u, %0, %1)",
+        "float32 2x1x3x4",
+    );
+    // A number of Python's is no double where it meets whole numbers.
+    check(
+        "%c : Double(requires_grad=0, device=cpu) = prim::Constant[value={2.5}]()
+         %a : Tensor = aten::arange(%5, %none, %none, %none, %none)
+         %out : Tensor = aten::mul(%a, %c)",
+        "float32 5",
+    );
+    check("%l : Tensor[] = aten::where(%m)\n%out : Tensor, %b : Tensor = prim::ListUnpack(%l)", "int64 ?");
+}
