@@ -9,7 +9,7 @@ use std::{hint::black_box, path::PathBuf, time::Instant};
 
 use partitioner::{
     Block, CompatQuestion, Machine, PiperOptions, Problem, Strategy, Training, Value, compat_plan, load_plan,
-    piper_plan, plan_with,
+    piper_plan, plan_model, plan_with, what_if,
 };
 use schema::{Bytes, BytesPerSecond, DnnWorkload, PipedreamProfile, PiperWorkload, Seconds};
 
@@ -17,8 +17,14 @@ fn main() {
     println!("{:<58} {:>10} {:>10} {:>9}", "problem", "theirs s", "ours s", "ratio");
     // Any names of the parts below; all of them without one.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let parts: [(&str, fn()); 5] =
-        [("compat", compat), ("loads", loads), ("piper", piper), ("chains", chains), ("wide", wide)];
+    let parts: [(&str, fn()); 6] = [
+        ("compat", compat),
+        ("loads", loads),
+        ("piper", piper),
+        ("chains", chains),
+        ("wide", wide),
+        ("whole", whole),
+    ];
     for (name, part) in parts {
         if wanted.is_empty() || wanted.iter().any(|other| other == name) {
             part();
@@ -182,5 +188,39 @@ fn wide() {
             format!("{} stages, gap {:.1} %", plan.stages.len(), plan.gap() * 100.0)
         });
         line(&format!("NASNet-A mobile x {n_devices}, {}", strategy.name()), None, ours, &note);
+    }
+}
+
+/// What the command does: all strategies or one beside them, all numbers of micro-batches, and what would help.
+fn whole() {
+    const ASKED: f64 = 5.0;
+    for (name, n_devices, bandwidth, strategy) in [
+        ("vgg16", 16, 1e9, None),
+        ("resnet50", 4, 1e9, None),
+        ("resnet50", 8, 1e9, None),
+        ("resnet50", 8, 1e9, Some(Strategy::Layer)),
+        ("resnet50", 16, 16e9, None),
+        ("nasnetamobile", 4, 1e9, Some(Strategy::OneForwardOneBackward)),
+    ] {
+        let Some(text) = read(&format!("pipedream/{name}/graph.txt")) else { continue };
+        let Ok(profile) = PipedreamProfile::from_text(&text) else { continue };
+        let (ours, plan) = time(|| {
+            let machine = Machine::flat(n_devices, Bytes(16_000_000_000), BytesPerSecond(bandwidth));
+            let mut problem = Problem::from_profile(&profile, machine, Training::default());
+            let planned = plan_model(&mut problem, strategy).ok()?;
+            black_box(what_if(&problem, &planned.best));
+            Some(planned.best)
+        });
+        let note = plan.map_or_else(String::new, |plan| {
+            let mark = if ours < ASKED { "" } else { ", TOO LONG" };
+            let seconds = plan.seconds_each();
+            format!(
+                "{} {seconds:.4} s, gap {:.1} %; asked {ASKED} s{mark}",
+                plan.strategy,
+                plan.gap() * 100.0
+            )
+        });
+        let asked = strategy.map_or("auto", Strategy::name);
+        line(&format!("plan {name} x {n_devices}, {bandwidth:.1e} B/s, {asked}"), None, ours, &note);
     }
 }

@@ -111,6 +111,10 @@ impl Scorer<'_> {
         }
         let Cut { start, end, run, behind } = *cut;
         let in_flight = self.rules.in_flight.count(run.count, behind);
+        let least = self.states.least_kept[end] - self.states.least_kept[start];
+        if fixed + least * in_flight as f64 > limit * (1.0 + 1e-12) {
+            return None;
+        }
         let Place { speed, host, .. } = *self.place(run);
         let key = (start, end, in_flight, [limit, speed, fixed, host].map(f64::to_bits));
         if let Some(known) = self.picks.borrow().get(&key) {

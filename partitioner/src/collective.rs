@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::{Machine, MachineLevel};
 
 /// Who takes part.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Group {
     nodes: usize,
     per_node: usize,

@@ -17,7 +17,7 @@ use crate::{
     baselines::{deepspeed, even_layers, even_parameters, least_bound, torchgpipe},
     chunks::share_out,
     grids::{Floors, Grid},
-    pipeline::{Cut, Sharing, best_pipeline},
+    pipeline::{Cut, Sharing, best_pipeline, least_before},
     placed::share_memory,
     polish::{Polished, polish, timed},
     simulated::settle_step,
@@ -25,7 +25,7 @@ use crate::{
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
     step::{StageTimes, StepTime, step_time},
-    strategy::{Goal, PlanError, Strategy, shortage, stages_of, tries_all_orders},
+    strategy::{Goal, PlanError, Strategy, stages_of, tries_all_orders},
 };
 
 /// Micro-batches that a stage holds under a schedule, `each` being those of one replica.
@@ -71,6 +71,8 @@ pub(crate) struct NoGrid {
 pub(crate) struct GridSolver<'a> {
     pub(crate) problem: &'a Problem,
     pub(crate) states: &'a States,
+    /// Whether all ways to cut are among the states.
+    pub(crate) is_complete: bool,
     pub(crate) floors: &'a Floors<'a>,
     pub(crate) strategy: Strategy,
     pub(crate) goal: Goal,
@@ -81,20 +83,30 @@ pub(crate) struct GridSolver<'a> {
 impl GridSolver<'_> {
     /// Finds the best cuts, `each` being the micro-batches of one replica; also returns what no cut takes less than with the
     /// devices as they stand.
-    pub(crate) fn solve(&self, grid: Grid, each: usize) -> Result<(Solution, f64), NoGrid> {
-        let mut best = self.solve_sharing(grid, each, 1.0 / grid.chunks as f64);
+    ///
+    /// What cannot take less than `below` seconds for each micro-batch may be given up.
+    pub(crate) fn solve(&self, grid: Grid, each: usize, below: f64) -> Result<(Solution, f64), NoGrid> {
+        if !self.has_room(grid, each) {
+            return Err(NoGrid { error: PlanError::NothingFits, lower_bound: f64::INFINITY });
+        }
+        let mut best = self.solve_sharing(grid, each, 1.0 / grid.chunks as f64, below);
+        let step = below * (each * grid.replicas) as f64;
         let is_tight = |found: &Result<(Solution, f64), NoGrid>| match found {
-            Ok((found, _)) => {
-                self.goal == Goal::Best && found.stages.iter().any(|stage| stage.score.again > 0.0)
+            Ok((found, least)) => {
+                self.goal != Goal::Any
+                    && found.stages.iter().any(|stage| stage.score.again > 0.0)
+                    && found.seconds() > *least
             }
-            Err(_) => true,
+            // However memory is shared, it is too little or nothing is faster than what is asked for.
+            Err(none) => none.lower_bound < step,
         };
         if grid.chunks == 1 || !is_tight(&best) {
             return best;
         }
         // One chunk may need more than an equal share of its device's memory.
         for share in SHARES.into_iter().filter(|share| share * grid.chunks as f64 > 1.0) {
-            let other = self.solve_sharing(grid, each, share);
+            let below = best.as_ref().map_or(below, |(best, _)| best.seconds_each().min(below));
+            let other = self.solve_sharing(grid, each, share, below);
             best = match (best, other) {
                 (Ok((best, a)), Ok((other, b))) if best.seconds() <= other.seconds() => Ok((best, a.min(b))),
                 (Ok((_, a)), Ok((other, b))) => Ok((other, a.min(b))),
@@ -105,9 +117,30 @@ impl GridSolver<'_> {
         best
     }
 
+    /// Tells whether all devices together may hold what chunks hold together, all of which have as many micro-batches in flight.
+    fn has_room(&self, grid: Grid, each: usize) -> bool {
+        if grid.chunks == 1 {
+            return true;
+        }
+        let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
+        let in_flight = in_flight.count(grid.replicas, grid.replicas) as f64;
+        let needed = least_before(self.problem, self.states, self.states.len() - 1, in_flight);
+        let devices = &self.problem.machine.devices[..grid.ranks];
+        needed <= devices.iter().map(|device| device.memory.0 as f64).sum::<f64>() * (1.0 + 1e-9)
+    }
+
     /// Finds the best cuts where each chunk may take this share of its device's memory.
-    fn solve_sharing(&self, grid: Grid, each: usize, share: f64) -> Result<(Solution, f64), NoGrid> {
+    fn solve_sharing(
+        &self,
+        grid: Grid,
+        each: usize,
+        share: f64,
+        below: f64,
+    ) -> Result<(Solution, f64), NoGrid> {
         let Self { problem: whole, states, strategy, goal, .. } = *self;
+        // A step of all replicas' micro-batches, of which plans are to take less.
+        let n_micro_batches = (each * grid.replicas) as f64;
+        let limit = below * n_micro_batches;
         let n_stages = grid.n_stages();
         let floor = self.floors.floor(grid, each);
         let order = make_for_costs(grid.schedule, grid.shape(each), Cost::EQUAL).map_err(|error| NoGrid {
@@ -158,12 +191,17 @@ impl GridSolver<'_> {
             // Cuts made by a rule stand for no others.
             Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
             None => {
-                let found = best_pipeline(&scorer, sharing, f64::INFINITY);
-                if goal == Goal::Best && states.is_complete(problem) {
+                // Copies beside compute are faster than formulas say.
+                let own = if whole.training.offload { f64::INFINITY } else { below };
+                let found = best_pipeline(&scorer, sharing, own);
+                if goal != Goal::Any && self.is_complete {
                     let found = found.as_ref().map(|best| best.0);
-                    let bottleneck = least_bottleneck(&scorer, sharing, found, grid.chunks);
+                    let bottleneck = least_bottleneck(&scorer, sharing, found, grid.chunks, below);
                     // It counts all replicas' micro-batches, of every chunk of a rank.
-                    lower_bound = lower_bound.max((each * grid.replicas) as f64 * bottleneck);
+                    lower_bound = lower_bound.max(n_micro_batches * bottleneck);
+                    if lower_bound >= limit {
+                        return Err(NoGrid { error: PlanError::NothingFits, lower_bound });
+                    }
                 }
                 found.and_then(|(_, cuts)| {
                     let found = stages_of(&scorer, &cuts);
@@ -245,15 +283,15 @@ impl GridSolver<'_> {
             found => (found.map(|found| found.0), None),
         };
         let mut is_exact = false;
-        let is_asked = goal == Goal::Best && !strategy.is_rule();
-        if is_asked && states.is_complete(problem) && tries_all_orders(&whole.machine) {
+        let is_asked = goal != Goal::Any && !strategy.is_rule();
+        if is_asked && self.is_complete && tries_all_orders(&whole.machine) {
             let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
                 let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
                 let time = step_time(&order, &times, problem.machine.overlaps)?;
                 finish(stages, time).filter(|found| found.1).map(|found| found.0)
             };
             let mut cuts = AllCuts::new(&scorer, grid, each, &places, &simulate);
-            cuts.best = best;
+            (cuts.best, cuts.bound) = (best, limit);
             let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
             cuts.left = (OPERATIONS / n_ops / self.n_grids.clamp(1, 4)).min(PLANS);
             // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
@@ -263,11 +301,11 @@ impl GridSolver<'_> {
         }
         match best.or(excessive.filter(|_| !is_exact)) {
             None => {
-                let lower_bound = if is_exact { f64::INFINITY } else { lower_bound };
-                Err(NoGrid { error: shortage(problem), lower_bound })
+                let lower_bound = if is_exact { limit } else { lower_bound };
+                Err(NoGrid { error: PlanError::NothingFits, lower_bound })
             }
             Some(mut best) => {
-                let least = if is_exact { best.seconds() } else { lower_bound.min(best.seconds()) };
+                let least = if is_exact { limit } else { lower_bound }.min(best.seconds());
                 if whole.machine.is_uniform() {
                     best.lower_bound = least;
                 }
@@ -277,11 +315,12 @@ impl GridSolver<'_> {
     }
 }
 
-/// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts; infinite where nothing fits.
+/// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts, or `below` where that is no more;
+/// infinite where nothing fits.
 ///
 /// The cuts found are the best by formula for devices as they stand. Others may beat them where devices or links differ and could be
 /// taken in another order, where copies to the host run beside compute, and where memory is counted from above.
-fn least_bottleneck(scorer: &Scorer, sharing: Sharing, found: Option<f64>, chunks: usize) -> f64 {
+fn least_bottleneck(scorer: &Scorer, sharing: Sharing, found: Option<f64>, chunks: usize, below: f64) -> f64 {
     let problem = scorer.problem;
     let is_uniform = problem.machine.is_uniform();
     if let Some(found) = found
@@ -301,7 +340,7 @@ fn least_bottleneck(scorer: &Scorer, sharing: Sharing, found: Option<f64>, chunk
     let neighbours = if is_uniform { scorer.rules.neighbours } else { Neighbours::Fastest };
     let mut scorer = Scorer::new(&ideal, scorer.states, Rules { neighbours, ..scorer.rules });
     scorer.is_bound = true;
-    best_pipeline(&scorer, sharing, f64::INFINITY).map_or(f64::INFINITY, |best| best.0)
+    best_pipeline(&scorer, sharing, below).map_or(below, |best| best.0)
 }
 
 /// Buckets of a stage's gradients, and the seconds of one.

@@ -3,7 +3,7 @@
 //! Devices may be left over: where links are slow, fewer stages or replicas are faster. Grids are solved in the order of what bounds
 //! them from below; one whose bound is above the best plan found cannot be better and is left out.
 
-use std::{cell::OnceCell, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use simulator::order::{OrderError, Schedule, Shape};
 
@@ -11,10 +11,10 @@ use crate::{
     MicroBatches, Problem,
     floor::Steps,
     grid::GridSolver,
-    narrowest::Narrowest,
     solution::Solution,
     states::States,
-    strategy::{Goal, InOrder, PlanError, Strategy, each, shortage, states_of},
+    strategy::{Goal, InOrder, PlanError, Strategy, each},
+    ways::Ways,
 };
 
 /// Up to this many devices, all numbers of stages and replicas are tried; beyond, those that use all devices, and halves.
@@ -172,13 +172,12 @@ fn mixed(problem: &Problem, n_blocks: usize, wanted: Option<usize>) -> Vec<Grid>
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
 ///
 /// Also returns the seconds for each micro-batch that no plan beats with the devices in this order.
-pub(crate) fn synchronous(problem: &Problem, strategy: Strategy, goal: Goal) -> InOrder {
-    let states = match strategy.is_rule() {
-        true => States::line(problem, (0..problem.blocks.len()).collect()),
-        false => states_of(problem),
-    };
-    let floors = Floors::new(problem, &states, strategy);
-    let mut error = None;
+pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
+    let states = if strategy.is_rule() { ways.line(problem) } else { &ways.states };
+    let is_complete = if strategy.is_rule() { ways.is_chain } else { ways.is_complete };
+    let floors = Floors::new(problem, ways, (states, is_complete), strategy);
+    // Why what was solved has no plan, and why others were not.
+    let (mut error, mut refused) = (None, None);
     let mut open = Vec::new();
     for grid in grids(problem, strategy).map_err(|error| (error, f64::INFINITY))? {
         match grid.micro_batches(problem, strategy) {
@@ -186,7 +185,7 @@ pub(crate) fn synchronous(problem: &Problem, strategy: Strategy, goal: Goal) -> 
                 let floor = floors.floor(grid, each) / (each * grid.replicas) as f64;
                 open.push((floor, each, grid));
             }
-            Err(why) => error = error.or(Some(why)),
+            Err(why) => refused = refused.or(Some(why)),
         }
     }
     open.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -196,16 +195,17 @@ pub(crate) fn synchronous(problem: &Problem, strategy: Strategy, goal: Goal) -> 
     let mut best: Option<Solution> = None;
     let (mut bound, mut least) = (untried, untried);
     let solver =
-        GridSolver { problem, states: &states, floors: &floors, strategy, goal, n_grids: open.len() };
+        GridSolver { problem, states, is_complete, floors: &floors, strategy, goal, n_grids: open.len() };
     // Seconds with as many chunks as gained last, by ranks; nothing once more of them do not gain.
     let mut chunked: BTreeMap<usize, f64> = BTreeMap::new();
     for (floor, each_replica, grid) in open {
         let gains = grid.chunks == 1 || chunked.get(&grid.ranks).is_none_or(|seconds| *seconds > 0.0);
-        if !gains || best.as_ref().is_some_and(|best| best.seconds_each() <= floor) {
+        let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
+        if !gains || below <= floor {
             (bound, least) = (bound.min(floor), least.min(floor));
             continue;
         }
-        match solver.solve(grid, each_replica) {
+        match solver.solve(grid, each_replica, below) {
             Ok((solution, own)) => {
                 bound = bound.min(solution.lower_bound / each(&solution));
                 least = least.min(own / each(&solution));
@@ -227,7 +227,7 @@ pub(crate) fn synchronous(problem: &Problem, strategy: Strategy, goal: Goal) -> 
         }
     }
     let Some(mut best) = best else {
-        return Err((error.unwrap_or_else(|| shortage(problem)), least));
+        return Err((error.or(refused).unwrap_or(PlanError::NothingFits), least));
     };
     best.lower_bound = (bound * each(&best)).min(best.seconds());
     let least = least.min(best.seconds_each());
@@ -245,13 +245,18 @@ pub(crate) struct Floors<'a> {
     there_and_back: f64,
     /// Speeds, the fastest first, added up.
     power: Vec<f64>,
-    /// What must cross cuts, where not all are known and a bound is asked for; made when it is needed first.
-    narrowest: OnceCell<Narrowest>,
+    ways: &'a Ways,
+    /// Whether what must cross cuts is asked for: where not all cuts are known.
     is_open: bool,
 }
 
 impl<'a> Floors<'a> {
-    fn new(problem: &'a Problem, states: &States, strategy: Strategy) -> Self {
+    fn new(
+        problem: &'a Problem,
+        ways: &'a Ways,
+        (states, is_complete): (&States, bool),
+        strategy: Strategy,
+    ) -> Self {
         let mut speeds: Vec<f64> = problem.machine.devices.iter().map(|device| device.speed).collect();
         speeds.sort_by(|a, b| b.total_cmp(a));
         let fastest = speeds[0];
@@ -261,15 +266,12 @@ impl<'a> Floors<'a> {
             sum
         });
         let power = power.collect();
-        let known = match states.is_complete(problem) {
-            true => states.work_and_forward(problem, fastest),
-            false => Vec::new(),
-        };
+        let known = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
         let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
         let total = problem.seconds() / fastest;
         let is_open = known.is_empty() && !strategy.is_rule();
         let there_and_back = total - weights / fastest;
-        Self { problem, known, total, there_and_back, power, narrowest: OnceCell::new(), is_open }
+        Self { problem, known, total, there_and_back, power, ways, is_open }
     }
 
     /// No step of this grid is shorter: its order of operations and the work of its devices bound it.
@@ -287,7 +289,7 @@ impl<'a> Floors<'a> {
         };
         let narrow = match schedule {
             Schedule::OneForwardOneBackward if self.is_open && grid.chunks == 1 && ranks > 1 => {
-                let narrowest = self.narrowest.get_or_init(|| Narrowest::new(self.problem));
+                let narrowest = self.ways.narrowest(self.problem);
                 let rate = self.problem.machine.least_seconds_per_byte();
                 // Power begins with the fastest device's.
                 narrowest.step(self.power[0], rate, ranks, micro_batches)

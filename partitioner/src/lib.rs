@@ -6,11 +6,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod again;
+mod batches;
 mod problem;
 mod solution;
 mod stage;
 mod states;
 mod strategy;
+mod ways;
 
 mod grid;
 mod grids;
@@ -29,6 +31,7 @@ mod chunks;
 mod collective;
 mod floor;
 mod handover;
+mod known;
 mod local_search;
 mod narrowest;
 mod pipeline;
@@ -54,6 +57,7 @@ mod piper;
 mod ideals;
 mod node_set;
 
+pub use batches::{Planned, plan_model};
 pub use compat::{CompatError, CompatPlan, CompatQuestion, CompatSplit, CompatStage, compat_plan};
 pub use from_graph::{OperatorSeconds, from_graph};
 pub use ideals::Ideals;

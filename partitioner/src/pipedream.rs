@@ -16,8 +16,8 @@ use crate::{
     simulated::settle,
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Scorer},
-    states::States,
-    strategy::{Goal, IDEALS, InOrder, Strategy, shortage, stages_of},
+    strategy::{Goal, InOrder, PlanError, Strategy, stages_of},
+    ways::Ways,
 };
 
 /// The most devices and states for which equal replicas are tried beside what the formula says.
@@ -28,11 +28,9 @@ const FEW_STATES: usize = 1024;
 ///
 /// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
 /// as they stand, and a third, that every link is the fastest, bounds what is possible.
-pub(crate) fn pipedream(problem: &Problem, goal: Goal) -> InOrder {
-    let line = States::line(problem, (0..problem.blocks.len()).collect());
-    let is_chain = line.is_complete(problem);
-    let states = if is_chain { line } else { States::ideals(problem, IDEALS).unwrap_or(line) };
-    let is_exact = states.is_complete(problem);
+pub(crate) fn pipedream(problem: &Problem, ways: &Ways, goal: Goal) -> InOrder {
+    let Ways { states, is_complete: is_exact, is_chain, .. } = ways;
+    let (is_exact, is_chain) = (*is_exact, *is_chain);
     let is_uniform = problem.machine.is_uniform();
     let slowest =
         |stages: &[SolutionStage]| stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
@@ -50,7 +48,7 @@ pub(crate) fn pipedream(problem: &Problem, goal: Goal) -> InOrder {
     // A plan that would be good if nothing overlapped waits less for transfers.
     let mut serial = problem.clone();
     serial.machine.overlaps = false;
-    let scorer = Scorer::new(problem, &states, asynchronous(Neighbours::Adjacent));
+    let scorer = Scorer::new(problem, states, asynchronous(Neighbours::Adjacent));
     let is_roomy = scorer.is_roomy();
     // How many replicas the stage before has is not known while a stage is chosen: memory from below first, if that matters.
     // Sums of gradients hide behind the backward pass that makes them but for the last bucket: none of them, for small stages.
@@ -80,7 +78,7 @@ pub(crate) fn pipedream(problem: &Problem, goal: Goal) -> InOrder {
             continue;
         }
         let rules = asynchronous(neighbours);
-        let mut scorer = Scorer::new(guess, &states, rules);
+        let mut scorer = Scorer::new(guess, states, rules);
         (scorer.is_bound, scorer.waits_for_sums) = (is_bound, waits_for_sums);
         let found = if sharing != free {
             best_pipeline(&scorer, sharing, f64::INFINITY).map(|best| best.1)
@@ -90,7 +88,7 @@ pub(crate) fn pipedream(problem: &Problem, goal: Goal) -> InOrder {
             best_with_before(&mut scorer).map(|best| best.1)
         };
         let Some(cuts) = found else { continue };
-        let mut scorer = Scorer::new(guess, &states, rules);
+        let mut scorer = Scorer::new(guess, states, rules);
         scorer.before = cuts.windows(2).map(|pair| (pair[1].run.first, pair[0].run.count)).collect();
         let mut stages = stages_of(&scorer, &cuts);
         if stages.len() < cuts.len() {
@@ -122,7 +120,7 @@ pub(crate) fn pipedream(problem: &Problem, goal: Goal) -> InOrder {
         false => floor,
     };
     let bound = bound.max(floor);
-    let mut best = best.ok_or_else(|| (shortage(problem), bound))?;
+    let mut best = best.ok_or((PlanError::NothingFits, bound))?;
     best.lower_bound = bound.min(best.seconds());
     let least = best.lower_bound;
     Ok((best, least))

@@ -5,9 +5,16 @@
 //! `A(i, m) = min over j, r of max(stage(i..j, r devices), A(j, m-r))`.
 //!
 //! Cost: O(Q²·M²) stages at worst; a bound U leaves only those j between which neither side has more work than its devices
-//! do in U. U is guessed from below and doubled until a plan is found, so it is tight.
+//! do in U or needs more memory than they have, and at which what crosses can be sent in U. U is guessed from below and grows until
+//! a plan is found, so it is tight: first as if memory were no matter, then from what that takes.
 
-use crate::stage::{Run, Scorer};
+use std::rc::Rc;
+
+use crate::{
+    Problem,
+    stage::{Place, Run, Scorer},
+    states::States,
+};
 
 /// A stage of a solution: states and devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +44,15 @@ pub(crate) enum Sharing {
 
 const NONE: u32 = u32::MAX;
 
-/// The most times the shared work that is guessed.
+/// The most times what is possible without a limit on memory that is guessed.
 const FAR: f64 = 4.0;
+
+/// Whether memory is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Counts,
+    Free,
+}
 
 /// Finds the pipeline whose slowest stage is fastest, below `bound`.
 ///
@@ -52,18 +66,34 @@ pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Op
             machine.devices.iter().take(stages * replicas).map(|device| device.speed).sum()
         }
     };
-    let floor = total / speed;
+    // Far above the shared work it is transfers that take long, and few borders are narrow enough.
+    let roomy = grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)?;
+    if scorer.is_roomy() {
+        return Some(roomy);
+    }
+    // Farther away it is memory that stands in the way: one look without a limit tells.
+    grow(scorer, sharing, (roomy.0, FAR), bound, Memory::Counts)
+}
+
+/// Asks for more and more times a floor, up to so many, and then without a limit.
+fn grow(
+    scorer: &Scorer,
+    sharing: Sharing,
+    (floor, far): (f64, f64),
+    bound: f64,
+    memory: Memory,
+) -> Option<(f64, Vec<Cut>)> {
+    let far = far.min(1e6);
     let mut guess = floor * 1.02;
     loop {
-        // Far above the shared work it is memory that stands in the way: one look without a limit tells.
-        let limit = if guess > floor * FAR || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
-        if let Some(found) = solve(scorer, sharing, limit.min(bound)) {
+        let limit = if guess > floor * far || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
+        if let Some(found) = solve(scorer, sharing, limit.min(bound), memory) {
             return Some(found);
         }
         if limit >= bound || limit == f64::INFINITY {
             return None;
         }
-        guess = floor + (guess - floor) * 3.0;
+        guess = floor + (guess - floor) * if memory == Memory::Counts { 10.0 } else { 3.0 };
     }
 }
 
@@ -131,65 +161,152 @@ pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
     Some((time, cuts))
 }
 
+/// Which runs of devices stages may stand on, by layers: devices, or stages, from there to the end.
+struct Layers<'a> {
+    scorer: &'a Scorer<'a>,
+    sharing: Sharing,
+    count: usize,
+    /// Devices that a stage may take, in layers.
+    sizes: Vec<usize>,
+    /// What the devices of the last layers do in one second.
+    power: Vec<f64>,
+    /// Bytes that they have.
+    room: Vec<f64>,
+}
+
+impl<'a> Layers<'a> {
+    fn new(scorer: &'a Scorer<'a>, sharing: Sharing) -> Self {
+        let machine = &scorer.problem.machine;
+        let (count, sizes): (usize, Vec<usize>) = match sharing {
+            Sharing::Free => (machine.devices.len(), (1..=machine.devices.len()).collect()),
+            Sharing::Equal { stages, .. } => (stages, vec![1]),
+        };
+        let mut layers = Self { scorer, sharing, count, sizes, power: vec![0.0], room: vec![0.0] };
+        for layer in 1..=count {
+            let run = layers.run(layer, 1);
+            let power: f64 = run.devices().map(|device| machine.devices[device].speed).sum();
+            // Replicas hold the same: the smallest counts.
+            let room = run.devices().map(|device| machine.devices[device].memory.0);
+            layers.power.push(layers.power[layer - 1] + power);
+            layers.room.push(layers.room[layer - 1] + room.min().unwrap_or(0) as f64);
+        }
+        layers
+    }
+
+    fn run(&self, layer: usize, size: usize) -> Run {
+        match self.sharing {
+            Sharing::Free => Run { first: self.count - layer, count: size, stride: 1 },
+            Sharing::Equal { stages, replicas, replicas_together: true } => {
+                Run { first: (stages - layer) * replicas, count: replicas, stride: 1 }
+            }
+            Sharing::Equal { stages, replicas, .. } => {
+                Run { first: stages - layer, count: replicas, stride: stages }
+            }
+        }
+    }
+
+    /// Devices from a layer to the end.
+    fn behind(&self, layer: usize) -> usize {
+        match self.sharing {
+            Sharing::Free => layer,
+            Sharing::Equal { replicas, .. } => layer * replicas,
+        }
+    }
+
+    /// Micro-batches in flight at a layer, of the devices together where their number is open.
+    fn in_flight(&self, layer: usize) -> f64 {
+        let replicas = match self.sharing {
+            Sharing::Free => 1,
+            Sharing::Equal { replicas, .. } => replicas,
+        };
+        self.scorer.rules.in_flight.count(replicas, self.behind(layer)) as f64
+    }
+
+    /// States at which a stage may end if it is to take at most `limit`: what crosses there must be sent.
+    fn borders(&self, limit: f64) -> Vec<usize> {
+        let states = self.scorer.states;
+        let machine = &self.scorer.problem.machine;
+        let rate = match self.sharing {
+            Sharing::Free => machine.least_seconds_per_byte() / self.count as f64,
+            Sharing::Equal { .. } => {
+                let rates = (2..=self.count).map(|layer| self.scorer.place(self.run(layer, 1)).sending());
+                rates.fold(f64::INFINITY, f64::min)
+            }
+        };
+        let last = states.len() - 1;
+        let bytes = |state: usize| match machine.overlaps {
+            true => states.crossing[state].max(states.crossing_back[state]),
+            false => states.crossing[state],
+        };
+        let is_narrow =
+            |state: &usize| *state == 0 || *state == last || bytes(*state) * rate <= limit * (1.0 + 1e-9);
+        (0..=last).filter(is_narrow).collect()
+    }
+}
+
+/// Bytes that what lies before a state needs at the least, whatever is computed again.
+pub(crate) fn least_before(problem: &Problem, states: &States, state: usize, in_flight: f64) -> f64 {
+    let training = &problem.training;
+    let copies = 1.0 + training.gradient_factor + training.optimizer_factor;
+    states.parameters[state] * copies + states.least_kept[state] * in_flight
+}
+
 /// Finds the best pipeline whose slowest stage takes at most `limit`.
-fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>)> {
+fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Option<(f64, Vec<Cut>)> {
     let states = scorer.states;
-    let machine = &scorer.problem.machine;
     let n_states = states.len();
     let last = n_states - 1;
-    // A layer is the devices, or the stages, from here to the end.
-    let (n_layers, sizes): (usize, Vec<usize>) = match sharing {
-        Sharing::Free => (machine.devices.len(), (1..=machine.devices.len()).collect()),
-        Sharing::Equal { stages, .. } => (stages, vec![1]),
-    };
-    let run_of = |layer: usize, size: usize| match sharing {
-        Sharing::Free => Run { first: machine.devices.len() - layer, count: size, stride: 1 },
-        Sharing::Equal { stages, replicas, replicas_together: true } => {
-            Run { first: (stages - layer) * replicas, count: replicas, stride: 1 }
-        }
-        Sharing::Equal { stages, replicas, .. } => {
-            Run { first: stages - layer, count: replicas, stride: stages }
-        }
-    };
-    let behind_of = |layer: usize| match sharing {
-        Sharing::Free => layer,
-        Sharing::Equal { replicas, .. } => layer * replicas,
-    };
-    // What the devices of the last layers do in one second, and of those before.
-    let mut power = vec![0.0; n_layers + 1];
-    for layer in 1..=n_layers {
-        let run = run_of(layer, 1);
-        let own: f64 = run.devices().map(|device| machine.devices[device].speed).sum();
-        power[layer] = power[layer - 1] + own;
-    }
+    let layers = Layers::new(scorer, sharing);
+    let n_layers = layers.count;
     let slack = 1.0 + 1e-9;
     let total = states.work[last];
+    let needed = |state: usize, in_flight: f64| least_before(scorer.problem, states, state, in_flight);
+    let borders = layers.borders(limit);
+    let work_at: Vec<f64> = borders.iter().map(|&state| states.work[state]).collect();
     let mut best = vec![f64::INFINITY; (n_layers + 1) * n_states];
     let mut came = vec![(NONE, 0_u32); (n_layers + 1) * n_states];
     best[last] = 0.0;
     for layer in 1..=n_layers {
-        let ahead = power[n_layers] - power[layer];
-        let behind = behind_of(layer);
-        for start in (0..last).rev() {
+        let ahead = layers.power[n_layers] - layers.power[layer];
+        let room_ahead = layers.room[n_layers] - layers.room[layer];
+        let behind = layers.behind(layer);
+        let mut places: Vec<Option<Rc<Place>>> = vec![None; layers.sizes.len()];
+        let known = match sharing {
+            Sharing::Free => None,
+            Sharing::Equal { replicas, .. } => {
+                let in_flight = scorer.rules.in_flight.count(replicas, behind);
+                let in_flight = (memory == Memory::Counts).then_some(in_flight);
+                scorer.known(&scorer.place(layers.run(layer, 1)), in_flight)
+            }
+        };
+        for (nth, &start) in borders.iter().enumerate().rev() {
             let work = states.work[start];
             // What lies before must fit the devices before, what lies behind those behind.
             let too_much_before = work > limit * ahead * slack + 1e-12 * total;
-            let too_much_behind = total - work > limit * power[layer] * slack + 1e-12 * total;
+            let too_much_behind = total - work > limit * layers.power[layer] * slack + 1e-12 * total;
             let only_last = matches!(sharing, Sharing::Free) || layer < n_layers || start == 0;
-            if too_much_before || too_much_behind || !only_last {
+            if start == last || too_much_before || too_much_behind || !only_last {
                 continue;
+            }
+            if memory == Memory::Counts {
+                let too_large_before =
+                    layer < n_layers && needed(start, layers.in_flight(layer + 1)) > room_ahead * slack;
+                let in_flight = layers.in_flight(1);
+                let rest = needed(last, in_flight) - needed(start, in_flight);
+                if too_large_before || rest > layers.room[layer] * slack {
+                    continue;
+                }
             }
             let at = layer * n_states + start;
             let mut smallest = limit * (1.0 + 1e-12);
-            for &size in sizes.iter().take_while(|&&size| size <= layer) {
+            for (size_index, &size) in layers.sizes.iter().enumerate().take_while(|(_, size)| **size <= layer)
+            {
                 let rest = layer - size;
-                // Looked up for the first stage that is scored: most runs have none.
-                let mut place = None;
-                let own = power[layer] - power[rest];
+                let own = layers.power[layer] - layers.power[rest];
                 // Ends between which both sides can keep within the bound.
-                let low = work.max(total - smallest * power[rest] * slack - 1e-12 * total);
-                let first = states.work.partition_point(|&value| value < low).max(start + 1);
-                for end in first..n_states {
+                let low = work.max(total - smallest * layers.power[rest] * slack - 1e-12 * total);
+                let first = work_at.partition_point(|&value| value < low).max(nth + 1);
+                for &end in &borders[first.min(borders.len())..] {
                     if states.work[end] - work > smallest * own * slack + 1e-12 * total {
                         break;
                     }
@@ -198,11 +315,26 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
                         continue;
                     }
                     let after = best[rest * n_states + end];
-                    if after >= smallest || !states.is_before(start, end) {
+                    if after >= smallest {
                         continue;
                     }
-                    let place = place.get_or_insert_with(|| scorer.place(run_of(layer, size)));
-                    let time = after.max(scorer.seconds_below(start, end, place, behind, smallest));
+                    let own = match (&known, memory) {
+                        (Some(known), Memory::Counts) => {
+                            known.seconds_below(scorer, (start, end), behind, smallest)
+                        }
+                        (Some(known), Memory::Free) => known.least(scorer, start, end),
+                        (None, _) if !states.is_before(start, end) => continue,
+                        (None, _) => {
+                            // Looked up for the first stage that is scored: most runs have none.
+                            let place = places[size_index]
+                                .get_or_insert_with(|| scorer.place(layers.run(layer, size)));
+                            match memory {
+                                Memory::Counts => scorer.seconds_below(start, end, place, behind, smallest),
+                                Memory::Free => scorer.least(start, end, place),
+                            }
+                        }
+                    };
+                    let time = after.max(own);
                     if time < smallest {
                         smallest = time;
                         best[at] = time;
@@ -212,11 +344,11 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
             }
         }
     }
-    let layers = match sharing {
+    let firsts = match sharing {
         Sharing::Free => 1..=n_layers,
         Sharing::Equal { .. } => n_layers..=n_layers,
     };
-    let found = layers.min_by(|&a, &b| best[a * n_states].total_cmp(&best[b * n_states]))?;
+    let found = firsts.min_by(|&a, &b| best[a * n_states].total_cmp(&best[b * n_states]))?;
     let time = best[found * n_states];
     if time == f64::INFINITY {
         return None;
@@ -226,7 +358,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64) -> Option<(f64, Vec<Cut>
     while start != last {
         let (end, size) = came[layer * n_states + start];
         let (end, size) = (end as usize, size as usize);
-        cuts.push(Cut { start, end, run: run_of(layer, size), behind: behind_of(layer) });
+        cuts.push(Cut { start, end, run: layers.run(layer, size), behind: layers.behind(layer) });
         start = end;
         layer -= size;
     }

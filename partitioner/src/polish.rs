@@ -93,6 +93,7 @@ fn climb(
         let times: Vec<StageTimes> = stages.iter().map(|stage| stage.1).collect();
         step_time(order, &times, overlaps)
     };
+    let each = order.n_micro_batches() as f64;
     let n_stages = places.len();
     let mut stages: Vec<Timed> =
         (0..n_stages).map(|index| stage(&borders, index)).collect::<Option<Vec<Timed>>>()?;
@@ -113,6 +114,16 @@ fn climb(
                     });
                 }
                 left -= 1;
+                // A stage that alone takes as long as the best step has no place in a better one.
+                let is_slow = |index: usize, start: usize, end: usize| {
+                    let work = scorer.states.work[end] - scorer.states.work[start];
+                    each * work / scorer.place(places[index].0).speed >= best.seconds
+                };
+                if is_slow(border - 1, borders[border - 1], moved)
+                    || is_slow(border, moved, borders[border + 1])
+                {
+                    continue;
+                }
                 let before = std::mem::replace(&mut borders[border], moved);
                 let (Some(one), Some(other)) = (stage(&borders, border - 1), stage(&borders, border)) else {
                     borders[border] = before;

@@ -10,7 +10,7 @@
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
-use crate::{Machine, Problem, again::Again, collective::Group, pipeline::Cut, states::States};
+use crate::{Machine, Problem, again::Again, collective::Group, known::Known, pipeline::Cut, states::States};
 
 /// What bounds a stage's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -195,6 +195,20 @@ impl Place {
         }
     }
 
+    /// Tells whether a stage takes the same on either.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let numbers = |place: &Self| [place.speed, place.limit, place.host, place.memory_bandwidth];
+        numbers(self) == numbers(other)
+            && self.run.count == other.run.count
+            && self.group == other.group
+            && self.wires == other.wires
+    }
+
+    /// Seconds a byte takes at the least to what is behind, of each micro-batch.
+    pub(crate) fn sending(&self) -> f64 {
+        self.wires.iter().map(|(_, after)| after.0).fold(0.0, f64::max) / self.run.count as f64
+    }
+
     /// Seconds of one all-reduce of so many bytes over the replicas.
     pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
         self.group.map_or(0.0, |group| group.all_reduce(bytes))
@@ -259,6 +273,7 @@ pub(crate) struct Scorer<'a> {
     pub(crate) largest_workspace: f64,
     pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
     places: RefCell<HashMap<Run, Rc<Place>>>,
+    known: RefCell<Vec<Rc<Known>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
     pub(crate) copies: usize,
     /// Whether memory is to be counted from below: a stage that does not fit then fits in no way.
@@ -293,6 +308,7 @@ impl<'a> Scorer<'a> {
             largest_workspace: workspace.unwrap_or(0) as f64,
             picks: RefCell::default(),
             places: RefCell::default(),
+            known: RefCell::default(),
             copies: 1,
             is_bound: false,
             waits_for_sums: false,
@@ -326,6 +342,16 @@ impl<'a> Scorer<'a> {
     pub(crate) fn place(&self, run: Run) -> Rc<Place> {
         let make = || Rc::new(Place::new(&self.problem.machine, self.rules.neighbours, run));
         Rc::clone(self.places.borrow_mut().entry(run).or_insert_with(make))
+    }
+
+    /// Returns what is known of stages on a run like this one, with so many micro-batches in flight where memory counts.
+    pub(crate) fn known(&self, place: &Rc<Place>, in_flight: Option<usize>) -> Option<Rc<Known>> {
+        let mut all = self.known.borrow_mut();
+        let known = Known::like(&all, self, place, in_flight)?;
+        if !all.iter().any(|other| Rc::ptr_eq(other, &known)) {
+            all.push(Rc::clone(&known));
+        }
+        Some(known)
     }
 
     /// Seconds of one all-reduce over the replicas.
@@ -373,7 +399,7 @@ impl<'a> Scorer<'a> {
             let (compute, sync, transfer) = self.parts(start, end, place, again);
             total(self.problem.machine.overlaps, compute, sync, transfer)
         };
-        let least = with(0.0);
+        let least = self.least(start, end, place);
         if least >= bound {
             return least;
         }
@@ -382,6 +408,12 @@ impl<'a> Scorer<'a> {
             Some((_, 0.0)) => least,
             Some((_, again)) => with(again),
         }
+    }
+
+    /// Seconds for each micro-batch if memory were no matter.
+    pub(crate) fn least(&self, start: usize, end: usize, place: &Place) -> f64 {
+        let (compute, sync, transfer) = self.parts(start, end, place, 0.0);
+        total(self.problem.machine.overlaps, compute, sync, transfer)
     }
 
     fn parts(&self, start: usize, end: usize, place: &Place, again: f64) -> (f64, f64, f64) {

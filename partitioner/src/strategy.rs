@@ -14,7 +14,7 @@ use crate::{
     simulated::excess,
     solution::{Objective, Solution, SolutionStage},
     stage::Scorer,
-    states::States,
+    ways::Ways,
 };
 
 /// A way to spread a model.
@@ -154,6 +154,9 @@ pub enum PlanError {
         /// What it has.
         limit: u64,
     },
+    /// No plan fits, and what comes nearest was not looked for or is not near.
+    #[error("no plan fits the devices' memory")]
+    NothingFits,
     /// A schedule that does not go with these micro-batches.
     #[error("{strategy}: {reason}")]
     Schedule {
@@ -165,16 +168,25 @@ pub enum PlanError {
 }
 
 /// What plans are searched for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
     /// The fastest, and what none beats.
     Best,
+    /// The fastest if it takes less than so many seconds for each micro-batch; what cannot is not looked at.
+    Below(f64),
     /// Any that fits: whether there is one.
     Any,
 }
 
-/// The most ideals that are planned over; wider graphs are put in line.
-pub(crate) const IDEALS: usize = 3000;
+impl Goal {
+    /// Returns the seconds for each micro-batch below which plans are looked for.
+    pub(crate) fn below(self) -> f64 {
+        match self {
+            Self::Below(seconds) => seconds,
+            Self::Best | Self::Any => f64::INFINITY,
+        }
+    }
+}
 
 /// Finds the best plan of one strategy.
 ///
@@ -182,17 +194,20 @@ pub(crate) const IDEALS: usize = 3000;
 /// When the problem makes no sense or nothing fits.
 pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     problem.validate()?;
-    solve(problem, strategy, Goal::Best).map_err(|error| match error {
-        PlanError::Memory { .. } => {
-            nearest(problem, error, |roomier| solve(roomier, strategy, Goal::Any).ok())
-        }
+    plan_over(problem, &Ways::of(problem), strategy)
+}
+
+/// Finds the best plan of one strategy over known ways to cut a valid problem.
+pub(crate) fn plan_over(problem: &Problem, ways: &Ways, strategy: Strategy) -> Result<Solution, PlanError> {
+    solve(problem, ways, strategy, Goal::Best).map_err(|error| match error {
+        PlanError::NothingFits => nearest(problem, |roomier| solve(roomier, ways, strategy, Goal::Any).ok()),
         other => other,
     })
 }
 
 /// Tells whether a strategy has a plan that fits, without looking for what is nearest to one.
 pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
-    problem.validate().is_ok() && solve(problem, strategy, Goal::Any).is_ok()
+    problem.validate().is_ok() && solve(problem, &Ways::of(problem), strategy, Goal::Any).is_ok()
 }
 
 /// A plan and the seconds for each micro-batch that none beats with the devices in their order; or why there is none, and what
@@ -200,9 +215,14 @@ pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
 pub(crate) type InOrder = Result<(Solution, f64), (PlanError, f64)>;
 
 /// Finds the best plan of one strategy, trying several orders of devices that differ.
-fn solve(problem: &Problem, strategy: Strategy, goal: Goal) -> Result<Solution, PlanError> {
+pub(crate) fn solve(
+    problem: &Problem,
+    ways: &Ways,
+    strategy: Strategy,
+    goal: Goal,
+) -> Result<Solution, PlanError> {
     let (orders, is_all) = other_orders(&problem.machine);
-    let (mut best, mut least) = match solve_in_order(problem, strategy, goal) {
+    let (mut best, mut least) = match solve_in_order(problem, ways, strategy, goal) {
         Ok((solution, least)) => (Ok(solution), least),
         Err((error, least)) => (Err(error), least),
     };
@@ -214,7 +234,12 @@ fn solve(problem: &Problem, strategy: Strategy, goal: Goal) -> Result<Solution, 
         let mut ordered = problem.clone();
         ordered.machine.devices =
             order.iter().map(|&device| problem.machine.devices[device].clone()).collect();
-        match solve_in_order(&ordered, strategy, goal) {
+        // An order that is no better is of no use.
+        let goal = match (goal, &best) {
+            (Goal::Best | Goal::Below(_), Ok(best)) => Goal::Below(goal.below().min(best.seconds_each())),
+            _ => goal,
+        };
+        match solve_in_order(&ordered, ways, strategy, goal) {
             Ok((mut found, own)) => {
                 least = least.min(own);
                 // What bounds plans whatever the order bounds those of all orders.
@@ -304,49 +329,56 @@ fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
 }
 
 /// Finds the best plan of one strategy with the devices as they stand.
-fn solve_in_order(problem: &Problem, strategy: Strategy, goal: Goal) -> InOrder {
+fn solve_in_order(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
     let blocks = problem.blocks.len();
     if let Some(stages) =
         problem.training.stages.map(|stages| stages as usize).filter(|&stages| stages > blocks)
     {
         return Err((PlanError::TooManyStages { stages, blocks }, f64::INFINITY));
     }
-    let (mut found, least) = attempt(problem, strategy, goal)?;
+    let (mut found, least) = attempt(problem, ways, strategy, goal)?;
     let bound = found.lower_bound;
     // Memory by formula is above the simulator's but for rare orders of arrival: leave room for those.
     let mut room = 1.0;
     for _ in 0..5 {
         let Some(share) = excess(problem, &found) else { return Ok((found, least)) };
         room /= share.max(1.01);
-        found = attempt(&with_memory(problem, room), strategy, goal)?.0;
+        found = attempt(&with_memory(problem, room), ways, strategy, goal)?.0;
         found.lower_bound = bound.min(found.seconds());
         found.stages.iter_mut().for_each(|stage| stage.score.limit /= room);
     }
-    Err((shortage(problem), least))
+    Err((PlanError::NothingFits, least))
 }
 
-fn attempt(problem: &Problem, strategy: Strategy, goal: Goal) -> InOrder {
+fn attempt(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
     match strategy {
         Strategy::PipeDream if problem.training.stages.is_some() => {
             let reason = "it chooses the number of stages itself".to_string();
             Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
         }
-        Strategy::PipeDream => pipedream(problem, goal),
-        Strategy::OneForwardOneBackward if goal == Goal::Best => {
-            let (mut best, least) = synchronous(problem, strategy, goal)?;
+        Strategy::PipeDream => pipedream(problem, ways, goal),
+        Strategy::OneForwardOneBackward if goal != Goal::Any => {
+            let (mut best, least) = match synchronous(problem, ways, strategy, goal) {
+                Ok((best, least)) => (Ok(best), least),
+                // Nothing below what is asked for by formula.
+                Err((error, least)) if goal != Goal::Best => (Err(error), least),
+                Err(none) => return Err(none),
+            };
             // Solvers go by formulas, the simulator has the last word: never worse than cuts by a rule.
             for rule in STRATEGIES.into_iter().filter(|rule| rule.is_rule()) {
-                let Ok((other, _)) = synchronous(problem, rule, goal) else { continue };
-                if other.seconds_each() < best.seconds_each() * (1.0 - 1e-9) {
-                    let bound = best.lower_bound / each(&best);
+                let limit = best.as_ref().map_or(goal.below(), Solution::seconds_each);
+                let Ok((other, _)) = synchronous(problem, ways, rule, goal) else { continue };
+                if other.seconds_each() < limit * (1.0 - 1e-9) {
+                    let bound = best.as_ref().map_or(least, |best| best.lower_bound / each(best));
                     let lower_bound = (bound * each(&other)).min(other.seconds());
-                    best = Solution { strategy: strategy.name(), lower_bound, ..other };
+                    best = Ok(Solution { strategy: strategy.name(), lower_bound, ..other });
                 }
             }
+            let best = best.map_err(|error| (error, least))?;
             let least = least.min(best.seconds_each());
             Ok((best, least))
         }
-        _ => synchronous(problem, strategy, goal),
+        _ => synchronous(problem, ways, strategy, goal),
     }
 }
 
@@ -360,7 +392,7 @@ fn with_memory(problem: &Problem, factor: f64) -> Problem {
 }
 
 /// Finds how much more memory would do: the fullest stage of the first plan that fits when every device has more.
-fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Option<Solution>) -> PlanError {
+fn nearest(problem: &Problem, make: impl Fn(&Problem) -> Option<Solution>) -> PlanError {
     let with = |factor: f64| make(&with_memory(problem, factor));
     let (mut low, mut high) = (1.0, 2.0);
     let mut found = with(high);
@@ -368,7 +400,7 @@ fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Optio
         (low, high) = (high, high * 4.0);
         found = with(high);
     }
-    let Some(mut plan) = found else { return error };
+    let Some(mut plan) = found else { return PlanError::NothingFits };
     for _ in 0..8 {
         let middle = f64::sqrt(low * high);
         match with(middle) {
@@ -381,7 +413,8 @@ fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Optio
         &problem.machine.devices[first]
     };
     let share = |stage: &SolutionStage| stage.score.memory / device(stage).memory.0.max(1) as f64;
-    let Some(fullest) = plan.stages.iter().max_by(|a, b| share(a).total_cmp(&share(b))) else { return error };
+    let fullest = plan.stages.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
+    let fullest = fullest.expect("a plan has stages");
     let weight = |block: usize| {
         let block = &problem.blocks[block];
         block.parameters.0 as f64 * 4.0 + block.activations.0 as f64
@@ -395,6 +428,9 @@ fn nearest(problem: &Problem, error: PlanError, make: impl Fn(&Problem) -> Optio
     }
 }
 
+/// The best plan of all candidates, the others, best first, and those that do not fit.
+pub(crate) type Ranked = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
+
 /// Finds the best plan of all candidates; also returns the others, best first, and those that do not fit.
 ///
 /// # Errors
@@ -404,36 +440,79 @@ pub fn plan_auto(
     problem: &Problem,
 ) -> Result<(Solution, Vec<Solution>, Vec<(Strategy, PlanError)>), PlanError> {
     problem.validate()?;
-    let mut found = Vec::new();
-    let mut failed = Vec::new();
+    rank(problem, &Ways::of(problem), None)
+}
+
+/// Strategies that serve who does not name one.
+fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
     // Who asks for a number of stages gets as many parts, no chunks of them and no whole model.
     let stages = problem.training.stages;
-    let serves = |strategy: &Strategy| match strategy {
+    let serves = move |strategy: &Strategy| match strategy {
         Strategy::OneDevice | Strategy::DataParallel => stages.is_none_or(|stages| stages == 1),
         Strategy::Interleaved => stages.is_none(),
         _ => true,
     };
-    for strategy in STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate() && serves(strategy)) {
-        match solve(problem, strategy, Goal::Best) {
+    STRATEGIES.into_iter().filter(move |strategy| strategy.is_candidate() && serves(strategy))
+}
+
+/// Finds the best plan of each candidate; one of them may be known.
+pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> Result<Ranked, PlanError> {
+    let mut found = Vec::new();
+    let mut failed = Vec::new();
+    for strategy in candidates(problem) {
+        let known = known.filter(|known| known.strategy == strategy.name());
+        match known.map_or_else(|| solve(problem, ways, strategy, Goal::Best), |known| Ok(known.clone())) {
             Ok(solution) => found.push(solution),
             Err(error) => failed.push((strategy, error)),
         }
     }
     found.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
     if found.is_empty() {
-        let error = failed.pop().expect("there are candidates").1;
-        // Sharing the model out needs least: of each kind, the plan that fits first.
-        let make = |roomier: &Problem| {
-            let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
-            kinds.into_iter().find_map(|strategy| solve(roomier, strategy, Goal::Any).ok())
-        };
-        return Err(nearest(problem, error, make));
+        return Err(nearest_of_all(problem, ways, failed.into_iter().map(|(_, error)| error)));
     }
     // What bounds every candidate's family bounds the best of all.
     let bound = found.iter().map(|plan| plan.lower_bound / each(plan)).fold(f64::INFINITY, f64::min);
     let mut best = found.remove(0);
     best.lower_bound = (bound * each(&best)).min(best.seconds());
     Ok((best, found, failed))
+}
+
+/// Finds the best plan of all candidates and nothing else, beginning with one that may be good: what cannot be better than those
+/// before is not searched to its end.
+pub(crate) fn fastest(
+    problem: &Problem,
+    ways: &Ways,
+    first: Option<Strategy>,
+) -> Result<Solution, PlanError> {
+    let mut best: Option<Solution> = None;
+    let mut failed = Vec::new();
+    let others = candidates(problem).filter(|strategy| Some(*strategy) != first);
+    for strategy in first.into_iter().chain(others) {
+        let goal = best.as_ref().map_or(Goal::Best, |best| Goal::Below(best.seconds_each()));
+        match solve(problem, ways, strategy, goal) {
+            Ok(found) if found.seconds_each() < goal.below() => best = Some(found),
+            Ok(_) => {}
+            Err(error) => failed.push(error),
+        }
+    }
+    best.ok_or_else(|| nearest_of_all(problem, ways, failed.into_iter()))
+}
+
+/// Says what is nearest to a plan where no candidate has one, or what else is wrong.
+fn nearest_of_all(problem: &Problem, ways: &Ways, errors: impl Iterator<Item = PlanError>) -> PlanError {
+    // What is too large for one candidate may only be out of place for another.
+    let error = errors.reduce(|last, error| if last == PlanError::NothingFits { last } else { error });
+    match error {
+        Some(error) if error != PlanError::NothingFits => error,
+        _ => {
+            // Sharing the model out needs least: of each kind, the plan that fits first.
+            let make = |roomier: &Problem| {
+                let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
+                kinds.into_iter().find_map(|strategy| solve(roomier, ways, strategy, Goal::Any).ok())
+            };
+            nearest(problem, make)
+        }
+    }
 }
 
 /// Micro-batches that an objective stands for.
@@ -444,15 +523,6 @@ pub(crate) fn each(plan: &Solution) -> f64 {
     }
 }
 
-/// Returns the states to plan over: all ideals where there are few, the problem's own order otherwise.
-pub(crate) fn states_of(problem: &Problem) -> States {
-    let line = States::line(problem, (0..problem.blocks.len()).collect());
-    if line.is_complete(problem) {
-        return line;
-    }
-    States::ideals(problem, IDEALS).unwrap_or(line)
-}
-
 /// Scores cuts.
 pub(crate) fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
     let stage = |cut: &Cut| {
@@ -460,14 +530,4 @@ pub(crate) fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
         Some(SolutionStage { blocks: scorer.states.blocks(cut.start, cut.end), run: cut.run, score })
     };
     cuts.iter().filter_map(stage).collect()
-}
-
-/// Says that something does not fit; [`nearest`] finds out what.
-pub(crate) fn shortage(problem: &Problem) -> PlanError {
-    PlanError::Memory {
-        block: problem.blocks[0].path.clone(),
-        needed: problem.parameters() as u64,
-        device: problem.machine.devices[0].name.clone(),
-        limit: problem.machine.devices[0].memory.0,
-    }
 }

@@ -1,10 +1,15 @@
 //! Why this plan: what a change of the cluster would give.
 //!
-//! Each question is another plan of the same strategy on a machine that differs in one thing.
+//! Each question is another plan of the same strategy on a machine that differs in one thing. A plan that would be no faster there
+//! is not looked for: the one that is asked about runs there as well.
 
 use schema::{Bytes, BytesPerSecond};
 
-use crate::{Machine, MicroBatches, Problem, Solution, Strategy, plan_with};
+use crate::{
+    Machine, MicroBatches, Problem, Solution, Strategy,
+    strategy::{Goal, solve},
+    ways::Ways,
+};
 
 /// A change of the machine, and each micro-batch's seconds after it.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,10 +28,18 @@ pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
     if !matches!(problem.training.micro_batches, MicroBatches::Exactly(_)) {
         problem.training.micro_batches = MicroBatches::About(solution.micro_batches);
     }
+    let ways = Ways::of(&problem);
+    let own = solution.seconds_each();
     let ask = |change: &'static str, machine: Machine| {
         let changed = Problem { machine, ..problem.clone() };
-        let found = plan_with(&changed, strategy).ok()?;
-        Some(Change { change, seconds: found.seconds_each() })
+        let goal = if strategy.is_rule() { Goal::Best } else { Goal::Below(own) };
+        let found = changed.validate().ok().and_then(|()| solve(&changed, &ways, strategy, goal).ok());
+        let seconds = match found {
+            Some(found) if strategy.is_rule() => found.seconds_each(),
+            None if strategy.is_rule() => return None,
+            found => found.map_or(own, |found| found.seconds_each().min(own)),
+        };
+        Some(Change { change, seconds })
     };
     let machine = &problem.machine;
     let larger = machine.grown(machine.devices.len() + 1);

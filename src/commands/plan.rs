@@ -4,7 +4,6 @@ mod answer;
 mod compat;
 pub(super) mod costs;
 pub(super) mod input;
-pub(super) mod micro_batches;
 pub(super) mod model;
 mod workload;
 

@@ -144,7 +144,7 @@ impl Split {
         }
         let cluster = plan::model::cluster(&asking)?;
         let mut asked = plan::model::Asked::new(&asking, &input, cluster)?;
-        let solved = plan::micro_batches::solve(&asking, &mut asked.problem, strategy)?;
+        let solved = plan::model::solve(&asking, &mut asked.problem, strategy)?;
         let plan = asked.file(&solved.best);
         let answer = asked.answer(&asking, &solved.best, &solved.others, &solved.failed, &plan);
         let name = self.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();

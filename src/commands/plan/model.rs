@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use partitioner::{
-    Change, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, ProblemError, Solution, Strategy,
-    Training, check_plan, from_graph, plan_with, to_plan, what_if,
+    Change, Machine, MicroBatches, OperatorSeconds, PlanError, Planned, Problem, ProblemError, Solution,
+    Strategy, Training, check_plan, from_graph, plan_model, plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -12,11 +12,7 @@ use schema::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{
-    Plan, answer, costs,
-    input::Input,
-    micro_batches::{self, Solved},
-};
+use super::{Plan, answer, costs, input::Input};
 use crate::{
     PROGRAM, commands::simulate, cost_models::CostModels, failure::Failure, files, model, nearest::nearest,
     output::Output, plan_file,
@@ -41,7 +37,8 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         let answer = answer_of(plan, problem, &solution, &[], &[], &[]);
         return answer::print(plan, &answer, &why(problem, &solution, &answer), output);
     }
-    let mut solved = solve(plan, &mut asked.problem)?;
+    let strategy = if plan.strategy == "auto" { None } else { Some(strategy(&plan.strategy)?) };
+    let mut solved = solve(plan, &mut asked.problem, strategy)?;
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }
@@ -55,7 +52,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
 }
 
 /// Adds the strategies that were not asked for, best first: cuts by a rule and pipelines without an end among them.
-fn with_all(problem: &Problem, solved: &mut Solved) {
+fn with_all(problem: &Problem, solved: &mut Planned) {
     // The same number of micro-batches, or the comparison would be of different work.
     let mut problem = problem.clone();
     problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
@@ -272,12 +269,9 @@ fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
     u32::try_from(count).map_err(|_| Failure::input(format!("--batch {batch} is too large")))
 }
 
-fn solve(plan: &Plan, problem: &mut Problem) -> Result<Solved, Failure> {
-    let strategy = match plan.strategy.as_str() {
-        "auto" => None,
-        name => Some(strategy(name)?),
-    };
-    micro_batches::solve(plan, problem, strategy)
+/// Finds the best plan; chooses the number of micro-batches where none is asked for.
+pub fn solve(plan: &Plan, problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, Failure> {
+    plan_model(problem, strategy).map_err(|error| no_plan(plan, problem, error))
 }
 
 /// Returns the strategy of this name, or the names that there are.
@@ -300,7 +294,7 @@ fn more(one: f64, other: f64) -> f64 {
 }
 
 /// Says why there is no plan, in which file, and what would have to change.
-pub fn no_plan(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
+fn no_plan(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
     match (&error, &plan.cluster) {
         (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
             changes(problem, error).in_file(&plan.model)
@@ -320,6 +314,7 @@ fn changes(problem: &Problem, error: PlanError) -> Failure {
             changes.extend(smaller_changes(problem));
             Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
         }
+        PlanError::NothingFits => Failure::no(error),
         PlanError::TooManyStages { .. } | PlanError::TooManyWorking { .. } => {
             Failure::no(error).with_hint("ask for fewer stages")
         }

@@ -1,12 +1,9 @@
 //! What else could have been done: the best of each family, what people do by hand, and what the winner saves.
 
-use partitioner::{MicroBatches, PlanError, Problem, STRATEGIES, Solution, Strategy, plan_with};
+use partitioner::{MicroBatches, PlanError, Planned, Problem, STRATEGIES, Solution, Strategy, plan_with};
 use schema::{ComparedPlan, Seconds, SimulatedPlan, StepSplit};
 
-use crate::{
-    commands::{plan::micro_batches::Solved, simulate},
-    failure::Failure,
-};
+use crate::{commands::simulate, failure::Failure};
 
 /// What a plan is, whatever made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +38,7 @@ pub struct Comparison {
 /// Simulates what else could have been done; `every` strategy, or the best of each family.
 pub fn compare(
     problem: &Problem,
-    solved: &Solved,
+    solved: &Planned,
     simulated: &SimulatedPlan,
     every: bool,
     plan: impl Fn(&Solution) -> schema::Plan,
@@ -147,7 +144,7 @@ fn no(name: &str, reason: String) -> Row {
 }
 
 /// Says why a family has no plan.
-fn why_not(problem: &Problem, solved: &Solved, wanted: Family, strategies: &[Strategy]) -> String {
+fn why_not(problem: &Problem, solved: &Planned, wanted: Family, strategies: &[Strategy]) -> String {
     if let Some((_, error)) = solved.failed.iter().find(|(strategy, _)| strategies.contains(strategy)) {
         return words(error);
     }
@@ -169,6 +166,7 @@ fn words(error: &PlanError) -> String {
             let (needed, limit) = (schema::Bytes(*needed), schema::Bytes(*limit));
             format!("does not fit: the stage of `{block}` needs {needed}, {device} has {limit}")
         }
+        PlanError::NothingFits => "does not fit".to_string(),
         PlanError::Schedule { reason, .. } => reason.clone(),
         other => other.to_string(),
     }

@@ -1,0 +1,126 @@
+//! How many micro-batches a step has, where nobody says; and the plans for that many.
+//!
+//! A step has one, two, four or eight of them for each device; the fewest are taken that come near the best. All are as large as
+//! the model's inputs, so more of them make a larger batch: throughput is what compares. For numbers that are only tried the
+//! fastest plan is enough; what else there is, is looked up for the number that is taken.
+
+use schema::MicroBatchesTried;
+
+use crate::{
+    MicroBatches, PlanError, Problem, Solution, Strategy,
+    strategy::{fastest, plan_over, rank},
+    ways::Ways,
+};
+
+/// Problems with more blocks × devices than this keep the default number of micro-batches: searches take their time.
+const SMALL: usize = 20_000;
+/// Fewer micro-batches are better where they cost no more than this share of the throughput.
+const ENOUGH: f64 = 1.05;
+
+/// The winner and all others.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The fastest plan, or that of the strategy that was asked for.
+    pub best: Solution,
+    /// The other strategies' plans, best first.
+    pub others: Vec<Solution>,
+    /// Strategies without a plan, and why.
+    pub failed: Vec<(Strategy, PlanError)>,
+    /// Numbers of micro-batches that were tried, when nobody asked for one.
+    pub tried: Vec<MicroBatchesTried>,
+}
+
+/// Finds the best plan of a strategy or of all; chooses the number of micro-batches where none is asked for.
+///
+/// The problem is left with the number that was taken, or with the one that needs the least memory.
+///
+/// # Errors
+/// When the problem makes no sense or nothing fits.
+pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
+    problem.validate()?;
+    let ways = Ways::of(problem);
+    let n_devices = problem.machine.devices.len();
+    let is_large = problem.blocks.len() * n_devices > SMALL;
+    // A pipeline without an end has no step to fill.
+    let is_free =
+        problem.training.micro_batches == MicroBatches::Enough && strategy != Some(Strategy::PipeDream);
+    let best = |problem: &Problem, first: Option<Strategy>| match strategy {
+        None => fastest(problem, &ways, first),
+        Some(strategy) => plan_over(problem, &ways, strategy),
+    };
+    if !is_free || n_devices == 1 || is_large {
+        return match strategy {
+            Some(strategy) => {
+                let best = plan_over(problem, &ways, strategy)?;
+                Ok(beside(problem, &ways, best, Some(strategy), is_large))
+            }
+            None => {
+                let (best, others, failed) = rank(problem, &ways, None)?;
+                Ok(Planned { best, others, failed, tried: Vec::new() })
+            }
+        };
+    }
+    let mut found: Vec<Solution> = Vec::new();
+    let mut error = None;
+    for factor in [1, 2, 4, 8] {
+        problem.training.micro_batches = MicroBatches::About((factor * n_devices) as u32);
+        // What was the best of fewer micro-batches is likely to be hard to beat.
+        let first = found.last().and_then(|last| Strategy::from_name(last.strategy));
+        match best(problem, first) {
+            Ok(plan) => found.push(plan),
+            Err(other) => {
+                let is_full = matches!(other, PlanError::Memory { .. } | PlanError::NothingFits);
+                error = Some(other);
+                // More of them need no less memory.
+                if is_full {
+                    break;
+                }
+            }
+        }
+    }
+    let mut tried: Vec<MicroBatchesTried> = found
+        .iter()
+        .map(|plan| MicroBatchesTried {
+            micro_batches: plan.micro_batches,
+            seconds_each: plan.seconds_each(),
+        })
+        .collect();
+    let least = tried.iter().map(|one| one.seconds_each).fold(f64::INFINITY, f64::min);
+    let chosen = found.into_iter().enumerate().find(|(_, plan)| plan.seconds_each() <= ENOUGH * least);
+    match (chosen, error) {
+        (Some((index, best)), _) => {
+            problem.training.micro_batches = MicroBatches::About(best.micro_batches);
+            let planned = beside(problem, &ways, best, strategy, false);
+            tried[index].seconds_each = planned.best.seconds_each();
+            Ok(Planned { tried, ..planned })
+        }
+        (None, error) => {
+            // What would do is asked for the fewest: they need the least memory.
+            problem.training.micro_batches = MicroBatches::About(n_devices as u32);
+            Err(error.expect("each number of micro-batches has a plan or none"))
+        }
+    }
+}
+
+/// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.
+fn beside(
+    problem: &Problem,
+    ways: &Ways,
+    best: Solution,
+    asked: Option<Strategy>,
+    is_large: bool,
+) -> Planned {
+    let alone = |best| Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new() };
+    if is_large {
+        return alone(best);
+    }
+    match (rank(problem, ways, Some(&best)), asked) {
+        (Err(_), _) => alone(best),
+        (Ok((best, others, failed)), None) => Planned { best, others, failed, tried: Vec::new() },
+        (Ok((first, others, failed)), Some(_)) => {
+            let others = std::iter::once(first).chain(others);
+            let others = others.filter(|other| other.strategy != best.strategy).collect();
+            Planned { best, others, failed, tried: Vec::new() }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Seconds of stages between two states, looked up where a solver asks for them again and again.
+//!
+//! In a grid of equal stages most runs of devices bring the same: what a stage takes there depends on its states and on how many
+//! micro-batches are in flight. A table a kind of run, filled as it is asked for.
+
+use std::{cell::Cell, rc::Rc};
+
+use crate::stage::{Place, Scorer};
+
+/// The most states of which tables are kept.
+const STATES: usize = 512;
+
+/// What stages take on one kind of run.
+pub(crate) struct Known {
+    place: Rc<Place>,
+    n_states: usize,
+    /// Seconds if memory were no matter, by start and end; infinite where there is no stage, no number where nobody asked.
+    least: Rc<Vec<Cell<f64>>>,
+    /// The same within memory, with so many devices behind; made when somebody asks for it.
+    within: Option<(usize, Vec<Cell<f64>>)>,
+}
+
+impl Known {
+    /// Returns an empty table like others where there are some for the same kind of run; none where tables would be large, or a
+    /// stage's run says more than its kind.
+    pub(crate) fn like(
+        others: &[Rc<Self>],
+        scorer: &Scorer,
+        place: &Rc<Place>,
+        in_flight: Option<usize>,
+    ) -> Option<Rc<Self>> {
+        let n_states = scorer.states.len();
+        if scorer.rules.is_asynchronous || n_states > STATES {
+            return None;
+        }
+        let alike = || others.iter().filter(|other| other.place.is_like(place));
+        if let Some(same) = alike().find(|other| other.in_flight() == in_flight || in_flight.is_none()) {
+            return Some(Rc::clone(same));
+        }
+        let unknown = || vec![Cell::new(f64::NAN); n_states * n_states];
+        let least = alike().next().map_or_else(|| Rc::new(unknown()), |other| Rc::clone(&other.least));
+        let within = in_flight.map(|in_flight| (in_flight, unknown()));
+        Some(Rc::new(Self { place: Rc::clone(place), n_states, least, within }))
+    }
+
+    fn in_flight(&self) -> Option<usize> {
+        self.within.as_ref().map(|within| within.0)
+    }
+
+    /// Seconds for each micro-batch if memory were no matter; infinite where no stage lies between the states.
+    pub(crate) fn least(&self, scorer: &Scorer, start: usize, end: usize) -> f64 {
+        let known = &self.least[start * self.n_states + end];
+        if known.get().is_nan() {
+            let is_stage = scorer.states.is_before(start, end);
+            known.set(if is_stage { scorer.least(start, end, &self.place) } else { f64::INFINITY });
+        }
+        known.get()
+    }
+
+    /// Seconds within memory; anything that is no less where they are not below `bound`.
+    pub(crate) fn seconds_below(
+        &self,
+        scorer: &Scorer,
+        (start, end): (usize, usize),
+        behind: usize,
+        bound: f64,
+    ) -> f64 {
+        let least = self.least(scorer, start, end);
+        let Some((_, within)) = self.within.as_ref().filter(|_| least < bound) else { return least };
+        let known = &within[start * self.n_states + end];
+        if known.get().is_nan() {
+            known.set(scorer.seconds_below(start, end, &self.place, behind, f64::INFINITY));
+        }
+        known.get()
+    }
+}
