@@ -110,6 +110,21 @@ fn amoebanet_is_a_chain_with_double_skips() {
 }
 
 #[test]
+fn a_written_list_is_taken_apart_piece_by_piece() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.txt");
+    let text = "graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):\n  \
+                %1 : int = prim::Constant[value=1]()\n  %a : Tensor = aten::relu(%x)\n  \
+                %b : Tensor = aten::neg(%x)\n  %l : Tensor[] = prim::ListConstruct(%a, %b)\n  \
+                %c : Tensor = aten::__getitem__(%l, %1)\n  %out : Tensor = aten::exp(%c)\n  return (%out)\n";
+    std::fs::write(&path, text).unwrap();
+    let output = command().arg(&path).args(["--format", "dot"]).output().unwrap();
+    let dot = String::from_utf8(output.stdout).unwrap();
+    assert!(!dot.contains("label=\"relu"), "what nobody reads is drawn as read: {dot}");
+    assert!(dot.contains("label=\"neg") && dot.contains("label=\"exp"), "{dot}");
+}
+
+#[test]
 fn costs_are_numbers_as_well_as_colours() {
     let svg = run(&["--color", "memory"], "cnn_basic.pt");
     assert!(svg.contains("memory kept for the backward pass, from 0 to"));

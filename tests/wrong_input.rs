@@ -181,6 +181,12 @@ fn what_cannot_be_flattened_is_named_and_still_drawn() {
     for label in ["encoder", "gate", "head"] {
         assert!(picture.contains(&format!(">{label}<")), "{label} in {picture}");
     }
+    // What was kept whole is called by its word, and its cost is not said to be nothing.
+    let inside = run(folder.path(), &["graph", "model.pt", "--input", "2x4", "--depth", "9"]);
+    let picture = String::from_utf8(inside.stdout).unwrap();
+    for text in [">if<", ">while<", ">not followed<", "that is not known"] {
+        assert!(picture.contains(text), "{text} in {picture}");
+    }
     // Nobody knows which stage an `if` belongs to that was never followed.
     let split = run(folder.path(), &["split", "model.pt", "--devices", "2xt4", "-o", "out"]);
     assert_eq!(split.status.code(), Some(2));

@@ -199,7 +199,11 @@ impl Graph {
             .map_err(|error| Failure::input(format!("{}: {error}", self.model.display())))?;
         let mut parts = vec![
             format!("{} parameters", viz::count(graph.parameters())),
-            Flops(costs.total().forward_flops).to_string(),
+            match costs.total() {
+                total if total.uncounted == 0 => Flops(total.forward_flops).to_string(),
+                total if total.forward_flops == 0 => "an unknown number of FLOP".to_string(),
+                total => format!("{} and more that is not known", Flops(total.forward_flops)),
+            },
             format!("{} operators", graph.operators.len()),
         ];
         if depth < deepest {

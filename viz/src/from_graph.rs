@@ -57,10 +57,17 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     let is_shown = shown(graph);
     for operator in &graph.operators {
         if operator.class == OperatorClass::Plumbing {
-            let through: BTreeSet<BoxId> =
-                operator.inputs.iter().flat_map(|value| makers[value.index()].iter().copied()).collect();
-            for output in operator.outputs.iter().filter(|output| carries_tensor(graph, **output)) {
-                makers[output.index()] = through.iter().copied().collect();
+            for (place, output) in operator.outputs.iter().enumerate() {
+                if carries_tensor(graph, *output) {
+                    let through = match passed_on(operator, place) {
+                        Some(value) => makers[value.index()].iter().copied().collect(),
+                        None => {
+                            operator.inputs.iter().flat_map(|value| makers[value.index()].clone()).collect()
+                        }
+                    };
+                    let through: BTreeSet<BoxId> = through;
+                    makers[output.index()] = through.into_iter().collect();
+                }
             }
             continue;
         }
@@ -102,6 +109,35 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     diagram
 }
 
+/// Returns the value that one result of plumbing is, where it takes a written list apart.
+fn passed_on(operator: &Operator, place: usize) -> Option<ValueId> {
+    use graph::{Constant, Operand};
+    let (Operand::List(items) | Operand::Tuple(items)) = &operator.arguments.first()?.operand else {
+        return None;
+    };
+    let index = match (operator.short_name(), operator.arguments.get(1).map(|argument| &argument.operand)) {
+        ("__getitem__", Some(Operand::Constant(Constant::Int(index)))) => {
+            let from_end = if *index < 0 { i64::try_from(items.len()).ok()? } else { 0 };
+            usize::try_from(index + from_end).ok()?
+        }
+        ("ListUnpack" | "TupleUnpack", None) if items.len() == operator.outputs.len() => place,
+        _ => return None,
+    };
+    match items.get(index)? {
+        Operand::Value(value) => Some(*value),
+        _ => None,
+    }
+}
+
+/// Returns the word that a statement begins with which was kept whole.
+fn kept_whole(operator: &Operator) -> Option<&'static str> {
+    if operator.name != "prim::Opaque" {
+        return None;
+    }
+    let first = operator.arguments.first().map(|argument| argument.name.as_ref());
+    ["if", "for", "while", "with"].into_iter().find(|word| first == Some(*word)).or(Some("opaque"))
+}
+
 /// Tells for each operator whether a drawn tensor leads from it to an output.
 ///
 /// Sizes are at times computed with tensors that hold one number; what only sizes are made of is not drawn.
@@ -121,7 +157,10 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
         let is_in_place = !is_plumbing && operator.name.ends_with('_') && !operator.name.ends_with("__");
         if is_read || is_in_place {
             is_shown[operator.id.index()] = !is_plumbing;
-            for input in &operator.inputs {
+            // Of a written list, only what is taken from it.
+            let one = operator.outputs.iter().enumerate().filter(|(_, value)| is_live[value.index()]);
+            let taken: Option<Vec<ValueId>> = one.map(|(place, _)| passed_on(operator, place)).collect();
+            for input in taken.filter(|_| is_plumbing).as_ref().unwrap_or(&operator.inputs) {
                 is_live[input.index()] = true;
             }
         }
@@ -196,6 +235,7 @@ impl Builder<'_> {
         let block = &self.graph.block(operator.block).path;
         let name = operator.short_name().trim_matches('_');
         let name = if name.is_empty() { operator.short_name() } else { name };
+        let name = kept_whole(operator).unwrap_or(name);
         let dot = if block.is_empty() { "" } else { "." };
         let output = operator.outputs.first().and_then(|value| self.graph.value(*value).fact.tensor());
         let mut attributes = vec![("operator".to_string(), operator.name.clone())];
@@ -205,7 +245,10 @@ impl Builder<'_> {
         DiagramBox {
             path: format!("{block}{dot}{name}"),
             title: name.to_string(),
-            subtitle: summary(self.graph, operator).unwrap_or_default(),
+            subtitle: match kept_whole(operator) {
+                Some(_) => "not followed".to_string(),
+                None => summary(self.graph, operator).unwrap_or_default(),
+            },
             attributes,
             operators: range.clone(),
             family: family(operator.class),
