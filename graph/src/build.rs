@@ -100,7 +100,8 @@ impl<'p> Builder<'p> {
             let number =
                 program.literals.get(&tensor.id).and_then(literal).filter(|_| tensor.shape.is_empty());
             // Such a constant was a plain number in Python, and a plain number does not widen other dtypes.
-            Fact::Tensor(TensorFact { number, is_wrapped_number: number.is_some(), ..tensor.fact() })
+            let is_wrapped_number = number.is_some() && tensor.role == tracer::Role::Constant;
+            Fact::Tensor(TensorFact { number, is_wrapped_number, ..tensor.fact() })
         });
         let tensor_facts = tensor_facts.collect();
         graph.blocks = structure::blocks(program);

@@ -73,7 +73,8 @@ pub struct Program {
     pub archive: Option<Archive>,
     /// What could not be followed exactly, and where.
     pub notes: Vec<Note>,
-    /// The values of constant tensors with one element; sizes are computed from them.
+    /// The values of constant tensors with one element, and of whole numbers among the buffers that nothing writes; sizes
+    /// are computed from them.
     pub literals: BTreeMap<TensorId, Constant>,
 }
 

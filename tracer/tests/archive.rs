@@ -223,6 +223,30 @@ fn literals() {
 }
 
 #[test]
+fn whole_numbers_among_the_buffers_are_known_unless_they_change() {
+    let known = |line: &str| {
+        let code = format!(
+            "class Net(Module):\n  __parameters__ = []\n  __buffers__ = [\"total\", ]\n  total : Tensor\n  \
+             def forward(self: __torch__.Net,\n    x: Tensor) -> Tensor:\n    total = self.total\n    {line}\n    \
+             return torch.mul(x, int(total))\n"
+        );
+        let data =
+            Pickle::new().open("Net").text("total").tensor("LongStorage", "0", 1, &[], &[]).raw(b"ub.").0;
+        let number = 7_i64.to_le_bytes();
+        let records: [(&str, &[u8]); 4] = [
+            ("net/data.pkl", &data),
+            ("net/data/0", &number),
+            ("net/code/__torch__.py", code.as_bytes()),
+            ("net/version", b"3\n"),
+        ];
+        let program = read_archive(&pack(&records, CompressionMethod::Deflated)).unwrap();
+        program.literals.values().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(known("pass"), [Constant::Int(7)]);
+    assert_eq!(known("_0 = torch.add_(total, 1)"), []);
+}
+
+#[test]
 fn names_stand_for_operands() {
     check("a = x\nb = (a, [a])\nc, d, = b\nreturn torch.cat(d)", "%cat = aten::cat([%x])\nreturn %cat\n");
     check(

@@ -1,16 +1,44 @@
-//! The values of constant tensors with one element: the only tensor bytes that are ever looked at.
+//! The values of constant tensors with one element, and of whole numbers that a module keeps as buffers: sizes are
+//! computed from them. They are the only tensor bytes that are ever looked at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::program::{ByteOrder, Constant, DType, Program, Role, Tensor, TensorId};
+use crate::program::{ByteOrder, Constant, DType, Operand, Program, Role, Tensor, TensorId};
 
-/// Reads every constant of one element whose bytes lie in the file as they are.
+/// Reads each such tensor whose bytes lie in the file as they are.
 pub(super) fn read(bytes: &[u8], program: &Program) -> BTreeMap<TensorId, Constant> {
     let is_little = program.archive.as_ref().is_none_or(|archive| archive.byte_order == ByteOrder::Little);
-    let constants = program.tensors.iter().enumerate().filter(|(_, tensor)| {
-        is_little && tensor.role == Role::Constant && tensor.shape.iter().product::<u64>() == 1
+    let kept = numbers_kept(program);
+    let constants = program.tensors.iter().enumerate().filter(|(index, tensor)| {
+        let is_one = tensor.role == Role::Constant && tensor.shape.iter().product::<u64>() == 1;
+        is_little && (is_one || kept.contains(&TensorId(*index as u32)))
     });
     constants.filter_map(|(index, tensor)| Some((TensorId(index as u32), value(bytes, tensor)?))).collect()
+}
+
+/// Lists the whole numbers among the buffers that operators read and none writes. Counters of batches are not read.
+fn numbers_kept(program: &Program) -> BTreeSet<TensorId> {
+    let is_number = |id: TensorId| {
+        let tensor = &program.tensors[id.index()];
+        let is_whole = matches!(tensor.dtype, DType::Int64 | DType::Int32);
+        tensor.role == Role::Buffer && tensor.shape.is_empty() && is_whole
+    };
+    let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
+    for node in &program.nodes {
+        let is_writing = node.operator.ends_with('_') && !node.operator.ends_with("__");
+        for (position, argument) in node.arguments.iter().enumerate() {
+            if let Operand::Tensor(id) = argument.operand
+                && is_number(id)
+            {
+                if is_writing && position == 0 {
+                    written.insert(id)
+                } else {
+                    read.insert(id)
+                };
+            }
+        }
+    }
+    read.difference(&written).copied().collect()
 }
 
 fn value(bytes: &[u8], tensor: &Tensor) -> Option<Constant> {
