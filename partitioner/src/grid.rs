@@ -60,6 +60,9 @@ const OPERATIONS: usize = 50_000;
 /// The most of such plans.
 const PLANS: usize = 200;
 
+/// The most pairs of states that searches for chunks look at.
+const CHUNKED: usize = 150_000_000;
+
 /// Why a grid has no plan, and what bounds one that was not found.
 pub(crate) struct NoGrid {
     pub(crate) error: PlanError,
@@ -78,6 +81,8 @@ pub(crate) struct GridSolver<'a> {
     pub(crate) goal: Goal,
     /// Grids that share the time there is.
     pub(crate) n_grids: usize,
+    /// Pairs of states that searches looked at, at the most.
+    pub(crate) spent: Cell<usize>,
 }
 
 impl GridSolver<'_> {
@@ -105,6 +110,9 @@ impl GridSolver<'_> {
         }
         // One chunk may need more than an equal share of its device's memory.
         for share in SHARES.into_iter().filter(|share| share * grid.chunks as f64 > 1.0) {
+            if self.is_spent(grid) {
+                break;
+            }
             let below = best.as_ref().map_or(below, |(best, _)| best.seconds_each().min(below));
             let other = self.solve_sharing(grid, each, share, below);
             best = match (best, other) {
@@ -115,6 +123,11 @@ impl GridSolver<'_> {
             };
         }
         best
+    }
+
+    /// Tells whether chunks of devices were searched for so long that more of them are not.
+    pub(crate) fn is_spent(&self, grid: Grid) -> bool {
+        grid.chunks > 1 && self.spent.get() > CHUNKED
     }
 
     /// Tells whether all devices together may hold what chunks hold together, all of which have as many micro-batches in flight.
@@ -138,6 +151,7 @@ impl GridSolver<'_> {
         below: f64,
     ) -> Result<(Solution, f64), NoGrid> {
         let Self { problem: whole, states, strategy, goal, .. } = *self;
+        self.spent.set(self.spent.get() + states.len() * states.len() * grid.n_stages());
         // A step of all replicas' micro-batches, of which plans are to take less.
         let n_micro_batches = (each * grid.replicas) as f64;
         let limit = below * n_micro_batches;
@@ -191,13 +205,21 @@ impl GridSolver<'_> {
             // Cuts made by a rule stand for no others.
             Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
             None => {
+                // It counts all replicas' micro-batches, of every chunk of a rank.
+                let is_asked = goal != Goal::Any && self.is_complete;
+                let is_plain = whole.machine.is_uniform() && grid.chunks == 1 && scorer.is_roomy();
+                if is_asked && !is_plain {
+                    let bottleneck = least_bottleneck(&scorer, sharing, grid.chunks, below);
+                    lower_bound = lower_bound.max(n_micro_batches * bottleneck);
+                    if lower_bound >= limit {
+                        return Err(NoGrid { error: PlanError::NothingFits, lower_bound });
+                    }
+                }
                 // Copies beside compute are faster than formulas say.
                 let own = if whole.training.offload { f64::INFINITY } else { below };
                 let found = best_pipeline(&scorer, sharing, own);
-                if goal != Goal::Any && self.is_complete {
-                    let found = found.as_ref().map(|best| best.0);
-                    let bottleneck = least_bottleneck(&scorer, sharing, found, grid.chunks, below);
-                    // It counts all replicas' micro-batches, of every chunk of a rank.
+                if is_asked && is_plain {
+                    let bottleneck = found.as_ref().map_or(below, |best| best.0);
                     lower_bound = lower_bound.max(n_micro_batches * bottleneck);
                     if lower_bound >= limit {
                         return Err(NoGrid { error: PlanError::NothingFits, lower_bound });
@@ -318,18 +340,12 @@ impl GridSolver<'_> {
 /// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts, or `below` where that is no more;
 /// infinite where nothing fits.
 ///
-/// The cuts found are the best by formula for devices as they stand. Others may beat them where devices or links differ and could be
-/// taken in another order, where copies to the host run beside compute, and where memory is counted from above.
-fn least_bottleneck(scorer: &Scorer, sharing: Sharing, found: Option<f64>, chunks: usize, below: f64) -> f64 {
+/// Cuts found by formula for devices as they stand are the best only where all devices are alike and have room. Others may beat them
+/// where devices or links differ and could be taken in another order, where copies to the host run beside compute, and where memory
+/// is counted from above.
+fn least_bottleneck(scorer: &Scorer, sharing: Sharing, chunks: usize, below: f64) -> f64 {
     let problem = scorer.problem;
     let is_uniform = problem.machine.is_uniform();
-    if let Some(found) = found
-        && is_uniform
-        && chunks == 1
-        && scorer.is_roomy()
-    {
-        return found;
-    }
     let mut ideal = problem.ideal();
     if chunks > 1 {
         // A device's memory need not be shared evenly.

@@ -3,7 +3,7 @@
 //! Devices may be left over: where links are slow, fewer stages or replicas are faster. Grids are solved in the order of what bounds
 //! them from below; one whose bound is above the best plan found cannot be better and is left out.
 
-use std::collections::BTreeMap;
+use std::{cell::Cell, collections::BTreeMap};
 
 use simulator::order::{OrderError, Schedule, Shape};
 
@@ -194,13 +194,28 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
     let mut best: Option<Solution> = None;
     let (mut bound, mut least) = (untried, untried);
-    let solver =
-        GridSolver { problem, states, is_complete, floors: &floors, strategy, goal, n_grids: open.len() };
+    let solver = GridSolver {
+        problem,
+        states,
+        is_complete,
+        floors: &floors,
+        strategy,
+        goal,
+        n_grids: open.len(),
+        spent: Cell::new(0),
+    };
     // Seconds with as many chunks as gained last, by ranks; nothing once more of them do not gain.
     let mut chunked: BTreeMap<usize, f64> = BTreeMap::new();
     for (floor, each_replica, grid) in open {
         let gains = grid.chunks == 1 || chunked.get(&grid.ranks).is_none_or(|seconds| *seconds > 0.0);
         let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
+        if solver.is_spent(grid) && below > floor {
+            let reason = "no plan that fits was found; not all numbers of chunks were tried".to_string();
+            refused = Some(PlanError::Schedule { strategy: strategy.name(), reason });
+            error = None;
+            (bound, least) = (bound.min(floor), least.min(floor));
+            continue;
+        }
         if !gains || below <= floor {
             (bound, least) = (bound.min(floor), least.min(floor));
             continue;

@@ -3,21 +3,24 @@
 //! In a grid of equal stages most runs of devices bring the same: what a stage takes there depends on its states and on how many
 //! micro-batches are in flight. A table a kind of run, filled as it is asked for.
 
-use std::{cell::Cell, rc::Rc};
+use std::{cell::RefCell, rc::Rc};
 
-use crate::stage::{Place, Scorer};
+use crate::stage::{InFlight, Place, Scorer};
 
-/// The most states of which tables are kept.
-const STATES: usize = 512;
+/// The most states of which tables are kept, and where all stages have as many micro-batches in flight.
+const STATES: [usize; 2] = [512, 1024];
+
+/// Seconds by start and end; none where nobody asked.
+type Table = RefCell<Vec<f64>>;
 
 /// What stages take on one kind of run.
 pub(crate) struct Known {
     place: Rc<Place>,
     n_states: usize,
-    /// Seconds if memory were no matter, by start and end; infinite where there is no stage, no number where nobody asked.
-    least: Rc<Vec<Cell<f64>>>,
+    /// Seconds if memory were no matter; infinite where there is no stage.
+    least: Rc<Table>,
     /// The same within memory, with so many devices behind; made when somebody asks for it.
-    within: Option<(usize, Vec<Cell<f64>>)>,
+    within: Option<(usize, Table)>,
 }
 
 impl Known {
@@ -30,14 +33,16 @@ impl Known {
         in_flight: Option<usize>,
     ) -> Option<Rc<Self>> {
         let n_states = scorer.states.len();
-        if scorer.rules.is_asynchronous || n_states > STATES {
+        let is_level = !matches!(scorer.rules.in_flight, InFlight::UntilEnd(_));
+        if scorer.rules.is_asynchronous || n_states > STATES[usize::from(is_level)] {
             return None;
         }
         let alike = || others.iter().filter(|other| other.place.is_like(place));
         if let Some(same) = alike().find(|other| other.in_flight() == in_flight || in_flight.is_none()) {
             return Some(Rc::clone(same));
         }
-        let unknown = || vec![Cell::new(f64::NAN); n_states * n_states];
+        // Zeros come without being written: most are never looked at.
+        let unknown = || RefCell::new(vec![0.0; n_states * n_states]);
         let least = alike().next().map_or_else(|| Rc::new(unknown()), |other| Rc::clone(&other.least));
         let within = in_flight.map(|in_flight| (in_flight, unknown()));
         Some(Rc::new(Self { place: Rc::clone(place), n_states, least, within }))
@@ -49,12 +54,15 @@ impl Known {
 
     /// Seconds for each micro-batch if memory were no matter; infinite where no stage lies between the states.
     pub(crate) fn least(&self, scorer: &Scorer, start: usize, end: usize) -> f64 {
-        let known = &self.least[start * self.n_states + end];
-        if known.get().is_nan() {
-            let is_stage = scorer.states.is_before(start, end);
-            known.set(if is_stage { scorer.least(start, end, &self.place) } else { f64::INFINITY });
+        let at = start * self.n_states + end;
+        let known = self.least.borrow()[at];
+        if known != 0.0 {
+            return known;
         }
-        known.get()
+        let is_stage = scorer.states.is_before(start, end);
+        let seconds = if is_stage { scorer.least(start, end, &self.place) } else { f64::INFINITY };
+        self.least.borrow_mut()[at] = seconds;
+        seconds
     }
 
     /// Seconds within memory; anything that is no less where they are not below `bound`.
@@ -67,10 +75,13 @@ impl Known {
     ) -> f64 {
         let least = self.least(scorer, start, end);
         let Some((_, within)) = self.within.as_ref().filter(|_| least < bound) else { return least };
-        let known = &within[start * self.n_states + end];
-        if known.get().is_nan() {
-            known.set(scorer.seconds_below(start, end, &self.place, behind, f64::INFINITY));
+        let at = start * self.n_states + end;
+        let known = within.borrow()[at];
+        if known != 0.0 {
+            return known;
         }
-        known.get()
+        let seconds = scorer.seconds_below(start, end, &self.place, behind, f64::INFINITY);
+        within.borrow_mut()[at] = seconds;
+        seconds
     }
 }
