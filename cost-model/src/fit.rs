@@ -36,6 +36,8 @@ const ROUNDS: usize = 4;
 const WORTH: f64 = 0.98;
 /// Parts of the rows, by length, of each of which the usual miss is told.
 const KNOTS: usize = 3;
+/// Powers of ten that are tried as λ, before those between.
+const EXPONENTS: [f64; 7] = [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0];
 /// Rounds of telling launches from work.
 const HIDING_ROUNDS: usize = 6;
 
@@ -360,8 +362,11 @@ struct Fitted {
 fn robust(x: ArrayView2<'_, f64>, y: &Array1<f64>) -> Option<Fitted> {
     let mut weights = Array1::ones(x.nrows());
     let mut folds = Folds::of(x, y.view(), weights.view(), FOLDS);
-    let exponents: Vec<f64> = (0..=12).map(|step| -2.0 + 0.5 * f64::from(step)).collect();
-    let mut best = search(x, y, &folds, &exponents)?;
+    let mut best = search(x, y, &folds, &EXPONENTS)?;
+    let near = best.lambda.log10();
+    best = search(x, y, &folds, &[near - 0.5, near + 0.5])
+        .filter(|found| found.error < best.error)
+        .unwrap_or(best);
     let mut kept = weights.clone();
     for _ in 0..ROUNDS {
         let fit = folds.fit(best.lambda)?;

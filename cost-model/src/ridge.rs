@@ -70,32 +70,47 @@ impl Sums {
         }
     }
 
-    /// Returns the mean of `X`, of `y`, and the centred `XᵀX` and `Xᵀy`.
-    fn centred(&self) -> (Array1<f64>, f64, Array2<f64>, Array1<f64>) {
+    fn centred(&self) -> Centred {
         let mean = &self.x / self.weight;
         let y_mean = self.y / self.weight;
         let column = mean.view().insert_axis(Axis(1));
         let xx = &self.xx - &(column.dot(&column.t()) * self.weight);
         let xy = &self.xy - &(&mean * (self.weight * y_mean));
-        (mean, y_mean, xx, xy)
+        Centred { mean, y_mean, xx, xy }
+    }
+}
+
+/// The same sums of what is left without the means.
+#[derive(Clone, Debug)]
+struct Centred {
+    mean: Array1<f64>,
+    y_mean: f64,
+    xx: Array2<f64>,
+    xy: Array1<f64>,
+}
+
+impl Centred {
+    fn solve(&self, lambda: f64) -> Option<Linear> {
+        let factor = self.factor(lambda)?;
+        let coefficients = factor.solve(self.xy.as_slice()?);
+        let intercept = self.y_mean - crate::dense::dot(&coefficients, self.mean.as_slice()?);
+        Some(Linear { intercept, coefficients })
     }
 
-    fn solve(&self, lambda: f64) -> Option<Linear> {
-        let (mean, y_mean, mut xx, xy) = self.centred();
+    /// Returns the `L` of `L Lᵀ = XᵀX + λI`.
+    fn factor(&self, lambda: f64) -> Option<Cholesky> {
+        let mut xx = self.xx.clone();
         xx.diag_mut().mapv_inplace(|value| value + lambda);
-        let factor = Cholesky::of(xx.as_slice()?, xy.len())?;
-        let coefficients = factor.solve(xy.as_slice()?);
-        let intercept = y_mean - crate::dense::dot(&coefficients, mean.as_slice()?);
-        Some(Linear { intercept, coefficients })
+        Cholesky::of(xx.as_slice()?, self.xy.len())
     }
 }
 
 /// Rows dealt out to folds, for honest errors.
 #[derive(Clone, Debug)]
 pub(crate) struct Folds {
-    n: usize,
-    all: Sums,
-    parts: Vec<Sums>,
+    all: Centred,
+    /// Of each fold's complement.
+    others: Vec<Centred>,
 }
 
 impl Folds {
@@ -117,12 +132,13 @@ impl Folds {
             })
             .collect();
         let all = parts.iter().skip(1).fold(parts[0].clone(), |sum, part| sum.plus(part));
-        Self { n, all, parts }
+        let others = parts.iter().map(|part| all.minus(part).centred()).collect();
+        Self { all: all.centred(), others }
     }
 
     /// Fits each fold's complement; `None` where the system is singular.
     pub fn fits(&self, lambda: f64) -> Option<Vec<Linear>> {
-        self.parts.iter().map(|part| self.all.minus(part).solve(lambda)).collect()
+        self.others.iter().map(|others| others.solve(lambda)).collect()
     }
 
     /// Predicts each row from the rows of the other folds.
@@ -131,7 +147,7 @@ impl Folds {
         Some(
             x.outer_iter()
                 .enumerate()
-                .map(|(i, row)| fits[i % self.n].at(row.as_slice().unwrap_or_default()))
+                .map(|(i, row)| fits[i % fits.len()].at(row.as_slice().unwrap_or_default()))
                 .collect(),
         )
     }
@@ -149,7 +165,7 @@ pub(crate) fn ridge(
     weights: ArrayView1<'_, f64>,
     lambda: f64,
 ) -> Option<Linear> {
-    Sums::of(x, y, weights).solve(lambda)
+    Sums::of(x, y, weights).centred().solve(lambda)
 }
 
 /// Fits all rows through linfa's QR; `None` when even that is singular.
@@ -160,23 +176,20 @@ pub(crate) fn fit_qr(
     lambda: f64,
 ) -> Option<Linear> {
     let p = x.ncols();
-    let sums = Sums::of(x, y, weights);
-    let (mean, y_mean, xx, xy) = sums.centred();
+    let sums = Sums::of(x, y, weights).centred();
     let (rows, targets) = if x.nrows() <= QR_ROWS * p {
         let n = x.nrows();
         let roots = weights.mapv(f64::sqrt);
         let mut rows = Array2::zeros((n + p, p));
-        rows.slice_mut(s![..n, ..]).assign(&((&x - &mean) * roots.view().insert_axis(Axis(1))));
+        rows.slice_mut(s![..n, ..]).assign(&((&x - &sums.mean) * roots.view().insert_axis(Axis(1))));
         rows.slice_mut(s![n.., ..]).diag_mut().fill(lambda.sqrt());
         let mut targets = Array1::zeros(n + p);
-        targets.slice_mut(s![..n]).assign(&((&y - y_mean) * &roots));
+        targets.slice_mut(s![..n]).assign(&((&y - sums.y_mean) * &roots));
         (rows, targets)
     } else {
         // L Lᵀ = XᵀX + λI, and the targets that give the same Xᵀy.
-        let mut xx = xx;
-        xx.diag_mut().mapv_inplace(|value| value + lambda);
-        let factor = Cholesky::of(xx.as_slice()?, p)?;
-        let targets = factor.forward(xy.as_slice()?);
+        let factor = sums.factor(lambda)?;
+        let targets = factor.forward(sums.xy.as_slice()?);
         (
             Array2::from_shape_fn((p, p), |(i, j)| if i <= j { factor.at(j, i) } else { 0.0 }),
             Array1::from(targets),
@@ -184,7 +197,7 @@ pub(crate) fn fit_qr(
     };
     let fitted = LinearRegression::new().with_intercept(false).fit(&Dataset::new(rows, targets)).ok()?;
     let coefficients = fitted.params().to_vec();
-    let intercept = y_mean - crate::dense::dot(&coefficients, mean.as_slice()?);
+    let intercept = sums.y_mean - crate::dense::dot(&coefficients, sums.mean.as_slice()?);
     (intercept.is_finite() && coefficients.iter().all(|value| value.is_finite()))
         .then_some(Linear { intercept, coefficients })
 }
