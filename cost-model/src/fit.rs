@@ -2,16 +2,19 @@
 //!
 //! 1. Anchor: non-negative least squares of the relative error, so that small and large operators count alike. The
 //!    launch either adds to the work or hides it, as when the host is slower than the kernel; the better form is kept.
+//!    Kinds that were only measured in caches learn of the memory from the data sheet, see [`memory`].
 //! 2. Correction: ridge regression of `ln(time / anchor)` on a polynomial of bounded terms. Degree and λ are those
 //!    with the least held-out error in five folds; iterated reweighting (Holland and Welsch, 1977) brings the squared
 //!    error of logarithms to the absolute relative one, and takes the force from outliers.
 //! 3. How the curve goes on beyond the rows is chosen by the largest of them, see [`beyond`].
-//! 4. Gate, clip and band come from the same rows: leverage, residuals, held-out residuals.
+//! 4. Gate, clip and band come from the same rows: leverage, residuals, held-out residuals. Beyond the rows the band widens
+//!    as the same trial says.
 //!
 //! O(n·p²) for p ≤ 350 terms. What linfa gives is used for the final ridge fit, see [`crate::ridge`]; it has no
 //! non-negative least squares, no polynomial features, no weights and no cross-validated λ, so these stand here.
 
 mod beyond;
+mod memory;
 
 use ndarray::{Array1, Array2, ArrayView2};
 
@@ -103,19 +106,21 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let by_length: Vec<f64> = anchors.iter().map(|anchor| correction.usual.at(anchor.ln())).collect();
     let chosen = fit_correction(&mut correction, &bounded, &misses, &by_length);
     // Step 3: what lies beyond.
-    let extent = chosen.as_ref().and_then(|own| beyond::extent(samples, &rows, machine, own, favour));
-    let extent = extent.unwrap_or_default();
+    let beyond = beyond::beyond(samples, &rows, machine, chosen.as_ref(), favour);
+    let extent = beyond.as_ref().map(|beyond| beyond.extent).unwrap_or_default();
+    let reach = reach(&anchors);
     if chosen.is_some() {
-        let reach = reach(&anchors) + extent.reach;
-        correction.gate = gate(samples).map(|gate| Gate { reach, h99: gate.h99 * extent.threshold, ..gate });
+        let (reach, threshold) = (reach + extent.reach, extent.threshold);
+        correction.gate = gate(samples).map(|gate| Gate { reach, h99: gate.h99 * threshold, ..gate });
         correction.usual = usual(&anchors, &misses, extent.parts);
     }
 
     // Step 4: the band.
     let unseen = unseen(samples, &rows, machine, chosen.as_ref(), (favour, extent.parts));
-    let band = band(&unseen, |_| true);
+    let misses = beyond.map(|beyond| beyond.misses).unwrap_or_default();
+    let band = beyond::widened(band(&unseen, |_| true), reach, &misses, base.is_assumed);
     let validation = validate(samples, &unseen);
-    let Base { coefficients, hidden, floor, least } = base;
+    let Base { coefficients, hidden, floor, least, .. } = base;
     let curve =
         Curve { machine: *machine, anchor: coefficients, least, hidden, floor, correction, band, warm: 0.0 };
     Ok((curve, validation))
@@ -127,14 +132,22 @@ struct Base {
     hidden: f64,
     floor: f64,
     least: f64,
+    /// Whether rows beyond the cache had to be assumed.
+    is_assumed: bool,
 }
 
 impl Base {
     fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, favour: f64) -> Self {
         let sorted = sort(samples.iter().map(|sample| sample.seconds));
         let (floor, least) = (quantile(&sorted, 0.01), 0.5 * sorted[0]);
-        let (coefficients, hidden) = fit_anchor(rows, samples, machine, floor, least, favour);
-        Self { coefficients, hidden, floor, least }
+        let (mut coefficients, mut hidden) = fit_anchor(rows, samples, machine, floor, least, favour);
+        let far = memory::far(samples, machine);
+        let is_assumed = memory::is_impossible(&coefficients, &far);
+        if is_assumed {
+            let (samples, rows) = ([samples, &far.0].concat(), [rows, &far.1].concat());
+            (coefficients, hidden) = fit_anchor(&rows, &samples, machine, floor, least, favour);
+        }
+        Self { coefficients, hidden, floor, least, is_assumed }
     }
 
     fn times(&self, samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Vec<f64> {
@@ -468,11 +481,6 @@ fn band(unseen: &[Unseen], folds: impl Fn(usize) -> bool) -> Band {
     let mut points: Vec<(f64, f64)> =
         unseen.iter().filter(|row| folds(row.fold)).map(|row| (row.seconds.ln(), row.miss)).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    // A further row falls between the rows seen: quantiles lie further out, the more so the fewer they are (Vovk).
-    let ends = |rests: &[f64]| {
-        let high = (0.9 * (1.0 + 1.0 / rests.len() as f64)).min(1.0);
-        (quantile(rests, 1.0 - high), quantile(rests, high))
-    };
     let knots = parts(&points, 100, 5)
         .map(|part| {
             let (low, high) = ends(&sort(part.iter().map(|point| point.1)));
@@ -481,6 +489,13 @@ fn band(unseen: &[Unseen], folds: impl Fn(usize) -> bool) -> Band {
         .collect();
     let outside = unseen.iter().filter(|row| folds(row.fold)).map(|row| row.anchor_miss);
     Band { knots, outside: ends(&sort(outside)) }
+}
+
+/// Returns the 10 % and 90 % quantiles of sorted misses.
+fn ends(misses: &[f64]) -> (f64, f64) {
+    // A further row falls between the rows seen: quantiles lie further out, the more so the fewer they are (Vovk).
+    let high = (0.9 * (1.0 + 1.0 / misses.len() as f64)).min(1.0);
+    (quantile(misses, 1.0 - high), quantile(misses, high))
 }
 
 /// Gives each row the band of the other folds.

@@ -98,7 +98,7 @@ const CORRELATION: f64 = 0.5;
 /// Ends of the band of a data-sheet time, relative to it: an assumption, not a calibration.
 const ROOFLINE_BAND: (f64, f64) = (0.6, 1.9);
 /// The same for a scaled curve.
-const SCALED_BAND: (f64, f64) = (0.75, 1.4);
+pub(crate) const SCALED_BAND: (f64, f64) = (0.75, 1.4);
 /// The share of what a training step keeps that the next one finds cleared: counted as page faults of steps of GPT-2,
 /// ViT and ResNet-18 under glibc, it was 0, 0, 0.2 and 0.6.
 const FRESH_SHARE: f64 = 0.3;

@@ -9,11 +9,12 @@
 use ndarray::{Array1, ArrayView2};
 
 use super::{
-    Base, Chosen, FOLDS, KNOTS, Sample, expanded, gate, matrix, misses, reach, sort, standard, usual,
+    Base, Chosen, FOLDS, KNOTS, Sample, ends, expanded, gate, matrix, misses, reach, sort, standard, usual,
 };
 use crate::{
-    curve::{Usual, expand, mixed},
+    curve::{Band, Usual, expand, mixed},
     evaluate::quantile,
+    predict::SCALED_BAND,
     ridge::{Folds, Linear},
     terms,
     work::Machine,
@@ -21,6 +22,8 @@ use crate::{
 
 /// With fewer rows the larger ones are too few to choose by.
 const MIN_ROWS: usize = 100;
+/// With fewer they do not even say how far off times beyond the rows are.
+const MIN_BAND_ROWS: usize = 40;
 /// More of the larger rows tell no more.
 const MAX_LARGE: usize = 400;
 /// A choice has to lower the error of larger rows to this share.
@@ -52,6 +55,14 @@ impl Default for Extent {
     }
 }
 
+/// What was learnt of the larger rows.
+pub(super) struct Beyond {
+    pub extent: Extent,
+    /// How far each lies beyond the smaller ones, by the logarithm of its predicted time, and the logarithm of what that
+    /// misses.
+    pub misses: Vec<(f64, f64)>,
+}
+
 /// Rows with their anchor's terms, in two parts.
 struct Chain {
     /// Which rows the smaller ones are.
@@ -62,7 +73,7 @@ struct Chain {
 
 impl Chain {
     fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Option<Self> {
-        if samples.len() < MIN_ROWS {
+        if samples.len() < MIN_BAND_ROWS {
             return None;
         }
         let mut small: Vec<usize> = (0..samples.len()).collect();
@@ -92,7 +103,8 @@ struct Row {
 
 /// Chooses how much the anchor favours long operators.
 pub(super) fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> f64 {
-    let Some(Chain { train, test, .. }) = Chain::of(samples, rows, machine) else { return FAVOURS[0] };
+    let chain = Chain::of(samples, rows, machine).filter(|_| samples.len() >= MIN_ROWS);
+    let Some(Chain { train, test, .. }) = chain else { return FAVOURS[0] };
     let near = |favour: f64| -> Option<f64> {
         // A polynomial mends much of what an anchor misses, but only near its rows.
         let base = Base::of(samples, rows, machine, favour);
@@ -113,14 +125,14 @@ pub(super) fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -
     better(FAVOURS, far, near)
 }
 
-/// Chooses where trust in the polynomial ends.
-pub(super) fn extent(
+/// Chooses where trust in the polynomial ends, and tells how well the larger rows are then predicted.
+pub(super) fn beyond(
     samples: &[Sample],
     rows: &[Vec<f64>],
     machine: &Machine,
-    chosen: &Chosen,
+    chosen: Option<&Chosen>,
     favour: f64,
-) -> Option<Extent> {
+) -> Option<Beyond> {
     let Chain { small, train, test } = Chain::of(samples, rows, machine)?;
     let base = Base::of(&train.0, &train.1, machine, favour);
     let anchors = base.times(&train.0, &train.1, machine);
@@ -129,13 +141,20 @@ pub(super) fn extent(
     let correction = standard(&bounded);
     let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
     let weights = |of: &Array1<f64>| -> Array1<f64> { small.iter().map(|i| of[*i]).collect() };
-    let (lambda, own) = &chosen.linear;
-    let (plain, plain_near) = linear(matrix(&z).view(), &missed, &weights(own), *lambda)?;
-    let bent = match chosen.is_quadratic {
-        true => {
-            Some(linear(matrix(&expanded(&z)).view(), &missed, &weights(&chosen.weights), chosen.lambda)?)
+    let polynomials = match chosen {
+        None => None,
+        Some(chosen) => {
+            let (lambda, own) = &chosen.linear;
+            let plain = linear(matrix(&z).view(), &missed, &weights(own), *lambda)?;
+            let bent = match chosen.is_quadratic {
+                true => {
+                    let x = matrix(&expanded(&z));
+                    Some(linear(x.view(), &missed, &weights(&chosen.weights), chosen.lambda)?)
+                }
+                false => None,
+            };
+            Some((plain, bent))
         }
-        false => None,
     };
     let gate = gate(&train.0)?;
     let reach = reach(&anchors);
@@ -143,15 +162,13 @@ pub(super) fn extent(
     let clip = (quantile(&sorted, 0.005), quantile(&sorted, 0.995));
     let usuals = PARTS.map(|parts| (parts, usual(&anchors, &missed, parts)));
     let leverage = |sample: &Sample| gate.leverage(&terms::sizes(&sample.work)) / gate.h99;
-    let near: Vec<Row> = (0..small.len())
-        .map(|i| Row {
-            linear: plain_near[i],
-            quadratic: bent.as_ref().map_or(plain_near[i], |(_, near)| near[i]),
-            leverage: leverage(&train.0[i]),
-            log_anchor: anchors[i].ln(),
-            miss: missed[i],
-        })
-        .collect();
+    let row = |sample: &Sample, anchor: f64, (linear, quadratic): (f64, f64)| Row {
+        linear,
+        quadratic,
+        leverage: leverage(sample),
+        log_anchor: anchor.ln(),
+        miss: (sample.seconds / anchor).ln(),
+    };
     let times = base.times(&test.0, &test.1, machine);
     let mut whole = Vec::new();
     let far = base.bounded(&test.0, &test.1, machine);
@@ -159,32 +176,62 @@ pub(super) fn extent(
         .iter()
         .zip(test.0.iter().zip(&times))
         .map(|(bounded, (sample, time))| {
-            let z = correction.standardise(bounded);
-            expand(&z, &mut whole);
-            let linear = plain.at(&z);
-            Row {
-                linear,
-                quadratic: bent.as_ref().map_or(linear, |(quadratic, _)| quadratic.at(&whole)),
-                leverage: leverage(sample),
-                log_anchor: time.ln(),
-                miss: (sample.seconds / time).ln(),
-            }
+            let corrections = match &polynomials {
+                // Without a polynomial there is nothing but what is usual.
+                None => [usuals[0].1.at(time.ln()); 2].into(),
+                Some(((plain, _), bent)) => {
+                    let z = correction.standardise(bounded);
+                    expand(&z, &mut whole);
+                    let linear = plain.at(&z);
+                    (linear, bent.as_ref().map_or(linear, |(quadratic, _)| quadratic.at(&whole)))
+                }
+            };
+            row(sample, *time, corrections)
         })
         .collect();
-    let errors = |rows: &[Row], (extent, usual): (Extent, &Usual)| -> f64 {
-        let wrong = |row: &Row| {
-            let beyond = row.log_anchor - (reach + extent.reach);
-            let leverage = row.leverage / extent.threshold;
-            let (own, _) = mixed(row.quadratic, row.linear, usual.at(row.log_anchor), leverage, beyond);
-            wrong(own.clamp(clip.0, clip.1) - row.miss)
-        };
-        rows.iter().map(wrong).sum()
+    let own = |row: &Row, (extent, usual): (Extent, &Usual)| -> f64 {
+        let beyond = row.log_anchor - (reach + extent.reach);
+        let leverage = row.leverage / extent.threshold;
+        let (own, _) = mixed(row.quadratic, row.linear, usual.at(row.log_anchor), leverage, beyond);
+        own.clamp(clip.0, clip.1)
     };
-    let all = usuals.iter().flat_map(|(parts, usual)| {
-        let extents = THRESHOLDS.into_iter().flat_map(|threshold| REACHES.map(|reach| (threshold, reach)));
-        extents.map(move |(threshold, reach)| (Extent { threshold, reach, parts: *parts }, usual))
+    let errors = |rows: &[Row], choice: (Extent, &Usual)| -> f64 {
+        rows.iter().map(|row| wrong(own(row, choice) - row.miss)).sum()
+    };
+    let mut choice = (Extent::default(), &usuals[0].1);
+    if let Some(((_, plain), bent)) = polynomials.as_ref().filter(|_| samples.len() >= MIN_ROWS) {
+        let bent = bent.as_ref().map_or(plain, |(_, bent)| bent);
+        let near = train.0.iter().zip(&anchors).zip(plain.iter().copied().zip(bent.iter().copied()));
+        let near: Vec<Row> = near.map(|((sample, anchor), both)| row(sample, *anchor, both)).collect();
+        let all = usuals.iter().flat_map(|(parts, usual)| {
+            let extents =
+                THRESHOLDS.into_iter().flat_map(|threshold| REACHES.map(|reach| (threshold, reach)));
+            extents.map(move |(threshold, reach)| (Extent { threshold, reach, parts: *parts }, usual))
+        });
+        choice = better(all, |choice| errors(&far, choice), |choice| Some(errors(&near, choice)));
+    }
+    let misses = far.iter().map(|row| {
+        let own = own(row, choice);
+        (row.log_anchor + own - reach, row.miss - own)
     });
-    Some(better(all, |choice| errors(&far, choice), |choice| Some(errors(&near, choice))).0)
+    Some(Beyond { misses: misses.collect(), extent: choice.0 })
+}
+
+/// Widens a band beyond the longest rows to what the larger ones missed when the smaller were fitted: from the reach on, and
+/// in full at their usual distance from it. Where memory is assumed, to what a time that is carried over has.
+pub(super) fn widened(mut band: Band, reach: f64, misses: &[(f64, f64)], is_assumed: bool) -> Band {
+    let (Some(last), false) = (band.knots.last().copied(), misses.is_empty()) else { return band };
+    let distance = quantile(&sort(misses.iter().map(|miss| miss.0)), 0.5).max(0.1);
+    let (mut low, mut high) = ends(&sort(misses.iter().map(|miss| miss.1)));
+    if is_assumed {
+        (low, high) = (low.min(SCALED_BAND.0.ln()), high.max(SCALED_BAND.1.ln()));
+    }
+    let reach = reach.max(last.0);
+    band.knots.push((reach, last.1, last.2));
+    let (low, high) = (low.min(last.1), high.max(last.2));
+    band.knots.push((reach + distance, low, high));
+    band.knots.push((reach + 2.0 * distance, 2.0 * low.min(0.0), 2.0 * high.max(0.0)));
+    band
 }
 
 /// Fits rows, and predicts each of them from other folds.
@@ -239,5 +286,25 @@ mod tests {
         check([(1.0, f64::INFINITY), (1.0, 1.0), (1.0, 2.0)], 1);
         // Not at the price of what lies near.
         check([(1.0, 1.0), (1.1, 0.5), (1.0, 0.9)], 2);
+    }
+
+    #[test]
+    fn a_band_widens_beyond_its_rows() {
+        let band = Band { knots: vec![(-9.0, -0.1, 0.1)], outside: (-0.1, 0.1) };
+        let misses: Vec<(f64, f64)> = (0..=100).map(|i| (0.5, 0.01 * f64::from(i) - 0.2)).collect();
+        let wide = widened(band.clone(), -8.0, &misses, false);
+        let check = |at: f64, low: f64, high: f64| {
+            let found = wide.at(at, 1.0);
+            assert!((found.0 - low).abs() < 0.02 && (found.1 - high).abs() < 0.02, "{at}: {found:?}");
+        };
+        check(-9.0, -0.1, 0.1);
+        check(-8.0, -0.1, 0.1);
+        check(-7.5, -0.11, 0.71);
+        check(-7.0, -0.22, 1.42);
+        check(0.0, -0.22, 1.42);
+        // Good luck with the larger rows does not make it narrower.
+        let lucky = widened(band.clone(), -8.0, &[(0.5, 0.0); 20], false);
+        assert_eq!(lucky.at(-7.5, 1.0), (-0.1, 0.1));
+        assert_eq!(widened(band.clone(), -8.0, &[], true), band);
     }
 }
