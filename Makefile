@@ -44,11 +44,12 @@ bench-plan:
 	cargo run --release -p model-analyze-partitioner --example bench_plan
 
 # Errors on public timings, beside the targets (needs ../shared/data), then whole models on a CPU core beside what was
-# measured (needs their traces: fixtures/whole_models.py trace out/whole).
-bench-cost:
+# measured, and what autograd keeps of them (needs their traces: fixtures/whole_models.py trace out/whole).
+bench-cost: .venv/ready
 	cargo build --release --quiet
 	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
 	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/whole_models.py memory target/release/model-analyze out/whole
 
 # The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
 bench-simulate: .venv/ready
