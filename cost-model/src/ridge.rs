@@ -177,23 +177,25 @@ pub(crate) fn fit_qr(
 ) -> Option<Linear> {
     let p = x.ncols();
     let sums = Sums::of(x, y, weights).centred();
-    let (rows, targets) = if x.nrows() <= QR_ROWS * p {
-        let n = x.nrows();
-        let roots = weights.mapv(f64::sqrt);
-        let mut rows = Array2::zeros((n + p, p));
-        rows.slice_mut(s![..n, ..]).assign(&((&x - &sums.mean) * roots.view().insert_axis(Axis(1))));
-        rows.slice_mut(s![n.., ..]).diag_mut().fill(lambda.sqrt());
-        let mut targets = Array1::zeros(n + p);
-        targets.slice_mut(s![..n]).assign(&((&y - sums.y_mean) * &roots));
-        (rows, targets)
-    } else {
+    let factor = (x.nrows() > QR_ROWS * p).then(|| sums.factor(lambda)).flatten();
+    let (rows, targets) = match factor {
+        // Few rows, or a ridge too small for normal equations with equal columns.
+        None => {
+            let n = x.nrows();
+            let roots = weights.mapv(f64::sqrt);
+            let mut rows = Array2::zeros((n + p, p));
+            rows.slice_mut(s![..n, ..]).assign(&((&x - &sums.mean) * roots.view().insert_axis(Axis(1))));
+            rows.slice_mut(s![n.., ..]).diag_mut().fill(lambda.sqrt());
+            let mut targets = Array1::zeros(n + p);
+            targets.slice_mut(s![..n]).assign(&((&y - sums.y_mean) * &roots));
+            (rows, targets)
+        }
         // L Lᵀ = XᵀX + λI, and the targets that give the same Xᵀy.
-        let factor = sums.factor(lambda)?;
-        let targets = factor.forward(sums.xy.as_slice()?);
-        (
-            Array2::from_shape_fn((p, p), |(i, j)| if i <= j { factor.at(j, i) } else { 0.0 }),
-            Array1::from(targets),
-        )
+        Some(factor) => {
+            let targets = factor.forward(sums.xy.as_slice()?);
+            let rows = Array2::from_shape_fn((p, p), |(i, j)| if i <= j { factor.at(j, i) } else { 0.0 });
+            (rows, Array1::from(targets))
+        }
     };
     let fitted = LinearRegression::new().with_intercept(false).fit(&Dataset::new(rows, targets)).ok()?;
     let coefficients = fitted.params().to_vec();
@@ -236,9 +238,14 @@ mod tests {
     fn equal_columns_are_no_trouble() {
         let (x, y, weights) = data(60);
         let twice = ndarray::concatenate(Axis(1), &[x.view(), x.view()]).expect("equal rows");
-        let fit = fit_qr(twice.view(), y.view(), weights.view(), 1e-3).expect("regular");
-        assert!((fit.coefficients[0] - 1.0).abs() < 1e-2, "{fit:?}");
-        assert!((fit.coefficients[0] - fit.coefficients[4]).abs() < 1e-9, "{fit:?}");
+        let fit = |lambda| fit_qr(twice.view(), y.view(), weights.view(), lambda).expect("regular");
+        let usual = fit(1e-3);
+        assert!((usual.coefficients[0] - 1.0).abs() < 1e-2, "{usual:?}");
+        assert!((usual.coefficients[0] - usual.coefficients[4]).abs() < 1e-9, "{usual:?}");
+        // Too small a ridge for normal equations, but not for the rows themselves.
+        let small = fit(1e-13);
+        let both = small.coefficients[0] + small.coefficients[4];
+        assert!((both - 2.0).abs() < 1e-3, "{small:?}");
     }
 
     #[test]
