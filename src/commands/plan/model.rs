@@ -297,21 +297,21 @@ fn more(one: f64, other: f64) -> f64 {
 fn no_plan(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
     match (&error, &plan.cluster) {
         (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
-            changes(problem, error).in_file(&plan.model)
+            changes(plan, problem, error).in_file(&plan.model)
         }
-        (PlanError::Problem(_), Some(cluster)) => changes(problem, error).in_file(cluster),
-        _ => changes(problem, error),
+        (PlanError::Problem(_), Some(cluster)) => changes(plan, problem, error).in_file(cluster),
+        _ => changes(plan, problem, error),
     }
 }
 
 /// Says what would have to change: each change alone, and only those that were tried and do.
-fn changes(problem: &Problem, error: PlanError) -> Failure {
+fn changes(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
     match &error {
         PlanError::Memory { needed, limit, .. } => {
             let (needed, limit) = (Bytes(*needed), Bytes(*limit));
             let short = Bytes(needed.0.saturating_sub(limit.0));
             let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
-            changes.extend(smaller_changes(problem));
+            changes.extend(smaller_changes(problem, Strategy::from_name(&plan.strategy)));
             Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
         }
         PlanError::NothingFits => Failure::no(error),
@@ -324,16 +324,22 @@ fn changes(problem: &Problem, error: PlanError) -> Failure {
     }
 }
 
-/// Tries more devices and the options that save memory; searches of large problems are left out.
-fn smaller_changes(problem: &Problem) -> Vec<String> {
+/// Tries more devices and the options that save memory, for the strategy that was asked for or for all; searches of large problems are left out.
+fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
     const SMALL: usize = 4000;
     let n_devices = problem.machine.devices.len();
     if problem.blocks.len() * n_devices > SMALL {
         return Vec::new();
     }
     let fits = |problem: &Problem| {
-        let candidates = partitioner::STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate());
-        candidates.into_iter().any(|strategy| partitioner::fits(problem, strategy))
+        let serves = |strategy: &Strategy| match asked {
+            Some(asked) => *strategy == asked,
+            None => strategy.is_candidate(),
+        };
+        partitioner::STRATEGIES
+            .into_iter()
+            .filter(serves)
+            .any(|strategy| partitioner::fits(problem, strategy))
     };
     let mut changes = Vec::new();
     let with_devices = |count: usize| Problem { machine: problem.machine.grown(count), ..problem.clone() };
