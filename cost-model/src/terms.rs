@@ -45,8 +45,7 @@ pub(crate) fn anchor(work: &Work, machine: &Machine, terms: &mut Terms) {
     let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
     terms.push("launch", MICRO);
     if let Some(host) = machine.host {
-        let is_mapped = work.written > host.mapped;
-        terms.push("fresh", if is_mapped { work.written / machine.bandwidth } else { 0.0 });
+        terms.push("fresh", fresh(work, host.mapped) / machine.bandwidth);
         if let WorkSize::Convolution { in_channels, out_channels, .. } = work.size {
             terms.push("flops_padded_in", f / fill(in_channels, host.lanes));
             terms.push("flops_padded_out", f / fill(out_channels, host.lanes));
@@ -181,7 +180,7 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
     if let (Some(host), WorkSize::Convolution { in_channels, out_channels, .. }) = (machine.host, work.size) {
         terms.push("fill_in", fill(in_channels, host.lanes));
         terms.push("fill_out", fill(out_channels, host.lanes));
-        terms.push("is_fresh", if work.written > host.mapped { 1.0 } else { 0.0 });
+        terms.push("is_fresh", if fresh(work, host.mapped) > 0.0 { 1.0 } else { 0.0 });
     }
     if let WorkSize::Convolution { in_channels, input, output, kernel, stride, .. } = work.size {
         // Winograd kernels compute 4 × 4 or 2 × 2 outputs at a time, for kernels of 3 × 3 and stride 1.
@@ -202,6 +201,18 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
     } else {
         terms.push("batch_8", share(work.batch, 8.0));
         terms.push("batch_128", share(work.batch, 128.0));
+    }
+}
+
+/// Returns the bytes of fresh memory that a call takes: its result, when that is too large to be given out again.
+///
+/// A convolution computes on operands in blocks of channels: each is copied into them, and the result back into rows.
+/// (Counted as page faults of oneDNN's convolutions in libtorch 2.11: input, weights, and the result twice.)
+fn fresh(work: &Work, mapped: f64) -> f64 {
+    let large = |bytes: f64| if bytes > mapped { bytes } else { 0.0 };
+    match work.size {
+        WorkSize::Convolution { .. } => large(work.read_a) + large(work.read_b) + 2.0 * large(work.written),
+        _ => large(work.written),
     }
 }
 
