@@ -22,14 +22,17 @@ impl Group {
         if devices.len() < 2 {
             return None;
         }
-        let mut by_node: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for &device in devices {
-            let node = machine.devices[device].place.first().copied().unwrap_or(0);
-            by_node.entry(node).or_default().push(device);
+        // As a ring goes around them: nodes of a rack side by side.
+        let mut devices = devices.to_vec();
+        let place = |device: &usize| machine.devices[*device].place.iter().rev();
+        devices.sort_by(|a, b| place(a).cmp(place(b)));
+        let mut by_node: BTreeMap<&[u32], Vec<usize>> = BTreeMap::new();
+        for &device in &devices {
+            by_node.entry(&machine.devices[device].place).or_default().push(device);
         }
         let per_node = by_node.values().map(Vec::len).max().unwrap_or(1);
         let is_even = by_node.values().all(|members| members.len() == per_node);
-        let outer = machine.slowest(devices)?;
+        let outer = machine.slowest(&devices)?;
         if by_node.len() == 1 || !is_even {
             return Some(Self { nodes: 1, per_node: devices.len(), inner: outer, outer });
         }

@@ -1,6 +1,6 @@
 //! Where it runs: devices, the levels of links that join them, and what a host adds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A cluster as numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,6 +109,16 @@ impl Machine {
         own.or_else(|| self.levels.get(self.level(a, b))).copied()
     }
 
+    /// Returns each device once, as a ring goes around them: those of a node side by side, nodes of a rack likewise, else as
+    /// they come. Which number a device has does not matter.
+    pub(crate) fn around(&self, mut devices: Vec<usize>) -> Vec<usize> {
+        let mut seen = BTreeSet::new();
+        devices.retain(|device| seen.insert(*device));
+        let place = |device: &usize| self.devices[*device].place.iter().rev();
+        devices.sort_by(|a, b| place(a).cmp(place(b)));
+        devices
+    }
+
     /// Returns the slowest link among neighbours in a ring of devices: least bandwidth, most latency.
     pub fn ring(&self, devices: &[usize]) -> Option<Link> {
         let next = devices.iter().cycle().skip(1);
@@ -166,5 +176,6 @@ mod tests {
         check(0, 3, Some(3));
         assert_eq!(machine.ring(&[0, 1, 2]).map(|link| link.latency), Some(9));
         assert_eq!(machine.ring(&[0, 1, 3]).map(|link| link.latency), Some(3));
+        assert_eq!(machine.around(vec![3, 2, 1, 2, 0]), [1, 0, 2, 3]);
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     event_graph::TaskId,
     machine::Machine,
     order::{Kind, Op, Order},
-    step::{Stream, Work},
+    step::Work,
     timeline::Task,
     versions::{Updates, ledgers},
     workload::{Sharding, Workload},
@@ -243,7 +243,8 @@ fn versions(
         let stage = order.ranks[program].first().map_or(0, |op| op.stage as usize);
         workload.stages[stage % workload.stages.len()].memory.parameters
     };
-    for task in tasks.iter().filter(|task| task.label.stream == Stream::Compute) {
+    let moves_on = |task: &&Task| matches!(task.label.work, Work::Compute { .. } | Work::Optimizer);
+    for task in tasks.iter().filter(moves_on) {
         let program = task.label.program;
         let (device, ledger) = (workload.devices[program], &mut ledgers[program]);
         let bytes = i64::try_from(parameters(program)).unwrap_or(i64::MAX);

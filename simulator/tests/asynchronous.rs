@@ -109,6 +109,25 @@ fn ties_are_added_up_beside_the_passes() {
     assert_eq!(time(40) - time(30), 10 * 40);
 }
 
+/// Where sends block, each stage sends its part of those 40 ns in its own time, as often as it has gradients for it.
+#[test]
+fn ties_take_a_device_s_own_time_where_nothing_is_beside_it() {
+    let each = |replicas: &[u32], updates| {
+        let time = |micro_batches| {
+            let (mut workload, order, mut machine) = chain(replicas, micro_batches, updates);
+            workload.ties = vec![Tie { stages: vec![0, replicas.len() - 1], bytes: 40 }];
+            machine.sends = Sends::Blocking;
+            step_time(&workload, &order, &machine).unwrap()
+        };
+        (time(48) - time(36)) as f64 / 12.0
+    };
+    assert_eq!(each(&[1, 1], Updates::Stashing), 30.0 + 3.0 + 40.0);
+    assert_eq!(each(&[1, 1], Updates::DoubleBuffered { period: 4 }), 30.0 + (3.0 + 40.0) / 4.0);
+    // One sum of three in a ring takes 4/3 of 40 ns: each of two replicas sends to every second, the stage behind them to each.
+    let ring = (4.0_f64 / 3.0 * 40.0).ceil();
+    assert_eq!(each(&[2, 1], Updates::Stashing), 30.0 + 3.0 + ring);
+}
+
 #[test]
 fn programs_of_several_stages_are_refused() {
     let (workload, _, machine) = chain(&[1, 1], 4, Updates::Stashing);

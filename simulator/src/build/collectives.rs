@@ -18,8 +18,8 @@ pub(super) struct Team {
     pub(super) members: Rc<[usize]>,
     /// The links of two devices or more.
     pub(super) group: Group,
-    /// Their devices, in order.
-    devices: Vec<usize>,
+    /// Where each of their devices is in the ring, by device.
+    places: BTreeMap<usize, usize>,
     /// The ports of neighbours in a ring: out of one device, into the next, and so on.
     ring: Vec<u32>,
 }
@@ -89,8 +89,9 @@ impl Builder<'_> {
         if count == 0 {
             return kernels;
         }
-        let devices: Vec<usize> = peers.iter().copied().chain([self.workload.devices[program]]).collect();
-        let Some(group) = self.group(devices.clone()) else { return kernels };
+        let devices = peers.iter().copied().chain([self.workload.devices[program]]).collect();
+        let devices = self.machine.around(devices);
+        let Some(group) = group(self.machine, &devices) else { return kernels };
         // A parameter server does not stand inside a layer.
         let algorithm = match self.workload.sync.algorithm {
             Algorithm::ParameterServer { .. } => Algorithm::Fastest,
@@ -105,7 +106,7 @@ impl Builder<'_> {
         let work = Work::AllReduce { op: Op { joined: false, ..op }, count, bytes };
         let label = Label { program, stream: Stream::Collective, work };
         let task = self.push(label, parts.total(), vec![(kernels, 0)]);
-        let ports = self.ring_ports(devices);
+        let ports = self.ring_ports(&devices);
         self.flow(task, parts.latency, parts.transfer, &ports);
         // The pass waits, and so does what comes after it.
         self.tail[program][Stream::Compute as usize] = task;
@@ -149,9 +150,9 @@ impl Builder<'_> {
             self.step.members.insert(task, others);
         }
         let n = team.ring.len();
-        let used: Vec<usize> = match team.devices.binary_search(&self.workload.devices[label.program]) {
+        let used: Vec<usize> = match team.places.get(&self.workload.devices[label.program]) {
             // Each member's own part of a collective is a task of its own: out of its device, and into it.
-            Ok(own) if acting.len() < team.members.len() => {
+            Some(own) if acting.len() < team.members.len() => {
                 let mut own = vec![2 * own, (2 * own + n - 1) % n];
                 own.sort_unstable();
                 own
@@ -169,9 +170,7 @@ impl Builder<'_> {
     }
 
     /// The ports of neighbours in a ring of devices.
-    fn ring_ports(&mut self, mut devices: Vec<usize>) -> Vec<u32> {
-        devices.sort_unstable();
-        devices.dedup();
+    fn ring_ports(&mut self, devices: &[usize]) -> Vec<u32> {
         let mut ports = Vec::with_capacity(2 * devices.len());
         for (at, &from) in devices.iter().enumerate() {
             let to = devices[(at + 1) % devices.len()];
@@ -193,34 +192,27 @@ impl Builder<'_> {
 
     /// The same for any programs.
     pub(super) fn team_of(&mut self, members: Rc<[usize]>) -> Option<Team> {
-        let mut devices: Vec<usize> = members.iter().map(|program| self.workload.devices[*program]).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        let group = self.group(devices.clone())?;
-        let ring = self.ring_ports(devices.clone());
-        Some(Team { members, group, devices, ring })
-    }
-
-    fn group(&self, devices: Vec<usize>) -> Option<Group> {
-        group(self.machine, devices)
+        let devices = members.iter().map(|program| self.workload.devices[*program]).collect();
+        let devices = self.machine.around(devices);
+        let group = group(self.machine, &devices)?;
+        let ring = self.ring_ports(&devices);
+        let places = devices.into_iter().enumerate().map(|(place, device)| (device, place)).collect();
+        Some(Team { members, group, places, ring })
     }
 }
 
-/// The links of a group of devices; `None` for fewer than two.
-pub(crate) fn group(machine: &Machine, mut devices: Vec<usize>) -> Option<Group> {
-    devices.sort_unstable();
-    devices.dedup();
+/// The links of a group of devices, as a ring goes around them; `None` for fewer than two.
+fn group(machine: &Machine, devices: &[usize]) -> Option<Group> {
     if devices.len() < 2 {
         return None;
     }
-    let node = |device: &usize| machine.devices[*device].place.first().copied().unwrap_or(0);
-    let mut by_node: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for device in &devices {
-        by_node.entry(node(device)).or_default().push(*device);
+    let mut by_node: BTreeMap<&[u32], Vec<usize>> = BTreeMap::new();
+    for device in devices {
+        by_node.entry(&machine.devices[*device].place).or_default().push(*device);
     }
     let per_node = by_node.values().map(Vec::len).max().unwrap_or(1);
     let is_even = by_node.values().all(|members| members.len() == per_node);
-    let slowest = machine.ring(&devices).unwrap_or(Link { latency: 0, bandwidth: f64::INFINITY });
+    let slowest = machine.ring(devices).unwrap_or(Link { latency: 0, bandwidth: f64::INFINITY });
     if by_node.len() == 1 || !is_even {
         return Some(Group::flat(devices.len() as u32, slowest));
     }

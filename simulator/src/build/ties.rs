@@ -2,19 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     rc::Rc,
 };
 
 use super::{
     Builder,
-    collectives::Team,
+    collectives::{Team, Ways},
     messages::{MAX_MESSAGES, Message},
 };
 use crate::{
-    collective::{self, Collective},
+    collective::{self, Collective, Parts},
     event_graph::TaskId,
     order::Op,
     step::{Label, Stream, Work},
+    workload::Tie,
 };
 
 impl Builder<'_> {
@@ -39,12 +41,8 @@ impl Builder<'_> {
     /// The last stage has its own long before the first: nobody waits for these sums, which are used when they are there.
     pub(super) fn count_ties(&mut self, stage: usize, op: Op, task: TaskId) {
         let workload = self.workload;
-        let Some(updates) = workload.updates else { return };
         for (nth, tie) in workload.ties.iter().enumerate().filter(|(_, tie)| tie.stages.contains(&stage)) {
-            // As often as the stage does it that updates most often.
-            let replicas = tie.stages.iter().filter_map(|stage| self.members.get(*stage));
-            let fewest = replicas.map(|members| members.len()).min().unwrap_or(1);
-            let range = self.round_of(op.micro_batch, updates.every(fewest));
+            let range = self.round_of_tie(tie, op);
             let there = self.tied.entry((nth, range.start)).or_default();
             there.push((task, 0));
             let held = tie.stages.iter().filter(|stage| **stage < self.members.len()).count();
@@ -58,7 +56,39 @@ impl Builder<'_> {
         }
     }
 
+    /// Sends a program's gradients of the ties of its stage in its own time, where nothing is beside its passes: behind its last
+    /// pass of an update. As with what stages send each other, receiving takes no time, and nobody waits for the sums.
+    pub(super) fn send_ties(&mut self, program: usize, stage: usize, op: Op) {
+        let workload = self.workload;
+        for (nth, tie) in workload.ties.iter().enumerate().filter(|(_, tie)| tie.stages.contains(&stage)) {
+            let mut later = op.micro_batch as usize + 1..self.round_of_tie(tie, op).end;
+            if later.any(|other| self.home[self.cell(op.stage, other as u32)] == program as u32) {
+                continue;
+            }
+            let Some(team) = self.team_of_tie(nth) else { continue };
+            let (parts, label) = self.sum_of_tie(nth, &team);
+            let label = Label { program, stream: Stream::Compute, ..label };
+            let behind = self.tail_of(program, Stream::Compute).map(|tail| (tail, 0));
+            let ways = (&*team, Ways::Both);
+            let task = self.message(label, parts, &[program], ways, behind.into_iter().collect());
+            self.tail[program][Stream::Compute as usize] = task;
+        }
+    }
+
+    /// Returns the micro-batches of a tie's update that one belongs to: as many as of the stage that updates most often.
+    fn round_of_tie(&self, tie: &Tie, op: Op) -> Range<usize> {
+        let replicas = tie.stages.iter().filter_map(|stage| self.members.get(*stage));
+        let fewest = replicas.map(|members| members.len()).min().unwrap_or(1);
+        self.round_of(op.micro_batch, self.workload.updates.map_or(1, |updates| updates.every(fewest)))
+    }
+
     fn add_up(&mut self, nth: usize, team: &Team, waits: Vec<(TaskId, i64)>) -> TaskId {
+        let (parts, label) = self.sum_of_tie(nth, team);
+        self.collective(label, parts, &team.members, team, waits)
+    }
+
+    /// What one sum of a tie's gradients takes, and its label for the first of its team.
+    fn sum_of_tie(&self, nth: usize, team: &Team) -> (Parts, Label) {
         let tie = &self.workload.ties[nth];
         let algorithm = self.workload.sync.algorithm;
         let parts = collective::parts(Collective::AllReduce, algorithm, tie.bytes, &team.group);
@@ -70,7 +100,7 @@ impl Builder<'_> {
             stream: Stream::Collective,
             work: Work::Reduce { stage, message, bytes: tie.bytes },
         };
-        self.collective(label, parts, &team.members, team, waits)
+        (parts, label)
     }
 
     /// The programs that hold tied parameters; `None` for fewer than two devices.

@@ -61,6 +61,10 @@ impl Builder<'_> {
         let round = &mut self.rounds[program];
         round.done += 1;
         round.waits = round.done == round.share;
+        let is_serial = self.is_serial();
+        if is_serial {
+            self.send_ties(program, stage, op);
+        }
         if members.iter().map(|member| self.rounds[*member].done).sum::<usize>() >= range.len() {
             self.updates[stage].clear();
             let mut synced = BTreeMap::new();
@@ -74,7 +78,9 @@ impl Builder<'_> {
                 }
             }
         }
-        self.count_ties(stage, op, task);
+        if !is_serial {
+            self.count_ties(stage, op, task);
+        }
     }
 
     /// Returns the micro-batches of the update that one belongs to.
@@ -161,6 +167,11 @@ impl Builder<'_> {
         self.step.queued.push(Queued { task, queue, rank });
     }
 
+    /// Tells whether a device waits for sums of gradients as it does for its sends, without a flush: nothing is beside compute.
+    fn is_serial(&self) -> bool {
+        self.workload.updates.is_some() && self.machine.sends == Sends::Blocking
+    }
+
     /// Returns the wait of a message for one replica's gradients.
     pub(super) fn gradients_exist(
         &self,
@@ -168,9 +179,7 @@ impl Builder<'_> {
         stage: usize,
         message: &Message,
     ) -> Option<(TaskId, i64)> {
-        // Without a flush, a device that waits for its sends waits for these as well: nothing is beside compute.
-        let is_serial = self.workload.updates.is_some() && self.machine.sends == Sends::Blocking;
-        if is_serial || self.workload.sync.mode == SyncMode::AfterBackward {
+        if self.is_serial() || self.workload.sync.mode == SyncMode::AfterBackward {
             return self.tail_of(program, Stream::Compute).map(|tail| (tail, 0));
         }
         let (_, last) = *self.last_gradient[program].iter().find(|(other, _)| *other == stage)?;
