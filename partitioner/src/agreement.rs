@@ -5,7 +5,7 @@ use simulator::{Sends, from_plan, simulate};
 
 use crate::{
     Objective, Problem, STRATEGIES, Solution, Strategy, check_plan,
-    dice::{Dice, cases, problem},
+    dice::{Dice, cases, is_skipped, problem},
     plan_auto,
     plan_file::to_plan,
     plan_with,
@@ -24,6 +24,9 @@ fn solutions(seed: u64, n_cases: usize, mut visit: impl FnMut(&str, &Problem, &S
         problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = 100 + dice.below(400));
         problem.training.offload = dice.flip();
         problem.machine.overlaps = dice.below(3) > 0;
+        if is_skipped(case) {
+            continue;
+        }
         for strategy in STRATEGIES {
             let Ok(solution) = plan_with(&problem, strategy) else { continue };
             n_solutions += 1;
@@ -63,6 +66,10 @@ fn objectives_are_what_the_simulator_says() {
             };
             assert!(least <= theirs * (1.0 + 1e-6), "{name}: a stage takes {least} of {theirs}");
         }
+        // What a plan says of a device's memory is no less than what is simulated.
+        for (said, simulated) in plan.predicted.memory.iter().zip(&timeline.memory) {
+            assert!(said.peak.0 >= simulated.peak, "{name}: {said:?} {}", simulated.peak);
+        }
         let is_short = timeline.memory.iter().any(|memory| memory.exceeded.is_some());
         short += usize::from(is_short);
         offloaded += usize::from(solution.offloads());
@@ -70,11 +77,11 @@ fn objectives_are_what_the_simulator_says() {
         replicated += usize::from(solution.stages.iter().any(|stage| stage.run.count > 1));
         tied += usize::from(!plan.ties.is_empty());
     });
+    assert_eq!(short, 0, "of {n} plans run out of memory in the simulation");
     assert!(
-        n > 150 && offloaded > 3 && again > 6 && replicated > 15 && tied > 6,
+        is_skipped(0) || n > 150 && offloaded > 3 && again > 6 && replicated > 15 && tied > 6,
         "{n} {offloaded} {again} {replicated} {tied}"
     );
-    assert_eq!(short, 0, "of {n} plans run out of memory in the simulation");
 }
 
 #[test]
@@ -95,7 +102,7 @@ fn a_plan_checked_is_the_plan_that_was_made() {
         }
         n_checked += 1;
     });
-    assert!(n_checked > 80, "{n_checked}");
+    assert!(is_skipped(0) || n_checked > 80, "{n_checked}");
 }
 
 /// Plans that somebody edits: weight versions and gradient sync count as they do in the simulator.
@@ -108,6 +115,9 @@ fn edited_plans_are_scored_as_they_are_simulated() {
         let (is_chain, is_uniform) = (dice.flip(), dice.flip());
         let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
         problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = 1 << 30);
+        if is_skipped(case) {
+            continue;
+        }
         let Ok(solution) = plan_with(&problem, Strategy::PipeDream) else { continue };
         let model = schema::ModelReference { name: String::new(), digest: String::new() };
         let made = to_plan(&problem, &solution, &cluster(&problem.machine), model, "");
@@ -122,14 +132,22 @@ fn edited_plans_are_scored_as_they_are_simulated() {
             let ours = checked.seconds();
             assert!((ours - theirs).abs() <= 0.01 * theirs, "{name}: checked {ours}, simulated {theirs}");
             for (stage, planned) in checked.stages.iter().zip(&plan.stages) {
-                let device = plan.cluster.devices.iter().position(|device| device.name == planned.devices[0]);
-                let peak = timeline.memory[device.unwrap()].peak;
+                let devices: Vec<usize> = checked.devices(stage).collect();
+                let names: Vec<&str> =
+                    devices.iter().map(|&d| plan.cluster.devices[d].name.as_str()).collect();
+                assert_eq!(names, planned.devices, "{name}");
+                let peak = devices.iter().map(|&device| timeline.memory[device].peak).max().unwrap();
                 assert!(stage.score.memory >= peak as f64, "{name}: {} {peak}", stage.score.memory);
                 assert!(stage.score.seconds <= theirs * (1.0 + 1e-6), "{name}: {:?} {theirs}", stage.score);
             }
             n_checked += 1;
             let versions = step.kept.iter().map(|kept| kept.versions).collect::<Vec<u32>>();
-            Some((versions, checked.stages.iter().map(|stage| stage.score.memory).collect::<Vec<f64>>()))
+            let peaks = timeline.memory.iter().map(|memory| memory.peak as f64).collect::<Vec<f64>>();
+            let memory = checked.stages.iter().map(|stage| {
+                let most = checked.devices(stage).map(|device| peaks[device]).fold(0.0, f64::max);
+                (stage.score.memory, stage.score.memory > most)
+            });
+            Some((versions, memory.collect::<Vec<(f64, bool)>>()))
         };
         let plain = Execution::default();
         let Some((stashed, memory)) = check("pipedream", plain) else { continue };
@@ -140,17 +158,22 @@ fn edited_plans_are_scored_as_they_are_simulated() {
                 // Nothing but the versions differs.
                 let count = f64::from(versions[index]) - f64::from(stashed[index]);
                 let bytes = count * stage.cost.parameters.0 as f64;
-                assert!((other[index] - memory[index] - bytes).abs() < 1.0, "case {case}, stage {index}");
+                let ((other, other_by_formula), (own, by_formula)) = (other[index], memory[index]);
+                // Where formulas say more than is simulated.
+                if other_by_formula && by_formula {
+                    assert!((other - own - bytes).abs() < 1.0, "case {case}, stage {index}");
+                }
                 fewer += usize::from(bytes < 0.0);
                 more += usize::from(bytes > 0.0);
             }
         }
         let zero = Execution { sharding: Some(ShardingLevel::Zero1), ..plain };
         if let Some((_, other)) = check("pipedream", zero) {
-            sharded += other.iter().zip(&memory).filter(|(other, own)| *other < &(0.9 * *own)).count();
+            sharded += other.iter().zip(&memory).filter(|(other, own)| other.0 < 0.9 * own.0).count();
         }
     }
-    assert!(n_checked > 100 && fewer > 5 && more > 5 && sharded > 5, "{n_checked} {fewer} {more} {sharded}");
+    let is_varied = n_checked > 100 && fewer > 5 && more > 5 && sharded > 5;
+    assert!(is_skipped(0) || is_varied, "{n_checked} {fewer} {more} {sharded}");
 }
 
 #[test]
@@ -163,6 +186,9 @@ fn the_best_of_all_is_never_worse_than_cuts_by_a_rule() {
         let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
         problem.training.offload = dice.below(4) == 0;
         problem.machine.overlaps = dice.below(4) > 0;
+        if is_skipped(case) {
+            continue;
+        }
         let rules: Vec<Solution> = STRATEGIES
             .into_iter()
             .filter(|strategy| strategy.is_rule())
@@ -179,5 +205,5 @@ fn the_best_of_all_is_never_worse_than_cuts_by_a_rule() {
             n_compared += 1;
         }
     }
-    assert!(n_compared > 60, "{n_compared}");
+    assert!(is_skipped(0) || n_compared > 60, "{n_compared}");
 }

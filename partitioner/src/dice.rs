@@ -10,7 +10,8 @@ pub(crate) fn cases(default: usize) -> usize {
     wanted.unwrap_or(default)
 }
 
-/// Tells whether a case is left out: those before `PLAN_FIRST` of the environment, to come back to one that failed.
+/// Tells whether a case is left out: those before `PLAN_FIRST` of the environment, to come back to one that failed, or to go
+/// through many in slices. What a property asks of all of its cases together is not asked of a slice.
 pub(crate) fn is_skipped(case: usize) -> bool {
     let first = std::env::var("PLAN_FIRST").ok().and_then(|text| text.parse::<usize>().ok());
     first.is_some_and(|first| case < first)

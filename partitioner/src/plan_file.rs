@@ -363,14 +363,13 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
     let execution = plan.execution.unwrap_or_default();
     let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, execution)?;
+    // Devices as the file has them, one run after the other; further turns are on those of the first.
+    let ranks = &placed[..n_ranks];
+    solution.order = ranks.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
+    let mut first = 0;
     for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
-        stage.run = run_of(&placed.devices);
+        stage.run = Run { first, count: placed.devices.len(), stride: 1 };
+        first = (first + placed.devices.len()) % solution.order.len();
     }
     Ok(solution)
-}
-
-/// The nearest run to a list of devices: exact for the lists that plans hold.
-fn run_of(devices: &[usize]) -> Run {
-    let stride = if devices.len() > 1 { devices[1].abs_diff(devices[0]).max(1) } else { 1 };
-    Run { first: devices[0].min(devices[devices.len() - 1]), count: devices.len(), stride }
 }

@@ -122,14 +122,34 @@ fn excess_of(problem: &Problem, solution: &Solution, timeline: &Timeline) -> Opt
     (most > 1.0).then_some(most)
 }
 
+/// Raises what stages are said to hold where the simulator finds more: formulas think of one value at a time on its way to the
+/// next stage, which may have several replicas.
+pub(crate) fn raise_memory(problem: &Problem, solution: &mut Solution) {
+    let Some(timeline) = timeline(problem, solution) else { return };
+    let peaks = device_peaks(problem, &timeline);
+    let held = held(problem, solution);
+    let chunks = solution.chunks() as f64;
+    let short = |stage: &SolutionStage| {
+        let short = solution.devices(stage).map(|device| peaks[device] - held[device]);
+        short.fold(0.0, f64::max) / chunks
+    };
+    let short: Vec<f64> = solution.stages.iter().map(short).collect();
+    solution.stages.iter_mut().zip(short).for_each(|(stage, short)| stage.score.memory += short);
+}
+
 /// Tells whether a device is so full by formula that the simulator might find it too full.
 fn may_exceed(problem: &Problem, solution: &Solution) -> bool {
-    let devices = &problem.machine.devices;
-    let mut held = vec![0.0; devices.len()];
+    let held = held(problem, solution);
+    held.iter().zip(&problem.machine.devices).any(|(held, device)| *held > 0.5 * device.memory.0 as f64)
+}
+
+/// Bytes that each device holds by formula.
+fn held(problem: &Problem, solution: &Solution) -> Vec<f64> {
+    let mut held = vec![0.0; problem.machine.devices.len()];
     for stage in &solution.stages {
-        stage.run.devices().for_each(|device| held[device] += stage.score.memory);
+        solution.devices(stage).for_each(|device| held[device] += stage.score.memory);
     }
-    held.iter().zip(devices).any(|(held, device)| *held > 0.5 * device.memory.0 as f64)
+    held
 }
 
 /// A solution as the simulator takes it; `None` where it is too large or has stages without work.

@@ -11,7 +11,7 @@ use crate::{
     grids::synchronous,
     pipedream::pipedream,
     pipeline::Cut,
-    simulated::excess,
+    simulated::{excess, raise_memory},
     solution::{Objective, Solution, SolutionStage},
     stage::Scorer,
     ways::Ways,
@@ -199,10 +199,16 @@ pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, Plan
 
 /// Finds the best plan of one strategy over known ways to cut a valid problem.
 pub(crate) fn plan_over(problem: &Problem, ways: &Ways, strategy: Strategy) -> Result<Solution, PlanError> {
-    solve(problem, ways, strategy, Goal::Best).map_err(|error| match error {
-        PlanError::NothingFits => nearest(problem, |roomier| solve(roomier, ways, strategy, Goal::Any).ok()),
+    match solve(problem, ways, strategy, Goal::Best) {
+        Ok(mut best) => {
+            raise_memory(problem, &mut best);
+            Ok(best)
+        }
+        Err(PlanError::NothingFits) => {
+            Err(nearest(problem, |roomier| solve(roomier, ways, strategy, Goal::Any).ok()))
+        }
         other => other,
-    })
+    }
 }
 
 /// Tells whether a strategy has a plan that fits, without looking for what is nearest to one.
@@ -467,6 +473,7 @@ pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> 
         }
     }
     found.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
+    found.iter_mut().for_each(|plan| raise_memory(problem, plan));
     if found.is_empty() {
         return Err(nearest_of_all(problem, ways, failed.into_iter().map(|(_, error)| error)));
     }
@@ -495,7 +502,9 @@ pub(crate) fn fastest(
             Err(error) => failed.push(error),
         }
     }
-    best.ok_or_else(|| nearest_of_all(problem, ways, failed.into_iter()))
+    let mut best = best.ok_or_else(|| nearest_of_all(problem, ways, failed.into_iter()))?;
+    raise_memory(problem, &mut best);
+    Ok(best)
 }
 
 /// Says what is nearest to a plan where no candidate has one, or what else is wrong.
