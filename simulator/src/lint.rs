@@ -6,7 +6,7 @@
 //! O(operations) with hash tables, whatever numbers the text holds.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
 };
 
@@ -94,6 +94,15 @@ pub enum Problem {
         /// The rank that should make it, and what that one waits for itself.
         holder: Option<Blocked>,
     },
+    /// Copies of the model that run so few micro-batches of many that the order cannot be timed.
+    Sparse {
+        /// Operations of the order.
+        n_ops: usize,
+        /// Stages that it names, all copies counted.
+        n_stages: usize,
+        /// Micro-batches that it names.
+        n_micro_batches: usize,
+    },
     /// A receiver wants messages in another order than they are sent.
     Crossed {
         /// The message wanted first.
@@ -139,6 +148,10 @@ impl fmt::Display for Finding {
             Problem::Deadlock { op, needs, holder: None } => {
                 write!(f, "deadlock: `{op}` waits for `{needs}`")
             }
+            Problem::Sparse { n_ops, n_stages, n_micro_batches } => write!(
+                f,
+                "{n_ops} operations are too few to time {n_stages} stages and {n_micro_batches} micro-batches"
+            ),
             Problem::Crossed { wanted, sent, sender } => write!(
                 f,
                 "order hazard: wants the result of `{wanted}` before that of `{sent}`, but rank {sender} sends \
@@ -169,6 +182,7 @@ pub fn lint(order: &Order) -> Report {
     let mut findings = Vec::new();
     let places = index(order, &mut findings);
     completeness(order, &places, &mut findings);
+    numbering(order, &mut findings);
     local_order(order, &places, &mut findings);
     let mut peak_activations = None;
     // Only a complete order has times; without one, waiting for what is missing is no news.
@@ -176,7 +190,12 @@ pub fn lint(order: &Order) -> Report {
         match clock(order, &Cost::EQUAL) {
             Ok(clock) => peak_activations = Some(clock.peak_activations),
             Err(ClockError::Deadlock { blocked }) => findings.push(deadlock(order, &blocked)),
-            Err(_) => {}
+            Err(ClockError::Incomplete { n_ops, n_stages, n_micro_batches }) => {
+                let problem = Problem::Sparse { n_ops, n_stages, n_micro_batches };
+                findings.push(error(problem, Place { rank: 0, position: 0 }));
+            }
+            // Equal costs of 1 cannot add up to too much.
+            Err(ClockError::Overflow) => {}
         }
         if findings.is_empty() {
             crossed_messages(order, &mut findings);
@@ -277,6 +296,26 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
                 }
             }
         }
+    }
+}
+
+/// Reports the first micro-batch that no copy of the model runs although a later one is there.
+fn numbering(order: &Order, findings: &mut Vec<Finding>) {
+    let present: BTreeSet<u32> = order.ranks.iter().flatten().map(|op| op.micro_batch).collect();
+    let Some(gap) = (0..).zip(&present).find_map(|(number, present)| (number != *present).then_some(number))
+    else {
+        return;
+    };
+    let later = order.ranks.iter().enumerate().find_map(|(rank, ops)| {
+        let position = ops.iter().position(|op| op.micro_batch > gap)?;
+        Some((Place { rank, position }, ops[position].stage))
+    });
+    if let Some((place, stage)) = later {
+        let problem = Problem::Missing {
+            op: Op::new(stage, Kind::Forward, gap),
+            because: "a later micro-batch is there, and the first is 0",
+        };
+        findings.push(error(problem, place));
     }
 }
 
@@ -463,7 +502,32 @@ mod tests {
             ranks: vec![vec![Op::forward(4_000_000_000, 4_000_000_000)]],
             chain: 4_000_000_001,
         });
-        assert_eq!(report.errors().count(), 1);
+        // Neither the stages before it nor the micro-batches before it are listed one by one.
+        assert_eq!(report.errors().count(), 2);
+    }
+
+    #[test]
+    fn micro_batches_are_numbered_without_gaps() {
+        check(
+            "0F2\n1F2,\n2F2",
+            &["rank 0, position 0: `0F0` is missing: a later micro-batch is there, and the first is 0"],
+        );
+        check(
+            "0F0,0B0,0F2,0B2",
+            &["rank 0, position 2: `0F1` is missing: a later micro-batch is there, and the first is 0"],
+        );
+        // Copies may take turns at one numbering.
+        let turns = from_csv("0F0,0B0\n1F1,1B1", Some(1)).unwrap();
+        assert_eq!(lint(&turns).findings, []);
+    }
+
+    #[test]
+    fn what_cannot_be_timed_is_a_finding() {
+        let busy: Vec<String> = (0..9).map(|number| format!("0F{number}")).collect();
+        let order = from_csv(&format!("{}\n1F0\n2F0", busy.join(",")), Some(1)).unwrap();
+        let found: Vec<String> = lint(&order).findings.iter().map(Finding::to_string).collect();
+        let expected = "rank 0, position 0: 11 operations are too few to time 3 stages and 9 micro-batches";
+        assert_eq!(found, [expected]);
     }
 
     #[test]
