@@ -6,7 +6,7 @@ use super::PlannedStep;
 use crate::{
     SimulateError,
     event_graph::TaskId,
-    machine::{Machine, Sharing},
+    machine::Sharing,
     order::OrderError,
     step::{StepGraph, Stream, Work},
 };
@@ -35,7 +35,7 @@ impl PlannedStep {
         let run = |steps: u32| match self.order_for(m.saturating_mul(steps)) {
             Ok(order) => {
                 let step = crate::build(&self.workload, &order, &self.machine)?;
-                Ok(Run::of(&step, &self.machine, &self.rank_devices))
+                Ok(Run::of(&step, self))
             }
             Err(OrderError::TooLarge { ops }) => {
                 Err(SimulateError::TooLarge { n_ops: usize::try_from(ops).unwrap_or(usize::MAX) })
@@ -54,7 +54,10 @@ struct Run {
 }
 
 impl Run {
-    fn of(step: &StepGraph, machine: &Machine, ranks: &[Vec<usize>]) -> Self {
+    fn of(step: &StepGraph, planned: &PlannedStep) -> Self {
+        let PlannedStep { machine, rank_devices: ranks, workload, .. } = planned;
+        // Nothing is computed while what others have stepped is gathered, unless layers are sent by themselves.
+        let stops_to_gather = workload.sync.mode.slice().is_none();
         let n_programs = ranks.iter().map(Vec::len).sum();
         // A longer run may use further ports: they stand last.
         let first_port = 2 * n_programs + ranks.len();
@@ -70,6 +73,9 @@ impl Run {
                 Stream::Collective => n_programs,
                 _ => continue,
             };
+            if stops_to_gather && matches!(label.work, Work::Gather { op: None, .. }) {
+                busy[label.program] += step.graph.duration(task);
+            }
             let others = step.members.get(&task).into_iter().flatten().copied();
             for program in others.chain([label.program]) {
                 busy[first + program] += step.graph.duration(task);
