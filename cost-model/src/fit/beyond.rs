@@ -5,6 +5,9 @@
 //! Chosen by that are how much the anchor favours long operators, where trust in the polynomial ends, and how finely
 //! the usual miss is told by length. What is not clearly better for the larger rows, or is worse for held-out ones
 //! like those fitted, stays as it is. The chosen numbers then serve all rows.
+//!
+//! Trust in the polynomial goes far unless the larger rows speak against it: its terms are bounded, and what it corrects
+//! is clipped to what rows missed. With too few rows to ask, it ends where they do.
 
 use ndarray::{Array1, ArrayView2};
 
@@ -35,9 +38,9 @@ const FAVOURS: [f64; 4] = [0.0, 0.25, 0.5, 1.0];
 /// λ with which favours are compared: where errors are least varies little with it.
 const USUAL_LAMBDA: f64 = 1.0;
 /// Factors on the leverage from which trust falls; the first is usual. However good it is on the larger rows, trust ends.
-const THRESHOLDS: [f64; 5] = [1.0, 0.3, 0.6, 2.0, 4.0];
-/// What is added to the logarithm of the time from which trust falls; the first is usual.
-const REACHES: [f64; 4] = [0.0, -1.0, 1.0, 2.0];
+const THRESHOLDS: [f64; 5] = [4.0, 0.3, 0.6, 1.0, 2.0];
+/// What is added to the logarithm of the time from which trust falls; the first is usual, some fifty times the longest.
+const REACHES: [f64; 5] = [4.0, -1.0, 0.0, 1.0, 2.0];
 /// Parts that rows are cut into by length, of each of which the usual miss is told.
 const PARTS: [usize; 4] = [KNOTS, 1, 6, 10];
 
@@ -50,8 +53,9 @@ pub(super) struct Extent {
 }
 
 impl Default for Extent {
+    /// Where there are too few rows to choose by.
     fn default() -> Self {
-        Self { threshold: THRESHOLDS[0], reach: REACHES[0], parts: PARTS[0] }
+        Self { threshold: 1.0, reach: 0.0, parts: PARTS[0] }
     }
 }
 
