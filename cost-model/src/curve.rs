@@ -181,10 +181,11 @@ impl Curve {
         Estimate { seconds: cold.seconds * left, p10: cold.p10 * left, p90: cold.p90 * left, ..cold }
     }
 
-    /// Returns the seconds that a byte of fresh memory costs, where that was found.
+    /// Returns the seconds that a byte of fresh memory costs, where that was found: no page is cleared sooner than its bytes
+    /// are written, and a smaller coefficient is what other terms left over.
     pub(crate) fn fresh(&self) -> Option<f64> {
         self.machine.host?;
-        let found = self.anchor.get(terms::FRESH).copied().filter(|coefficient| *coefficient > 0.0);
+        let found = self.anchor.get(terms::FRESH).copied().filter(|coefficient| *coefficient >= 1.0);
         found.map(|coefficient| coefficient / self.machine.bandwidth)
     }
 

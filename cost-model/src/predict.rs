@@ -420,8 +420,16 @@ impl<'a> Predictor<'a> {
             let dtype = tensor.dtype.name();
             let machine = Machine::of(&self.model.figures, dtype);
             let size = matrix(&tensor.shape, tensor.shape.len().saturating_sub(1), 2.0);
-            let (one, from) = self.other(&["add"], size, dtype, &machine);
+            let (mut one, from) = self.other(&["add"], size, dtype, &machine);
             source = source.max(from);
+            // Autograd adds gradients of activations in place, those of weights into a tensor of its own.
+            let add = self.model.curve("add", dtype, Phase::Forward, &size);
+            let is_counted = add.is_some_and(|curve| curve.fresh().is_some());
+            let is_mapped = machine.host.is_some_and(|host| tensor.bytes as f64 > host.mapped);
+            if let Some(fresh) = self.fresh.filter(|_| is_mapped && !is_counted) {
+                let cleared = about(tensor.bytes as f64 * fresh, FRESH_BAND);
+                one = combine([one, cleared].into_iter());
+            }
             sums.extend(std::iter::repeat_n(one, readers - 1));
         }
         (!sums.is_empty()).then(|| (combine(sums.into_iter()), source))
