@@ -3,6 +3,9 @@
 //!     cargo run --release -p model-analyze-cost-model --example whole -- SUITE.csv TRACES PROFILES
 //!
 //! The suite is fitted; TRACES/NAME.pt are the models, PROFILES/NAME.csv what `profile --model` measured of them.
+//!
+//! What was measured is not exact either: beside each figure stands what the measurement's own repeats give. The fastest
+//! rounds, taken for predictions of the median ones, rank and miss as much as printed under "own".
 
 #![allow(clippy::print_stdout, missing_docs)]
 
@@ -63,6 +66,21 @@ fn ranks(works: &[[u64; 3]], predicted: &[f64], measured: &[f64]) -> f64 {
     let (own, truth): (Vec<f64>, Vec<f64>) =
         alike.values().map(|(own, truth)| (mean(own), mean(truth))).unzip();
     spearman(&own, &truth)
+}
+
+/// The fastest and the slow rounds of each row: `seconds_min` and `seconds_p90` of the file, which readers leave out.
+fn repeats(text: &str) -> Result<Vec<[f64; 2]>, Box<dyn Error>> {
+    let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+    let header: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
+    let column = |name| header.iter().position(|one| *one == name).ok_or("no column of repeats");
+    let (least, most) = (column("seconds_min")?, column("seconds_p90")?);
+    lines
+        .map(|line| {
+            let cells: Vec<&str> = line.split(',').collect();
+            let number = |at: usize| cells.get(at).unwrap_or(&"").parse::<f64>();
+            Ok([number(least)?, number(most)?])
+        })
+        .collect()
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -128,8 +146,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut names: Vec<_> = std::fs::read_dir(profiles)?.flatten().map(|entry| entry.path()).collect();
     names.sort();
     println!(
-        "{:24}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>8}{:>8}   rank fwd, step  blocks  regret  ms to predict",
-        "model", "forward", "predicted", "error", "band", "fwd+bwd", "predicted", "error", "band"
+        "{:24}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>8}{:>8}{:>16}   rank fwd, step (own)  blocks  regret (own)  ms to predict",
+        "model",
+        "forward",
+        "predicted",
+        "error",
+        "band",
+        "fwd+bwd",
+        "predicted",
+        "error",
+        "band",
+        "own repeats"
     );
     for path in names {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -139,13 +166,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         let graph = graph::build(&program, &BuildOptions::default()).map_err(|e| format!("{e:?}"))?;
         let costs = graph::costs(&graph);
         let predicted = predict(&graph, &costs, &model, &PredictOptions::default());
-        let measured = schema::read_own_profile(&std::fs::read_to_string(&path)?)?;
+        let text = std::fs::read_to_string(&path)?;
+        let measured = schema::read_own_profile(&text)?;
         let mut blocks: IndexMap<String, [f64; 2]> = IndexMap::new();
-        for row in &measured.rows {
+        let (mut fastest, mut slow) = (blocks.clone(), blocks.clone());
+        for (row, [least, most]) in measured.rows.iter().zip(repeats(&text)?) {
             let at = usize::from(row.phase != Phase::Forward);
-            blocks.entry(row.path.clone()).or_default()[at] = row.seconds;
+            for (times, seconds) in [(&mut blocks, row.seconds), (&mut fastest, least), (&mut slow, most)] {
+                times.entry(row.path.clone()).or_default()[at] = seconds;
+            }
         }
         let whole = blocks.shift_remove("").unwrap_or_default();
+        let step_of = |times: &IndexMap<String, [f64; 2]>| {
+            times.get("").map_or(f64::NAN, |[forward, backward]| forward + backward)
+        };
+        let own_range = [&fastest, &slow].map(|times| 100.0 * (step_of(times) / (whole[0] + whole[1]) - 1.0));
         let starts: HashMap<&str, u32> =
             graph.blocks.iter().map(|block| (block.path.as_str(), block.operators.start)).collect();
         let mut cuts: Vec<u32> =
@@ -153,7 +188,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         cuts[0] = 0;
         cuts.push(graph.operators.len() as u32);
         let (mut own, mut truth) = (vec![Vec::new(); 2], vec![Vec::new(); 2]);
-        let (mut misses, mut works) = (Vec::new(), Vec::new());
+        let (mut misses, mut works, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (path, [forward, backward])) in blocks.iter().enumerate() {
             if cuts[index] > cuts[index + 1] {
                 println!("  {path} is not in the graph");
@@ -171,6 +206,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             own[1].push(f + b);
             truth[0].push(*forward);
             truth[1].push(forward + backward);
+            again.push(fastest[path.as_str()].iter().sum::<f64>());
             misses.push(100.0 * ((f + b) / (forward + backward) - 1.0).abs());
             if verbose.contains(&name.as_str()) {
                 println!(
@@ -186,9 +222,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         misses.sort_by(f64::total_cmp);
-        let worst = (2..=4)
-            .filter_map(|stages| regret(&own[1], &truth[1], stages))
-            .fold(None, |most: Option<f64>, one| Some(most.map_or(one, |most| most.max(one))));
+        let worst = |times: &[f64]| {
+            let all = (2..=4).filter_map(|stages| regret(times, &truth[1], stages));
+            all.fold(None, |most: Option<f64>, one| Some(most.map_or(one, |most| most.max(one))))
+        };
+        let (worst, worst_again) = (worst(&own[1]), worst(&again));
         regrets.extend(worst);
         let mut spent = Vec::new();
         for _ in 0..REPEATS {
@@ -210,7 +248,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             error(total.forward.seconds, whole[0]).abs(),
         ));
         println!(
-            "{name:24}{:10.2}{:10.2}{:+7.1}%{:>8}{:12.2}{:10.2}{:+7.1}%{:>8}   {:.3} {:.3}{:8.1}{:>8}{:9.2}",
+            "{name:24}{:10.2}{:10.2}{:+7.1}%{:>8}{:12.2}{:10.2}{:+7.1}%{:>8}{:+7.0} to{:+4.0} %   {:.3} {:.3} ({:.3}){:10.1}{:>8} {:>7}{:9.2}",
             1e3 * whole[0],
             1e3 * total.forward.seconds,
             error(total.forward.seconds, whole[0]),
@@ -219,10 +257,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             1e3 * step.seconds,
             error(step.seconds, whole[0] + whole[1]),
             inside(&step, whole[0] + whole[1]),
+            own_range[0],
+            own_range[1],
             ranks(&works, &own[0], &truth[0]),
             ranks(&works, &own[1], &truth[1]),
+            ranks(&works, &again, &truth[1]),
             misses[misses.len() / 2],
             worst.map_or("-".to_string(), |worst| format!("{worst:.1}")),
+            worst_again.map_or("-".to_string(), |worst| format!("({worst:.1})")),
             1e3 * spent,
         );
         if verbose.contains(&format!("{name}!").as_str()) {
