@@ -103,7 +103,7 @@ impl<'a> AllCuts<'a> {
 
     /// Looks for a better plan than `best` and `bound`; tells whether all cuts were looked at.
     pub(crate) fn search(&mut self) -> bool {
-        if self.scorer.states.len() > STATES {
+        if self.scorer.states.len() > STATES && self.places.len() > 1 {
             return false;
         }
         self.look_ahead();

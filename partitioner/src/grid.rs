@@ -19,7 +19,7 @@ use crate::{
     grids::{Floors, Grid},
     pipeline::{Cut, Sharing, best_pipeline, least_before},
     placed::share_memory,
-    polish::{Polished, polish, timed},
+    polish::{Polished, Seed, polish, timed},
     simulated::settle_step,
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
@@ -156,7 +156,9 @@ impl GridSolver<'_> {
         let n_micro_batches = (each * grid.replicas) as f64;
         let limit = below * n_micro_batches;
         let n_stages = grid.n_stages();
-        let floor = self.floors.floor(grid, each);
+        // There is one way to cut nothing.
+        let is_complete = self.is_complete || n_stages == 1;
+        let floor = if goal == Goal::Any { 0.0 } else { self.floors.floor(grid, each, limit) };
         let order = make_for_costs(grid.schedule, grid.shape(each), Cost::EQUAL).map_err(|error| NoGrid {
             error: PlanError::Schedule { strategy: strategy.name(), reason: error.to_string() },
             lower_bound: f64::INFINITY,
@@ -206,7 +208,7 @@ impl GridSolver<'_> {
             Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
             None => {
                 // It counts all replicas' micro-batches, of every chunk of a rank.
-                let is_asked = goal != Goal::Any && self.is_complete;
+                let is_asked = goal != Goal::Any && is_complete;
                 let is_plain = whole.machine.is_uniform() && grid.chunks == 1 && scorer.is_roomy();
                 if is_asked && !is_plain {
                     let bottleneck = least_bottleneck(&scorer, sharing, grid.chunks, below);
@@ -225,20 +227,38 @@ impl GridSolver<'_> {
                         return Err(NoGrid { error: PlanError::NothingFits, lower_bound });
                     }
                 }
-                found.and_then(|(_, cuts)| {
-                    let found = stages_of(&scorer, &cuts);
-                    let line: Vec<usize> =
-                        found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+                let seed = |scorer: &Scorer, cuts: &[Cut]| -> Seed {
+                    let found = stages_of(scorer, cuts);
+                    let line = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
                     let mut borders = vec![0];
                     found
                         .iter()
                         .for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
-                    let mut seeds = vec![(line.clone(), borders)];
+                    (line, borders)
+                };
+                let mut seeds: Vec<Seed> = Vec::new();
+                if let Some((_, cuts)) = found {
+                    let (line, borders) = seed(&scorer, &cuts);
                     let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
+                    seeds.push((line.clone(), borders));
                     seeds.push((line, least_bound(&times, n_stages)));
                     seeds.push((natural, torchgpipe(problem, n_stages)));
-                    polish(problem, rules, &order, &places, &seeds, self.n_grids, goal)
-                })
+                }
+                if goal != Goal::Any || seeds.is_empty() {
+                    let mut is_asked_again = false;
+                    for (line, borders) in self.floors.narrow_lines(grid, each) {
+                        // Where memory decides, or cuts fall together, the line alone does not say where stages end.
+                        if borders.is_none() || !is_asked_again && !scorer.is_roomy() {
+                            is_asked_again = true;
+                            let states = States::line(problem, line.clone());
+                            let scorer = Scorer::new(problem, &states, rules);
+                            let found = best_pipeline(&scorer, sharing, own);
+                            seeds.extend(found.map(|(_, cuts)| seed(&scorer, &cuts)));
+                        }
+                        seeds.extend(borders.map(|borders| (line, borders)));
+                    }
+                }
+                polish(problem, rules, &order, &places, &seeds, self.n_grids, goal)
             }
         };
         let memory = |(run, _): &(Run, usize)| {
@@ -306,7 +326,7 @@ impl GridSolver<'_> {
         };
         let mut is_exact = false;
         let is_asked = goal != Goal::Any && !strategy.is_rule();
-        if is_asked && self.is_complete && tries_all_orders(&whole.machine) {
+        if is_asked && is_complete && tries_all_orders(&whole.machine) {
             let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
                 let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
                 let time = step_time(&order, &times, problem.machine.overlaps)?;

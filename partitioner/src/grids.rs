@@ -11,6 +11,7 @@ use crate::{
     MicroBatches, Problem,
     floor::Steps,
     grid::GridSolver,
+    narrowest::Question,
     solution::Solution,
     states::States,
     strategy::{Goal, InOrder, PlanError, Strategy, each},
@@ -182,7 +183,7 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
     for grid in grids(problem, strategy).map_err(|error| (error, f64::INFINITY))? {
         match grid.micro_batches(problem, strategy) {
             Ok(each) => {
-                let floor = floors.floor(grid, each) / (each * grid.replicas) as f64;
+                let floor = floors.by_work(grid, each) / (each * grid.replicas) as f64;
                 open.push((floor, each, grid));
             }
             Err(why) => refused = refused.or(Some(why)),
@@ -206,9 +207,17 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
     };
     // Seconds with as many chunks as gained last, by ranks; nothing once more of them do not gain.
     let mut chunked: BTreeMap<usize, f64> = BTreeMap::new();
-    for (floor, each_replica, grid) in open {
+    for (by_work, each_replica, grid) in open {
         let gains = grid.chunks == 1 || chunked.get(&grid.ranks).is_none_or(|seconds| *seconds > 0.0);
         let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
+        // What must cross cuts is looked for where the work alone does not decide.
+        let floor = match gains && below > by_work && goal != Goal::Any {
+            true => {
+                let n_micro_batches = (each_replica * grid.replicas) as f64;
+                floors.floor(grid, each_replica, below * n_micro_batches) / n_micro_batches
+            }
+            false => by_work,
+        };
         if solver.is_spent(grid) && below > floor {
             let reason = "no plan that fits was found; not all numbers of chunks were tried".to_string();
             refused = Some(PlanError::Schedule { strategy: strategy.name(), reason });
@@ -258,6 +267,8 @@ pub(crate) struct Floors<'a> {
     total: f64,
     /// The same without the weights' gradients.
     there_and_back: f64,
+    /// The same of the forward pass alone.
+    forward: f64,
     /// Speeds, the fastest first, added up.
     power: Vec<f64>,
     ways: &'a Ways,
@@ -286,11 +297,26 @@ impl<'a> Floors<'a> {
         let total = problem.seconds() / fastest;
         let is_open = known.is_empty() && !strategy.is_rule();
         let there_and_back = total - weights / fastest;
-        Self { problem, known, total, there_and_back, power, ways, is_open }
+        let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
+        Self { problem, known, total, there_and_back, forward, power, ways, is_open }
     }
 
-    /// No step of this grid is shorter: its order of operations and the work of its devices bound it.
-    pub(crate) fn floor(&self, grid: Grid, micro_batches: usize) -> f64 {
+    /// No step of this grid is shorter: its order of operations, the work of its devices and what must cross cuts bound it.
+    ///
+    /// What is `enough` is not bettered.
+    pub(crate) fn floor(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
+        let floor = self.by_work(grid, micro_batches);
+        match grid.schedule {
+            Schedule::OneForwardOneBackward if self.is_open && grid.chunks == 1 && floor < enough => {
+                let question = self.question(grid, micro_batches);
+                floor.max(self.ways.narrowest(self.problem).step(&question, enough))
+            }
+            _ => floor,
+        }
+    }
+
+    /// The same if transfers took no time.
+    fn by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let known = if grid.chunks == 1 { &self.known[..] } else { &[] };
         let Grid { schedule, ranks, replicas, .. } = grid;
         let steps = Steps { schedule, ranks, micro_batches, states: known, total: self.total };
@@ -302,15 +328,36 @@ impl<'a> Floors<'a> {
             Schedule::InterleavedZeroBubble => self.there_and_back,
             _ => self.total,
         };
-        let narrow = match schedule {
-            Schedule::OneForwardOneBackward if self.is_open && grid.chunks == 1 && ranks > 1 => {
-                let narrowest = self.ways.narrowest(self.problem);
-                let rate = self.problem.machine.least_seconds_per_byte();
-                // Power begins with the fastest device's.
-                narrowest.step(self.power[0], rate, ranks, micro_batches)
+        // No stage's replicas add up gradients before its last backward pass begins: on average of the stages.
+        let sums = match replicas {
+            1 => 0.0,
+            _ => {
+                let (n, rate) = (replicas as f64, self.problem.machine.least_seconds_per_byte());
+                let sums = 2.0 * (n - 1.0) / n * self.problem.parameters() * rate;
+                ((micro_batches - 1) as f64 * self.total + self.forward + sums) / ranks as f64
             }
-            _ => 0.0,
         };
-        steps.floor().max(all).max(one).max(narrow)
+        steps.floor().max(all).max(one).max(sums)
+    }
+
+    /// Returns orders of the blocks that go through narrow cuts, and those cuts; none where all cuts are known anyway.
+    pub(crate) fn narrow_lines(
+        &self,
+        grid: Grid,
+        micro_batches: usize,
+    ) -> Vec<(Vec<usize>, Option<Vec<usize>>)> {
+        match self.is_open && grid.chunks == 1 && grid.ranks > 1 {
+            true => self.ways.narrowest(self.problem).lines(&self.question(grid, micro_batches)),
+            false => Vec::new(),
+        }
+    }
+
+    fn question(&self, grid: Grid, micro_batches: usize) -> Question {
+        let ranks = grid.ranks;
+        let schedule = Schedule::OneForwardOneBackward;
+        let floor = Steps { schedule, ranks, micro_batches, states: &[], total: self.total }.floor();
+        // Power begins with the fastest device's.
+        let (speed, rate) = (self.power[0], self.problem.machine.least_seconds_per_byte());
+        Question { speed, rate, ranks, micro_batches, floor }
     }
 }

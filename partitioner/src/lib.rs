@@ -37,6 +37,7 @@ mod narrowest;
 mod pipeline;
 mod polish;
 mod step;
+mod window;
 
 #[cfg(test)]
 mod agreement;

@@ -1,8 +1,8 @@
 //! Betters the cuts of a synchronous grid by what a step really takes.
 //!
 //! The slowest stage as fast as can be is the best cut for an endless pipeline. A step also fills and drains, and its first and last stages
-//! weigh differently: borders move by one, two and four blocks along the line of the stages while the timed order of
-//! operations gets shorter. Hill climbing from several cuts; O(moves · (operations + blocks of two stages)).
+//! weigh differently: borders move by one, two and four blocks along the line of the stages, or to a place that less crosses, while the
+//! timed order of operations gets shorter. Hill climbing from several cuts; O(moves · (operations + blocks of two stages)).
 
 use simulator::order::Order;
 
@@ -23,8 +23,18 @@ const OPERATIONS: usize = 20_000_000;
 /// Grids that share those operations evenly; more of them get as much as these.
 const SHARES: usize = 8;
 
+/// Narrow places on either side of a border that are tried: the nearest, and with narrower ones.
+const NEAREST: usize = 2;
+const PLACES: usize = 4;
+
+/// The most cuts to climb from: the best of those that are given.
+const SEEDS: usize = 4;
+
 /// Which devices stages stand on, and the devices from there to the end.
 pub(crate) type Places = Vec<(Run, usize)>;
+
+/// A line of blocks, and where its stages begin and end.
+pub(crate) type Seed = (Vec<usize>, Vec<usize>);
 
 /// Stages of a line of blocks and how long their step takes.
 pub(crate) struct Polished {
@@ -38,23 +48,28 @@ pub(crate) fn polish(
     rules: Rules,
     order: &Order,
     places: &Places,
-    seeds: &[(Vec<usize>, Vec<usize>)],
+    seeds: &[Seed],
     n_grids: usize,
     goal: Goal,
 ) -> Option<Polished> {
-    let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
-    let share = OPERATIONS / n_ops.max(1) / seeds.len().max(1) / n_grids.clamp(1, SHARES);
-    let each = if goal == Goal::Any { 0 } else { share.max(1) };
-    let mut best: Option<Polished> = None;
-    for (line, borders) in seeds {
+    let climb_from = |(line, borders): &Seed, moves: usize| {
         let states = States::line(problem, line.clone());
-        let scorer = Scorer::new(problem, &states, rules);
-        let Some(found) = climb(&scorer, order, places, borders.clone(), each) else { continue };
-        if best.as_ref().is_none_or(|best| found.time.seconds < best.time.seconds) {
-            best = Some(found);
+        climb(&Scorer::new(problem, &states, rules), order, places, borders.clone(), moves)
+    };
+    let mut found: Vec<(&Seed, Polished)> =
+        seeds.iter().filter_map(|seed| Some((seed, climb_from(seed, 0)?))).collect();
+    // Of equals, those that solvers found stay before others.
+    found.sort_by(|a, b| a.1.time.seconds.total_cmp(&b.1.time.seconds));
+    found.truncate(SEEDS);
+    if goal != Goal::Any {
+        let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
+        let share = OPERATIONS / n_ops.max(1) / found.len().max(1) / n_grids.clamp(1, SHARES);
+        for (seed, polished) in &mut found {
+            *polished = climb_from(seed, share.max(1))?;
         }
     }
-    best
+    let found = found.into_iter().map(|(_, polished)| polished);
+    found.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds))
 }
 
 /// Times given cuts as they are; `None` where a stage does not fit.
@@ -71,6 +86,30 @@ pub(crate) fn timed(
 }
 
 type Timed = (SolutionStage, StageTimes);
+
+/// Narrow places on either side of a border, which it would not reach step by step: the nearest, and narrower ones behind those.
+fn narrow_places(states: &States, borders: &[usize], border: usize) -> Vec<usize> {
+    let bytes = |at: usize| states.crossing[at] + states.crossing_back[at];
+    let is_narrow = |at: &usize| bytes(*at) <= bytes(at - 1) && bytes(*at) < bytes(at + 1);
+    let own = borders[border];
+    let mut found = Vec::new();
+    let mut take = |places: &mut dyn Iterator<Item = usize>| {
+        let (mut count, mut least) = (0, f64::INFINITY);
+        for place in places.filter(is_narrow) {
+            if count < NEAREST || bytes(place) < least {
+                found.push(place);
+                count += 1;
+            }
+            least = least.min(bytes(place));
+            if count == PLACES {
+                break;
+            }
+        }
+    };
+    take(&mut (own + 1..borders[border + 1]));
+    take(&mut (borders[border - 1] + 1..own).rev());
+    found
+}
 
 fn climb(
     scorer: &Scorer,
@@ -102,9 +141,9 @@ fn climb(
     while has_moved {
         has_moved = false;
         for border in 1..n_stages {
-            for step in [1_isize, -1, 2, -2, 4, -4] {
-                let moved = borders[border].saturating_add_signed(step);
-                if moved <= borders[border - 1] || moved >= borders[border + 1] {
+            let near = [1_isize, -1, 2, -2, 4, -4].map(|step| borders[border].saturating_add_signed(step));
+            for moved in near.into_iter().chain(narrow_places(scorer.states, &borders, border)) {
+                if moved <= borders[border - 1] || moved >= borders[border + 1] || moved == borders[border] {
                     continue;
                 }
                 if left == 0 {

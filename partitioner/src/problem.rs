@@ -182,7 +182,9 @@ pub enum ProblemError {
     #[error("the cluster has {0} devices; {DEVICES} at most can be planned for")]
     TooManyDevices(usize),
     /// A time or size that no measurement gives.
-    #[error("block `{block}`: {field} is {value}; it must be a number that is not negative")]
+    #[error(
+        "block `{block}`: {field} is {value}; it must be a number that is not negative and can be measured"
+    )]
     BadNumber {
         /// Its path.
         block: String,

@@ -30,14 +30,14 @@ pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
     }
     let ways = Ways::of(&problem);
     let own = solution.seconds_each();
-    let ask = |change: &'static str, machine: Machine| {
+    let ask = |change: &'static str, machine: Machine, needs: &dyn Fn(&Solution) -> bool| {
         let changed = Problem { machine, ..problem.clone() };
         let goal = if strategy.is_rule() { Goal::Best } else { Goal::Below(own) };
         let found = changed.validate().ok().and_then(|()| solve(&changed, &ways, strategy, goal).ok());
         let seconds = match found {
             Some(found) if strategy.is_rule() => found.seconds_each(),
             None if strategy.is_rule() => return None,
-            found => found.map_or(own, |found| found.seconds_each().min(own)),
+            found => found.filter(needs).map_or(own, |found| found.seconds_each().min(own)),
         };
         Some(Change { change, seconds })
     };
@@ -50,9 +50,14 @@ pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
     roomier.devices.iter_mut().for_each(|device| device.memory = Bytes(device.memory.0.saturating_mul(2)));
     let mut changes = Vec::new();
     if !machine.levels.is_empty() {
-        changes.extend(ask("one more device", larger));
-        changes.extend(ask("twice the bandwidth", faster));
+        changes.extend(ask("one more device", larger, &|_| true));
+        changes.extend(ask("twice the bandwidth", faster, &|_| true));
     }
-    changes.extend(ask("twice the memory", roomier));
+    // What half of it holds is not the memory's doing.
+    let is_full = |found: &Solution| {
+        let chunks = found.chunks() as f64;
+        found.stages.iter().any(|stage| 2.0 * chunks * stage.score.memory > stage.score.limit)
+    };
+    changes.extend(ask("twice the memory", roomier, &is_full));
     changes
 }

@@ -278,5 +278,9 @@ mod tests {
             node("a", "-4.0"),
             "line 1: `activation_size` of node `a` is -4.0; it must be a number that is not negative",
         );
+        check(
+            node("a", "1e300"),
+            "line 1: `activation_size` of node `a` is 1e300; that is too large to be measured",
+        );
     }
 }

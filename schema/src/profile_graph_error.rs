@@ -59,7 +59,7 @@ pub enum ProfileGraphFault {
     #[error("{0}")]
     Json(String),
     /// A number that no measurement gives.
-    #[error("`{field}` of {node} is {value}; it must be a number that is not negative")]
+    #[error("`{field}` of {node} is {value}; {}", wanted(value))]
     BadNumber {
         /// Name of the field.
         field: &'static str,
@@ -101,5 +101,13 @@ pub(crate) fn excerpt(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_string(),
+    }
+}
+
+/// What a number should be that is none, negative, or larger than anything that is measured.
+fn wanted(value: &str) -> &'static str {
+    match value.parse::<f64>() {
+        Ok(number) if number >= 0.0 => "that is too large to be measured",
+        _ => "it must be a number that is not negative",
     }
 }

@@ -576,8 +576,9 @@ fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
     let n_devices = problem.machine.devices.len();
     if used.len() < n_devices {
         text.push_str(&format!(
-            " {} of the {n_devices} devices are used; no plan was found that gains by the others.",
-            used.len()
+            " {} of the {n_devices} devices {} used; no plan was found that gains by the others.",
+            used.len(),
+            if used.len() == 1 { "is" } else { "are" },
         ));
     }
     let one = problem.seconds();
