@@ -245,17 +245,25 @@ impl GridSolver<'_> {
                     seeds.push((natural, torchgpipe(problem, n_stages)));
                 }
                 if goal != Goal::Any || seeds.is_empty() {
-                    let mut is_asked_again = false;
                     for (line, borders) in self.floors.narrow_lines(grid, each) {
-                        // Where memory decides, or cuts fall together, the line alone does not say where stages end.
-                        if borders.is_none() || !is_asked_again && !scorer.is_roomy() {
-                            is_asked_again = true;
-                            let states = States::line(problem, line.clone());
-                            let scorer = Scorer::new(problem, &states, rules);
-                            let found = best_pipeline(&scorer, sharing, own);
-                            seeds.extend(found.map(|(_, cuts)| seed(&scorer, &cuts)));
+                        let states = States::line(problem, line.clone());
+                        let scorer = Scorer::new(problem, &states, rules);
+                        let fits = |borders: &Vec<usize>| {
+                            let mut stages = borders.windows(2).zip(&places);
+                            stages.all(|(pair, &(run, behind))| {
+                                states.work[pair[0]] < states.work[pair[1]]
+                                    && scorer.score(pair[0], pair[1], run, behind).is_some()
+                            })
+                        };
+                        match borders.filter(fits) {
+                            Some(borders) => seeds.push((line, borders)),
+                            // Where cuts fall together or memory decides, the line alone does not say where stages end.
+                            None if seeds.is_empty() => {
+                                let found = best_pipeline(&scorer, sharing, own);
+                                seeds.extend(found.map(|(_, cuts)| seed(&scorer, &cuts)));
+                            }
+                            None => {}
                         }
-                        seeds.extend(borders.map(|borders| (line, borders)));
                     }
                 }
                 polish(problem, rules, &order, &places, &seeds, self.n_grids, goal)

@@ -34,11 +34,11 @@ const WINDOWS: usize = 128;
 const FINEST: f64 = 1.0 / 1024.0;
 /// Work of all branches together and of those for one question: blocks, and thousands of pairs of them, that each looks at.
 const LOOKS: usize = 16_000_000;
-const LOOKS_EACH: usize = 4_000_000;
+const LOOKS_EACH: usize = 3_000_000;
 /// Branches of a window before the chain of cuts is looked for again.
 const BRANCHES: usize = 16;
 /// By which share a step is asked to be longer than what is proven at the least: less is of no interest.
-const LEAST_MORE: f64 = 0.001;
+const LEAST_MORE: f64 = 0.002;
 
 /// Shares by which a step is longer than what is proven, for cuts that may be good ones.
 const LINES: [f64; 3] = [LEAST_MORE, 0.02, 0.06];
