@@ -315,7 +315,7 @@ impl<'a> Floors<'a> {
         }
     }
 
-    /// The same if transfers took no time.
+    /// The same but for what must cross cuts.
     fn by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let known = if grid.chunks == 1 { &self.known[..] } else { &[] };
         let Grid { schedule, ranks, replicas, .. } = grid;
