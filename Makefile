@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint demo bench bench-read bench-plan bench-cost bench-simulate bench-schedules \
-	bench-emit bench-stages bench-split oracle zoo-stages properties fuzz deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split oracle zoo-stages properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model pictures programs
 
 test: .venv/ready
@@ -105,6 +105,12 @@ fuzz:
 	$(PYTHON) fuzz/seeds.py
 	cargo +nightly fuzz build
 	fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_JOBS) $(FUZZ_TARGETS)
+
+# Tests that map files, copy weights out of them and read hostile ones, under the address sanitizer (a nightly compiler).
+sanitize:
+	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0:hard_rss_limit_mb=1500 cargo +nightly test \
+		--target x86_64-unknown-linux-gnu --target-dir target/sanitize --no-fail-fast \
+		--test hostile --test wrong_input --test emit --test graph --test inspect --test places
 
 # Licences, bans and sources of all dependencies, then known vulnerabilities where their list can be fetched.
 deny:
