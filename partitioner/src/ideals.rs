@@ -68,7 +68,17 @@ impl Ideals {
 
     /// Returns the nodes of an ideal.
     pub fn nodes(&self, ideal: usize) -> impl Iterator<Item = usize> + '_ {
-        bits(self.words(ideal))
+        bits(self.words(ideal).iter().copied())
+    }
+
+    /// Tells whether a node is in an ideal.
+    pub fn contains(&self, ideal: usize, node: usize) -> bool {
+        self.words(ideal)[node / 64] >> (node % 64) & 1 == 1
+    }
+
+    /// Returns the nodes of an ideal that another has not.
+    pub fn between(&self, start: usize, end: usize) -> impl Iterator<Item = usize> + '_ {
+        bits(self.words(end).iter().zip(self.words(start)).map(|(word, less)| word & !less))
     }
 
     /// Tells whether one ideal lies in another.
@@ -84,9 +94,9 @@ impl Ideals {
     }
 }
 
-/// Returns the positions of the bits that are set.
-pub(crate) fn bits(words: &[u64]) -> impl Iterator<Item = usize> + '_ {
-    words.iter().enumerate().flat_map(|(index, &word)| {
+/// Returns the positions of the bits that are set in words.
+pub(crate) fn bits(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
+    words.enumerate().flat_map(|(index, word)| {
         std::iter::successors(Some(word), |left| Some(left & left.wrapping_sub(1)))
             .take_while(|&left| left != 0)
             .map(move |left| index * 64 + left.trailing_zeros() as usize)
@@ -102,6 +112,7 @@ mod tests {
         let ideals = Ideals::enumerate(&[vec![], vec![0], vec![0], vec![1, 2]], 100).unwrap();
         assert_eq!(ideals.len(), 6);
         assert_eq!(ideals.nodes(5).count(), 4);
+        assert_eq!(ideals.between(4, 5).collect::<Vec<_>>(), [3]);
         assert!(Ideals::enumerate(&[vec![], vec![], vec![]], 7).is_none());
     }
 }

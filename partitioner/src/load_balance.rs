@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use schema::DnnWorkload;
 
 use crate::{
-    ideals::{Ideals, bits},
+    ideals::Ideals,
     load_groups::{Groups, groups},
 };
 
@@ -479,9 +479,7 @@ impl<'a> Problem<'a> {
             let (is_accelerator, start) = came[layer][end];
             let start = start as usize;
             if start != end {
-                let mut difference: Vec<u64> = ideals.words(end).to_vec();
-                difference.iter_mut().zip(ideals.words(start)).for_each(|(word, less)| *word &= !less);
-                pieces.push(Piece { is_accelerator, groups: bits(&difference).collect() });
+                pieces.push(Piece { is_accelerator, groups: ideals.between(start, end).collect() });
             }
             layer = layers.without(layer, is_accelerator);
             end = start;

@@ -158,9 +158,7 @@ impl Narrowest {
         }
         let mut line = Vec::with_capacity(n_blocks);
         for pair in chain.windows(2) {
-            let mut more = pair[1].clone();
-            more.subtract(&pair[0]);
-            line.extend(more.iter());
+            line.extend(pair[1].difference(&pair[0]));
         }
         (line, borders)
     }

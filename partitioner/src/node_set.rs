@@ -1,5 +1,7 @@
 //! Sets of nodes as bits.
 
+use crate::ideals::bits;
+
 /// A set of small numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeSet {
@@ -61,7 +63,17 @@ impl NodeSet {
 
     /// Returns the numbers, smallest first.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        crate::ideals::bits(&self.words)
+        bits(self.words.iter().copied())
+    }
+
+    /// Returns the numbers that another set has not, smallest first.
+    pub fn difference<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = usize> + 'a {
+        bits(self.words.iter().zip(&other.words).map(|(word, less)| word & !less))
+    }
+
+    /// Tells whether a number is in both sets.
+    pub fn meets(&self, other: &Self) -> bool {
+        self.words.iter().zip(&other.words).any(|(word, other)| word & other != 0)
     }
 
     pub(crate) fn words(&self) -> &[u64] {
@@ -81,5 +93,11 @@ mod tests {
         set.remove(64);
         assert_eq!(set.len(), 3);
         assert!(set.is_subset(&NodeSet::full(130)) && !NodeSet::full(130).is_subset(&set));
+        let mut other = NodeSet::empty(130);
+        [1, 63].into_iter().for_each(|node| other.insert(node));
+        assert_eq!(set.difference(&other).collect::<Vec<_>>(), [0, 129]);
+        assert!(set.meets(&other));
+        other.remove(63);
+        assert!(!set.meets(&other));
     }
 }

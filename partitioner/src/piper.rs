@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use schema::{PiperImplementation, PiperWorkload};
 
 use crate::{
-    ideals::{Ideals, bits},
+    ideals::Ideals,
     knapsack::{Choice, Picked, pick},
 };
 
@@ -234,10 +234,8 @@ impl<'a> Solver<'a> {
     }
 
     fn pair(&self, start: usize, end: usize, degree: usize) -> Option<Pair> {
-        let mut difference = self.ideals.words(end).to_vec();
-        difference.iter_mut().zip(self.ideals.words(start)).for_each(|(word, less)| *word &= !less);
-        let nodes: Vec<usize> = bits(&difference).collect();
-        let is_inside = |node: usize| difference[node / 64] >> (node % 64) & 1 == 1;
+        let nodes: Vec<usize> = self.ideals.between(start, end).collect();
+        let is_inside = |node: usize| self.ideals.contains(end, node) && !self.ideals.contains(start, node);
         let mut choices = Vec::with_capacity(nodes.len());
         for &node in &nodes {
             let implementations = &self.implementations[degree][node];

@@ -3,10 +3,7 @@
 //! Both are lists of states with sums over what lies before, so one dynamic program serves both. A cut's crossing bytes are
 //! those of every value with its maker before and a taker after: a skip is paid at each cut that it crosses.
 
-use crate::{
-    Problem,
-    ideals::{Ideals, bits},
-};
+use crate::{Problem, ideals::Ideals};
 
 /// States with sums over the blocks before them; the first has none before it and the last has all.
 #[derive(Debug)]
@@ -124,8 +121,7 @@ impl States {
         let crossing = |bytes: &dyn Fn(&crate::Value) -> f64| -> Vec<f64> {
             (0..n_ideals)
                 .map(|ideal| {
-                    let words = ideals.words(ideal);
-                    let is_in = |block: usize| words[block / 64] >> (block % 64) & 1 == 1;
+                    let is_in = |block: usize| ideals.contains(ideal, block);
                     let crosses = |value: &&crate::Value| {
                         value.from.is_some_and(is_in) && value.to.iter().any(|&to| !is_in(to))
                     };
@@ -210,11 +206,7 @@ impl States {
                 blocks.sort_unstable();
                 blocks
             }
-            Sets::Ideals(ideals) => {
-                let mut difference = ideals.words(end).to_vec();
-                difference.iter_mut().zip(ideals.words(start)).for_each(|(word, less)| *word &= !less);
-                bits(&difference).collect()
-            }
+            Sets::Ideals(ideals) => ideals.between(start, end).collect(),
         }
     }
 
@@ -222,10 +214,7 @@ impl States {
     pub(crate) fn has_block(&self, start: usize, end: usize, block: usize) -> bool {
         match &self.sets {
             Sets::Line(_, position) => (start..end).contains(&position[block]),
-            Sets::Ideals(ideals) => {
-                let is_in = |state: usize| ideals.words(state)[block / 64] >> (block % 64) & 1 == 1;
-                is_in(end) && !is_in(start)
-            }
+            Sets::Ideals(ideals) => ideals.contains(end, block) && !ideals.contains(start, block),
         }
     }
 }

@@ -126,18 +126,12 @@ impl Closures {
 
     /// Seconds of what is in one set and not in another.
     fn more(&self, set: &NodeSet, than: &NodeSet) -> f64 {
-        let words = set.words().iter().zip(than.words()).enumerate();
-        words
-            .map(|(index, (word, less))| {
-                let mut left = word & !less;
-                let mut sum = 0.0;
-                while left != 0 {
-                    sum += self.seconds[index * 64 + left.trailing_zeros() as usize];
-                    left &= left - 1;
-                }
-                sum
-            })
-            .sum()
+        set.difference(than).map(|block| self.seconds[block]).sum()
+    }
+
+    /// Returns the blocks that are on neither side.
+    fn open<'a>(&self, near: &'a NodeSet, far: &'a NodeSet) -> impl Iterator<Item = usize> + 'a {
+        (0..self.n_blocks()).filter(|&block| !near.contains(block) && !far.contains(block))
     }
 }
 
@@ -238,7 +232,7 @@ impl Window {
             let near = closures.more(&closures.down[block], &leaf.near);
             near.min(closures.more(&closures.up[block], &leaf.far))
         };
-        let open = leaf.open(closures.n_blocks()).map(|block| (drag(block), block));
+        let open = closures.open(&leaf.near, &leaf.far).map(|block| (drag(block), block));
         let block = open.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
         let (mut near, mut far) = (leaf.near.clone(), leaf.far.clone());
         if let Some((_, block)) = block {
@@ -272,8 +266,7 @@ impl Window {
 
 impl Leaf {
     fn new(closures: &Closures, near: NodeSet, far: NodeSet) -> Option<Self> {
-        let meets = near.words().iter().zip(far.words()).any(|(near, far)| near & far != 0);
-        if meets {
+        if near.meets(&far) {
             return None;
         }
         let cut = fewest(closures, &near, &far);
@@ -294,9 +287,7 @@ impl Leaf {
                 return None;
             }
             let (mut more_near, mut more_far) = (near.clone(), far.clone());
-            for block in
-                (0..closures.n_blocks()).filter(|&block| !near.contains(block) && !far.contains(block))
-            {
+            for block in closures.open(&near, &far) {
                 if before + closures.more(&closures.down[block], &near) > high + slack {
                     more_far.unite(&closures.up[block]);
                 }
@@ -309,11 +300,6 @@ impl Leaf {
             }
             (near, far) = (more_near, more_far);
         }
-    }
-
-    /// Returns the blocks that may lie on either side.
-    fn open(&self, n_blocks: usize) -> impl Iterator<Item = usize> + '_ {
-        (0..n_blocks).filter(|&block| !self.near.contains(block) && !self.far.contains(block))
     }
 }
 
