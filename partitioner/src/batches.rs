@@ -14,8 +14,8 @@ use crate::{
 
 /// Problems with more blocks × devices than this keep the default number of micro-batches: searches take their time.
 const SMALL: usize = 20_000;
-/// Fewer micro-batches are better where they cost no more than this share of the throughput.
-const ENOUGH: f64 = 1.05;
+/// Fewer micro-batches are better where they take no more than so many times the least time.
+pub const ENOUGH: f64 = 1.05;
 
 /// The winner and all others.
 #[derive(Clone, Debug)]

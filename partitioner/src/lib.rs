@@ -58,7 +58,7 @@ mod piper;
 mod ideals;
 mod node_set;
 
-pub use batches::{Planned, plan_model};
+pub use batches::{ENOUGH, Planned, plan_model};
 pub use compat::{CompatError, CompatPlan, CompatQuestion, CompatSplit, CompatStage, compat_plan};
 pub use from_graph::{OperatorSeconds, from_graph};
 pub use ideals::Ideals;

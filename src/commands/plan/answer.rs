@@ -1,6 +1,7 @@
 //! Prints a plan: a table of stages and one paragraph that says why.
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
+use partitioner::ENOUGH;
 use schema::{Bytes, PlanAnswer, Seconds};
 
 use super::Plan;
@@ -117,7 +118,8 @@ fn chosen(answer: &PlanAnswer) -> String {
         })
         .collect();
     format!(
-        "micro-batches tried, and the time of each; the fewest within 5 % of the best are taken (--batch sets the samples of a step): {}\n",
+        "micro-batches tried, and the time of each; the fewest within {:.0} % of the best are taken (--batch sets the samples of a step): {}\n",
+        100.0 * (ENOUGH - 1.0),
         tried.join(", ")
     )
 }
