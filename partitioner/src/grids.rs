@@ -12,6 +12,7 @@ use crate::{
     floor::Steps,
     grid::GridSolver,
     narrowest::Question,
+    simulated::is_simulated,
     solution::Solution,
     states::States,
     strategy::{Goal, InOrder, PlanError, Strategy, each},
@@ -211,7 +212,7 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
         let gains = grid.chunks == 1 || chunked.get(&grid.ranks).is_none_or(|seconds| *seconds > 0.0);
         let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
         // What must cross cuts is looked for where the work alone does not decide.
-        let floor = match gains && below > by_work && goal != Goal::Any {
+        let floor = match below > by_work && goal != Goal::Any {
             true => {
                 let n_micro_batches = (each_replica * grid.replicas) as f64;
                 floors.floor(grid, each_replica, below * n_micro_batches) / n_micro_batches
@@ -306,12 +307,13 @@ impl<'a> Floors<'a> {
     /// What is `enough` is not bettered.
     pub(crate) fn floor(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
         let floor = self.by_work(grid, micro_batches);
-        match grid.schedule {
-            Schedule::OneForwardOneBackward if self.is_open && grid.chunks == 1 && floor < enough => {
+        // Without pipelining the fewest cuts are the best, and what they carry is little beside all work.
+        match self.is_open && grid.schedule != Schedule::LayerParallel && floor < enough {
+            true => {
                 let question = self.question(grid, micro_batches);
                 floor.max(self.ways.narrowest(self.problem).step(&question, enough))
             }
-            _ => floor,
+            false => floor,
         }
     }
 
@@ -353,11 +355,15 @@ impl<'a> Floors<'a> {
     }
 
     fn question(&self, grid: Grid, micro_batches: usize) -> Question {
-        let ranks = grid.ranks;
-        let schedule = Schedule::OneForwardOneBackward;
+        let Grid { schedule, ranks, chunks, replicas, .. } = grid;
         let floor = Steps { schedule, ranks, micro_batches, states: &[], total: self.total }.floor();
+        let machine = &self.problem.machine;
+        // Neighbours on one level share ports; what is too large to be simulated is timed as if they did not.
+        let shares_ports = machine.levels.len() == 1
+            && machine.links.is_empty()
+            && is_simulated(grid.n_stages(), micro_batches * replicas, ranks * replicas);
         // Power begins with the fastest device's.
-        let (speed, rate) = (self.power[0], self.problem.machine.least_seconds_per_byte());
-        Question { speed, rate, ranks, micro_batches, floor }
+        let (speed, rate) = (self.power[0], machine.least_seconds_per_byte());
+        Question { schedule, speed, rate, ranks, chunks, micro_batches, shares_ports, floor }
     }
 }

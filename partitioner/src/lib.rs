@@ -33,6 +33,7 @@ mod floor;
 mod handover;
 mod known;
 mod local_search;
+mod narrow_steps;
 mod narrowest;
 mod pipeline;
 mod polish;

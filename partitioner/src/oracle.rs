@@ -80,7 +80,7 @@ fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
 }
 
 /// All ways to cut the blocks into so many parts, none of which needs a later one.
-fn chains(problem: &Problem, n_parts: usize) -> Vec<Vec<Vec<usize>>> {
+pub(crate) fn chains(problem: &Problem, n_parts: usize) -> Vec<Vec<Vec<usize>>> {
     let n_blocks = problem.blocks.len();
     let mut needs = vec![0_u32; n_blocks];
     for value in &problem.values {

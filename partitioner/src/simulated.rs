@@ -163,13 +163,18 @@ pub(crate) fn taken(
     solution: &Solution,
 ) -> Option<Result<PlannedStep, simulator::PlanError>> {
     let n_devices: usize = solution.stages.iter().map(|stage| stage.run.count).sum();
-    if solution.stages.len() * solution.micro_batches as usize * 2 > OPERATIONS || n_devices > DEVICES {
+    if !is_simulated(solution.stages.len(), solution.micro_batches as usize, n_devices) {
         return None;
     }
     let model = ModelReference { name: String::new(), digest: String::new() };
     let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
     let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
     Some(from_plan(&plan, &PlanOptions { sends, ..PlanOptions::default() }))
+}
+
+/// Tells whether a step is small enough to be simulated while planning.
+pub(crate) fn is_simulated(n_stages: usize, micro_batches: usize, n_devices: usize) -> bool {
+    n_stages * micro_batches * 2 <= OPERATIONS && n_devices <= DEVICES
 }
 
 /// Seconds of the objective, and the share of device time that is idle.

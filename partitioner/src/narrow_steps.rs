@@ -1,0 +1,346 @@
+//! How long a step takes at the least because of what must cross its cuts, and windows of work in which cuts of a step may lie.
+//!
+//! A window knows the seconds before its cuts at the least and at the most, and those of what crosses, there and back. With `T_s` the
+//! time of stage `s` of `p` for one micro-batch, `F_s` that of its forward pass, `D_s` without the weights' gradients where the schedule puts
+//! these off (zero-bubble) and `T_s` where it does not, `c_s` the transfers of the border before it both ways, `H_s` all `D` and `c` before
+//! `s` but for `c_s`, and `A` all `D` and `c`, no step of `m` micro-batches is shorter than
+//!
+//! - `H_s + c_s + m·D_s`: there and back, before and behind all passes of its own. Zero-bubble's weights' gradients need no way back:
+//!   `Σ_{t<s} F_t + m·T_s`.
+//! - `A + (m-1)·D_s/2`: one micro-batch all the way; of the others either the forward or the backward passes come before or behind it. Likewise
+//!   `A + (m-1)·c_s/2`: a link takes one value at a time.
+//! - `A + (m-1)·T_s` and `A + (m-1)·c_s` under GPipe: its last stage begins its backward passes behind its last forward one, so each
+//!   half waits for its slowest stage, and for its slowest link.
+//! - `H_s + m·(c_s + c_(s+1))/2` where a device's port carries what it sends to both neighbours: what goes out begins behind the way there and
+//!   ends before the way back, and so does what comes in. Not under GPipe, whose port carries one at a time.
+//! - Under 1F1B and zero-bubble stage `s` runs `k_s = p-s` forward passes before the first backward one (of the inputs' gradients), and from
+//!   then on one of each in turn: `B_n` goes before `F_(n+k_s)` and behind `F_(n+k_s-1)`. Where `m > k_s`, micro-batch 0 goes all the way from
+//!   `s` and back, then turns of `F` from `s` to a stage `t`, the `B` that `t` runs next, back to `s`, and the `F` that `s` runs next, which
+//!   is that of `l = t-s+1` micro-batches later; at last micro-batch `m-1` goes all the way: with `R_s` all `D` and `c` behind `s`,
+//!   `H_s + c_s + 2·(D_s + R_s) + ⌊(m-1-k_s)/l⌋·W + ((m-1-k_s) mod l)·D_s`, where `W` is `D` of stages `s` to `t` and `c` between them.
+//!   Zero-bubble runs a weight's gradient in each turn from the `s`-th on. Asked for `t` being `s`, the stage behind it and the last.
+//! - Interleaved: `m·T_s`, `A + (m-1)·c_s/2`, and all that crosses, `m·Σc`, shared by the ports of `p` devices, each way.
+//!
+//! The least step for which cuts exist is found from the last stage to the first: of the ways to go on behind a stage the one with the least
+//! transfers, as far as it must not end later. What all cuts carry at the least counts in `A` when they are looked for again.
+//! O(W²·p) for W windows.
+
+use simulator::order::Schedule;
+
+/// What is known of a window, for one question.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Border {
+    /// Seconds before its cuts, at the least and at the most.
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    /// Seconds that what crosses takes at the least, there and back.
+    pub(crate) seconds: f64,
+}
+
+/// The least of a part of the work that is in any blocks with so much work: of those with the smallest share of it.
+#[derive(Clone, Debug)]
+pub(crate) struct LeastPart {
+    /// Work between two entries.
+    step: f64,
+    /// The least part of so much work, and the share of what comes next: more has no smaller share.
+    table: Vec<(f64, f64)>,
+}
+
+impl LeastPart {
+    const ENTRIES: usize = 1024;
+
+    /// Takes the work of each block and the part of it.
+    pub(crate) fn new(blocks: impl Iterator<Item = (f64, f64)>) -> Self {
+        let mut blocks: Vec<(f64, f64)> = blocks.filter(|block| block.0 > 0.0).collect();
+        blocks.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
+        let total: f64 = blocks.iter().map(|block| block.0).sum();
+        let step = total / Self::ENTRIES as f64;
+        let (mut before, mut next) = ((0.0, 0.0), blocks.iter().peekable());
+        let entry = |index: usize| {
+            let at = step * index as f64;
+            while let Some(block) = next.next_if(|block| before.0 + block.0 <= at) {
+                before = (before.0 + block.0, before.1 + block.1);
+            }
+            let share = next.peek().map_or(0.0, |block| block.1 / block.0);
+            (before.1 + (at - before.0) * share, share)
+        };
+        Self { step, table: (0..=Self::ENTRIES).map(entry).collect() }
+    }
+
+    /// Returns what the part is at the least.
+    pub(crate) fn of(&self, work: f64) -> f64 {
+        if work <= 0.0 || self.step <= 0.0 {
+            return 0.0;
+        }
+        let index = ((work / self.step) as usize).min(Self::ENTRIES);
+        let (part, share) = self.table[index];
+        part + share * (work - self.step * index as f64)
+    }
+}
+
+/// Steps of one question, in its seconds.
+pub(crate) struct Steps<'a> {
+    pub(crate) schedule: Schedule,
+    pub(crate) ranks: usize,
+    pub(crate) chunks: usize,
+    pub(crate) micro_batches: usize,
+    /// Whether a port carries what a device sends to both of its neighbours.
+    pub(crate) shares_ports: bool,
+    /// Seconds of one micro-batch.
+    pub(crate) total: f64,
+    /// Speed of a device; parts of the work are those on a device of speed 1.
+    pub(crate) speed: f64,
+    pub(crate) forward: &'a LeastPart,
+    pub(crate) there_and_back: &'a LeastPart,
+    pub(crate) borders: &'a [Border],
+}
+
+/// A way to go on from where a stage begins.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// The window in which the stage ends, and its lower border.
+    end: usize,
+    low: f64,
+    /// Which of the ways from there.
+    next: usize,
+    /// Seconds of transfers at and behind the stage's beginning, both ways: the least of this way and of those that end earlier, and which
+    /// way that is.
+    least: (f64, usize),
+}
+
+/// Windows in which a stage may begin, and the least that is carried from any of them on.
+struct Behind {
+    ends: Vec<usize>,
+    least: f64,
+}
+
+/// Where a stage begins: a window and what is known of it.
+type Begin = (Border, usize);
+
+/// How often cuts are looked for again when it is known what all of them carry at the least.
+const AGAIN: usize = 3;
+/// Which share of a step more than that is too little to look again.
+const ENOUGH: f64 = 0.001;
+
+impl Steps<'_> {
+    /// Returns windows in which stages may end for all to keep within a step, as far as this bound sees; those of all but the last stage where
+    /// devices have one each.
+    ///
+    /// What all cuts of a longer step carry at the least is `carried`; it becomes that of this step.
+    pub(crate) fn chain(&self, step: f64, carried: &mut f64) -> Option<Vec<usize>> {
+        if self.chunks > 1 {
+            return self.path(step);
+        }
+        for _ in 0..AGAIN {
+            let (ends, least) = self.chain_with(step, *carried)?;
+            let more = least - carried.max(0.0);
+            *carried = carried.max(least);
+            if more <= ENOUGH * step {
+                return Some(ends);
+            }
+        }
+        self.chain_with(step, *carried).map(|(ends, _)| ends)
+    }
+
+    fn is_zero_bubble(&self) -> bool {
+        self.schedule == Schedule::InterleavedZeroBubble
+    }
+
+    /// Seconds of the passes of so much work that another stage waits for, at the least.
+    fn passes(&self, work: f64) -> f64 {
+        match self.is_zero_bubble() {
+            true => self.there_and_back.of(work * self.speed) / self.speed,
+            false => work,
+        }
+    }
+
+    /// Tells whether what crosses a border can be sent in a step, where so much crosses all of them.
+    fn is_narrow(&self, step: f64, seconds: f64, carried: f64) -> bool {
+        let m = self.micro_batches as f64;
+        let each = if self.schedule == Schedule::GPipe { seconds } else { seconds / 2.0 };
+        self.passes(self.total) + carried.max(seconds) + (m - 1.0) * each <= step
+    }
+
+    /// The same as `chain` where all cuts are known to carry so much, and what they carry at the least.
+    fn chain_with(&self, step: f64, carried: f64) -> Option<(Vec<usize>, f64)> {
+        let Self { total, ranks, borders, .. } = *self;
+        let m = self.micro_batches as f64;
+        let is_open: Vec<bool> =
+            borders.iter().map(|border| self.is_narrow(step, border.seconds, carried)).collect();
+        // Ways to go on by the window in which a stage begins; of the last stage first.
+        let mut ways: Vec<Vec<Vec<Way>>> = Vec::new();
+        let mut behind = Behind { ends: Vec::new(), least: 0.0 };
+        for stage in (0..ranks).rev() {
+            let begins = if stage == 0 { 1 } else { borders.len() };
+            let from = |window: usize| {
+                let begin = match stage {
+                    0 => Border { low: 0.0, high: 0.0, seconds: 0.0 },
+                    _ => borders[window],
+                };
+                // No stage has more work than it does in a step.
+                let is_far = m * begin.low > step * stage as f64;
+                let is_near = m * (total - begin.high) > step * (ranks - stage) as f64;
+                match is_far || is_near || stage > 0 && !is_open[window] {
+                    true => Vec::new(),
+                    false => {
+                        let ends = ways.last().map(|ways| (&behind, ways));
+                        self.ways((step, carried), stage, (begin, window), ends)
+                    }
+                }
+            };
+            let found: Vec<Vec<Way>> = (0..begins).map(from).collect();
+            let ends: Vec<usize> = (0..begins).filter(|&end| !found[end].is_empty()).collect();
+            let least = ends.iter().filter_map(|&end| Some(found[end].last()?.least.0));
+            behind = Behind { least: least.fold(f64::INFINITY, f64::min), ends };
+            ways.push(found);
+        }
+        let (least, mut way) = ways[ranks - 1][0].last()?.least;
+        let (mut window, mut ends) = (0, Vec::new());
+        for stage in 0..ranks - 1 {
+            let Way { end, next, .. } = ways[ranks - 1 - stage][window][way];
+            ends.push(end);
+            (window, way) = (end, next);
+        }
+        Some((ends, least))
+    }
+
+    /// Returns the ways to go on from a window, given those of the next stage.
+    fn ways(
+        &self,
+        (step, carried): (f64, f64),
+        stage: usize,
+        (begin, window): Begin,
+        behind: Option<(&Behind, &Vec<Vec<Way>>)>,
+    ) -> Vec<Way> {
+        let Self { total, ranks, micro_batches, borders, .. } = *self;
+        let m = micro_batches as f64;
+        let k = ranks - stage;
+        let mut found: Vec<Way> = Vec::new();
+        let mut add = |end: usize, low: f64, next: usize, rest: f64| {
+            let seconds = begin.seconds + rest;
+            let before = found.last().map_or((f64::INFINITY, 0), |last: &Way| last.least);
+            let least = if seconds < before.0 { (seconds, found.len()) } else { before };
+            found.push(Way { end, low, next, least });
+        };
+        let head = self.passes(begin.low);
+        let head_forward = match self.is_zero_bubble() {
+            true => self.forward.of(begin.low * self.speed) / self.speed,
+            false => 0.0,
+        };
+        // Passes of the stage and those behind it, and of all.
+        let (from_here, all) = (self.passes(total - begin.high), self.passes(total));
+        let is_gpipe = self.schedule == Schedule::GPipe;
+        // Work of this stage at the least, and all passes of its own.
+        let own = |end: f64| (end - begin.high).max(0.0);
+        let is_short = |own: f64| {
+            head + begin.seconds + m * self.passes(own) <= step
+                && (!self.is_zero_bubble() || head_forward + m * own <= step)
+        };
+        let fits_port =
+            |end: f64| !self.shares_ports || is_gpipe || head + m * (begin.seconds + end) / 2.0 <= step;
+        // What is left of a step for turns of so many stages, and how many turns.
+        let turns = |own: f64, rest: f64, stages: usize| {
+            let all_the_way = all + carried.max(begin.seconds + rest);
+            if is_gpipe {
+                return (step - all_the_way - (m - 1.0) * own, 0);
+            }
+            let own = self.passes(own);
+            if micro_batches <= k {
+                return (step - all_the_way - (m - 1.0) / 2.0 * own, 0);
+            }
+            let more = micro_batches - 1 - k;
+            let left = step - all_the_way - (from_here + rest) - (more % stages) as f64 * own;
+            (left, more / stages)
+        };
+        let keeps = |own: f64, rest: f64| {
+            let ((left, count), (left_last, count_last)) = (turns(own, rest, 1), turns(own, rest, k));
+            // The first turns have no weights' gradients yet.
+            let (first, others) = (count.min(stage) as f64, count.saturating_sub(stage) as f64);
+            first * self.passes(own) + others * own <= left
+                && count_last as f64 * (from_here + rest) <= left_last
+        };
+        let Some((behind, ways_behind)) = behind else {
+            if is_short(own(total)) && fits_port(0.0) && keeps(own(total), 0.0) {
+                add(0, total, 0, 0.0);
+            }
+            return found;
+        };
+        let first = behind.ends.partition_point(|&end| end < window);
+        for &end in &behind.ends[first..] {
+            let own = own(borders[end].low);
+            // No later end leaves more.
+            if !is_short(own) || !keeps(own, behind.least) {
+                break;
+            }
+            let ways = &ways_behind[end];
+            let Some(least) = ways.last().map(|last| last.least.0) else { continue };
+            if !fits_port(borders[end].seconds) || !keeps(own, least) {
+                continue;
+            }
+            // The next stage must end early enough for turns between the two.
+            let (left, count) = turns(own, least, 2);
+            let between = |way: &Way| self.passes(way.low - begin.high) + borders[end].seconds;
+            let may_end = |way: &Way| count as f64 * between(way) <= left;
+            let n_ways = match k > 2 && !ways.last().is_some_and(may_end) {
+                true => ways.partition_point(may_end),
+                false => ways.len(),
+            };
+            let Some(way) = ways[..n_ways].last() else { continue };
+            let (rest, next) = way.least;
+            if n_ways == ways.len() || keeps(own, rest) {
+                add(end, borders[end].low, next, rest);
+            }
+        }
+        found
+    }
+
+    /// Returns windows that stages can end in one after the other, where devices have several chunks each and a window may be the end of none.
+    fn path(&self, step: f64) -> Option<Vec<usize>> {
+        let Self { total, borders, .. } = *self;
+        let m = self.micro_batches as f64;
+        let is_open: Vec<bool> =
+            borders.iter().map(|border| self.is_narrow(step, border.seconds, 0.0)).collect();
+        let open = || borders.iter().zip(&is_open).filter(|(_, is_open)| **is_open);
+        let narrowest = open().map(|(border, _)| border.seconds).fold(f64::INFINITY, f64::min);
+        // The least that cuts up to each window carry beyond the narrowest, and the window before.
+        let mut least: Vec<(f64, usize)> = Vec::with_capacity(borders.len());
+        let reaches = |from: f64, to: f64| m * (to - from) <= step;
+        let nearest = |least: &[(f64, usize)], low: f64| {
+            let start = if reaches(0.0, low) { 0.0 } else { f64::INFINITY };
+            let mut best = (start, usize::MAX);
+            for before in (0..least.len()).rev() {
+                if !reaches(borders[before].high, low) {
+                    break;
+                }
+                if least[before].0 < best.0 {
+                    best = (least[before].0, before);
+                }
+            }
+            best
+        };
+        for (border, is_open) in borders.iter().zip(&is_open) {
+            let (before, from) = nearest(&least, border.low);
+            let more = if *is_open { border.seconds - narrowest } else { f64::INFINITY };
+            least.push((before + more, from));
+        }
+        let (more, mut from) = nearest(&least, total);
+        // Every border carries as much as the narrowest.
+        let n_cuts = (self.ranks * self.chunks - 1) as f64;
+        let carried = n_cuts * narrowest + more;
+        let sent = if self.shares_ports { carried } else { carried / 2.0 };
+        if !carried.is_finite() || total + carried > step || m * sent > step * self.ranks as f64 {
+            return None;
+        }
+        let mut ends = Vec::new();
+        while from != usize::MAX {
+            ends.push(from);
+            from = least[from].1;
+        }
+        // Where nothing else is asked for, the narrowest is.
+        if ends.is_empty() {
+            ends.extend(borders.iter().position(|border| border.seconds == narrowest));
+        }
+        ends.reverse();
+        Some(ends)
+    }
+}
