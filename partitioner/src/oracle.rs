@@ -10,7 +10,7 @@ use crate::{
     MachineLevel, MicroBatches, PlanError, Problem, Solution, Strategy,
     dice::{Dice, cases, is_skipped, problem},
     placed::{Placed, score_placed},
-    plan_with,
+    plan_auto, plan_with,
 };
 
 /// How the stages of a plan share the devices.
@@ -287,8 +287,12 @@ fn strategies_say_the_truth_about_all_plans() {
         if is_skipped(case) {
             continue;
         }
+        let mut fastest_of_all = f64::INFINITY;
         for strategy in crate::STRATEGIES.into_iter().filter(|strategy| !strategy.is_rule()) {
             let fastest = fastest(&problem, strategy);
+            if let Some(best) = fastest.as_ref().filter(|_| strategy.is_candidate()) {
+                fastest_of_all = fastest_of_all.min(best.seconds_each());
+            }
             let mut wrong = |what: String| {
                 // One problem is enough to read.
                 let asked = if faults.is_empty() { format!("\n{problem:?}") } else { String::new() };
@@ -320,6 +324,12 @@ fn strategies_say_the_truth_about_all_plans() {
                 (Err(_), None) => n_none += 1,
                 (Ok(plan), None) => wrong(format!("nothing fits, but here is a plan: {plan:?}")),
                 (Err(error), Some(best)) => wrong(format!("{error}; but {}", told(&best))),
+            }
+        }
+        if let Ok((best, ..)) = plan_auto(&problem) {
+            let bound = best.lower_bound * best.seconds_each() / best.seconds();
+            if bound > fastest_of_all * (1.0 + 1e-6) {
+                faults.push(format!("case {case}, all: bound {bound}, but {fastest_of_all} exists"));
             }
         }
     }

@@ -204,10 +204,10 @@ pub(crate) fn plan_over(problem: &Problem, ways: &Ways, strategy: Strategy) -> R
             raise_memory(problem, &mut best);
             Ok(best)
         }
-        Err(PlanError::NothingFits) => {
+        Err((PlanError::NothingFits, _)) => {
             Err(nearest(problem, |roomier| solve(roomier, ways, strategy, Goal::Any).ok()))
         }
-        other => other,
+        Err((error, _)) => Err(error),
     }
 }
 
@@ -220,13 +220,14 @@ pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
 /// one would take at the least.
 pub(crate) type InOrder = Result<(Solution, f64), (PlanError, f64)>;
 
-/// Finds the best plan of one strategy, trying several orders of devices that differ.
+/// Finds the best plan of one strategy, trying several orders of devices that differ; or why there is none, and the seconds for each
+/// micro-batch that one would take at the least.
 pub(crate) fn solve(
     problem: &Problem,
     ways: &Ways,
     strategy: Strategy,
     goal: Goal,
-) -> Result<Solution, PlanError> {
+) -> Result<Solution, (PlanError, f64)> {
     let (orders, is_all) = other_orders(&problem.machine);
     let (mut best, mut least) = match solve_in_order(problem, ways, strategy, goal) {
         Ok((solution, least)) => (Ok(solution), least),
@@ -259,8 +260,10 @@ pub(crate) fn solve(
             Err((_, own)) => least = least.min(own),
         }
     }
-    let mut best = best?;
     bound = bound.max(if is_all { least } else { 0.0 });
+    // Without a plan nothing is known of other orders than that all devices together do no more than they can.
+    let by_work = problem.seconds() / problem.machine.total_speed();
+    let mut best = best.map_err(|error| (error, bound.max(by_work)))?;
     best.lower_bound = (bound * each(&best)).min(best.seconds());
     Ok(best)
 }
@@ -349,7 +352,8 @@ fn solve_in_order(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal
     for _ in 0..5 {
         let Some(share) = excess(problem, &found) else { return Ok((found, least)) };
         room /= share.max(1.01);
-        found = attempt(&with_memory(problem, room), ways, strategy, goal)?.0;
+        let less = attempt(&with_memory(problem, room), ways, strategy, goal);
+        found = less.map_err(|(error, _)| (error, least))?.0;
         found.lower_bound = bound.min(found.seconds());
         found.stages.iter_mut().for_each(|stage| stage.score.limit /= room);
     }
@@ -465,11 +469,19 @@ fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
 pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> Result<Ranked, PlanError> {
     let mut found = Vec::new();
     let mut failed = Vec::new();
+    // What bounds every candidate's family bounds the best of all: also those of which no plan was found, unless there is none.
+    let mut bound = f64::INFINITY;
     for strategy in candidates(problem) {
         let known = known.filter(|known| known.strategy == strategy.name());
         match known.map_or_else(|| solve(problem, ways, strategy, Goal::Best), |known| Ok(known.clone())) {
-            Ok(solution) => found.push(solution),
-            Err(error) => failed.push((strategy, error)),
+            Ok(solution) => {
+                bound = bound.min(solution.lower_bound / each(&solution));
+                found.push(solution);
+            }
+            Err((error, least)) => {
+                bound = bound.min(least);
+                failed.push((strategy, error));
+            }
         }
     }
     found.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
@@ -477,8 +489,6 @@ pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> 
     if found.is_empty() {
         return Err(nearest_of_all(problem, ways, failed.into_iter().map(|(_, error)| error)));
     }
-    // What bounds every candidate's family bounds the best of all.
-    let bound = found.iter().map(|plan| plan.lower_bound / each(plan)).fold(f64::INFINITY, f64::min);
     let mut best = found.remove(0);
     best.lower_bound = (bound * each(&best)).min(best.seconds());
     Ok((best, found, failed))
@@ -499,7 +509,7 @@ pub(crate) fn fastest(
         match solve(problem, ways, strategy, goal) {
             Ok(found) if found.seconds_each() < goal.below() => best = Some(found),
             Ok(_) => {}
-            Err(error) => failed.push(error),
+            Err((error, _)) => failed.push(error),
         }
     }
     let mut best = best.ok_or_else(|| nearest_of_all(problem, ways, failed.into_iter()))?;
