@@ -8,7 +8,7 @@
 //! waits (`Pinned` of the simulator): one micro-batch of it is there at a time, all in flight where the backward pass is split.
 
 use crate::{
-    knapsack::{Choice, pick},
+    knapsack::{Choice, Items, pick},
     pipeline::Cut,
     stage::{InFlight, Place, Run, Scorer, StageScore},
 };
@@ -154,17 +154,18 @@ impl Scorer<'_> {
             return Some(Again { seconds: 0.0, memory, recompute: vec![], offload: vec![] });
         }
         let room = limit - fixed - workspace;
-        let mut best: Option<Again> = None;
+        let mut best: Option<(Again, f64)> = None;
         for largest in self.largest_again(&blocks) {
-            let Some(again) = self.pick_within(&blocks, flying, held, room - largest, largest, (speed, host))
-            else {
-                continue;
-            };
-            if best.as_ref().is_none_or(|best| again.seconds < best.seconds) {
-                best = Some(Again { memory: fixed + workspace + again.memory, ..again });
+            let known = best.as_ref().map(|(best, price): &(Again, f64)| (best.seconds, *price));
+            let times = (speed, host);
+            let found = self.pick_within(&blocks, (flying, held), room - largest, largest, times, known);
+            if let Some((again, price)) = found
+                && best.as_ref().is_none_or(|(best, _)| again.seconds < best.seconds)
+            {
+                best = Some((Again { memory: fixed + workspace + again.memory, ..again }, price));
             }
         }
-        best
+        best.map(|(best, _)| best)
     }
 
     /// Bytes of the largest block that is computed again, which exists once in full: all that may be asked for, the least first.
@@ -191,53 +192,53 @@ impl Scorer<'_> {
         self.problem.blocks[block].activations.0 as f64
     }
 
-    /// Picks where no block larger than `largest` is computed again; memory is that of activations alone.
+    /// Picks where no block larger than `largest` is computed again; memory is that of activations alone. Also tells what memory is worth.
+    ///
+    /// What takes no less than is known may be left out; so does what memory is worth there.
     fn pick_within(
         &self,
         blocks: &[usize],
-        flying: f64,
-        held: f64,
+        (flying, held): (f64, f64),
         room: f64,
         largest: f64,
         (speed, host): (f64, f64),
-    ) -> Option<Again> {
+        known: Option<(f64, f64)>,
+    ) -> Option<(Again, f64)> {
         let training = &self.problem.training;
         if room < 0.0 {
             return None;
         }
-        let mut kinds: Vec<Vec<u8>> = Vec::new();
-        let items: Vec<Vec<Choice>> = blocks
-            .iter()
-            .map(|&index| {
-                let block = &self.problem.blocks[index];
-                let activations = self.activations(index);
-                let mut choices = vec![Choice { time: 0.0, memory: activations * flying }];
-                let mut kind = vec![0];
-                let is_small = activations <= largest || self.is_bound;
-                if training.recompute && is_small && self.inputs[index] < activations {
-                    choices
-                        .push(Choice { time: block.forward.0 / speed, memory: self.inputs[index] * flying });
-                    kind.push(1);
-                }
-                if training.offload && activations > 0.0 && held < flying {
-                    choices.push(Choice { time: 2.0 * activations / host, memory: activations * held });
-                    kind.push(2);
-                }
-                kinds.push(kind);
-                choices
-            })
-            .collect();
-        let picked = pick(&items, room)?;
-        let chosen = |wanted: u8| {
-            let picks = blocks.iter().zip(&kinds).zip(&picked.choices);
-            picks
-                .filter(|((_, kind), choice)| kind[**choice] == wanted)
-                .map(|((&block, _), _)| block)
-                .collect()
+        let is_again = |index: usize| {
+            let activations = self.activations(index);
+            let is_small = activations <= largest || self.is_bound;
+            training.recompute && is_small && self.inputs[index] < activations
         };
-        let kept: f64 =
-            items.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice].memory).sum();
-        Some(Again { seconds: picked.time, memory: largest + kept, recompute: chosen(1), offload: chosen(2) })
+        let mut items = Items::default();
+        for &index in blocks {
+            let activations = self.activations(index);
+            let all = Choice { time: 0.0, memory: activations * flying };
+            let again = is_again(index).then(|| {
+                let time = self.problem.blocks[index].forward.0 / speed;
+                Choice { time, memory: self.inputs[index] * flying }
+            });
+            let is_open = training.offload && activations > 0.0 && held < flying;
+            let away = is_open.then(|| Choice { time: 2.0 * activations / host, memory: activations * held });
+            items.push(std::iter::once(all).chain(again).chain(away));
+        }
+        if known.is_some_and(|(seconds, price)| items.takes(seconds, room, price)) {
+            return None;
+        }
+        let picked = pick(&items, room)?;
+        let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
+        let (mut recompute, mut offload) = (Vec::new(), Vec::new());
+        for (&block, choice) in blocks.iter().zip(picked.choices) {
+            match choice {
+                0 => {}
+                1 if is_again(block) => recompute.push(block),
+                _ => offload.push(block),
+            }
+        }
+        Some((Again { seconds: picked.time, memory: largest + kept, recompute, offload }, picked.price))
     }
 
     /// Scores a stage with blocks that somebody else chose to compute again and to offload, whether it fits or not.

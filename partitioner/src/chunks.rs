@@ -7,7 +7,7 @@ use crate::{
     Problem,
     again::Again,
     grid::stage_times,
-    knapsack::{Choice, pick},
+    knapsack::{Choice, Items, pick},
     pipeline::Cut,
     solution::SolutionStage,
     stage::{Rules, Run, Scorer},
@@ -54,8 +54,7 @@ pub(crate) fn share_out(
         let mut trades: Vec<Vec<Again>> =
             chunks().map(|chunk| trades(&scorer, &cuts[chunk], limit, most)).collect();
         let choice = |again: &Again| Choice { time: again.seconds, memory: again.memory };
-        let items: Vec<Vec<Choice>> =
-            trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();
+        let items: Items = trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();
         let picked = pick(&items, limit)?;
         for ((chunk, trades), choice) in chunks().zip(&mut trades).zip(picked.choices) {
             stages[chunk].score = scorer.scored(&cuts[chunk], trades.swap_remove(choice), limit);

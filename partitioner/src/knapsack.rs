@@ -11,6 +11,92 @@ pub(crate) struct Choice {
     pub(crate) memory: f64,
 }
 
+/// Items, each with its choices side by side.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Items {
+    choices: Vec<Choice>,
+    /// Where each item's choices end.
+    ends: Vec<usize>,
+}
+
+impl Items {
+    /// Adds an item.
+    pub(crate) fn push(&mut self, choices: impl IntoIterator<Item = Choice>) {
+        self.choices.extend(choices);
+        self.ends.push(self.choices.len());
+    }
+
+    fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Returns the choices of each item.
+    fn iter(&self) -> impl Iterator<Item = &[Choice]> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| &self.choices[std::mem::replace(&mut start, end)..end])
+    }
+
+    /// Picks of each item the choice with the least key; none of an item without choices.
+    fn least(&self, key: impl Fn(&Choice) -> (f64, f64)) -> Vec<usize> {
+        self.iter().filter_map(|choices| least_of(choices, &key)).collect()
+    }
+
+    /// Adds up what picks take.
+    pub(crate) fn sum(&self, picked: &[usize], field: impl Fn(&Choice) -> f64) -> f64 {
+        self.iter().zip(picked).map(|(choices, &choice)| field(&choices[choice])).sum()
+    }
+
+    /// Picks what is least where memory has a price.
+    fn relaxed(&self, price: f64) -> Vec<usize> {
+        self.least(|choice| (choice.time + price * choice.memory, choice.memory))
+    }
+
+    /// Tells the memory of what is least where it has a price.
+    fn relaxed_memory(&self) -> impl Fn(f64) -> f64 {
+        let is_open = |choices: &&[Choice]| choices.len() > 1;
+        let decided: f64 =
+            self.iter().filter(|choices| !is_open(choices)).map(|choices| choices[0].memory).sum();
+        let open: Vec<&[Choice]> = self.iter().filter(is_open).collect();
+        move |price| {
+            let key = |choice: &Choice| (choice.time + price * choice.memory, choice.memory);
+            let memory =
+                |choices: &&[Choice]| least_of(choices, &key).map_or(0.0, |choice| choices[choice].memory);
+            decided + open.iter().map(memory).sum::<f64>()
+        }
+    }
+
+    /// Tells whether no picks within memory take less than so much time, as far as a price of memory tells.
+    pub(crate) fn takes(&self, time: f64, limit: f64, price: f64) -> bool {
+        let least = |choices: &[Choice]| {
+            choices.iter().map(|choice| choice.time + price * choice.memory).fold(f64::INFINITY, f64::min)
+        };
+        let sum: f64 = self.iter().map(least).sum();
+        // Sums are rounded.
+        sum * (1.0 - 1e-9) - price * limit > time
+    }
+}
+
+impl FromIterator<Vec<Choice>> for Items {
+    fn from_iter<T: IntoIterator<Item = Vec<Choice>>>(items: T) -> Self {
+        let mut all = Self::default();
+        items.into_iter().for_each(|choices| all.push(choices));
+        all
+    }
+}
+
+/// The first choice with the least key.
+fn least_of(choices: &[Choice], key: &impl Fn(&Choice) -> (f64, f64)) -> Option<usize> {
+    let (first, others) = choices.split_first()?;
+    let mut least = (key(first), 0);
+    for (index, choice) in others.iter().enumerate() {
+        let own = key(choice);
+        if own < least.0 {
+            least = (own, index + 1);
+        }
+    }
+    Some(least.1)
+}
+
 /// The best choices.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Picked {
@@ -20,42 +106,31 @@ pub(crate) struct Picked {
     pub(crate) choices: Vec<usize>,
     /// No choices take less time.
     pub(crate) lower_bound: f64,
+    /// Time that memory is worth.
+    pub(crate) price: f64,
 }
 
 /// Steps after which the best found so far is good enough.
 const STEPS: usize = 200_000;
 
 /// Picks for each item the choice that gives the least time in all, memory within `limit`.
-pub(crate) fn pick(items: &[Vec<Choice>], limit: f64) -> Option<Picked> {
-    let least = |key: &dyn Fn(&Choice) -> (f64, f64)| -> Vec<usize> {
-        let best = |choices: &Vec<Choice>| {
-            let order = |a: &usize, b: &usize| {
-                let (a, b) = (key(&choices[*a]), key(&choices[*b]));
-                a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
-            };
-            (0..choices.len()).min_by(order)
-        };
-        items.iter().filter_map(best).collect()
-    };
-    let sum = |picked: &[usize], field: &dyn Fn(&Choice) -> f64| -> f64 {
-        items.iter().zip(picked).map(|(choices, &choice)| field(&choices[choice])).sum()
-    };
-    let fastest = least(&|choice| (choice.time, choice.memory));
-    let smallest = least(&|choice| (choice.memory, choice.time));
-    if fastest.len() < items.len() || sum(&smallest, &|choice| choice.memory) > limit {
+pub(crate) fn pick(items: &Items, limit: f64) -> Option<Picked> {
+    let smallest = items.least(|choice| (choice.memory, choice.time));
+    if smallest.len() < items.len() || items.sum(&smallest, |choice| choice.memory) > limit {
         return None;
     }
-    let time = sum(&fastest, &|choice| choice.time);
-    if sum(&fastest, &|choice| choice.memory) <= limit {
-        return Some(Picked { time, choices: fastest, lower_bound: time });
+    let fastest = items.least(|choice| (choice.time, choice.memory));
+    let time = items.sum(&fastest, |choice| choice.time);
+    if items.sum(&fastest, |choice| choice.memory) <= limit {
+        return Some(Picked { time, choices: fastest, lower_bound: time, price: 0.0 });
     }
 
     // The multiplier at which the relaxed picks begin to fit.
-    let relaxed = |price: f64| least(&|choice| (choice.time + price * choice.memory, choice.memory));
     let (mut low, mut high) = (0.0, 1.0);
     let span = time.max(1e-300) / limit.max(1e-300);
+    let memory = items.relaxed_memory();
     for _ in 0..200 {
-        if sum(&relaxed(high * span), &|choice| choice.memory) <= limit {
+        if memory(high * span) <= limit {
             break;
         }
         low = high;
@@ -63,15 +138,15 @@ pub(crate) fn pick(items: &[Vec<Choice>], limit: f64) -> Option<Picked> {
     }
     for _ in 0..16 {
         let middle = (low + high) / 2.0;
-        let fits = sum(&relaxed(middle * span), &|choice| choice.memory) <= limit;
-        if fits { high = middle } else { low = middle }
+        if memory(middle * span) <= limit { high = middle } else { low = middle }
     }
     let price = high * span;
-    let mut first = relaxed(price);
-    if sum(&first, &|choice| choice.memory) > limit {
+    let mut first = items.relaxed(price);
+    if items.sum(&first, |choice| choice.memory) > limit {
         first = smallest;
     }
-    let mut best = Picked { time: sum(&first, &|choice| choice.time), choices: first, lower_bound: 0.0 };
+    let time = items.sum(&first, |choice| choice.time);
+    let mut best = Picked { time, choices: first, lower_bound: 0.0, price };
 
     let mut search = Search::new(items, limit, price);
     let base = search.base;
@@ -79,13 +154,12 @@ pub(crate) fn pick(items: &[Vec<Choice>], limit: f64) -> Option<Picked> {
     search.best_time = best.time;
     search.go(0, base.time, base.memory);
     if let Some(picks) = search.best_picks.take() {
-        let mut choices = vec![0; items.len()];
         for (kind, picks) in search.kinds.iter().zip(&picks) {
             for (item, &pick) in kind.items.iter().zip(picks) {
-                choices[item.index] = item.numbers[pick];
+                best.choices[item.index] = search.numbers[item.at + pick];
             }
         }
-        best = Picked { time: sum(&choices, &|choice| choice.time), choices, lower_bound: 0.0 };
+        best.time = items.sum(&best.choices, |choice| choice.time);
     }
     best.lower_bound = if search.steps < STEPS { best.time } else { root.min(best.time) };
     Some(best)
@@ -101,48 +175,20 @@ struct Kind {
     items: Vec<Item>,
 }
 
+/// One of them.
+#[derive(Clone, Copy, Debug)]
 struct Item {
     index: usize,
-    /// Original numbers of the choices that are left.
-    numbers: Vec<usize>,
-    /// Time of each choice beyond the fastest.
-    times: Vec<f64>,
+    /// Where its numbers and times begin, as many as its kind has choices.
+    at: usize,
 }
 
 impl Kind {
-    fn new(index: usize, choices: &[Choice]) -> (Self, Choice) {
-        let least = |field: &dyn Fn(&Choice) -> f64| choices.iter().map(field).fold(f64::INFINITY, f64::min);
-        let base = Choice { time: least(&|choice| choice.time), memory: least(&|choice| choice.memory) };
-        let mut order: Vec<usize> = (0..choices.len()).collect();
-        order.sort_by(|&a, &b| {
-            let (a, b) = (choices[a], choices[b]);
-            a.time.total_cmp(&b.time).then(a.memory.total_cmp(&b.memory))
-        });
-        let mut numbers: Vec<usize> = Vec::new();
-        for number in order {
-            if numbers.last().is_none_or(|&last| choices[number].memory < choices[last].memory) {
-                numbers.push(number);
-            }
-        }
-        let memory = numbers.iter().map(|&number| choices[number].memory - base.memory).collect();
-        let times = numbers.iter().map(|&number| choices[number].time - base.time).collect();
-        (Self { memory, items: vec![Item { index, numbers, times }] }, base)
-    }
-
-    /// Tells whether items can be decided together; sums that differ by rounding are the same.
-    fn is_like(&self, other: &Self) -> bool {
-        let near = |a: &[f64], b: &[f64]| {
-            a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-11 * a.abs().max(b.abs()))
-        };
-        self.memory.len() == other.memory.len()
-            && near(&self.memory, &other.memory)
-            && (self.memory.len() <= 2 || near(&self.items[0].times, &other.items[0].times))
-    }
-
     /// Least relaxed time and least memory of all items, beyond their base.
-    fn rest(&self, price: f64) -> (f64, f64) {
+    fn rest(&self, times: &[f64], price: f64) -> (f64, f64) {
         let relaxed = |item: &Item| {
-            let values = item.times.iter().zip(&self.memory).map(|(time, memory)| time + price * memory);
+            let values =
+                times[item.at..].iter().zip(&self.memory).map(|(time, memory)| time + price * memory);
             values.fold(f64::INFINITY, f64::min)
         };
         let memory = self.memory.last().copied().unwrap_or(0.0);
@@ -150,8 +196,16 @@ impl Kind {
     }
 }
 
+/// Tells whether sums are the same but for rounding.
+fn near(a: &[f64], b: &[f64]) -> bool {
+    a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-11 * a.abs().max(b.abs()))
+}
+
 struct Search {
     kinds: Vec<Kind>,
+    /// Of each item: original numbers of the choices that are left, and their times beyond the fastest.
+    numbers: Vec<usize>,
+    times: Vec<f64>,
     /// Least time and memory of all items, which the kinds' choices add to.
     base: Choice,
     limit: f64,
@@ -165,33 +219,59 @@ struct Search {
 }
 
 impl Search {
-    fn new(items: &[Vec<Choice>], limit: f64, price: f64) -> Self {
+    fn new(items: &Items, limit: f64, price: f64) -> Self {
         let mut kinds: Vec<Kind> = Vec::new();
+        let (mut numbers, mut times): (Vec<usize>, Vec<f64>) = (Vec::new(), Vec::new());
+        let (mut order, mut memory): (Vec<usize>, Vec<f64>) = (Vec::new(), Vec::new());
         let mut base = Choice { time: 0.0, memory: 0.0 };
-        for (item, choices) in items.iter().enumerate() {
-            let (kind, least) = Kind::new(item, choices);
+        for (index, choices) in items.iter().enumerate() {
+            let at = numbers.len();
+            let least =
+                |field: &dyn Fn(&Choice) -> f64| choices.iter().map(field).fold(f64::INFINITY, f64::min);
+            let least = Choice { time: least(&|choice| choice.time), memory: least(&|choice| choice.memory) };
             base.time += least.time;
             base.memory += least.memory;
-            match kinds.iter_mut().find(|known| known.is_like(&kind)) {
-                Some(known) => known.items.extend(kind.items),
-                None => kinds.push(kind),
+            order.clear();
+            order.extend(0..choices.len());
+            order.sort_by(|&a, &b| {
+                let (a, b) = (choices[a], choices[b]);
+                a.time.total_cmp(&b.time).then(a.memory.total_cmp(&b.memory))
+            });
+            for &number in &order {
+                let last = numbers[at..].last();
+                if last.is_none_or(|&last: &usize| choices[number].memory < choices[last].memory) {
+                    numbers.push(number);
+                }
+            }
+            memory.clear();
+            memory.extend(numbers[at..].iter().map(|&number| choices[number].memory - least.memory));
+            times.extend(numbers[at..].iter().map(|&number| choices[number].time - least.time));
+            let is_like = |kind: &&mut Kind| {
+                kind.memory.len() == memory.len()
+                    && near(&kind.memory, &memory)
+                    && (memory.len() <= 2 || near(&times[kind.items[0].at..][..memory.len()], &times[at..]))
+            };
+            let item = Item { index, at };
+            match kinds.iter_mut().find(is_like) {
+                Some(known) => known.items.push(item),
+                None => kinds.push(Kind { memory: memory.clone(), items: vec![item] }),
             }
         }
         for kind in kinds.iter_mut().filter(|kind| kind.memory.len() == 2) {
-            kind.items.sort_by(|a, b| a.times[1].total_cmp(&b.times[1]));
+            kind.items.sort_by(|a, b| times[a.at + 1].total_cmp(&times[b.at + 1]));
         }
         // Decide first what matters most.
-        let spread = |kind: &Kind| {
-            kind.items.iter().map(|item| item.times.last().copied().unwrap_or(0.0)).sum::<f64>()
-        };
+        let spread =
+            |kind: &Kind| kind.items.iter().map(|item| times[item.at + kind.memory.len() - 1]).sum::<f64>();
         kinds.sort_by(|a, b| spread(b).total_cmp(&spread(a)));
         let mut rest = vec![(0.0, 0.0); kinds.len() + 1];
         for (index, kind) in kinds.iter().enumerate().rev() {
-            let (own, next) = (kind.rest(price), rest[index + 1]);
+            let (own, next) = (kind.rest(&times, price), rest[index + 1]);
             rest[index] = (own.0 + next.0, own.1 + next.1);
         }
         let picks = kinds.iter().map(|kind| vec![0; kind.items.len()]).collect();
-        Self { kinds, base, limit, price, rest, picks, best_picks: None, best_time: f64::INFINITY, steps: 0 }
+        let (best_picks, best_time) = (None, f64::INFINITY);
+        Self { kinds, numbers, times, base, limit, price, rest, picks, best_picks, best_time, steps: 0 }
     }
 
     fn bound_from(&self, kind: usize, time: f64, memory: f64) -> f64 {
@@ -225,7 +305,7 @@ impl Search {
             self.go(kind + 1, time, memory);
             if n_small < n_items {
                 self.picks[kind][n_small] = 1;
-                time += self.kinds[kind].items[n_small].times[1];
+                time += self.times[self.kinds[kind].items[n_small].at + 1];
             }
         }
     }
@@ -238,7 +318,7 @@ impl Search {
             return;
         }
         for index in choice..self.kinds[kind].memory.len() {
-            let more = (self.kinds[kind].items[item].times[index], self.kinds[kind].memory[index]);
+            let more = (self.times[self.kinds[kind].items[item].at + index], self.kinds[kind].memory[index]);
             if self.steps >= STEPS || time + more.0 >= self.best_time {
                 continue;
             }
@@ -276,7 +356,7 @@ mod tests {
                     (memory <= limit).then_some(time)
                 })
                 .min_by(f64::total_cmp);
-            let picked = pick(&items, limit);
+            let picked = pick(&items.iter().cloned().collect(), limit);
             assert_eq!(picked.as_ref().map(|picked| picked.time), brute);
             assert_eq!(picked.map(|picked| picked.lower_bound), brute);
         }

@@ -230,34 +230,35 @@ impl Steps<'_> {
         // Passes of the stage and those behind it, and of all.
         let (from_here, all) = (self.passes(total - begin.high), self.passes(total));
         let is_gpipe = self.schedule == Schedule::GPipe;
-        // Work of this stage at the least, and all passes of its own.
-        let own = |end: f64| (end - begin.high).max(0.0);
-        let is_short = |own: f64| {
-            head + begin.seconds + m * self.passes(own) <= step
-                && (!self.is_zero_bubble() || head_forward + m * own <= step)
+        // Work of this stage at the least, and its passes.
+        let own = |end: f64| {
+            let work = (end - begin.high).max(0.0);
+            (work, self.passes(work))
+        };
+        let is_short = |(work, passes): (f64, f64)| {
+            head + begin.seconds + m * passes <= step
+                && (!self.is_zero_bubble() || head_forward + m * work <= step)
         };
         let fits_port =
             |end: f64| !self.shares_ports || is_gpipe || head + m * (begin.seconds + end) / 2.0 <= step;
-        // What is left of a step for turns of so many stages, and how many turns.
-        let turns = |own: f64, rest: f64, stages: usize| {
-            let all_the_way = all + carried.max(begin.seconds + rest);
-            if is_gpipe {
-                return (step - all_the_way - (m - 1.0) * own, 0);
-            }
-            let own = self.passes(own);
-            if micro_batches <= k {
-                return (step - all_the_way - (m - 1.0) / 2.0 * own, 0);
-            }
-            let more = micro_batches - 1 - k;
-            let left = step - all_the_way - (from_here + rest) - (more % stages) as f64 * own;
-            (left, more / stages)
+        // Turns of so many stages, and passes of this one that are left beside them.
+        let more = (micro_batches - 1).checked_sub(k).filter(|_| !is_gpipe);
+        let turns = |stages: usize| match more {
+            Some(more) => (more / stages, (more % stages) as f64),
+            None if is_gpipe => (0, m - 1.0),
+            None => (0, (m - 1.0) / 2.0),
         };
-        let keeps = |own: f64, rest: f64| {
-            let ((left, count), (left_last, count_last)) = (turns(own, rest, 1), turns(own, rest, k));
-            // The first turns have no weights' gradients yet.
-            let (first, others) = (count.min(stage) as f64, count.saturating_sub(stage) as f64);
-            first * self.passes(own) + others * own <= left
-                && count_last as f64 * (from_here + rest) <= left_last
+        let (alone, between_two, to_the_end) = (turns(1), turns(2), turns(k));
+        // What is left of a step for turns.
+        let left = |(_, passes): (f64, f64), rest: f64, over: f64| {
+            let again = if more.is_some() { from_here + rest } else { 0.0 };
+            step - (all + carried.max(begin.seconds + rest)) - again - over * passes
+        };
+        // The first turns have no weights' gradients yet.
+        let (first, others) = (alone.0.min(stage) as f64, alone.0.saturating_sub(stage) as f64);
+        let keeps = |own: (f64, f64), rest: f64| {
+            first * own.1 + others * own.0 <= left(own, rest, alone.1)
+                && to_the_end.0 as f64 * (from_here + rest) <= left(own, rest, to_the_end.1)
         };
         let Some((behind, ways_behind)) = behind else {
             if is_short(own(total)) && fits_port(0.0) && keeps(own(total), 0.0) {
@@ -278,7 +279,7 @@ impl Steps<'_> {
                 continue;
             }
             // The next stage must end early enough for turns between the two.
-            let (left, count) = turns(own, least, 2);
+            let (count, left) = (between_two.0, left(own, least, between_two.1));
             let between = |way: &Way| self.passes(way.low - begin.high) + borders[end].seconds;
             let may_end = |way: &Way| count as f64 * between(way) <= left;
             let n_ways = match k > 2 && !ways.last().is_some_and(may_end) {

@@ -15,7 +15,7 @@ use schema::{PiperImplementation, PiperWorkload};
 
 use crate::{
     ideals::Ideals,
-    knapsack::{Choice, Picked, pick},
+    knapsack::{Choice, Items, Picked, pick},
 };
 
 /// What may be used.
@@ -274,7 +274,7 @@ impl<'a> Solver<'a> {
             };
             choices.iter().map(choice).collect()
         };
-        let items: Vec<Vec<Choice>> = pair.choices.iter().map(item).collect();
+        let items: Items = pair.choices.iter().map(item).collect();
         pick(&items, self.workload.memory)
     }
 
