@@ -7,6 +7,7 @@
 //! - Transfers count only with `activation_transfer`; the first stage's output is never checked on its own.
 //! - Exactly as many machines are used as are given.
 //! - In a hierarchy a row may begin at a state that is no ancestor of a later one; such rows are kept.
+//! - Graphs with too many states have their branches compressed first, as the authors' tool does; see [`Branches`].
 //!
 //! Cost: the original's loops are O(L·N³M²) for L levels. Here every stage and every prefix has a floor from its compute
 //! time alone, which leaves a handful of split points for each (start, end, machines): about O(L·N²M²·log N).
@@ -17,6 +18,7 @@ use schema::{BytesPerSecond, PipedreamProfile};
 
 use crate::{
     NodeSet,
+    branches::Branches,
     compat_states::{States, states},
 };
 
@@ -48,6 +50,10 @@ pub struct CompatPlan {
     pub levels: Vec<Vec<CompatSplit>>,
     /// States of the dynamic program.
     pub n_states: usize,
+    /// Nodes that were left after compressing branches, where there were too many states without that.
+    pub compressed: Option<usize>,
+    /// No plan is faster, as far as is known: the period itself, unless branches were compressed.
+    pub lower_bound: f64,
 }
 
 /// A stage of the innermost level.
@@ -108,7 +114,9 @@ pub enum CompatError {
         bandwidth: f64,
     },
     /// A graph too wide for this dynamic program.
-    #[error("the graph has more than {0} states; the released optimizer does not finish on it either")]
+    #[error(
+        "the graph has more than {0} states, with its branches compressed as well; the released optimizer does not finish on it either"
+    )]
     TooWide(usize),
     /// A straight pipeline longer than the graph.
     #[error("{machines} machines without replication need {machines} stages, the graph has {states} states")]
@@ -142,19 +150,38 @@ pub fn compat_plan(question: &CompatQuestion) -> Result<CompatPlan, CompatError>
             return Err(CompatError::Bandwidth { level: index + 1, bandwidth: bandwidth.0 });
         }
     }
-    let states = states(question.profile, STATES).ok_or(CompatError::TooWide(STATES))?;
+    if let Some(states) = states(question.profile, STATES) {
+        return solve(question, &states);
+    }
+    let Branches { profile, members } = Branches::of(question.profile);
+    let states = states(&profile, STATES).ok_or(CompatError::TooWide(STATES))?;
+    let mut plan = solve(&CompatQuestion { profile: &profile, ..question.clone() }, &states)?;
+    for stage in &mut plan.stages {
+        stage.nodes = stage.nodes.iter().flat_map(|&node| members[node].iter().copied()).collect();
+        stage.nodes.sort_unstable();
+    }
+    let n_machines: f64 = machines.iter().map(|&count| f64::from(count)).product();
+    let work = states.compute.last().copied().unwrap_or_default();
+    plan.compressed = Some(profile.nodes.len());
+    plan.lower_bound = (work / n_machines).min(plan.period);
+    Ok(plan)
+}
+
+/// Plans over the states of a graph.
+fn solve(question: &CompatQuestion, states: &States) -> Result<CompatPlan, CompatError> {
+    let (machines, bandwidths) = (question.machines, question.bandwidths);
     let mut levels = Vec::new();
-    let mut times = Times::compute(&states);
+    let mut times = Times::compute(states);
     for (index, (&machines, bandwidth)) in machines.iter().zip(bandwidths).enumerate() {
         let level = Level {
-            states: &states,
+            states,
             times,
             n_machines: machines as usize,
             bandwidth: bandwidth.0,
             machines_below: index.checked_sub(1).map_or(1.0, |below| f64::from(question.machines[below])),
             activation_transfer: question.activation_transfer,
             straight: question.straight,
-            floor: Floor::new(&states, &question.machines[..index], &question.bandwidths[..=index]),
+            floor: Floor::new(states, &question.machines[..index], &question.bandwidths[..=index]),
         };
         let is_last = index + 1 == question.machines.len();
         times = if is_last { Times::default() } else { level.whole_table() };
@@ -179,10 +206,12 @@ pub fn compat_plan(question: &CompatQuestion) -> Result<CompatPlan, CompatError>
     }
     Ok(CompatPlan {
         period,
-        data_parallel: data_parallel(&states, question),
-        stages: stages(&states, question, &levels, &found),
+        data_parallel: data_parallel(states, question),
+        stages: stages(states, question, &levels, &found),
         levels: found,
         n_states,
+        compressed: None,
+        lower_bound: period,
     })
 }
 

@@ -49,6 +49,7 @@ mod exhaustive;
 #[cfg(test)]
 mod oracle;
 
+mod branches;
 mod compat;
 mod compat_states;
 mod knapsack;

@@ -127,3 +127,54 @@ fn published_configurations_are_reached() {
     check("resnet50", &[4], &[16e9], &[2, 1, 1]);
     check("resnet50", &[4, 4], &[16e9, 1.25e9], &[8, 4, 4]);
 }
+
+/// A graph of branches as long as asked for, between one node and another.
+fn wide(branches: usize, length: usize) -> PipedreamProfile {
+    let node = |id: &str, cost: usize| {
+        format!(
+            "{id} -- Layer -- forward_compute_time={cost}.000, backward_compute_time={cost}.000, activation_size={cost}000.000, parameter_size={cost}000.000\n"
+        )
+    };
+    let (mut nodes, mut edges) = (node("first", 1) + &node("join", 1), String::new());
+    for branch in 0..branches {
+        let mut before = "first".to_string();
+        for place in 0..length {
+            let id = format!("b{branch}.{place}");
+            nodes.push_str(&node(&id, 1 + branch + place));
+            edges.push_str(&format!("\t{before} -- {id}\n"));
+            before = id;
+        }
+        edges.push_str(&format!("\t{before} -- join\n"));
+    }
+    PipedreamProfile::from_text(&(nodes + &edges)).expect("a profile")
+}
+
+#[test]
+fn graphs_too_wide_are_compressed() {
+    let plan = |profile: &PipedreamProfile| {
+        compat_plan(&CompatQuestion {
+            profile,
+            machines: &[4],
+            bandwidths: &[BytesPerSecond(1e8)],
+            activation_transfer: true,
+            straight: false,
+        })
+    };
+    // 5⁷ sets of begun branches, 2⁷ once each is one node.
+    let profile = wide(7, 4);
+    let found = plan(&profile).unwrap();
+    assert_eq!(found.compressed, Some(9));
+    let mut nodes: Vec<usize> = found.stages.iter().flat_map(|stage| stage.nodes.clone()).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes, (0..profile.nodes.len()).collect::<Vec<_>>());
+    // Branches stay whole.
+    for branch in 0..7 {
+        let at = |place: usize| 2 + branch * 4 + place;
+        let stage_of = |node: usize| found.stages.iter().position(|stage| stage.nodes.contains(&node));
+        assert!((1..4).all(|place| stage_of(at(place)) == stage_of(at(0))), "{branch}");
+    }
+    assert!(found.lower_bound > 0.0 && found.lower_bound <= found.period, "{found:?}");
+    let narrow = plan(&wide(2, 4)).unwrap();
+    assert_eq!((narrow.compressed, narrow.lower_bound), (None, narrow.period));
+    assert!(plan(&wide(13, 2)).unwrap_err().to_string().contains("branches compressed"));
+}

@@ -71,9 +71,9 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         period_seconds: Some(found.period),
         step_seconds: None,
         data_parallel_seconds: Some(found.data_parallel),
-        lower_bound_seconds: found.period,
-        gap: 0.0,
-        optimal: true,
+        lower_bound_seconds: found.lower_bound,
+        gap: if found.lower_bound > 0.0 { found.period / found.lower_bound - 1.0 } else { 0.0 },
+        optimal: found.compressed.is_none(),
         bubble: None,
         band: None,
         times: None,
@@ -87,9 +87,16 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
 
 fn why(found: &CompatPlan) -> String {
     let replicas: Vec<String> = found.stages.iter().map(|stage| stage.replicas.to_string()).collect();
+    let compressed = match found.compressed {
+        Some(n_nodes) => format!(
+            " The graph is too wide for it as it stands: its branches were compressed to one node each, which leaves {n_nodes} \
+             nodes, as the authors' tool does."
+        ),
+        None => String::new(),
+    };
     format!(
         "Configuration {}, {:.2} times as fast as data parallelism by the same objective. This is the released optimizer's \
-         optimum over {} states, its quirks included; --strategy pipedream corrects them.",
+         optimum over {} states, its quirks included; --strategy pipedream corrects them.{compressed}",
         replicas.join("-"),
         found.data_parallel / found.period,
         found.n_states
