@@ -454,7 +454,7 @@ pub fn plan_auto(
 }
 
 /// Strategies that serve who does not name one.
-fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
+pub(crate) fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
     // Who asks for a number of stages gets as many parts, no chunks of them and no whole model.
     let stages = problem.training.stages;
     let serves = move |strategy: &Strategy| match strategy {
