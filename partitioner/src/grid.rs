@@ -20,6 +20,7 @@ use crate::{
     pipeline::{Cut, Sharing, best_pipeline, least_before},
     placed::share_memory,
     polish::{Polished, Seed, polish, timed},
+    remembered::Remembered,
     simulated::settle_step,
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
@@ -76,6 +77,8 @@ pub(crate) struct GridSolver<'a> {
     pub(crate) states: &'a States,
     /// Whether all ways to cut are among the states.
     pub(crate) is_complete: bool,
+    /// Best pipelines over the states of strategies that cut by no rule.
+    pub(crate) pipelines: &'a Remembered,
     pub(crate) floors: &'a Floors<'a>,
     pub(crate) strategy: Strategy,
     pub(crate) goal: Goal,
@@ -210,8 +213,13 @@ impl GridSolver<'_> {
                 // It counts all replicas' micro-batches, of every chunk of a rank.
                 let is_asked = goal != Goal::Any && is_complete;
                 let is_plain = whole.machine.is_uniform() && grid.chunks == 1 && scorer.is_roomy();
+                // Chunks have machines of their own, and are asked for once.
+                let best = |scorer: &Scorer, below: f64| match grid.chunks {
+                    1 => self.pipelines.best_pipeline(scorer, sharing, below),
+                    _ => best_pipeline(scorer, sharing, below),
+                };
                 if is_asked && !is_plain {
-                    let bottleneck = least_bottleneck(&scorer, sharing, grid.chunks, below);
+                    let bottleneck = least_bottleneck(&scorer, grid.chunks, below, best);
                     lower_bound = lower_bound.max(n_micro_batches * bottleneck);
                     if lower_bound >= limit {
                         return Err(NoGrid { error: PlanError::NothingFits, lower_bound });
@@ -219,7 +227,7 @@ impl GridSolver<'_> {
                 }
                 // Copies beside compute are faster than formulas say.
                 let own = if whole.training.offload { f64::INFINITY } else { below };
-                let found = best_pipeline(&scorer, sharing, own);
+                let found = best(&scorer, own);
                 if is_asked && is_plain {
                     let bottleneck = found.as_ref().map_or(below, |best| best.0);
                     lower_bound = lower_bound.max(n_micro_batches * bottleneck);
@@ -371,7 +379,12 @@ impl GridSolver<'_> {
 /// Cuts found by formula for devices as they stand are the best only where all devices are alike and have room. Others may beat them
 /// where devices or links differ and could be taken in another order, where copies to the host run beside compute, and where memory
 /// is counted from above.
-fn least_bottleneck(scorer: &Scorer, sharing: Sharing, chunks: usize, below: f64) -> f64 {
+fn least_bottleneck(
+    scorer: &Scorer,
+    chunks: usize,
+    below: f64,
+    best: impl Fn(&Scorer, f64) -> Option<(f64, Vec<Cut>)>,
+) -> f64 {
     let problem = scorer.problem;
     let is_uniform = problem.machine.is_uniform();
     let mut ideal = problem.ideal();
@@ -384,7 +397,7 @@ fn least_bottleneck(scorer: &Scorer, sharing: Sharing, chunks: usize, below: f64
     let neighbours = if is_uniform { scorer.rules.neighbours } else { Neighbours::Fastest };
     let mut scorer = Scorer::new(&ideal, scorer.states, Rules { neighbours, ..scorer.rules });
     scorer.is_bound = true;
-    best_pipeline(&scorer, sharing, below).map_or(below, |best| best.0)
+    best(&scorer, below).map_or(below, |best| best.0)
 }
 
 /// Buckets of a stage's gradients, and the seconds of one.

@@ -200,6 +200,7 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
         problem,
         states,
         is_complete,
+        pipelines: &ways.pipelines,
         floors: &floors,
         strategy,
         goal,

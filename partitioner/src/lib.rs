@@ -37,6 +37,7 @@ mod narrow_steps;
 mod narrowest;
 mod pipeline;
 mod polish;
+mod remembered;
 mod step;
 mod window;
 

@@ -58,6 +58,15 @@ enum Memory {
 ///
 /// Ties: fewer devices, then fewer replicas for the earlier stage, then the earliest cut.
 pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<(f64, Vec<Cut>)> {
+    let roomy = best_without_limit(scorer, sharing, bound)?;
+    if scorer.is_roomy() {
+        return Some(roomy);
+    }
+    best_within_memory(scorer, sharing, roomy.0, bound)
+}
+
+/// The same if memory were no matter.
+pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<(f64, Vec<Cut>)> {
     let machine = &scorer.problem.machine;
     let total = *scorer.states.work.last().expect("states are not empty");
     let speed = match sharing {
@@ -67,12 +76,18 @@ pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Op
         }
     };
     // Far above the shared work it is transfers that take long, and few borders are narrow enough.
-    let roomy = grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)?;
-    if scorer.is_roomy() {
-        return Some(roomy);
-    }
+    grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)
+}
+
+/// The same where it is known what the slowest stage takes if memory were no matter.
+pub(crate) fn best_within_memory(
+    scorer: &Scorer,
+    sharing: Sharing,
+    roomy: f64,
+    bound: f64,
+) -> Option<(f64, Vec<Cut>)> {
     // Farther away it is memory that stands in the way: one look without a limit tells.
-    grow(scorer, sharing, (roomy.0, FAR), bound, Memory::Counts)
+    grow(scorer, sharing, (roomy, FAR), bound, Memory::Counts)
 }
 
 /// Asks for more and more times a floor, up to so many, and then without a limit.

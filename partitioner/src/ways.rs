@@ -1,11 +1,11 @@
 //! Where a model can be cut: found once for all questions about it.
 //!
 //! States and what must cross them depend on blocks, values and whether activations may leave the device; not on machines,
-//! strategies or micro-batches, which change from question to question.
+//! strategies or micro-batches, which change from question to question. What was answered is remembered with all that it depends on.
 
 use std::cell::OnceCell;
 
-use crate::{Problem, narrowest::Narrowest, states::States};
+use crate::{Problem, narrowest::Narrowest, remembered::Remembered, states::States};
 
 /// The most ideals that are planned over; wider graphs are put in line.
 const IDEALS: usize = 3000;
@@ -22,6 +22,8 @@ pub(crate) struct Ways {
     line: OnceCell<States>,
     /// What must cross cuts; made when it is needed first.
     narrowest: OnceCell<Narrowest>,
+    /// Best pipelines over the states, as far as they were asked for.
+    pub(crate) pipelines: Remembered,
 }
 
 impl Ways {
@@ -34,7 +36,14 @@ impl Ways {
             None => (line, OnceCell::new()),
         };
         let is_complete = states.is_complete(problem);
-        Self { states, is_complete, is_chain, line, narrowest: OnceCell::new() }
+        Self {
+            states,
+            is_complete,
+            is_chain,
+            line,
+            narrowest: OnceCell::new(),
+            pipelines: Remembered::default(),
+        }
     }
 
     /// Returns the problem's own order.
