@@ -16,7 +16,7 @@ use crate::{DeviceType, YamlError, from_yaml};
 const VERSION: u32 = 1;
 
 /// What figures can be; beyond it a time made of them is no number.
-const FIGURES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+pub(crate) const FIGURES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 
 /// A file of devices, as the catalogue's own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -137,15 +137,16 @@ fn similar(wanted: &str, own: &IndexMap<String, DeviceType>) -> Vec<String> {
             .map(|name| {
                 let candidate = plain(name);
                 // A part of a name is a better guess than a few equal letters: `a100 pcie`.
+                // One letter is a part of half the names.
                 let contains =
-                    !wanted.is_empty() && (candidate.contains(wanted) || wanted.contains(&candidate));
+                    wanted.len() > 1 && (candidate.contains(wanted) || wanted.contains(&candidate));
                 (
                     if contains { 0.9 } else { strsim::normalized_damerau_levenshtein(wanted, &candidate) },
                     name,
                 )
             })
             .fold((0.0, ""), |best, candidate| if candidate.0 > best.0 { candidate } else { best });
-        if score >= 0.5 {
+        if score >= 0.5 && wanted.len() > 1 {
             near.push((score, name));
         }
     }
@@ -197,7 +198,10 @@ mod tests {
         check("H20O", Some("H200"));
         check("A100 SXM5 80GB", Some("A100-SXM4-80GB"));
         check("RTX 4080", Some("RTX-4090"));
+        check("t4x2", Some("T4"));
         check("banana", None);
+        check("e", None);
+        check("4", None);
         check("", None);
     }
 

@@ -8,8 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Cluster, Device, DeviceType, Level, Link, UnknownDevice, YamlError, catalogue::find_device, from_yaml,
-    to_yaml,
+    Cluster, Device, DeviceType, Level, Link, UnknownDevice, YamlError,
+    catalogue::{FIGURES, find_device},
+    from_yaml, to_yaml,
 };
 
 /// The newest version of the cluster format.
@@ -94,6 +95,15 @@ pub enum ClusterError {
     /// Two devices of one name.
     #[error("device `{0}` is given twice")]
     Duplicate(String),
+    /// A device that no message can name.
+    #[error("device {0} has an empty name")]
+    Nameless(usize),
+    /// A link of a device with itself.
+    #[error("a link joins device `{0}` with itself")]
+    LinkToItself(String),
+    /// Two links between the same devices.
+    #[error("the link between `{0}` and `{1}` is given twice")]
+    DuplicateLink(String, String),
     /// A link to nowhere.
     #[error("a link names device `{0}`, which is not in the cluster")]
     UnknownDevice(String),
@@ -122,6 +132,16 @@ pub enum ClusterError {
         /// `positive` or `not negative`.
         rule: &'static str,
     },
+    /// A figure beyond all bounds: a time made of it is no number.
+    #[error("{what}: {field} is {value:e}; figures are between 1e-30 and 1e30")]
+    Beyond {
+        /// Device type, level or link.
+        what: String,
+        /// Name of the field.
+        field: &'static str,
+        /// The number as written.
+        value: f64,
+    },
     /// A short form that cannot be read.
     #[error("`{text}` is no list of devices: {fault}")]
     Short {
@@ -137,21 +157,25 @@ pub enum ClusterError {
 /// # Errors
 /// When the text is no such file, a device is unknown, or a figure leaves nothing to plan with.
 pub fn read_cluster(text: &str) -> Result<Cluster, ClusterError> {
-    let header: Header = from_yaml(text)?;
+    let no_header = || {
+        ClusterError::Yaml(YamlError {
+            message: "a cluster file begins with `kind: cluster` and `version: 1`".to_string(),
+            place: Some((1, 1)),
+        })
+    };
+    let header: Header = from_yaml(text).map_err(|error| match error.message.contains("struct Header") {
+        true => no_header(),
+        false => error.into(),
+    })?;
     match (header.kind.as_deref(), header.version) {
-        (Some("cluster"), Some(version)) if version > CLUSTER_VERSION => {
+        (Some("cluster"), Some(version)) if !(1..=CLUSTER_VERSION).contains(&version) => {
             return Err(ClusterError::Version(version));
         }
         (Some("cluster"), _) => {}
         (Some(kind), _) => return Err(ClusterError::Kind(kind.to_string())),
-        (None, _) => {
-            return Err(ClusterError::Yaml(YamlError {
-                message: "a cluster file begins with `kind: cluster` and `version: 1`".to_string(),
-                place: Some((1, 1)),
-            }));
-        }
+        (None, _) => return Err(no_header()),
     }
-    let file: ClusterFile = from_yaml(text)?;
+    let file: ClusterFile = from_yaml(text).map_err(in_words)?;
     let mut cluster =
         Cluster { types: file.types, devices: Vec::new(), levels: file.levels, links: file.links };
     let mut n_nodes = 0_u64;
@@ -186,6 +210,20 @@ pub fn read_cluster(text: &str) -> Result<Cluster, ClusterError> {
     }
     cluster.validate()?;
     Ok(cluster)
+}
+
+/// Says what an entry of `devices` is, where one is neither form.
+fn in_words(error: YamlError) -> YamlError {
+    match error.message.split_once("data did not match any variant of untagged enum Entry") {
+        Some((field, place)) => YamlError {
+            message: format!(
+                "{field}a device is `{{name: …, type: …, place: […]}}`, several are `{{type: …, count: …}}`, \
+                 perhaps with `nodes`{place}"
+            ),
+            ..error
+        },
+        None => error,
+    }
 }
 
 /// Writes a cluster, every device by itself.
@@ -224,11 +262,13 @@ impl Cluster {
             return Err(ClusterError::TooMany(self.devices.len() as u64));
         }
         let positive = |what: String, field, value: f64| match value.is_finite() && value > 0.0 {
-            true => Ok(()),
+            true if FIGURES.contains(&value) => Ok(()),
+            true => Err(ClusterError::Beyond { what, field, value }),
             false => Err(ClusterError::Figure { what, field, value, rule: "positive" }),
         };
         let not_negative = |what: String, field, value: f64| match value.is_finite() && value >= 0.0 {
-            true => Ok(()),
+            true if value <= *FIGURES.end() => Ok(()),
+            true => Err(ClusterError::Beyond { what, field, value }),
             false => Err(ClusterError::Figure { what, field, value, rule: "not negative" }),
         };
         for (name, device) in &self.types {
@@ -245,7 +285,10 @@ impl Cluster {
             )?;
         }
         let mut names = std::collections::BTreeSet::new();
-        for device in &self.devices {
+        for (index, device) in self.devices.iter().enumerate() {
+            if device.name.trim().is_empty() {
+                return Err(ClusterError::Nameless(index));
+            }
             if !names.insert(device.name.as_str()) {
                 return Err(ClusterError::Duplicate(device.name.clone()));
             }
@@ -264,7 +307,15 @@ impl Cluster {
             positive(format!("level `{}`", level.name), "bandwidth", level.bandwidth.0)?;
             not_negative(format!("level `{}`", level.name), "latency", level.latency.0)?;
         }
+        let mut joined = std::collections::BTreeSet::new();
         for link in &self.links {
+            let ends = (link.from.as_str().min(&link.to), link.from.as_str().max(&link.to));
+            if link.from == link.to {
+                return Err(ClusterError::LinkToItself(link.from.clone()));
+            }
+            if !joined.insert(ends) {
+                return Err(ClusterError::DuplicateLink(ends.0.to_string(), ends.1.to_string()));
+            }
             for end in [&link.from, &link.to] {
                 if !names.contains(end.as_str()) {
                     return Err(ClusterError::UnknownDevice(end.clone()));
@@ -308,6 +359,7 @@ mod tests {
             assert_eq!(read_cluster(&text).unwrap_err().to_string(), expected);
         };
         check("kind: plan\nversion: 1\n", "this is a `plan` file, not a `cluster` file");
+        check("kind: cluster\nversion: 0\n", "cluster file version 0 is not known, the newest known is 1");
         check("kind: cluster\nversion: 9\n", "cluster file version 9 is not known, the newest known is 1");
         check("devices: []\n", "the cluster has no devices");
         check("devices: [{type: h100, count: 0}]\n", "the cluster has no devices");
@@ -316,6 +368,28 @@ mod tests {
         check(
             "devices: [{type: t4, count: 2}]\nlevels: [{name: pcie, bandwidth: 0, latency: 0}]\n",
             "level `pcie`: bandwidth is 0; it must be a positive number",
+        );
+        let twice = "{from: \"node0:0\", to: \"node0:1\", bandwidth: 1, latency: 0}";
+        let back = "{from: \"node0:1\", to: \"node0:0\", bandwidth: 2, latency: 0}";
+        check(
+            &format!("devices: [{{type: t4, count: 2}}]\n{LEVELS}links: [{twice}, {back}]\n"),
+            "the link between `node0:0` and `node0:1` is given twice",
+        );
+        check(
+            &format!(
+                "devices: [{{type: t4, count: 2}}]\n{LEVELS}links: [{}]\n",
+                twice.replace("node0:1", "node0:0")
+            ),
+            "a link joins device `node0:0` with itself",
+        );
+        check("devices: [{name: \"\", type: t4, place: []}]\n", "device 0 has an empty name");
+        check(
+            "devices: [{type: t4, count: 2}]\nlevels: [{name: pcie, bandwidth: 1.0e+300, latency: 0}]\n",
+            "level `pcie`: bandwidth is 1e300; figures are between 1e-30 and 1e30",
+        );
+        check(
+            "devices: [{type: t4, count: 2}]\nlevels: [{name: pcie, bandwidth: 1.0e+9, latency: 1.0e+40}]\n",
+            "level `pcie`: latency is 1e40; figures are between 1e-30 and 1e30",
         );
         check(
             &format!(
