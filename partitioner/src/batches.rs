@@ -8,7 +8,7 @@ use schema::MicroBatchesTried;
 
 use crate::{
     MicroBatches, PlanError, Problem, Solution, Strategy,
-    strategy::{fastest, plan_over, rank},
+    strategy::{Goal, candidates, fastest, plan_over, rank, solve},
     ways::Ways,
 };
 
@@ -78,6 +78,29 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
             }
         }
     }
+    // Where memory is short, fewer of them may be in flight on more stages.
+    // Layer by layer one is in flight, however many a step has: where that does not fit, fewer do not either.
+    let is_worth_it = match found.first() {
+        Some(first) => is_held_back(problem, first),
+        None => strategy.is_some_and(|strategy| strategy != Strategy::Layer),
+    };
+    if is_worth_it {
+        let fewer = std::iter::successors(Some(n_devices / 2), |count| Some(count / 2));
+        for count in fewer.take_while(|&count| count > 0) {
+            let mut fewer = problem.clone();
+            fewer.training.micro_batches = MicroBatches::Exactly(count as u32);
+            let strategies: Vec<Strategy> = match strategy {
+                Some(strategy) => vec![strategy],
+                None => candidates(&fewer).collect(),
+            };
+            let fits = |strategy: &Strategy| solve(&fewer, &ways, *strategy, Goal::Any).is_ok();
+            if strategies.iter().any(fits)
+                && let Ok(plan) = best(&fewer, None)
+            {
+                found.insert(0, plan);
+            }
+        }
+    }
     let mut tried: Vec<MicroBatchesTried> = found
         .iter()
         .map(|plan| MicroBatchesTried {
@@ -100,6 +123,14 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
             Err(error.expect("each number of micro-batches has a plan or none"))
         }
     }
+}
+
+/// Tells whether memory keeps a plan far from what its devices could do together.
+fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
+    let ideal = problem.seconds() / problem.machine.total_speed();
+    let chunks = plan.chunks() as f64;
+    let is_full = plan.stages.iter().any(|stage| 2.0 * chunks * stage.score.memory > stage.score.limit);
+    is_full && plan.seconds_each() > 2.0 * ideal
 }
 
 /// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.

@@ -7,6 +7,7 @@
 
 mod again;
 mod batches;
+mod nearest;
 mod problem;
 mod solution;
 mod stage;

@@ -6,9 +6,12 @@
 
 use std::cmp::Ordering;
 
+use schema::Bytes;
+
 use crate::{
     Machine, MachineDevice, Problem, ProblemError,
     grids::synchronous,
+    nearest::nearest,
     pipedream::pipedream,
     pipeline::Cut,
     simulated::{excess, raise_memory},
@@ -140,14 +143,16 @@ pub enum PlanError {
         /// Devices.
         devices: usize,
     },
-    /// No plan fits; the stage that is shortest of memory in the plan that comes nearest.
+    /// No plan fits; the device that is shortest of memory in the plan that comes nearest.
     #[error(
-        "no plan fits: the stage with block `{block}` needs {needed} bytes, device `{device}` has {limit}"
+        "no plan fits: the stage with block `{block}` needs {}, device `{device}` has {}",
+        Bytes(*needed),
+        Bytes(*limit)
     )]
     Memory {
-        /// The largest block of the stage.
+        /// The largest block on it.
         block: String,
-        /// Bytes at the least.
+        /// Bytes that it would need; with as many more on every device the plan fits.
         needed: u64,
         /// The device.
         device: String,
@@ -205,7 +210,7 @@ pub(crate) fn plan_over(problem: &Problem, ways: &Ways, strategy: Strategy) -> R
             Ok(best)
         }
         Err((PlanError::NothingFits, _)) => {
-            Err(nearest(problem, |roomier| solve(roomier, ways, strategy, Goal::Any).ok()))
+            Err(nearest(problem, &[&|roomier| solve(roomier, ways, strategy, Goal::Any).ok()]))
         }
         Err((error, _)) => Err(error),
     }
@@ -401,43 +406,6 @@ fn with_memory(problem: &Problem, factor: f64) -> Problem {
     changed
 }
 
-/// Finds how much more memory would do: the fullest stage of the first plan that fits when every device has more.
-fn nearest(problem: &Problem, make: impl Fn(&Problem) -> Option<Solution>) -> PlanError {
-    let with = |factor: f64| make(&with_memory(problem, factor));
-    let (mut low, mut high) = (1.0, 2.0);
-    let mut found = with(high);
-    while found.is_none() && high < 1e12 {
-        (low, high) = (high, high * 4.0);
-        found = with(high);
-    }
-    let Some(mut plan) = found else { return PlanError::NothingFits };
-    for _ in 0..8 {
-        let middle = f64::sqrt(low * high);
-        match with(middle) {
-            Some(tighter) => (plan, high) = (tighter, middle),
-            None => low = middle,
-        }
-    }
-    let device = |stage: &SolutionStage| {
-        let first = plan.devices(stage).next().unwrap_or(0);
-        &problem.machine.devices[first]
-    };
-    let share = |stage: &SolutionStage| stage.score.memory / device(stage).memory.0.max(1) as f64;
-    let fullest = plan.stages.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
-    let fullest = fullest.expect("a plan has stages");
-    let weight = |block: usize| {
-        let block = &problem.blocks[block];
-        block.parameters.0 as f64 * 4.0 + block.activations.0 as f64
-    };
-    let largest = fullest.blocks.iter().copied().max_by(|&a, &b| weight(a).total_cmp(&weight(b)));
-    PlanError::Memory {
-        block: largest.map_or_else(String::new, |block| problem.blocks[block].path.clone()),
-        needed: fullest.score.memory as u64,
-        device: device(fullest).name.clone(),
-        limit: device(fullest).memory.0,
-    }
-}
-
 /// The best plan of all candidates, the others, best first, and those that do not fit.
 pub(crate) type Ranked = (Solution, Vec<Solution>, Vec<(Strategy, PlanError)>);
 
@@ -529,7 +497,11 @@ fn nearest_of_all(problem: &Problem, ways: &Ways, errors: impl Iterator<Item = P
                 let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
                 kinds.into_iter().find_map(|strategy| solve(roomier, ways, strategy, Goal::Any).ok())
             };
-            nearest(problem, make)
+            let in_chunks = |roomier: &Problem| solve(roomier, ways, Strategy::Interleaved, Goal::Any).ok();
+            match candidates(problem).any(|strategy| strategy == Strategy::Interleaved) {
+                true => nearest(problem, &[&make, &in_chunks]),
+                false => nearest(problem, &[&make]),
+            }
         }
     }
 }

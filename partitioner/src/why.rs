@@ -1,13 +1,13 @@
 //! Why this plan: what a change of the cluster would give.
 //!
-//! Each question is another plan of the same strategy on a machine that differs in one thing. A plan that would be no faster there
+//! Each question is another plan of the strategy that was asked for, or of any, on a machine that differs in one thing. A plan that would be no faster there
 //! is not looked for: the one that is asked about runs there as well.
 
 use schema::{Bytes, BytesPerSecond};
 
 use crate::{
     Machine, MicroBatches, Problem, Solution, Strategy,
-    strategy::{Goal, solve},
+    strategy::{Goal, candidates, solve},
     ways::Ways,
 };
 
@@ -20,8 +20,8 @@ pub struct Change {
     pub seconds: f64,
 }
 
-/// Tries one more device, links twice as fast, and twice the memory.
-pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
+/// Tries one more device, links twice as fast, and twice the memory: with the strategy that was asked for, or the best of all.
+pub fn what_if(problem: &Problem, solution: &Solution, asked: Option<Strategy>) -> Vec<Change> {
     let Some(strategy) = Strategy::from_name(solution.strategy) else { return Vec::new() };
     // The same work in a step, so that times compare.
     let mut problem = problem.clone();
@@ -30,15 +30,23 @@ pub fn what_if(problem: &Problem, solution: &Solution) -> Vec<Change> {
     }
     let ways = Ways::of(&problem);
     let own = solution.seconds_each();
+    // The plan's own strategy first: what cannot be better is given up.
+    let mut strategies = vec![strategy];
+    if asked.is_none() {
+        strategies.extend(candidates(&problem).filter(|other| *other != strategy));
+    }
     let ask = |change: &'static str, machine: Machine, needs: &dyn Fn(&Solution) -> bool| {
         let changed = Problem { machine, ..problem.clone() };
-        let goal = if strategy.is_rule() { Goal::Best } else { Goal::Below(own) };
-        let found = changed.validate().ok().and_then(|()| solve(&changed, &ways, strategy, goal).ok());
-        let seconds = match found {
-            Some(found) if strategy.is_rule() => found.seconds_each(),
-            None if strategy.is_rule() => return None,
-            found => found.filter(needs).map_or(own, |found| found.seconds_each().min(own)),
-        };
+        changed.validate().ok()?;
+        if strategy.is_rule() {
+            let found = solve(&changed, &ways, strategy, Goal::Best).ok()?;
+            return Some(Change { change, seconds: found.seconds_each() });
+        }
+        let mut seconds = own;
+        for &strategy in &strategies {
+            let found = solve(&changed, &ways, strategy, Goal::Below(seconds)).ok();
+            seconds = found.filter(needs).map_or(seconds, |found| found.seconds_each().min(seconds));
+        }
         Some(Change { change, seconds })
     };
     let machine = &problem.machine;

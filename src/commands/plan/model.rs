@@ -166,7 +166,11 @@ impl Asked {
     ) -> PlanAnswer {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
-        let changes = if is_small { what_if(problem, solution) } else { Vec::new() };
+        let changes = if is_small {
+            what_if(problem, solution, Strategy::from_name(&plan.strategy))
+        } else {
+            Vec::new()
+        };
         let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
         answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
         answer.bubble = file.predicted.bubble;
