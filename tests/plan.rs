@@ -166,7 +166,7 @@ fn stages_and_memory_are_limits() {
     fails(
         &["plan", PROFILE, "--devices", "4xh100", "--stages", "99"],
         1,
-        &["99 stages were asked for, the model has 27 blocks"],
+        &["small_vgg.txt: 99 stages were asked for, the model has 27 blocks"],
     );
     fails(
         &["plan", PROFILE, "--machines", "2", "--memory", "1e8", "--optimizer", "adam"],
@@ -230,6 +230,147 @@ fn wrong_input_says_what_and_where() {
          links: [{from: \"node0:0\", to: nowhere, bandwidth: 1, latency: 0}]\n",
     );
     fails(&["plan", PROFILE, "--cluster", &cluster], 2, &["a link names device `nowhere`"]);
+}
+
+const UNET: &str = "fixtures/traces/unet_small.pt";
+
+/// A node of `count` devices with so many bytes of memory each.
+fn lab(folder: &tempfile::TempDir, count: u32, memory: u64) -> String {
+    let text = format!(
+        "kind: cluster\nversion: 1\ntypes:\n  lab: {{memory: {memory}, memory_bandwidth: 1.5e+12, peak: {{float32: 1.9e+13}}, \
+         host_bandwidth: 2.5e+10}}\ndevices: [{{type: lab, count: {count}}}]\n\
+         levels: [{{name: pcie, bandwidth: 1.2e+10, latency: 8.0e-6}}]\n"
+    );
+    write(folder, "lab.yaml", &text)
+}
+
+fn text(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_change_that_is_named_does() {
+    let folder = folder();
+    let arguments = |cluster: &str, more: &[&str]| {
+        let own = [&["plan", UNET, "--cluster", cluster], more].concat();
+        own.into_iter().map(str::to_string).collect::<Vec<String>>()
+    };
+    let plan = |cluster: &str, more: &[&str]| {
+        let arguments = arguments(cluster, more);
+        run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let mut n_refused = 0;
+    for strategy in ["auto", "1f1b", "interleaved", "layer"] {
+        for (count, memory) in [(2, 250_000), (2, 500_000), (4, 300_000), (4, 350_000)] {
+            let asked = ["--strategy", strategy, "--micro-batches", "8"];
+            let output = plan(&lab(&folder, count, memory), &asked);
+            if output.status.success() {
+                continue;
+            }
+            n_refused += 1;
+            let said =
+                String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            let changes = said.split_once("one of these would do: ").expect("a hint").1;
+            for change in changes.split("; ") {
+                let (mut count, mut memory, mut more) = (count, memory, asked.map(str::to_string).to_vec());
+                match change.split(' ').collect::<Vec<_>>().as_slice() {
+                    [many, "devices", ..] => count = many.parse().expect("a number"),
+                    [much, unit, "more", "on", ..] => {
+                        let scale = match *unit {
+                            "B" => 1.0,
+                            "KiB" => 1024.0,
+                            "MiB" => 1048576.0,
+                            other => panic!("{other}"),
+                        };
+                        // Three digits are shown.
+                        memory += (much.parse::<f64>().expect("a number") * scale * 1.005) as u64 + 1;
+                    }
+                    ["--micro-batches", fewer] => more[3] = fewer.to_string(),
+                    words => more.extend(words.iter().map(|word| word.to_string())),
+                }
+                let more: Vec<&str> = more.iter().map(String::as_str).collect();
+                let output = plan(&lab(&folder, count, memory), &more);
+                assert!(output.status.success(), "{strategy}, {said}: `{change}` does not do");
+            }
+        }
+    }
+    assert!(n_refused > 4, "{n_refused} of the questions have no plan");
+}
+
+#[test]
+fn what_does_not_fit_one_device_says_so() {
+    let folder = folder();
+    let cluster = lab(&folder, 4, 600_000);
+    let said = text(&["plan", UNET, "--cluster", &cluster]);
+    assert!(said.contains("The model does not fit one device; with memory enough it would take"), "{said}");
+    let roomy = text(&["plan", UNET, "--devices", "4xt4"]);
+    assert!(roomy.contains("One device would take"), "{roomy}");
+    assert!(roomy.contains("After the last of them sums of gradients"), "{roomy}");
+}
+
+#[test]
+fn what_is_computed_again_is_said() {
+    let folder = folder();
+    let cluster = lab(&folder, 2, 600_000);
+    let arguments = ["plan", UNET, "--cluster", &cluster, "--strategy", "1f1b", "--micro-batches", "4"];
+    let answer = json(&arguments);
+    let again: usize = answer["stages"]
+        .as_array()
+        .expect("stages")
+        .iter()
+        .map(|stage| stage["recompute"].as_array().map_or(0, Vec::len))
+        .sum();
+    assert!(again > 0, "{answer}");
+    let said = text(&arguments);
+    assert!(said.contains("To fit, stage ") && said.contains(" blocks again (+"), "{said}");
+}
+
+#[test]
+fn a_strategy_by_name_says_which_are_faster() {
+    let said = text(&["plan", UNET, "--devices", "4xt4", "--strategy", "layer", "--micro-batches", "8"]);
+    assert!(said.contains("Faster: data-parallel (-"), "{said}");
+    assert!(said.contains("no layer plan is faster"), "{said}");
+    assert!(!said.contains("proven optimal"), "{said}");
+    let one = text(&["plan", UNET, "--devices", "2xt4", "--strategy", "layer", "--micro-batches", "1"]);
+    assert!(one.contains("a step of 1 micro-batch ("), "{one}");
+}
+
+#[test]
+fn a_check_says_what_the_plan_said() {
+    let folder = folder();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let made = json(&["plan", UNET, "--devices", "4xt4", "--strategy", "1f1b", "-o", &file]);
+    let checked = json(&["plan", UNET, "--check", &file]);
+    for key in ["bubble", "samples", "times", "memory_bytes", "step_seconds"] {
+        assert_eq!(made[key], checked[key], "{key}");
+    }
+    fails(&["plan", UNET, "--check", &file, "-o", "other.yaml"], 2, &["cannot be used with"]);
+    fails(
+        &["plan", UNET, "--check", &file, "--strategy", "gpipe", "--stages", "3"],
+        2,
+        &["--check takes no --strategy, --stages", "scored as it stands"],
+    );
+    let fewer = text(&["plan", UNET, "--check", &file, "--devices", "6xt4"]);
+    assert!(fewer.contains("of the 6 devices are used. "), "{fewer}");
+    assert!(!fewer.contains("no plan was found"), "{fewer}");
+}
+
+#[test]
+fn short_memory_takes_fewer_micro_batches() {
+    let folder = folder();
+    // So little that as many micro-batches as devices leave no room for a pipeline.
+    let cluster = lab(&folder, 8, 400_000);
+    let answer = json(&["plan", UNET, "--cluster", &cluster, "--no-recompute"]);
+    let tried = answer["micro_batches_tried"].as_array().expect("what was tried");
+    let each = |one: &serde_json::Value| one["seconds_each"].as_f64().expect("seconds");
+    let is_few = |one: &&serde_json::Value| one["micro_batches"].as_u64() < Some(8);
+    let (few, many): (Vec<_>, Vec<_>) = tried.iter().partition(is_few);
+    let least = |all: &[&serde_json::Value]| all.iter().map(|one| each(one)).fold(f64::INFINITY, f64::min);
+    assert!(least(&few) < 0.7 * least(&many), "{tried:?}");
+    assert!(answer["micro_batches"].as_u64() < Some(8), "{answer}");
 }
 
 /// Outside data, or `None` with a word about it.

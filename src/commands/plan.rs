@@ -1,10 +1,12 @@
 //! `model-analyze plan`: the best stages for a model on a cluster, why, and how far from optimal they can be.
 
 mod answer;
+mod applies;
 mod compat;
 pub(super) mod costs;
 pub(super) mod input;
 pub(super) mod model;
+mod why;
 mod workload;
 
 use std::path::PathBuf;
@@ -76,13 +78,13 @@ pub struct Plan {
     #[arg(long, value_enum)]
     compat: Option<Compat>,
     /// Machines at each level, innermost first: 8,2 [profile graphs and workloads]
-    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    #[arg(long, value_delimiter = ',', value_name = "N,…", conflicts_with_all = ["devices", "cluster"])]
     machines: Vec<u32>,
     /// Bytes a second at each level, innermost first: 30e9,3.125e9 [profile graphs and workloads]
-    #[arg(long, value_delimiter = ',', value_name = "B,…")]
+    #[arg(long, value_delimiter = ',', value_name = "B,…", conflicts_with_all = ["devices", "cluster"])]
     bandwidth: Vec<f64>,
     /// Bytes of memory of each machine [profile graphs and workloads]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["devices", "cluster"])]
     memory: Option<f64>,
     /// Count the time of moving activations [--compat pipedream]
     #[arg(long)]
@@ -97,7 +99,7 @@ pub struct Plan {
     #[arg(long, value_name = "PLAN")]
     check: Option<PathBuf>,
     /// Where the plan goes
-    #[arg(short, long, value_name = "PLAN")]
+    #[arg(short, long, value_name = "PLAN", conflicts_with = "check")]
     output: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value_t)]
@@ -136,12 +138,19 @@ impl Optimizer {
 impl Plan {
     /// Makes or checks a plan and prints it.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        if self.micro_batches == Some(0) {
+            return Err(Failure::input("--micro-batches is 0; a step has one at least"));
+        }
+        if self.batch == Some(0) {
+            return Err(Failure::input("--batch is 0; a step has one sample at least"));
+        }
         if let Some(memory) = self.memory.filter(|memory| !(*memory > 0.0 && memory.is_finite())) {
             return Err(Failure::input(format!(
                 "--memory is {memory}; it must be a positive number of bytes"
             )));
         }
         let input = Input::read(&self.model)?;
+        applies::check(&self, &input)?;
         match (&input, self.compat) {
             (Input::Pipedream(profile), Some(Compat::Pipedream)) => compat::run(&self, profile, output),
             (_, Some(Compat::Pipedream)) => {

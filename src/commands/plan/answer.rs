@@ -14,21 +14,47 @@ use crate::{
 /// Version of the JSON answer.
 pub const SCHEMA_VERSION: u32 = 1;
 
+/// What an answer's times are for, and what they are counted in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Seconds for each micro-batch.
+    MicroBatch,
+    /// Seconds for each sample.
+    Sample,
+    /// Whatever the file counts in.
+    OfFile,
+}
+
+impl Unit {
+    fn shown(self, time: f64) -> String {
+        match self {
+            Self::MicroBatch | Self::Sample => Seconds(time).to_string(),
+            Self::OfFile => format!("{time:.6}"),
+        }
+    }
+}
+
 /// Prints an answer.
-pub fn print(plan: &Plan, answer: &PlanAnswer, why: &str, output: &mut Output) -> Result<(), Failure> {
+pub fn print(
+    plan: &Plan,
+    answer: &PlanAnswer,
+    unit: Unit,
+    why: &str,
+    output: &mut Output,
+) -> Result<(), Failure> {
     match plan.format {
         Format::Json => {
             let value = serde_json::to_value(answer).map_err(Failure::input)?;
             output.json(&value)
         }
         Format::Text if plan.compare => {
-            output.text(&format!("{}\n{}\n", text(answer, why), compared(answer)))
+            output.text(&format!("{}\n{}\n", text(plan, answer, unit, why), compared(answer)))
         }
-        Format::Text => output.text(&text(answer, why)),
+        Format::Text => output.text(&text(plan, answer, unit, why)),
     }
 }
 
-fn text(answer: &PlanAnswer, why: &str) -> String {
+fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     let chunks = answer.chunks();
@@ -52,7 +78,7 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
                 1 => devices,
                 replicas => format!("{devices} ({replicas} replicas)"),
             },
-            Seconds(stage.seconds).to_string(),
+            unit.shown(stage.seconds),
             Bytes(stage.memory_bytes).to_string(),
             stage.bound_by.clone(),
         ]);
@@ -68,18 +94,29 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
     let objective = match (answer.period_seconds, answer.step_seconds, answer.micro_batches) {
         (_, Some(step), Some(count)) => {
             let each = Seconds(step / f64::from(count));
-            let samples = answer.samples.map(|samples| format!(", {samples} samples")).unwrap_or_default();
-            format!("{} a step of {count} micro-batches ({each} each{samples})", Seconds(step))
+            let samples = answer.samples.map_or_else(String::new, |samples| {
+                format!(", {samples} {}", if samples == 1 { "sample" } else { "samples" })
+            });
+            let batches = if count == 1 { "micro-batch" } else { "micro-batches" };
+            format!("{} a step of {count} {batches} ({each} each{samples})", Seconds(step))
         }
-        (Some(period), ..) => format!("{} a micro-batch", Seconds(period)),
+        (Some(period), ..) => match unit {
+            Unit::MicroBatch => format!("{} a micro-batch", Seconds(period)),
+            Unit::Sample => format!("{} a sample", Seconds(period)),
+            Unit::OfFile => format!("largest load {}", unit.shown(period)),
+        },
         _ => String::new(),
     };
-    let proof = match answer.optimal {
-        true => "proven optimal".to_string(),
-        false => format!(
-            "at most {:.1} % from optimal (no plan is faster than {})",
+    // What bounds one strategy's plans says nothing of the others.
+    let is_asked = plan.strategy != "auto" && plan.check.is_none();
+    let of = if is_asked { format!("{} ", answer.strategy) } else { String::new() };
+    let proof = match (answer.optimal, of.is_empty()) {
+        (true, true) => "proven optimal".to_string(),
+        (true, false) => format!("no {of}plan is faster"),
+        (false, _) => format!(
+            "at most {:.1} % from optimal (no {of}plan is faster than {})",
             (answer.gap * 100.0).max(0.1),
-            Seconds(answer.lower_bound_seconds)
+            unit.shown(answer.lower_bound_seconds)
         ),
     };
     let chosen = chosen(answer);
@@ -95,8 +132,9 @@ fn text(answer: &PlanAnswer, why: &str) -> String {
     });
     let times = times.unwrap_or_default();
     let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
+    let made_by = if unit == Unit::MicroBatch { "strategy" } else { "objective" };
     format!(
-        "{}: {objective}{bubble}, {proof}\nstrategy {}{schedule}\n{chosen}{times}\n{}\n\n{}\n",
+        "{}: {objective}{bubble}, {proof}\n{made_by} {}{schedule}\n{chosen}{times}\n{}\n\n{}\n",
         answer.model,
         answer.strategy,
         table.join("\n"),

@@ -3,7 +3,10 @@
 use partitioner::{CompatPlan, CompatQuestion, compat_plan};
 use schema::{BytesPerSecond, PipedreamProfile, PlanAnswer, StageAnswer};
 
-use super::{Plan, answer};
+use super::{
+    Plan,
+    answer::{self, Unit},
+};
 use crate::{failure::Failure, output::Output};
 
 /// Answers with the released optimizer's objective.
@@ -33,7 +36,7 @@ pub fn run(plan: &Plan, profile: &PipedreamProfile, output: &mut Output) -> Resu
         _ => Failure::input(error),
     })?;
     let answer = answer(plan, profile, &found);
-    answer::print(plan, &answer, &why(&found), output)
+    answer::print(plan, &answer, Unit::MicroBatch, &why(&found), output)
 }
 
 fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAnswer {

@@ -1,10 +1,10 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use partitioner::{
-    Change, Machine, MicroBatches, OperatorSeconds, PlanError, Planned, Problem, ProblemError, Solution,
-    Strategy, Training, check_plan, from_graph, plan_model, plan_with, to_plan, what_if,
+    Change, CheckError, Machine, MicroBatches, OperatorSeconds, PlanError, Planned, Problem, ProblemError,
+    Solution, Strategy, Training, check_plan, from_graph, plan_model, plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -12,11 +12,14 @@ use schema::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Plan, answer, costs, input::Input};
+use super::{Plan, answer, answer::Unit, costs, input::Input, why::why};
 use crate::{
     PROGRAM, commands::simulate, cost_models::CostModels, failure::Failure, files, model, nearest::nearest,
     output::Output, plan_file,
 };
+
+/// The most micro-batches of a step that are planned: each of their passes is timed.
+const MICRO_BATCHES: u32 = 1_000_000;
 
 /// Plans a model on a cluster, or checks a plan.
 pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
@@ -30,12 +33,19 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     let mut asked = Asked::new(plan, input, cluster)?;
     if let Some(given) = given {
         let problem = &asked.problem;
-        let solution = check_plan(problem, &given).map_err(|error| match error {
-            partitioner::CheckError::Plan(PlanError::Memory { .. }) => Failure::no(error),
-            _ => Failure::input(error).with_hint("blocks and devices are named as `plan -o` writes them"),
+        let solution = check_plan(problem, &given).map_err(|error| {
+            let failure = match error {
+                CheckError::Plan(PlanError::Memory { .. }) => Failure::no(error),
+                CheckError::UnknownBlock { .. } | CheckError::UnknownDevice { .. } => {
+                    Failure::input(error).with_hint("blocks and devices are named as `plan -o` writes them")
+                }
+                _ => Failure::input(error),
+            };
+            plan.check.iter().fold(failure, |failure, path| failure.in_file(path))
         })?;
-        let answer = answer_of(plan, problem, &solution, &[], &[], &[]);
-        return answer::print(plan, &answer, &why(problem, &solution, &answer), output);
+        let answer = asked.answer(plan, &solution, &[], &[], &asked.file(&solution));
+        let why = why(problem, &solution, &answer);
+        return answer::print(plan, &answer, Unit::MicroBatch, &why, output);
     }
     let strategy = if plan.strategy == "auto" { None } else { Some(strategy(&plan.strategy)?) };
     let mut solved = solve(plan, &mut asked.problem, strategy)?;
@@ -48,7 +58,8 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file).as_bytes())?;
     }
-    answer::print(plan, &answer, &why(&asked.problem, &solved.best, &answer), output)
+    let why = why(&asked.problem, &solved.best, &answer);
+    answer::print(plan, &answer, Unit::MicroBatch, &why, output)
 }
 
 /// Adds the strategies that were not asked for, best first: cuts by a rule and pipelines without an end among them.
@@ -110,8 +121,10 @@ impl Asked {
         if plan.stages == Some(0) {
             return Err(Failure::input("--stages is 0; a pipeline has one at least"));
         }
-        if plan.micro_batches == Some(0) {
-            return Err(Failure::input("--micro-batches is 0; a step has one at least"));
+        if let Some(count) = plan.micro_batches.filter(|&count| count > MICRO_BATCHES) {
+            return Err(Failure::input(format!(
+                "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"
+            )));
         }
         let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
         let of_file = || -> Result<String, Failure> {
@@ -303,6 +316,12 @@ fn no_plan(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
         (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
             changes(plan, problem, error).in_file(&plan.model)
         }
+        (
+            PlanError::TooManyStages { .. }
+            | PlanError::TooManyWorking { .. }
+            | PlanError::TooFewDevices { .. },
+            _,
+        ) => changes(plan, problem, error).in_file(&plan.model),
         (PlanError::Problem(_), Some(cluster)) => changes(plan, problem, error).in_file(cluster),
         _ => changes(plan, problem, error),
     }
@@ -358,6 +377,19 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
             changes.push(format!("{enough} devices instead of {n_devices}"));
         }
     }
+    let training = &problem.training;
+    let few = match training.micro_batches {
+        MicroBatches::Exactly(count) => count,
+        _ => 1,
+    };
+    let fewer = std::iter::successors(Some(few / 2), |count| Some(count / 2)).take_while(|&count| count > 0);
+    let fewer: Vec<u32> = fewer.collect();
+    let with = |count: u32| {
+        let training = Training { micro_batches: MicroBatches::Exactly(count), ..problem.training };
+        Problem { training, ..problem.clone() }
+    };
+    let enough = fewer.into_iter().find(|&count| fits(&with(count)));
+    changes.extend(enough.map(|count| format!("--micro-batches {count}")));
     let mut option = |is_open: bool, words: &str, change: fn(&mut Training)| {
         let mut changed = problem.clone();
         change(&mut changed.training);
@@ -365,7 +397,6 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
             changes.push(words.to_string());
         }
     };
-    let training = &problem.training;
     option(!training.recompute, "computing activations again (leave --no-recompute out)", |training| {
         training.recompute = true;
     });
@@ -551,67 +582,4 @@ fn fullest(solution: &Solution) -> u64 {
         solution.devices(stage).for_each(|device| *devices.entry(device).or_default() += stage.score.memory);
     }
     devices.into_values().fold(0.0, f64::max) as u64
-}
-
-/// One paragraph: what bounds the plan, what came next, what would help.
-fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
-    let mut text = String::new();
-    let slowest =
-        solution.stages.iter().enumerate().max_by(|a, b| a.1.score.seconds.total_cmp(&b.1.score.seconds));
-    if let Some((index, stage)) = slowest {
-        let score = &stage.score;
-        text.push_str(&format!(
-            "Stage {index} is the slowest: {} of compute, {} of sync and {} of transfers for each micro-batch; {} bounds it.",
-            Seconds(score.compute),
-            Seconds(score.sync),
-            Seconds(score.transfer),
-            score.bound_by.name()
-        ));
-        let fullest = solution
-            .stages
-            .iter()
-            .max_by(|a, b| (a.score.memory / a.score.limit).total_cmp(&(b.score.memory / b.score.limit)));
-        if let Some(fullest) = fullest {
-            let share = fullest.score.memory / fullest.score.limit;
-            text.push_str(&format!(" The fullest device uses {:.0} % of its memory.", share * 100.0));
-        }
-    }
-    let used: BTreeSet<usize> = solution.stages.iter().flat_map(|stage| solution.devices(stage)).collect();
-    let n_devices = problem.machine.devices.len();
-    if used.len() < n_devices {
-        text.push_str(&format!(
-            " {} of the {n_devices} devices {} used; no plan was found that gains by the others.",
-            used.len(),
-            if used.len() == 1 { "is" } else { "are" },
-        ));
-    }
-    let one = problem.seconds();
-    if solution.seconds_each() > 0.0 {
-        text.push_str(&format!(
-            " One device would take {} a micro-batch, {:.2} times as long.",
-            Seconds(one),
-            one / solution.seconds_each()
-        ));
-    }
-    let next: Vec<String> = answer
-        .runners_up
-        .iter()
-        // Endless pipelines may be faster; they train otherwise.
-        .filter(|other| other.loses.is_some_and(|loses| loses > -1e-9))
-        .filter_map(|other| Some(format!("{} (+{:.1} %)", other.strategy, other.loses? * 100.0)))
-        .take(3)
-        .collect();
-    if !next.is_empty() {
-        text.push_str(&format!(" Next best: {}.", next.join(", ")));
-    }
-    let gains: Vec<String> = answer
-        .what_if
-        .iter()
-        .filter(|change| change.gains > 0.001)
-        .map(|change| format!("{} {:.1} %", change.change, change.gains * 100.0))
-        .collect();
-    if !gains.is_empty() {
-        text.push_str(&format!(" What would help: {}.", gains.join(", ")));
-    }
-    text
 }

@@ -3,12 +3,21 @@
 use partitioner::{LoadPlan, PiperOptions, PiperPlan, load_plan, piper_plan};
 use schema::{DnnWorkload, PiperWorkload, PlanAnswer, StageAnswer};
 
-use super::{Plan, answer};
+use super::{
+    Plan,
+    answer::{self, Unit},
+};
 use crate::{failure::Failure, output::Output};
 
 /// Answers with the largest device load.
 pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Result<(), Failure> {
     let mut workload = workload.clone();
+    if plan.machines.len() > 2 {
+        return Err(Failure::input(format!(
+            "--machines has {} numbers; a workload of dnn-partitioning has accelerators and CPUs: --machines 6,1",
+            plan.machines.len()
+        )));
+    }
     if let [accelerators, rest @ ..] = plan.machines.as_slice() {
         workload.n_accelerators = *accelerators;
         workload.n_cpus = rest.first().copied().unwrap_or(workload.n_cpus);
@@ -33,7 +42,7 @@ pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Re
             found.load
         ),
     };
-    answer::print(plan, &answer, &why, output)
+    answer::print(plan, &answer, Unit::OfFile, &why, output)
 }
 
 fn load_answer(plan: &Plan, workload: &DnnWorkload, found: &LoadPlan) -> PlanAnswer {
@@ -95,6 +104,12 @@ pub fn run_piper(plan: &Plan, workload: &PiperWorkload, output: &mut Output) -> 
             _ => return Err(Failure::input("--machines must come to between 1 and 100000")),
         };
     }
+    if plan.bandwidth.len() > 1 {
+        return Err(Failure::input(format!(
+            "--bandwidth has {} numbers; a workload of Piper has one link between all devices",
+            plan.bandwidth.len()
+        )));
+    }
     if let Some(&bandwidth) = plan.bandwidth.first() {
         if !(bandwidth > 0.0 && bandwidth.is_finite()) {
             return Err(Failure::input(format!("--bandwidth is {bandwidth}; it must be positive")));
@@ -102,16 +117,21 @@ pub fn run_piper(plan: &Plan, workload: &PiperWorkload, output: &mut Output) -> 
         workload.bandwidth = bandwidth;
     }
     workload.memory = plan.memory.unwrap_or(workload.memory);
-    workload.micro_batches = plan.micro_batches.unwrap_or(workload.micro_batches).max(1);
+    workload.micro_batches = plan.micro_batches.unwrap_or(workload.micro_batches);
     let options = PiperOptions { recompute: !plan.no_recompute, ..PiperOptions::default() };
     let found = piper_plan(&workload, options).map_err(Failure::no)?;
     let answer = piper_answer(plan, &workload, &found);
     let why = format!(
-        "{} stages over {} ways to cut the graph; implementations are picked exactly within each device's memory.",
-        found.stages.len(),
+        "Time for each sample, in seconds where the file's times are: the slowest stage's compute and transfers, as its authors \
+         add them up. {} over {} ways to cut the graph; implementations are picked exactly within each device's memory.",
+        if found.stages.len() == 1 {
+            "1 stage".to_string()
+        } else {
+            format!("{} stages", found.stages.len())
+        },
         found.n_ideals
     );
-    answer::print(plan, &answer, &why, output)
+    answer::print(plan, &answer, Unit::Sample, &why, output)
 }
 
 fn piper_answer(plan: &Plan, workload: &PiperWorkload, found: &PiperPlan) -> PlanAnswer {

@@ -1,0 +1,105 @@
+//! Which arguments apply to which kind of model: the others are refused by name, so that nobody believes they were heard.
+
+use super::{Optimizer, Plan, input::Input};
+use crate::failure::Failure;
+
+/// What is planned, as far as arguments differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Traced,
+    Profile,
+    /// A profile by the released optimizer's objective.
+    Released,
+    Loads,
+    Piper,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Traced => "a traced model",
+            Self::Profile => "a profile graph",
+            Self::Released => "--compat pipedream",
+            Self::Loads => "a workload of dnn-partitioning",
+            Self::Piper => "a workload of Piper",
+        }
+    }
+}
+
+/// Refuses arguments that this kind of model does not take.
+pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
+    use Kind::{Loads, Piper, Profile, Released, Traced};
+    let kind = match (input, plan.compat) {
+        (Input::Pipedream(_), Some(_)) => Released,
+        (Input::Pipedream(_), None) => Profile,
+        (Input::DnnPartitioning(_), _) => Loads,
+        (Input::Piper(_), _) => Piper,
+        (Input::Trace, _) => Traced,
+    };
+    let planned: &[Kind] = &[Traced, Profile];
+    let arguments: [(&str, bool, &[Kind]); 19] = [
+        ("--input", !plan.input.is_empty(), &[Traced]),
+        // A profile's own refusal says where its times and samples come from.
+        ("--cost-model", !plan.cost_models.is_empty(), planned),
+        ("--batch", plan.batch.is_some(), planned),
+        // The released optimizer's own refusal says what it takes instead.
+        ("--devices", plan.devices.is_some(), &[Traced, Profile, Released]),
+        ("--cluster", plan.cluster.is_some(), &[Traced, Profile, Released]),
+        ("--strategy", plan.strategy != "auto", planned),
+        ("--stages", plan.stages.is_some(), planned),
+        ("--micro-batches", plan.micro_batches.is_some(), &[Traced, Profile, Piper]),
+        ("--optimizer", plan.optimizer != Optimizer::default(), planned),
+        ("--no-recompute", plan.no_recompute, &[Traced, Profile, Piper]),
+        ("--offload", plan.offload, planned),
+        ("--no-overlap", plan.no_overlap, planned),
+        ("--compare", plan.compare, planned),
+        ("--check", plan.check.is_some(), planned),
+        ("--output", plan.output.is_some(), planned),
+        ("--machines", !plan.machines.is_empty(), &[Profile, Released, Loads, Piper]),
+        ("--bandwidth", !plan.bandwidth.is_empty(), &[Profile, Released, Piper]),
+        ("--memory", plan.memory.is_some(), &[Profile, Loads, Piper]),
+        ("--activation-transfer or --straight", plan.activation_transfer || plan.straight, &[Released]),
+    ];
+    let foreign: Vec<&str> = arguments
+        .iter()
+        .filter(|(_, is_given, kinds)| *is_given && !kinds.contains(&kind))
+        .map(|(name, ..)| *name)
+        .collect();
+    if foreign.is_empty() {
+        return given(plan);
+    }
+    let failure = Failure::input(format!("{} takes no {}", kind.name(), foreign.join(", ")));
+    Err(failure.with_hint(match kind {
+        Traced => "describe machines with --devices or --cluster; --compat pipedream plans profile graphs",
+        Profile => "--compat pipedream takes --activation-transfer and --straight",
+        Released => "it takes --machines, --bandwidth, --activation-transfer and --straight; no plan is written",
+        Loads => "it brings its objective and its devices; --machines K,L and --memory change them; no plan is written",
+        Piper => {
+            "it brings its objective and its devices; --machines, --bandwidth, --memory, --micro-batches and \
+             --no-recompute change them; no plan is written"
+        }
+    }))
+}
+
+/// Refuses what would make another plan where one is given.
+fn given(plan: &Plan) -> Result<(), Failure> {
+    if plan.check.is_none() {
+        return Ok(());
+    }
+    let arguments = [
+        ("--strategy", plan.strategy != "auto"),
+        ("--batch", plan.batch.is_some()),
+        ("--micro-batches", plan.micro_batches.is_some()),
+        ("--stages", plan.stages.is_some()),
+        ("--no-recompute", plan.no_recompute),
+        ("--offload", plan.offload),
+    ];
+    let idle: Vec<&str> = arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
+    match idle.is_empty() {
+        true => Ok(()),
+        false => {
+            let failure = Failure::input(format!("--check takes no {}", idle.join(", ")));
+            Err(failure.with_hint("a plan is scored as it stands; edit the file, or plan without --check"))
+        }
+    }
+}

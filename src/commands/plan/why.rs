@@ -1,0 +1,198 @@
+//! One paragraph about a plan: what bounds it, what memory costs, what came next, and what would help.
+
+use std::collections::BTreeMap;
+
+use partitioner::{Objective, Problem, Solution, SolutionStage, Strategy};
+use schema::{PlanAnswer, Seconds};
+
+/// The most stages whose blocks computed again are told one by one.
+const STAGES: usize = 4;
+
+/// Says why a plan is as it is.
+pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
+    let sentences = [
+        slowest(problem, solution),
+        ends(solution),
+        thrown_away(solution),
+        memory(problem, solution),
+        unused(problem, solution),
+        one_device(problem, solution, answer),
+        others(answer),
+        what_would_help(answer),
+    ];
+    sentences.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+/// What bounds the slowest stage.
+fn slowest(problem: &Problem, solution: &Solution) -> Option<String> {
+    let stages = solution.stages.iter().enumerate();
+    let (index, stage) = stages.max_by(|a, b| a.1.score.seconds.total_cmp(&b.1.score.seconds))?;
+    let score = &stage.score;
+    let parts = [(score.compute, "compute"), (score.sync, "sync"), (score.transfer, "transfers")];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .filter(|(seconds, _)| *seconds > 0.0)
+        .map(|(seconds, what)| format!("{} of {what}", Seconds(seconds)))
+        .collect();
+    let parts = match parts.as_slice() {
+        [] => "nothing to compute".to_string(),
+        [only] => only.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    };
+    let part = if solution.chunks() > 1 { "Chunk" } else { "Stage" };
+    let mut text = format!(
+        "{part} {index} is the slowest: {parts} for each micro-batch; {} bounds it.",
+        score.bound_by.name()
+    );
+    if solution.chunks() > 1 {
+        let mut busy: BTreeMap<usize, f64> = BTreeMap::new();
+        for stage in &solution.stages {
+            solution
+                .devices(stage)
+                .for_each(|device| *busy.entry(device).or_default() += stage.score.compute);
+        }
+        if let Some((&device, &seconds)) = busy.iter().rev().max_by(|a, b| a.1.total_cmp(b.1)) {
+            text.push_str(&format!(
+                " The busiest device is {}: {} of compute in its {} chunks.",
+                problem.machine.devices[device].name,
+                Seconds(seconds),
+                solution.chunks()
+            ));
+        }
+    }
+    Some(text)
+}
+
+/// What a step of one stage takes beside its micro-batches.
+fn ends(solution: &Solution) -> Option<String> {
+    let ([stage], Objective::Step(step)) = (solution.stages.as_slice(), solution.objective) else {
+        return None;
+    };
+    let rest = step - stage.score.compute * f64::from(solution.micro_batches);
+    let what = match stage.run.count {
+        1 => "the optimizer's step takes",
+        _ => "sums of gradients that nothing hides and the optimizer's step take",
+    };
+    (rest > 0.001 * step).then(|| format!("After the last of them {what} {}.", Seconds(rest)))
+}
+
+/// What is computed again or waits in host memory, and what that costs.
+fn thrown_away(solution: &Solution) -> Option<String> {
+    let part = if solution.chunks() > 1 { "chunk" } else { "stage" };
+    let is_short =
+        |stage: &SolutionStage| !stage.score.recompute.is_empty() || !stage.score.offload.is_empty();
+    let mut told: Vec<String> = Vec::new();
+    let short = || solution.stages.iter().enumerate().filter(|(_, stage)| is_short(stage));
+    for (index, stage) in short().take(STAGES) {
+        let score = &stage.score;
+        let what: Vec<String> = [(score.recompute.len(), "computes"), (score.offload.len(), "offloads")]
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, verb)| {
+                let again = if verb == "computes" { " again" } else { "" };
+                format!("{verb} {count} of {} blocks{again}", stage.blocks.len())
+            })
+            .collect();
+        let cost = match score.again > 0.0 {
+            true => format!(" (+{})", Seconds(score.again)),
+            false => String::new(),
+        };
+        told.push(format!("{part} {index} {}{cost}", what.join(" and ")));
+    }
+    let n_more = short().count().saturating_sub(STAGES);
+    if n_more > 0 {
+        told.push(format!("{n_more} more {part}s do so, too"));
+    }
+    (!told.is_empty()).then(|| format!("To fit, {}.", told.join(", ")))
+}
+
+/// How full the fullest device is, with all that stands on it.
+fn memory(problem: &Problem, solution: &Solution) -> Option<String> {
+    let mut held: BTreeMap<usize, f64> = BTreeMap::new();
+    for stage in &solution.stages {
+        solution.devices(stage).for_each(|device| *held.entry(device).or_default() += stage.score.memory);
+    }
+    let share = |(device, bytes): (usize, f64)| bytes / problem.machine.devices[device].memory.0 as f64;
+    let share = held.into_iter().map(share).reduce(f64::max)?;
+    Some(match share < 0.005 {
+        true => "The fullest device uses less than 1 % of its memory.".to_string(),
+        false => format!("The fullest device uses {:.0} % of its memory.", share * 100.0),
+    })
+}
+
+/// Devices that are left over.
+fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
+    let mut used: Vec<usize> = solution.stages.iter().flat_map(|stage| solution.devices(stage)).collect();
+    used.sort_unstable();
+    used.dedup();
+    let n_devices = problem.machine.devices.len();
+    (used.len() < n_devices).then(|| {
+        let verb = if used.len() == 1 { "is" } else { "are" };
+        // Nothing else was looked for where a plan was given.
+        let others = match Strategy::from_name(solution.strategy) {
+            Some(_) => "; no plan was found that gains by the others",
+            None => "",
+        };
+        format!("{} of the {n_devices} devices {verb} used{others}.", used.len())
+    })
+}
+
+/// What the fastest device would take alone, and whether it could.
+fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
+    let each = solution.seconds_each();
+    let name = Strategy::OneDevice.name();
+    if problem.machine.devices.len() < 2 || solution.strategy == name || each <= 0.0 {
+        return None;
+    }
+    let known = answer.runners_up.iter().find(|other| other.strategy == name);
+    if let Some(one) = known.and_then(|other| other.seconds) {
+        return Some(format!(
+            "One device would take {} a micro-batch, {:.2} times as long.",
+            Seconds(one),
+            one / each
+        ));
+    }
+    let speed = problem.machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
+    let one = problem.seconds() / speed;
+    let fits = known.is_none() && partitioner::fits(problem, Strategy::OneDevice);
+    Some(match fits {
+        true => {
+            format!("One device would take {} a micro-batch, {:.2} times as long.", Seconds(one), one / each)
+        }
+        false => format!(
+            "The model does not fit one device; with memory enough it would take {} a micro-batch there, {:.2} times as long.",
+            Seconds(one),
+            one / each
+        ),
+    })
+}
+
+/// Other strategies: those that are faster than the one that was asked for, and the next best.
+fn others(answer: &PlanAnswer) -> Option<String> {
+    let list = |is_wanted: &dyn Fn(f64) -> bool| -> Vec<String> {
+        // Endless pipelines may be faster; they train otherwise.
+        let others = answer.runners_up.iter().filter(|other| other.strategy != Strategy::PipeDream.name());
+        others
+            .filter_map(|other| Some((other, other.loses.filter(|loses| is_wanted(*loses))?)))
+            .map(|(other, loses)| format!("{} ({:+.1} %)", other.strategy, loses * 100.0))
+            .take(3)
+            .collect()
+    };
+    let faster = list(&|loses| loses <= -1e-9);
+    let slower = list(&|loses| loses > -1e-9);
+    let said = [("Faster", faster), ("Next best", slower)];
+    let said = said.into_iter().filter(|(_, names)| !names.is_empty());
+    let said: Vec<String> = said.map(|(word, names)| format!("{word}: {}.", names.join(", "))).collect();
+    (!said.is_empty()).then(|| said.join(" "))
+}
+
+/// What changes of the cluster would give.
+fn what_would_help(answer: &PlanAnswer) -> Option<String> {
+    let gains: Vec<String> = answer
+        .what_if
+        .iter()
+        .filter(|change| change.gains > 0.001)
+        .map(|change| format!("{} {:.1} %", change.change, change.gains * 100.0))
+        .collect();
+    (!gains.is_empty()).then(|| format!("What would help: {}.", gains.join(", ")))
+}
