@@ -19,7 +19,7 @@ use crate::{
     grids::{Floors, Grid},
     pipeline::{Cut, Sharing, best_pipeline, least_before},
     placed::share_memory,
-    polish::{Polished, Seed, polish, timed},
+    polish::{Places, Polished, Seed, polish, timed},
     remembered::Remembered,
     simulated::settle_step,
     solution::{Objective, Solution, SolutionStage},
@@ -203,7 +203,7 @@ impl GridSolver<'_> {
             };
             (run, (n_stages - index) * grid.replicas)
         };
-        let places: Vec<(Run, usize)> = (0..n_stages).map(place).collect();
+        let places: Places = (0..n_stages).map(place).collect();
         let natural: Vec<usize> = (0..problem.blocks.len()).collect();
         let mut lower_bound = floor;
         let polished = match given {
@@ -235,44 +235,19 @@ impl GridSolver<'_> {
                         return Err(NoGrid { error: PlanError::NothingFits, lower_bound });
                     }
                 }
-                let seed = |scorer: &Scorer, cuts: &[Cut]| -> Seed {
-                    let found = stages_of(scorer, cuts);
-                    let line = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
-                    let mut borders = vec![0];
-                    found
-                        .iter()
-                        .for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
-                    (line, borders)
-                };
                 let mut seeds: Vec<Seed> = Vec::new();
                 if let Some((_, cuts)) = found {
-                    let (line, borders) = seed(&scorer, &cuts);
+                    let (line, borders) = seed_of(&scorer, &cuts);
                     let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
                     seeds.push((line.clone(), borders));
                     seeds.push((line, least_bound(&times, n_stages)));
                     seeds.push((natural, torchgpipe(problem, n_stages)));
                 }
                 if goal != Goal::Any || seeds.is_empty() {
-                    for (line, borders) in self.floors.narrow_lines(grid, each) {
-                        let states = States::line(problem, line.clone());
-                        let scorer = Scorer::new(problem, &states, rules);
-                        let fits = |borders: &Vec<usize>| {
-                            let mut stages = borders.windows(2).zip(&places);
-                            stages.all(|(pair, &(run, behind))| {
-                                states.work[pair[0]] < states.work[pair[1]]
-                                    && scorer.score(pair[0], pair[1], run, behind).is_some()
-                            })
-                        };
-                        match borders.filter(fits) {
-                            Some(borders) => seeds.push((line, borders)),
-                            // Where cuts fall together or memory decides, the line alone does not say where stages end.
-                            None if seeds.is_empty() => {
-                                let found = best_pipeline(&scorer, sharing, own);
-                                seeds.extend(found.map(|(_, cuts)| seed(&scorer, &cuts)));
-                            }
-                            None => {}
-                        }
-                    }
+                    let lines = self.floors.narrow_lines(grid, each);
+                    add_lines(&mut seeds, lines, (problem, rules), &places, &|scorer| {
+                        best_pipeline(scorer, sharing, own).map(|found| found.1)
+                    });
                 }
                 polish(problem, rules, &order, &places, &seeds, self.n_grids, goal)
             }
@@ -369,6 +344,42 @@ impl GridSolver<'_> {
                 }
                 Ok((best, least))
             }
+        }
+    }
+}
+
+/// A line of blocks through some cuts, and where these lie in it.
+fn seed_of(scorer: &Scorer, cuts: &[Cut]) -> Seed {
+    let found = stages_of(scorer, cuts);
+    let line = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+    let mut borders = vec![0];
+    found.iter().for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
+    (line, borders)
+}
+
+/// Adds lines of blocks and where stages could end in them.
+fn add_lines(
+    seeds: &mut Vec<Seed>,
+    lines: Vec<(Vec<usize>, Option<Vec<usize>>)>,
+    (problem, rules): (&Problem, Rules),
+    places: &Places,
+    best: &dyn Fn(&Scorer) -> Option<Vec<Cut>>,
+) {
+    for (line, borders) in lines {
+        let states = States::line(problem, line.clone());
+        let scorer = Scorer::new(problem, &states, rules);
+        let fits = |borders: &Vec<usize>| {
+            let mut stages = borders.windows(2).zip(places);
+            stages.all(|(pair, &(run, behind))| {
+                states.work[pair[0]] < states.work[pair[1]]
+                    && scorer.score(pair[0], pair[1], run, behind).is_some()
+            })
+        };
+        match borders.filter(fits) {
+            Some(borders) => seeds.push((line, borders)),
+            // Where cuts fall together or memory decides, the line alone does not say where stages end.
+            None if seeds.is_empty() => seeds.extend(best(&scorer).map(|cuts| seed_of(&scorer, &cuts))),
+            None => {}
         }
     }
 }
