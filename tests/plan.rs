@@ -285,8 +285,8 @@ fn a_change_that_is_named_does() {
                             "MiB" => 1048576.0,
                             other => panic!("{other}"),
                         };
-                        // Three digits are shown.
-                        memory += (much.parse::<f64>().expect("a number") * scale * 1.005) as u64 + 1;
+                        // Three digits are shown, rounded up.
+                        memory += (much.parse::<f64>().expect("a number") * scale).ceil() as u64;
                     }
                     ["--micro-batches", fewer] => more[3] = fewer.to_string(),
                     words => more.extend(words.iter().map(|word| word.to_string())),

@@ -332,7 +332,8 @@ fn changes(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
     match &error {
         PlanError::Memory { needed, limit, .. } => {
             let (needed, limit) = (Bytes(*needed), Bytes(*limit));
-            let short = Bytes(needed.0.saturating_sub(limit.0));
+            let short = rounded_up(Bytes(needed.0.saturating_sub(limit.0)));
+            let needed = rounded_up(needed);
             let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
             changes.extend(smaller_changes(problem, Strategy::from_name(&plan.strategy)));
             Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
@@ -345,6 +346,21 @@ fn changes(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
             .with_hint("a stage has devices of its own; --strategy interleaved makes several parts of each"),
         PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
     }
+}
+
+/// Returns no less, with the three digits that are shown: who adds what is shown adds enough.
+fn rounded_up(bytes: Bytes) -> Bytes {
+    let mut unit = 1.0;
+    while bytes.0 as f64 / unit >= 1000.0 {
+        unit *= 1024.0;
+    }
+    let step = match bytes.0 as f64 / unit {
+        value if value < 10.0 => unit / 100.0,
+        value if value < 100.0 => unit / 10.0,
+        _ => unit,
+    };
+    // A byte less than a whole one is none.
+    Bytes(((bytes.0 as f64 / step.max(1.0)).ceil() * step.max(1.0)).ceil() as u64)
 }
 
 /// Tries more devices and the options that save memory, for the strategy that was asked for or for all; searches of large problems are left out.
@@ -582,4 +598,26 @@ fn fullest(solution: &Solution) -> u64 {
         solution.devices(stage).for_each(|device| *devices.entry(device).or_default() += stage.score.memory);
     }
     devices.into_values().fold(0.0, f64::max) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_enough() {
+        let check = |bytes: u64, expected: &str| {
+            let up = rounded_up(Bytes(bytes));
+            assert!(up.0 >= bytes && up.0 as f64 <= bytes as f64 * 1.011 + 1.0, "{bytes}: {}", up.0);
+            assert_eq!(up.to_string(), expected);
+        };
+        check(0, "0 B");
+        check(43, "43 B");
+        check(111_400_000, "107 MiB");
+        check(1_868_000_000, "1.74 GiB");
+        check(106 << 20, "106 MiB");
+        check((106 << 20) + 1, "107 MiB");
+        check(15_938_355, "15.2 MiB");
+        check(15_938_356, "15.3 MiB");
+    }
 }
