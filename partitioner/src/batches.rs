@@ -128,9 +128,7 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
 /// Tells whether memory keeps a plan far from what its devices could do together.
 fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
     let ideal = problem.seconds() / problem.machine.total_speed();
-    let chunks = plan.chunks() as f64;
-    let is_full = plan.stages.iter().any(|stage| 2.0 * chunks * stage.score.memory > stage.score.limit);
-    is_full && plan.seconds_each() > 2.0 * ideal
+    plan.is_half_full() && plan.seconds_each() > 2.0 * ideal
 }
 
 /// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.

@@ -22,28 +22,25 @@ impl Branches {
             inputs[to].push(from);
             outputs[from].push(to);
         }
-        let mut branch_of = vec![None; n_nodes];
+        let mut is_in_branch = vec![false; n_nodes];
         let mut branches = Vec::new();
         for fork in (0..n_nodes).filter(|&node| outputs[node].len() > 1) {
             for branch in outputs[fork].iter().filter_map(|&first| Branch::from(first, &inputs, &outputs)) {
-                branch.nodes.iter().chain(branch.lost.iter()).for_each(|&node| {
-                    branch_of[node] = Some(branches.len());
-                });
+                branch.members().for_each(|node| is_in_branch[node] = true);
                 branches.push(branch);
             }
         }
         let (mut nodes, mut members) = (Vec::new(), Vec::new());
         let mut place = vec![usize::MAX; n_nodes];
-        for (node, data) in profile.nodes.iter().enumerate().filter(|(node, _)| branch_of[*node].is_none()) {
+        for (node, data) in profile.nodes.iter().enumerate().filter(|(node, _)| !is_in_branch[*node]) {
             place[node] = nodes.len();
             nodes.push(data.clone());
             members.push(vec![node]);
         }
         for branch in &branches {
-            let all: Vec<usize> = branch.nodes.iter().chain(branch.lost.iter()).copied().collect();
-            all.iter().for_each(|&node| place[node] = nodes.len());
+            branch.members().for_each(|node| place[node] = nodes.len());
             nodes.push(branch.node(profile));
-            members.push(all);
+            members.push(branch.members().collect());
         }
         let edges = profile.edges.iter().map(|&(from, to)| (place[from], place[to]));
         let edges = edges.filter(|(from, to)| from != to).collect();
@@ -76,6 +73,10 @@ impl Branch {
             }
         }
         (nodes.len() > 1).then_some(Self { nodes, lost: None })
+    }
+
+    fn members(&self) -> impl Iterator<Item = usize> + '_ {
+        self.nodes.iter().copied().chain(self.lost)
     }
 
     fn node(&self, profile: &PipedreamProfile) -> PipedreamNode {

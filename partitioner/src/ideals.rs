@@ -76,6 +76,11 @@ impl Ideals {
         self.words(ideal)[node / 64] >> (node % 64) & 1 == 1
     }
 
+    /// Tells whether an ideal has a node that another has not.
+    pub fn is_between(&self, start: usize, end: usize, node: usize) -> bool {
+        self.contains(end, node) && !self.contains(start, node)
+    }
+
     /// Returns the nodes of an ideal that another has not.
     pub fn between(&self, start: usize, end: usize) -> impl Iterator<Item = usize> + '_ {
         bits(self.words(end).iter().zip(self.words(start)).map(|(word, less)| word & !less))

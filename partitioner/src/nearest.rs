@@ -37,10 +37,9 @@ pub(crate) fn nearest(problem: &Problem, makes: &[Make]) -> PlanError {
     }
     let Some((mut plan, high, make)) = nearest else { return PlanError::NothingFits };
     raise_memory(problem, &mut plan);
-    let mut short: Vec<f64> = devices.iter().map(|device| -(device.memory.0 as f64)).collect();
-    for stage in &plan.stages {
-        plan.devices(stage).for_each(|device| short[device] += stage.score.memory);
-    }
+    let held = plan.held(devices.len());
+    let short: Vec<f64> =
+        held.iter().zip(devices).map(|(held, device)| held - device.memory.0 as f64).collect();
     let used = plan.stages.iter().flat_map(|stage| plan.devices(stage));
     let fullest = used.max_by(|&a, &b| short[a].total_cmp(&short[b])).expect("a plan has stages");
     // Chunks that fit together need not fit their shares: what was tried is certain.

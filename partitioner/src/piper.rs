@@ -235,7 +235,7 @@ impl<'a> Solver<'a> {
 
     fn pair(&self, start: usize, end: usize, degree: usize) -> Option<Pair> {
         let nodes: Vec<usize> = self.ideals.between(start, end).collect();
-        let is_inside = |node: usize| self.ideals.contains(end, node) && !self.ideals.contains(start, node);
+        let is_inside = |node: usize| self.ideals.is_between(start, end, node);
         let mut choices = Vec::with_capacity(nodes.len());
         for &node in &nodes {
             let implementations = &self.implementations[degree][node];

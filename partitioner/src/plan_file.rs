@@ -149,10 +149,7 @@ pub fn to_plan(
         let stages: Vec<u32> = stages.map(|stage| stage as u32).collect();
         (stages.len() > 1).then_some(PlanTie { stages, parameters: tie.parameters })
     });
-    let mut peaks = vec![0.0_f64; problem.machine.devices.len()];
-    for stage in &solution.stages {
-        solution.devices(stage).for_each(|device| peaks[device] += stage.score.memory);
-    }
+    let peaks = solution.held(problem.machine.devices.len());
     let memory = problem.machine.devices.iter().zip(&peaks).map(|(device, &peak)| DeviceMemory {
         device: device.name.clone(),
         peak: Bytes(peak as u64),

@@ -127,7 +127,7 @@ fn excess_of(problem: &Problem, solution: &Solution, timeline: &Timeline) -> Opt
 pub(crate) fn raise_memory(problem: &Problem, solution: &mut Solution) {
     let Some(timeline) = timeline(problem, solution) else { return };
     let peaks = device_peaks(problem, &timeline);
-    let held = held(problem, solution);
+    let held = solution.held(problem.machine.devices.len());
     let chunks = solution.chunks() as f64;
     let short = |stage: &SolutionStage| {
         let short = solution.devices(stage).map(|device| peaks[device] - held[device]);
@@ -139,17 +139,8 @@ pub(crate) fn raise_memory(problem: &Problem, solution: &mut Solution) {
 
 /// Tells whether a device is so full by formula that the simulator might find it too full.
 fn may_exceed(problem: &Problem, solution: &Solution) -> bool {
-    let held = held(problem, solution);
+    let held = solution.held(problem.machine.devices.len());
     held.iter().zip(&problem.machine.devices).any(|(held, device)| *held > 0.5 * device.memory.0 as f64)
-}
-
-/// Bytes that each device holds by formula.
-fn held(problem: &Problem, solution: &Solution) -> Vec<f64> {
-    let mut held = vec![0.0; problem.machine.devices.len()];
-    for stage in &solution.stages {
-        solution.devices(stage).for_each(|device| held[device] += stage.score.memory);
-    }
-    held
 }
 
 /// A solution as the simulator takes it; `None` where it is too large or has stages without work.

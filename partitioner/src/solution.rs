@@ -67,6 +67,21 @@ impl Solution {
         self.stages.iter().filter(|stage| Some(stage.run) == first).count().max(1)
     }
 
+    /// Returns the bytes that each of so many devices holds, all stages on it together.
+    pub fn held(&self, n_devices: usize) -> Vec<f64> {
+        let mut held = vec![0.0; n_devices];
+        for stage in &self.stages {
+            self.devices(stage).for_each(|device| held[device] += stage.score.memory);
+        }
+        held
+    }
+
+    /// Tells whether a device is half full at the least.
+    pub(crate) fn is_half_full(&self) -> bool {
+        let chunks = self.chunks() as f64;
+        self.stages.iter().any(|stage| 2.0 * chunks * stage.score.memory > stage.score.limit)
+    }
+
     /// Tells whether activations of any stage wait in host memory.
     pub fn offloads(&self) -> bool {
         self.stages.iter().any(|stage| !stage.score.offload.is_empty())

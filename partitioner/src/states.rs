@@ -214,7 +214,7 @@ impl States {
     pub(crate) fn has_block(&self, start: usize, end: usize, block: usize) -> bool {
         match &self.sets {
             Sets::Line(_, position) => (start..end).contains(&position[block]),
-            Sets::Ideals(ideals) => ideals.contains(end, block) && !ideals.contains(start, block),
+            Sets::Ideals(ideals) => ideals.is_between(start, end, block),
         }
     }
 }

@@ -64,10 +64,6 @@ pub fn what_if(problem: &Problem, solution: &Solution, asked: Option<Strategy>) 
         changes.extend(ask("twice the bandwidth", faster, &|_| true));
     }
     // What half of it holds is not the memory's doing.
-    let is_full = |found: &Solution| {
-        let chunks = found.chunks() as f64;
-        found.stages.iter().any(|stage| 2.0 * chunks * stage.score.memory > stage.score.limit)
-    };
-    changes.extend(ask("twice the memory", roomier, &is_full));
+    changes.extend(ask("twice the memory", roomier, &Solution::is_half_full));
     changes
 }

@@ -1,7 +1,5 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
-use std::collections::BTreeMap;
-
 use partitioner::{
     Change, CheckError, Machine, MicroBatches, OperatorSeconds, PlanError, Planned, Problem, ProblemError,
     Solution, Strategy, Training, check_plan, from_graph, plan_model, plan_with, to_plan, what_if,
@@ -398,13 +396,13 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
         MicroBatches::Exactly(count) => count,
         _ => 1,
     };
-    let fewer = std::iter::successors(Some(few / 2), |count| Some(count / 2)).take_while(|&count| count > 0);
-    let fewer: Vec<u32> = fewer.collect();
+    let mut fewer =
+        std::iter::successors(Some(few / 2), |count| Some(count / 2)).take_while(|&count| count > 0);
     let with = |count: u32| {
         let training = Training { micro_batches: MicroBatches::Exactly(count), ..problem.training };
         Problem { training, ..problem.clone() }
     };
-    let enough = fewer.into_iter().find(|&count| fits(&with(count)));
+    let enough = fewer.find(|&count| fits(&with(count)));
     changes.extend(enough.map(|count| format!("--micro-batches {count}")));
     let mut option = |is_open: bool, words: &str, change: fn(&mut Training)| {
         let mut changed = problem.clone();
@@ -533,6 +531,10 @@ fn answer_of(
         recompute: stage.score.recompute.iter().map(path).collect(),
         offload: stage.score.offload.iter().map(path).collect(),
     });
+    // Bytes of the fullest device.
+    let fullest = |solution: &Solution| {
+        solution.held(problem.machine.devices.len()).into_iter().fold(0.0, f64::max) as u64
+    };
     let others = others.iter().map(|other| RunnerUp {
         strategy: other.strategy.to_string(),
         seconds: Some(other.seconds_each()),
@@ -589,15 +591,6 @@ fn answer_of(
             .collect(),
         micro_batches_tried: Vec::new(),
     }
-}
-
-/// Bytes of the fullest device, all stages on it together.
-fn fullest(solution: &Solution) -> u64 {
-    let mut devices: BTreeMap<usize, f64> = BTreeMap::new();
-    for stage in &solution.stages {
-        solution.devices(stage).for_each(|device| *devices.entry(device).or_default() += stage.score.memory);
-    }
-    devices.into_values().fold(0.0, f64::max) as u64
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Strin
         slowest(problem, solution),
         ends(solution),
         thrown_away(solution),
-        memory(problem, solution),
+        Some(memory(problem, solution)),
         unused(problem, solution),
         one_device(problem, solution, answer),
         others(answer),
@@ -107,17 +107,15 @@ fn thrown_away(solution: &Solution) -> Option<String> {
 }
 
 /// How full the fullest device is, with all that stands on it.
-fn memory(problem: &Problem, solution: &Solution) -> Option<String> {
-    let mut held: BTreeMap<usize, f64> = BTreeMap::new();
-    for stage in &solution.stages {
-        solution.devices(stage).for_each(|device| *held.entry(device).or_default() += stage.score.memory);
-    }
-    let share = |(device, bytes): (usize, f64)| bytes / problem.machine.devices[device].memory.0 as f64;
-    let share = held.into_iter().map(share).reduce(f64::max)?;
-    Some(match share < 0.005 {
+fn memory(problem: &Problem, solution: &Solution) -> String {
+    let devices = &problem.machine.devices;
+    let held = solution.held(devices.len());
+    let share = held.iter().zip(devices).filter(|(held, _)| **held > 0.0);
+    let share = share.map(|(held, device)| held / device.memory.0 as f64).fold(0.0, f64::max);
+    match share < 0.005 {
         true => "The fullest device uses less than 1 % of its memory.".to_string(),
         false => format!("The fullest device uses {:.0} % of its memory.", share * 100.0),
-    })
+    }
 }
 
 /// Devices that are left over.
