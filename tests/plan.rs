@@ -139,8 +139,10 @@ fn a_plan_is_scored_as_it_was_planned() {
     let path = folder.path().join("plan.yaml");
     let plan = path.to_str().expect("temporary paths are text");
     let model = "fixtures/traces/unet_small.pt";
-    for strategy in ["1f1b", "interleaved", "pipedream", "gpipe"] {
-        let made = json(&["plan", model, "--devices", "4xh100", "--strategy", strategy, "-o", plan]);
+    let strategies = ["1f1b", "interleaved", "pipedream", "gpipe"];
+    for (strategy, overlap) in strategies.iter().flat_map(|&one| [(one, None), (one, Some("--no-overlap"))]) {
+        let arguments = ["plan", model, "--devices", "4xh100", "--strategy", strategy, "-o", plan];
+        let made = json(&[&arguments[..], overlap.as_slice()].concat());
         let checked = json(&["plan", model, "--check", plan]);
         for key in ["step_seconds", "period_seconds"] {
             let (made, checked) = (made[key].as_f64(), checked[key].as_f64());
@@ -150,6 +152,13 @@ fn a_plan_is_scored_as_it_was_planned() {
             );
             assert_eq!(made.is_some(), checked.is_some());
         }
+        // The file says whether stages wait for what they send, and the simulator reads it.
+        let simulated = json(&["simulate", plan])["step_seconds"].as_f64();
+        let difference = made["step_seconds"].as_f64().zip(simulated).map(|(a, b)| (a / b - 1.0).abs());
+        assert!(
+            difference.is_none_or(|difference| difference < 0.01),
+            "{strategy}, {overlap:?}: {difference:?}"
+        );
     }
     // Edited by hand: a block taken out is missed, and another model's is not known.
     let text = std::fs::read_to_string(&path).expect("just written");

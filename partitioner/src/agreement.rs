@@ -1,7 +1,7 @@
 //! What is planned is what is simulated: tests over random models and machines, every strategy.
 
 use schema::{Execution, Plan, ShardingLevel};
-use simulator::{Sends, from_plan, simulate};
+use simulator::{PlanOptions, from_plan, simulate};
 
 use crate::{
     Objective, Problem, STRATEGIES, Solution, Strategy, check_plan,
@@ -42,9 +42,7 @@ fn objectives_are_what_the_simulator_says() {
     let n = solutions(7, cases(50), |name, problem, solution| {
         let model = schema::ModelReference { name: String::new(), digest: String::new() };
         let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
-        let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
-        let options = simulator::PlanOptions { sends, ..Default::default() };
-        let Ok(step) = from_plan(&plan, &options) else {
+        let Ok(step) = from_plan(&plan, &PlanOptions::default()) else {
             // A stage without work is not simulated.
             assert!(solution.stages.iter().any(|stage| stage.score.compute == 0.0), "{name}");
             return;
@@ -123,8 +121,7 @@ fn edited_plans_are_scored_as_they_are_simulated() {
         let made = to_plan(&problem, &solution, &cluster(&problem.machine), model, "");
         let mut check = |schedule: &str, execution: Execution| {
             let plan = Plan { schedule: schedule.to_string(), execution: Some(execution), ..made.clone() };
-            let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
-            let step = from_plan(&plan, &simulator::PlanOptions { sends, ..Default::default() }).ok()?;
+            let step = from_plan(&plan, &PlanOptions::default()).ok()?;
             let timeline = simulate(&step.workload, &step.order, &step.machine).unwrap();
             let checked = check_plan(&problem, &plan).unwrap();
             let name = format!("case {case}, {schedule}, {execution:?}");
@@ -149,7 +146,7 @@ fn edited_plans_are_scored_as_they_are_simulated() {
             });
             Some((versions, memory.collect::<Vec<(f64, bool)>>()))
         };
-        let plain = Execution::default();
+        let plain = made.execution.unwrap_or_default();
         let Some((stashed, memory)) = check("pipedream", plain) else { continue };
         let vertical = Execution { vertical_sync: Some(true), ..plain };
         let others = [check("pipedream", vertical), check("pipedream-2bw", plain)];

@@ -46,7 +46,8 @@ pub(crate) fn score_placed(
     let offload = execution.offload.unwrap_or(OffloadMode::Both);
     let execution = Execution { offload: Some(offload), ..execution };
     // What else a plan wants is the simulator's to count.
-    let is_plain = Execution { vertical_sync: None, offload: None, ..execution } == Execution::default();
+    let plain = Execution { vertical_sync: None, offload: None, blocking_sends: None, ..execution };
+    let is_plain = plain == Execution::default();
     // Put the devices in the order of the stages: runs are then side by side.
     let mut ordered = problem.clone();
     let chunks = placed.len() / n_ranks;

@@ -156,7 +156,8 @@ pub fn to_plan(
         limit: device.memory,
     });
     let offload = solution.execution.offload.filter(|_| solution.offloads());
-    let execution = Execution { offload, ..solution.execution };
+    let blocking_sends = (!problem.machine.overlaps).then_some(true);
+    let execution = Execution { offload, blocking_sends, ..solution.execution };
     let (step, period) = match solution.objective {
         Objective::Step(seconds) => (Some(Seconds(seconds)), None),
         Objective::Period(seconds) => (None, Some(Seconds(seconds))),

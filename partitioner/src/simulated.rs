@@ -5,7 +5,7 @@
 
 use indexmap::{IndexMap, IndexSet};
 use schema::{Cluster, Device, DeviceType, Level, Link, ModelReference, OffloadMode};
-use simulator::{PlanOptions, PlannedStep, Sends, Timeline, from_plan, simulate, step_time};
+use simulator::{PlanOptions, PlannedStep, Timeline, from_plan, simulate, step_time};
 
 use crate::{Machine, MachineDevice, Objective, Problem, Solution, SolutionStage, plan_file::to_plan};
 
@@ -159,8 +159,7 @@ pub(crate) fn taken(
     }
     let model = ModelReference { name: String::new(), digest: String::new() };
     let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
-    let sends = if problem.machine.overlaps { Sends::default() } else { Sends::Blocking };
-    Some(from_plan(&plan, &PlanOptions { sends, ..PlanOptions::default() }))
+    Some(from_plan(&plan, &PlanOptions::default()))
 }
 
 /// Tells whether a step is small enough to be simulated while planning.

@@ -15,7 +15,7 @@ use schema::{
     Bytes, BytesPerSecond, Cluster, Device, DeviceType, Level, ModelReference, PipedreamProfile, Plan,
     Seconds,
 };
-use simulator::{PlanOptions, Sends, from_plan, simulate};
+use simulator::{PlanOptions, from_plan, simulate};
 
 /// What was looked at.
 #[derive(Default)]
@@ -71,8 +71,7 @@ fn try_one(
     let model = ModelReference { name: name.into(), digest: String::new() };
     let plan = to_plan(&problem, &solution, &cluster, model, "");
     let plan: Plan = schema::from_yaml(&schema::to_yaml(&plan)).unwrap();
-    let sends = if overlaps { Sends::Overlapped } else { Sends::Blocking };
-    let Ok(step) = from_plan(&plan, &PlanOptions { sends, ..PlanOptions::default() }) else {
+    let Ok(step) = from_plan(&plan, &PlanOptions::default()) else {
         // A rule can leave a stage without work, which is not simulated.
         let is_empty = solution.stages.iter().any(|stage| stage.score.compute == 0.0);
         if !is_empty {

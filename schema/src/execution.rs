@@ -48,6 +48,9 @@ pub struct Execution {
     /// their own newest (vertical sync).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vertical_sync: Option<bool>,
+    /// Whether a stage computes nothing until what it sends has arrived; it computes meanwhile when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocking_sends: Option<bool>,
 }
 
 /// When gradients are sent.
@@ -150,6 +153,7 @@ impl Execution {
             prefetch: self.prefetch.or(other.prefetch),
             overlap_slowdown: self.overlap_slowdown.or(other.overlap_slowdown),
             vertical_sync: self.vertical_sync.or(other.vertical_sync),
+            blocking_sends: self.blocking_sends.or(other.blocking_sends),
         }
     }
 }

@@ -39,8 +39,6 @@ pub struct PlanOptions {
     pub host_overhead: Seconds,
     /// How transfers share ports.
     pub sharing: Sharing,
-    /// Whether computation goes on while values are sent.
-    pub sends: Sends,
     /// Gradient sync, sharding and offload; the plan's where nothing is said.
     pub execution: Execution,
     /// Share of each stage's activations that waits in host memory; the plan's when absent.
@@ -88,6 +86,9 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
     let choices = options.execution.or(plan.execution.unwrap_or_default());
     let mut machine = machine(plan, options, &mut notes)?;
     machine.slowdown = execution::slowdown(&choices)?;
+    if choices.blocking_sends == Some(true) {
+        machine.sends = Sends::Blocking;
+    }
     let schedule = Schedule::from_name(options.schedule.as_deref().unwrap_or(&plan.schedule))?;
     let micro_batches = options.micro_batches.unwrap_or(plan.micro_batches);
     let stage_devices = stage_devices(plan)?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use schema::{Seconds, Timeline};
-use simulator::{Cost, Kept, Sends, Sharing, order::OrderError};
+use simulator::{Cost, Kept, Sharing, order::OrderError};
 
 use crate::{
     failure::Failure,
@@ -76,9 +76,6 @@ pub struct Simulate {
     /// What the host adds to each operation, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0.0, conflicts_with_all = ["csv", "ranks"])]
     host_overhead: f64,
-    /// Senders wait until their values have arrived
-    #[arg(long, conflicts_with_all = ["csv", "ranks"])]
-    blocking_sends: bool,
     /// Give every transfer the whole bandwidth of its ports
     #[arg(long, conflicts_with_all = ["csv", "ranks"])]
     no_contention: bool,
@@ -144,7 +141,6 @@ impl Simulate {
             micro_batches: self.micro_batches,
             host_overhead: Seconds(self.host_overhead * 1e-6),
             sharing: if self.no_contention { Sharing::Unlimited } else { Sharing::Fair },
-            sends: if self.blocking_sends { Sends::Blocking } else { Sends::Overlapped },
             execution: self.execution.execution(),
             offloaded: self.execution.offloaded(),
             tensor_parallel: self.execution.tensor_parallel(),

@@ -64,6 +64,5 @@ pub(super) fn machine(
         links.insert((*from, *to), link(own.bandwidth, own.latency, &name)?);
     }
     let levels = levels.collect::<Result<_, _>>()?;
-    let (sharing, sends) = (options.sharing, options.sends);
-    Ok(Machine { devices, levels, links, sharing, sends, ..Machine::default() })
+    Ok(Machine { devices, levels, links, sharing: options.sharing, ..Machine::default() })
 }

@@ -30,6 +30,9 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     };
     let mut asked = Asked::new(plan, input, cluster)?;
     if let Some(given) = given {
+        // A plan says itself whether stages wait for what they send.
+        let waits = given.execution.is_some_and(|execution| execution.blocking_sends == Some(true));
+        asked.problem.machine.overlaps &= !waits;
         let problem = &asked.problem;
         let solution = check_plan(problem, &given).map_err(|error| {
             let failure = match error {

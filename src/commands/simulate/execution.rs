@@ -46,6 +46,9 @@ pub(super) struct ExecutionArguments {
     /// Let all stages of a pipedream take the weights that the first one had when a micro-batch came in
     #[arg(long, conflicts_with = "csv")]
     vertical_sync: bool,
+    /// Senders wait until their values have arrived
+    #[arg(long, conflicts_with_all = ["csv", "ranks"])]
+    blocking_sends: bool,
 }
 
 /// When gradients are sent.
@@ -138,6 +141,7 @@ impl ExecutionArguments {
             prefetch: self.prefetch,
             overlap_slowdown: self.overlap_slowdown,
             vertical_sync: self.vertical_sync.then_some(true),
+            blocking_sends: self.blocking_sends.then_some(true),
         }
     }
 
