@@ -17,6 +17,7 @@ use crate::{
     baselines::{deepspeed, even_layers, even_parameters, least_bound, torchgpipe},
     chunks::share_out,
     grids::{Floors, Grid},
+    narrowest::Ordered,
     pipeline::{Cut, Sharing, best_pipeline, least_before},
     placed::share_memory,
     polish::{Places, Polished, Seed, polish, timed},
@@ -58,8 +59,10 @@ const ROUNDS: usize = 3;
 
 /// Operations that plans of all cuts may have together.
 const OPERATIONS: usize = 50_000;
-/// The most of such plans.
+/// The most of such plans; and of those that prove nothing, of more than a few states.
 const PLANS: usize = 200;
+const UNSURE: usize = 8;
+const FEW_STATES: usize = 40;
 
 /// The most pairs of states that searches for chunks look at.
 const CHUNKED: usize = 150_000_000;
@@ -326,9 +329,10 @@ impl GridSolver<'_> {
             let mut cuts = AllCuts::new(&scorer, grid, each, &places, &simulate);
             (cuts.best, cuts.bound) = (best, limit);
             let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
-            cuts.left = (OPERATIONS / n_ops / self.n_grids.clamp(1, 4)).min(PLANS);
             // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
             let is_sure = scorer.is_roomy() || grid.chunks == 1 && !problem.training.offload;
+            let most = if is_sure || states.len() <= FEW_STATES { PLANS } else { UNSURE };
+            cuts.left = (OPERATIONS / n_ops / self.n_grids.clamp(1, 4)).min(most);
             is_exact = cuts.search() && is_sure && !has_less.get();
             best = cuts.best;
         }
@@ -360,7 +364,7 @@ fn seed_of(scorer: &Scorer, cuts: &[Cut]) -> Seed {
 /// Adds lines of blocks and where stages could end in them.
 fn add_lines(
     seeds: &mut Vec<Seed>,
-    lines: Vec<(Vec<usize>, Option<Vec<usize>>)>,
+    lines: Vec<Ordered>,
     (problem, rules): (&Problem, Rules),
     places: &Places,
     best: &dyn Fn(&Scorer) -> Option<Vec<Cut>>,

@@ -3,15 +3,18 @@
 //! Devices may be left over: where links are slow, fewer stages or replicas are faster. Grids are solved in the order of what bounds
 //! them from below; one whose bound is above the best plan found cannot be better and is left out.
 
-use std::{cell::Cell, collections::BTreeMap};
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, HashMap},
+};
 
 use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
     MicroBatches, Problem,
     floor::Steps,
-    grid::GridSolver,
-    narrowest::Question,
+    grid::{GridSolver, in_flight_of},
+    narrowest::{Ordered, Question},
     simulated::is_simulated,
     solution::Solution,
     states::States,
@@ -274,8 +277,10 @@ pub(crate) struct Floors<'a> {
     /// Speeds, the fastest first, added up.
     power: Vec<f64>,
     ways: &'a Ways,
-    /// Whether what must cross cuts is asked for: where not all cuts are known.
+    /// Whether what must cross cuts is asked for: where cuts follow no rule.
     is_open: bool,
+    /// What is bounded by work already, by schedule, ranks, chunks, replicas and micro-batches.
+    by_work: RefCell<HashMap<(Schedule, [usize; 4]), f64>>,
 }
 
 impl<'a> Floors<'a> {
@@ -297,10 +302,11 @@ impl<'a> Floors<'a> {
         let known = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
         let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
         let total = problem.seconds() / fastest;
-        let is_open = known.is_empty() && !strategy.is_rule();
+        let is_open = !strategy.is_rule();
         let there_and_back = total - weights / fastest;
         let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
-        Self { problem, known, total, there_and_back, forward, power, ways, is_open }
+        let by_work = RefCell::default();
+        Self { problem, known, total, there_and_back, forward, power, ways, is_open, by_work }
     }
 
     /// No step of this grid is shorter: its order of operations, the work of its devices and what must cross cuts bound it.
@@ -309,7 +315,8 @@ impl<'a> Floors<'a> {
     pub(crate) fn floor(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
         let floor = self.by_work(grid, micro_batches);
         // Without pipelining the fewest cuts are the best, and what they carry is little beside all work.
-        match self.is_open && grid.schedule != Schedule::LayerParallel && floor < enough {
+        let is_asked = self.is_open && grid.schedule != Schedule::LayerParallel && grid.ranks > 1;
+        match is_asked && floor < enough {
             true => {
                 let question = self.question(grid, micro_batches);
                 floor.max(self.ways.narrowest(self.problem).step(&question, enough))
@@ -320,6 +327,17 @@ impl<'a> Floors<'a> {
 
     /// The same but for what must cross cuts.
     fn by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
+        let Grid { schedule, ranks, chunks, replicas, .. } = grid;
+        let key = (schedule, [ranks, chunks, replicas, micro_batches]);
+        let known = self.by_work.borrow().get(&key).copied();
+        known.unwrap_or_else(|| {
+            let floor = self.find_by_work(grid, micro_batches);
+            self.by_work.borrow_mut().insert(key, floor);
+            floor
+        })
+    }
+
+    fn find_by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let known = if grid.chunks == 1 { &self.known[..] } else { &[] };
         let Grid { schedule, ranks, replicas, .. } = grid;
         let steps = Steps { schedule, ranks, micro_batches, states: known, total: self.total };
@@ -344,11 +362,7 @@ impl<'a> Floors<'a> {
     }
 
     /// Returns orders of the blocks that go through narrow cuts, and those cuts; none where all cuts are known anyway.
-    pub(crate) fn narrow_lines(
-        &self,
-        grid: Grid,
-        micro_batches: usize,
-    ) -> Vec<(Vec<usize>, Option<Vec<usize>>)> {
+    pub(crate) fn narrow_lines(&self, grid: Grid, micro_batches: usize) -> Vec<Ordered> {
         match self.is_open && grid.chunks == 1 && grid.ranks > 1 {
             true => self.ways.narrowest(self.problem).lines(&self.question(grid, micro_batches)),
             false => Vec::new(),
@@ -357,7 +371,7 @@ impl<'a> Floors<'a> {
 
     fn question(&self, grid: Grid, micro_batches: usize) -> Question {
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
-        let floor = Steps { schedule, ranks, micro_batches, states: &[], total: self.total }.floor();
+        let floor = self.by_work(grid, micro_batches);
         let machine = &self.problem.machine;
         // Neighbours on one level share ports; what is too large to be simulated is timed as if they did not.
         let shares_ports = machine.levels.len() == 1
@@ -365,6 +379,19 @@ impl<'a> Floors<'a> {
             && is_simulated(grid.n_stages(), micro_batches * replicas, ranks * replicas);
         // Power begins with the fastest device's.
         let (speed, rate) = (self.power[0], machine.least_seconds_per_byte());
-        Question { schedule, speed, rate, ranks, chunks, micro_batches, shares_ports, floor }
+        let limit = machine.devices.iter().map(|device| device.memory.0 as f64).fold(0.0, f64::max);
+        let in_flight = in_flight_of(schedule, ranks, chunks, micro_batches, 1);
+        Question {
+            schedule,
+            speed,
+            rate,
+            ranks,
+            chunks,
+            micro_batches,
+            shares_ports,
+            limit,
+            in_flight,
+            floor,
+        }
     }
 }

@@ -21,6 +21,9 @@
 //!   Zero-bubble runs a weight's gradient in each turn from the `s`-th on. Asked for `t` being `s`, the stage behind it and the last.
 //! - Interleaved: `m·T_s`, `A + (m-1)·c_s/2`, and all that crosses, `m·Σc`, shared by the ports of `p` devices, each way.
 //!
+//! Where all cuts are known, each of several stages must also hold its parameters, gradients and optimizer state, and of each micro-batch in
+//! flight what is left when all that can be is computed again.
+//!
 //! The least step for which cuts exist is found from the last stage to the first: of the ways to go on behind a stage the one with the least
 //! transfers, as far as it must not end later. What all cuts carry at the least counts in `A` when they are looked for again.
 //! O(W²·p) for W windows.
@@ -35,6 +38,35 @@ pub(crate) struct Border {
     pub(crate) high: f64,
     /// Seconds that what crosses takes at the least, there and back.
     pub(crate) seconds: f64,
+    /// What must be held of the blocks before its cuts; nothing is known of cuts that were not all looked at.
+    pub(crate) held: Option<Held>,
+}
+
+/// Bytes of blocks at the least and at the most: what a device holds once, and what it holds of each micro-batch in flight, whatever is
+/// computed again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) once: (f64, f64),
+    pub(crate) each: (f64, f64),
+}
+
+impl Held {
+    /// Returns what blocks between two cuts hold at the least.
+    fn between(before: Self, behind: Self, in_flight: f64) -> f64 {
+        let once = (behind.once.0 - before.once.1).max(0.0);
+        once + (behind.each.0 - before.each.1).max(0.0) * in_flight
+    }
+}
+
+/// The memory of devices in a row.
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    /// Bytes of the largest device.
+    pub(crate) limit: f64,
+    /// Micro-batches in flight at each stage.
+    pub(crate) in_flight: Vec<f64>,
+    /// What all blocks hold.
+    pub(crate) all: Held,
 }
 
 /// The least of a part of the work that is in any blocks with so much work: of those with the smallest share of it.
@@ -93,6 +125,8 @@ pub(crate) struct Steps<'a> {
     pub(crate) forward: &'a LeastPart,
     pub(crate) there_and_back: &'a LeastPart,
     pub(crate) borders: &'a [Border],
+    /// Memory, where it may decide.
+    pub(crate) room: Option<&'a Room>,
 }
 
 /// A way to go on from where a stage begins.
@@ -174,7 +208,7 @@ impl Steps<'_> {
             let begins = if stage == 0 { 1 } else { borders.len() };
             let from = |window: usize| {
                 let begin = match stage {
-                    0 => Border { low: 0.0, high: 0.0, seconds: 0.0 },
+                    0 => Border { low: 0.0, high: 0.0, seconds: 0.0, held: Some(Held::default()) },
                     _ => borders[window],
                 };
                 // No stage has more work than it does in a step.
@@ -260,8 +294,15 @@ impl Steps<'_> {
             first * own.1 + others * own.0 <= left(own, rest, alone.1)
                 && to_the_end.0 as f64 * (from_here + rest) <= left(own, rest, to_the_end.1)
         };
+        let fits = |end: Option<Held>| match (self.room, begin.held, end) {
+            (Some(room), Some(begin), Some(end)) => {
+                Held::between(begin, end, room.in_flight[stage]) <= room.limit * (1.0 + 1e-9)
+            }
+            _ => true,
+        };
         let Some((behind, ways_behind)) = behind else {
-            if is_short(own(total)) && fits_port(0.0) && keeps(own(total), 0.0) {
+            let all = self.room.map(|room| room.all);
+            if is_short(own(total)) && fits_port(0.0) && keeps(own(total), 0.0) && fits(all) {
                 add(0, total, 0, 0.0);
             }
             return found;
@@ -275,7 +316,7 @@ impl Steps<'_> {
             }
             let ways = &ways_behind[end];
             let Some(least) = ways.last().map(|last| last.least.0) else { continue };
-            if !fits_port(borders[end].seconds) || !keeps(own, least) {
+            if !fits_port(borders[end].seconds) || !fits(borders[end].held) || !keeps(own, least) {
                 continue;
             }
             // The next stage must end early enough for turns between the two.

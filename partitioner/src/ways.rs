@@ -10,8 +10,8 @@ use crate::{Problem, narrowest::Narrowest, remembered::Remembered, states::State
 /// The most ideals that are planned over; wider graphs are put in line.
 const IDEALS: usize = 3000;
 
-/// Ways to cut a model.
-pub(crate) struct Ways {
+/// Ways to cut a model, and what was found of them.
+pub struct Ways {
     /// All ideals where there are few, the problem's own order otherwise.
     pub(crate) states: States,
     /// Whether all ways to cut are among them.
@@ -27,7 +27,8 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    pub(crate) fn of(problem: &Problem) -> Self {
+    /// Finds the ways to cut a valid problem's model.
+    pub fn of(problem: &Problem) -> Self {
         let line = own_order(problem);
         let is_chain = line.is_complete(problem);
         let ideals = if is_chain { None } else { States::ideals(problem, IDEALS) };
@@ -53,7 +54,10 @@ impl Ways {
 
     /// Returns what must cross cuts.
     pub(crate) fn narrowest(&self, problem: &Problem) -> &Narrowest {
-        self.narrowest.get_or_init(|| Narrowest::new(problem))
+        self.narrowest.get_or_init(|| match self.is_complete {
+            true => Narrowest::of_all(problem, &self.states),
+            false => Narrowest::sought(problem),
+        })
     }
 }
 
