@@ -7,6 +7,8 @@
 //! pass runs. A block offloaded is copied out behind the stage's forward pass and back before its backward pass while the device
 //! waits (`Pinned` of the simulator): one micro-batch of it is there at a time, all in flight where the backward pass is split.
 
+use std::rc::Rc;
+
 use crate::{
     knapsack::{Choice, Items, pick},
     pipeline::Cut,
@@ -16,6 +18,9 @@ use crate::{
 /// The most sizes of blocks that are tried as the largest one computed again.
 const SIZES: usize = 16;
 
+/// Share of a stage's seconds for which what it throws away is not looked through any longer.
+const NEAR: f64 = 1e-4;
+
 /// What a stage throws away and computes or fetches again.
 #[derive(Clone, Debug)]
 pub(crate) struct Again {
@@ -23,6 +28,14 @@ pub(crate) struct Again {
     pub(crate) memory: f64,
     pub(crate) recompute: Vec<usize>,
     pub(crate) offload: Vec<usize>,
+}
+
+/// What throwing a block away, or more of it, brings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gain {
+    block: usize,
+    bytes: f64,
+    seconds_per_byte: f64,
 }
 
 impl Scorer<'_> {
@@ -61,22 +74,97 @@ impl Scorer<'_> {
         into * (1.0 + ahead) + early + sent + back + bucket.max(self.shared(start, end))
     }
 
-    /// Memory and seconds of what is computed again; `None` where nothing helps.
-    pub(crate) fn again(&self, start: usize, end: usize, place: &Place, behind: usize) -> Option<(f64, f64)> {
+    /// Seconds of what is computed again; `None` where nothing helps.
+    ///
+    /// What is not below `enough` is not looked for to its end: anything that is no less may be returned then.
+    pub(crate) fn again(
+        &self,
+        start: usize,
+        end: usize,
+        place: &Place,
+        behind: usize,
+        enough: f64,
+    ) -> Option<f64> {
         let in_flight = self.rules.in_flight.count(place.run.count, behind);
         let (fixed, limit) = (self.fixed(start, end, place.run, in_flight), place.limit);
         let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
         // A bound that needs no list of blocks decides most stages.
         if fixed + activations + self.largest_workspace <= limit {
-            return Some((fixed + activations, 0.0));
+            return Some(0.0);
         }
         let least = (self.states.least_kept[end] - self.states.least_kept[start]) * in_flight as f64;
         if fixed + least > limit * (1.0 + 1e-12) {
             return None;
         }
+        if enough < f64::INFINITY {
+            let least = self.least_again((start, end), in_flight, place, fixed + activations - limit);
+            if least >= enough {
+                return Some(least);
+            }
+        }
         let cut = Cut { start, end, run: place.run, behind };
-        let again = self.picked(&cut, (fixed, limit))?;
-        Some((again.memory, again.seconds))
+        Some(self.picked(&cut, (fixed, limit))?.seconds)
+    }
+
+    /// Seconds that it takes at the least to do with so many bytes less: as if parts of blocks could be thrown away.
+    fn least_again(
+        &self,
+        (start, end): (usize, usize),
+        in_flight: usize,
+        place: &Place,
+        mut bytes: f64,
+    ) -> f64 {
+        let key = (in_flight, [place.speed, place.host].map(f64::to_bits));
+        let known = self.gains.borrow().get(&key).map(Rc::clone);
+        let gains = known.unwrap_or_else(|| {
+            let gains = Rc::new(self.find_gains(in_flight, place));
+            self.gains.borrow_mut().insert(key, Rc::clone(&gains));
+            gains
+        });
+        let mut seconds = 0.0;
+        for gain in gains.iter() {
+            if bytes <= 0.0 {
+                break;
+            }
+            if self.states.has_block(start, end, gain.block) {
+                seconds += gain.seconds_per_byte * bytes.min(gain.bytes);
+                bytes -= gain.bytes;
+            }
+        }
+        // Sums are rounded.
+        seconds * (1.0 - 1e-9)
+    }
+
+    /// Returns what throwing blocks away brings, what costs least for its bytes first.
+    fn find_gains(&self, in_flight: usize, place: &Place) -> Vec<Gain> {
+        let (flying, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
+        let training = &self.problem.training;
+        let mut gains = Vec::new();
+        for (index, block) in self.problem.blocks.iter().enumerate() {
+            let activations = self.activations(index);
+            let is_again = training.recompute && self.inputs[index] < activations;
+            let again = is_again
+                .then(|| ((activations - self.inputs[index]) * flying, block.forward.0 / place.speed));
+            let is_open = training.offload && activations > 0.0 && held < flying;
+            let away = is_open.then(|| (activations * (flying - held), 2.0 * activations / place.host));
+            let mut gain = |(bytes, seconds): (f64, f64)| {
+                gains.push(Gain { block: index, bytes, seconds_per_byte: seconds / bytes });
+            };
+            let rate = |choice: &(f64, f64)| choice.1 / choice.0;
+            let mut choices: Vec<(f64, f64)> = again.into_iter().chain(away).collect();
+            choices.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
+            if let Some(&first) = choices.first() {
+                gain(first);
+            }
+            // What brings more than the cheaper one costs more for the rest.
+            if let [first, second] = choices[..]
+                && second.0 > first.0
+            {
+                gain((second.0 - first.0, second.1 - first.1));
+            }
+        }
+        gains.sort_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte).then(a.block.cmp(&b.block)));
+        gains
     }
 
     /// Tells whether the whole model fits every device with as many micro-batches as are ever in flight: memory decides nothing.
@@ -228,7 +316,8 @@ impl Scorer<'_> {
         if known.is_some_and(|(seconds, price)| items.takes(seconds, room, price)) {
             return None;
         }
-        let picked = pick(&items, room)?;
+        let seconds: f64 = blocks.iter().map(|&block| self.problem.blocks[block].seconds()).sum();
+        let picked = pick(&items, room, NEAR * seconds / speed)?;
         let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
         let (mut recompute, mut offload) = (Vec::new(), Vec::new());
         for (&block, choice) in blocks.iter().zip(picked.choices) {
@@ -238,7 +327,8 @@ impl Scorer<'_> {
                 _ => offload.push(block),
             }
         }
-        Some((Again { seconds: picked.time, memory: largest + kept, recompute, offload }, picked.price))
+        let seconds = if self.is_bound { picked.lower_bound } else { picked.time };
+        Some((Again { seconds, memory: largest + kept, recompute, offload }, picked.price))
     }
 
     /// Scores a stage with blocks that somebody else chose to compute again and to offload, whether it fits or not.

@@ -15,9 +15,10 @@ use crate::{
     step::StageTimes,
 };
 
-/// The most trades of a chunk that are listed.
-const TRADES: usize = 256;
-/// Up to this many blocks, a trade may save a single byte; more blocks trade larger parts of the memory.
+/// The most trades of a chunk that are listed: where it has few blocks a trade may save a single byte, more blocks trade larger parts of
+/// the memory.
+const TRADES: [usize; 2] = [256, 32];
+/// Few blocks.
 const FEW_BLOCKS: usize = 8;
 
 /// Chooses again what the chunks of devices that are too full throw away, and times all stages; `None` where nothing fits.
@@ -50,12 +51,12 @@ pub(crate) fn share_out(
             continue;
         }
         // A chunk that is alone takes what it can get.
-        let most = if cuts.len() == n_ranks { 1 } else { TRADES };
+        let most = if cuts.len() == n_ranks { 1 } else { TRADES[0] };
         let mut trades: Vec<Vec<Again>> =
             chunks().map(|chunk| trades(&scorer, &cuts[chunk], limit, most)).collect();
         let choice = |again: &Again| Choice { time: again.seconds, memory: again.memory };
         let items: Items = trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();
-        let picked = pick(&items, limit)?;
+        let picked = pick(&items, limit, 0.0)?;
         for ((chunk, trades), choice) in chunks().zip(&mut trades).zip(picked.choices) {
             stages[chunk].score = scorer.scored(&cuts[chunk], trades.swap_remove(choice), limit);
         }
@@ -65,7 +66,7 @@ pub(crate) fn share_out(
 
 /// What a chunk may take of a device's memory and the seconds that costs, the most memory first.
 fn trades(scorer: &Scorer, cut: &Cut, limit: f64, most: usize) -> Vec<Again> {
-    let least = if cut.end - cut.start <= FEW_BLOCKS { 1.0 } else { (limit / TRADES as f64).max(1.0) };
+    let least = if cut.end - cut.start <= FEW_BLOCKS { 1.0 } else { (limit / TRADES[1] as f64).max(1.0) };
     let with = |limit: &f64| scorer.again_within(cut, *limit);
     std::iter::successors(with(&limit), |last| with(&(last.memory - least))).take(most).collect()
 }

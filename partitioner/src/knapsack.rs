@@ -1,8 +1,8 @@
 //! One choice for each item, least time within a memory limit: exact, by branch and bound.
 //!
 //! The multiple-choice knapsack problem. Bound: Lagrange's, with one multiplier found by bisection; items alike are decided
-//! together by count, which is what makes a model of equal layers easy. Exponential in the worst case, so the search
-//! stops after a number of steps and says so.
+//! together by count, which is what makes a model of equal layers easy. Exponential in the worst case, so a search among many
+//! kinds is content with what is near the best, any stops after a number of steps, and both say what no choices beat.
 
 /// A choice: what it takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,6 +65,28 @@ impl Items {
         }
     }
 
+    /// Changes picks to faster choices while these fit, what gains most for its memory first.
+    fn fill(&self, picked: &mut [usize], limit: f64) {
+        let mut left = limit - self.sum(picked, |choice| choice.memory);
+        let mut faster: Vec<(f64, usize, usize)> = Vec::new();
+        for (item, (choices, &own)) in self.iter().zip(picked.iter()).enumerate() {
+            let own = choices[own];
+            for (index, other) in choices.iter().enumerate().filter(|(_, other)| other.time < own.time) {
+                let gain = (own.time - other.time) / (other.memory - own.memory).max(f64::MIN_POSITIVE);
+                faster.push((gain, item, index));
+            }
+        }
+        faster.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+        let all: Vec<&[Choice]> = self.iter().collect();
+        for (_, item, index) in faster {
+            let (own, other) = (all[item][picked[item]], all[item][index]);
+            if other.time < own.time && other.memory - own.memory <= left {
+                left -= other.memory - own.memory;
+                picked[item] = index;
+            }
+        }
+    }
+
     /// Tells whether no picks within memory take less than so much time, as far as a price of memory tells.
     pub(crate) fn takes(&self, time: f64, limit: f64, price: f64) -> bool {
         let least = |choices: &[Choice]| {
@@ -111,10 +133,13 @@ pub(crate) struct Picked {
 }
 
 /// Steps after which the best found so far is good enough.
-const STEPS: usize = 200_000;
+const STEPS: usize = 20_000;
+/// Of more kinds of items than this, what is near the best is good enough as well.
+const FEW_KINDS: usize = 8;
 
-/// Picks for each item the choice that gives the least time in all, memory within `limit`.
-pub(crate) fn pick(items: &Items, limit: f64) -> Option<Picked> {
+/// Picks for each item the choice that gives the least time in all, memory within `limit`; among many kinds of items, `near` more
+/// time does as well.
+pub(crate) fn pick(items: &Items, limit: f64, near: f64) -> Option<Picked> {
     let smallest = items.least(|choice| (choice.memory, choice.time));
     if smallest.len() < items.len() || items.sum(&smallest, |choice| choice.memory) > limit {
         return None;
@@ -145,10 +170,12 @@ pub(crate) fn pick(items: &Items, limit: f64) -> Option<Picked> {
     if items.sum(&first, |choice| choice.memory) > limit {
         first = smallest;
     }
+    items.fill(&mut first, limit);
     let time = items.sum(&first, |choice| choice.time);
     let mut best = Picked { time, choices: first, lower_bound: 0.0, price };
 
     let mut search = Search::new(items, limit, price);
+    search.near = if search.kinds.len() > FEW_KINDS { near } else { 0.0 };
     let base = search.base;
     let root = search.bound_from(0, base.time, base.memory);
     search.best_time = best.time;
@@ -161,7 +188,8 @@ pub(crate) fn pick(items: &Items, limit: f64) -> Option<Picked> {
         }
         best.time = items.sum(&best.choices, |choice| choice.time);
     }
-    best.lower_bound = if search.steps < STEPS { best.time } else { root.min(best.time) };
+    let is_done = search.steps < STEPS;
+    best.lower_bound = if is_done { root.max(best.time - search.near) } else { root }.min(best.time);
     Some(best)
 }
 
@@ -197,7 +225,7 @@ impl Kind {
 }
 
 /// Tells whether sums are the same but for rounding.
-fn near(a: &[f64], b: &[f64]) -> bool {
+fn is_near(a: &[f64], b: &[f64]) -> bool {
     a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-11 * a.abs().max(b.abs()))
 }
 
@@ -210,6 +238,8 @@ struct Search {
     base: Choice,
     limit: f64,
     price: f64,
+    /// How much more time is good enough.
+    near: f64,
     /// Least relaxed time of the kinds from here on, and least memory, beyond the base.
     rest: Vec<(f64, f64)>,
     picks: Vec<Vec<usize>>,
@@ -248,8 +278,9 @@ impl Search {
             times.extend(numbers[at..].iter().map(|&number| choices[number].time - least.time));
             let is_like = |kind: &&mut Kind| {
                 kind.memory.len() == memory.len()
-                    && near(&kind.memory, &memory)
-                    && (memory.len() <= 2 || near(&times[kind.items[0].at..][..memory.len()], &times[at..]))
+                    && is_near(&kind.memory, &memory)
+                    && (memory.len() <= 2
+                        || is_near(&times[kind.items[0].at..][..memory.len()], &times[at..]))
             };
             let item = Item { index, at };
             match kinds.iter_mut().find(is_like) {
@@ -271,7 +302,8 @@ impl Search {
         }
         let picks = kinds.iter().map(|kind| vec![0; kind.items.len()]).collect();
         let (best_picks, best_time) = (None, f64::INFINITY);
-        Self { kinds, numbers, times, base, limit, price, rest, picks, best_picks, best_time, steps: 0 }
+        let (near, steps) = (0.0, 0);
+        Self { kinds, numbers, times, base, limit, price, near, rest, picks, best_picks, best_time, steps }
     }
 
     fn bound_from(&self, kind: usize, time: f64, memory: f64) -> f64 {
@@ -281,7 +313,7 @@ impl Search {
     fn go(&mut self, kind: usize, time: f64, memory: f64) {
         self.steps += 1;
         let bound = self.bound_from(kind, time, memory).max(time);
-        let is_hopeless = bound >= self.best_time * (1.0 - 1e-12);
+        let is_hopeless = bound >= self.best_time * (1.0 - 1e-12) - self.near;
         if self.steps >= STEPS || is_hopeless || memory + self.rest[kind].1 > self.limit * (1.0 + 1e-15) {
             return;
         }
@@ -332,6 +364,10 @@ impl Search {
 mod tests {
     use super::*;
 
+    fn choice_of(next: &mut impl FnMut(u64) -> u64) -> impl FnMut(usize) -> Choice {
+        |_| Choice { time: next(20) as f64, memory: next(5) as f64 }
+    }
+
     #[test]
     fn equals_trying_everything() {
         let mut seed = 7_u64;
@@ -340,12 +376,8 @@ mod tests {
             (seed >> 33) % below
         };
         for _ in 0..300 {
-            let kinds: Vec<Vec<Choice>> = (0..3)
-                .map(|_| {
-                    let choice = |_| Choice { time: next(20) as f64, memory: next(5) as f64 };
-                    (0..2).map(choice).collect()
-                })
-                .collect();
+            let kinds: Vec<Vec<Choice>> =
+                (0..3).map(|_| (0..2).map(choice_of(&mut next)).collect()).collect();
             let items: Vec<Vec<Choice>> = (0..7).map(|_| kinds[next(3) as usize].clone()).collect();
             let limit = next(100) as f64;
             let brute = (0..1 << items.len())
@@ -356,9 +388,18 @@ mod tests {
                     (memory <= limit).then_some(time)
                 })
                 .min_by(f64::total_cmp);
-            let picked = pick(&items.iter().cloned().collect(), limit);
+            let picked = pick(&items.iter().cloned().collect(), limit, 0.0);
             assert_eq!(picked.as_ref().map(|picked| picked.time), brute);
             assert_eq!(picked.map(|picked| picked.lower_bound), brute);
+            // What is near the best says so.
+            let many: Items = (0..40).map(|_| (0..3).map(choice_of(&mut next)).collect()).collect();
+            let (exact, near) = (pick(&many, 3.0 * limit, 0.0), pick(&many, 3.0 * limit, 2.0));
+            assert_eq!(exact.is_some(), near.is_some());
+            if let (Some(exact), Some(near)) = (exact, near) {
+                assert!(many.sum(&near.choices, |choice| choice.memory) <= 3.0 * limit);
+                assert!(near.lower_bound <= exact.time && exact.lower_bound <= near.time);
+                assert!(near.time <= near.lower_bound + 2.0 || exact.lower_bound < exact.time);
+            }
         }
     }
 }

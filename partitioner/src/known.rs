@@ -77,11 +77,13 @@ impl Known {
         let Some((_, within)) = self.within.as_ref().filter(|_| least < bound) else { return least };
         let at = start * self.n_states + end;
         let known = within.borrow()[at];
-        if known != 0.0 {
-            return known;
+        // Below 0: that it is no less than so much is all that is known.
+        if known > 0.0 || -known >= bound {
+            return known.abs();
         }
-        let seconds = scorer.seconds_below(start, end, &self.place, behind, f64::INFINITY);
-        within.borrow_mut()[at] = seconds;
+        let seconds = scorer.seconds_below(start, end, &self.place, behind, bound);
+        let is_known = seconds < bound || seconds == f64::INFINITY;
+        within.borrow_mut()[at] = if is_known { seconds } else { -seconds };
         seconds
     }
 }

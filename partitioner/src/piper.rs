@@ -275,7 +275,7 @@ impl<'a> Solver<'a> {
             choices.iter().map(choice).collect()
         };
         let items: Items = pair.choices.iter().map(item).collect();
-        pick(&items, self.workload.memory)
+        pick(&items, self.workload.memory, 0.0)
     }
 
     fn time(&mut self, key: (u32, u32, u8), replicas: u32, in_flight: u32) -> f64 {

@@ -10,7 +10,14 @@
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
-use crate::{Machine, Problem, again::Again, collective::Group, known::Known, pipeline::Cut, states::States};
+use crate::{
+    Machine, Problem,
+    again::{Again, Gain},
+    collective::Group,
+    known::Known,
+    pipeline::Cut,
+    states::States,
+};
 
 /// What bounds a stage's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -272,6 +279,8 @@ pub(crate) struct Scorer<'a> {
     /// Bytes of the largest workspace of any block.
     pub(crate) largest_workspace: f64,
     pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
+    /// What throwing blocks away brings.
+    pub(crate) gains: RefCell<HashMap<GainKey, Rc<Vec<Gain>>>>,
     places: RefCell<HashMap<Run, Rc<Place>>>,
     known: RefCell<Vec<Rc<Known>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
@@ -292,6 +301,8 @@ pub(crate) struct Scorer<'a> {
 
 /// States, micro-batches in flight, and limit, speed, fixed memory and host bandwidth to the bit.
 type PickKey = (usize, usize, usize, [u64; 4]);
+/// Micro-batches in flight, and speed and host bandwidth to the bit.
+type GainKey = (usize, [u64; 2]);
 
 impl<'a> Scorer<'a> {
     pub(crate) fn new(problem: &'a Problem, states: &'a States, rules: Rules) -> Self {
@@ -307,6 +318,7 @@ impl<'a> Scorer<'a> {
             inputs,
             largest_workspace: workspace.unwrap_or(0) as f64,
             picks: RefCell::default(),
+            gains: RefCell::default(),
             places: RefCell::default(),
             known: RefCell::default(),
             copies: 1,
@@ -395,18 +407,20 @@ impl<'a> Scorer<'a> {
         behind: usize,
         bound: f64,
     ) -> f64 {
-        let with = |again: f64| {
-            let (compute, sync, transfer) = self.parts(start, end, place, again);
-            total(self.problem.machine.overlaps, compute, sync, transfer)
-        };
-        let least = self.least(start, end, place);
+        let overlaps = self.problem.machine.overlaps;
+        let (compute, sync, transfer) = self.parts(start, end, place, 0.0);
+        let least = total(overlaps, compute, sync, transfer);
         if least >= bound {
             return least;
         }
-        match self.again(start, end, place, behind) {
+        // What is computed again is shared by the replicas; where all is beside compute, nothing else is below the bound.
+        let replicas = place.run.count as f64;
+        let enough = (bound - if overlaps { compute } else { least }) * replicas;
+        match self.again(start, end, place, behind, enough) {
             None => f64::INFINITY,
-            Some((_, 0.0)) => least,
-            Some((_, again)) => with(again),
+            Some(0.0) => least,
+            Some(again) if again >= enough => bound.max(least),
+            Some(again) => total(overlaps, compute + again / replicas, sync, transfer),
         }
     }
 
