@@ -8,7 +8,8 @@ use schema::MicroBatchesTried;
 
 use crate::{
     MicroBatches, PlanError, Problem, Solution, Strategy,
-    strategy::{Goal, candidates, fastest, plan_over, rank, solve},
+    simulated::raise_memory,
+    strategy::{Goal, Ranked, fastest, fastest_within, plan_over, rank, solve},
     ways::Ways,
 };
 
@@ -18,7 +19,6 @@ const SMALL: usize = 20_000;
 pub const ENOUGH: f64 = 1.05;
 
 /// The winner and all others.
-#[derive(Clone, Debug)]
 pub struct Planned {
     /// The fastest plan, or that of the strategy that was asked for.
     pub best: Solution,
@@ -28,6 +28,8 @@ pub struct Planned {
     pub failed: Vec<(Strategy, PlanError)>,
     /// Numbers of micro-batches that were tried, when nobody asked for one.
     pub tried: Vec<MicroBatchesTried>,
+    /// What was found of the model's cuts on the way: for further questions about it.
+    pub ways: Ways,
 }
 
 /// Finds the best plan of a strategy or of all; chooses the number of micro-batches where none is asked for.
@@ -39,25 +41,32 @@ pub struct Planned {
 pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
     problem.validate()?;
     let ways = Ways::of(problem);
+    let ((best, others, failed), tried) = plan_batches(problem, &ways, strategy)?;
+    Ok(Planned { best, others, failed, tried, ways })
+}
+
+/// Plans with known ways to cut; also returns the numbers of micro-batches that were tried.
+fn plan_batches(
+    problem: &mut Problem,
+    ways: &Ways,
+    strategy: Option<Strategy>,
+) -> Result<(Ranked, Vec<MicroBatchesTried>), PlanError> {
     let n_devices = problem.machine.devices.len();
     let is_large = problem.blocks.len() * n_devices > SMALL;
     // A pipeline without an end has no step to fill.
     let is_free =
         problem.training.micro_batches == MicroBatches::Enough && strategy != Some(Strategy::PipeDream);
     let best = |problem: &Problem, first: Option<Strategy>| match strategy {
-        None => fastest(problem, &ways, first),
-        Some(strategy) => plan_over(problem, &ways, strategy),
+        None => fastest(problem, ways, first),
+        Some(strategy) => plan_over(problem, ways, strategy),
     };
     if !is_free || n_devices == 1 || is_large {
         return match strategy {
             Some(strategy) => {
-                let best = plan_over(problem, &ways, strategy)?;
-                Ok(beside(problem, &ways, best, Some(strategy), is_large))
+                let best = plan_over(problem, ways, strategy)?;
+                Ok((beside(problem, ways, best, Some(strategy), is_large), Vec::new()))
             }
-            None => {
-                let (best, others, failed) = rank(problem, &ways, None)?;
-                Ok(Planned { best, others, failed, tried: Vec::new() })
-            }
+            None => Ok((rank(problem, ways, None)?, Vec::new())),
         };
     }
     let mut found: Vec<Solution> = Vec::new();
@@ -89,14 +98,15 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
         for count in fewer.take_while(|&count| count > 0) {
             let mut fewer = problem.clone();
             fewer.training.micro_batches = MicroBatches::Exactly(count as u32);
-            let strategies: Vec<Strategy> = match strategy {
-                Some(strategy) => vec![strategy],
-                None => candidates(&fewer).collect(),
+            // What is not near the best is not taken: nothing else is looked for.
+            let least = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
+            let near = Goal::Below(ENOUGH * least);
+            let plan = match strategy {
+                None => fastest_within(&fewer, ways, None, near).ok(),
+                Some(strategy) => solve(&fewer, ways, strategy, near).ok(),
             };
-            let fits = |strategy: &Strategy| solve(&fewer, &ways, *strategy, Goal::Any).is_ok();
-            if strategies.iter().any(fits)
-                && let Ok(plan) = best(&fewer, None)
-            {
+            if let Some(mut plan) = plan.filter(|plan| plan.seconds_each() < near.below()) {
+                raise_memory(&fewer, &mut plan);
                 found.insert(0, plan);
             }
         }
@@ -113,9 +123,9 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
     match (chosen, error) {
         (Some((index, best)), _) => {
             problem.training.micro_batches = MicroBatches::About(best.micro_batches);
-            let planned = beside(problem, &ways, best, strategy, false);
-            tried[index].seconds_each = planned.best.seconds_each();
-            Ok(Planned { tried, ..planned })
+            let ranked = beside(problem, ways, best, strategy, false);
+            tried[index].seconds_each = ranked.0.seconds_each();
+            Ok((ranked, tried))
         }
         (None, error) => {
             // What would do is asked for the fewest: they need the least memory.
@@ -132,24 +142,18 @@ fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
 }
 
 /// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.
-fn beside(
-    problem: &Problem,
-    ways: &Ways,
-    best: Solution,
-    asked: Option<Strategy>,
-    is_large: bool,
-) -> Planned {
-    let alone = |best| Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new() };
+fn beside(problem: &Problem, ways: &Ways, best: Solution, asked: Option<Strategy>, is_large: bool) -> Ranked {
+    let alone = |best| (best, Vec::new(), Vec::new());
     if is_large {
         return alone(best);
     }
     match (rank(problem, ways, Some(&best)), asked) {
         (Err(_), _) => alone(best),
-        (Ok((best, others, failed)), None) => Planned { best, others, failed, tried: Vec::new() },
+        (Ok(ranked), None) => ranked,
         (Ok((first, others, failed)), Some(_)) => {
             let others = std::iter::once(first).chain(others);
             let others = others.filter(|other| other.strategy != best.strategy).collect();
-            Planned { best, others, failed, tried: Vec::new() }
+            (best, others, failed)
         }
     }
 }

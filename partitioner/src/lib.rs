@@ -76,4 +76,5 @@ pub use problem::{
 pub use solution::{Objective, Solution, SolutionStage};
 pub use stage::{BoundBy, InFlight, Neighbours, Rules, Run, StageScore};
 pub use strategy::{PlanError, STRATEGIES, Strategy, fits, plan_auto, plan_with};
+pub use ways::Ways;
 pub use why::{Change, what_if};

@@ -3,6 +3,8 @@
 
 use std::cell::RefCell;
 
+use schema::Bytes;
+
 use crate::{
     Machine, MicroBatches, Training,
     pipeline::{Cut, Sharing, best_pipeline, best_within_memory, best_without_limit},
@@ -28,6 +30,15 @@ struct Question {
     neighbours: Neighbours,
     /// How memory counts; `None` where it is no matter.
     memory: Option<Memory>,
+}
+
+impl Question {
+    /// The same of devices whose memory is no matter.
+    fn without_memory(&self) -> Self {
+        let mut question = self.clone();
+        question.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(0));
+        question
+    }
 }
 
 #[derive(Clone, PartialEq)]
@@ -57,7 +68,8 @@ impl Remembered {
         let machine = scorer.problem.machine.clone();
         let neighbours = scorer.rules.neighbours;
         let question = Question { machine, training, sharing, neighbours, memory: None };
-        let roomy = self.ask(&question, bound, || best_without_limit(scorer, sharing, bound))?;
+        let roomy =
+            self.ask(&question.without_memory(), bound, || best_without_limit(scorer, sharing, bound))?;
         if scorer.is_roomy() {
             return Some(roomy);
         }

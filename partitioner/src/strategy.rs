@@ -462,25 +462,37 @@ pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> 
     Ok((best, found, failed))
 }
 
-/// Finds the best plan of all candidates and nothing else, beginning with one that may be good: what cannot be better than those
-/// before is not searched to its end.
+/// Finds the best plan of all candidates and nothing else, beginning with one that may be good.
 pub(crate) fn fastest(
     problem: &Problem,
     ways: &Ways,
     first: Option<Strategy>,
 ) -> Result<Solution, PlanError> {
+    fastest_within(problem, ways, first, Goal::Best)
+        .map_err(|failed| nearest_of_all(problem, ways, failed.into_iter()))
+}
+
+/// Finds the best plan of all candidates for a goal: what cannot be better than those before is not searched to its end.
+///
+/// Where there is none, says why of each candidate.
+pub(crate) fn fastest_within(
+    problem: &Problem,
+    ways: &Ways,
+    first: Option<Strategy>,
+    goal: Goal,
+) -> Result<Solution, Vec<PlanError>> {
     let mut best: Option<Solution> = None;
     let mut failed = Vec::new();
     let others = candidates(problem).filter(|strategy| Some(*strategy) != first);
     for strategy in first.into_iter().chain(others) {
-        let goal = best.as_ref().map_or(Goal::Best, |best| Goal::Below(best.seconds_each()));
+        let goal = best.as_ref().map_or(goal, |best| Goal::Below(best.seconds_each()));
         match solve(problem, ways, strategy, goal) {
             Ok(found) if found.seconds_each() < goal.below() => best = Some(found),
             Ok(_) => {}
             Err((error, _)) => failed.push(error),
         }
     }
-    let mut best = best.ok_or_else(|| nearest_of_all(problem, ways, failed.into_iter()))?;
+    let mut best = best.ok_or(failed)?;
     raise_memory(problem, &mut best);
     Ok(best)
 }

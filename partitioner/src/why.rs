@@ -21,14 +21,15 @@ pub struct Change {
 }
 
 /// Tries one more device, links twice as fast, and twice the memory: with the strategy that was asked for, or the best of all.
-pub fn what_if(problem: &Problem, solution: &Solution, asked: Option<Strategy>) -> Vec<Change> {
+///
+/// Ways to cut are those of the same model, whatever its machine.
+pub fn what_if(problem: &Problem, ways: &Ways, solution: &Solution, asked: Option<Strategy>) -> Vec<Change> {
     let Some(strategy) = Strategy::from_name(solution.strategy) else { return Vec::new() };
     // The same work in a step, so that times compare.
     let mut problem = problem.clone();
     if !matches!(problem.training.micro_batches, MicroBatches::Exactly(_)) {
         problem.training.micro_batches = MicroBatches::About(solution.micro_batches);
     }
-    let ways = Ways::of(&problem);
     let own = solution.seconds_each();
     // The plan's own strategy first: what cannot be better is given up. Chunks take longest to look for and are seldom much faster
     // than zero-bubble schedules.
@@ -41,12 +42,12 @@ pub fn what_if(problem: &Problem, solution: &Solution, asked: Option<Strategy>) 
         let changed = Problem { machine, ..problem.clone() };
         changed.validate().ok()?;
         if strategy.is_rule() {
-            let found = solve(&changed, &ways, strategy, Goal::Best).ok()?;
+            let found = solve(&changed, ways, strategy, Goal::Best).ok()?;
             return Some(Change { change, seconds: found.seconds_each() });
         }
         let mut seconds = own;
         for &strategy in &strategies {
-            let found = solve(&changed, &ways, strategy, Goal::Below(seconds)).ok();
+            let found = solve(&changed, ways, strategy, Goal::Below(seconds)).ok();
             seconds = found.filter(needs).map_or(seconds, |found| found.seconds_each().min(seconds));
         }
         Some(Change { change, seconds })

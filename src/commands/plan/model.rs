@@ -2,7 +2,7 @@
 
 use partitioner::{
     Change, CheckError, Machine, MicroBatches, OperatorSeconds, PlanError, Planned, Problem, ProblemError,
-    Solution, Strategy, Training, check_plan, from_graph, plan_model, plan_with, to_plan, what_if,
+    Solution, Strategy, Training, Ways, check_plan, from_graph, plan_model, plan_with, to_plan, what_if,
 };
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, ModelReference, PlanAnswer,
@@ -44,7 +44,8 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
             };
             plan.check.iter().fold(failure, |failure, path| failure.in_file(path))
         })?;
-        let answer = asked.answer(plan, &solution, &[], &[], &asked.file(&solution));
+        let ways = Ways::of(problem);
+        let answer = asked.answer(plan, &ways, &solution, (&[], &[]), &asked.file(&solution));
         let why = why(problem, &solution, &answer);
         return answer::print(plan, &answer, Unit::MicroBatch, &why, output);
     }
@@ -54,7 +55,8 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         with_all(&asked.problem, &mut solved);
     }
     let file = asked.file(&solved.best);
-    let mut answer = asked.answer(plan, &solved.best, &solved.others, &solved.failed, &file);
+    let beside = (&solved.others[..], &solved.failed[..]);
+    let mut answer = asked.answer(plan, &solved.ways, &solved.best, beside, &file);
     answer.micro_batches_tried = solved.tried;
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file).as_bytes())?;
@@ -173,15 +175,15 @@ impl Asked {
     pub fn answer(
         &self,
         plan: &Plan,
+        ways: &Ways,
         solution: &Solution,
-        others: &[Solution],
-        failed: &[(Strategy, PlanError)],
+        (others, failed): (&[Solution], &[(Strategy, PlanError)]),
         file: &schema::Plan,
     ) -> PlanAnswer {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
         let changes = if is_small {
-            what_if(problem, solution, Strategy::from_name(&plan.strategy))
+            what_if(problem, ways, solution, Strategy::from_name(&plan.strategy))
         } else {
             Vec::new()
         };
