@@ -242,10 +242,10 @@ impl Scorer<'_> {
             return Some(Again { seconds: 0.0, memory, recompute: vec![], offload: vec![] });
         }
         let room = limit - fixed - workspace;
+        let times = (speed, host, NEAR * (self.states.work[end] - self.states.work[start]) / speed);
         let mut best: Option<(Again, f64)> = None;
         for largest in self.largest_again(&blocks) {
             let known = best.as_ref().map(|(best, price): &(Again, f64)| (best.seconds, *price));
-            let times = (speed, host);
             let found = self.pick_within(&blocks, (flying, held), room - largest, largest, times, known);
             if let Some((again, price)) = found
                 && best.as_ref().is_none_or(|(best, _)| again.seconds < best.seconds)
@@ -289,7 +289,7 @@ impl Scorer<'_> {
         (flying, held): (f64, f64),
         room: f64,
         largest: f64,
-        (speed, host): (f64, f64),
+        (speed, host, near): (f64, f64, f64),
         known: Option<(f64, f64)>,
     ) -> Option<(Again, f64)> {
         let training = &self.problem.training;
@@ -316,8 +316,7 @@ impl Scorer<'_> {
         if known.is_some_and(|(seconds, price)| items.takes(seconds, room, price)) {
             return None;
         }
-        let seconds: f64 = blocks.iter().map(|&block| self.problem.blocks[block].seconds()).sum();
-        let picked = pick(&items, room, NEAR * seconds / speed)?;
+        let picked = pick(&items, room, near)?;
         let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
         let (mut recompute, mut offload) = (Vec::new(), Vec::new());
         for (&block, choice) in blocks.iter().zip(picked.choices) {

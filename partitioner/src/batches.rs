@@ -8,8 +8,7 @@ use schema::MicroBatchesTried;
 
 use crate::{
     MicroBatches, PlanError, Problem, Solution, Strategy,
-    simulated::raise_memory,
-    strategy::{Goal, Ranked, fastest, fastest_within, plan_over, rank, solve},
+    strategy::{Goal, Ranked, candidates, fastest, fastest_within, plan_over, rank},
     ways::Ways,
 };
 
@@ -101,12 +100,9 @@ fn plan_batches(
             // What is not near the best is not taken: nothing else is looked for.
             let least = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
             let near = Goal::Below(ENOUGH * least);
-            let plan = match strategy {
-                None => fastest_within(&fewer, ways, None, near).ok(),
-                Some(strategy) => solve(&fewer, ways, strategy, near).ok(),
-            };
-            if let Some(mut plan) = plan.filter(|plan| plan.seconds_each() < near.below()) {
-                raise_memory(&fewer, &mut plan);
+            let strategies: Vec<Strategy> =
+                strategy.map_or_else(|| candidates(&fewer).collect(), |strategy| vec![strategy]);
+            if let Ok(plan) = fastest_within(&fewer, ways, strategies.into_iter(), near) {
                 found.insert(0, plan);
             }
         }

@@ -468,23 +468,23 @@ pub(crate) fn fastest(
     ways: &Ways,
     first: Option<Strategy>,
 ) -> Result<Solution, PlanError> {
-    fastest_within(problem, ways, first, Goal::Best)
+    let others = candidates(problem).filter(|strategy| Some(*strategy) != first);
+    fastest_within(problem, ways, first.into_iter().chain(others), Goal::Best)
         .map_err(|failed| nearest_of_all(problem, ways, failed.into_iter()))
 }
 
-/// Finds the best plan of all candidates for a goal: what cannot be better than those before is not searched to its end.
+/// Finds the best plan of some strategies for a goal: what cannot be better than those before is not searched to its end.
 ///
-/// Where there is none, says why of each candidate.
+/// Where there is none, says why of each.
 pub(crate) fn fastest_within(
     problem: &Problem,
     ways: &Ways,
-    first: Option<Strategy>,
+    strategies: impl Iterator<Item = Strategy>,
     goal: Goal,
 ) -> Result<Solution, Vec<PlanError>> {
     let mut best: Option<Solution> = None;
     let mut failed = Vec::new();
-    let others = candidates(problem).filter(|strategy| Some(*strategy) != first);
-    for strategy in first.into_iter().chain(others) {
+    for strategy in strategies {
         let goal = best.as_ref().map_or(goal, |best| Goal::Below(best.seconds_each()));
         match solve(problem, ways, strategy, goal) {
             Ok(found) if found.seconds_each() < goal.below() => best = Some(found),

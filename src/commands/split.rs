@@ -147,7 +147,7 @@ impl Split {
         let solved = plan::model::solve(&asking, &mut asked.problem, strategy)?;
         let plan = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);
-        let answer = asked.answer(&asking, &solved.ways, &solved.best, beside, &plan);
+        let answer = asked.answer(&asking, Some(&solved.ways), &solved.best, beside, &plan);
         let name = self.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (simulated, _) = simulate::simulated(&name, &plan)?;
         let every = self.explain || self.format == Format::Json;

@@ -44,8 +44,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
             };
             plan.check.iter().fold(failure, |failure, path| failure.in_file(path))
         })?;
-        let ways = Ways::of(problem);
-        let answer = asked.answer(plan, &ways, &solution, (&[], &[]), &asked.file(&solution));
+        let answer = asked.answer(plan, None, &solution, (&[], &[]), &asked.file(&solution));
         let why = why(problem, &solution, &answer);
         return answer::print(plan, &answer, Unit::MicroBatch, &why, output);
     }
@@ -56,7 +55,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     }
     let file = asked.file(&solved.best);
     let beside = (&solved.others[..], &solved.failed[..]);
-    let mut answer = asked.answer(plan, &solved.ways, &solved.best, beside, &file);
+    let mut answer = asked.answer(plan, Some(&solved.ways), &solved.best, beside, &file);
     answer.micro_batches_tried = solved.tried;
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file).as_bytes())?;
@@ -175,17 +174,16 @@ impl Asked {
     pub fn answer(
         &self,
         plan: &Plan,
-        ways: &Ways,
+        ways: Option<&Ways>,
         solution: &Solution,
         (others, failed): (&[Solution], &[(Strategy, PlanError)]),
         file: &schema::Plan,
     ) -> PlanAnswer {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
-        let changes = if is_small {
-            what_if(problem, ways, solution, Strategy::from_name(&plan.strategy))
-        } else {
-            Vec::new()
+        let changes = match ways {
+            Some(ways) if is_small => what_if(problem, ways, solution, Strategy::from_name(&plan.strategy)),
+            _ => Vec::new(),
         };
         let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
         answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
