@@ -174,7 +174,7 @@ fn stages_and_memory_are_limits() {
     assert_eq!(answer["stages"].as_array().map(Vec::len), Some(3));
     fails(
         &["plan", PROFILE, "--devices", "4xh100", "--stages", "99"],
-        1,
+        2,
         &["small_vgg.txt: 99 stages were asked for, the model has 27 blocks"],
     );
     fails(

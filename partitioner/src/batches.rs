@@ -134,7 +134,7 @@ fn plan_batches(
 /// Tells whether memory keeps a plan far from what its devices could do together.
 fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
     let ideal = problem.seconds() / problem.machine.total_speed();
-    plan.is_half_full() && plan.seconds_each() > 2.0 * ideal
+    plan.is_tight() && plan.seconds_each() > 2.0 * ideal
 }
 
 /// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.

@@ -11,7 +11,7 @@ use crate::{
     grid::{in_flight_of, stage_times},
     handover::settle_transfers,
     pipeline::Cut,
-    simulated::{excess, peaks, raise_memory, settle, taken},
+    simulated::{excess, peaks, state_memory, settle, taken},
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,
@@ -185,7 +185,7 @@ pub(crate) fn score_placed(
         to.iter_mut().zip(from).for_each(|(to, from)| to.score.memory = from.score.memory);
     };
     memory(&solution.stages, &mut settled.stages);
-    raise_memory(&ordered, &mut settled);
+    state_memory(&ordered, &mut settled);
     memory(&settled.stages, &mut solution.stages);
     Ok(Solution { stages: solution.stages, ..settled })
 }

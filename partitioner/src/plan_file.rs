@@ -152,7 +152,7 @@ pub fn to_plan(
     let peaks = solution.held(problem.machine.devices.len());
     let memory = problem.machine.devices.iter().zip(&peaks).map(|(device, &peak)| DeviceMemory {
         device: device.name.clone(),
-        peak: Bytes(peak as u64),
+        peak: Bytes(peak.round() as u64),
         limit: device.memory,
     });
     let offload = solution.execution.offload.filter(|_| solution.offloads());

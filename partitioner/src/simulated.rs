@@ -125,16 +125,24 @@ fn excess_of(problem: &Problem, solution: &Solution, timeline: &Timeline) -> Opt
 /// Raises what stages are said to hold where the simulator finds more: formulas think of one value at a time on its way to the
 /// next stage, which may have several replicas.
 pub(crate) fn raise_memory(problem: &Problem, solution: &mut Solution) {
+    scale_memory(problem, solution, 1.0);
+}
+
+/// Says of stages that they hold what the simulator finds, where it can tell: formulas count everything that may be there at once,
+/// though it may come one after the other.
+pub(crate) fn state_memory(problem: &Problem, solution: &mut Solution) {
+    scale_memory(problem, solution, 0.0);
+}
+
+/// Makes what the stages of a device hold together its peak in the simulation, but no less than a share of what formulas say.
+fn scale_memory(problem: &Problem, solution: &mut Solution, least: f64) {
     let Some(timeline) = timeline(problem, solution) else { return };
     let peaks = device_peaks(problem, &timeline);
     let held = solution.held(problem.machine.devices.len());
-    let chunks = solution.chunks() as f64;
-    let short = |stage: &SolutionStage| {
-        let short = solution.devices(stage).map(|device| peaks[device] - held[device]);
-        short.fold(0.0, f64::max) / chunks
-    };
-    let short: Vec<f64> = solution.stages.iter().map(short).collect();
-    solution.stages.iter_mut().zip(short).for_each(|(stage, short)| stage.score.memory += short);
+    let scale = |device: usize| if held[device] > 0.0 { peaks[device] / held[device] } else { 1.0 };
+    let scales: Vec<f64> =
+        solution.stages.iter().map(|stage| solution.devices(stage).map(scale).fold(least, f64::max)).collect();
+    solution.stages.iter_mut().zip(scales).for_each(|(stage, scale)| stage.score.memory *= scale);
 }
 
 /// Tells whether a device is so full by formula that the simulator might find it too full.

@@ -76,10 +76,14 @@ impl Solution {
         held
     }
 
-    /// Tells whether a device is half full at the least.
-    pub(crate) fn is_half_full(&self) -> bool {
+    /// Tells whether memory may have decided anything: something is thrown away, or a device is half full at the least.
+    pub(crate) fn is_tight(&self) -> bool {
         let chunks = self.chunks() as f64;
-        self.stages.iter().any(|stage| 2.0 * chunks * stage.score.memory > stage.score.limit)
+        self.stages.iter().any(|stage| {
+            let score = &stage.score;
+            let is_thrown = !score.recompute.is_empty() || !score.offload.is_empty();
+            is_thrown || 2.0 * chunks * score.memory > score.limit
+        })
     }
 
     /// Tells whether activations of any stage wait in host memory.

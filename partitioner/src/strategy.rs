@@ -14,7 +14,7 @@ use crate::{
     nearest::nearest,
     pipedream::pipedream,
     pipeline::Cut,
-    simulated::{excess, raise_memory},
+    simulated::{excess, state_memory},
     solution::{Objective, Solution, SolutionStage},
     stage::Scorer,
     ways::Ways,
@@ -206,7 +206,7 @@ pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, Plan
 pub(crate) fn plan_over(problem: &Problem, ways: &Ways, strategy: Strategy) -> Result<Solution, PlanError> {
     match solve(problem, ways, strategy, Goal::Best) {
         Ok(mut best) => {
-            raise_memory(problem, &mut best);
+            state_memory(problem, &mut best);
             Ok(best)
         }
         Err((PlanError::NothingFits, _)) => {
@@ -453,7 +453,7 @@ pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> 
         }
     }
     found.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
-    found.iter_mut().for_each(|plan| raise_memory(problem, plan));
+    found.iter_mut().for_each(|plan| state_memory(problem, plan));
     if found.is_empty() {
         return Err(nearest_of_all(problem, ways, failed.into_iter().map(|(_, error)| error)));
     }
@@ -493,7 +493,7 @@ pub(crate) fn fastest_within(
         }
     }
     let mut best = best.ok_or(failed)?;
-    raise_memory(problem, &mut best);
+    state_memory(problem, &mut best);
     Ok(best)
 }
 

@@ -65,6 +65,6 @@ pub fn what_if(problem: &Problem, ways: &Ways, solution: &Solution, asked: Optio
         changes.extend(ask("twice the bandwidth", faster, &|_| true));
     }
     // What half of it holds is not the memory's doing.
-    changes.extend(ask("twice the memory", roomier, &Solution::is_half_full));
+    changes.extend(ask("twice the memory", roomier, &Solution::is_tight));
     changes
 }

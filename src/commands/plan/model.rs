@@ -341,9 +341,9 @@ fn changes(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
         }
         PlanError::NothingFits => Failure::no(error),
         PlanError::TooManyStages { .. } | PlanError::TooManyWorking { .. } => {
-            Failure::no(error).with_hint("ask for fewer stages")
+            Failure::input(error).with_hint("ask for fewer stages")
         }
-        PlanError::TooFewDevices { .. } => Failure::no(error)
+        PlanError::TooFewDevices { .. } => Failure::input(error)
             .with_hint("a stage has devices of its own; --strategy interleaved makes several parts of each"),
         PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
     }
