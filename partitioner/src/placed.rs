@@ -11,7 +11,7 @@ use crate::{
     grid::{in_flight_of, stage_times},
     handover::settle_transfers,
     pipeline::Cut,
-    simulated::{excess, peaks, state_memory, settle, taken},
+    simulated::{excess, peaks, settle, state_memory, taken},
     solution::{Objective, Solution, SolutionStage},
     stage::{InFlight, Neighbours, Rules, Run, Scorer},
     states::States,

@@ -140,8 +140,11 @@ fn scale_memory(problem: &Problem, solution: &mut Solution, least: f64) {
     let peaks = device_peaks(problem, &timeline);
     let held = solution.held(problem.machine.devices.len());
     let scale = |device: usize| if held[device] > 0.0 { peaks[device] / held[device] } else { 1.0 };
-    let scales: Vec<f64> =
-        solution.stages.iter().map(|stage| solution.devices(stage).map(scale).fold(least, f64::max)).collect();
+    let scales: Vec<f64> = solution
+        .stages
+        .iter()
+        .map(|stage| solution.devices(stage).map(scale).fold(least, f64::max))
+        .collect();
     solution.stages.iter_mut().zip(scales).for_each(|(stage, scale)| stage.score.memory *= scale);
 }
 
