@@ -15,9 +15,6 @@ use crate::{
     stage::{InFlight, Place, Run, Scorer, StageScore},
 };
 
-/// The most sizes of blocks that are tried as the largest one computed again.
-const SIZES: usize = 16;
-
 /// Share of a stage's seconds for which what it throws away is not looked through any longer.
 const NEAR: f64 = 1e-4;
 
@@ -137,30 +134,24 @@ impl Scorer<'_> {
 
     /// Returns what throwing blocks away brings, what costs least for its bytes first.
     fn find_gains(&self, in_flight: usize, place: &Place) -> Vec<Gain> {
-        let (flying, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
-        let training = &self.problem.training;
         let mut gains = Vec::new();
-        for (index, block) in self.problem.blocks.iter().enumerate() {
-            let activations = self.activations(index);
-            let is_again = training.recompute && self.inputs[index] < activations;
-            let again = is_again
-                .then(|| ((activations - self.inputs[index]) * flying, block.forward.0 / place.speed));
-            let is_open = training.offload && activations > 0.0 && held < flying;
-            let away = is_open.then(|| (activations * (flying - held), 2.0 * activations / place.host));
-            let mut gain = |(bytes, seconds): (f64, f64)| {
+        for index in 0..self.problem.blocks.len() {
+            let [all, again, away] = self.choices(index, in_flight, (place.speed, place.host));
+            let gain = |choice: Choice| all.map(|all| (all.memory - choice.memory, choice.time));
+            let mut push = |(bytes, seconds): (f64, f64)| {
                 gains.push(Gain { block: index, bytes, seconds_per_byte: seconds / bytes });
             };
             let rate = |choice: &(f64, f64)| choice.1 / choice.0;
-            let mut choices: Vec<(f64, f64)> = again.into_iter().chain(away).collect();
+            let mut choices: Vec<(f64, f64)> = again.into_iter().chain(away).filter_map(gain).collect();
             choices.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
             if let Some(&first) = choices.first() {
-                gain(first);
+                push(first);
             }
             // What brings more than the cheaper one costs more for the rest.
             if let [first, second] = choices[..]
                 && second.0 > first.0
             {
-                gain((second.0 - first.0, second.1 - first.1));
+                push((second.0 - first.0, second.1 - first.1));
             }
         }
         gains.sort_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte).then(a.block.cmp(&b.block)));
@@ -233,7 +224,6 @@ impl Scorer<'_> {
     ) -> Option<Again> {
         let blocks = self.states.blocks(start, end);
         let flying = in_flight as f64;
-        let held = self.copies_held(in_flight) as f64;
         let workspace =
             blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
         let all = blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).sum::<f64>();
@@ -241,93 +231,47 @@ impl Scorer<'_> {
             let memory = fixed + workspace + all * flying;
             return Some(Again { seconds: 0.0, memory, recompute: vec![], offload: vec![] });
         }
-        let room = limit - fixed - workspace;
-        let times = (speed, host, NEAR * (self.states.work[end] - self.states.work[start]) / speed);
-        let mut best: Option<(Again, f64)> = None;
-        for largest in self.largest_again(&blocks) {
-            let known = best.as_ref().map(|(best, price): &(Again, f64)| (best.seconds, *price));
-            let found = self.pick_within(&blocks, (flying, held), room - largest, largest, times, known);
-            if let Some((again, price)) = found
-                && best.as_ref().is_none_or(|(best, _)| again.seconds < best.seconds)
-            {
-                best = Some((Again { memory: fixed + workspace + again.memory, ..again }, price));
-            }
-        }
-        best.map(|(best, _)| best)
+        let work = (self.states.work[end] - self.states.work[start]) / speed;
+        let open = blocks.iter().map(|&block| self.choices(block, in_flight, (speed, host)));
+        let sizes = self.largest_again(&blocks);
+        let search =
+            Search { blocks: &blocks, choices: open.collect(), room: limit - fixed - workspace, work };
+        let again = search.best(self, &sizes)?;
+        Some(Again { memory: fixed + workspace + again.memory, ..again })
     }
 
     /// Bytes of the largest block that is computed again, which exists once in full: all that may be asked for, the least first.
     fn largest_again(&self, blocks: &[usize]) -> Vec<f64> {
-        if !self.problem.training.recompute {
-            return vec![0.0];
+        let mut sizes = vec![0.0];
+        // The bound forgives the largest block.
+        if self.problem.training.recompute && !self.is_bound {
+            let is_less = |block: &&usize| self.inputs[**block] < self.activations(**block);
+            sizes.extend(blocks.iter().filter(is_less).map(|&block| self.activations(block)));
+            sizes.sort_by(f64::total_cmp);
+            sizes.dedup();
         }
-        let is_less = |block: &&usize| self.inputs[**block] < self.activations(**block);
-        let mut sizes: Vec<f64> =
-            blocks.iter().filter(is_less).map(|&block| self.activations(block)).collect();
-        sizes.push(0.0);
-        sizes.sort_by(f64::total_cmp);
-        sizes.dedup();
-        let last = sizes.len() - 1;
-        // The bound forgives the largest block; long stages look at a few sizes.
-        match (self.is_bound, sizes.len() > SIZES) {
-            (true, _) => vec![0.0],
-            (_, true) => (0..SIZES).map(|index| sizes[index * last / (SIZES - 1)]).collect(),
-            _ => sizes,
-        }
+        sizes
     }
 
     fn activations(&self, block: usize) -> f64 {
         self.problem.blocks[block].activations.0 as f64
     }
 
-    /// Picks where no block larger than `largest` is computed again; memory is that of activations alone. Also tells what memory is worth.
-    ///
-    /// What takes no less than is known may be left out; so does what memory is worth there.
-    fn pick_within(
-        &self,
-        blocks: &[usize],
-        (flying, held): (f64, f64),
-        room: f64,
-        largest: f64,
-        (speed, host, near): (f64, f64, f64),
-        known: Option<(f64, f64)>,
-    ) -> Option<(Again, f64)> {
+    /// What may become of a block's activations: kept, computed again, in host memory meanwhile.
+    fn choices(&self, index: usize, in_flight: usize, (speed, host): (f64, f64)) -> [Option<Choice>; 3] {
+        let (flying, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
         let training = &self.problem.training;
-        if room < 0.0 {
-            return None;
-        }
-        let is_again = |index: usize| {
-            let activations = self.activations(index);
-            let is_small = activations <= largest || self.is_bound;
-            training.recompute && is_small && self.inputs[index] < activations
-        };
-        let mut items = Items::default();
-        for &index in blocks {
-            let activations = self.activations(index);
-            let all = Choice { time: 0.0, memory: activations * flying };
-            let again = is_again(index).then(|| {
-                let time = self.problem.blocks[index].forward.0 / speed;
-                Choice { time, memory: self.inputs[index] * flying }
-            });
-            let is_open = training.offload && activations > 0.0 && held < flying;
-            let away = is_open.then(|| Choice { time: 2.0 * activations / host, memory: activations * held });
-            items.push(std::iter::once(all).chain(again).chain(away));
-        }
-        if known.is_some_and(|(seconds, price)| items.takes(seconds, room, price)) {
-            return None;
-        }
-        let picked = pick(&items, room, near)?;
-        let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
-        let (mut recompute, mut offload) = (Vec::new(), Vec::new());
-        for (&block, choice) in blocks.iter().zip(picked.choices) {
-            match choice {
-                0 => {}
-                1 if is_again(block) => recompute.push(block),
-                _ => offload.push(block),
-            }
-        }
-        let seconds = if self.is_bound { picked.lower_bound } else { picked.time };
-        Some((Again { seconds, memory: largest + kept, recompute, offload }, picked.price))
+        let activations = self.activations(index);
+        let is_again = training.recompute && self.inputs[index] < activations;
+        let is_away = training.offload && activations > 0.0 && held < flying;
+        [
+            Some(Choice { time: 0.0, memory: activations * flying }),
+            is_again.then(|| Choice {
+                time: self.problem.blocks[index].forward.0 / speed,
+                memory: self.inputs[index] * flying,
+            }),
+            is_away.then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
+        ]
     }
 
     /// Scores a stage with blocks that somebody else chose to compute again and to offload, whether it fits or not.
@@ -358,5 +302,100 @@ impl Scorer<'_> {
             offload: offload.to_vec(),
         };
         self.scored(cut, again, place.limit)
+    }
+}
+
+/// Looks for what a stage throws away.
+///
+/// How large the largest block computed again may be is decided first: a range of sizes is halved unless no choice in it, blocks up to
+/// the largest size open and memory for the smallest, can be better than what is known.
+struct Search<'a> {
+    blocks: &'a [usize],
+    choices: Vec<[Option<Choice>; 3]>,
+    /// Bytes for activations, the largest block computed again among them.
+    room: f64,
+    /// Seconds of the stage without what it does again.
+    work: f64,
+}
+
+impl Search<'_> {
+    fn best(&self, scorer: &Scorer, sizes: &[f64]) -> Option<Again> {
+        let mut best: Option<(Again, f64)> = None;
+        let mut ranges = vec![(0, sizes.len() - 1)];
+        while let Some((low, high)) = ranges.pop() {
+            let room = self.room - sizes[low];
+            if self.is_too_full(scorer, room, sizes[high]) {
+                continue;
+            }
+            if let Some((known, price)) = &best {
+                if self.least(scorer, room, sizes[high], *price) >= known.seconds {
+                    continue;
+                }
+            }
+            if low < high {
+                let middle = (low + high) / 2;
+                ranges.extend([(low, middle), (middle + 1, high)]);
+                continue;
+            }
+            if let Some((again, price)) = self.pick(scorer, room, sizes[low])
+                && best.as_ref().is_none_or(|(best, _)| again.seconds < best.seconds)
+            {
+                best = Some((again, price));
+            }
+        }
+        best.map(|(best, _)| best)
+    }
+
+    /// Choices of all blocks where none larger than `largest` is computed again.
+    fn open(&self, scorer: &Scorer, largest: f64) -> impl Iterator<Item = impl Iterator<Item = Choice>> {
+        self.blocks.iter().zip(&self.choices).map(move |(&block, &[all, again, away])| {
+            let is_small = scorer.is_bound || scorer.activations(block) <= largest;
+            all.into_iter().chain(again.filter(|_| is_small)).chain(away)
+        })
+    }
+
+    fn is_too_full(&self, scorer: &Scorer, room: f64, largest: f64) -> bool {
+        let least = |choices: &mut dyn Iterator<Item = Choice>| {
+            choices.map(|choice| choice.memory).fold(f64::INFINITY, f64::min)
+        };
+        self.open(scorer, largest).map(|mut choices| least(&mut choices)).sum::<f64>() > room
+    }
+
+    /// Seconds that no choices take less than, as far as a price of memory tells.
+    fn least(&self, scorer: &Scorer, room: f64, largest: f64, price: f64) -> f64 {
+        let of = |choices: &mut dyn Iterator<Item = Choice>| {
+            choices.map(|choice| choice.time + price * choice.memory).fold(f64::INFINITY, f64::min)
+        };
+        let sum: f64 = self.open(scorer, largest).map(|mut choices| of(&mut choices)).sum();
+        // Sums are rounded.
+        sum * (1.0 - 1e-9) - price * room
+    }
+
+    /// Picks where no block larger than `largest` is computed again; memory is that of activations alone. Also tells what memory is
+    /// worth.
+    fn pick(&self, scorer: &Scorer, room: f64, largest: f64) -> Option<(Again, f64)> {
+        let mut items = Items::default();
+        self.open(scorer, largest).for_each(|choices| items.push(choices));
+        let picked = pick(&items, room, NEAR * self.work)?;
+        let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
+        self.doubt(scorer, picked.time - picked.lower_bound);
+        let (mut recompute, mut offload) = (Vec::new(), Vec::new());
+        for ((&block, choices), choice) in self.blocks.iter().zip(&self.choices).zip(picked.choices) {
+            let is_again = choices[1].is_some() && (scorer.is_bound || scorer.activations(block) <= largest);
+            match choice {
+                0 => {}
+                1 if is_again => recompute.push(block),
+                _ => offload.push(block),
+            }
+        }
+        let seconds = if scorer.is_bound { picked.lower_bound } else { picked.time };
+        Some((Again { seconds, memory: largest + kept, recompute, offload }, picked.price))
+    }
+
+    /// Remembers that a stage might take so much less.
+    fn doubt(&self, scorer: &Scorer, seconds: f64) {
+        if seconds > 0.0 && self.work > 0.0 {
+            scorer.doubt.set(scorer.doubt.get().max(seconds / self.work));
+        }
     }
 }

@@ -336,13 +336,14 @@ impl GridSolver<'_> {
             is_exact = cuts.search() && is_sure && !has_less.get();
             best = cuts.best;
         }
+        let proven = |most: f64| match is_exact {
+            true => lower_bound.max(limit.min(most) * (1.0 - scorer.doubt.get())),
+            false => lower_bound,
+        };
         match best.or(excessive.filter(|_| !is_exact)) {
-            None => {
-                let lower_bound = if is_exact { limit } else { lower_bound };
-                Err(NoGrid { error: PlanError::NothingFits, lower_bound })
-            }
+            None => Err(NoGrid { error: PlanError::NothingFits, lower_bound: proven(f64::INFINITY) }),
             Some(mut best) => {
-                let least = if is_exact { limit } else { lower_bound }.min(best.seconds());
+                let least = proven(best.seconds()).min(best.seconds());
                 if whole.machine.is_uniform() {
                     best.lower_bound = least;
                 }

@@ -87,16 +87,6 @@ impl Items {
             }
         }
     }
-
-    /// Tells whether no picks within memory take less than so much time, as far as a price of memory tells.
-    pub(crate) fn takes(&self, time: f64, limit: f64, price: f64) -> bool {
-        let least = |choices: &[Choice]| {
-            choices.iter().map(|choice| choice.time + price * choice.memory).fold(f64::INFINITY, f64::min)
-        };
-        let sum: f64 = self.iter().map(least).sum();
-        // Sums are rounded.
-        sum * (1.0 - 1e-9) - price * limit > time
-    }
 }
 
 impl FromIterator<Vec<Choice>> for Items {

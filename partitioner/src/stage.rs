@@ -8,7 +8,11 @@
 //!
 //! Memory is in `again`.
 
-use std::{cell::RefCell, collections::HashMap, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    rc::Rc,
+};
 
 use crate::{
     Machine, Problem,
@@ -297,6 +301,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) shares_updates: bool,
     /// Micro-batches between two updates of a stage at the least; one of each replica where that is more.
     pub(crate) period: usize,
+    /// By which share of its work a stage might be faster, for what it throws away was not looked through to the end.
+    pub(crate) doubt: Cell<f64>,
 }
 
 /// States, micro-batches in flight, and limit, speed, fixed memory and host bandwidth to the bit.
@@ -328,6 +334,7 @@ impl<'a> Scorer<'a> {
             versions: HashMap::new(),
             shares_updates: false,
             period: 1,
+            doubt: Cell::default(),
         }
     }
 

@@ -6,7 +6,7 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-use std::path::Path;
+use std::{path::Path, time::Instant};
 
 use partitioner::{
     Machine, Objective, Problem, STRATEGIES, Strategy, Training, check_plan, plan_with, to_plan,
@@ -64,7 +64,10 @@ fn try_one(
     let training = Training { recompute: true, offload: true, ..Training::default() };
     let problem = Problem::from_profile(profile, machine, training);
     let named = format!("{name}, {} on {n_devices} of {memory} B, overlaps {overlaps}", strategy.name());
-    let Ok(solution) = plan_with(&problem, strategy) else {
+    let begun = Instant::now();
+    let solution = plan_with(&problem, strategy);
+    println!("{named}: {:.1} s", begun.elapsed().as_secs_f64());
+    let Ok(solution) = solution else {
         seen.unfit += 1;
         return None;
     };
