@@ -71,36 +71,32 @@ impl Scorer<'_> {
         into * (1.0 + ahead) + early + sent + back + bucket.max(self.shared(start, end))
     }
 
-    /// Seconds of what is computed again; `None` where nothing helps.
-    ///
-    /// What is not below `enough` is not looked for to its end: anything that is no less may be returned then.
-    pub(crate) fn again(
+    /// Seconds of what is thrown away at the least, and whether that is what it takes; `None` where nothing helps.
+    pub(crate) fn again_at_least(
         &self,
         start: usize,
         end: usize,
         place: &Place,
         behind: usize,
-        enough: f64,
-    ) -> Option<f64> {
+    ) -> Option<(f64, bool)> {
         let in_flight = self.rules.in_flight.count(place.run.count, behind);
         let (fixed, limit) = (self.fixed(start, end, place.run, in_flight), place.limit);
         let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
         // A bound that needs no list of blocks decides most stages.
         if fixed + activations + self.largest_workspace <= limit {
-            return Some(0.0);
+            return Some((0.0, true));
         }
-        let least = (self.states.least_kept[end] - self.states.least_kept[start]) * in_flight as f64;
-        if fixed + least > limit * (1.0 + 1e-12) {
+        if fixed + self.states.least_held(start, end, in_flight as f64) > limit * (1.0 + 1e-12) {
             return None;
         }
-        if enough < f64::INFINITY {
-            let least = self.least_again((start, end), in_flight, place, fixed + activations - limit);
-            if least >= enough {
-                return Some(least);
-            }
-        }
-        let cut = Cut { start, end, run: place.run, behind };
-        Some(self.picked(&cut, (fixed, limit))?.seconds)
+        Some((self.least_again((start, end), in_flight, place, fixed + activations - limit), false))
+    }
+
+    /// Seconds of what is thrown away; `None` where nothing helps.
+    pub(crate) fn again(&self, start: usize, end: usize, place: &Place, behind: usize) -> Option<f64> {
+        let in_flight = self.rules.in_flight.count(place.run.count, behind);
+        let fixed = self.fixed(start, end, place.run, in_flight);
+        Some(self.picked(&Cut { start, end, run: place.run, behind }, (fixed, place.limit))?.seconds)
     }
 
     /// Seconds that it takes at the least to do with so many bytes less: as if parts of blocks could be thrown away.
@@ -190,8 +186,7 @@ impl Scorer<'_> {
         }
         let Cut { start, end, run, behind } = *cut;
         let in_flight = self.rules.in_flight.count(run.count, behind);
-        let least = self.states.least_kept[end] - self.states.least_kept[start];
-        if fixed + least * in_flight as f64 > limit * (1.0 + 1e-12) {
+        if fixed + self.states.least_held(start, end, in_flight as f64) > limit * (1.0 + 1e-12) {
             return None;
         }
         let Place { speed, host, .. } = *self.place(run);
@@ -327,10 +322,10 @@ impl Search<'_> {
             if self.is_too_full(scorer, room, sizes[high]) {
                 continue;
             }
-            if let Some((known, price)) = &best {
-                if self.least(scorer, room, sizes[high], *price) >= known.seconds {
-                    continue;
-                }
+            if let Some((known, price)) = &best
+                && self.least(scorer, room, sizes[high], *price) >= known.seconds
+            {
+                continue;
             }
             if low < high {
                 let middle = (low + high) / 2;

@@ -18,7 +18,7 @@ use crate::{
     chunks::share_out,
     grids::{Floors, Grid},
     narrowest::Ordered,
-    pipeline::{Cut, Sharing, best_pipeline, least_before},
+    pipeline::{Cut, Sharing, best_pipeline, least_between},
     placed::share_memory,
     polish::{Places, Polished, Seed, polish, timed},
     remembered::Remembered,
@@ -143,7 +143,7 @@ impl GridSolver<'_> {
         }
         let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
         let in_flight = in_flight.count(grid.replicas, grid.replicas) as f64;
-        let needed = least_before(self.problem, self.states, self.states.len() - 1, in_flight);
+        let needed = least_between(self.problem, self.states, (0, self.states.len() - 1), in_flight);
         let devices = &self.problem.machine.devices[..grid.ranks];
         needed <= devices.iter().map(|device| device.memory.0 as f64).sum::<f64>() * (1.0 + 1e-9)
     }

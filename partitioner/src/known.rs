@@ -65,25 +65,74 @@ impl Known {
         seconds
     }
 
-    /// Seconds within memory; anything that is no less where they are not below `bound`.
-    pub(crate) fn seconds_below(
+    /// Seconds within memory at the least, and whether that is what it takes.
+    pub(crate) fn at_least(
         &self,
         scorer: &Scorer,
         (start, end): (usize, usize),
         behind: usize,
-        bound: f64,
-    ) -> f64 {
+    ) -> (f64, bool) {
         let least = self.least(scorer, start, end);
-        let Some((_, within)) = self.within.as_ref().filter(|_| least < bound) else { return least };
+        let Some((_, within)) = self.within.as_ref().filter(|_| least < f64::INFINITY) else {
+            return (least, true);
+        };
         let at = start * self.n_states + end;
         let known = within.borrow()[at];
         // Below 0: that it is no less than so much is all that is known.
-        if known > 0.0 || -known >= bound {
-            return known.abs();
+        if known != 0.0 {
+            return (known.abs(), known > 0.0);
         }
-        let seconds = scorer.seconds_below(start, end, &self.place, behind, bound);
-        let is_known = seconds < bound || seconds == f64::INFINITY;
-        within.borrow_mut()[at] = if is_known { seconds } else { -seconds };
+        let (seconds, is_all) = scorer.seconds_at_least(start, end, &self.place, behind);
+        within.borrow_mut()[at] = if is_all { seconds } else { -seconds };
+        (seconds, is_all)
+    }
+
+    /// Seconds within memory.
+    pub(crate) fn within(&self, scorer: &Scorer, (start, end): (usize, usize), behind: usize) -> f64 {
+        let (seconds, is_all) = self.at_least(scorer, (start, end), behind);
+        if is_all {
+            return seconds;
+        }
+        let seconds = scorer.looked_for(start, end, &self.place, behind);
+        if let Some((_, within)) = &self.within {
+            within.borrow_mut()[start * self.n_states + end] = seconds;
+        }
         seconds
+    }
+}
+
+/// What stages take on one run of devices, from a table where there is one.
+pub(crate) struct Times<'a> {
+    pub(crate) scorer: &'a Scorer<'a>,
+    pub(crate) place: Rc<Place>,
+    pub(crate) known: Option<Rc<Known>>,
+    /// Devices from the run to the end.
+    pub(crate) behind: usize,
+}
+
+impl Times<'_> {
+    /// Seconds for each micro-batch if memory were no matter; infinite where no stage lies between the states.
+    pub(crate) fn least(&self, start: usize, end: usize) -> f64 {
+        match &self.known {
+            Some(known) => known.least(self.scorer, start, end),
+            None if self.scorer.states.is_before(start, end) => self.scorer.least(start, end, &self.place),
+            None => f64::INFINITY,
+        }
+    }
+
+    /// Seconds of a stage within memory at the least, and whether that is what it takes.
+    pub(crate) fn at_least(&self, start: usize, end: usize) -> (f64, bool) {
+        match &self.known {
+            Some(known) => known.at_least(self.scorer, (start, end), self.behind),
+            None => self.scorer.seconds_at_least(start, end, &self.place, self.behind),
+        }
+    }
+
+    /// Seconds of a stage within memory that must throw something away.
+    pub(crate) fn within(&self, start: usize, end: usize) -> f64 {
+        match &self.known {
+            Some(known) => known.within(self.scorer, (start, end), self.behind),
+            None => self.scorer.looked_for(start, end, &self.place, self.behind),
+        }
     }
 }

@@ -8,11 +8,12 @@
 //! do in U or needs more memory than they have, and at which what crosses can be sent in U. U is guessed from below and grows until
 //! a plan is found, so it is tight: first as if memory were no matter, then from what that takes.
 
-use std::rc::Rc;
+use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 
 use crate::{
     Problem,
-    stage::{Place, Run, Scorer},
+    known::Times,
+    stage::{Run, Scorer},
     states::States,
 };
 
@@ -259,11 +260,27 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Bytes that what lies before a state needs at the least, whatever is computed again.
-pub(crate) fn least_before(problem: &Problem, states: &States, state: usize, in_flight: f64) -> f64 {
+/// Bytes that what lies between two states needs at the least, whatever is thrown away.
+pub(crate) fn least_between(
+    problem: &Problem,
+    states: &States,
+    (start, end): (usize, usize),
+    in_flight: f64,
+) -> f64 {
     let training = &problem.training;
     let copies = 1.0 + training.gradient_factor + training.optimizer_factor;
-    states.parameters[state] * copies + states.least_kept[state] * in_flight
+    (states.parameters[end] - states.parameters[start]) * copies + states.least_held(start, end, in_flight)
+}
+
+/// What the seconds of a stage are; of two that take the same, the surer one waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Sure {
+    /// All if it throws nothing away.
+    IfRoomy,
+    /// No more than it takes.
+    AtLeast,
+    /// What it takes.
+    Yes,
 }
 
 /// Finds the best pipeline whose slowest stage takes at most `limit`.
@@ -275,17 +292,20 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
     let n_layers = layers.count;
     let slack = 1.0 + 1e-9;
     let total = states.work[last];
-    let needed = |state: usize, in_flight: f64| least_before(scorer.problem, states, state, in_flight);
+    let needed =
+        |from: usize, to: usize, in_flight: f64| least_between(scorer.problem, states, (from, to), in_flight);
     let borders = layers.borders(limit);
     let work_at: Vec<f64> = borders.iter().map(|&state| states.work[state]).collect();
     let mut best = vec![f64::INFINITY; (n_layers + 1) * n_states];
     let mut came = vec![(NONE, 0_u32); (n_layers + 1) * n_states];
     best[last] = 0.0;
+    // Ends of a stage, the fastest pipeline first; a time above 0 has the order of its bits.
+    let mut open: BinaryHeap<Reverse<(u64, Sure, usize)>> = BinaryHeap::new();
     for layer in 1..=n_layers {
         let ahead = layers.power[n_layers] - layers.power[layer];
         let room_ahead = layers.room[n_layers] - layers.room[layer];
         let behind = layers.behind(layer);
-        let mut places: Vec<Option<Rc<Place>>> = vec![None; layers.sizes.len()];
+        let all_times: Vec<OnceCell<Times>> = layers.sizes.iter().map(|_| OnceCell::new()).collect();
         let known = match sharing {
             Sharing::Free => None,
             Sharing::Equal { replicas, .. } => {
@@ -305,9 +325,8 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
             }
             if memory == Memory::Counts {
                 let too_large_before =
-                    layer < n_layers && needed(start, layers.in_flight(layer + 1)) > room_ahead * slack;
-                let in_flight = layers.in_flight(1);
-                let rest = needed(last, in_flight) - needed(start, in_flight);
+                    layer < n_layers && needed(0, start, layers.in_flight(layer + 1)) > room_ahead * slack;
+                let rest = needed(start, last, layers.in_flight(1));
                 if too_large_before || rest > layers.room[layer] * slack {
                     continue;
                 }
@@ -321,6 +340,16 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                 // Ends between which both sides can keep within the bound.
                 let low = work.max(total - smallest * layers.power[rest] * slack - 1e-12 * total);
                 let first = work_at.partition_point(|&value| value < low).max(nth + 1);
+                // Looked up for the first stage that is scored: most runs have none.
+                let times = || {
+                    all_times[size_index].get_or_init(|| Times {
+                        scorer,
+                        place: scorer.place(layers.run(layer, size)),
+                        known: known.clone(),
+                        behind,
+                    })
+                };
+                open.clear();
                 for &end in &borders[first.min(borders.len())..] {
                     if states.work[end] - work > smallest * own * slack + 1e-12 * total {
                         break;
@@ -333,27 +362,36 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                     if after >= smallest {
                         continue;
                     }
-                    let own = match (&known, memory) {
-                        (Some(known), Memory::Counts) => {
-                            known.seconds_below(scorer, (start, end), behind, smallest)
+                    let time = after.max(times().least(start, end));
+                    if time >= smallest {
+                        continue;
+                    }
+                    if memory == Memory::Counts {
+                        open.push(Reverse((time.to_bits(), Sure::IfRoomy, end)));
+                        continue;
+                    }
+                    smallest = time;
+                    best[at] = time;
+                    came[at] = (end as u32, size as u32);
+                }
+                // What a stage throws away is looked for where nothing else can be better.
+                while let Some(Reverse((time, sure, end))) = open.pop() {
+                    let (seconds, sure) = match sure {
+                        Sure::IfRoomy => {
+                            let (seconds, is_all) = times().at_least(start, end);
+                            (seconds, if is_all { Sure::Yes } else { Sure::AtLeast })
                         }
-                        (Some(known), Memory::Free) => known.least(scorer, start, end),
-                        (None, _) if !states.is_before(start, end) => continue,
-                        (None, _) => {
-                            // Looked up for the first stage that is scored: most runs have none.
-                            let place = places[size_index]
-                                .get_or_insert_with(|| scorer.place(layers.run(layer, size)));
-                            match memory {
-                                Memory::Counts => scorer.seconds_below(start, end, place, behind, smallest),
-                                Memory::Free => scorer.least(start, end, place),
-                            }
+                        Sure::AtLeast => (times().within(start, end), Sure::Yes),
+                        Sure::Yes => {
+                            smallest = f64::from_bits(time);
+                            best[at] = smallest;
+                            came[at] = (end as u32, size as u32);
+                            break;
                         }
                     };
-                    let time = after.max(own);
+                    let time = best[rest * n_states + end].max(seconds);
                     if time < smallest {
-                        smallest = time;
-                        best[at] = time;
-                        came[at] = (end as u32, size as u32);
+                        open.push(Reverse((time.to_bits(), sure, end)));
                     }
                 }
             }

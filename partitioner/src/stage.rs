@@ -404,8 +404,23 @@ impl<'a> Scorer<'a> {
         place.wires.iter().map(|wires| port(*wires)).fold(0.0, f64::max) / place.run.count as f64
     }
 
-    /// Seconds for each micro-batch, infinite where the stage does not fit; anything that is no less where they are not below
-    /// `bound`: what must be thrown away is not looked for then.
+    /// Seconds for each micro-batch at the least, infinite where the stage cannot fit, and whether that is what it takes: what must
+    /// be thrown away is not looked for.
+    pub(crate) fn seconds_at_least(
+        &self,
+        start: usize,
+        end: usize,
+        place: &Place,
+        behind: usize,
+    ) -> (f64, bool) {
+        match self.again_at_least(start, end, place, behind) {
+            None => (f64::INFINITY, true),
+            Some((again, is_all)) => (self.seconds_with(start, end, place, again), is_all),
+        }
+    }
+
+    /// Seconds for each micro-batch, infinite where the stage does not fit; anything that is no less where they are not below `bound`:
+    /// what must be thrown away is not looked for then.
     pub(crate) fn seconds_below(
         &self,
         start: usize,
@@ -414,27 +429,31 @@ impl<'a> Scorer<'a> {
         behind: usize,
         bound: f64,
     ) -> f64 {
-        let overlaps = self.problem.machine.overlaps;
-        let (compute, sync, transfer) = self.parts(start, end, place, 0.0);
-        let least = total(overlaps, compute, sync, transfer);
+        let least = self.least(start, end, place);
         if least >= bound {
             return least;
         }
-        // What is computed again is shared by the replicas; where all is beside compute, nothing else is below the bound.
-        let replicas = place.run.count as f64;
-        let enough = (bound - if overlaps { compute } else { least }) * replicas;
-        match self.again(start, end, place, behind, enough) {
-            None => f64::INFINITY,
-            Some(0.0) => least,
-            Some(again) if again >= enough => bound.max(least),
-            Some(again) => total(overlaps, compute + again / replicas, sync, transfer),
+        match self.seconds_at_least(start, end, place, behind) {
+            (least, is_all) if is_all || least >= bound => least,
+            _ => self.looked_for(start, end, place, behind),
         }
+    }
+
+    /// Seconds for each micro-batch of a stage that must throw something away, infinite where it does not fit.
+    pub(crate) fn looked_for(&self, start: usize, end: usize, place: &Place, behind: usize) -> f64 {
+        let again = self.again(start, end, place, behind);
+        again.map_or(f64::INFINITY, |again| self.seconds_with(start, end, place, again))
+    }
+
+    /// Seconds for each micro-batch where so many are spent on what was thrown away.
+    fn seconds_with(&self, start: usize, end: usize, place: &Place, again: f64) -> f64 {
+        let (compute, sync, transfer) = self.parts(start, end, place, again);
+        total(self.problem.machine.overlaps, compute, sync, transfer)
     }
 
     /// Seconds for each micro-batch if memory were no matter.
     pub(crate) fn least(&self, start: usize, end: usize, place: &Place) -> f64 {
-        let (compute, sync, transfer) = self.parts(start, end, place, 0.0);
-        total(self.problem.machine.overlaps, compute, sync, transfer)
+        self.seconds_with(start, end, place, 0.0)
     }
 
     fn parts(&self, start: usize, end: usize, place: &Place, again: f64) -> (f64, f64, f64) {

@@ -17,6 +17,8 @@ pub(crate) struct States {
     pub(crate) activations: Vec<f64>,
     /// Bytes of activations before that stay even where all else is computed again: inputs, where they are less.
     pub(crate) least_kept: Vec<f64>,
+    /// Bytes of them that are in memory at some time, however few micro-batches are in flight.
+    least_once: Vec<f64>,
     /// Bytes of values that cross, forward.
     pub(crate) crossing: Vec<f64>,
     /// Bytes of gradients that cross back.
@@ -30,15 +32,18 @@ enum Sets {
     Ideals(Ideals),
 }
 
-/// Bytes of each block that stay in memory whatever is computed again; none where they may wait in host memory.
-fn least_kept(problem: &Problem) -> Vec<f64> {
+/// Bytes of each block that stay in memory for each micro-batch in flight whatever is computed again, none where they may wait in host
+/// memory; and bytes that are there at some time even then.
+fn least_kept(problem: &Problem) -> Vec<(f64, f64)> {
     let mut inputs = vec![0.0; problem.blocks.len()];
     for value in &problem.values {
         value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
     }
-    let least = |(block, inputs): (&crate::Block, f64)| match problem.training.offload {
-        true => 0.0,
-        false => inputs.min(block.activations.0 as f64),
+    let training = &problem.training;
+    let least = |(block, inputs): (&crate::Block, f64)| {
+        let activations = block.activations.0 as f64;
+        let once = if training.recompute { inputs.min(activations) } else { activations };
+        (if training.offload { 0.0 } else { inputs.min(activations) }, once)
     };
     problem.blocks.iter().zip(inputs).map(least).collect()
 }
@@ -86,7 +91,8 @@ impl States {
             work: before(&|block| problem.blocks[block].seconds()),
             parameters: before(&|block| problem.blocks[block].parameters.0 as f64),
             activations: before(&|block| problem.blocks[block].activations.0 as f64),
-            least_kept: before(&|block| least[block]),
+            least_kept: before(&|block| least[block].0),
+            least_once: before(&|block| least[block].1),
             crossing: running(&forward),
             crossing_back: running(&backward),
             sets: Sets::Line(order, position),
@@ -133,11 +139,18 @@ impl States {
             work: sum(&|block| problem.blocks[block].seconds()),
             parameters: sum(&|block| problem.blocks[block].parameters.0 as f64),
             activations: sum(&|block| problem.blocks[block].activations.0 as f64),
-            least_kept: sum(&|block| least[block]),
+            least_kept: sum(&|block| least[block].0),
+            least_once: sum(&|block| least[block].1),
             crossing: crossing(&|value| value.forward.0 as f64),
             crossing_back: crossing(&|value| value.backward.0 as f64),
             sets: Sets::Ideals(ideals),
         })
+    }
+
+    /// Bytes of activations that a stage needs at the least, whatever it throws away.
+    pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: f64) -> f64 {
+        let each = (self.least_kept[end] - self.least_kept[start]) * in_flight;
+        each.max(self.least_once[end] - self.least_once[start])
     }
 
     /// Returns the work before each state at some speed, ascending, with the least forward work before any state that has as much.
