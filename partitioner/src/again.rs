@@ -86,7 +86,7 @@ impl Scorer<'_> {
         if fixed + activations + self.largest_workspace <= limit {
             return Some((0.0, true));
         }
-        if fixed + self.states.least_held(start, end, in_flight as f64) > limit * (1.0 + 1e-12) {
+        if fixed + self.least_held(start, end, in_flight) > limit * (1.0 + 1e-12) {
             return None;
         }
         Some((self.least_again((start, end), in_flight, place, fixed + activations - limit), false))
@@ -97,6 +97,10 @@ impl Scorer<'_> {
         let in_flight = self.rules.in_flight.count(place.run.count, behind);
         let fixed = self.fixed(start, end, place.run, in_flight);
         Some(self.picked(&Cut { start, end, run: place.run, behind }, (fixed, place.limit))?.seconds)
+    }
+
+    fn least_held(&self, start: usize, end: usize, in_flight: usize) -> f64 {
+        self.states.least_held(start, end, self.rules.in_flight, in_flight as f64)
     }
 
     /// Seconds that it takes at the least to do with so many bytes less: as if parts of blocks could be thrown away.
@@ -186,7 +190,7 @@ impl Scorer<'_> {
         }
         let Cut { start, end, run, behind } = *cut;
         let in_flight = self.rules.in_flight.count(run.count, behind);
-        if fixed + self.states.least_held(start, end, in_flight as f64) > limit * (1.0 + 1e-12) {
+        if fixed + self.least_held(start, end, in_flight) > limit * (1.0 + 1e-12) {
             return None;
         }
         let Place { speed, host, .. } = *self.place(run);

@@ -13,7 +13,7 @@ use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 use crate::{
     Problem,
     known::Times,
-    stage::{Run, Scorer},
+    stage::{InFlight, Run, Scorer},
     states::States,
 };
 
@@ -265,11 +265,12 @@ pub(crate) fn least_between(
     problem: &Problem,
     states: &States,
     (start, end): (usize, usize),
-    in_flight: f64,
+    (in_flight, count): (InFlight, f64),
 ) -> f64 {
     let training = &problem.training;
     let copies = 1.0 + training.gradient_factor + training.optimizer_factor;
-    (states.parameters[end] - states.parameters[start]) * copies + states.least_held(start, end, in_flight)
+    (states.parameters[end] - states.parameters[start]) * copies
+        + states.least_held(start, end, in_flight, count)
 }
 
 /// What the seconds of a stage are; of two that take the same, the surer one waits.
@@ -292,8 +293,9 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
     let n_layers = layers.count;
     let slack = 1.0 + 1e-9;
     let total = states.work[last];
-    let needed =
-        |from: usize, to: usize, in_flight: f64| least_between(scorer.problem, states, (from, to), in_flight);
+    let needed = |from: usize, to: usize, count: f64| {
+        least_between(scorer.problem, states, (from, to), (scorer.rules.in_flight, count))
+    };
     let borders = layers.borders(limit);
     let work_at: Vec<f64> = borders.iter().map(|&state| states.work[state]).collect();
     let mut best = vec![f64::INFINITY; (n_layers + 1) * n_states];

@@ -3,7 +3,7 @@
 //! Both are lists of states with sums over what lies before, so one dynamic program serves both. A cut's crossing bytes are
 //! those of every value with its maker before and a taker after: a skip is paid at each cut that it crosses.
 
-use crate::{Problem, ideals::Ideals};
+use crate::{Problem, ideals::Ideals, stage::InFlight};
 
 /// States with sums over the blocks before them; the first has none before it and the last has all.
 #[derive(Debug)]
@@ -148,9 +148,13 @@ impl States {
     }
 
     /// Bytes of activations that a stage needs at the least, whatever it throws away.
-    pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: f64) -> f64 {
-        let each = (self.least_kept[end] - self.least_kept[start]) * in_flight;
-        each.max(self.least_once[end] - self.least_once[start])
+    pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: InFlight, count: f64) -> f64 {
+        let once = self.least_once[end] - self.least_once[start];
+        match in_flight {
+            // What came back from host memory for the inputs' gradient stays for the weights'.
+            InFlight::Split(_) => once * count,
+            _ => ((self.least_kept[end] - self.least_kept[start]) * count).max(once),
+        }
     }
 
     /// Returns the work before each state at some speed, ascending, with the least forward work before any state that has as much.
