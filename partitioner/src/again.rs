@@ -99,8 +99,16 @@ impl Scorer<'_> {
         Some(self.picked(&Cut { start, end, run: place.run, behind }, (fixed, place.limit))?.seconds)
     }
 
-    fn least_held(&self, start: usize, end: usize, in_flight: usize) -> f64 {
-        self.states.least_held(start, end, self.rules.in_flight, in_flight as f64)
+    /// Bytes of activations that a stage needs at the least, whatever it throws away.
+    pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: usize) -> f64 {
+        let mut known = self.least_held.borrow_mut();
+        let held = known.entry(in_flight).or_insert_with(|| {
+            self.states.sums(|block| {
+                let choices = self.choices(block, in_flight, (1.0, 1.0)).into_iter().flatten();
+                choices.map(|choice| choice.memory).fold(f64::INFINITY, f64::min)
+            })
+        });
+        held[end] - held[start]
     }
 
     /// Seconds that it takes at the least to do with so many bytes less: as if parts of blocks could be thrown away.

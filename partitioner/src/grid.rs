@@ -142,8 +142,10 @@ impl GridSolver<'_> {
             return true;
         }
         let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
-        let count = in_flight.count(grid.replicas, grid.replicas) as f64;
-        let needed = least_between(self.problem, self.states, (0, self.states.len() - 1), (in_flight, count));
+        let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
+        let scorer = Scorer::new(self.problem, self.states, rules);
+        let count = in_flight.count(grid.replicas, grid.replicas);
+        let needed = least_between(&scorer, 0, self.states.len() - 1, count);
         let devices = &self.problem.machine.devices[..grid.ranks];
         needed <= devices.iter().map(|device| device.memory.0 as f64).sum::<f64>() * (1.0 + 1e-9)
     }

@@ -11,10 +11,8 @@
 use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 
 use crate::{
-    Problem,
     known::Times,
-    stage::{InFlight, Run, Scorer},
-    states::States,
+    stage::{Run, Scorer},
 };
 
 /// A stage of a solution: states and devices.
@@ -230,12 +228,12 @@ impl<'a> Layers<'a> {
     }
 
     /// Micro-batches in flight at a layer, of the devices together where their number is open.
-    fn in_flight(&self, layer: usize) -> f64 {
+    fn in_flight(&self, layer: usize) -> usize {
         let replicas = match self.sharing {
             Sharing::Free => 1,
             Sharing::Equal { replicas, .. } => replicas,
         };
-        self.scorer.rules.in_flight.count(replicas, self.behind(layer)) as f64
+        self.scorer.rules.in_flight.count(replicas, self.behind(layer))
     }
 
     /// States at which a stage may end if it is to take at most `limit`: what crosses there must be sent.
@@ -261,16 +259,10 @@ impl<'a> Layers<'a> {
 }
 
 /// Bytes that what lies between two states needs at the least, whatever is thrown away.
-pub(crate) fn least_between(
-    problem: &Problem,
-    states: &States,
-    (start, end): (usize, usize),
-    (in_flight, count): (InFlight, f64),
-) -> f64 {
-    let training = &problem.training;
+pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight: usize) -> f64 {
+    let (training, parameters) = (&scorer.problem.training, &scorer.states.parameters);
     let copies = 1.0 + training.gradient_factor + training.optimizer_factor;
-    (states.parameters[end] - states.parameters[start]) * copies
-        + states.least_held(start, end, in_flight, count)
+    (parameters[end] - parameters[start]) * copies + scorer.least_held(start, end, in_flight)
 }
 
 /// What the seconds of a stage are; of two that take the same, the surer one waits.
@@ -293,9 +285,6 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
     let n_layers = layers.count;
     let slack = 1.0 + 1e-9;
     let total = states.work[last];
-    let needed = |from: usize, to: usize, count: f64| {
-        least_between(scorer.problem, states, (from, to), (scorer.rules.in_flight, count))
-    };
     let borders = layers.borders(limit);
     let work_at: Vec<f64> = borders.iter().map(|&state| states.work[state]).collect();
     let mut best = vec![f64::INFINITY; (n_layers + 1) * n_states];
@@ -326,9 +315,9 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                 continue;
             }
             if memory == Memory::Counts {
-                let too_large_before =
-                    layer < n_layers && needed(0, start, layers.in_flight(layer + 1)) > room_ahead * slack;
-                let rest = needed(start, last, layers.in_flight(1));
+                let too_large_before = layer < n_layers
+                    && least_between(scorer, 0, start, layers.in_flight(layer + 1)) > room_ahead * slack;
+                let rest = least_between(scorer, start, last, layers.in_flight(1));
                 if too_large_before || rest > layers.room[layer] * slack {
                     continue;
                 }

@@ -285,6 +285,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
     /// What throwing blocks away brings.
     pub(crate) gains: RefCell<HashMap<GainKey, Rc<Vec<Gain>>>>,
+    /// Bytes of activations before each state that are there whatever is thrown away, by micro-batches in flight.
+    pub(crate) least_held: RefCell<HashMap<usize, Vec<f64>>>,
     places: RefCell<HashMap<Run, Rc<Place>>>,
     known: RefCell<Vec<Rc<Known>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
@@ -325,6 +327,7 @@ impl<'a> Scorer<'a> {
             largest_workspace: workspace.unwrap_or(0) as f64,
             picks: RefCell::default(),
             gains: RefCell::default(),
+            least_held: RefCell::default(),
             places: RefCell::default(),
             known: RefCell::default(),
             copies: 1,

@@ -3,7 +3,7 @@
 //! Both are lists of states with sums over what lies before, so one dynamic program serves both. A cut's crossing bytes are
 //! those of every value with its maker before and a taker after: a skip is paid at each cut that it crosses.
 
-use crate::{Problem, ideals::Ideals, stage::InFlight};
+use crate::{Problem, ideals::Ideals};
 
 /// States with sums over the blocks before them; the first has none before it and the last has all.
 #[derive(Debug)]
@@ -17,8 +17,6 @@ pub(crate) struct States {
     pub(crate) activations: Vec<f64>,
     /// Bytes of activations before that stay even where all else is computed again: inputs, where they are less.
     pub(crate) least_kept: Vec<f64>,
-    /// Bytes of them that are in memory at some time, however few micro-batches are in flight.
-    least_once: Vec<f64>,
     /// Bytes of values that cross, forward.
     pub(crate) crossing: Vec<f64>,
     /// Bytes of gradients that cross back.
@@ -32,18 +30,15 @@ enum Sets {
     Ideals(Ideals),
 }
 
-/// Bytes of each block that stay in memory for each micro-batch in flight whatever is computed again, none where they may wait in host
-/// memory; and bytes that are there at some time even then.
-fn least_kept(problem: &Problem) -> Vec<(f64, f64)> {
+/// Bytes of each block that stay in memory whatever is computed again; none where they may wait in host memory.
+fn least_kept(problem: &Problem) -> Vec<f64> {
     let mut inputs = vec![0.0; problem.blocks.len()];
     for value in &problem.values {
         value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
     }
-    let training = &problem.training;
-    let least = |(block, inputs): (&crate::Block, f64)| {
-        let activations = block.activations.0 as f64;
-        let once = if training.recompute { inputs.min(activations) } else { activations };
-        (if training.offload { 0.0 } else { inputs.min(activations) }, once)
+    let least = |(block, inputs): (&crate::Block, f64)| match problem.training.offload {
+        true => 0.0,
+        false => inputs.min(block.activations.0 as f64),
     };
     problem.blocks.iter().zip(inputs).map(least).collect()
 }
@@ -91,8 +86,7 @@ impl States {
             work: before(&|block| problem.blocks[block].seconds()),
             parameters: before(&|block| problem.blocks[block].parameters.0 as f64),
             activations: before(&|block| problem.blocks[block].activations.0 as f64),
-            least_kept: before(&|block| least[block].0),
-            least_once: before(&|block| least[block].1),
+            least_kept: before(&|block| least[block]),
             crossing: running(&forward),
             crossing_back: running(&backward),
             sets: Sets::Line(order, position),
@@ -139,21 +133,26 @@ impl States {
             work: sum(&|block| problem.blocks[block].seconds()),
             parameters: sum(&|block| problem.blocks[block].parameters.0 as f64),
             activations: sum(&|block| problem.blocks[block].activations.0 as f64),
-            least_kept: sum(&|block| least[block].0),
-            least_once: sum(&|block| least[block].1),
+            least_kept: sum(&|block| least[block]),
             crossing: crossing(&|value| value.forward.0 as f64),
             crossing_back: crossing(&|value| value.backward.0 as f64),
             sets: Sets::Ideals(ideals),
         })
     }
 
-    /// Bytes of activations that a stage needs at the least, whatever it throws away.
-    pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: InFlight, count: f64) -> f64 {
-        let once = self.least_once[end] - self.least_once[start];
-        match in_flight {
-            // What came back from host memory for the inputs' gradient stays for the weights'.
-            InFlight::Split(_) => once * count,
-            _ => ((self.least_kept[end] - self.least_kept[start]) * count).max(once),
+    /// Sums over the blocks before each state.
+    pub(crate) fn sums(&self, field: impl Fn(usize) -> f64) -> Vec<f64> {
+        match &self.sets {
+            Sets::Line(order, _) => {
+                let running = order.iter().scan(0.0, |sum, &block| {
+                    *sum += field(block);
+                    Some(*sum)
+                });
+                std::iter::once(0.0).chain(running).collect()
+            }
+            Sets::Ideals(ideals) => {
+                (0..self.len()).map(|ideal| ideals.nodes(ideal).map(&field).sum()).collect()
+            }
         }
     }
 
