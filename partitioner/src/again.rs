@@ -198,7 +198,9 @@ impl Scorer<'_> {
         }
         let Cut { start, end, run, behind } = *cut;
         let in_flight = self.rules.in_flight.count(run.count, behind);
-        if fixed + self.least_held(start, end, in_flight) > limit * (1.0 + 1e-12) {
+        let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
+        let fits = fixed + activations + self.largest_workspace <= limit;
+        if !fits && fixed + self.least_held(start, end, in_flight) > limit * (1.0 + 1e-12) {
             return None;
         }
         let Place { speed, host, .. } = *self.place(run);

@@ -265,17 +265,6 @@ pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight
     (parameters[end] - parameters[start]) * copies + scorer.least_held(start, end, in_flight)
 }
 
-/// What the seconds of a stage are; of two that take the same, the surer one waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Sure {
-    /// All if it throws nothing away.
-    IfRoomy,
-    /// No more than it takes.
-    AtLeast,
-    /// What it takes.
-    Yes,
-}
-
 /// Finds the best pipeline whose slowest stage takes at most `limit`.
 fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Option<(f64, Vec<Cut>)> {
     let states = scorer.states;
@@ -290,8 +279,8 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
     let mut best = vec![f64::INFINITY; (n_layers + 1) * n_states];
     let mut came = vec![(NONE, 0_u32); (n_layers + 1) * n_states];
     best[last] = 0.0;
-    // Ends of a stage, the fastest pipeline first; a time above 0 has the order of its bits.
-    let mut open: BinaryHeap<Reverse<(u64, Sure, usize)>> = BinaryHeap::new();
+    // Ends of a stage of which only the least time is known; a time above 0 has the order of its bits.
+    let mut open: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     for layer in 1..=n_layers {
         let ahead = layers.power[n_layers] - layers.power[layer];
         let room_ahead = layers.room[n_layers] - layers.room[layer];
@@ -341,6 +330,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                     })
                 };
                 open.clear();
+                let mut chosen = usize::MAX;
                 for &end in &borders[first.min(borders.len())..] {
                     if states.work[end] - work > smallest * own * slack + 1e-12 * total {
                         break;
@@ -353,37 +343,31 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                     if after >= smallest {
                         continue;
                     }
-                    let time = after.max(times().least(start, end));
-                    if time >= smallest {
-                        continue;
-                    }
-                    if memory == Memory::Counts {
-                        open.push(Reverse((time.to_bits(), Sure::IfRoomy, end)));
-                        continue;
-                    }
-                    smallest = time;
-                    best[at] = time;
-                    came[at] = (end as u32, size as u32);
-                }
-                // What a stage throws away is looked for where nothing else can be better.
-                while let Some(Reverse((time, sure, end))) = open.pop() {
-                    let (seconds, sure) = match sure {
-                        Sure::IfRoomy => {
-                            let (seconds, is_all) = times().at_least(start, end);
-                            (seconds, if is_all { Sure::Yes } else { Sure::AtLeast })
-                        }
-                        Sure::AtLeast => (times().within(start, end), Sure::Yes),
-                        Sure::Yes => {
-                            smallest = f64::from_bits(time);
-                            best[at] = smallest;
-                            came[at] = (end as u32, size as u32);
-                            break;
-                        }
+                    let least = after.max(times().least(start, end));
+                    let (time, is_all) = match memory {
+                        Memory::Counts if least < smallest => times().at_least(start, end),
+                        _ => (least, true),
                     };
-                    let time = best[rest * n_states + end].max(seconds);
-                    if time < smallest {
-                        open.push(Reverse((time.to_bits(), sure, end)));
+                    let time = after.max(time);
+                    if time < smallest && is_all {
+                        (smallest, chosen) = (time, end);
+                    } else if time < smallest {
+                        open.push(Reverse((time.to_bits(), end)));
                     }
+                }
+                // What a stage throws away is looked for where nothing else can be better, what may be the fastest first.
+                while let Some(Reverse((least, end))) = open.pop() {
+                    if f64::from_bits(least) > smallest {
+                        break;
+                    }
+                    let time = best[rest * n_states + end].max(times().within(start, end));
+                    if time < smallest || time == smallest && end < chosen {
+                        (smallest, chosen) = (time, end);
+                    }
+                }
+                if chosen != usize::MAX {
+                    best[at] = smallest;
+                    came[at] = (chosen as u32, size as u32);
                 }
             }
         }
