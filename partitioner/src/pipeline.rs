@@ -330,7 +330,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                     })
                 };
                 open.clear();
-                let mut chosen = usize::MAX;
+                let mut chosen = None;
                 for &end in &borders[first.min(borders.len())..] {
                     if states.work[end] - work > smallest * own * slack + 1e-12 * total {
                         break;
@@ -350,7 +350,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                     };
                     let time = after.max(time);
                     if time < smallest && is_all {
-                        (smallest, chosen) = (time, end);
+                        (smallest, chosen) = (time, Some(end));
                     } else if time < smallest {
                         open.push(Reverse((time.to_bits(), end)));
                     }
@@ -361,13 +361,13 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                         break;
                     }
                     let time = best[rest * n_states + end].max(times().within(start, end));
-                    if time < smallest || time == smallest && end < chosen {
-                        (smallest, chosen) = (time, end);
+                    if time < smallest || time == smallest && chosen.is_some_and(|chosen| end < chosen) {
+                        (smallest, chosen) = (time, Some(end));
                     }
                 }
-                if chosen != usize::MAX {
+                if let Some(end) = chosen {
                     best[at] = smallest;
-                    came[at] = (chosen as u32, size as u32);
+                    came[at] = (end as u32, size as u32);
                 }
             }
         }
