@@ -92,13 +92,6 @@ impl Scorer<'_> {
         Some((self.least_again((start, end), in_flight, place, fixed + activations - limit), false))
     }
 
-    /// Seconds of what is thrown away; `None` where nothing helps.
-    pub(crate) fn again(&self, start: usize, end: usize, place: &Place, behind: usize) -> Option<f64> {
-        let in_flight = self.rules.in_flight.count(place.run.count, behind);
-        let fixed = self.fixed(start, end, place.run, in_flight);
-        Some(self.picked(&Cut { start, end, run: place.run, behind }, (fixed, place.limit))?.seconds)
-    }
-
     /// Bytes of activations that a stage needs at the least, whatever it throws away.
     pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: usize) -> f64 {
         let mut known = self.least_held.borrow_mut();

@@ -87,12 +87,8 @@ impl Known {
         (seconds, is_all)
     }
 
-    /// Seconds within memory.
-    pub(crate) fn within(&self, scorer: &Scorer, (start, end): (usize, usize), behind: usize) -> f64 {
-        let (seconds, is_all) = self.at_least(scorer, (start, end), behind);
-        if is_all {
-            return seconds;
-        }
+    /// Seconds within memory of a stage that must throw something away.
+    pub(crate) fn looked_for(&self, scorer: &Scorer, (start, end): (usize, usize), behind: usize) -> f64 {
         let seconds = scorer.looked_for(start, end, &self.place, behind);
         if let Some((_, within)) = &self.within {
             within.borrow_mut()[start * self.n_states + end] = seconds;
@@ -129,9 +125,9 @@ impl Times<'_> {
     }
 
     /// Seconds of a stage within memory that must throw something away.
-    pub(crate) fn within(&self, start: usize, end: usize) -> f64 {
+    pub(crate) fn looked_for(&self, start: usize, end: usize) -> f64 {
         match &self.known {
-            Some(known) => known.within(self.scorer, (start, end), self.behind),
+            Some(known) => known.looked_for(self.scorer, (start, end), self.behind),
             None => self.scorer.looked_for(start, end, &self.place, self.behind),
         }
     }

@@ -360,7 +360,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                     if f64::from_bits(least) > smallest {
                         break;
                     }
-                    let time = best[rest * n_states + end].max(times().within(start, end));
+                    let time = best[rest * n_states + end].max(times().looked_for(start, end));
                     if time < smallest || time == smallest && chosen.is_some_and(|chosen| end < chosen) {
                         (smallest, chosen) = (time, Some(end));
                     }

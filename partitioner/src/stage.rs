@@ -444,8 +444,8 @@ impl<'a> Scorer<'a> {
 
     /// Seconds for each micro-batch of a stage that must throw something away, infinite where it does not fit.
     pub(crate) fn looked_for(&self, start: usize, end: usize, place: &Place, behind: usize) -> f64 {
-        let again = self.again(start, end, place, behind);
-        again.map_or(f64::INFINITY, |again| self.seconds_with(start, end, place, again))
+        let again = self.again_within(&Cut { start, end, run: place.run, behind }, place.limit);
+        again.map_or(f64::INFINITY, |again| self.seconds_with(start, end, place, again.seconds))
     }
 
     /// Seconds for each micro-batch where so many are spent on what was thrown away.
@@ -480,10 +480,8 @@ impl<'a> Scorer<'a> {
     /// Scores a stage; `None` where it does not fit.
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<StageScore> {
         let place = self.place(run);
-        let in_flight = self.rules.in_flight.count(run.count, behind);
-        let fixed = self.fixed(start, end, run, in_flight);
         let cut = Cut { start, end, run, behind };
-        let again = self.picked(&cut, (fixed, place.limit))?;
+        let again = self.again_within(&cut, place.limit)?;
         Some(self.scored(&cut, again, place.limit))
     }
 
