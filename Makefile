@@ -48,7 +48,8 @@ bench-plan:
 bench-cost: .venv/ready
 	cargo build --release --quiet
 	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
-	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
+	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole-epyc
+	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-xeon-1-thread.csv out/whole fixtures/profiles/whole-xeon
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/whole_models.py memory target/release/model-analyze out/whole
 
 # The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
@@ -138,7 +139,9 @@ hostile:
 cost-model:
 	cargo build --release
 	target/release/model-analyze fit fixtures/profiles/cpu-epyc-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen4-1t.yaml
-	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole
+	target/release/model-analyze fit fixtures/profiles/cpu-xeon-1-thread.csv -o cost-model/src/shipped/cpu-xeon-amx-1t.yaml
+	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole-epyc
+	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-xeon-1-thread.csv out/whole fixtures/profiles/whole-xeon
 
 # The pictures of the documents, drawn again from committed traces.
 pictures:

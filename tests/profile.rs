@@ -97,6 +97,8 @@ mod with_libtorch {
         for key in ["device", "software", "threads", "overhead", "date", "command", "plan"] {
             assert!(first.contains(&format!("\n# {key}: ")), "no {key}:\n{first}");
         }
+        let overhead = rows.overhead.expect("an overhead");
+        assert!(overhead.cold > overhead.call, "code that is out of the cache costs more: {overhead:?}");
         assert!(
             rows.rows.iter().any(|row| row.kind == "linear" && row.phase == schema::Phase::WeightGradient)
         );

@@ -147,8 +147,8 @@ impl CostModel {
     /// # Errors
     /// When a curve's numbers do not belong together, or are such that predictions would not be finite.
     pub fn from_file(file: &CostModelFile) -> Result<Self, CostModelError> {
-        if let Some(CallOverhead { call, recording, backward }) = file.overhead {
-            let parts = [("call", call), ("recording", recording), ("backward", backward)];
+        if let Some(CallOverhead { call, recording, backward, cold }) = file.overhead {
+            let parts = [("call", call), ("recording", recording), ("backward", backward), ("cold", cold)];
             if let Some((part, _)) =
                 parts.into_iter().find(|(_, seconds)| !is_fine(&[*seconds]) || *seconds < 0.0)
             {

@@ -109,6 +109,8 @@ const TRIMMED: f64 = 2.0;
 const FRESH_BAND: (f64, f64) = (0.0, 2.5);
 /// The same for calls without work.
 const OVERHEAD_BAND: (f64, f64) = (0.7, 1.6);
+/// The same for code that has to be found again: it took half to twice the usual time, by operator.
+const COLD_BAND: (f64, f64) = (0.5, 1.8);
 
 impl Costs {
     /// Returns the prediction for one operator.
@@ -279,7 +281,28 @@ impl<'a> Predictor<'a> {
             own.input_gradient = combine([own.input_gradient, sums.0].into_iter());
             own.source = own.source.max(sums.1);
         }
+        self.cold_code(operator, &mut own);
         own
+    }
+
+    /// Adds what it takes to find the code again that other operators drove from the cache, to each pass that runs.
+    fn cold_code(&self, operator: &Operator, own: &mut Prediction) {
+        let (Some(overhead), Some([forward, backward])) =
+            (self.model.overhead, self.warmth.code.get(operator.id.0 as usize))
+        else {
+            return;
+        };
+        let passes = [
+            (&mut own.forward, forward),
+            (&mut own.input_gradient, backward),
+            (&mut own.weight_gradient, backward),
+        ];
+        for (time, share) in passes {
+            let cold = overhead.cold * share;
+            if time.seconds > 0.0 && cold > 0.0 {
+                *time = combine([*time, about(cold, COLD_BAND)].into_iter());
+            }
+        }
     }
 
     /// Views: a call forward, and a call back.

@@ -1,27 +1,26 @@
 //! Models that come with the program: devices whose profile lies in `fixtures/profiles`.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use schema::{CostModelFile, DeviceType};
 
 use crate::model::CostModel;
 
 /// What `make cost-model` wrote, by the device's name in the catalogue.
-const FILES: [(&str, &str); 1] = [("CPU-EPYC-ZEN4-1T", include_str!("shipped/cpu-epyc-zen4-1t.yaml"))];
+const FILES: [(&str, &str); 2] = [
+    ("CPU-EPYC-ZEN4-1T", include_str!("shipped/cpu-epyc-zen4-1t.yaml")),
+    ("CPU-XEON-AMX-1T", include_str!("shipped/cpu-xeon-amx-1t.yaml")),
+];
 
 impl CostModel {
     /// Returns the model that ships for a device; nothing for other devices, and for one of the same name with other
     /// figures.
     pub fn shipped(device: &str, figures: &DeviceType) -> Option<Self> {
-        static MODELS: LazyLock<Vec<CostModel>> = LazyLock::new(|| {
-            FILES
-                .iter()
-                .map(|(device, text)| read(text).unwrap_or_else(|why| panic!("{device}: {why}")))
-                .collect()
-        });
-        // Read only where its name is asked for.
-        FILES.iter().find(|(name, _)| *name == device)?;
-        MODELS.iter().find(|model| model.device == device && model.is_of(figures)).cloned()
+        // Each is read once, and only where its name is asked for.
+        static MODELS: [OnceLock<CostModel>; FILES.len()] = [const { OnceLock::new() }; FILES.len()];
+        let (at, (name, text)) = FILES.iter().enumerate().find(|(_, (name, _))| *name == device)?;
+        let model = MODELS[at].get_or_init(|| read(text).unwrap_or_else(|why| panic!("{name}: {why}")));
+        model.is_of(figures).then(|| model.clone())
     }
 
     /// Tells whether the rates that curves are made of are those of a device.

@@ -1,7 +1,7 @@
 //! Cost models written by hand: a number that no fit gives is refused by name, or every prediction stays a time.
 
 use cost_model::CostModel;
-use schema::{CostModelFile, Phase, WorkSize};
+use schema::{CallOverhead, CostModelFile, Phase, WorkSize};
 
 const SHIPPED: &str = include_str!("../src/shipped/cpu-epyc-zen4-1t.yaml");
 
@@ -54,12 +54,13 @@ fn each_part_is_held_to_what_a_fit_can_give() {
         own.threshold = value;
         assert_eq!(refusal(|file| file.curves[0].gate = Some(own)), says("the gate"));
     }
-    for (index, part) in ["call", "recording", "backward"].into_iter().enumerate() {
+    for (index, part) in ["call", "recording", "backward", "cold"].into_iter().enumerate() {
         for value in [f64::NAN, f64::INFINITY, -1e-6] {
             let expected = format!("overhead: `{part}` must be a number of seconds, 0 or more");
             let found = refusal(|file| {
                 let overhead = file.overhead.as_mut().expect("an overhead");
-                *[&mut overhead.call, &mut overhead.recording, &mut overhead.backward][index] = value;
+                let CallOverhead { call, recording, backward, cold } = overhead;
+                *[call, recording, backward, cold][index] = value;
             });
             assert_eq!(found, expected);
         }

@@ -211,17 +211,30 @@ pub struct CallOverhead {
     pub recording: f64,
     /// One such operator on the way back.
     pub backward: f64,
+    /// What is added when other work has run since, so that the caches no longer hold the code.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cold: f64,
+}
+
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 impl CallOverhead {
-    /// Reads what a profile's header says: `call 6.6e-7 s, recording 5.1e-7 s, backward 2.7e-6 s`.
+    /// Reads what a profile's header says: `call 6.6e-7 s, recording 5.1e-7 s, backward 2.7e-6 s, cold 2.1e-5 s`. The
+    /// last is not in older ones.
     pub fn from_text(text: &str) -> Option<Self> {
         let part = |name: &str| {
             let rest = text.split(',').find_map(|part| part.trim().strip_prefix(name))?;
             let seconds: f64 = rest.trim().strip_suffix(" s")?.parse().ok()?;
             (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
         };
-        Some(Self { call: part("call ")?, recording: part("recording ")?, backward: part("backward ")? })
+        Some(Self {
+            call: part("call ")?,
+            recording: part("recording ")?,
+            backward: part("backward ")?,
+            cold: part("cold ").unwrap_or_default(),
+        })
     }
 }
 
@@ -240,4 +253,18 @@ pub struct Profile {
     pub is_cut_off: bool,
     /// What a call costs besides its work, where the header says so.
     pub overhead: Option<CallOverhead>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_tell_what_a_call_costs() {
+        let own = |cold| CallOverhead { call: 6.6e-7, recording: 5.1e-7, backward: 2.7e-6, cold };
+        let old = "call 6.6e-7 s, recording 5.1e-7 s, backward 2.7e-6 s";
+        assert_eq!(CallOverhead::from_text(old), Some(own(0.0)));
+        assert_eq!(CallOverhead::from_text(&format!("{old}, cold 2.1e-5 s")), Some(own(2.1e-5)));
+        assert_eq!(CallOverhead::from_text("call 6.6e-7 s, cold 2.1e-5 s"), None);
+    }
 }

@@ -8,7 +8,7 @@ use schema::Phase;
 use tch::{Device, Kind as Element, Tensor};
 
 use super::{
-    gradients,
+    cold, gradients, memory,
     operators::{Pool, Prepared},
     precision,
     timer::{Call, Timer, Timing},
@@ -48,6 +48,8 @@ pub struct Overhead {
     pub recording: f64,
     /// One such operator on the way back.
     pub backward: f64,
+    /// What is added on a processor when other operators have run since, so that its cache no longer holds the code.
+    pub cold: Option<f64>,
 }
 
 impl Bench {
@@ -72,6 +74,9 @@ impl Bench {
             }
         };
         precision::allow_tf32(false)?;
+        if !device.is_cuda() {
+            memory::settle()?;
+        }
         let rotation = (2.0 * cache).min(256e6);
         Ok(Self { device, name, timer: Timer::new(device)?, pool: Pool::new(rotation, device), rotation })
     }
@@ -107,10 +112,11 @@ impl Bench {
         };
         header.set("software", format!("libtorch {LIBTORCH} through tch{libraries}"));
         header.set("threads", tch::get_num_threads());
-        let Overhead { call, recording, backward } = self.overhead()?;
+        let Overhead { call, recording, backward, cold } = self.overhead()?;
+        let cold = cold.map_or_else(String::new, |cold| format!(", cold {cold:.2e} s"));
         header.set(
             "overhead",
-            format!("call {call:.2e} s, recording {recording:.2e} s, backward {backward:.2e} s"),
+            format!("call {call:.2e} s, recording {recording:.2e} s, backward {backward:.2e} s{cold}"),
         );
         header.set(
             "method",
@@ -188,6 +194,7 @@ impl Bench {
             call,
             recording: (recorded.host.median() - call).max(0.0),
             backward: (long - short).max(0.0) / (LENGTH - 1) as f64,
+            cold: if self.device.is_cuda() { None } else { Some(tch::no_grad(cold::extra)?) },
         })
     }
 

@@ -12,14 +12,14 @@ use std::{
 use tch::{CModule, Device, IValue, Tensor};
 
 use super::{
-    is_float,
+    is_float, memory,
     stage::flatten,
     timer::{Timer, Watch},
 };
 use crate::{BackendError, Source, Wiring, profile::Statistics};
 
-/// Rounds before those that count. glibc maps fewer pieces of memory the larger those are that it got back, so only the
-/// third step finds memory as all later ones do: GPT-2's (124 M parameters) took 1.5, 1.1, 1.0, 0.9, 0.9 s.
+/// Rounds before those that count: the third step finds memory as all later ones do. GPT-2's (124 M parameters) took 1.5,
+/// 1.1, 1.0, 0.9, 0.9 s.
 const WARM_UP: usize = 2;
 /// Fewest and most rounds that count.
 const ROUNDS: (usize, usize) = (3, 30);
@@ -66,6 +66,7 @@ pub fn measure_blocks(
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Vec<BlockTimes>, BlockTimes), BackendError> {
     let timer = Timer::new(device)?;
+    memory::settle()?;
     let inputs: Vec<Tensor> =
         inputs.iter().map(|input| input.f_to_device(device)).collect::<Result<_, _>>()?;
     let mut model = Block::load(whole, device)?;

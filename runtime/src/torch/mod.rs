@@ -3,7 +3,9 @@
 mod backend;
 mod bench;
 mod blocks;
+mod cold;
 mod gradients;
+mod memory;
 mod operators;
 mod precision;
 mod seeded;
