@@ -94,7 +94,7 @@ mod with_libtorch {
         assert_eq!(code, 0, "{error}");
         assert!(answer.contains("next: model-analyze fit p.csv"), "{answer}");
         let (first, rows) = read(folder.path());
-        for key in ["device", "software", "threads", "overhead", "date", "command", "plan"] {
+        for key in ["device", "hardware", "software", "threads", "overhead", "date", "command", "plan"] {
             assert!(first.contains(&format!("\n# {key}: ")), "no {key}:\n{first}");
         }
         let overhead = rows.overhead.expect("an overhead");

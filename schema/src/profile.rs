@@ -3,6 +3,8 @@
 //! Rows come from a CSV file of ours, whose columns have the names of [`COLUMNS`], or from any other CSV file through
 //! a [`ProfileMap`](crate::ProfileMap). Shapes are of the forward operator also in backward rows.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -238,6 +240,44 @@ impl CallOverhead {
     }
 }
 
+/// What a machine says of itself besides its name: what rows alone do not tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// `sm90`, `x86-64-avx2`, …
+    pub architecture: Option<String>,
+    /// Bytes of the cache that a processor's core has for itself.
+    pub core_cache: Option<u64>,
+    /// Bytes of the last cache.
+    pub last_cache: Option<u64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+}
+
+impl Hardware {
+    /// Reads what a profile's header says: `architecture x86-64-avx2, core cache 524288 B, memory 25216417792 B`.
+    pub fn from_text(text: &str) -> Self {
+        let part = |name: &str| text.split(',').find_map(|part| part.trim().strip_prefix(name));
+        let bytes =
+            |name: &str| part(name)?.trim().strip_suffix(" B")?.parse().ok().filter(|bytes| *bytes > 0);
+        Self {
+            architecture: part("architecture ").map(str::to_string),
+            core_cache: bytes("core cache "),
+            last_cache: bytes("last cache "),
+            memory: bytes("memory "),
+        }
+    }
+}
+
+impl fmt::Display for Hardware {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let architecture = self.architecture.iter().map(|name| format!("architecture {name}"));
+        let sizes =
+            [("core cache", self.core_cache), ("last cache", self.last_cache), ("memory", self.memory)];
+        let sizes = sizes.into_iter().filter_map(|(name, size)| Some(format!("{name} {} B", size?)));
+        f.write_str(&architecture.chain(sizes).collect::<Vec<_>>().join(", "))
+    }
+}
+
 /// What was read from a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
@@ -253,6 +293,10 @@ pub struct Profile {
     pub is_cut_off: bool,
     /// What a call costs besides its work, where the header says so.
     pub overhead: Option<CallOverhead>,
+    /// What the machine says of itself, where the header has it.
+    pub hardware: Hardware,
+    /// Threads that a processor measured with, where the header says so.
+    pub threads: Option<u32>,
 }
 
 #[cfg(test)]
@@ -266,5 +310,19 @@ mod tests {
         assert_eq!(CallOverhead::from_text(old), Some(own(0.0)));
         assert_eq!(CallOverhead::from_text(&format!("{old}, cold 2.1e-5 s")), Some(own(2.1e-5)));
         assert_eq!(CallOverhead::from_text("call 6.6e-7 s, cold 2.1e-5 s"), None);
+    }
+
+    #[test]
+    fn headers_tell_of_the_machine() {
+        let own = Hardware {
+            architecture: Some("x86-64-avx2".into()),
+            core_cache: Some(524_288),
+            last_cache: None,
+            memory: Some(25_216_417_792),
+        };
+        assert_eq!(own.to_string(), "architecture x86-64-avx2, core cache 524288 B, memory 25216417792 B");
+        assert_eq!(Hardware::from_text(&own.to_string()), own);
+        assert_eq!(Hardware::from_text("core cache 0 B, memory much"), Hardware::default());
+        assert_eq!(Hardware::from_text(""), Hardware::default());
     }
 }

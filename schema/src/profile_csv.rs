@@ -8,8 +8,8 @@ mod work_size;
 use csv::StringRecord;
 
 use crate::{
-    CallOverhead, ColumnSource, Condition, Invalid, Phase, Profile, ProfileMap, ProfileRow, Rule, Scalar,
-    Source,
+    CallOverhead, ColumnSource, Condition, Hardware, Invalid, Phase, Profile, ProfileMap, ProfileRow, Rule,
+    Scalar, Source,
 };
 
 /// The largest number that a dimension may have; beyond it products of dimensions lose their meaning.
@@ -186,9 +186,13 @@ pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
         }
     }
     let mut profile = read(text, &map, true)?;
-    let comments = text.lines().take_while(|line| line.starts_with('#'));
-    let overhead = comments.filter_map(|line| line.trim_start_matches('#').trim().strip_prefix("overhead: "));
-    profile.overhead = overhead.filter_map(CallOverhead::from_text).next();
+    let condition = |key: &str| {
+        let mut comments = text.lines().take_while(|line| line.starts_with('#'));
+        comments.find_map(|line| line.trim_start_matches('#').trim().strip_prefix(key)?.strip_prefix(": "))
+    };
+    profile.overhead = condition("overhead").and_then(CallOverhead::from_text);
+    profile.hardware = condition("hardware").map(Hardware::from_text).unwrap_or_default();
+    profile.threads = condition("threads").and_then(|threads| threads.parse().ok());
     Ok(profile)
 }
 

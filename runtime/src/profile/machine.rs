@@ -4,11 +4,65 @@
 
 use std::{fs, process::Command, time::SystemTime};
 
+use schema::Hardware;
+
 /// Returns the processor's name; `cpu` where the system does not tell.
 pub fn cpu_name() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    name.map_or_else(|| "cpu".to_string(), |(_, name)| plain(name))
+    name_in(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+/// Finds the processor's name in what Linux says of it.
+fn name_in(cpuinfo: &str) -> String {
+    let Some(name) = entry(cpuinfo, "model name").map(plain) else { return "cpu".to_string() };
+    match (entry(cpuinfo, "cpu family"), entry(cpuinfo, "model\t")) {
+        // Virtual machines hide which of a vendor's processors they have: `AMD EPYC` is several, years apart.
+        (Some(family), Some(model)) if !name.contains(|c: char| c.is_ascii_digit()) => {
+            format!("{name} family {family} model {model}")
+        }
+        _ => name,
+    }
+}
+
+/// Returns what the system tells of the processor, or the driver of a GPU, besides its name.
+pub fn hardware(gpu: Option<usize>) -> Hardware {
+    if let Some(index) = gpu {
+        let answer = nvidia_smi(index, "compute_cap,memory.total").unwrap_or_default();
+        let (capability, memory) = answer.split_once(", ").unwrap_or_default();
+        let megabytes = memory.trim_end_matches(" MiB").parse::<u64>().ok();
+        return Hardware {
+            architecture: Some(capability.replace('.', ""))
+                .filter(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+                .map(|digits| format!("sm{digits}")),
+            memory: megabytes.map(|megabytes| megabytes << 20),
+            ..Hardware::default()
+        };
+    }
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = entry(&memory, "MemTotal").and_then(|size| size.split(' ').next()?.parse::<u64>().ok());
+    Hardware {
+        architecture: architecture(std::env::consts::ARCH, &cpuinfo).map(str::to_string),
+        core_cache: caches().find(|(level, _)| *level == 2).map(|(_, size)| size as u64),
+        last_cache: largest_cache().map(|size| size as u64),
+        memory: kilobytes.map(|kilobytes| kilobytes << 10),
+    }
+}
+
+/// Names the vector registers of a processor: kernels pad channels to them.
+fn architecture(machine: &str, cpuinfo: &str) -> Option<&'static str> {
+    let flags = || entry(cpuinfo, "flags").unwrap_or_default().split(' ');
+    match machine {
+        "x86_64" if flags().any(|flag| flag == "avx512f") => Some("x86-64-avx512"),
+        "x86_64" if flags().any(|flag| flag == "avx2") => Some("x86-64-avx2"),
+        "x86_64" => Some("x86-64"),
+        "aarch64" => Some("arm64"),
+        _ => None,
+    }
+}
+
+/// Returns the first entry of this name in a file of lines like `model name : AMD EPYC`.
+fn entry<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
 /// Returns what limits the processor's or the GPU's speed just now, as `key value` pairs.
@@ -22,10 +76,10 @@ pub fn clocks(gpu: Option<usize>) -> Option<String> {
         return Some(pairs.collect::<Vec<_>>().join(", "));
     }
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let clock = text.lines().find_map(|line| line.strip_prefix("cpu MHz")?.split_once(": "))?;
+    let clock = entry(&text, "cpu MHz")?;
     let governor = fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     let governor = governor.map_or_else(|_| String::new(), |text| format!(", governor {}", text.trim()));
-    Some(format!("{} MHz{governor}", clock.1.trim()))
+    Some(format!("{clock} MHz{governor}"))
 }
 
 /// Returns the name of a CUDA device, as the driver's tool knows it.
@@ -35,12 +89,17 @@ pub fn gpu_name(index: usize) -> Option<String> {
 
 /// Returns the bytes of the largest cache of the first processor.
 pub fn largest_cache() -> Option<f64> {
-    let size = |index: usize| {
-        let text =
-            fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok()?;
-        cache_size(text.trim())
-    };
-    (0..8).filter_map(size).reduce(f64::max)
+    caches().map(|(_, size)| size).reduce(f64::max)
+}
+
+/// Returns level and bytes of the first processor's caches.
+fn caches() -> impl Iterator<Item = (u32, f64)> {
+    (0..8).filter_map(|index| {
+        let file = |name: &str| {
+            fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}")).ok()
+        };
+        Some((file("level")?.trim().parse().ok()?, cache_size(file("size")?.trim())?))
+    })
 }
 
 fn cache_size(text: &str) -> Option<f64> {
@@ -96,6 +155,23 @@ mod tests {
         assert_eq!(day(951_782_400), "2000-02-29");
         assert_eq!(day(1_735_689_599), "2024-12-31");
         assert_eq!(day(1_735_689_600), "2025-01-01");
+    }
+
+    #[test]
+    fn processors_are_told_apart() {
+        let check = |name: &str, expected: &str| {
+            let text = format!("processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: {name}\n");
+            assert_eq!(name_in(&text), expected);
+        };
+        check("AMD EPYC", "AMD EPYC family 25 model 1");
+        check("Intel(R) Xeon(R) Processor", "Intel Xeon Processor family 25 model 1");
+        check("AMD EPYC 7763 64-Core Processor", "AMD EPYC 7763 64-Core Processor");
+        assert_eq!(name_in("model name : Neoverse"), "Neoverse");
+        assert_eq!(name_in(""), "cpu");
+        assert_eq!(architecture("x86_64", "flags\t\t: fpu avx2 avx512f\n"), Some("x86-64-avx512"));
+        assert_eq!(architecture("x86_64", "flags\t\t: fpu avx2\n"), Some("x86-64-avx2"));
+        assert_eq!(architecture("x86_64", ""), Some("x86-64"));
+        assert_eq!(architecture("riscv64", ""), None);
     }
 
     #[test]

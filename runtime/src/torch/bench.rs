@@ -105,6 +105,7 @@ impl Bench {
         if let Some(clocks) = profile::clocks(index) {
             header.set("clocks", clocks);
         }
+        header.set("hardware", profile::hardware(index));
         let with = |name: &str, has: bool| if has { format!(", {name}") } else { String::new() };
         let libraries = match self.device.is_cuda() {
             true => format!(", CUDA {}, cuDNN {}", tch::utils::version_cudart(), tch::utils::version_cudnn()),
