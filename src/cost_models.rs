@@ -37,6 +37,11 @@ impl CostModels {
         Ok(Self(models))
     }
 
+    /// Returns the devices that they are of: a device that was measured need not be in the catalogue.
+    pub fn devices(&self) -> IndexMap<String, DeviceType> {
+        self.0.iter().map(|model| (model.device.clone(), model.figures.clone())).collect()
+    }
+
     /// Refuses models of devices that the cluster does not have: they would be passed over in silence.
     pub fn require_used(&self, cluster: &Cluster) -> Result<(), Failure> {
         let types: Vec<&str> = cluster.types.keys().map(String::as_str).collect();
@@ -70,10 +75,7 @@ impl CostModels {
                 }
             };
         };
-        if let Some(own) = self.0.iter().find(|model| model.device.eq_ignore_ascii_case(name)) {
-            return Ok(Some(own.clone()));
-        }
-        let own = IndexMap::new();
+        let own = self.devices();
         let (name, figures) = find_device(name, &own).map_err(|error| {
             let similar = error.similar.join(" or ");
             let failure = Failure::input(&error);

@@ -56,13 +56,48 @@ fn wrong_input_is_named() {
         assert_eq!(done.status.code(), Some(2), "{shown}");
         assert!(shown.contains(expected), "{shown}");
     };
-    check(&|text| text.replacen("linear,bfloat16,A100", "linear,bfloat16,H20O", 1), &[], "perhaps H200");
+    check(&|text| text.replacen("linear,bfloat16,A100", "linear,bfloat16,H20O", 1), &[], "If H200 is meant");
     check(&|text| text.replacen("linear,bfloat16,A100", "linear,bfloat16,H100", 1), &[], "2 devices");
     check(&|text| text.replace("seconds", "time"), &[], "column `seconds`");
     check(&|text| text[..600].to_string(), &[], "line 1");
     check(&|text| text.lines().take(9).map(|line| format!("{line}\n")).collect(), &[], "too few rows");
     check(&|text| text, &["--device", "V100"], "no row was measured on V100");
     check(&|text| text, &["--features", "raw", "-o", "x.yaml"], "physical");
+    // A name that was typed may be mistyped.
+    let nameless = |text: String| text.replace(",device,", ",").replace(",A100,", ",");
+    check(&nameless, &["--device", "A10O"], "perhaps A10");
+}
+
+#[test]
+fn a_device_that_nobody_knows_has_the_figures_of_its_rows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let renamed = |text: String| {
+        "# model-analyze profile, version 1\n# hardware: architecture sm99, memory 16000000000 B\n"
+            .to_string()
+            + &text.replace(",A100,", ",Foo 9000,")
+    };
+    let path = profile(folder.path(), renamed);
+    let model = folder.path().join("foo.yaml");
+    let done = fit().arg(&path).args(["--format", "json", "-o"]).arg(&model).output().expect("ran");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && said.contains("`Foo 9000` is not in the catalogue"), "{said}");
+    let answer: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    assert!(answer["groups"][0]["mape"].as_f64().expect("a number") < 5.0, "{answer}");
+    let file =
+        schema::CostModelFile::read(&std::fs::read_to_string(&model).expect("a model")).expect("a model");
+    let rate = file.figures.peak["bfloat16"].0;
+    assert!((0.3e14..1.87e14).contains(&rate), "{rate:e}");
+    assert_eq!((file.figures.memory.0, file.figures.architecture.as_deref()), (16_000_000_000, Some("sm99")));
+    // The model brings its device along: no file has to describe it again.
+    let traced = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/traces/unet_small.pt");
+    for arguments in
+        [["plan", traced, "--devices", "2xfoo-9000"], ["inspect", traced, "--device", "foo 9000"]]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+        let done = command.args(arguments).arg("--cost-model").arg(&model).output().expect("ran");
+        let (shown, said) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        assert!(done.status.success() && shown.contains("Foo 9000, fitted to profile.csv"), "{shown}{said}");
+    }
 }
 
 /// Each fault as a user sees it, with its row and column.
@@ -116,7 +151,7 @@ fn the_output_of_nccl_tests_becomes_a_level_of_a_cluster() {
     // What was written is what a cluster file has.
     let level = std::fs::read_to_string(&level).expect("a level");
     let cluster = format!("kind: cluster\nversion: 1\ndevices: [{{type: a100, count: 8}}]\n{level}");
-    let cluster = schema::read_cluster(&cluster).expect("a cluster");
+    let cluster = schema::read_cluster(&cluster, &Default::default()).expect("a cluster");
     assert_eq!((cluster.levels.len(), cluster.levels[0].name.as_str()), (1, "inside-a-node"));
 
     let text = std::fs::read_to_string(measured).expect("times");

@@ -11,10 +11,10 @@
 
 use std::{collections::HashMap, error::Error, path::Path};
 
-use cost_model::{CostModel, Features, PredictOptions, cross_validate, group, predict, spearman};
+use cost_model::{CostModel, Features, PredictOptions, cross_validate, figures, group, predict, spearman};
 use graph::{BuildOptions, OperatorId};
 use indexmap::IndexMap;
-use schema::{CurveAccuracy, Phase, catalogue};
+use schema::{CurveAccuracy, Phase, find_device};
 
 /// Predictions of a model that are timed, to take the median.
 const REPEATS: u32 = 21;
@@ -90,9 +90,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let verbose: Vec<&str> = rest.iter().map(String::as_str).collect();
     let profile = schema::read_own_profile(&std::fs::read_to_string(suite)?)?;
-    let groups = group(&profile, &IndexMap::new())?;
-    let device = groups[0].device.clone();
-    let mut model = CostModel::of_data_sheet(&device, &catalogue()[device.as_str()]);
+    let device = &profile.rows.first().ok_or("no rows")?.device;
+    let mut own = IndexMap::new();
+    if find_device(device, &own).is_err() {
+        own.extend(figures(&profile, device).map(|figures| (device.clone(), figures)));
+    }
+    let groups = group(&profile, &own)?;
+    let (device, figures) = find_device(device, &own)?;
+    let mut model = CostModel::of_data_sheet(device, figures);
     model.overhead = profile.overhead;
     println!("{:?}", model.overhead);
     let (mut errors, mut kinds) = (Vec::new(), Vec::new());

@@ -6,6 +6,7 @@ mod curve;
 mod dense;
 mod efficiency;
 mod evaluate;
+mod figures;
 mod fit;
 mod group;
 mod model;
@@ -22,6 +23,7 @@ mod work;
 
 pub use curve::{Curve, Estimate, Warm};
 pub use evaluate::{Accuracy, Split, shuffle, spearman, split};
+pub use figures::figures;
 pub use fit::{MIN_ROWS, Sample, TooFewRows, Validation, fit};
 pub use group::{Group, group};
 pub use model::{CostModel, CostModelError};

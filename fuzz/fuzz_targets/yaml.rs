@@ -7,13 +7,13 @@ use schema::{CostModelFile, Executed, Manifest, Plan, ProfileMap, Timeline};
 const MOST_OPERATIONS: usize = 2000;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
-    if let Ok(cluster) = schema::read_cluster(text) {
+    if let Ok(cluster) = schema::read_cluster(text, &Default::default()) {
         let written = schema::write_cluster(&cluster);
-        let again = schema::read_cluster(&written).expect("what is written can be read");
+        let again = schema::read_cluster(&written, &Default::default()).expect("what is written can be read");
         assert_eq!(schema::write_cluster(&again), written);
     }
     if text.len() < 100 {
-        let _ = schema::short_cluster(text);
+        let _ = schema::short_cluster(text, &Default::default());
     }
     let _ = schema::read_devices(text);
     let _ = ProfileMap::read(text);

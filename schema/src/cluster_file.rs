@@ -152,11 +152,11 @@ pub enum ClusterError {
     },
 }
 
-/// Reads a cluster.
+/// Reads a cluster; types of the file come first, then `own` ones, then the catalogue's.
 ///
 /// # Errors
 /// When the text is no such file, a device is unknown, or a figure leaves nothing to plan with.
-pub fn read_cluster(text: &str) -> Result<Cluster, ClusterError> {
+pub fn read_cluster(text: &str, own: &IndexMap<String, DeviceType>) -> Result<Cluster, ClusterError> {
     let no_header = || {
         ClusterError::Yaml(YamlError {
             message: "a cluster file begins with `kind: cluster` and `version: 1`".to_string(),
@@ -182,13 +182,13 @@ pub fn read_cluster(text: &str) -> Result<Cluster, ClusterError> {
     for entry in file.devices {
         match entry {
             Entry::One(device) => {
-                let name = cluster.resolve(&device.type_)?;
+                let name = cluster.resolve(&device.type_, own)?;
                 let place = u64::from(device.place.first().copied().unwrap_or(0));
                 n_nodes = n_nodes.max(place.saturating_add(1));
                 cluster.devices.push(Device { type_: name, ..device });
             }
             Entry::Group(group) => {
-                let name = cluster.resolve(&group.type_)?;
+                let name = cluster.resolve(&group.type_, own)?;
                 let nodes = u64::from(group.nodes.unwrap_or(1));
                 let count = nodes.saturating_mul(u64::from(group.count));
                 if count + cluster.devices.len() as u64 > DEVICES as u64 {
@@ -239,12 +239,20 @@ pub fn write_cluster(cluster: &Cluster) -> String {
 }
 
 impl Cluster {
-    /// Makes a type known under the name that the catalogue has for it.
-    pub(crate) fn resolve(&mut self, name: &str) -> Result<String, ClusterError> {
+    /// Makes a type known under the name that `own` types or the catalogue have for it.
+    pub(crate) fn resolve(
+        &mut self,
+        name: &str,
+        own: &IndexMap<String, DeviceType>,
+    ) -> Result<String, ClusterError> {
         if self.types.contains_key(name) {
             return Ok(name.to_string());
         }
-        let (found, device) = find_device(name, &self.types)?;
+        let mut known = self.types.clone();
+        for (name, device) in own {
+            known.entry(name.clone()).or_insert_with(|| device.clone());
+        }
+        let (found, device) = find_device(name, &known)?;
         let (found, device) = (found.to_string(), device.clone());
         self.types.entry(found.clone()).or_insert(device);
         Ok(found)
@@ -342,21 +350,21 @@ mod tests {
         let text = format!(
             "{HEAD}devices:\n- {{type: h100, count: 2, nodes: 2}}\n- {{name: odd, type: t4, place: [2]}}\n{LEVELS}"
         );
-        let cluster = read_cluster(&text).unwrap();
+        let cluster = read_cluster(&text, &IndexMap::new()).unwrap();
         let names: Vec<_> = cluster.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["node0:0", "node0:1", "node1:0", "node1:1", "odd"]);
         let level = |one: usize, other: usize| {
             crate::level_of(&cluster.devices[one].place, &cluster.devices[other].place, cluster.levels.len())
         };
         assert_eq!([level(0, 1), level(1, 2)], [0, 1]);
-        assert_eq!(read_cluster(&write_cluster(&cluster)), Ok(cluster));
+        assert_eq!(read_cluster(&write_cluster(&cluster), &IndexMap::new()), Ok(cluster));
     }
 
     #[test]
     fn wrong_clusters_say_what() {
         let check = |body: &str, expected: &str| {
             let text = if body.starts_with("kind") { body.to_string() } else { format!("{HEAD}{body}") };
-            assert_eq!(read_cluster(&text).unwrap_err().to_string(), expected);
+            assert_eq!(read_cluster(&text, &IndexMap::new()).unwrap_err().to_string(), expected);
         };
         check("kind: plan\nversion: 1\n", "this is a `plan` file, not a `cluster` file");
         check("kind: cluster\nversion: 0\n", "cluster file version 0 is not known, the newest known is 1");

@@ -3,6 +3,8 @@
 //! Links are then assumed: within a node the port of the catalogue (NVLink) or the host link, between nodes
 //! InfiniBand at 200 Gbit/s a device. Who knows better writes a file.
 
+use indexmap::IndexMap;
+
 use crate::{
     BytesPerSecond, Cluster, ClusterError, Device, DeviceType, HOST_BANDWIDTH, Level, Seconds,
     cluster_file::DEVICES,
@@ -15,7 +17,7 @@ const BETWEEN_NODES: BytesPerSecond = BytesPerSecond(25e9);
 ///
 /// # Errors
 /// When the text is not of the form, or a device is unknown.
-pub fn short_cluster(text: &str) -> Result<Cluster, ClusterError> {
+pub fn short_cluster(text: &str, own: &IndexMap<String, DeviceType>) -> Result<Cluster, ClusterError> {
     let error = |fault: String| ClusterError::Short { text: text.to_string(), fault };
     let mut cluster =
         Cluster { types: Default::default(), devices: Vec::new(), levels: Vec::new(), links: Vec::new() };
@@ -39,7 +41,7 @@ pub fn short_cluster(text: &str) -> Result<Cluster, ClusterError> {
         if total + cluster.devices.len() as u64 > DEVICES as u64 {
             return Err(ClusterError::TooMany(total));
         }
-        let type_ = cluster.resolve(name)?;
+        let type_ = cluster.resolve(name, own)?;
         for node in n_nodes..n_nodes + nodes {
             for index in 0..count {
                 let name = format!("node{node}:{index}");
@@ -102,7 +104,7 @@ mod tests {
     #[test]
     fn counts_and_names_are_read() {
         let check = |text: &str, devices: usize, levels: usize| {
-            let cluster = short_cluster(text).unwrap();
+            let cluster = short_cluster(text, &IndexMap::new()).unwrap();
             assert_eq!((cluster.devices.len(), cluster.levels.len()), (devices, levels), "{text}");
         };
         check("h100", 1, 0);
@@ -116,7 +118,7 @@ mod tests {
     #[test]
     fn wrong_lists_say_what() {
         let check = |text: &str, expected: &str| {
-            assert_eq!(short_cluster(text).unwrap_err().to_string(), expected);
+            assert_eq!(short_cluster(text, &IndexMap::new()).unwrap_err().to_string(), expected);
         };
         check("4x", "`4x` is no list of devices: a device's name is missing; write `4xh100`");
         check("0xh100", "`0xh100` is no list of devices: a count is zero");

@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use cost_model::{Accuracy, CostModel, Curve, Features, Group, MIN_ROWS, Split, Trial};
 use indexmap::IndexMap;
 use schema::{
-    CallOverhead, CurveAccuracy, DeviceType, FitAnswer, FitGroup, Profile, ProfileCsvError, ProfileFault,
-    ProfileMap, ProfileMapError, Provenance, UnknownDevice, find_device,
+    CallOverhead, CurveAccuracy, DeviceType, FitAnswer, FitGroup, Hardware, Profile, ProfileCsvError,
+    ProfileFault, ProfileMap, ProfileMapError, Provenance, UnknownDevice, find_device,
 };
 
 use crate::{
@@ -106,13 +106,13 @@ impl Fit {
         {
             return self.run_links(output);
         }
-        let own = self.devices.as_deref().map(read_devices).transpose()?.unwrap_or_default();
+        let mut own = self.devices.as_deref().map(read_devices).transpose()?.unwrap_or_default();
         let map = self.map.as_deref().map(read_map).transpose()?;
         if self.output.is_some() && self.features != FeaturesName::Physical {
             return Err(Failure::input("a cost model has physical features, others are for comparison only")
                 .with_hint("leave out --features, or -o"));
         }
-        let (groups, overhead) = self.groups(map.as_ref(), &own)?;
+        let (groups, overhead) = self.groups(map.as_ref(), &mut own)?;
         let tried = self.try_all(groups)?;
         match self.format {
             Format::Text => output.text(&self.table(&tried))?,
@@ -162,11 +162,11 @@ impl Fit {
         }
     }
 
-    /// Reads all profiles and groups their rows.
+    /// Reads all profiles and groups their rows; devices that nobody knows join the user's own, with figures of their rows.
     fn groups(
         &self,
         map: Option<&ProfileMap>,
-        own: &IndexMap<String, DeviceType>,
+        own: &mut IndexMap<String, DeviceType>,
     ) -> Result<(Vec<Group>, Option<CallOverhead>), Failure> {
         let mut whole = Profile::default();
         for path in &self.profiles {
@@ -180,6 +180,10 @@ impl Fit {
                 note(&format!("{}: the last line has no end; it may be cut off", path.display()));
             }
             whole.overhead = whole.overhead.or(profile.overhead);
+            whole.threads = whole.threads.or(profile.threads);
+            if whole.hardware == Hardware::default() {
+                whole.hardware = profile.hardware;
+            }
             whole.rows.extend(profile.rows);
             whole.n_filtered += profile.n_filtered;
             whole.n_missing += profile.n_missing;
@@ -202,14 +206,21 @@ impl Fit {
             )));
         }
         if let Some(device) = &self.device {
-            for row in whole.rows.iter_mut().filter(|row| row.device.is_empty()) {
-                row.device.clone_from(device);
+            let mut nameless = whole.rows.iter_mut().filter(|row| row.device.is_empty()).peekable();
+            if nameless.peek().is_some() {
+                // A name that was typed may be mistyped.
+                find_device(device, own)
+                    .map(|_| ())
+                    .or_else(|error| if error.similar.is_empty() { Ok(()) } else { Err(error) })
+                    .map_err(|error| unknown_device(&error))?;
             }
+            nameless.for_each(|row| row.device.clone_from(device));
         }
         if whole.rows.iter().any(|row| row.device.is_empty()) {
             return Err(Failure::input("the profile does not say which device it was measured on")
                 .with_hint("add --device NAME, or set `device` in the map"));
         }
+        measured_devices(&whole, own);
         let groups = cost_model::group(&whole, own)
             .map_err(|error| unknown_device(&error).in_file(&self.profiles[0]))?;
         let groups = match &self.device {
@@ -392,6 +403,31 @@ impl Fit {
             model.insert(&group.kind, &group.dtype, group.phase, &size, curve, accuracy);
         }
         files::write(path, schema::to_yaml(&model.to_file()).as_bytes())
+    }
+}
+
+/// Adds devices that nobody knows, with figures of what was measured on them.
+fn measured_devices(profile: &Profile, own: &mut IndexMap<String, DeviceType>) {
+    let mut last = "";
+    for row in &profile.rows {
+        if row.device == last {
+            continue;
+        }
+        last = &row.device;
+        let Err(UnknownDevice { similar, .. }) = find_device(last, own) else { continue };
+        let Some(figures) = cost_model::figures(profile, last) else { continue };
+        let peak =
+            figures.peak.iter().map(|(dtype, rate)| format!("{dtype} at {:.3} TFLOP/s", rate.0 / 1e12));
+        let rates = peak.chain([format!("memory at {:.1} GB/s", figures.memory_bandwidth.0 / 1e9)]);
+        let meant = match similar.first() {
+            Some(name) => format!(" If {name} is meant, give the rows that name."),
+            None => String::new(),
+        };
+        note(&format!(
+            "`{last}` is not in the catalogue; its figures are what its rows reach: {}; --devices FILE gives others.{meant}",
+            rates.collect::<Vec<_>>().join(", "),
+        ));
+        own.insert(last.to_string(), figures);
     }
 }
 

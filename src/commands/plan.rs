@@ -64,7 +64,7 @@ pub struct Plan {
     optimizer: Optimizer,
     /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
     #[arg(long = "cost-model", value_name = "FILE")]
-    cost_models: Vec<PathBuf>,
+    pub cost_models: Vec<PathBuf>,
     /// Never compute activations again in the backward pass
     #[arg(long)]
     no_recompute: bool,

@@ -18,6 +18,7 @@ use schema::{Plan, PlanAnswer, SimulatedPlan, to_yaml};
 
 use super::{plan, simulate};
 use crate::{
+    cost_models::CostModels,
     failure::Failure,
     files,
     output::{Format, Output},
@@ -142,8 +143,9 @@ impl Split {
                 failure.with_hint("stages are cut from a traced model; `model-analyze plan` plans profiles")
             );
         }
-        let cluster = plan::model::cluster(&asking)?;
-        let mut asked = plan::model::Asked::new(&asking, &input, cluster)?;
+        let models = CostModels::read(&asking.cost_models)?;
+        let cluster = plan::model::cluster(&asking, &models)?;
+        let mut asked = plan::model::Asked::new(&asking, &input, cluster, &models)?;
         let solved = plan::model::solve(&asking, &mut asked.problem, strategy)?;
         let plan = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);

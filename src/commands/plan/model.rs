@@ -23,12 +23,13 @@ const MICRO_BATCHES: u32 = 1_000_000;
 pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
     let given = plan.check.as_deref().map(plan_file::read).transpose()?;
     let has_cluster = plan.devices.is_some() || plan.cluster.is_some() || !plan.machines.is_empty();
+    let models = CostModels::read(&plan.cost_models)?;
     let cluster = match &given {
         // A plan brings its cluster along.
         Some(given) if !has_cluster => given.cluster.clone(),
-        _ => cluster(plan)?,
+        _ => cluster(plan, &models)?,
     };
-    let mut asked = Asked::new(plan, input, cluster)?;
+    let mut asked = Asked::new(plan, input, cluster, &models)?;
     if let Some(given) = given {
         // A plan says itself whether stages wait for what they send.
         let waits = given.execution.is_some_and(|execution| execution.blocking_sends == Some(true));
@@ -107,7 +108,7 @@ struct Traced {
 
 impl Asked {
     /// Reads the model and predicts its blocks.
-    pub fn new(plan: &Plan, input: &Input, cluster: Cluster) -> Result<Self, Failure> {
+    pub fn new(plan: &Plan, input: &Input, cluster: Cluster, models: &CostModels) -> Result<Self, Failure> {
         cluster.validate().map_err(|error| match (&plan.check, &plan.cluster) {
             (Some(path), None) | (None, Some(path)) => cluster_failure(error).in_file(path),
             _ => cluster_failure(error),
@@ -143,7 +144,7 @@ impl Asked {
                 (Problem::from_profile(profile, machine, training), None, of_file()?, None)
             }
             _ => {
-                let traced = traced(plan, &cluster, machine, training)?;
+                let traced = traced((plan, models), &cluster, machine, training)?;
                 (traced.problem, Some(traced.uncertain), traced.digest, traced.batch)
             }
         };
@@ -210,12 +211,11 @@ fn set_bubble(plan: &mut schema::Plan) {
 
 /// Reads a traced model and predicts its blocks on the cluster's devices.
 fn traced(
-    plan: &Plan,
+    (plan, models): (&Plan, &CostModels),
     cluster: &Cluster,
     mut machine: Machine,
     training: Training,
 ) -> Result<Traced, Failure> {
-    let models = CostModels::read(&plan.cost_models)?;
     models.require_used(cluster)?;
     let model = model::load(&plan.model, &plan.input)?;
     let operators = graph::costs(&model.graph);
@@ -437,15 +437,15 @@ fn cluster_failure(error: ClusterError) -> Failure {
     Failure::input(error).with_hint(hint)
 }
 
-/// Returns the cluster that the arguments describe.
-pub fn cluster(plan: &Plan) -> Result<Cluster, Failure> {
+/// Returns the cluster that the arguments describe; devices of the user's cost models are known by their names.
+pub fn cluster(plan: &Plan, models: &CostModels) -> Result<Cluster, Failure> {
     if let Some(text) = &plan.devices {
-        return short_cluster(text).map_err(cluster_failure);
+        return short_cluster(text, &models.devices()).map_err(cluster_failure);
     }
     if let Some(path) = &plan.cluster {
         let text = files::read_text(path)?;
         let name = path.display().to_string();
-        return read_cluster(&text).map_err(|error| match &error {
+        return read_cluster(&text, &models.devices()).map_err(|error| match &error {
             ClusterError::Yaml(yaml) => {
                 let failure = Failure::input(format!("{name}: {}", yaml.message));
                 let start = yaml.place.map(|(line, column)| {

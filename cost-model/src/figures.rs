@@ -1,0 +1,105 @@
+//! Figures of a device that no catalogue has, from what was measured on it.
+//!
+//! A curve's coefficients are shares of a device's rates, so these need not be those of a data sheet: what the rows reach
+//! at best is a scale as good. Where rows do not tell, the profile's header does, or the figure is left out.
+
+use schema::{Bytes, BytesPerSecond, DeviceType, FlopsPerSecond, Profile, ProfileRow, Seconds, WorkSize};
+
+use crate::{
+    evaluate::quantile,
+    work::{Work, element_bytes},
+};
+
+/// The share of rows that are slower than what counts as the best: a few times are always too short.
+const BEST: f64 = 0.99;
+/// With fewer rows of one sort others are asked as well.
+const ENOUGH: usize = 20;
+/// Kinds that do little but move what they read and write, each byte once.
+const PLAIN: [&str; 4] = ["copy", "add", "mul", "relu"];
+/// A larger last cache is that of many cores together, and slow: a core's own is what counts.
+const LARGEST_CACHE: u64 = 64 << 20;
+
+/// Finds the figures of a device by the rows that were measured on it; nothing when there are none.
+pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
+    let rows = || profile.rows.iter().filter(|row| row.device == device && !row.is_block());
+    let hardware = &profile.hardware;
+    let is_processor = hardware
+        .architecture
+        .as_deref()
+        .is_some_and(|name| name.starts_with("x86") || name.starts_with("arm"));
+    let l2 = match hardware.last_cache.filter(|size| *size <= LARGEST_CACHE) {
+        None => hardware.core_cache,
+        last => last,
+    };
+    let mut dtypes: Vec<&str> = Vec::new();
+    for row in rows() {
+        if !dtypes.contains(&row.dtype.as_str()) {
+            dtypes.push(&row.dtype);
+        }
+    }
+    let peak = dtypes.into_iter().filter_map(|dtype| {
+        let of_type = || rows().filter(|row| row.dtype == dtype);
+        // Some convolutions do with fewer operations than they are said to have.
+        let products = of_type().filter(|row| matches!(row.size, WorkSize::Product { .. })).map(flops_rate);
+        let dense =
+            of_type().filter(|row| !matches!(row.size, WorkSize::Rows { .. } | WorkSize::Table { .. }));
+        let rate = best(products, ENOUGH).or_else(|| best(dense.map(flops_rate), 1))?;
+        Some((dtype.to_string(), FlopsPerSecond(rate)))
+    });
+    let cache = l2.unwrap_or(LARGEST_CACHE) as f64;
+    let is_large = |row: &&ProfileRow| work(row).bytes() > 2.0 * cache;
+    let is_plain = |row: &&ProfileRow| PLAIN.contains(&row.kind.as_str());
+    let streamed = best(rows().filter(is_plain).filter(is_large).map(bytes_rate), ENOUGH);
+    let flat =
+        || best(rows().filter(|row| matches!(row.size, WorkSize::Rows { .. })).map(bytes_rate), ENOUGH);
+    let bandwidth = streamed.or_else(flat).or_else(|| best(rows().map(bytes_rate), 1))?;
+    let shortest = rows().map(|row| row.seconds).fold(f64::INFINITY, f64::min);
+    let launch = profile.overhead.map_or(shortest, |overhead| overhead.call).max(1e-9);
+    let largest = rows().map(|row| work(row).bytes()).fold(0.0, f64::max);
+    let (memory, memory_source) = match hardware.memory {
+        Some(memory) => (memory, "the machine's, by the profile's header"),
+        None => (largest as u64, "at least: the largest operator that was measured"),
+    };
+    let sources = [
+        ("peak", "the fastest products of a profile, or other dense operators"),
+        (
+            "memory_bandwidth",
+            "the fastest copies and sums of a profile that no cache holds, or else what moves the most",
+        ),
+        ("memory", memory_source),
+        ("launch", "a call of next to nothing, or the shortest operator of a profile"),
+    ];
+    Some(DeviceType {
+        memory: Bytes(memory),
+        memory_bandwidth: BytesPerSecond(bandwidth),
+        peak: peak.collect(),
+        host_bandwidth: None,
+        speed: None,
+        aliases: Vec::new(),
+        architecture: hardware.architecture.clone(),
+        multiprocessors: profile.threads.filter(|_| is_processor),
+        l2: l2.map(Bytes),
+        link_bandwidth: None,
+        launch: Some(Seconds(launch)),
+        sources: sources.map(|(field, source)| (field.to_string(), source.to_string())).into(),
+    })
+}
+
+fn work(row: &ProfileRow) -> Work {
+    Work::of(row.size, row.phase, element_bytes(&row.dtype))
+}
+
+fn flops_rate(row: &ProfileRow) -> f64 {
+    work(row).flops / row.seconds
+}
+
+fn bytes_rate(row: &ProfileRow) -> f64 {
+    work(row).bytes() / row.seconds
+}
+
+/// Returns what the best rates come to, where there are at least so many.
+fn best(rates: impl Iterator<Item = f64>, enough: usize) -> Option<f64> {
+    let mut rates: Vec<f64> = rates.collect();
+    rates.sort_by(f64::total_cmp);
+    (rates.len() >= enough).then(|| quantile(&rates, BEST))
+}
