@@ -43,13 +43,17 @@ bench-read: .venv/ready
 bench-plan:
 	cargo run --release -p model-analyze-partitioner --example bench_plan
 
+# Each processor that was profiled, and whole models as measured on it.
+WHOLE = set -e; for cpu in epyc epyc-zen3 xeon; do echo "-- $$cpu"; \
+	cargo run --release --quiet -p model-analyze-cost-model --example whole -- \
+	fixtures/profiles/cpu-$$cpu-1-thread.csv out/whole fixtures/profiles/whole-$$cpu; done
+
 # Errors on public timings, beside the targets (needs ../shared/data), then whole models on a CPU core beside what was
 # measured, and what autograd keeps of them (needs their traces: fixtures/whole_models.py trace out/whole).
 bench-cost: .venv/ready
 	cargo build --release --quiet
 	$(PYTHON) fixtures/bench_cost.py target/release/model-analyze ../shared/data/costmodel
-	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole-epyc
-	cargo run --release --quiet -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-xeon-1-thread.csv out/whole fixtures/profiles/whole-xeon
+	$(WHOLE)
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/whole_models.py memory target/release/model-analyze out/whole
 
 # The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
@@ -139,9 +143,9 @@ hostile:
 cost-model:
 	cargo build --release
 	target/release/model-analyze fit fixtures/profiles/cpu-epyc-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen4-1t.yaml
+	target/release/model-analyze fit fixtures/profiles/cpu-epyc-zen3-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen3-1t.yaml
 	target/release/model-analyze fit fixtures/profiles/cpu-xeon-1-thread.csv -o cost-model/src/shipped/cpu-xeon-amx-1t.yaml
-	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-epyc-1-thread.csv out/whole fixtures/profiles/whole-epyc
-	cargo run --release -p model-analyze-cost-model --example whole -- fixtures/profiles/cpu-xeon-1-thread.csv out/whole fixtures/profiles/whole-xeon
+	$(WHOLE)
 
 # The pictures of the documents, drawn again from committed traces.
 pictures:
