@@ -3,6 +3,7 @@
 //! A curve's coefficients are shares of a device's rates, so these need not be those of a data sheet: what the rows reach
 //! at best is a scale as good. Where rows do not tell, the profile's header does, or the figure is left out.
 
+use indexmap::IndexMap;
 use schema::{Bytes, BytesPerSecond, DeviceType, FlopsPerSecond, Profile, ProfileRow, Seconds, WorkSize};
 
 use crate::{
@@ -19,7 +20,11 @@ const PLAIN: [&str; 4] = ["copy", "add", "mul", "relu"];
 /// A larger last cache is that of many cores together, and slow: a core's own is what counts.
 const LARGEST_CACHE: u64 = 64 << 20;
 
-/// Finds the figures of a device by the rows that were measured on it; nothing when there are none.
+/// Rates beyond are of no device: such times are not in seconds.
+const POSSIBLE: std::ops::RangeInclusive<f64> = 1.0..=1e24;
+
+/// Finds the figures of a device by the rows that were measured on it; nothing when there are none, or when what they reach
+/// is of no device.
 pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     let rows = || profile.rows.iter().filter(|row| row.device == device && !row.is_block());
     let hardware = &profile.hardware;
@@ -53,6 +58,10 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     let flat =
         || best(rows().filter(|row| matches!(row.size, WorkSize::Rows { .. })).map(bytes_rate), ENOUGH);
     let bandwidth = streamed.or_else(flat).or_else(|| best(rows().map(bytes_rate), 1))?;
+    let peak: IndexMap<String, FlopsPerSecond> = peak.collect();
+    if !peak.values().map(|rate| rate.0).chain([bandwidth]).all(|rate| POSSIBLE.contains(&rate)) {
+        return None;
+    }
     let shortest = rows().map(|row| row.seconds).fold(f64::INFINITY, f64::min);
     let launch = profile.overhead.map_or(shortest, |overhead| overhead.call).max(1e-9);
     let largest = rows().map(|row| work(row).bytes()).fold(0.0, f64::max);
@@ -72,7 +81,7 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     Some(DeviceType {
         memory: Bytes(memory),
         memory_bandwidth: BytesPerSecond(bandwidth),
-        peak: peak.collect(),
+        peak,
         host_bandwidth: None,
         speed: None,
         aliases: Vec::new(),

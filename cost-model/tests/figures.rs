@@ -64,6 +64,10 @@ fn they_are_what_the_rows_reach() {
     assert_eq!((own.l2.expect("a cache").0, own.memory.0, own.multiprocessors), (1 << 20, 1 << 34, Some(3)));
     near(own.launch.expect("a launch").0, 8.0 * 1e4 / (4.0 * 0.905 * BANDWIDTH));
     assert_eq!(figures(&profile, "other"), None);
+    // Times that are no seconds.
+    let mut odd = profile;
+    odd.rows.iter_mut().for_each(|row| row.seconds *= 1e-20);
+    assert_eq!(figures(&odd, "own"), None);
 }
 
 #[test]
