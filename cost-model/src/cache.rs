@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use graph::{ModelGraph, Operator, OperatorClass, OperatorCosts, StorageId};
 
-/// Bytes of a core's own cache, which holds its code: 1 to 2 MiB on servers since 2017.
+/// Bytes of a core's own cache, which holds its code: 0.5 to 2 MiB on servers since 2017.
 const OWN_CACHE: f64 = 2.0 * 1024.0 * 1024.0;
 /// Backward moves about so many times as much as forward.
 const BACKWARD: f64 = 2.0;
@@ -22,27 +22,26 @@ const BACKWARD: f64 = 2.0;
 pub(crate) struct Warmth {
     pub forward: Vec<f64>,
     pub backward: Vec<f64>,
-    /// Share of the code that no longer is in the cache, forward and backward.
-    pub code: Vec<[f64; 2]>,
+}
+
+/// Returns the bytes that each operator moves.
+pub(crate) fn moved(graph: &ModelGraph, costs: &OperatorCosts, batch_scale: f64) -> Vec<f64> {
+    let moved = graph.operators.iter().map(|operator| {
+        let cost = costs.operator(operator.id);
+        let stored = stored(graph, operator);
+        (cost.read_bytes as f64 - stored + cost.written_bytes as f64).max(0.0) * batch_scale + stored
+    });
+    moved.collect()
 }
 
 /// Follows a training step over a cache of so many bytes.
-pub(crate) fn warmth(graph: &ModelGraph, costs: &OperatorCosts, cache: f64, batch_scale: f64) -> Warmth {
-    let moved: Vec<f64> = graph
-        .operators
-        .iter()
-        .map(|operator| {
-            let cost = costs.operator(operator.id);
-            let stored = stored(graph, operator);
-            (cost.read_bytes as f64 - stored + cost.written_bytes as f64).max(0.0) * batch_scale + stored
-        })
-        .collect();
+pub(crate) fn warmth(graph: &ModelGraph, moved: &[f64], cache: f64, batch_scale: f64) -> Warmth {
     let total: f64 = moved.iter().sum();
     let fresh = |distance: f64, bytes: f64| (1.0 - (distance + bytes) / cache).clamp(0.0, 1.0);
     let mut touched: HashMap<StorageId, f64> = HashMap::new();
     let mut warmth = Warmth::default();
     let mut now = 0.0;
-    for (operator, moved) in graph.operators.iter().zip(&moved) {
+    for (operator, moved) in graph.operators.iter().zip(moved) {
         let mut forward = Share::default();
         let mut backward = Share::default();
         let after = total - now - moved;
@@ -74,13 +73,12 @@ pub(crate) fn warmth(graph: &ModelGraph, costs: &OperatorCosts, cache: f64, batc
         warmth.forward.push(forward.share());
         warmth.backward.push(backward.share());
     }
-    warmth.code = code(graph, &moved);
     warmth
 }
 
-/// Returns which share of each operator's code has to be found again: as much as other operators moved bytes since the
-/// last of its kind, in the core's own cache.
-fn code(graph: &ModelGraph, moved: &[f64]) -> Vec<[f64; 2]> {
+/// Returns which share of each operator's code has to be found again, forward and backward: as much as other operators
+/// moved bytes since the last of its kind, in the core's own cache.
+pub(crate) fn lost_code(graph: &ModelGraph, moved: &[f64]) -> Vec<[f64; 2]> {
     let all = || graph.operators.iter().zip(moved);
     let lost = |distance: f64| (distance / OWN_CACHE).min(1.0);
     // Before the first of a kind lies the rest of the step before.

@@ -7,30 +7,11 @@
 
 use crate::{
     dense::dot,
+    estimate::Estimate,
     ridge::Linear,
     terms::{self, Terms},
     work::{Machine, Work},
 };
-
-/// A predicted time with its band.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
-    /// The time that is most likely.
-    pub seconds: f64,
-    /// One of ten measured times is shorter.
-    pub p10: f64,
-    /// One of ten measured times is longer.
-    pub p90: f64,
-    /// How much the correction was trusted: 1 inside the fitted range, towards 0 outside.
-    pub trust: f64,
-}
-
-impl Estimate {
-    /// Makes an estimate without a band.
-    pub fn exact(seconds: f64) -> Self {
-        Self { seconds, p10: seconds, p90: seconds, trust: 1.0 }
-    }
-}
 
 /// An operator that was measured with its operands outside and inside the cache.
 #[derive(Clone, Copy, Debug, PartialEq)]

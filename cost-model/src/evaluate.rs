@@ -1,6 +1,6 @@
 //! How good is a model on rows that it was not fitted on?
 
-use crate::{curve::Estimate, fit::Sample, work::Machine};
+use crate::{estimate::Estimate, fit::Sample, work::Machine};
 
 /// Error figures on held-out rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -19,8 +19,9 @@ mod memory;
 use ndarray::{Array1, Array2, ArrayView2};
 
 use crate::{
-    curve::{Band, Correction, Curve, Estimate, Gate, Usual, anchor_time, expand, gate_terms},
+    curve::{Band, Correction, Curve, Gate, Usual, anchor_time, expand, gate_terms},
     dense::{Cholesky, dot},
+    estimate::Estimate,
     evaluate::quantile,
     nnls::nnls,
     ridge::{Folds, Linear, fit_qr, ridge},

@@ -13,9 +13,9 @@ use graph::{
 use schema::{Bytes, Phase, Seconds, WorkSize};
 
 use crate::{
-    cache::{Warmth, warmth},
-    curve::Estimate,
+    cache::{Warmth, lost_code, moved, warmth},
     efficiency::{self, Efficiency},
+    estimate::{Estimate, combine},
     model::CostModel,
     shape::{Shape, matrix, scaled, shape},
     work::{Machine, Work},
@@ -92,9 +92,6 @@ pub struct Costs {
     operators: Vec<Prediction>,
 }
 
-/// Correlation of the errors of two operators in one model: they share the device and the kernels' authors. With the
-/// shape of both independent it would be 0; the same kind of mistake everywhere would be 1.
-const CORRELATION: f64 = 0.5;
 /// Ends of the band of a data-sheet time, relative to it: an assumption, not a calibration.
 const ROOFLINE_BAND: (f64, f64) = (0.6, 1.9);
 /// The same for a scaled curve.
@@ -159,29 +156,6 @@ impl Prediction {
     }
 }
 
-/// Adds estimates; half of the variance of their errors is common.
-pub fn combine(parts: impl Iterator<Item = Estimate>) -> Estimate {
-    let mut sum = Estimate { seconds: 0.0, p10: 0.0, p90: 0.0, trust: 0.0 };
-    let (mut below, mut above) = ((0.0, 0.0), (0.0, 0.0));
-    for part in parts {
-        sum.seconds += part.seconds;
-        sum.trust += part.trust * part.seconds;
-        // A curve's most likely time may lie a little outside its own quantiles.
-        for (width, total) in [
-            ((part.seconds - part.p10).max(0.0), &mut below),
-            ((part.p90 - part.seconds).max(0.0), &mut above),
-        ] {
-            total.0 += width;
-            total.1 += width * width;
-        }
-    }
-    let width = |(sum, squares): (f64, f64)| (CORRELATION * sum * sum + (1.0 - CORRELATION) * squares).sqrt();
-    sum.p10 = (sum.seconds - width(below)).max(0.0);
-    sum.p90 = sum.seconds + width(above);
-    sum.trust = if sum.seconds > 0.0 { sum.trust / sum.seconds } else { 1.0 };
-    sum
-}
-
 /// Predicts every operator of a graph.
 pub fn predict(
     graph: &ModelGraph,
@@ -190,16 +164,20 @@ pub fn predict(
     options: &PredictOptions,
 ) -> Costs {
     let cache = model.figures.l2.map_or(0.0, |bytes| bytes.0 as f64);
+    // Without curves nothing tells what a cache saves.
+    let has_curves = model.n_curves() > 0;
+    let has_cold = has_curves && model.overhead.is_some_and(|overhead| overhead.cold > 0.0);
+    let moved = if has_curves { moved(graph, costs, options.batch_scale) } else { Vec::new() };
     let mut predictor = Predictor {
         graph,
         model,
         options,
         efficiency: efficiency::of(&model.figures),
-        // Without curves nothing tells what a cache saves.
-        warmth: match model.n_curves() {
-            0 => Warmth::default(),
-            _ => warmth(graph, costs, cache, options.batch_scale),
+        warmth: match has_curves {
+            true => warmth(graph, &moved, cache, options.batch_scale),
+            false => Warmth::default(),
         },
+        lost_code: if has_cold { lost_code(graph, &moved) } else { Vec::new() },
         fresh: model.fresh(),
         gradients: gradients(graph),
         readers: readers(graph),
@@ -217,6 +195,8 @@ struct Predictor<'a> {
     options: &'a PredictOptions,
     efficiency: Efficiency,
     warmth: Warmth,
+    /// Empty where what that costs was not measured.
+    lost_code: Vec<[f64; 2]>,
     /// Seconds for a byte that the kernel has to clear first.
     fresh: Option<f64>,
     /// Bytes of the gradients of all weights.
@@ -288,7 +268,7 @@ impl<'a> Predictor<'a> {
     /// Adds what it takes to find the code again that other operators drove from the cache, to each pass that runs.
     fn cold_code(&self, operator: &Operator, own: &mut Prediction) {
         let (Some(overhead), Some([forward, backward])) =
-            (self.model.overhead, self.warmth.code.get(operator.id.0 as usize))
+            (self.model.overhead, self.lost_code.get(operator.id.0 as usize))
         else {
             return;
         };
@@ -300,7 +280,7 @@ impl<'a> Predictor<'a> {
         for (time, share) in passes {
             let cold = overhead.cold * share;
             if time.seconds > 0.0 && cold > 0.0 {
-                *time = combine([*time, about(cold, COLD_BAND)].into_iter());
+                *time = combine([*time, Estimate::about(cold, COLD_BAND)].into_iter());
             }
         }
     }
@@ -310,11 +290,11 @@ impl<'a> Predictor<'a> {
         let Some(overhead) = self.model.overhead else { return };
         own.source = TimeSource::Overhead;
         own.is_launch_bound = true;
-        own.forward = about(overhead.call, OVERHEAD_BAND);
+        own.forward = Estimate::about(overhead.call, OVERHEAD_BAND);
         if !wants_gradient {
             return;
         }
-        own.input_gradient = about(overhead.recording + overhead.backward, OVERHEAD_BAND);
+        own.input_gradient = Estimate::about(overhead.recording + overhead.backward, OVERHEAD_BAND);
         // Where several views make up a tensor, their gradients are written into one of its size; so is that of a part.
         let input = subject.operator.inputs.first().and_then(|value| self.graph.value(*value).fact.tensor());
         let bytes = |fact: Option<&TensorFact>| fact.and_then(TensorFact::bytes).unwrap_or(0);
@@ -366,7 +346,7 @@ impl<'a> Predictor<'a> {
                 None => (sheet, ROOFLINE_BAND, TimeSource::Roofline),
             };
             source = source.max(from);
-            about(seconds, band)
+            Estimate::about(seconds, band)
         };
         own.forward = time(self, Phase::Forward, forward_sheet);
         if passes && flows {
@@ -376,8 +356,10 @@ impl<'a> Predictor<'a> {
             own.weight_gradient = time(self, Phase::WeightGradient, weight_sheet);
         }
         if let Some(overhead) = self.model.overhead.filter(|_| wants_gradient) {
-            let around =
-                about(overhead.recording + (overhead.backward - overhead.call).max(0.0), OVERHEAD_BAND);
+            let around = Estimate::about(
+                overhead.recording + (overhead.backward - overhead.call).max(0.0),
+                OVERHEAD_BAND,
+            );
             own.input_gradient = combine([own.input_gradient, around].into_iter());
         }
         self.first_touch(subject, trains, own);
@@ -400,7 +382,7 @@ impl<'a> Predictor<'a> {
             true => bytes,
             false => FRESH_SHARE * (bytes + own.saved.0 as f64),
         };
-        let touched = about(bytes * fresh, FRESH_BAND);
+        let touched = Estimate::about(bytes * fresh, FRESH_BAND);
         own.input_gradient = combine([own.input_gradient, touched].into_iter());
     }
 
@@ -450,7 +432,7 @@ impl<'a> Predictor<'a> {
             let is_counted = add.is_some_and(|curve| curve.fresh().is_some());
             let is_mapped = machine.host.is_some_and(|host| tensor.bytes as f64 > host.mapped);
             if let Some(fresh) = self.fresh.filter(|_| is_mapped && !is_counted) {
-                let cleared = about(tensor.bytes as f64 * fresh, FRESH_BAND);
+                let cleared = Estimate::about(tensor.bytes as f64 * fresh, FRESH_BAND);
                 one = combine([one, cleared].into_iter());
             }
             sums.extend(std::iter::repeat_n(one, readers - 1));
@@ -536,7 +518,7 @@ impl<'a> Predictor<'a> {
         let own = shape.find(estimate).map(|own| (own, TimeSource::Curve));
         let alike = || {
             let found = shape.alike.iter().find_map(|kind| estimate(kind))?;
-            let widened = about(found.seconds, SCALED_BAND);
+            let widened = Estimate::about(found.seconds, SCALED_BAND);
             let (p10, p90) = (found.p10.min(widened.p10), found.p90.max(widened.p90));
             Some((Estimate { p10, p90, ..found }, TimeSource::ScaledCurve))
         };
@@ -558,7 +540,7 @@ impl<'a> Predictor<'a> {
         let curve = kinds.iter().find_map(|kind| self.model.curve(kind, dtype, Phase::Forward, &size));
         match curve {
             Some(curve) => (curve.predict_warm(&work, share), TimeSource::Curve),
-            None => (about(work.roofline(machine), ROOFLINE_BAND), TimeSource::Roofline),
+            None => (Estimate::about(work.roofline(machine), ROOFLINE_BAND), TimeSource::Roofline),
         }
     }
 
@@ -608,10 +590,6 @@ fn readers(graph: &ModelGraph) -> HashMap<TensorId, (OperatorId, usize)> {
         }
     }
     readers
-}
-
-fn about(seconds: f64, band: (f64, f64)) -> Estimate {
-    Estimate { seconds, p10: seconds * band.0, p90: seconds * band.1, trust: 0.0 }
 }
 
 /// Returns an operator's name without the mark of those in place.

@@ -6,7 +6,8 @@ use ndarray::{Array1, Array2};
 use schema::WorkSize;
 
 use crate::{
-    curve::{Estimate, expand},
+    curve::expand,
+    estimate::Estimate,
     evaluate::quantile,
     fit::{MIN_ROWS, Sample, TooFewRows},
     ridge::{Linear, fit_qr},

@@ -1,7 +1,8 @@
 //! A trial: fit a model to some rows and try it on others.
 
 use crate::{
-    curve::{Curve, Estimate},
+    curve::Curve,
+    estimate::Estimate,
     evaluate::{Accuracy, Split, shuffle, split},
     fit::{Sample, TooFewRows, fit},
     group::Group,

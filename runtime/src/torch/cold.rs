@@ -14,7 +14,6 @@ const CALLS: (usize, usize) = (50, 15);
 
 /// Returns the median, over operators, of the seconds that are added.
 pub(super) fn extra() -> Result<f64, BackendError> {
-    let normal = |shape: &[i64]| Tensor::f_randn(shape, (Kind::Float, Device::Cpu));
     let (row, weights, image, filter) =
         (normal(&[1, 8])?, normal(&[8, 8])?, normal(&[1, 8, 4, 4])?, normal(&[8, 8, 3, 3])?);
     let none: Option<&Tensor> = None;
@@ -53,6 +52,10 @@ pub(super) fn extra() -> Result<f64, BackendError> {
     Ok(all.median())
 }
 
+fn normal(shape: &[i64]) -> Result<Tensor, TchError> {
+    Tensor::f_randn(shape, (Kind::Float, Device::Cpu))
+}
+
 /// Operands of what runs in between.
 struct Others {
     large: Tensor,
@@ -63,7 +66,6 @@ struct Others {
 
 impl Others {
     fn new() -> Result<Self, BackendError> {
-        let normal = |shape: &[i64]| Tensor::f_randn(shape, (Kind::Float, Device::Cpu));
         Ok(Self {
             large: normal(&[1024, 1024])?,
             square: normal(&[256, 256])?,

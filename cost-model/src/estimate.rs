@@ -1,0 +1,53 @@
+//! A predicted time with its band, and sums of such times.
+
+/// Correlation of the errors of two operators in one model: they share the device and the kernels' authors. With the
+/// shape of both independent it would be 0; the same kind of mistake everywhere would be 1.
+const CORRELATION: f64 = 0.5;
+
+/// A predicted time with its band.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The time that is most likely.
+    pub seconds: f64,
+    /// One of ten measured times is shorter.
+    pub p10: f64,
+    /// One of ten measured times is longer.
+    pub p90: f64,
+    /// How much the correction was trusted: 1 inside the fitted range, towards 0 outside.
+    pub trust: f64,
+}
+
+impl Estimate {
+    /// Makes an estimate without a band.
+    pub fn exact(seconds: f64) -> Self {
+        Self { seconds, p10: seconds, p90: seconds, trust: 1.0 }
+    }
+
+    /// Makes an estimate whose band is this much of it.
+    pub(crate) fn about(seconds: f64, band: (f64, f64)) -> Self {
+        Self { seconds, p10: seconds * band.0, p90: seconds * band.1, trust: 0.0 }
+    }
+}
+
+/// Adds estimates; half of the variance of their errors is common.
+pub fn combine(parts: impl Iterator<Item = Estimate>) -> Estimate {
+    let mut sum = Estimate { seconds: 0.0, p10: 0.0, p90: 0.0, trust: 0.0 };
+    let (mut below, mut above) = ((0.0, 0.0), (0.0, 0.0));
+    for part in parts {
+        sum.seconds += part.seconds;
+        sum.trust += part.trust * part.seconds;
+        // A curve's most likely time may lie a little outside its own quantiles.
+        for (width, total) in [
+            ((part.seconds - part.p10).max(0.0), &mut below),
+            ((part.p90 - part.seconds).max(0.0), &mut above),
+        ] {
+            total.0 += width;
+            total.1 += width * width;
+        }
+    }
+    let width = |(sum, squares): (f64, f64)| (CORRELATION * sum * sum + (1.0 - CORRELATION) * squares).sqrt();
+    sum.p10 = (sum.seconds - width(below)).max(0.0);
+    sum.p90 = sum.seconds + width(above);
+    sum.trust = if sum.seconds > 0.0 { sum.trust / sum.seconds } else { 1.0 };
+    sum
+}
