@@ -27,6 +27,13 @@ impl Estimate {
     pub(crate) fn about(seconds: f64, band: (f64, f64)) -> Self {
         Self { seconds, p10: seconds * band.0, p90: seconds * band.1, trust: 0.0 }
     }
+
+    /// Returns what all gradients of a kernel take longer than that of its input, given the time of the others alone, where
+    /// one pass gives all of them.
+    pub(crate) fn beside(self, input: Self) -> Self {
+        let left = (1.0 - input.seconds / self.seconds.max(f64::MIN_POSITIVE)).max(0.0);
+        Self { seconds: self.seconds * left, p10: self.p10 * left, p90: self.p90 * left, ..self }
+    }
 }
 
 /// Adds estimates; half of the variance of their errors is common.
@@ -50,4 +57,20 @@ pub fn combine(parts: impl Iterator<Item = Estimate>) -> Estimate {
     sum.p90 = sum.seconds + width(above);
     sum.trust = if sum.seconds > 0.0 { sum.trust / sum.seconds } else { 1.0 };
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_pass_takes_as_long_as_its_longest_part() {
+        let of = |seconds: f64| Estimate::about(seconds, (0.5, 2.0));
+        for (alone, input) in [(0.5, 1.0), (1.5, 1.0), (1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)] {
+            let own = of(alone).beside(of(input));
+            let both = input + own.seconds;
+            assert!((both - alone.max(input)).abs() < 1e-12, "{alone} {input}: {own:?}");
+            assert!(own.p10 <= own.seconds && own.seconds <= own.p90, "{own:?}");
+        }
+    }
 }

@@ -355,6 +355,12 @@ impl<'a> Predictor<'a> {
         if passes && trains {
             own.weight_gradient = time(self, Phase::WeightGradient, weight_sheet);
         }
+        // A profile measures each by itself. (Timed with libtorch 2.11: batch, group and layer norm take as long for all as
+        // for the input's.)
+        if own.input_gradient.seconds > 0.0 && machine.host.is_some() && operator.class == OperatorClass::Norm
+        {
+            own.weight_gradient = own.weight_gradient.beside(own.input_gradient);
+        }
         if let Some(overhead) = self.model.overhead.filter(|_| wants_gradient) {
             let around = Estimate::about(
                 overhead.recording + (overhead.backward - overhead.call).max(0.0),
