@@ -355,10 +355,11 @@ impl<'a> Predictor<'a> {
         if passes && trains {
             own.weight_gradient = time(self, Phase::WeightGradient, weight_sheet);
         }
-        // A profile measures each by itself. (Timed with libtorch 2.11: batch, group and layer norm take as long for all as
-        // for the input's.)
-        if own.input_gradient.seconds > 0.0 && machine.host.is_some() && operator.class == OperatorClass::Norm
-        {
+        // A profile measures each by itself. (Timed with libtorch 2.11: batch and group norm take as long for all as for the
+        // input's, layer norm as long as for both apart.)
+        let is_one_pass =
+            machine.host.is_some() && matches!(kind(operator), "batch_norm" | "instance_norm" | "group_norm");
+        if is_one_pass && own.input_gradient.seconds > 0.0 {
             own.weight_gradient = own.weight_gradient.beside(own.input_gradient);
         }
         if let Some(overhead) = self.model.overhead.filter(|_| wants_gradient) {
