@@ -11,7 +11,9 @@
 
 use std::{collections::HashMap, error::Error, path::Path};
 
-use cost_model::{CostModel, Features, PredictOptions, cross_validate, figures, group, predict, spearman};
+use cost_model::{
+    CostModel, Features, PredictOptions, add_measured, cross_validate, group, predict, spearman,
+};
 use graph::{BuildOptions, OperatorId};
 use indexmap::IndexMap;
 use schema::{CurveAccuracy, Phase, find_device};
@@ -92,9 +94,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let profile = schema::read_own_profile(&std::fs::read_to_string(suite)?)?;
     let device = &profile.rows.first().ok_or("no rows")?.device;
     let mut own = IndexMap::new();
-    if find_device(device, &own).is_err() {
-        own.extend(figures(&profile, device).map(|figures| (device.clone(), figures)));
-    }
+    add_measured(&profile, &mut own);
     let groups = group(&profile, &own)?;
     let (device, figures) = find_device(device, &own)?;
     let mut model = CostModel::of_data_sheet(device, figures);

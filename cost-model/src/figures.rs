@@ -4,11 +4,14 @@
 //! at best is a scale as good. Where rows do not tell, the profile's header does, or the figure is left out.
 
 use indexmap::IndexMap;
-use schema::{Bytes, BytesPerSecond, DeviceType, FlopsPerSecond, Profile, ProfileRow, Seconds, WorkSize};
+use schema::{
+    Bytes, BytesPerSecond, DeviceType, FlopsPerSecond, Profile, ProfileRow, Seconds, UnknownDevice, WorkSize,
+    find_device,
+};
 
 use crate::{
     evaluate::quantile,
-    work::{Work, element_bytes},
+    work::{Host, Work, element_bytes},
 };
 
 /// The share of rows that are slower than what counts as the best: a few times are always too short.
@@ -28,10 +31,7 @@ const POSSIBLE: std::ops::RangeInclusive<f64> = 1.0..=1e24;
 pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     let rows = || profile.rows.iter().filter(|row| row.device == device && !row.is_block());
     let hardware = &profile.hardware;
-    let is_processor = hardware
-        .architecture
-        .as_deref()
-        .is_some_and(|name| name.starts_with("x86") || name.starts_with("arm"));
+    let is_processor = Host::of(hardware.architecture.as_deref(), 1.0).is_some();
     let l2 = match hardware.last_cache.filter(|size| *size <= LARGEST_CACHE) {
         None => hardware.core_cache,
         last => last,
@@ -92,6 +92,24 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
         launch: Some(Seconds(launch)),
         sources: sources.map(|(field, source)| (field.to_string(), source.to_string())).into(),
     })
+}
+
+/// Adds the devices of a profile that nobody knows, with figures of what was measured on them; returns their names, and what
+/// was perhaps meant.
+pub fn add_measured(profile: &Profile, own: &mut IndexMap<String, DeviceType>) -> Vec<UnknownDevice> {
+    let mut added = Vec::new();
+    let mut last = "";
+    for row in profile.rows.iter().filter(|row| !row.is_block()) {
+        if row.device == last {
+            continue;
+        }
+        last = &row.device;
+        let Err(unknown) = find_device(last, own) else { continue };
+        let Some(figures) = figures(profile, last) else { continue };
+        own.insert(last.to_string(), figures);
+        added.push(unknown);
+    }
+    added
 }
 
 fn work(row: &ProfileRow) -> Work {

@@ -25,7 +25,7 @@ mod work;
 pub use curve::{Curve, Warm};
 pub use estimate::{Estimate, combine};
 pub use evaluate::{Accuracy, Split, shuffle, spearman, split};
-pub use figures::figures;
+pub use figures::{add_measured, figures};
 pub use fit::{MIN_ROWS, Sample, TooFewRows, Validation, fit};
 pub use group::{Group, group};
 pub use model::{CostModel, CostModelError};

@@ -51,17 +51,17 @@ impl Machine {
             l2: device.l2.map_or(32e6, |bytes| bytes.0 as f64),
             launch: device.launch.map_or(3e-6, |time| time.0),
             element: element_bytes(dtype),
-            host: Host::of(device, element_bytes(dtype)),
+            host: Host::of(device.architecture.as_deref(), element_bytes(dtype)),
         }
     }
 }
 
 impl Host {
-    fn of(device: &DeviceType, element: f64) -> Option<Self> {
+    /// Takes what an architecture's name tells; nothing for those of accelerators.
+    pub(crate) fn of(architecture: Option<&str>, element: f64) -> Option<Self> {
         /// The most that glibc's threshold for mapping grows to.
         const MAPPED: f64 = 33_554_432.0;
-        let architecture = device.architecture.as_deref()?;
-        let register = match architecture {
+        let register = match architecture? {
             name if name.contains("avx512") => 64.0,
             name if name.starts_with("x86") => 32.0,
             name if name.starts_with("arm") => 16.0,

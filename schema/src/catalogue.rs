@@ -116,8 +116,16 @@ pub fn find_device<'a>(
     name: &str,
     own: &'a IndexMap<String, DeviceType>,
 ) -> Result<(&'a str, &'a DeviceType), UnknownDevice> {
+    find_among(name, &[own, catalogue()])
+}
+
+/// The same in several lists, the first of which comes first.
+pub(crate) fn find_among<'a>(
+    name: &str,
+    lists: &[&'a IndexMap<String, DeviceType>],
+) -> Result<(&'a str, &'a DeviceType), UnknownDevice> {
     let wanted = plain(name);
-    for devices in [own, catalogue()] {
+    for devices in lists {
         let by_name = devices.iter().find(|(key, _)| plain(key) == wanted);
         let by_alias =
             || devices.iter().find(|(_, device)| device.aliases.iter().any(|alias| plain(alias) == wanted));
@@ -125,13 +133,13 @@ pub fn find_device<'a>(
             return Ok((key, device));
         }
     }
-    Err(UnknownDevice { name: name.to_string(), similar: similar(&wanted, own) })
+    Err(UnknownDevice { name: name.to_string(), similar: similar(&wanted, lists) })
 }
 
 /// Returns up to three names that were perhaps meant.
-fn similar(wanted: &str, own: &IndexMap<String, DeviceType>) -> Vec<String> {
+fn similar(wanted: &str, lists: &[&IndexMap<String, DeviceType>]) -> Vec<String> {
     let mut near: Vec<(f64, &str)> = Vec::new();
-    for (key, device) in own.iter().chain(catalogue()) {
+    for (key, device) in lists.iter().copied().flatten() {
         let names = std::iter::once(key.as_str()).chain(device.aliases.iter().map(String::as_str));
         let (score, name) = names
             .map(|name| {

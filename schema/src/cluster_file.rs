@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Cluster, Device, DeviceType, Level, Link, UnknownDevice, YamlError,
-    catalogue::{FIGURES, find_device},
+    catalogue::{FIGURES, catalogue, find_among},
     from_yaml, to_yaml,
 };
 
@@ -248,11 +248,7 @@ impl Cluster {
         if self.types.contains_key(name) {
             return Ok(name.to_string());
         }
-        let mut known = self.types.clone();
-        for (name, device) in own {
-            known.entry(name.clone()).or_insert_with(|| device.clone());
-        }
-        let (found, device) = find_device(name, &known)?;
+        let (found, device) = find_among(name, &[&self.types, own, catalogue()])?;
         let (found, device) = (found.to_string(), device.clone());
         self.types.entry(found.clone()).or_insert(device);
         Ok(found)

@@ -207,12 +207,12 @@ impl Fit {
         }
         if let Some(device) = &self.device {
             let mut nameless = whole.rows.iter_mut().filter(|row| row.device.is_empty()).peekable();
-            if nameless.peek().is_some() {
-                // A name that was typed may be mistyped.
-                find_device(device, own)
-                    .map(|_| ())
-                    .or_else(|error| if error.similar.is_empty() { Ok(()) } else { Err(error) })
-                    .map_err(|error| unknown_device(&error))?;
+            // A name that was typed may be mistyped.
+            if nameless.peek().is_some()
+                && let Err(error) = find_device(device, own)
+                && !error.similar.is_empty()
+            {
+                return Err(unknown_device(&error));
             }
             nameless.for_each(|row| row.device.clone_from(device));
         }
@@ -220,7 +220,9 @@ impl Fit {
             return Err(Failure::input("the profile does not say which device it was measured on")
                 .with_hint("add --device NAME, or set `device` in the map"));
         }
-        measured_devices(&whole, own);
+        for unknown in cost_model::add_measured(&whole, own) {
+            note_measured(&unknown.name, &own[&unknown.name], &unknown.similar);
+        }
         let groups = cost_model::group(&whole, own)
             .map_err(|error| unknown_device(&error).in_file(&self.profiles[0]))?;
         let groups = match &self.device {
@@ -406,29 +408,18 @@ impl Fit {
     }
 }
 
-/// Adds devices that nobody knows, with figures of what was measured on them.
-fn measured_devices(profile: &Profile, own: &mut IndexMap<String, DeviceType>) {
-    let mut last = "";
-    for row in &profile.rows {
-        if row.device == last {
-            continue;
-        }
-        last = &row.device;
-        let Err(UnknownDevice { similar, .. }) = find_device(last, own) else { continue };
-        let Some(figures) = cost_model::figures(profile, last) else { continue };
-        let peak =
-            figures.peak.iter().map(|(dtype, rate)| format!("{dtype} at {:.3} TFLOP/s", rate.0 / 1e12));
-        let rates = peak.chain([format!("memory at {:.1} GB/s", figures.memory_bandwidth.0 / 1e9)]);
-        let meant = match similar.first() {
-            Some(name) => format!(" If {name} is meant, give the rows that name."),
-            None => String::new(),
-        };
-        note(&format!(
-            "`{last}` is not in the catalogue; its figures are what its rows reach: {}; --devices FILE gives others.{meant}",
-            rates.collect::<Vec<_>>().join(", "),
-        ));
-        own.insert(last.to_string(), figures);
-    }
+/// Says what a device that nobody knows is taken for.
+fn note_measured(name: &str, figures: &DeviceType, similar: &[String]) {
+    let peak = figures.peak.iter().map(|(dtype, rate)| format!("{dtype} at {:.3} TFLOP/s", rate.0 / 1e12));
+    let rates = peak.chain([format!("memory at {:.1} GB/s", figures.memory_bandwidth.0 / 1e9)]);
+    let meant = match similar.first() {
+        Some(near) => format!(" If {near} is meant, give the rows that name."),
+        None => String::new(),
+    };
+    note(&format!(
+        "`{name}` is not in the catalogue; its figures are what its rows reach: {}; --devices FILE gives others.{meant}",
+        rates.collect::<Vec<_>>().join(", "),
+    ));
 }
 
 fn in_answer(one: &Tried) -> FitGroup {
