@@ -238,6 +238,25 @@ impl CallOverhead {
             cold: part("cold ").unwrap_or_default(),
         })
     }
+
+    /// Returns the median of each part; nothing of nothing.
+    pub fn median(measured: &[Self]) -> Option<Self> {
+        let median = |part: fn(&Self) -> f64| {
+            let mut all: Vec<f64> = measured.iter().map(part).collect();
+            all.sort_by(f64::total_cmp);
+            let middle = all.len() / 2;
+            match all.len() % 2 {
+                0 => (all[middle - 1] + all[middle]) / 2.0,
+                _ => all[middle],
+            }
+        };
+        (!measured.is_empty()).then(|| Self {
+            call: median(|one| one.call),
+            recording: median(|one| one.recording),
+            backward: median(|one| one.backward),
+            cold: median(|one| one.cold),
+        })
+    }
 }
 
 /// What a machine says of itself besides its name: what rows alone do not tell.
@@ -310,6 +329,16 @@ mod tests {
         assert_eq!(CallOverhead::from_text(old), Some(own(0.0)));
         assert_eq!(CallOverhead::from_text(&format!("{old}, cold 2.1e-5 s")), Some(own(2.1e-5)));
         assert_eq!(CallOverhead::from_text("call 6.6e-7 s, cold 2.1e-5 s"), None);
+        let one = own(3.0e-6);
+        assert_eq!(CallOverhead::median(&[]), None);
+        assert_eq!(
+            CallOverhead::median(&[own(9.0e-6), CallOverhead { call: 1.0, ..one }, own(1.0e-6)]),
+            Some(one)
+        );
+        let two = CallOverhead { call: 0.5, ..own(2.0e-6) };
+        let half = CallOverhead { call: 0.25, ..own(1.0e-6) };
+        let middle = CallOverhead { call: 0.375, ..own(1.5e-6) };
+        assert_eq!(CallOverhead::median(&[two, half]), Some(middle));
     }
 
     #[test]

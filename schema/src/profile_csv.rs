@@ -190,7 +190,9 @@ pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
         let mut comments = text.lines().take_while(|line| line.starts_with('#'));
         comments.find_map(|line| line.trim_start_matches('#').trim().strip_prefix(key)?.strip_prefix(": "))
     };
-    profile.overhead = condition("overhead").and_then(CallOverhead::from_text);
+    let overheads = text.lines().filter_map(|line| line.strip_prefix("# overhead: "));
+    profile.overhead =
+        CallOverhead::median(&overheads.filter_map(CallOverhead::from_text).collect::<Vec<_>>());
     profile.hardware = condition("hardware").map(Hardware::from_text).unwrap_or_default();
     profile.threads = condition("threads").and_then(|threads| threads.parse().ok());
     Ok(profile)

@@ -4,6 +4,8 @@
 //! a backward pass is started with a gradient of ones, because tch can pass no other; making the ones, and starting
 //! autograd, is measured beside it on an operator that does nothing, and subtracted.
 
+use std::fmt;
+
 use schema::Phase;
 use tch::{Device, Kind as Element, Tensor};
 
@@ -52,6 +54,14 @@ pub struct Overhead {
     pub cold: Option<f64>,
 }
 
+impl fmt::Display for Overhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, recording, backward, cold } = self;
+        write!(f, "call {call:.2e} s, recording {recording:.2e} s, backward {backward:.2e} s")?;
+        cold.map_or(Ok(()), |cold| write!(f, ", cold {cold:.2e} s"))
+    }
+}
+
 impl Bench {
     /// Opens a device; the number of threads is left as it is when none is given.
     ///
@@ -75,7 +85,7 @@ impl Bench {
         };
         precision::allow_tf32(false)?;
         if !device.is_cuda() {
-            memory::settle()?;
+            memory::keep()?;
         }
         let rotation = (2.0 * cache).min(256e6);
         Ok(Self { device, name, timer: Timer::new(device)?, pool: Pool::new(rotation, device), rotation })
@@ -113,17 +123,12 @@ impl Bench {
         };
         header.set("software", format!("libtorch {LIBTORCH} through tch{libraries}"));
         header.set("threads", tch::get_num_threads());
-        let Overhead { call, recording, backward, cold } = self.overhead()?;
-        let cold = cold.map_or_else(String::new, |cold| format!(", cold {cold:.2e} s"));
-        header.set(
-            "overhead",
-            format!("call {call:.2e} s, recording {recording:.2e} s, backward {backward:.2e} s{cold}"),
-        );
+        header.set("overhead", self.overhead()?);
         header.set(
             "method",
             match self.device.is_cuda() {
                 true => "seconds: on the device, batches of calls queued behind a product whose own time is subtracted; host_seconds: until a call returns",
-                false => "seconds: median of single calls, without what the thread waited for a processor",
+                false => "seconds: median of single calls, without what the thread waited for a processor, in memory that stays with the process",
             }
             .to_string()
                 + "; inputs rotate over copies larger than the cache, warm_seconds are without that; backward without autograd's start, without a time where that cannot be told from noise",

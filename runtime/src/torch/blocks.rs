@@ -66,7 +66,7 @@ pub fn measure_blocks(
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Vec<BlockTimes>, BlockTimes), BackendError> {
     let timer = Timer::new(device)?;
-    memory::settle()?;
+    memory::keep()?;
     let inputs: Vec<Tensor> =
         inputs.iter().map(|input| input.f_to_device(device)).collect::<Result<_, _>>()?;
     let mut model = Block::load(whole, device)?;

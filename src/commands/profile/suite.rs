@@ -18,8 +18,11 @@ use crate::{failure::Failure, files};
 /// After so many operators that all fail there is no point in going on.
 const HOPELESS: usize = 30;
 
+/// Seconds between measurements of what a call costs besides its work: it comes and goes with what else the machine does.
+const OVERHEAD_EVERY: f64 = 60.0;
+
 /// What must be the same in one file.
-const SAME: [&str; 3] = ["device", "software", "threads"];
+const SAME: [&str; 4] = ["device", "software", "threads", "method"];
 
 pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let path = &arguments.output;
@@ -65,15 +68,23 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {shown}: {error}"));
     let n_before = done.len();
     if n_before > 0 {
-        file.write_all(format!("# taken up again: {}\n", moment()).as_bytes()).map_err(in_file)?;
+        let overhead = header.get("overhead").unwrap_or_default();
+        let lines = format!("# taken up again: {}\n# overhead: {overhead}\n", moment());
+        file.write_all(lines.as_bytes()).map_err(in_file)?;
     }
     let (start, limit) = (Instant::now(), arguments.minutes * 60.0);
     let bar = countdown(limit);
     let (mut n_measured, mut n_failed) = (0_usize, 0_usize);
+    let mut next_overhead = OVERHEAD_EVERY;
     for item in (0_u64..).filter(|index| !done.contains(index)).map(|index| plan.item(index)) {
         let elapsed = start.elapsed().as_secs_f64();
         if elapsed >= limit {
             break;
+        }
+        if elapsed >= next_overhead {
+            let overhead = bench.overhead().map_err(failed)?;
+            file.write_all(format!("# overhead: {overhead}\n").as_bytes()).map_err(in_file)?;
+            next_overhead = elapsed + OVERHEAD_EVERY;
         }
         tick(&bar, elapsed, limit, &format!("{n_measured} operators, now {}", item.kind.name()));
         match bench.measure(&item) {
