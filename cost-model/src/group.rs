@@ -1,13 +1,25 @@
 //! Rows of a profile that one curve describes: the same kind, data type, phase and device.
+//!
+//! On a processor some convolutions are not oneDNN's: libtorch computes them by itself, and on some processors at half the
+//! rate. They are a kind of their own here, where there are enough of both.
+
+use std::collections::HashMap;
 
 use indexmap::IndexMap;
-use schema::{DeviceType, Phase, Profile, UnknownDevice, find_device};
+use schema::{DeviceType, Phase, Profile, ProfileRow, UnknownDevice, find_device};
 
 use crate::{
     curve::Warm,
-    fit::Sample,
+    fit::{MIN_ROWS, Sample},
     work::{Machine, Work},
 };
+
+/// What profiles call convolutions that are not depthwise.
+pub(crate) const CONVOLUTION: &str = "convolution";
+/// Those that libtorch computes on a processor by itself.
+pub(crate) const NATIVE: &str = "native_convolution";
+/// Rows of either that two curves need.
+const ENOUGH: usize = 2 * MIN_ROWS;
 
 /// Measurements of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +52,9 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
     type Bits = Vec<u64>;
     let mut devices: IndexMap<&str, (&str, &DeviceType)> = IndexMap::new();
     type Shapes = IndexMap<Bits, (Work, Vec<f64>)>;
-    let mut groups: IndexMap<Key<'_>, (Machine, Shapes, Vec<Warm>)> = IndexMap::new();
+    let mut rows: Vec<(&ProfileRow, &str, Machine, Work)> = Vec::new();
+    // Of convolutions: how many libtorch computes by itself, and others.
+    let mut parts: HashMap<Key<'_>, [usize; 2]> = HashMap::new();
     // Blocks and whole models are for checking: no curve is made of them.
     for row in profile.rows.iter().filter(|row| !row.is_block()) {
         let (device, figures) = match devices.get(row.device.as_str()) {
@@ -51,11 +65,22 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
                 found
             }
         };
-        let key = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
-        let (machine, shapes, warm) = groups
-            .entry(key)
-            .or_insert_with(|| (Machine::of(figures, &row.dtype), IndexMap::new(), Vec::new()));
+        let machine = Machine::of(figures, &row.dtype);
         let work = Work::of(row.size, row.phase, machine.element);
+        if row.kind == CONVOLUTION {
+            let part = usize::from(!work.is_native(&machine));
+            parts.entry((CONVOLUTION, row.dtype.as_str(), row.phase, device)).or_default()[part] += 1;
+        }
+        rows.push((row, device, machine, work));
+    }
+    let mut groups: IndexMap<Key<'_>, (Machine, Shapes, Vec<Warm>)> = IndexMap::new();
+    for (row, device, machine, work) in rows {
+        let whole = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
+        let is_apart = parts.get(&whole).is_some_and(|parts| parts.iter().all(|n| *n >= ENOUGH));
+        let kind = if is_apart && work.is_native(&machine) { NATIVE } else { whole.0 };
+        let (_, shapes, warm) = groups
+            .entry((kind, whole.1, whole.2, whole.3))
+            .or_insert_with(|| (machine, IndexMap::new(), Vec::new()));
         warm.extend(row.warm_seconds.map(|warm| Warm { work, cold: row.seconds, warm }));
         shapes.entry(bits(&work)).or_insert_with(|| (work, Vec::new())).1.push(row.seconds);
     }

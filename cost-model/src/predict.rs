@@ -16,6 +16,7 @@ use crate::{
     cache::{Warmth, lost_code, moved, warmth},
     efficiency::{self, Efficiency},
     estimate::{Estimate, combine},
+    group::{CONVOLUTION, NATIVE},
     model::CostModel,
     shape::{Shape, matrix, scaled, shape},
     work::{Machine, Work},
@@ -505,7 +506,10 @@ impl<'a> Predictor<'a> {
         let share = f64::from(warm) / 16.0;
         let predicted = |kind: &str, phase| {
             let work = Work::of(shape.size, phase, machine.element);
-            model.curve(kind, dtype, phase, &shape.size).map(|curve| curve.predict_warm(&work, share))
+            let is_native = kind == CONVOLUTION && work.is_native(machine);
+            let own = is_native.then(|| model.curve(NATIVE, dtype, phase, &shape.size)).flatten();
+            let curve = own.or_else(|| model.curve(kind, dtype, phase, &shape.size));
+            curve.map(|curve| curve.predict_warm(&work, share))
         };
         let estimate = |kind: &str| {
             predicted(kind, phase).or_else(|| match phase {

@@ -130,3 +130,25 @@ fn blocks_and_whole_models_make_no_curve() {
     let kinds: Vec<&str> = groups.iter().map(|group| group.kind.as_str()).collect();
     assert_eq!(kinds, ["softmax"]);
 }
+
+#[test]
+fn what_libtorch_convolves_by_itself_is_a_kind_of_its_own_where_it_is_enough() {
+    let kinds = |device: &str, pointwise: usize, others: usize| {
+        let mut text = "kind,dtype,device,phase,batch,in_channels,out_channels,height,width,kernel,seconds\n"
+            .to_string();
+        for (n, kernel) in [(pointwise, 1), (others, 3)] {
+            for channels in 1..=n {
+                text +=
+                    &format!("convolution,float32,{device},forward,2,{channels},64,28,28,{kernel},1e-3\n");
+            }
+        }
+        let profile = schema::read_own_profile(&text).expect("a profile");
+        let groups = group(&profile, &indexmap::IndexMap::new()).expect("a device of the catalogue");
+        groups.into_iter().map(|group| (group.kind, group.samples.len())).collect::<Vec<_>>()
+    };
+    let of = |kind: &str, n| (kind.to_string(), n);
+    assert_eq!(kinds("cpu", 40, 50), [of("native_convolution", 40), of("convolution", 50)]);
+    assert_eq!(kinds("cpu", 39, 50), [of("convolution", 89)]);
+    assert_eq!(kinds("cpu", 60, 0), [of("convolution", 60)]);
+    assert_eq!(kinds("A100", 40, 50), [of("convolution", 90)]);
+}
