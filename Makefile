@@ -44,7 +44,7 @@ bench-plan:
 	cargo run --release -p model-analyze-partitioner --example bench_plan
 
 # Each processor that was profiled, and whole models as measured on it.
-WHOLE = set -e; for cpu in epyc epyc-zen3 xeon; do echo "-- $$cpu"; \
+WHOLE = set -e; for cpu in epyc epyc-zen3 epyc-zen5 xeon; do echo "-- $$cpu"; \
 	cargo run --release --quiet -p model-analyze-cost-model --example whole -- \
 	fixtures/profiles/cpu-$$cpu-1-thread.csv out/whole fixtures/profiles/whole-$$cpu; done
 
@@ -144,6 +144,7 @@ cost-model:
 	cargo build --release
 	target/release/model-analyze fit fixtures/profiles/cpu-epyc-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen4-1t.yaml
 	target/release/model-analyze fit fixtures/profiles/cpu-epyc-zen3-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen3-1t.yaml
+	target/release/model-analyze fit fixtures/profiles/cpu-epyc-zen5-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen5-1t.yaml
 	target/release/model-analyze fit fixtures/profiles/cpu-xeon-1-thread.csv -o cost-model/src/shipped/cpu-xeon-amx-1t.yaml
 	$(WHOLE)
 

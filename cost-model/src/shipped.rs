@@ -7,9 +7,10 @@ use schema::{CostModelFile, DeviceType};
 use crate::model::CostModel;
 
 /// What `make cost-model` wrote, by the device's name in the catalogue.
-const FILES: [(&str, &str); 3] = [
+const FILES: [(&str, &str); 4] = [
     ("CPU-EPYC-ZEN4-1T", include_str!("shipped/cpu-epyc-zen4-1t.yaml")),
     ("CPU-EPYC-ZEN3-1T", include_str!("shipped/cpu-epyc-zen3-1t.yaml")),
+    ("CPU-EPYC-ZEN5-1T", include_str!("shipped/cpu-epyc-zen5-1t.yaml")),
     ("CPU-XEON-AMX-1T", include_str!("shipped/cpu-xeon-amx-1t.yaml")),
 ];
 
