@@ -35,27 +35,3 @@ pub(super) fn keep() -> Result<(), BackendError> {
 pub(super) fn keep() -> Result<(), BackendError> {
     Ok(())
 }
-
-#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
-mod tests {
-    use tch::{Device, Kind, Tensor};
-
-    /// Pages that this process was given so far.
-    fn faults() -> u64 {
-        let text = std::fs::read_to_string("/proc/self/stat").expect("Linux");
-        // The name before may have blanks; behind it the minor faults are the eighth.
-        let rest = text.rsplit(')').next().expect("a name");
-        rest.split_whitespace().nth(7).and_then(|faults| faults.parse().ok()).expect("a number")
-    }
-
-    #[test]
-    fn freed_memory_is_not_cleared_again() {
-        super::keep().expect("glibc takes its own parameters");
-        let large = || drop(Tensor::ones([16 << 20], (Kind::Float, Device::Cpu)));
-        large();
-        let before = faults();
-        (0..4).for_each(|_| large());
-        // Tests beside this one take memory, too; four pieces that are mapped anew are 65,536 pages.
-        assert!(faults() - before < 16_384, "{} pages", faults() - before);
-    }
-}
