@@ -52,8 +52,8 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
     type Bits = Vec<u64>;
     let mut devices: IndexMap<&str, (&str, &DeviceType)> = IndexMap::new();
     type Shapes = IndexMap<Bits, (Work, Vec<f64>)>;
-    let mut rows: Vec<(&ProfileRow, &str, Machine, Work)> = Vec::new();
-    // Of convolutions: how many libtorch computes by itself, and others.
+    let mut rows: Vec<(&ProfileRow, Key<'_>, Machine, Work, bool)> = Vec::new();
+    // Of convolutions: how many are oneDNN's, and how many libtorch's own.
     let mut parts: HashMap<Key<'_>, [usize; 2]> = HashMap::new();
     // Blocks and whole models are for checking: no curve is made of them.
     for row in profile.rows.iter().filter(|row| !row.is_block()) {
@@ -67,20 +67,19 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
         };
         let machine = Machine::of(figures, &row.dtype);
         let work = Work::of(row.size, row.phase, machine.element);
+        let key = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
+        let is_native = row.kind == CONVOLUTION && work.is_native(&machine);
         if row.kind == CONVOLUTION {
-            let part = usize::from(!work.is_native(&machine));
-            parts.entry((CONVOLUTION, row.dtype.as_str(), row.phase, device)).or_default()[part] += 1;
+            parts.entry(key).or_default()[usize::from(is_native)] += 1;
         }
-        rows.push((row, device, machine, work));
+        rows.push((row, key, machine, work, is_native));
     }
     let mut groups: IndexMap<Key<'_>, (Machine, Shapes, Vec<Warm>)> = IndexMap::new();
-    for (row, device, machine, work) in rows {
-        let whole = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
-        let is_apart = parts.get(&whole).is_some_and(|parts| parts.iter().all(|n| *n >= ENOUGH));
-        let kind = if is_apart && work.is_native(&machine) { NATIVE } else { whole.0 };
-        let (_, shapes, warm) = groups
-            .entry((kind, whole.1, whole.2, whole.3))
-            .or_insert_with(|| (machine, IndexMap::new(), Vec::new()));
+    for (row, mut key, machine, work, is_native) in rows {
+        if is_native && parts[&key].iter().all(|n| *n >= ENOUGH) {
+            key.0 = NATIVE;
+        }
+        let (_, shapes, warm) = groups.entry(key).or_insert_with(|| (machine, IndexMap::new(), Vec::new()));
         warm.extend(row.warm_seconds.map(|warm| Warm { work, cold: row.seconds, warm }));
         shapes.entry(bits(&work)).or_insert_with(|| (work, Vec::new())).1.push(row.seconds);
     }

@@ -506,10 +506,10 @@ impl<'a> Predictor<'a> {
         let share = f64::from(warm) / 16.0;
         let predicted = |kind: &str, phase| {
             let work = Work::of(shape.size, phase, machine.element);
+            let curve = |kind| model.curve(kind, dtype, phase, &shape.size);
             let is_native = kind == CONVOLUTION && work.is_native(machine);
-            let own = is_native.then(|| model.curve(NATIVE, dtype, phase, &shape.size)).flatten();
-            let curve = own.or_else(|| model.curve(kind, dtype, phase, &shape.size));
-            curve.map(|curve| curve.predict_warm(&work, share))
+            let own = if is_native { curve(NATIVE) } else { None };
+            own.or_else(|| curve(kind)).map(|curve| curve.predict_warm(&work, share))
         };
         let estimate = |kind: &str| {
             predicted(kind, phase).or_else(|| match phase {
