@@ -94,7 +94,9 @@ mod with_libtorch {
         assert_eq!(code, 0, "{error}");
         assert!(answer.contains("next: model-analyze fit p.csv"), "{answer}");
         let (first, rows) = read(folder.path());
-        for key in ["device", "hardware", "software", "threads", "overhead", "date", "command", "plan"] {
+        for key in
+            ["device", "hardware", "software", "threads", "overhead", "pace", "date", "command", "plan"]
+        {
             assert!(first.contains(&format!("\n# {key}: ")), "no {key}:\n{first}");
         }
         let overhead = rows.overhead.expect("an overhead");
@@ -106,6 +108,10 @@ mod with_libtorch {
             rows.rows.iter().any(|row| row.kind == "softmax" && row.phase == schema::Phase::InputGradient)
         );
         assert!(rows.rows.iter().all(|row| row.seconds > 0.0 && row.dtype == "float32"));
+        let pairs = || rows.rows.iter().filter_map(|row| row.flushed_seconds.zip(row.warm_seconds));
+        let slower = pairs().filter(|(flushed, warm)| flushed > warm).count();
+        assert!(pairs().count() > 4 && 2 * slower > pairs().count(), "empty caches cost time: {slower}");
+        assert!(pairs().count() < rows.rows.len(), "few are measured with empty caches");
 
         // A crash in the middle of a row: all before its item stays, byte for byte.
         let cut = first.rfind("\nlinear").expect("rows of linear") + 40;
@@ -183,6 +189,7 @@ mod with_libtorch {
         assert_eq!(rows.rows.iter().filter(|row| row.kind == "model").count(), 2);
         assert_eq!(rows.rows.iter().filter(|row| row.kind == "block").count(), 2 * paths.len());
         assert!(text.contains("# model: "));
+        assert_eq!(rows.paces.len(), 2, "before and after");
         let (code, _, error) = profile(folder.path(), &arguments);
         assert_eq!((code, error.contains("p.csv exists")), (2, true), "{error}");
     }

@@ -17,6 +17,7 @@ fn profile(hardware: Hardware) -> Profile {
         size,
         seconds,
         warm_seconds: None,
+        flushed_seconds: None,
         path: String::new(),
     };
     let mut rows = Vec::new();

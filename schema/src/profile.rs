@@ -192,6 +192,10 @@ pub struct ProfileRow {
     ///
     /// Invariant: finite and positive.
     pub warm_seconds: Option<f64>,
+    /// The same where no cache held anything of the call, in files of ours.
+    ///
+    /// Invariant: finite and positive.
+    pub flushed_seconds: Option<f64>,
     /// Block of a model that the time is of; empty for operators and whole models.
     pub path: String,
 }
@@ -226,11 +230,7 @@ impl CallOverhead {
     /// Reads what a profile's header says: `call 6.6e-7 s, recording 5.1e-7 s, backward 2.7e-6 s, cold 2.1e-5 s`. The
     /// last is not in older ones.
     pub fn from_text(text: &str) -> Option<Self> {
-        let part = |name: &str| {
-            let rest = text.split(',').find_map(|part| part.trim().strip_prefix(name))?;
-            let seconds: f64 = rest.trim().strip_suffix(" s")?.parse().ok()?;
-            (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
-        };
+        let part = |name: &str| seconds_after(text, name);
         Some(Self {
             call: part("call ")?,
             recording: part("recording ")?,
@@ -241,21 +241,72 @@ impl CallOverhead {
 
     /// Returns the median of each part; nothing of nothing.
     pub fn median(measured: &[Self]) -> Option<Self> {
-        let median = |part: fn(&Self) -> f64| {
-            let mut all: Vec<f64> = measured.iter().map(part).collect();
-            all.sort_by(f64::total_cmp);
-            let middle = all.len() / 2;
-            match all.len() % 2 {
-                0 => (all[middle - 1] + all[middle]) / 2.0,
-                _ => all[middle],
-            }
-        };
-        (!measured.is_empty()).then(|| Self {
-            call: median(|one| one.call),
-            recording: median(|one| one.recording),
-            backward: median(|one| one.backward),
-            cold: median(|one| one.cold),
+        let part = |part: fn(&Self) -> f64| middle(measured.iter().map(part).collect());
+        Some(Self {
+            call: part(|one| one.call)?,
+            recording: part(|one| one.recording)?,
+            backward: part(|one| one.backward)?,
+            cold: part(|one| one.cold)?,
         })
+    }
+}
+
+/// How fast a machine was at some moment: seconds of a matrix product and of a copy that are the same each time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// Of a product.
+    pub product: f64,
+    /// Of a copy.
+    pub copy: f64,
+}
+
+impl Pace {
+    /// A spread that an idle machine does not exceed.
+    pub const STEADY: f64 = 0.15;
+
+    /// Reads what a profile says: `product 2.6e-3 s, copy 5.1e-3 s`.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let part = |name: &str| seconds_after(text, name).filter(|seconds| *seconds > 0.0);
+        Some(Self { product: part("product ")?, copy: part("copy ")? })
+    }
+
+    /// Returns the median of each part; nothing of nothing.
+    pub fn median(measured: &[Self]) -> Option<Self> {
+        let part = |part: fn(&Self) -> f64| middle(measured.iter().map(part).collect());
+        Some(Self { product: part(|one| one.product)?, copy: part(|one| one.copy)? })
+    }
+
+    /// Returns how much longer the slowest took than the fastest, of products or of copies, whichever changed more; 0
+    /// where there is one at most.
+    pub fn spread(measured: &[Self]) -> f64 {
+        let part = |part: fn(&Self) -> f64| {
+            let all = || measured.iter().map(part);
+            all().fold(0.0, f64::max) / all().fold(f64::INFINITY, f64::min) - 1.0
+        };
+        part(|one| one.product).max(part(|one| one.copy)).max(0.0)
+    }
+}
+
+impl fmt::Display for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "product {:.3e} s, copy {:.3e} s", self.product, self.copy)
+    }
+}
+
+/// Finds `NAME 1e-6 s` among parts with commas between.
+fn seconds_after(text: &str, name: &str) -> Option<f64> {
+    let rest = text.split(',').find_map(|part| part.trim().strip_prefix(name))?;
+    let seconds: f64 = rest.trim().strip_suffix(" s")?.parse().ok()?;
+    (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
+}
+
+/// Returns the median; nothing of nothing.
+fn middle(mut all: Vec<f64>) -> Option<f64> {
+    all.sort_by(f64::total_cmp);
+    let high = all.len() / 2;
+    match all.len() % 2 {
+        0 => Some((all.get(high.checked_sub(1)?)? + all[high]) / 2.0),
+        _ => all.get(high).copied(),
     }
 }
 
@@ -312,6 +363,8 @@ pub struct Profile {
     pub is_cut_off: bool,
     /// What a call costs besides its work, where the header says so.
     pub overhead: Option<CallOverhead>,
+    /// How fast the machine was each time that was looked at, where the file says so.
+    pub paces: Vec<Pace>,
     /// What the machine says of itself, where the header has it.
     pub hardware: Hardware,
     /// Threads that a processor measured with, where the header says so.
@@ -321,6 +374,25 @@ pub struct Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn profiles_tell_how_fast_the_machine_was() {
+        let of = |product, copy| Pace { product, copy };
+        for pace in [of(2.5e-3, 0.0051), of(1.0, 12.5)] {
+            assert_eq!(Pace::from_text(&pace.to_string()), Some(pace));
+        }
+        for wrong in
+            ["", "product 1 s", "product 0 s, copy 1 s", "product nan s, copy 1 s", "product 1, copy 2"]
+        {
+            assert_eq!(Pace::from_text(wrong), None, "{wrong}");
+        }
+        assert_eq!(Pace::median(&[]), None);
+        assert_eq!(Pace::median(&[of(1.0, 6.0), of(4.0, 2.0)]), Some(of(2.5, 4.0)));
+        assert_eq!(Pace::median(&[of(1.0, 6.0), of(4.0, 2.0), of(2.0, 9.0)]), Some(of(2.0, 6.0)));
+        assert_eq!(Pace::spread(&[]), 0.0);
+        assert_eq!(Pace::spread(&[of(1.0, 1.0)]), 0.0);
+        assert!((Pace::spread(&[of(1.0, 8.0), of(1.1, 6.4), of(1.2, 8.0)]) - 0.25).abs() < 1e-12);
+    }
 
     #[test]
     fn headers_tell_what_a_call_costs() {

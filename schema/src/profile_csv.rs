@@ -8,8 +8,8 @@ mod work_size;
 use csv::StringRecord;
 
 use crate::{
-    CallOverhead, ColumnSource, Condition, Hardware, Invalid, Phase, Profile, ProfileMap, ProfileRow, Rule,
-    Scalar, Source,
+    CallOverhead, ColumnSource, Condition, Hardware, Invalid, Pace, Phase, Profile, ProfileMap, ProfileRow,
+    Rule, Scalar, Source,
 };
 
 /// The largest number that a dimension may have; beyond it products of dimensions lose their meaning.
@@ -147,7 +147,8 @@ fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCs
     let mut columns = Columns::resolve(&header, map)?;
     if is_own {
         let position = |name: &str| header.iter().position(|known| known == name);
-        (columns.warm, columns.path) = (position("warm_seconds"), position("path"));
+        [columns.times_beside[0], columns.times_beside[1], columns.path] =
+            ["warm_seconds", "flushed_seconds", "path"].map(position);
     }
     let mut profile = Profile { is_cut_off: !text.is_empty() && !text.ends_with('\n'), ..Profile::default() };
     let mut record = StringRecord::new();
@@ -193,6 +194,7 @@ pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
     let overheads = text.lines().filter_map(|line| line.strip_prefix("# overhead: "));
     profile.overhead =
         CallOverhead::median(&overheads.filter_map(CallOverhead::from_text).collect::<Vec<_>>());
+    profile.paces = text.lines().filter_map(|line| Pace::from_text(line.strip_prefix("# pace: ")?)).collect();
     profile.hardware = condition("hardware").map(Hardware::from_text).unwrap_or_default();
     profile.threads = condition("threads").and_then(|threads| threads.parse().ok());
     Ok(profile)
@@ -215,7 +217,7 @@ struct Columns<'a> {
     times: Vec<(usize, f64, Option<Phase>)>,
     conditions: Vec<(usize, &'a Condition)>,
     /// Columns that only files of ours have.
-    warm: Option<usize>,
+    times_beside: [Option<usize>; 2],
     path: Option<usize>,
     map: &'a ProfileMap,
 }
@@ -251,7 +253,7 @@ impl<'a> Columns<'a> {
                 .iter()
                 .map(|(name, condition)| Ok((position(name)?, condition)))
                 .collect::<Result<_, ProfileCsvError>>()?,
-            warm: None,
+            times_beside: [None; 2],
             path: None,
             map,
         })
@@ -292,17 +294,21 @@ impl<'a> Columns<'a> {
             }
             let (kind, dtype, device, own_phase, size) = shared.clone().expect("set above");
             let phase = phase.unwrap_or(own_phase);
-            let warm_seconds =
-                self.warm.map(|index| (index, &record[index])).filter(|(_, text)| !text.is_empty());
-            let warm_seconds = match warm_seconds.map(|(index, text)| (index, time(text, 1.0))) {
-                None => None,
-                Some((_, Ok(seconds))) => Some(seconds),
-                Some(_) if self.map.invalid == Invalid::Drop => {
-                    profile.n_invalid += 1;
-                    continue;
+            let mut beside = [None; 2];
+            let mut is_invalid = false;
+            for (seconds, column) in beside.iter_mut().zip(self.times_beside) {
+                let Some(index) = column.filter(|index| !record[*index].is_empty()) else { continue };
+                match time(&record[index], 1.0) {
+                    Ok(found) => *seconds = Some(found),
+                    Err(_) if self.map.invalid == Invalid::Drop => is_invalid = true,
+                    Err(fault) => return Err(row.fault_in(index, fault)),
                 }
-                Some((index, Err(fault))) => return Err(row.fault_in(index, fault)),
-            };
+            }
+            if is_invalid {
+                profile.n_invalid += 1;
+                continue;
+            }
+            let [warm_seconds, flushed_seconds] = beside;
             let path = self.path.map(|index| record[index].to_string()).unwrap_or_default();
             profile.rows.push(ProfileRow {
                 line,
@@ -313,6 +319,7 @@ impl<'a> Columns<'a> {
                 size,
                 seconds,
                 warm_seconds,
+                flushed_seconds,
                 path,
             });
         }
@@ -594,20 +601,24 @@ missing: [\"\", \"-\"]
     }
 
     #[test]
-    fn warm_times_are_held_to_the_rules_of_times() {
-        let check = |warm: &str, expected: Result<Option<f64>, &str>| {
-            let text = format!("kind,dtype,seconds,m,n,k,warm_seconds\nlinear,float32,1,2,3,4,{warm}\n");
-            let found = read_own_profile(&text).map(|profile| profile.rows[0].warm_seconds);
-            assert_eq!(found.map_err(|error| error.to_string()), expected.map_err(str::to_string));
-        };
-        check("0.5", Ok(Some(0.5)));
-        check("", Ok(None));
-        check("0", Err("line 2, column `warm_seconds`: the time is `0`, it must be a positive number"));
-        check(
-            "1e-13",
-            Err(
-                "line 2, column `warm_seconds`: the time is 1e-13 s, no operator takes less than 1e-12 s or more than 1e12 s",
-            ),
-        );
+    fn times_in_other_caches_are_held_to_the_rules_of_times() {
+        for column in ["warm_seconds", "flushed_seconds"] {
+            let check = |beside: &str, expected: Result<Option<f64>, &str>| {
+                let text = format!("kind,dtype,seconds,m,n,k,{column}\nlinear,float32,1,2,3,4,{beside}\n");
+                let found = read_own_profile(&text).map(|profile| match column {
+                    "warm_seconds" => profile.rows[0].warm_seconds,
+                    _ => profile.rows[0].flushed_seconds,
+                });
+                let expected = expected.map_err(|fault| format!("line 2, column `{column}`: {fault}"));
+                assert_eq!(found.map_err(|error| error.to_string()), expected);
+            };
+            check("0.5", Ok(Some(0.5)));
+            check("", Ok(None));
+            check("0", Err("the time is `0`, it must be a positive number"));
+            check(
+                "1e-13",
+                Err("the time is 1e-13 s, no operator takes less than 1e-12 s or more than 1e12 s"),
+            );
+        }
     }
 }

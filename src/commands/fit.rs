@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use cost_model::{Accuracy, CostModel, Curve, Features, Group, MIN_ROWS, Split, Trial};
 use indexmap::IndexMap;
 use schema::{
-    CallOverhead, CurveAccuracy, DeviceType, FitAnswer, FitGroup, Hardware, Profile, ProfileCsvError,
+    CallOverhead, CurveAccuracy, DeviceType, FitAnswer, FitGroup, Hardware, Pace, Profile, ProfileCsvError,
     ProfileFault, ProfileMap, ProfileMapError, Provenance, UnknownDevice, find_device,
 };
 
@@ -178,6 +178,14 @@ impl Fit {
             let profile = read.map_err(|error| in_profile(path, &error, map.is_some()))?;
             if profile.is_cut_off {
                 note(&format!("{}: the last line has no end; it may be cut off", path.display()));
+            }
+            let spread = Pace::spread(&profile.paces);
+            if spread > Pace::STEADY {
+                note(&format!(
+                    "{}: the machine's pace changed by {:.0} % while it was measured; no curve is surer than that",
+                    path.display(),
+                    100.0 * spread
+                ));
             }
             whole.overhead = whole.overhead.or(profile.overhead);
             whole.threads = whole.threads.or(profile.threads);

@@ -5,12 +5,13 @@ use schema::Phase;
 use super::{Item, Kind, Size, Split};
 
 /// Our columns beside those of the schema; readers of the schema pass over them.
-const MORE: [&str; 15] = [
+const MORE: [&str; 16] = [
     "seconds",
     "seconds_min",
     "seconds_p90",
     "samples",
     "warm_seconds",
+    "flushed_seconds",
     "host_seconds",
     "first_seconds",
     "flops",

@@ -6,11 +6,13 @@
 
 use std::fmt;
 
-use schema::Phase;
+use schema::{Pace, Phase};
 use tch::{Device, Kind as Element, Tensor};
 
 use super::{
-    cold, gradients, memory,
+    cold,
+    flush::Flush,
+    gradients, memory,
     operators::{Pool, Prepared},
     precision,
     timer::{Call, Timer, Timing},
@@ -26,6 +28,8 @@ const LIBTORCH: &str = "2.11.0";
 const GPU_CACHE: f64 = 64e6;
 /// Longer calls, in seconds, are the same with warm caches.
 const LONG: f64 = 5e-3;
+/// Of so many operators one is measured with empty caches as well.
+const FLUSHED_EVERY: u64 = 4;
 /// Least share of a measured backward pass that subtraction leaves.
 const LEAST_SHARE: f64 = 0.05;
 /// A difference of two times is one when it is so many times its own error.
@@ -39,6 +43,17 @@ pub struct Bench {
     pool: Pool,
     /// Bytes that no cache holds.
     rotation: f64,
+    /// On processors.
+    flush: Option<Flush>,
+}
+
+/// What was measured of one call.
+struct Measured {
+    cold: Timing,
+    /// Where that could make a difference.
+    warm: Option<Timing>,
+    /// Seconds with empty caches, where that was measured.
+    flushed: Option<f64>,
 }
 
 /// What a call costs besides its work, in seconds.
@@ -88,7 +103,9 @@ impl Bench {
             memory::keep()?;
         }
         let rotation = (2.0 * cache).min(256e6);
-        Ok(Self { device, name, timer: Timer::new(device)?, pool: Pool::new(rotation, device), rotation })
+        let timer = Timer::new(device)?;
+        let flush = if device.is_cuda() { None } else { Some(Flush::new(rotation, &timer)?) };
+        Ok(Self { device, name, timer, pool: Pool::new(rotation, device), rotation, flush })
     }
 
     /// Returns the device's name as rows have it.
@@ -124,6 +141,7 @@ impl Bench {
         header.set("software", format!("libtorch {LIBTORCH} through tch{libraries}"));
         header.set("threads", tch::get_num_threads());
         header.set("overhead", self.overhead()?);
+        header.set("pace", self.pace()?);
         header.set(
             "method",
             match self.device.is_cuda() {
@@ -131,16 +149,38 @@ impl Bench {
                 false => "seconds: median of single calls, without what the thread waited for a processor, in memory that stays with the process",
             }
             .to_string()
-                + "; inputs rotate over copies larger than the cache, warm_seconds are without that; backward without autograd's start, without a time where that cannot be told from noise",
+                + "; inputs rotate over copies larger than the cache, warm_seconds are without that, flushed_seconds with empty caches; backward without autograd's start, without a time where that cannot be told from noise",
         );
         Ok(header)
     }
 
-    /// Measures rates in powers of two, so that small differences do not change the plan.
+    /// Measures rates, rounded up to powers of two: small differences do not change the plan, and its longest operators
+    /// take as long as they should.
     ///
     /// # Errors
     /// When the device fails.
     pub fn scale(&self, minutes: f64) -> Result<Scale, BackendError> {
+        let [(product, flops), (copy, bytes)] = self.reference()?;
+        let power = |rate: f64| rate.log2().ceil().exp2();
+        Ok(Scale {
+            flops: power(flops / product.device.least()),
+            bytes: power(bytes / copy.device.least()),
+            longest: (minutes * 60.0 / 25_000.0).clamp(1e-3, 0.05),
+            largest: if self.device.is_cuda() { 8.0 * 2_f64.powi(30) } else { 2_f64.powi(29) },
+        })
+    }
+
+    /// Measures how fast the machine is now, by work that is always the same.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn pace(&self) -> Result<Pace, BackendError> {
+        let [(product, _), (copy, _)] = self.reference()?;
+        Ok(Pace { product: product.device.median(), copy: copy.device.median() })
+    }
+
+    /// Times a product and a copy; with each its FLOPs or bytes.
+    fn reference(&self) -> Result<[(Timing, f64); 2], BackendError> {
         let size = if self.device.is_cuda() { 4096 } else { 512 };
         let a = Tensor::f_randn([size, size], (Element::Float, self.device))?;
         let product = tch::no_grad(|| {
@@ -150,7 +190,8 @@ impl Bench {
             })
         })?;
         let elements = 1_i64 << if self.device.is_cuda() { 26 } else { 23 };
-        let from = Tensor::f_zeros([elements], (Element::Float, self.device))?;
+        // Zeros could all be one page of the kernel's.
+        let from = Tensor::f_ones([elements], (Element::Float, self.device))?;
         let mut to = from.f_to_dtype(Element::Float, false, true)?;
         let copy = tch::no_grad(|| {
             self.timer.measure(&mut |_| {
@@ -158,13 +199,7 @@ impl Bench {
                 Ok(())
             })
         })?;
-        let power = |rate: f64| rate.log2().round().exp2();
-        Ok(Scale {
-            flops: power(2.0 * (size as f64).powi(3) / product.device.least()),
-            bytes: power(8.0 * elements as f64 / copy.device.least()),
-            longest: (minutes * 60.0 / 25_000.0).clamp(1e-3, 0.05),
-            largest: if self.device.is_cuda() { 8.0 * 2_f64.powi(30) } else { 2_f64.powi(29) },
-        })
+        Ok([(product, 2.0 * (size as f64).powi(3)), (copy, 8.0 * elements as f64)])
     }
 
     /// Measures what a call costs besides its work.
@@ -219,8 +254,9 @@ impl Bench {
             Ok(())
         };
         let n_copies = prepared.copies.len();
-        let (cold, warm) = tch::no_grad(|| self.cold_and_warm(n_copies, &mut forward))?;
-        rows.push(self.row(item, Phase::Forward, &cold, warm.as_ref(), None));
+        let is_flushed = item.index.is_multiple_of(FLUSHED_EVERY);
+        let measured = tch::no_grad(|| self.measured(n_copies, is_flushed, &mut forward))?;
+        rows.push(self.row(item, Phase::Forward, &measured, None));
         let phases = &item.kind.phases()[1..];
         if phases.is_empty() {
             return Ok(rows);
@@ -233,14 +269,14 @@ impl Bench {
                 drop(kernel(&prepared.copies[index], &kept[index])?);
                 Ok(())
             };
-            let (cold, warm) = tch::no_grad(|| self.cold_and_warm(kept.len(), &mut back))?;
-            rows.push(self.row(item, phases[0], &cold, warm.as_ref(), None));
+            let measured = tch::no_grad(|| self.measured(kept.len(), is_flushed, &mut back))?;
+            rows.push(self.row(item, phases[0], &measured, None));
             return Ok(rows);
         }
         prepared.record()?;
         let outputs: Vec<Tensor> =
             (0..prepared.copies.len()).map(|index| prepared.call(index)).collect::<Result<_, _>>()?;
-        let idle = self.idle(&outputs[0])?;
+        let idle = self.idle(&outputs[0], is_flushed)?;
         for phase in phases {
             let leaves = |index: usize| {
                 let copy = &prepared.copies[index];
@@ -251,9 +287,9 @@ impl Bench {
                 Tensor::f_run_backward(&[&outputs[index]], leaves(index), true, false)?;
                 Ok(())
             };
-            let (cold, warm) = self.cold_and_warm(outputs.len(), &mut backward)?;
-            rows.push(match is_resolved(&cold.device, &idle.device) {
-                true => self.row(item, *phase, &cold, warm.as_ref(), Some(&idle)),
+            let measured = self.measured(outputs.len(), is_flushed, &mut backward)?;
+            rows.push(match is_resolved(&measured.cold.device, &idle.cold.device) {
+                true => self.row(item, *phase, &measured, Some(&idle)),
                 // A row without a time: readers pass over it, and the item is complete.
                 false => Row::of(item, *phase, &self.name),
             });
@@ -261,51 +297,45 @@ impl Bench {
         Ok(rows)
     }
 
-    /// Measures a call on copies in turn; then on one alone, where that could make a difference.
-    fn cold_and_warm(
-        &self,
-        n_copies: usize,
-        call: &mut Call,
-    ) -> Result<(Timing, Option<Timing>), BackendError> {
+    /// Measures a call on copies in turn; then on one alone, and with empty caches, where that could make a difference.
+    fn measured(&self, n_copies: usize, is_flushed: bool, call: &mut Call) -> Result<Measured, BackendError> {
         let cold = self.timer.measure(call)?;
-        let warm = match n_copies > 1 && cold.device.median() < LONG {
+        let is_short = cold.device.median() < LONG;
+        let warm = match n_copies > 1 && is_short {
             true => Some(self.timer.glance(&mut |_| call(0))?),
             false => None,
         };
-        Ok((cold, warm))
+        let flush = self.flush.as_ref().filter(|_| is_flushed && is_short);
+        let flushed = flush.map(|flush| flush.measure(&self.timer, call)).transpose()?;
+        Ok(Measured { cold, warm, flushed })
     }
 
     /// Measures a backward pass without work: a gradient of ones is made and handed on.
-    fn idle(&self, output: &Tensor) -> Result<Timing, BackendError> {
+    fn idle(&self, output: &Tensor, is_flushed: bool) -> Result<Measured, BackendError> {
         let leaf = tch::no_grad(|| output.f_detach())?.f_set_requires_grad(true)?;
         let root = leaf.f_alias()?;
-        self.timer.measure(&mut |_| {
+        self.measured(1, is_flushed, &mut |_| {
             Tensor::f_run_backward(&[&root], &[&leaf], true, false)?;
             Ok(())
         })
     }
 
-    fn row(
-        &self,
-        item: &Item,
-        phase: Phase,
-        cold: &Timing,
-        warm: Option<&Timing>,
-        idle: Option<&Timing>,
-    ) -> Row {
+    fn row(&self, item: &Item, phase: Phase, measured: &Measured, idle: Option<&Measured>) -> Row {
+        let Measured { cold, warm, flushed } = measured;
         let mut row = Row::of(item, phase, &self.name);
-        let less = |seconds: f64, idle: fn(&Timing) -> f64, of: Option<&Timing>| {
-            (seconds - of.map_or(0.0, idle)).max(LEAST_SHARE * seconds)
-        };
-        let device: fn(&Timing) -> f64 = |timing| timing.device.median();
-        let host: fn(&Timing) -> f64 = |timing| timing.host.median();
-        let quantile = |statistics: &Statistics, share| less(statistics.quantile(share), device, idle);
+        let less =
+            |seconds: f64, idle: Option<f64>| (seconds - idle.unwrap_or(0.0)).max(LEAST_SHARE * seconds);
+        let device = idle.map(|idle| idle.cold.device.median());
+        let quantile = |statistics: &Statistics, share| less(statistics.quantile(share), device);
         row.set_time("seconds", quantile(&cold.device, 0.5));
         row.set_time("seconds_min", quantile(&cold.device, 0.0));
         row.set_time("seconds_p90", quantile(&cold.device, 0.9));
         row.set("samples", cold.device.count());
-        row.set_time("warm_seconds", quantile(&warm.unwrap_or(cold).device, 0.5));
-        row.set_time("host_seconds", less(cold.host.median(), host, idle));
+        row.set_time("warm_seconds", quantile(&warm.as_ref().unwrap_or(cold).device, 0.5));
+        if let Some(seconds) = flushed {
+            row.set_time("flushed_seconds", less(*seconds, idle.and_then(|idle| idle.flushed)));
+        }
+        row.set_time("host_seconds", less(cold.host.median(), idle.map(|idle| idle.cold.host.median())));
         row.set_time("first_seconds", cold.first);
         row
     }

@@ -4,6 +4,7 @@ mod backend;
 mod bench;
 mod blocks;
 mod cold;
+mod flush;
 mod gradients;
 mod memory;
 mod operators;

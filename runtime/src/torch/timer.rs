@@ -135,6 +135,32 @@ impl Timer {
         Ok(timing)
     }
 
+    /// Measures single calls, each after something else that is not timed.
+    pub(super) fn after(
+        &self,
+        n: usize,
+        before: &mut dyn FnMut() -> Result<(), BackendError>,
+        call: &mut Call,
+    ) -> Result<Statistics, BackendError> {
+        let mut times = Statistics::default();
+        for index in 0..n {
+            for attempt in 1.. {
+                before()?;
+                self.synchronize();
+                let watch = Watch::start();
+                call(index)?;
+                self.synchronize();
+                let (seconds, waited) = watch.both();
+                if waited > 0.0 && seconds < TRUSTED && attempt < ATTEMPTS {
+                    continue;
+                }
+                times.add(seconds);
+                break;
+            }
+        }
+        Ok(times)
+    }
+
     /// Takes one call by itself: until it is done, and until it returns.
     fn alone(&self, index: usize, call: &mut Call) -> Result<(f64, f64), BackendError> {
         self.synchronize();

@@ -41,6 +41,7 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
         .enumerate()
         .map(|(index, spec)| runtime::torch::random(spec, i64::from(arguments.seed) + index as i64));
     let inputs = inputs.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    let before = bench.pace().map_err(failed)?;
     let limit = arguments.minutes * 60.0;
     let (bar, start) = (countdown(limit), std::time::Instant::now());
     let mut progress =
@@ -62,7 +63,8 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     for (path, times) in blocks.iter().map(String::as_str).zip(&times).chain([("", &whole)]) {
         rows.extend(of(path, times, bench.name()));
     }
-    files::write(path, format!("{}{}{}", header.text(), header_line(), Row::lines(&rows)).as_bytes())?;
+    let text = format!("{}# pace: {before}\n{}{}", header.text(), header_line(), Row::lines(&rows));
+    files::write(path, text.as_bytes())?;
     Ok(answer(path, bench.name(), &blocks, &times, &whole))
 }
 

@@ -12,13 +12,16 @@ use runtime::{
     torch::Bench,
 };
 
+use schema::Pace;
+
 use super::{Answer, Profile, countdown, failed, moment, tick};
 use crate::{failure::Failure, files};
 
 /// After so many operators that all fail there is no point in going on.
 const HOPELESS: usize = 30;
 
-/// Seconds between measurements of what a call costs besides its work: it comes and goes with what else the machine does.
+/// Seconds between measurements of what a call costs besides its work, and of how fast the machine is: both come and go
+/// with what else the machine does.
 const OVERHEAD_EVERY: f64 = 60.0;
 
 /// What must be the same in one file.
@@ -68,22 +71,25 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {shown}: {error}"));
     let n_before = done.len();
     if n_before > 0 {
-        let overhead = header.get("overhead").unwrap_or_default();
-        let lines = format!("# taken up again: {}\n# overhead: {overhead}\n", moment());
+        let [overhead, pace] = ["overhead", "pace"].map(|key| header.get(key).unwrap_or_default());
+        let lines = format!("# taken up again: {}\n# overhead: {overhead}\n# pace: {pace}\n", moment());
         file.write_all(lines.as_bytes()).map_err(in_file)?;
     }
     let (start, limit) = (Instant::now(), arguments.minutes * 60.0);
     let bar = countdown(limit);
     let (mut n_measured, mut n_failed) = (0_usize, 0_usize);
     let mut next_overhead = OVERHEAD_EVERY;
+    let mut paces: Vec<Pace> = header.get("pace").and_then(Pace::from_text).into_iter().collect();
     for item in (0_u64..).filter(|index| !done.contains(index)).map(|index| plan.item(index)) {
         let elapsed = start.elapsed().as_secs_f64();
         if elapsed >= limit {
             break;
         }
         if elapsed >= next_overhead {
-            let overhead = bench.overhead().map_err(failed)?;
-            file.write_all(format!("# overhead: {overhead}\n").as_bytes()).map_err(in_file)?;
+            let (overhead, pace) = (bench.overhead().map_err(failed)?, bench.pace().map_err(failed)?);
+            paces.push(pace);
+            let lines = format!("# overhead: {overhead}\n# pace: {pace}\n");
+            file.write_all(lines.as_bytes()).map_err(in_file)?;
             next_overhead = elapsed + OVERHEAD_EVERY;
         }
         tick(&bar, elapsed, limit, &format!("{n_measured} operators, now {}", item.kind.name()));
@@ -117,6 +123,13 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     );
     if n_failed > 0 {
         text.push_str(&format!("{n_failed} could not be measured; comments in the file say why\n"));
+    }
+    let spread = Pace::spread(&paces);
+    if spread > Pace::STEADY {
+        text.push_str(&format!(
+            "the machine's pace changed by {:.0} % meanwhile: something else ran, or its clock moved\n",
+            100.0 * spread
+        ));
     }
     text.push_str(&format!("next: model-analyze fit {shown} -o cost-model.yaml\n"));
     let json = serde_json::json!({
