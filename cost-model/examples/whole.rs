@@ -16,7 +16,7 @@ use cost_model::{
 };
 use graph::{BuildOptions, OperatorId};
 use indexmap::IndexMap;
-use schema::{CurveAccuracy, Phase, find_device};
+use schema::{CurveAccuracy, Pace, Phase, find_device};
 
 /// Predictions of a model that are timed, to take the median.
 const REPEATS: u32 = 21;
@@ -151,7 +151,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut names: Vec<_> = std::fs::read_dir(profiles)?.flatten().map(|entry| entry.path()).collect();
     names.sort();
     println!(
-        "{:24}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>8}{:>8}{:>16}   rank fwd, step (own)  blocks  regret (own)  ms to predict",
+        "{:24}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>8}{:>8}{:>16}   rank fwd, step (own)  blocks  regret (own)  ms to predict  pace of products, copies",
         "model",
         "forward",
         "predicted",
@@ -173,6 +173,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let predicted = predict(&graph, &costs, &model, &PredictOptions::default());
         let text = std::fs::read_to_string(&path)?;
         let measured = schema::read_own_profile(&text)?;
+        let pace = match (Pace::median(&profile.paces), Pace::median(&measured.paces)) {
+            (Some(then), Some(now)) => {
+                let error = |then: f64, now: f64| 100.0 * (now / then - 1.0);
+                format!("{:+.0} {:+.0} %", error(then.product, now.product), error(then.copy, now.copy))
+            }
+            _ => "-".to_string(),
+        };
         let mut blocks: IndexMap<String, [f64; 2]> = IndexMap::new();
         let (mut fastest, mut slow) = (blocks.clone(), blocks.clone());
         for (row, [least, most]) in measured.rows.iter().zip(repeats(&text)?) {
@@ -253,7 +260,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             error(total.forward.seconds, whole[0]).abs(),
         ));
         println!(
-            "{name:24}{:10.2}{:10.2}{:+7.1}%{:>8}{:12.2}{:10.2}{:+7.1}%{:>8}{:+7.0} to{:+4.0} %   {:.3} {:.3} ({:.3}){:10.1}{:>8} {:>7}{:9.2}",
+            "{name:24}{:10.2}{:10.2}{:+7.1}%{:>8}{:12.2}{:10.2}{:+7.1}%{:>8}{:+7.0} to{:+4.0} %   {:.3} {:.3} ({:.3}){:10.1}{:>8} {:>7}{:9.2}  {pace}",
             1e3 * whole[0],
             1e3 * total.forward.seconds,
             error(total.forward.seconds, whole[0]),

@@ -1,19 +1,21 @@
-//! How much of what an operator reads still lies in the cache, and how much of its code.
+//! How much of what an operator reads still lies in the cache, of its code, and of the memory that it is given.
 //!
 //! Profiles measure operators on operands that no cache holds, and again on operands that were just used. In a model
 //! both occur: an activation is read right after it was made, a weight was last read a whole step ago. What decides is
 //! how many bytes were moved in between (the reuse distance), compared with the last-level cache. O(operands).
 //!
 //! With code it is the other way round. A profile calls one operator over and over; in a model others run in between,
-//! and their operands and code take its place in the cache of the core. Finding the way back to it takes 20 µs a call
-//! on a Xeon, as `profile` measured; the call itself takes half a microsecond.
+//! and their operands and code take its place. So does memory for results and scratch, which the call before has just
+//! freed in a profile. Profiles with `flushed_seconds` tell what both cost at most, by kind (timed on an EPYC with a last
+//! cache of 32 MiB: nothing after 8 MB of something else, half after 16, three quarters after 32). Older ones tell one
+//! figure for code, 20 µs a call on a Xeon, which is paid when the core's own cache has lost it.
 
 use std::collections::HashMap;
 
 use graph::{ModelGraph, Operator, OperatorClass, OperatorCosts, StorageId};
 
 /// Bytes of a core's own cache, which holds its code: 0.5 to 2 MiB on servers since 2017.
-const OWN_CACHE: f64 = 2.0 * 1024.0 * 1024.0;
+pub(crate) const OWN_CACHE: f64 = 2.0 * 1024.0 * 1024.0;
 /// Backward moves about so many times as much as forward.
 const BACKWARD: f64 = 2.0;
 
@@ -76,11 +78,33 @@ pub(crate) fn warmth(graph: &ModelGraph, moved: &[f64], cache: f64, batch_scale:
     warmth
 }
 
+/// Returns how much of a result's memory and of scratch memory is gone from the cache when it is given out again, in a
+/// forward pass and in a training step.
+///
+/// The C library gives out first what was freed last. A forward pass frees each activation soon, so what it touches in
+/// between is its largest operator's; a training step keeps them and comes back to the same memory a step later.
+pub(crate) fn lost_memory(
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    cache: f64,
+    batch_scale: f64,
+) -> [f64; 2] {
+    let operators = || graph.operators.iter().map(|operator| (operator, costs.operator(operator.id)));
+    let activations = operators().map(|(operator, cost)| {
+        (cost.read_bytes as f64 - stored(graph, operator) + cost.written_bytes as f64) * batch_scale
+    });
+    let forward = activations.fold(0.0, f64::max);
+    let kept = operators().map(|(_, cost)| cost.saved_bytes).sum::<u64>() as f64 * batch_scale;
+    let weights = graph.tensors.iter().filter(|tensor| tensor.first == tensor.id);
+    let weights: u64 = weights.map(|tensor| tensor.bytes).sum();
+    [forward, forward + kept + weights as f64].map(|touched| (touched / cache).min(1.0))
+}
+
 /// Returns which share of each operator's code has to be found again, forward and backward: as much as other operators
-/// moved bytes since the last of its kind, in the core's own cache.
-pub(crate) fn lost_code(graph: &ModelGraph, moved: &[f64]) -> Vec<[f64; 2]> {
+/// moved bytes since the last of its kind, of the bytes of a cache.
+pub(crate) fn lost_code(graph: &ModelGraph, moved: &[f64], cache: f64) -> Vec<[f64; 2]> {
     let all = || graph.operators.iter().zip(moved);
-    let lost = |distance: f64| (distance / OWN_CACHE).min(1.0);
+    let lost = |distance: f64| (distance / cache).min(1.0);
     // Before the first of a kind lies the rest of the step before.
     let step = moved.iter().sum::<f64>() * (1.0 + BACKWARD);
     let mut shares = Vec::with_capacity(moved.len());

@@ -5,24 +5,39 @@
 //! goes, then the linear one, and what is left is the anchor times the usual residual of operators as long, which grows
 //! like the roofline.
 
+use ndarray::{Array1, Array2};
+
 use crate::{
     dense::dot,
     estimate::Estimate,
+    nnls::nnls,
     ridge::Linear,
-    terms::{self, Terms},
+    terms::{self, MICRO, Terms},
     work::{Machine, Work},
 };
 
-/// An operator that was measured with its operands outside and inside the cache.
+/// An operator that was measured in two states of the caches.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Warm {
+pub struct Beside {
     /// What it does.
     pub work: Work,
     /// Seconds with operands that no cache held.
-    pub cold: f64,
-    /// Seconds with operands that were just used.
-    pub warm: f64,
+    pub seconds: f64,
+    /// Seconds with operands that were just used, or with caches that held nothing of the call at all.
+    pub other: f64,
 }
+
+/// What is added to a call when the caches hold nothing of it: its result's memory, its scratch memory, its code.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Flushed {
+    /// Seconds of any call.
+    pub call: f64,
+    /// Seconds of each byte that a cache could hold.
+    pub byte: f64,
+}
+
+/// Fewer measurements with empty caches say little.
+const MIN_FLUSHED: usize = 5;
 
 /// How long operators of one kind take, as fitted to measurements.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +58,8 @@ pub struct Curve {
     pub(crate) band: Band,
     /// Seconds that are saved for each byte read that lies in the cache already.
     pub(crate) warm: f64,
+    /// What is added where the caches hold nothing of a call, if that was measured.
+    pub(crate) flushed: Option<Flushed>,
 }
 
 /// No cache saves more than this share of a time.
@@ -162,6 +179,19 @@ impl Curve {
         Estimate { seconds: cold.seconds * left, p10: cold.p10 * left, p90: cold.p90 * left, ..cold }
     }
 
+    /// Returns the seconds that are added where the caches lost these shares of a call's code and of the memory that it
+    /// is given, if that was measured.
+    pub(crate) fn flushed(&self, work: &Work, code: f64, memory: f64) -> Option<f64> {
+        self.flushed.map(|flushed| flushed.call * code + flushed.byte * self.held(work) * memory)
+    }
+
+    /// Returns how many of the bytes that are moved a cache could hold: of more than it has room for the first are gone
+    /// before the call ends.
+    fn held(&self, work: &Work) -> f64 {
+        let bytes = work.bytes();
+        bytes * (1.0 - bytes / self.machine.l2).max(0.0)
+    }
+
     /// Returns the seconds that a byte of fresh memory costs, where that was found: no page is cleared sooner than its bytes
     /// are written, and a smaller coefficient is what other terms left over.
     pub(crate) fn fresh(&self) -> Option<f64> {
@@ -173,27 +203,48 @@ impl Curve {
     /// Says in a few words what was fitted.
     pub fn describe(&self) -> String {
         format!(
-            "{} anchor terms, {} + {} coefficients, warm {:.2e} s/B",
+            "{} anchor terms, {} + {} coefficients, warm {:.2e} s/B{}",
             self.anchor.iter().filter(|value| **value > 0.0).count(),
             self.correction.linear.coefficients.len(),
             self.correction.quadratic.coefficients.len(),
-            self.warm
+            self.warm,
+            self.flushed.map_or(String::new(), |flushed| {
+                format!(", flushed {:.2e} s + {:.2e} s/B", flushed.call, flushed.byte)
+            }),
         )
     }
 
     /// Learns what a cache saves: least squares of the relative difference between cold and warm times of operators
     /// that fit into it.
-    pub fn with_warm(mut self, pairs: &[Warm]) -> Self {
+    pub fn with_warm(mut self, pairs: &[Beside]) -> Self {
         let (mut above, mut below) = (0.0, 0.0);
-        for Warm { work, cold, warm } in pairs {
+        for Beside { work, seconds, other } in pairs {
             if work.bytes() < self.machine.l2 {
-                let read = (work.read_a + work.read_b) / cold;
+                let read = (work.read_a + work.read_b) / seconds;
                 // Rows that the share's limit cuts off say no more than that.
-                above += read * ((cold - warm) / cold).clamp(0.0, MOST_SAVED);
+                above += read * ((seconds - other) / seconds).clamp(0.0, MOST_SAVED);
                 below += read * read;
             }
         }
         self.warm = if below > 0.0 { above / below } else { 0.0 };
+        self
+    }
+
+    /// Learns what is added where the caches hold nothing: least squares, not negative, of the difference relative to the
+    /// longer time, so that the shortest calls do not decide alone.
+    pub fn with_flushed(mut self, pairs: &[Beside]) -> Self {
+        let pairs: Vec<&Beside> = pairs.iter().filter(|pair| pair.work.bytes() < self.machine.l2).collect();
+        if pairs.len() < MIN_FLUSHED {
+            return self;
+        }
+        let whole = |pair: &Beside| pair.other.max(pair.seconds);
+        let terms = Array2::from_shape_fn((pairs.len(), 2), |(row, column)| match column {
+            0 => MICRO / whole(pairs[row]),
+            _ => MICRO * self.held(&pairs[row].work) / whole(pairs[row]),
+        });
+        let added = pairs.iter().map(|pair| 1.0 - pair.seconds / whole(pair)).collect();
+        let found = nnls(terms.view(), Array1::from_vec(added).view());
+        self.flushed = Some(Flushed { call: found[0] * MICRO, byte: found[1] * MICRO });
         self
     }
 

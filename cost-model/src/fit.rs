@@ -122,8 +122,17 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let band = beyond::widened(band(&unseen, |_| true), reach, &misses, base.is_assumed);
     let validation = validate(samples, &unseen);
     let Base { coefficients, hidden, floor, least, .. } = base;
-    let curve =
-        Curve { machine: *machine, anchor: coefficients, least, hidden, floor, correction, band, warm: 0.0 };
+    let curve = Curve {
+        machine: *machine,
+        anchor: coefficients,
+        least,
+        hidden,
+        floor,
+        correction,
+        band,
+        warm: 0.0,
+        flushed: None,
+    };
     Ok((curve, validation))
 }
 

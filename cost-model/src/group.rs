@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use schema::{DeviceType, Phase, Profile, ProfileRow, UnknownDevice, find_device};
 
 use crate::{
-    curve::Warm,
+    curve::Beside,
     fit::{MIN_ROWS, Sample},
     work::{Machine, Work},
 };
@@ -37,7 +37,9 @@ pub struct Group {
     /// Measurements, each shape once, in the order of the profile.
     pub samples: Vec<Sample>,
     /// Those that were also measured with warm caches.
-    pub warm: Vec<Warm>,
+    pub warm: Vec<Beside>,
+    /// Those that were also measured with empty caches.
+    pub flushed: Vec<Beside>,
     /// Measurements of a shape that had one already; their median was taken.
     pub n_duplicates: usize,
 }
@@ -74,18 +76,21 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
         }
         rows.push((row, key, machine, work, is_native));
     }
-    let mut groups: IndexMap<Key<'_>, (Machine, Shapes, Vec<Warm>)> = IndexMap::new();
+    let mut groups: IndexMap<Key<'_>, (Machine, Shapes, [Vec<Beside>; 2])> = IndexMap::new();
     for (row, mut key, machine, work, is_native) in rows {
         if is_native && parts[&key].iter().all(|n| *n >= ENOUGH) {
             key.0 = NATIVE;
         }
-        let (_, shapes, warm) = groups.entry(key).or_insert_with(|| (machine, IndexMap::new(), Vec::new()));
-        warm.extend(row.warm_seconds.map(|warm| Warm { work, cold: row.seconds, warm }));
+        let (_, shapes, beside) =
+            groups.entry(key).or_insert_with(|| (machine, IndexMap::new(), Default::default()));
+        for (pairs, other) in beside.iter_mut().zip([row.warm_seconds, row.flushed_seconds]) {
+            pairs.extend(other.map(|other| Beside { work, seconds: row.seconds, other }));
+        }
         shapes.entry(bits(&work)).or_insert_with(|| (work, Vec::new())).1.push(row.seconds);
     }
     Ok(groups
         .into_iter()
-        .map(|((kind, dtype, phase, device), (machine, shapes, warm))| {
+        .map(|((kind, dtype, phase, device), (machine, shapes, [warm, flushed]))| {
             let n_rows: usize = shapes.values().map(|(_, times)| times.len()).sum();
             let n_duplicates = n_rows - shapes.len();
             let median = |mut times: Vec<f64>| {
@@ -103,6 +108,7 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
                     .map(|(work, times)| Sample { work, seconds: median(times) })
                     .collect(),
                 warm,
+                flushed,
                 n_duplicates,
             }
         })

@@ -22,7 +22,7 @@ mod terms;
 mod trial;
 mod work;
 
-pub use curve::{Curve, Warm};
+pub use curve::{Beside, Curve};
 pub use estimate::{Estimate, combine};
 pub use evaluate::{Accuracy, Split, shuffle, spearman, split};
 pub use figures::{add_measured, figures};

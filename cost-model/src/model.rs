@@ -2,12 +2,12 @@
 
 use indexmap::IndexMap;
 use schema::{
-    COST_MODEL_VERSION, CallOverhead, CostModelFile, CurveAccuracy, CurveFile, DeviceType, GateFile, Numbers,
-    Phase, Polynomial, Provenance, TermRange, WorkSize,
+    COST_MODEL_VERSION, CallOverhead, CostModelFile, CurveAccuracy, CurveFile, DeviceType, FlushedFile,
+    GateFile, Numbers, Phase, Polynomial, Provenance, TermRange, WorkSize,
 };
 
 use crate::{
-    curve::{Band, Correction, Curve, Gate, Usual},
+    curve::{Band, Correction, Curve, Flushed, Gate, Usual},
     ridge::Linear,
     terms::{self, Terms},
     work::{Machine, Work},
@@ -109,6 +109,11 @@ impl CostModel {
             [] => format!("data sheet of {}", self.device),
             profiles => format!("{}, fitted to {}", self.device, profiles.join(", ")),
         }
+    }
+
+    /// Tells whether any curve knows what empty caches cost.
+    pub(crate) fn knows_flushed(&self) -> bool {
+        self.curves.values().any(|(curve, ..)| curve.flushed.is_some())
     }
 
     /// Returns the seconds that a byte of fresh memory costs: the median of what curves say.
@@ -302,6 +307,9 @@ fn curve_to_file(
             .collect(),
         band_outside: both(curve.band.outside),
         warm: short(curve.warm),
+        flushed: curve
+            .flushed
+            .map(|Flushed { call, byte }| FlushedFile { call: short(call), byte: short(byte) }),
     }
 }
 
@@ -385,6 +393,10 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     if !is_fine(&[file.warm]) || file.warm < 0.0 {
         return Err(wrong("what a cache saves"));
     }
+    let flushed = file.flushed.map(|FlushedFile { call, byte }| Flushed { call, byte });
+    if flushed.is_some_and(|Flushed { call, byte }| !is_fine(&[call, byte]) || call < 0.0 || byte < 0.0) {
+        return Err(wrong("what empty caches cost"));
+    }
     let lengths: &[usize] = if gate.is_some() { &[p] } else { &[0, p] };
     Ok(Curve {
         machine,
@@ -407,6 +419,7 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
         },
         band: Band { knots: file.band.clone(), outside: file.band_outside },
         warm: file.warm,
+        flushed,
     })
 }
 

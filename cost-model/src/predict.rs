@@ -13,12 +13,12 @@ use graph::{
 use schema::{Bytes, Phase, Seconds, WorkSize};
 
 use crate::{
-    cache::{Warmth, lost_code, moved, warmth},
+    cache::{OWN_CACHE, Warmth, lost_code, lost_memory, moved, warmth},
     efficiency::{self, Efficiency},
     estimate::{Estimate, combine},
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
-    shape::{Shape, matrix, scaled, shape},
+    shape::{Shape, key, matrix, scaled, shape},
     work::{Machine, Work},
 };
 
@@ -178,8 +178,13 @@ pub fn predict(
             true => warmth(graph, &moved, cache, options.batch_scale),
             false => Warmth::default(),
         },
-        lost_code: if has_cold { lost_code(graph, &moved) } else { Vec::new() },
-        fresh: model.fresh(),
+        lost_code: if has_cold { lost_code(graph, &moved, OWN_CACHE) } else { Vec::new() },
+        flushed: model.knows_flushed().then(|| Lost {
+            code: lost_code(graph, &moved, cache),
+            memory: lost_memory(graph, costs, cache, options.batch_scale),
+        }),
+        // Where empty caches were measured, memory stayed with the process.
+        fresh: if model.knows_flushed() { None } else { model.fresh() },
         gradients: gradients(graph),
         readers: readers(graph),
         machines: HashMap::new(),
@@ -198,6 +203,8 @@ struct Predictor<'a> {
     warmth: Warmth,
     /// Empty where what that costs was not measured.
     lost_code: Vec<[f64; 2]>,
+    /// What of the cost of empty caches is paid, where that was measured.
+    flushed: Option<Lost>,
     /// Seconds for a byte that the kernel has to clear first.
     fresh: Option<f64>,
     /// Bytes of the gradients of all weights.
@@ -206,11 +213,28 @@ struct Predictor<'a> {
     readers: HashMap<TensorId, (OperatorId, usize)>,
     machines: HashMap<&'a str, Machine>,
     /// Curve times that were asked for before.
-    known: HashMap<Asked<'a>, Option<(Estimate, TimeSource)>>,
+    known: HashMap<Asked<'a>, Option<Found>>,
 }
 
-/// Kind, data type, phase, size, and the share of reads that the cache holds, in sixteenths.
-type Asked<'a> = (&'a str, &'a str, Phase, (&'static str, [u64; 11]), u8);
+/// Kind, data type, phase, size, and the shares of reads that the cache holds and of code that it lost, in sixteenths.
+type Asked<'a> = (&'a str, &'a str, Phase, (&'static str, [u64; 11]), [u8; 2]);
+
+/// Shares of what was in the caches, forward and on the way back.
+struct Lost {
+    /// By operator.
+    code: Vec<[f64; 2]>,
+    /// In all.
+    memory: [f64; 2],
+}
+
+/// What a curve says of a phase.
+#[derive(Clone, Copy)]
+struct Found {
+    time: Estimate,
+    source: TimeSource,
+    /// Whether finding everything again that other operators drove from the caches is in it.
+    is_whole: bool,
+}
 
 const FREE: Estimate = Estimate { seconds: 0.0, p10: 0.0, p90: 0.0, trust: 1.0 };
 
@@ -253,21 +277,24 @@ impl<'a> Predictor<'a> {
         let is_idle = operator.class == OperatorClass::View
             || cost.read_bytes + cost.written_bytes + cost.forward_flops == 0;
         let wants_gradient = self.wants_gradient(operator);
-        if is_idle {
-            self.idle(&subject, wants_gradient, &mut own);
-        } else {
-            self.busy(&subject, wants_gradient, &mut own);
-        }
+        let is_whole = match is_idle {
+            true => {
+                self.idle(&subject, wants_gradient, &mut own);
+                [false; 3]
+            }
+            false => self.busy(&subject, wants_gradient, &mut own),
+        };
         if let Some(sums) = self.gradient_sums(operator) {
             own.input_gradient = combine([own.input_gradient, sums.0].into_iter());
             own.source = own.source.max(sums.1);
         }
-        self.cold_code(operator, &mut own);
+        self.cold_code(operator, is_whole, &mut own);
         own
     }
 
-    /// Adds what it takes to find the code again that other operators drove from the cache, to each pass that runs.
-    fn cold_code(&self, operator: &Operator, own: &mut Prediction) {
+    /// Adds what it takes to find the code again that other operators drove from the cache, to each pass that runs and
+    /// does not have it yet.
+    fn cold_code(&self, operator: &Operator, is_whole: [bool; 3], own: &mut Prediction) {
         let (Some(overhead), Some([forward, backward])) =
             (self.model.overhead, self.lost_code.get(operator.id.0 as usize))
         else {
@@ -278,7 +305,7 @@ impl<'a> Predictor<'a> {
             (&mut own.input_gradient, backward),
             (&mut own.weight_gradient, backward),
         ];
-        for (time, share) in passes {
+        for ((time, share), _) in passes.into_iter().zip(is_whole).filter(|(_, is_whole)| !is_whole) {
             let cold = overhead.cold * share;
             if time.seconds > 0.0 && cold > 0.0 {
                 *time = combine([*time, Estimate::about(cold, COLD_BAND)].into_iter());
@@ -319,7 +346,8 @@ impl<'a> Predictor<'a> {
         }
     }
 
-    fn busy(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) {
+    /// Returns of which passes all is said: forward, input's and weights' gradient.
+    fn busy(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) -> [bool; 3] {
         let Subject { operator, cost, machine, .. } = subject;
         let [forward_sheet, input_sheet, weight_sheet] =
             [Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
@@ -330,13 +358,20 @@ impl<'a> Predictor<'a> {
             wants_gradient && operator.tensors.iter().any(|tensor| self.graph.tensor(*tensor).requires_grad);
         let mut source = TimeSource::Free;
         let mut forward_ratio = None;
+        let mut wholes = [false; 3];
         let mut time = |own: &mut Self, phase: Phase, sheet: f64| -> Estimate {
-            if let Some((found, from)) = own.curve(subject, phase) {
-                source = source.max(from);
+            if let Some(found) = own.curve(subject, phase) {
+                source = source.max(found.source);
                 if phase == Phase::Forward && sheet > 0.0 {
-                    forward_ratio = Some(found.seconds / sheet);
+                    forward_ratio = Some(found.time.seconds / sheet);
                 }
-                return found;
+                let place = match phase {
+                    Phase::Forward => 0,
+                    Phase::InputGradient => 1,
+                    _ => 2,
+                };
+                wholes[place] = found.is_whole;
+                return found.time;
             }
             if sheet == 0.0 {
                 return FREE;
@@ -375,6 +410,7 @@ impl<'a> Predictor<'a> {
         own.is_launch_bound = own.forward.seconds
             < 2.0 * self.model.overhead.map_or(machine.launch, |overhead| overhead.call.max(machine.launch));
         own.workspace = workspace(operator, cost, self.options.batch_scale);
+        wholes
     }
 
     /// What a training step keeps to its end is given back there, in part to the kernel, which clears the pages again
@@ -490,37 +526,52 @@ impl<'a> Predictor<'a> {
     }
 
     /// Returns the time by a curve of the operator's kind, or of one that is alike.
-    fn curve(&mut self, subject: &Subject<'a>, phase: Phase) -> Option<(Estimate, TimeSource)> {
+    fn curve(&mut self, subject: &Subject<'a>, phase: Phase) -> Option<Found> {
         if self.model.n_curves() == 0 {
             return None;
         }
         let Subject { operator, dtype, machine, shape, .. } = subject;
         let shape = shape.as_ref()?;
         let shares = if phase == Phase::Forward { &self.warmth.forward } else { &self.warmth.backward };
-        let warm = (shares.get(operator.id.index()).copied().unwrap_or(0.0) * 16.0).round() as u8;
-        let entry = (shape.name(), *dtype, phase, key(&shape.size), warm);
+        let way = usize::from(phase != Phase::Forward);
+        let code = self.flushed.as_ref().map_or(0.0, |lost| lost.code[operator.id.index()][way]);
+        let memory = self.flushed.as_ref().map_or(0.0, |lost| lost.memory[way]);
+        let sixteenths = |share: f64| (share * 16.0).round() as u8;
+        let warm = shares.get(operator.id.index()).copied().unwrap_or(0.0);
+        let steps = [warm, code].map(sixteenths);
+        let entry = (shape.name(), *dtype, phase, key(&shape.size), steps);
         if let Some(found) = self.known.get(&entry) {
             return *found;
         }
         let model = self.model;
-        let share = f64::from(warm) / 16.0;
+        let [share, code] = steps.map(|step| f64::from(step) / 16.0);
         let predicted = |kind: &str, phase| {
             let work = Work::of(shape.size, phase, machine.element);
             let curve = |kind| model.curve(kind, dtype, phase, &shape.size);
             let is_native = kind == CONVOLUTION && work.is_native(machine);
-            let own = if is_native { curve(NATIVE) } else { None };
-            own.or_else(|| curve(kind)).map(|curve| curve.predict_warm(&work, share))
+            let curve = if is_native { curve(NATIVE) } else { None }.or_else(|| curve(kind))?;
+            let time = curve.predict_warm(&work, share);
+            Some(match curve.flushed(&work, code, memory) {
+                Some(seconds) => {
+                    let again = Estimate::about(seconds, COLD_BAND);
+                    (combine([time, again].into_iter()), true)
+                }
+                None => (time, false),
+            })
         };
         let estimate = |kind: &str| {
             predicted(kind, phase).or_else(|| match phase {
                 // Measured together: each half of the products takes half of the time.
                 Phase::InputGradient | Phase::WeightGradient => {
                     let half = if matches!(shape.size, WorkSize::Rows { .. }) { 1.0 } else { 0.5 };
-                    predicted(kind, Phase::Backward).map(|whole| Estimate {
-                        seconds: whole.seconds * half,
-                        p10: whole.p10 * half,
-                        p90: whole.p90 * half,
-                        trust: whole.trust,
+                    predicted(kind, Phase::Backward).map(|(whole, is_whole)| {
+                        let half = Estimate {
+                            seconds: whole.seconds * half,
+                            p10: whole.p10 * half,
+                            p90: whole.p90 * half,
+                            trust: whole.trust,
+                        };
+                        (half, is_whole)
                     })
                 }
                 _ => None,
@@ -528,12 +579,12 @@ impl<'a> Predictor<'a> {
         };
         let own = shape.find(estimate).map(|own| (own, TimeSource::Curve));
         let alike = || {
-            let found = shape.alike.iter().find_map(|kind| estimate(kind))?;
+            let (found, is_whole) = shape.alike.iter().find_map(|kind| estimate(kind))?;
             let widened = Estimate::about(found.seconds, SCALED_BAND);
             let (p10, p90) = (found.p10.min(widened.p10), found.p90.max(widened.p90));
-            Some((Estimate { p10, p90, ..found }, TimeSource::ScaledCurve))
+            Some(((Estimate { p10, p90, ..found }, is_whole), TimeSource::ScaledCurve))
         };
-        let found = own.or_else(alike);
+        let found = own.or_else(alike).map(|((time, is_whole), source)| Found { time, source, is_whole });
         self.known.insert(entry, found);
         found
     }
@@ -638,40 +689,4 @@ fn workspace(operator: &Operator, cost: &OperatorCost, scale: f64) -> Bytes {
         }
         _ => Bytes(0),
     }
-}
-
-/// Returns the numbers of a size, for equality.
-fn key(size: &WorkSize) -> (&'static str, [u64; 11]) {
-    // Two axes with one number: sizes are far below 2²⁰.
-    let pack = |sizes: [f64; 3]| (sizes[0] * 1_048_576.0 + sizes[1]) * 1_048_576.0 + sizes[2];
-    let mut numbers = [0; 11];
-    let mut fill = |values: &[f64]| {
-        for (number, value) in numbers.iter_mut().zip(values) {
-            *number = value.to_bits();
-        }
-    };
-    let form = match *size {
-        WorkSize::Product { batch, m, n, k } => {
-            fill(&[batch, m, n, k]);
-            "product"
-        }
-        WorkSize::Convolution { batch, in_channels, out_channels, groups, input, output, kernel, stride } => {
-            let packed = [pack(input), pack(output), pack(kernel), pack(stride)];
-            fill(&[batch, in_channels, out_channels, groups, packed[0], packed[1], packed[2], packed[3]]);
-            "convolution"
-        }
-        WorkSize::Attention { batch, heads, kv_heads, seq, kv_seq, head_dim, causal } => {
-            fill(&[batch, heads, kv_heads, seq, kv_seq, head_dim, f64::from(u8::from(causal))]);
-            "attention"
-        }
-        WorkSize::Rows { rows, cols, inputs } => {
-            fill(&[rows, cols, inputs]);
-            "rows"
-        }
-        WorkSize::Table { rows, cols, vocabulary } => {
-            fill(&[rows, cols, vocabulary]);
-            "table"
-        }
-    };
-    (form, numbers)
 }

@@ -84,7 +84,7 @@ pub fn cross_validate(
                 n_train,
                 n_outliers: validation.outliers,
             };
-            Ok((trial, Some(curve.with_warm(&group.warm))))
+            Ok((trial, Some(curve.with_warm(&group.warm).with_flushed(&group.flushed))))
         }
         Features::Raw | Features::Roofline => {
             let (mut tried, mut estimates) = (Vec::new(), Vec::new());

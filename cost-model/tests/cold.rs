@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use cost_model::{CostModel, Costs, PredictOptions, predict};
 use graph::{BuildOptions, ModelGraph, OperatorClass};
-use schema::catalogue;
+use schema::{FlushedFile, catalogue};
 
 /// What finding the code again takes in these tests.
 const COLD: f64 = 1e-5;
@@ -50,6 +50,42 @@ fn each_pass_pays_at_most_once_and_the_first_of_a_kind_in_full() {
         } else if operator.class != OperatorClass::View && seen.insert(operator.name.trim_end_matches('_')) {
             assert!((forward - 1.0).abs() < 1e-6, "{}: {forward}", operator.name);
         }
+    }
+}
+
+/// The forward passes of a model's operators where each call with empty caches takes so much longer.
+fn forward(graph: &ModelGraph, call: f64, batch_scale: f64) -> Vec<f64> {
+    let device = "CPU-EPYC-ZEN4-1T";
+    let mut file = CostModel::shipped(device, &catalogue()[device]).expect("a shipped model").to_file();
+    file.overhead.as_mut().expect("an overhead").cold = COLD;
+    for curve in &mut file.curves {
+        curve.flushed = Some(FlushedFile { call, byte: 0.0 });
+    }
+    let model = CostModel::from_file(&file).expect("a model");
+    let options = PredictOptions { batch_scale, ..PredictOptions::default() };
+    let costs = predict(graph, &graph::costs(graph), &model, &options);
+    graph.operators.iter().map(|operator| costs.operator(operator.id).forward.seconds).collect()
+}
+
+#[test]
+fn what_empty_caches_cost_is_paid_by_how_much_runs_in_between() {
+    let graph = model("unet_small");
+    let added = |batch_scale: f64| {
+        let (with, without) = (forward(&graph, COLD, batch_scale), forward(&graph, 0.0, batch_scale));
+        with.iter().zip(&without).map(|(with, without)| (with - without) / COLD).collect::<Vec<_>>()
+    };
+    let (large, small) = (added(1e4), added(1e-3));
+    for ((operator, large), small) in graph.operators.iter().zip(&large).zip(&small) {
+        let pays = !matches!(operator.class, OperatorClass::Plumbing | OperatorClass::View);
+        assert!((large - f64::from(u8::from(pays))).abs() < 1e-6, "{}: {large}", operator.name);
+        assert!((-1e-6..0.5).contains(small), "{}: {small}", operator.name);
+    }
+    // Where a curve says it, the header's way back to the code is not added once more.
+    let (whole, plain) = (forward(&graph, 0.0, 64.0), times(&graph, 0.0, 64.0));
+    for (operator, whole) in graph.operators.iter().zip(&whole) {
+        let plain = plain.operator(operator.id).forward.seconds;
+        let is_view = operator.class == OperatorClass::View;
+        assert!(is_view || (whole - plain).abs() < 1e-9, "{}: {whole} {plain}", operator.name);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cost models written by hand: a number that no fit gives is refused by name, or every prediction stays a time.
 
 use cost_model::CostModel;
-use schema::{CallOverhead, CostModelFile, Phase, WorkSize};
+use schema::{CallOverhead, CostModelFile, FlushedFile, Phase, WorkSize};
 
 const SHIPPED: &str = include_str!("../src/shipped/cpu-epyc-zen4-1t.yaml");
 
@@ -38,6 +38,12 @@ fn each_part_is_held_to_what_a_fit_can_give() {
     check(&|file, value| file.curves[0].band_outside.1 = value, &wild, &says("the band outside"));
     check(&|file, value| file.curves[0].warm = value, &wild, &says("what a cache saves"));
     check(&|file, value| file.curves[0].warm = value, &[-1e-9], &says("what a cache saves"));
+    let flushed = |call, byte| Some(FlushedFile { call, byte });
+    let says_flushed = says("what empty caches cost");
+    check(&|file, value| file.curves[0].flushed = flushed(value, 0.0), &wild, &says_flushed);
+    check(&|file, value| file.curves[0].flushed = flushed(0.0, value), &wild, &says_flushed);
+    check(&|file, value| file.curves[0].flushed = flushed(value, 0.0), &[-1e-9], &says_flushed);
+    check(&|file, value| file.curves[0].flushed = flushed(0.0, value), &[-1e-9], &says_flushed);
     check(&|file, value| file.curves[0].least = value, &[0.0, f64::NAN, 1e-300], &says("the floor"));
     check(&|file, value| file.curves[0].hidden = value, &[-1.0, f64::NAN, 1e300], &says("the floor"));
     check(&|file, value| file.curves[0].clip.1 = value, &wild, &says("the clip"));

@@ -1,6 +1,8 @@
 //! Data with a known truth: what was put in must come out, and nothing must come out that cannot be.
 
-use cost_model::{Curve, Machine, Sample, Split, Work, fit, group, shuffle, split};
+use cost_model::{
+    CostModel, Curve, Features, Machine, Sample, Split, Work, cross_validate, fit, group, shuffle, split,
+};
 use schema::{Phase, WorkSize, catalogue};
 
 /// Numbers between 0 and 1, the same in every run.
@@ -151,4 +153,38 @@ fn what_libtorch_convolves_by_itself_is_a_kind_of_its_own_where_it_is_enough() {
     assert_eq!(kinds("cpu", 39, 50), [of("convolution", 89)]);
     assert_eq!(kinds("cpu", 60, 0), [of("convolution", 60)]);
     assert_eq!(kinds("A100", 40, 50), [of("convolution", 90)]);
+}
+
+#[test]
+fn what_empty_caches_cost_is_learned_where_enough_was_measured() {
+    let figures = &catalogue()["CPU-EPYC-ZEN5-1T"];
+    let last_cache = figures.l2.expect("a cache").0 as f64;
+    let (call, byte) = (2e-5, 4e-11);
+    let found = |n_flushed: usize| {
+        let mut text = "kind,dtype,device,phase,rows,cols,inputs,seconds,flushed_seconds\n".to_string();
+        for row in 0..60 {
+            let cols = 1_000 * (row + 1) * (row + 1);
+            let bytes = 8.0 * cols as f64;
+            let seconds = 1e-6 + bytes * 1e-10;
+            let held = bytes * (1.0 - bytes / last_cache).max(0.0);
+            let flushed = match row < n_flushed {
+                true => format!("{:e}", seconds + call + byte * held),
+                false => String::new(),
+            };
+            text += &format!("relu,float32,CPU-EPYC-ZEN5-1T,forward,1,{cols},1,{seconds:e},{flushed}\n");
+        }
+        let profile = schema::read_own_profile(&text).expect("a profile");
+        let groups = group(&profile, &Default::default()).expect("a device of the catalogue");
+        let (_, curve) = cross_validate(&groups[0], Features::Physical, 0).expect("enough rows");
+        let mut model = CostModel::of_data_sheet("CPU-EPYC-ZEN5-1T", figures);
+        let size = groups[0].samples[0].work.size;
+        model.insert("relu", "float32", Phase::Forward, &size, curve.expect("a curve"), Default::default());
+        model.to_file().curves[0].flushed
+    };
+    assert_eq!(found(4), None);
+    for n_flushed in [8, 60] {
+        let found = found(n_flushed).expect("enough");
+        assert!((found.call / call - 1.0).abs() < 1e-2, "{found:?}");
+        assert!((found.byte / byte - 1.0).abs() < 1e-2, "{found:?}");
+    }
 }

@@ -92,6 +92,19 @@ pub struct CurveFile {
     /// Seconds that each byte read saves where the cache holds it already.
     #[serde(default)]
     pub warm: f64,
+    /// What is added where no cache holds anything of a call, if that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flushed: Option<FlushedFile>,
+}
+
+/// What is added to a call whose results, scratch memory and code no cache holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FlushedFile {
+    /// Seconds of any call.
+    pub call: f64,
+    /// Seconds of each byte that a cache could hold.
+    pub byte: f64,
 }
 
 /// How good a curve is on rows that it was not fitted to, in percent.

@@ -45,8 +45,8 @@ pub use cluster::{Cluster, Device, DeviceType, HOST_BANDWIDTH, Level, Link, leve
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
 pub use cost_model::{
-    COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, GateFile, Numbers,
-    Polynomial, Provenance, TermRange,
+    COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, FlushedFile, GateFile,
+    Numbers, Polynomial, Provenance, TermRange,
 };
 pub use data_type::data_type;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
