@@ -251,6 +251,9 @@ impl CallOverhead {
     }
 }
 
+/// How much an idle machine's pace changes at most.
+const STEADY: f64 = 0.15;
+
 /// How fast a machine was at some moment: seconds of a matrix product and of a copy that are the same each time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
@@ -261,9 +264,6 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A spread that an idle machine does not exceed.
-    pub const STEADY: f64 = 0.15;
-
     /// Reads what a profile says: `product 2.6e-3 s, copy 5.1e-3 s`.
     pub fn from_text(text: &str) -> Option<Self> {
         let part = |name: &str| seconds_after(text, name).filter(|seconds| *seconds > 0.0);
@@ -276,14 +276,15 @@ impl Pace {
         Some(Self { product: part(|one| one.product)?, copy: part(|one| one.copy)? })
     }
 
-    /// Returns how much longer the slowest took than the fastest, of products or of copies, whichever changed more; 0
-    /// where there is one at most.
-    pub fn spread(measured: &[Self]) -> f64 {
-        let part = |part: fn(&Self) -> f64| {
+    /// Says how much longer the slowest took than the fastest, if that is more than an idle machine's.
+    pub fn unsteady(measured: &[Self]) -> Option<String> {
+        let spread = |part: fn(&Self) -> f64| {
             let all = || measured.iter().map(part);
             all().fold(0.0, f64::max) / all().fold(f64::INFINITY, f64::min) - 1.0
         };
-        part(|one| one.product).max(part(|one| one.copy)).max(0.0)
+        let (product, copy) = (spread(|one| one.product), spread(|one| one.copy));
+        (product.max(copy) > STEADY)
+            .then(|| format!("products by {:.0} %, copies by {:.0} %", 100.0 * product, 100.0 * copy))
     }
 }
 
@@ -389,9 +390,11 @@ mod tests {
         assert_eq!(Pace::median(&[]), None);
         assert_eq!(Pace::median(&[of(1.0, 6.0), of(4.0, 2.0)]), Some(of(2.5, 4.0)));
         assert_eq!(Pace::median(&[of(1.0, 6.0), of(4.0, 2.0), of(2.0, 9.0)]), Some(of(2.0, 6.0)));
-        assert_eq!(Pace::spread(&[]), 0.0);
-        assert_eq!(Pace::spread(&[of(1.0, 1.0)]), 0.0);
-        assert!((Pace::spread(&[of(1.0, 8.0), of(1.1, 6.4), of(1.2, 8.0)]) - 0.25).abs() < 1e-12);
+        assert_eq!(Pace::unsteady(&[]), None);
+        assert_eq!(Pace::unsteady(&[of(1.0, 1.0)]), None);
+        assert_eq!(Pace::unsteady(&[of(1.0, 8.0), of(1.1, 7.0), of(1.1, 8.0)]), None);
+        let said = Pace::unsteady(&[of(1.0, 8.0), of(1.1, 6.4), of(1.05, 8.0)]);
+        assert_eq!(said.as_deref(), Some("products by 10 %, copies by 25 %"));
     }
 
     #[test]

@@ -179,13 +179,8 @@ impl Fit {
             if profile.is_cut_off {
                 note(&format!("{}: the last line has no end; it may be cut off", path.display()));
             }
-            let spread = Pace::spread(&profile.paces);
-            if spread > Pace::STEADY {
-                note(&format!(
-                    "{}: the machine's pace changed by {:.0} % while it was measured; no curve is surer than that",
-                    path.display(),
-                    100.0 * spread
-                ));
+            if let Some(how) = Pace::unsteady(&profile.paces) {
+                note(&format!("{}: the machine's pace changed meanwhile, {how}", path.display()));
             }
             whole.overhead = whole.overhead.or(profile.overhead);
             whole.threads = whole.threads.or(profile.threads);

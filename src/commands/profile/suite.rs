@@ -124,11 +124,9 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     if n_failed > 0 {
         text.push_str(&format!("{n_failed} could not be measured; comments in the file say why\n"));
     }
-    let spread = Pace::spread(&paces);
-    if spread > Pace::STEADY {
+    if let Some(how) = Pace::unsteady(&paces) {
         text.push_str(&format!(
-            "the machine's pace changed by {:.0} % meanwhile: something else ran, or its clock moved\n",
-            100.0 * spread
+            "the machine's pace changed meanwhile, {how}: something else ran, or its clock moved\n"
         ));
     }
     text.push_str(&format!("next: model-analyze fit {shown} -o cost-model.yaml\n"));
