@@ -173,13 +173,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         let predicted = predict(&graph, &costs, &model, &PredictOptions::default());
         let text = std::fs::read_to_string(&path)?;
         let measured = schema::read_own_profile(&text)?;
-        let pace = match (Pace::median(&profile.paces), Pace::median(&measured.paces)) {
-            (Some(then), Some(now)) => {
-                let error = |then: f64, now: f64| 100.0 * (now / then - 1.0);
-                format!("{:+.0} {:+.0} %", error(then.product, now.product), error(then.copy, now.copy))
-            }
-            _ => "-".to_string(),
-        };
         let mut blocks: IndexMap<String, [f64; 2]> = IndexMap::new();
         let (mut fastest, mut slow) = (blocks.clone(), blocks.clone());
         for (row, [least, most]) in measured.rows.iter().zip(repeats(&text)?) {
@@ -252,6 +245,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         let back = total.backward();
         let step = cost_model::combine([total.forward, back].into_iter());
         let error = |own: f64, truth: f64| 100.0 * (own / truth - 1.0);
+        let pace = match (Pace::median(&profile.paces), Pace::median(&measured.paces)) {
+            (Some(then), Some(now)) => {
+                format!("{:+.0} {:+.0} %", error(now.product, then.product), error(now.copy, then.copy))
+            }
+            _ => "-".to_string(),
+        };
         let inside = |own: &cost_model::Estimate, truth: f64| {
             if own.p10 <= truth && truth <= own.p90 { "in" } else { "out" }
         };

@@ -28,11 +28,10 @@ pub(crate) struct Warmth {
 
 /// Returns the bytes that each operator moves.
 pub(crate) fn moved(graph: &ModelGraph, costs: &OperatorCosts, batch_scale: f64) -> Vec<f64> {
-    let moved = graph.operators.iter().map(|operator| {
-        let cost = costs.operator(operator.id);
-        let stored = stored(graph, operator);
-        (cost.read_bytes as f64 - stored + cost.written_bytes as f64).max(0.0) * batch_scale + stored
-    });
+    let moved = graph
+        .operators
+        .iter()
+        .map(|operator| activations(graph, costs, operator, batch_scale) + stored(graph, operator));
     moved.collect()
 }
 
@@ -89,38 +88,40 @@ pub(crate) fn lost_memory(
     cache: f64,
     batch_scale: f64,
 ) -> [f64; 2] {
-    let operators = || graph.operators.iter().map(|operator| (operator, costs.operator(operator.id)));
-    let activations = operators().map(|(operator, cost)| {
-        (cost.read_bytes as f64 - stored(graph, operator) + cost.written_bytes as f64) * batch_scale
-    });
-    let forward = activations.fold(0.0, f64::max);
-    let kept = operators().map(|(_, cost)| cost.saved_bytes).sum::<u64>() as f64 * batch_scale;
+    let operators = || graph.operators.iter();
+    let forward =
+        operators().map(|operator| activations(graph, costs, operator, batch_scale)).fold(0.0, f64::max);
+    let kept: u64 = operators().map(|operator| costs.operator(operator.id).saved_bytes).sum();
+    let kept = kept as f64 * batch_scale;
     let weights = graph.tensors.iter().filter(|tensor| tensor.first == tensor.id);
     let weights: u64 = weights.map(|tensor| tensor.bytes).sum();
-    [forward, forward + kept + weights as f64].map(|touched| (touched / cache).min(1.0))
+    [forward, forward + kept + weights as f64].map(|touched| lost(touched, cache))
 }
 
-/// Returns which share of each operator's code has to be found again, forward and backward: as much as other operators
-/// moved bytes since the last of its kind, of the bytes of a cache.
-pub(crate) fn lost_code(graph: &ModelGraph, moved: &[f64], cache: f64) -> Vec<[f64; 2]> {
+/// Returns which share of what was used so many bytes ago a cache has lost.
+pub(crate) fn lost(distance: f64, cache: f64) -> f64 {
+    (distance / cache).min(1.0)
+}
+
+/// Returns how many bytes other operators moved since the last one with the same code, forward and backward.
+pub(crate) fn code_distances(graph: &ModelGraph, moved: &[f64]) -> Vec<[f64; 2]> {
     let all = || graph.operators.iter().zip(moved);
-    let lost = |distance: f64| (distance / cache).min(1.0);
     // Before the first of a kind lies the rest of the step before.
     let step = moved.iter().sum::<f64>() * (1.0 + BACKWARD);
-    let mut shares = Vec::with_capacity(moved.len());
+    let mut distances = Vec::with_capacity(moved.len());
     let (mut now, mut last) = (0.0, HashMap::new());
     for (operator, moved) in all() {
         let before = last.insert(kernel(operator), now + moved);
-        shares.push([lost(before.map_or(step, |before| now - before)), 0.0]);
+        distances.push([before.map_or(step, |before| now - before), 0.0]);
         now += moved;
     }
     (now, last) = (0.0, HashMap::new());
-    for ((operator, moved), share) in all().zip(&mut shares).rev() {
+    for ((operator, moved), distance) in all().zip(&mut distances).rev() {
         let before = last.insert(kernel(operator), now + moved * BACKWARD);
-        share[1] = lost(before.map_or(step, |before| now - before));
+        distance[1] = before.map_or(step, |before| now - before);
         now += moved * BACKWARD;
     }
-    shares
+    distances
 }
 
 /// Returns what operators with the same code have in common. Views hardly have any of their own.
@@ -129,6 +130,12 @@ fn kernel(operator: &Operator) -> &str {
         OperatorClass::View => "view",
         _ => operator.name.trim_end_matches('_'),
     }
+}
+
+/// Bytes of activations that an operator reads and writes.
+fn activations(graph: &ModelGraph, costs: &OperatorCosts, operator: &Operator, batch_scale: f64) -> f64 {
+    let cost = costs.operator(operator.id);
+    (cost.read_bytes as f64 - stored(graph, operator) + cost.written_bytes as f64).max(0.0) * batch_scale
 }
 
 /// Bytes of the stored tensors that an operator reads whole.

@@ -13,7 +13,7 @@ use graph::{
 use schema::{Bytes, Phase, Seconds, WorkSize};
 
 use crate::{
-    cache::{OWN_CACHE, Warmth, lost_code, lost_memory, moved, warmth},
+    cache::{OWN_CACHE, Warmth, code_distances, lost, lost_memory, moved, warmth},
     efficiency::{self, Efficiency},
     estimate::{Estimate, combine},
     group::{CONVOLUTION, NATIVE},
@@ -168,6 +168,7 @@ pub fn predict(
     // Without curves nothing tells what a cache saves.
     let has_curves = model.n_curves() > 0;
     let has_cold = has_curves && model.overhead.is_some_and(|overhead| overhead.cold > 0.0);
+    let knows_flushed = model.knows_flushed();
     let moved = if has_curves { moved(graph, costs, options.batch_scale) } else { Vec::new() };
     let mut predictor = Predictor {
         graph,
@@ -178,13 +179,14 @@ pub fn predict(
             true => warmth(graph, &moved, cache, options.batch_scale),
             false => Warmth::default(),
         },
-        lost_code: if has_cold { lost_code(graph, &moved, OWN_CACHE) } else { Vec::new() },
-        flushed: model.knows_flushed().then(|| Lost {
-            code: lost_code(graph, &moved, cache),
-            memory: lost_memory(graph, costs, cache, options.batch_scale),
-        }),
+        cache,
+        code_distances: match has_cold || knows_flushed {
+            true => code_distances(graph, &moved),
+            false => Vec::new(),
+        },
+        lost_memory: knows_flushed.then(|| lost_memory(graph, costs, cache, options.batch_scale)),
         // Where empty caches were measured, memory stayed with the process.
-        fresh: if model.knows_flushed() { None } else { model.fresh() },
+        fresh: if knows_flushed { None } else { model.fresh() },
         gradients: gradients(graph),
         readers: readers(graph),
         machines: HashMap::new(),
@@ -201,10 +203,13 @@ struct Predictor<'a> {
     options: &'a PredictOptions,
     efficiency: Efficiency,
     warmth: Warmth,
-    /// Empty where what that costs was not measured.
-    lost_code: Vec<[f64; 2]>,
-    /// What of the cost of empty caches is paid, where that was measured.
-    flushed: Option<Lost>,
+    /// Bytes of the last cache.
+    cache: f64,
+    /// Bytes since an operator's code last ran, forward and on the way back; empty where what that costs was not measured.
+    code_distances: Vec<[f64; 2]>,
+    /// Share of the memory given to operators that the cache has lost, forward and on the way back, where what that costs
+    /// was measured.
+    lost_memory: Option<[f64; 2]>,
     /// Seconds for a byte that the kernel has to clear first.
     fresh: Option<f64>,
     /// Bytes of the gradients of all weights.
@@ -218,14 +223,6 @@ struct Predictor<'a> {
 
 /// Kind, data type, phase, size, and the shares of reads that the cache holds and of code that it lost, in sixteenths.
 type Asked<'a> = (&'a str, &'a str, Phase, (&'static str, [u64; 11]), [u8; 2]);
-
-/// Shares of what was in the caches, forward and on the way back.
-struct Lost {
-    /// By operator.
-    code: Vec<[f64; 2]>,
-    /// In all.
-    memory: [f64; 2],
-}
 
 /// What a curve says of a phase.
 #[derive(Clone, Copy)]
@@ -296,7 +293,7 @@ impl<'a> Predictor<'a> {
     /// does not have it yet.
     fn cold_code(&self, operator: &Operator, is_whole: [bool; 3], own: &mut Prediction) {
         let (Some(overhead), Some([forward, backward])) =
-            (self.model.overhead, self.lost_code.get(operator.id.0 as usize))
+            (self.model.overhead, self.code_distances.get(operator.id.index()))
         else {
             return;
         };
@@ -305,8 +302,8 @@ impl<'a> Predictor<'a> {
             (&mut own.input_gradient, backward),
             (&mut own.weight_gradient, backward),
         ];
-        for ((time, share), _) in passes.into_iter().zip(is_whole).filter(|(_, is_whole)| !is_whole) {
-            let cold = overhead.cold * share;
+        for ((time, distance), _) in passes.into_iter().zip(is_whole).filter(|(_, is_whole)| !is_whole) {
+            let cold = overhead.cold * lost(*distance, OWN_CACHE);
             if time.seconds > 0.0 && cold > 0.0 {
                 *time = combine([*time, Estimate::about(cold, COLD_BAND)].into_iter());
             }
@@ -534,8 +531,9 @@ impl<'a> Predictor<'a> {
         let shape = shape.as_ref()?;
         let shares = if phase == Phase::Forward { &self.warmth.forward } else { &self.warmth.backward };
         let way = usize::from(phase != Phase::Forward);
-        let code = self.flushed.as_ref().map_or(0.0, |lost| lost.code[operator.id.index()][way]);
-        let memory = self.flushed.as_ref().map_or(0.0, |lost| lost.memory[way]);
+        let [code, memory] = self.lost_memory.map_or([0.0; 2], |memory| {
+            [lost(self.code_distances[operator.id.index()][way], self.cache), memory[way]]
+        });
         let sixteenths = |share: f64| (share * 16.0).round() as u8;
         let warm = shares.get(operator.id.index()).copied().unwrap_or(0.0);
         let steps = [warm, code].map(sixteenths);

@@ -11,7 +11,6 @@ use runtime::{
     profile::{Contents, DType, Header, Kind, Plan, Row, header_line},
     torch::Bench,
 };
-
 use schema::Pace;
 
 use super::{Answer, Profile, countdown, failed, moment, tick};
