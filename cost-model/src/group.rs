@@ -11,6 +11,7 @@ use schema::{DeviceType, Phase, Profile, ProfileRow, UnknownDevice, find_device}
 use crate::{
     curve::Beside,
     fit::{MIN_ROWS, Sample},
+    shape::{Key, key},
     work::{Machine, Work},
 };
 
@@ -49,14 +50,13 @@ pub struct Group {
 /// # Errors
 /// When a device is neither in `own` nor in the catalogue.
 pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Vec<Group>, UnknownDevice> {
-    type Key<'a> = (&'a str, &'a str, Phase, &'a str);
-    /// A shape as exact bits, for equality.
-    type Bits = Vec<u64>;
+    /// Kind, data type, phase and device.
+    type Named<'a> = (&'a str, &'a str, Phase, &'a str);
     let mut devices: IndexMap<&str, (&str, &DeviceType)> = IndexMap::new();
-    type Shapes = IndexMap<Bits, (Work, Vec<f64>)>;
-    let mut rows: Vec<(&ProfileRow, Key<'_>, Machine, Work, bool)> = Vec::new();
+    type Shapes = IndexMap<Key, (Work, Vec<f64>)>;
+    let mut rows: Vec<(&ProfileRow, Named<'_>, Machine, Work, bool)> = Vec::new();
     // Of convolutions: how many are oneDNN's, and how many libtorch's own.
-    let mut parts: HashMap<Key<'_>, [usize; 2]> = HashMap::new();
+    let mut parts: HashMap<Named<'_>, [usize; 2]> = HashMap::new();
     // Blocks and whole models are for checking: no curve is made of them.
     for row in profile.rows.iter().filter(|row| !row.is_block()) {
         let (device, figures) = match devices.get(row.device.as_str()) {
@@ -69,24 +69,24 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
         };
         let machine = Machine::of(figures, &row.dtype);
         let work = Work::of(row.size, row.phase, machine.element);
-        let key = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
+        let named = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
         let is_native = row.kind == CONVOLUTION && work.is_native(&machine);
         if row.kind == CONVOLUTION {
-            parts.entry(key).or_default()[usize::from(is_native)] += 1;
+            parts.entry(named).or_default()[usize::from(is_native)] += 1;
         }
-        rows.push((row, key, machine, work, is_native));
+        rows.push((row, named, machine, work, is_native));
     }
-    let mut groups: IndexMap<Key<'_>, (Machine, Shapes, [Vec<Beside>; 2])> = IndexMap::new();
-    for (row, mut key, machine, work, is_native) in rows {
-        if is_native && parts[&key].iter().all(|n| *n >= ENOUGH) {
-            key.0 = NATIVE;
+    let mut groups: IndexMap<Named<'_>, (Machine, Shapes, [Vec<Beside>; 2])> = IndexMap::new();
+    for (row, mut named, machine, work, is_native) in rows {
+        if is_native && parts[&named].iter().all(|n| *n >= ENOUGH) {
+            named.0 = NATIVE;
         }
         let (_, shapes, beside) =
-            groups.entry(key).or_insert_with(|| (machine, IndexMap::new(), Default::default()));
+            groups.entry(named).or_insert_with(|| (machine, IndexMap::new(), Default::default()));
         for (pairs, other) in beside.iter_mut().zip([row.warm_seconds, row.flushed_seconds]) {
             pairs.extend(other.map(|other| Beside { work, seconds: row.seconds, other }));
         }
-        shapes.entry(bits(&work)).or_insert_with(|| (work, Vec::new())).1.push(row.seconds);
+        shapes.entry(key(&work.size)).or_insert_with(|| (work, Vec::new())).1.push(row.seconds);
     }
     Ok(groups
         .into_iter()
@@ -113,22 +113,4 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
             }
         })
         .collect())
-}
-
-fn bits(work: &Work) -> Vec<u64> {
-    use schema::WorkSize::{Attention, Convolution, Product, Rows, Table};
-    let numbers = match work.size {
-        Product { batch, m, n, k } => vec![batch, m, n, k],
-        Convolution { batch, in_channels, out_channels, groups, input, output, kernel, stride } => {
-            let mut all = vec![batch, in_channels, out_channels, groups];
-            [input, output, kernel, stride].iter().for_each(|axes| all.extend(axes));
-            all
-        }
-        Attention { batch, heads, kv_heads, seq, kv_seq, head_dim, causal } => {
-            vec![batch, heads, kv_heads, seq, kv_seq, head_dim, f64::from(u8::from(causal))]
-        }
-        Rows { rows, cols, inputs } => vec![rows, cols, inputs],
-        Table { rows, cols, vocabulary } => vec![rows, cols, vocabulary],
-    };
-    numbers.into_iter().map(f64::to_bits).collect()
 }

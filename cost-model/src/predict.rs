@@ -18,7 +18,7 @@ use crate::{
     estimate::{Estimate, combine},
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
-    shape::{Shape, key, matrix, scaled, shape},
+    shape::{Key, Shape, key, matrix, scaled, shape},
     work::{Machine, Work},
 };
 
@@ -222,7 +222,7 @@ struct Predictor<'a> {
 }
 
 /// Kind, data type, phase, size, and the shares of reads that the cache holds and of code that it lost, in sixteenths.
-type Asked<'a> = (&'a str, &'a str, Phase, (&'static str, [u64; 11]), [u8; 2]);
+type Asked<'a> = (&'a str, &'a str, Phase, Key, [u8; 2]);
 
 /// What a curve says of a phase.
 #[derive(Clone, Copy)]

@@ -4,6 +4,8 @@
 //! (`addmm`, `relu_`) are one kind; those that move the same bytes (`hardswish`, `sub`) may borrow the curve of a kind
 //! that is alike, and say so.
 
+use std::mem::{Discriminant, discriminant};
+
 use graph::{Constant, ModelGraph, Operand, Operator, OperatorClass, OperatorCost, TensorFact};
 use schema::WorkSize;
 
@@ -378,38 +380,27 @@ fn at_least_one(value: f64) -> f64 {
     value.max(1.0)
 }
 
-/// Returns the numbers of a size, for equality.
-pub(crate) fn key(size: &WorkSize) -> (&'static str, [u64; 11]) {
-    // Two axes with one number: sizes are far below 2²⁰.
-    let pack = |sizes: [f64; 3]| (sizes[0] * 1_048_576.0 + sizes[1]) * 1_048_576.0 + sizes[2];
-    let mut numbers = [0; 11];
-    let mut fill = |values: &[f64]| {
-        for (number, value) in numbers.iter_mut().zip(values) {
+/// A size that can be compared and looked up.
+pub(crate) type Key = (Discriminant<WorkSize>, [u64; 16]);
+
+/// Returns the numbers of a size, bit by bit.
+pub(crate) fn key(size: &WorkSize) -> Key {
+    let mut numbers = [0; 16];
+    let mut fill = |parts: &[&[f64]]| {
+        for (number, value) in numbers.iter_mut().zip(parts.iter().copied().flatten()) {
             *number = value.to_bits();
         }
     };
-    let form = match *size {
-        WorkSize::Product { batch, m, n, k } => {
-            fill(&[batch, m, n, k]);
-            "product"
-        }
+    match *size {
+        WorkSize::Product { batch, m, n, k } => fill(&[&[batch, m, n, k]]),
         WorkSize::Convolution { batch, in_channels, out_channels, groups, input, output, kernel, stride } => {
-            let packed = [pack(input), pack(output), pack(kernel), pack(stride)];
-            fill(&[batch, in_channels, out_channels, groups, packed[0], packed[1], packed[2], packed[3]]);
-            "convolution"
+            fill(&[&[batch, in_channels, out_channels, groups], &input, &output, &kernel, &stride]);
         }
         WorkSize::Attention { batch, heads, kv_heads, seq, kv_seq, head_dim, causal } => {
-            fill(&[batch, heads, kv_heads, seq, kv_seq, head_dim, f64::from(u8::from(causal))]);
-            "attention"
+            fill(&[&[batch, heads, kv_heads, seq, kv_seq, head_dim, f64::from(u8::from(causal))]]);
         }
-        WorkSize::Rows { rows, cols, inputs } => {
-            fill(&[rows, cols, inputs]);
-            "rows"
-        }
-        WorkSize::Table { rows, cols, vocabulary } => {
-            fill(&[rows, cols, vocabulary]);
-            "table"
-        }
-    };
-    (form, numbers)
+        WorkSize::Rows { rows, cols, inputs } => fill(&[&[rows, cols, inputs]]),
+        WorkSize::Table { rows, cols, vocabulary } => fill(&[&[rows, cols, vocabulary]]),
+    }
+    (discriminant(size), numbers)
 }
