@@ -35,6 +35,23 @@ pub(crate) struct Gain {
     seconds_per_byte: f64,
 }
 
+/// What may become of a block's activations.
+#[derive(Clone, Copy)]
+struct Choices {
+    kept: Choice,
+    /// Thrown away and computed again.
+    again: Option<Choice>,
+    /// In host memory meanwhile.
+    away: Option<Choice>,
+}
+
+impl Choices {
+    /// Those that there are where the block may be computed again, or may not.
+    fn open(self, may_again: bool) -> impl Iterator<Item = Choice> {
+        [self.kept].into_iter().chain(self.again.filter(|_| may_again)).chain(self.away)
+    }
+}
+
 impl Scorer<'_> {
     /// Memory without activations.
     pub(crate) fn fixed(&self, start: usize, end: usize, run: Run, in_flight: usize) -> f64 {
@@ -97,8 +114,8 @@ impl Scorer<'_> {
         let mut known = self.least_held.borrow_mut();
         let held = known.entry(in_flight).or_insert_with(|| {
             self.states.sums(|block| {
-                let choices = self.choices(block, in_flight, (1.0, 1.0)).into_iter().flatten();
-                choices.map(|choice| choice.memory).fold(f64::INFINITY, f64::min)
+                let choices = self.choices(block, in_flight, (1.0, 1.0));
+                choices.open(true).map(|choice| choice.memory).fold(f64::INFINITY, f64::min)
             })
         });
         held[end] - held[start]
@@ -137,13 +154,13 @@ impl Scorer<'_> {
     fn find_gains(&self, in_flight: usize, place: &Place) -> Vec<Gain> {
         let mut gains = Vec::new();
         for index in 0..self.problem.blocks.len() {
-            let [all, again, away] = self.choices(index, in_flight, (place.speed, place.host));
-            let gain = |choice: Choice| all.map(|all| (all.memory - choice.memory, choice.time));
+            let Choices { kept, again, away } = self.choices(index, in_flight, (place.speed, place.host));
+            let gain = |choice: Choice| (kept.memory - choice.memory, choice.time);
             let mut push = |(bytes, seconds): (f64, f64)| {
                 gains.push(Gain { block: index, bytes, seconds_per_byte: seconds / bytes });
             };
             let rate = |choice: &(f64, f64)| choice.1 / choice.0;
-            let mut choices: Vec<(f64, f64)> = again.into_iter().chain(away).filter_map(gain).collect();
+            let mut choices: Vec<(f64, f64)> = again.into_iter().chain(away).map(gain).collect();
             choices.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
             if let Some(&first) = choices.first() {
                 push(first);
@@ -259,21 +276,21 @@ impl Scorer<'_> {
         self.problem.blocks[block].activations.0 as f64
     }
 
-    /// What may become of a block's activations: kept, computed again, in host memory meanwhile.
-    fn choices(&self, index: usize, in_flight: usize, (speed, host): (f64, f64)) -> [Option<Choice>; 3] {
+    /// What may become of a block's activations.
+    fn choices(&self, index: usize, in_flight: usize, (speed, host): (f64, f64)) -> Choices {
         let (flying, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
         let training = &self.problem.training;
         let activations = self.activations(index);
         let is_again = training.recompute && self.inputs[index] < activations;
         let is_away = training.offload && activations > 0.0 && held < flying;
-        [
-            Some(Choice { time: 0.0, memory: activations * flying }),
-            is_again.then(|| Choice {
+        Choices {
+            kept: Choice { time: 0.0, memory: activations * flying },
+            again: is_again.then(|| Choice {
                 time: self.problem.blocks[index].forward.0 / speed,
                 memory: self.inputs[index] * flying,
             }),
-            is_away.then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
-        ]
+            away: is_away.then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
+        }
     }
 
     /// Scores a stage with blocks that somebody else chose to compute again and to offload, whether it fits or not.
@@ -313,7 +330,7 @@ impl Scorer<'_> {
 /// the largest size open and memory for the smallest, can be better than what is known.
 struct Search<'a> {
     blocks: &'a [usize],
-    choices: Vec<[Option<Choice>; 3]>,
+    choices: Vec<Choices>,
     /// Bytes for activations, the largest block computed again among them.
     room: f64,
     /// Seconds of the stage without what it does again.
@@ -350,9 +367,8 @@ impl Search<'_> {
 
     /// Choices of all blocks where none larger than `largest` is computed again.
     fn open(&self, scorer: &Scorer, largest: f64) -> impl Iterator<Item = impl Iterator<Item = Choice>> {
-        self.blocks.iter().zip(&self.choices).map(move |(&block, &[all, again, away])| {
-            let is_small = scorer.is_bound || scorer.activations(block) <= largest;
-            all.into_iter().chain(again.filter(|_| is_small)).chain(away)
+        self.blocks.iter().zip(&self.choices).map(move |(&block, choices)| {
+            choices.open(scorer.is_bound || scorer.activations(block) <= largest)
         })
     }
 
@@ -383,7 +399,8 @@ impl Search<'_> {
         self.doubt(scorer, picked.time - picked.lower_bound);
         let (mut recompute, mut offload) = (Vec::new(), Vec::new());
         for ((&block, choices), choice) in self.blocks.iter().zip(&self.choices).zip(picked.choices) {
-            let is_again = choices[1].is_some() && (scorer.is_bound || scorer.activations(block) <= largest);
+            let is_again =
+                choices.again.is_some() && (scorer.is_bound || scorer.activations(block) <= largest);
             match choice {
                 0 => {}
                 1 if is_again => recompute.push(block),

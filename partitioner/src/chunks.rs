@@ -15,11 +15,12 @@ use crate::{
     step::StageTimes,
 };
 
-/// The most trades of a chunk that are listed: where it has few blocks a trade may save a single byte, more blocks trade larger parts of
-/// the memory.
-const TRADES: [usize; 2] = [256, 32];
-/// Few blocks.
+/// The most trades of a chunk that are listed.
+const TRADES: usize = 256;
+/// Blocks of a chunk whose trades may save a single byte each; more blocks trade parts of the device's memory.
 const FEW_BLOCKS: usize = 8;
+/// Such parts of a device's memory.
+const PARTS: f64 = 32.0;
 
 /// Chooses again what the chunks of devices that are too full throw away, and times all stages; `None` where nothing fits.
 ///
@@ -51,7 +52,7 @@ pub(crate) fn share_out(
             continue;
         }
         // A chunk that is alone takes what it can get.
-        let most = if cuts.len() == n_ranks { 1 } else { TRADES[0] };
+        let most = if cuts.len() == n_ranks { 1 } else { TRADES };
         let mut trades: Vec<Vec<Again>> =
             chunks().map(|chunk| trades(&scorer, &cuts[chunk], limit, most)).collect();
         let choice = |again: &Again| Choice { time: again.seconds, memory: again.memory };
@@ -66,7 +67,7 @@ pub(crate) fn share_out(
 
 /// What a chunk may take of a device's memory and the seconds that costs, the most memory first.
 fn trades(scorer: &Scorer, cut: &Cut, limit: f64, most: usize) -> Vec<Again> {
-    let least = if cut.end - cut.start <= FEW_BLOCKS { 1.0 } else { (limit / TRADES[1] as f64).max(1.0) };
+    let least = if cut.end - cut.start <= FEW_BLOCKS { 1.0 } else { (limit / PARTS).max(1.0) };
     let with = |limit: &f64| scorer.again_within(cut, *limit);
     std::iter::successors(with(&limit), |last| with(&(last.memory - least))).take(most).collect()
 }
