@@ -242,11 +242,12 @@ fn torch_finds_no_difference() {
         return;
     }
     let place = folder();
-    let cuts: [(&str, &[&str]); 4] = [
+    let cuts: [(&str, &[&str]); 5] = [
         ("gpt2_tiny.pt", &["--stages", "3"]),
         ("unet_small.pt", &["--stages", "4"]),
         ("odd_calls.pt", &["--stages", "3", "--skips", "portal"]),
         ("lstm_seq2seq_small.pt", &["--stages", "2"]),
+        ("conversions.pt", &["--stages", "3"]),
     ];
     let mut pairs = Vec::new();
     for (model, more) in cuts {
@@ -265,5 +266,5 @@ fn torch_finds_no_difference() {
         .expect("python starts");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(text.matches("\"ok\": true").count(), 8, "{text}");
+    assert_eq!(text.matches("\"ok\": true").count(), 10, "{text}");
 }

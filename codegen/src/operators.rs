@@ -76,7 +76,6 @@ const VIEWS: &[&str] = &[
     "conj",
     "lift_fresh",
     "__getitem__",
-    "einsum",
     "float",
     "half",
     "double",
@@ -358,6 +357,10 @@ const OUT_OF_PLACE: &[&str] = &[
 pub fn is_view(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     match space {
+        // Two tensors or more are multiplied.
+        "aten" if name == "einsum" => {
+            !matches!(node.arguments.get(1).map(|a| &a.operand), Some(Operand::List(items)) if items.len() > 1)
+        }
         "aten" => VIEWS.contains(&name) || is_in_place(name),
         "prim" => !matches!(name, "NumToTensor" | "device" | "dtype" | "shape"),
         "torchvision" => false,

@@ -11,13 +11,14 @@ use codegen::{
 use proptest::prelude::*;
 use tracer::{NodeId, Program};
 
-const TRACES: [&str; 6] = [
+const TRACES: [&str; 7] = [
     "gpt2_tiny.pt",
     "unet_small.pt",
     "lstm_seq2seq_small.pt",
     "bert_tiny.pt",
     "cnn_dropout.pt",
     "repeats.pt",
+    "conversions.pt",
 ];
 
 fn bytes(name: &str) -> Vec<u8> {

@@ -207,11 +207,21 @@ impl Writer<'_> {
                 },
                 _ => self.operand(&argument.operand),
             };
-            let Some(keyword) = &argument.name else {
-                positional.push((text, constant.cloned()));
-                continue;
+            let keyword = match &argument.name {
+                Some(keyword) => keyword.as_str(),
+                // The one argument that has a place in the trace and none in Python.
+                None if name == "to"
+                    && index >= 4
+                    && matches!(constant, Some(Constant::Int(_) | Constant::None)) =>
+                {
+                    "memory_format"
+                }
+                None => {
+                    positional.push(text);
+                    continue;
+                }
             };
-            match (keyword.as_str(), constant) {
+            match (keyword, constant) {
                 ("dtype" | "layout" | "device" | "pin_memory" | "memory_format", Some(Constant::None)) => {
                     continue;
                 }
@@ -223,14 +233,8 @@ impl Writer<'_> {
                 ("layout", Some(_)) => is_public = false,
                 _ => {}
             }
-            named.push((keyword.clone(), text));
+            named.push((keyword, text));
         }
-        if name == "to" {
-            while matches!(positional.last(), Some((_, Some(Constant::None)))) {
-                positional.pop();
-            }
-        }
-        let positional: Vec<String> = positional.into_iter().map(|(text, _)| text).collect();
         let named = named.into_iter().map(|(name, text)| format!("{name}={text}"));
         let spelling = match is_public {
             true => spelling(space, name),
