@@ -95,6 +95,29 @@ const VIEWS: &[&str] = &[
     "unsafe_split",
     "unsafe_split_with_sizes",
     "native_dropout",
+    "as_tensor",
+    "pin_memory",
+    "linalg_diagonal",
+    "slice_inverse",
+    "align_to",
+    "rename",
+    "refine_names",
+    "coalesce",
+    "indices",
+    "values",
+    "col_indices",
+    "crow_indices",
+    "ccol_indices",
+    "row_indices",
+    "_autocast_to_full_precision",
+    "_autocast_to_reduced_precision",
+    "_conj",
+    "_neg_view",
+    "_fw_primal",
+    "_unpack_dual",
+    "_grad_sum_to_size",
+    "_ncf_view",
+    "_ncf_unsqueeze",
 ];
 
 /// Operators whose result never carries a gradient.
@@ -624,4 +647,24 @@ pub fn values_of(operand: &Operand) -> Vec<ValueId> {
         }
     });
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `(Tensor(a) self) -> Tensor(a)` is how torch's own signatures say that memory may be shared.
+    #[test]
+    fn what_torch_calls_a_view_is_one() {
+        let signatures = include_str!("../../graph/src/signatures.txt");
+        let names = signatures.lines().filter_map(|line| {
+            let (call, result) = line.strip_prefix("aten::")?.split_once(") -> ")?;
+            let is_shared = result.contains("Tensor(") && !result.contains('!');
+            is_shared.then(|| call.split(['(', '.']).next()).flatten()
+        });
+        let names: Vec<&str> = names.collect();
+        assert!(names.len() > 80, "{names:?}");
+        let unknown: Vec<_> = names.iter().filter(|name| !VIEWS.contains(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
 }
