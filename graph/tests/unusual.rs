@@ -47,6 +47,15 @@ fn sizes_are_torchs() {
         "%l : Tensor[] = prim::ListConstruct(%v, %v)\n%out : Tensor = aten::cartesian_prod(%l)",
         "float32 25x2",
     );
+    check("%out : Tensor = aten::polar(%x, %m)", "complex64 2x3x4");
+    check(
+        "%c : Tensor = aten::complex(%m, %x)\n%d : Tensor = aten::_conj(%c)\n%out : Tensor = aten::mul(%d, %m)",
+        "complex64 2x3x4",
+    );
+    check(
+        "%c : Tensor = aten::polar(%m, %m)\n%r : Tensor = aten::view_as_real(%c)\n%out : Tensor = aten::abs(%c)",
+        "float32 3x4",
+    );
     check("%out : Tensor = aten::kron(%x, %m)", "float32 2x9x16");
     check(
         "%s : int[] = prim::ListConstruct(%6, %8)\n%out : Tensor = aten::max_unpool2d(%x, %x, %s)",

@@ -98,6 +98,16 @@ pub fn comparing(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, Some(DType::Bool))? }))
 }
 
+/// `complex` and `polar`: two real tensors make one of complex numbers.
+pub fn pairing(call: &Call<'_>) -> Result {
+    let dtype = match promote(&operands(call)) {
+        Some(DType::Float64) => Some(DType::Complex128),
+        Some(DType::Float32) => Some(DType::Complex64),
+        _ => None,
+    };
+    Ok(Fact::Tensor(combine(call, dtype)?))
+}
+
 /// The result has the first operand's dtype and the broadcast sizes.
 pub fn keeping(call: &Call<'_>) -> Result {
     let dtype = call.first()?.dtype;

@@ -65,6 +65,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ),
     ("logical_not", Elementwise, elementwise::unary_bool),
     ("masked_fill prelu _prelu_kernel copy where_self", Elementwise, elementwise::keeping),
+    ("complex polar", Elementwise, elementwise::pairing),
     ("glu", Elementwise, elementwise::halving),
     (
         "to type_as _to_copy type float half bfloat16 double long int short bool cpu cuda \
@@ -192,7 +193,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ),
     ("contiguous", View, view::contiguous),
     (
-        "detach alias lift_fresh lift lift_fresh_copy resolve_conj resolve_neg conj set_data data requires_grad",
+        "detach alias lift_fresh lift lift_fresh_copy resolve_conj resolve_neg conj _conj set_data data requires_grad",
         View,
         view::identity,
     ),
