@@ -268,3 +268,54 @@ fn torch_finds_no_difference() {
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(text.matches("\"ok\": true").count(), 10, "{text}");
 }
+
+/// A training-mode trace draws what nobody reads, too; a stage that left it out would go on with other random numbers.
+#[test]
+fn numbers_that_nobody_reads_are_drawn() {
+    let python = root().join(".venv/bin/python");
+    if !python.exists() {
+        println!("skipped: there is no .venv/bin/python with torch");
+        return;
+    }
+    let place = folder();
+    let at = |name: &str| place.path().join(name);
+    let source = "
+from torch import nn
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
+    def forward(self, x, side):
+        return self.drop(self.linear(x)), self.drop(self.linear(side) + 1)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = Both(), Both(), Both()
+    def forward(self, x):
+        x, side = self.first(x, x)
+        x, side = self.second(x, side)
+        side * 2
+        return self.last(x, x)[0]
+";
+    fs::write(at("both.py"), source).unwrap();
+    let target = format!("{}:Model", at("both.py").display());
+    let traced = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+        .env("MODEL_ANALYZE_PYTHON", &python)
+        .args(["trace", &target, "--train", "--input", "4x8", "-o", at("both.pt").to_str().unwrap()])
+        .output()
+        .expect("the command starts");
+    assert!(traced.status.success(), "{}", String::from_utf8_lossy(&traced.stderr));
+    let (code, _, stderr) = emit(&at("both.pt"), &at("out"), &["--stages", "3"]);
+    assert_eq!(code, 0, "{stderr}");
+    let output = Command::new(python)
+        .arg(root().join("tests/oracle/verify_stages.py"))
+        .args([at("both.pt"), at("out")])
+        .env("OMP_NUM_THREADS", "1")
+        .output()
+        .expect("python starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text.matches("\"ok\": true").count(), 2, "{text}");
+}

@@ -290,7 +290,7 @@ const CHEAP: &[&str] = &[
     "full",
 ];
 
-/// Operators that draw random numbers, though their names are in the lists above under other circumstances.
+/// Operators that draw random numbers, or hold what was in memory, though their names are in the lists above under other circumstances.
 const RANDOM: &[&str] = &[
     "rand",
     "randn",
@@ -389,6 +389,16 @@ pub fn is_view(node: &Node) -> bool {
         "torchvision" => false,
         _ => true,
     }
+}
+
+/// Tells whether an operator draws random numbers.
+pub fn draws(node: &Node) -> bool {
+    let (space, name) = split(&node.operator);
+    let in_evaluation = || {
+        let flag = node.arguments.get(2).map(|argument| &argument.operand);
+        name.ends_with("dropout") && matches!(flag, Some(Operand::Constant(Constant::Bool(false))))
+    };
+    space == "aten" && RANDOM.contains(&name) && !name.contains("empty") && !in_evaluation()
 }
 
 /// Tells whether all that is read may be aliased, not the first argument alone.

@@ -3,7 +3,7 @@
 //! Operators are called as the trace calls them, so that the reader resolves the same overloads. What the dialect cannot
 //! say by itself is annotated: the types of empty lists, and of lists with holes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use tracer::{Constant, Node, NodeId, Operand, Program, Role, TensorId, Type, ValueId};
 
@@ -13,7 +13,7 @@ use crate::{
     fold::Folded,
     names::{Names, float, is_identifier, quoted},
     opaque::{Function, functions, written},
-    operators::{Kind, kinds, leaves, out_of_place, split},
+    operators::{Kind, draws, kinds, leaves, mutated_arguments, out_of_place, split, values_of},
     pipeline::{Carried, Form, Source, Stage, Step},
     python::{follows_device, on_host},
 };
@@ -31,7 +31,8 @@ pub(crate) fn module(
     let folded = Folded::new(program, stage, &kinds);
     let functions = functions(program, stage)?;
     let space = tree.root_class().trim_end_matches(".Stage").to_string();
-    let writer = Writer {
+    let mut unread = Vec::new();
+    let mut writer = Writer {
         space,
         functions: functions
             .iter()
@@ -45,7 +46,9 @@ pub(crate) fn module(
         folded: &folded,
     };
     let mut out = tree.holders().concat();
-    functions.iter().for_each(|(_, _, function)| out.push_str(&function.code));
+    unread.extend(unread_random(program, stage).into_iter().map(|node| writer.function(node)));
+    functions.iter().chain(&unread).for_each(|(_, _, function)| out.push_str(&function.code));
+    writer.functions.extend(unread.iter().map(|(node, name, function)| (*node, (name.as_str(), function))));
     out.push_str(&tree.root(program));
     writer.forward(&mut out, stage, tree.root_class());
     Ok(out)
@@ -158,6 +161,20 @@ impl Writer<'_> {
             (None, Some(tensor)) => Some(self.tensor(*tensor)),
             (None, None) => None,
         }
+    }
+
+    /// Writes a function of one operator, see [`unread_random`].
+    fn function(&self, id: NodeId) -> (NodeId, String, Function) {
+        let node = &self.program.nodes[id.index()];
+        let name = format!("unread_{}", id.0);
+        let values: BTreeSet<ValueId> =
+            node.arguments.iter().flat_map(|argument| values_of(&argument.operand)).collect();
+        let arguments: Vec<Operand> = values.into_iter().map(Operand::Value).collect();
+        let parameters: Vec<String> =
+            arguments.iter().map(|value| format!("{}: Tensor", self.operand(value))).collect();
+        let call = self.call(node, Form::AsWritten, false);
+        let code = format!("def {name}({}) -> Tensor:\n  return {call}\n", parameters.join(", "));
+        (id, name, Function { code, arguments, outputs: node.outputs.to_vec() })
     }
 
     fn opaque(&self, node: NodeId) -> String {
@@ -308,4 +325,50 @@ impl Writer<'_> {
         }
         text
     }
+}
+
+/// Finds operators that draw random numbers for nothing.
+///
+/// A trace has them where a module returns what nobody reads. There the numbers are drawn all the same; in the one
+/// `forward` of a stage torch would see that nobody reads them and leave the operator out, and all later numbers would be
+/// others. What is called as a function is not left out.
+fn unread_random(program: &Program, stage: &Stage) -> BTreeSet<NodeId> {
+    let mut is_read = HashSet::new();
+    for port in &stage.outputs {
+        if let Carried::Value(value) = port.carried {
+            is_read.insert(value);
+        }
+    }
+    let mut unread = BTreeSet::new();
+    for step in stage.steps.iter().rev() {
+        let Step::Run { node: id, form, .. } = step else { continue };
+        let node = &program.nodes[id.index()];
+        let is_left_out = !node.outputs.iter().any(|output| is_read.contains(output))
+            && split(&node.operator).0 == "aten"
+            && mutated_arguments(node).is_empty();
+        if is_left_out {
+            if !(draws(node) && *form == Form::AsWritten && can_be_function(program, node)) {
+                continue;
+            }
+            unread.insert(*id);
+        }
+        is_read.extend(node.arguments.iter().flat_map(|argument| values_of(&argument.operand)));
+    }
+    unread
+}
+
+/// Tells whether an operator of tensors and constants gives one tensor.
+fn can_be_function(program: &Program, node: &Node) -> bool {
+    let is_tensor = |value: &ValueId| matches!(program.values[value.index()].type_, Type::Tensor(_));
+    let mut can = node.outputs.len() == 1 && node.outputs.iter().all(is_tensor);
+    for argument in &node.arguments {
+        leaves(&argument.operand, &mut |leaf| {
+            can &= match leaf {
+                Operand::Value(value) => is_tensor(value),
+                Operand::Tensor(_) | Operand::Constant(Constant::Device(_)) => false,
+                _ => true,
+            };
+        });
+    }
+    can
 }
