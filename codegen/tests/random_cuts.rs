@@ -23,12 +23,11 @@ use proptest::{
 };
 use tracer::{CallId, NodeId, Operand, Program};
 
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 9] = [
     "amoebanet_6_small",
     "bert_tiny",
     "cnn_basic",
     "cnn_dropout",
-    "conversions",
     "gpt2_tiny",
     "lstm_seq2seq_small",
     "odd_calls",
