@@ -233,14 +233,35 @@ fn wrong_plans_and_places_are_refused() {
     check("a_full_disk", &same, &full);
 }
 
-/// The oracle: torch runs the whole model and the chained stages, in both forms.
-#[test]
-fn torch_finds_no_difference() {
+/// Returns the interpreter with torch, or says that the test is skipped.
+fn python() -> Option<PathBuf> {
     let python = root().join(".venv/bin/python");
     if !python.exists() {
         println!("skipped: there is no .venv/bin/python with torch");
-        return;
+        return None;
     }
+    Some(python)
+}
+
+/// Lets torch compare models with the folders that follow each, and expects so many forms to be right.
+#[track_caller]
+fn check_in_torch(python: &Path, pairs: &[PathBuf], more: &[&str], right: usize) {
+    let output = Command::new(python)
+        .arg(root().join("tests/oracle/verify_stages.py"))
+        .args(pairs)
+        .args(more)
+        .env("OMP_NUM_THREADS", "1")
+        .output()
+        .expect("python starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text.matches("\"ok\": true").count(), right, "{text}");
+}
+
+/// The oracle: torch runs the whole model and the chained stages, in both forms.
+#[test]
+fn torch_finds_no_difference() {
+    let Some(python) = python() else { return };
     let place = folder();
     let cuts: [(&str, &[&str]); 5] = [
         ("gpt2_tiny.pt", &["--stages", "3"]),
@@ -257,26 +278,13 @@ fn torch_finds_no_difference() {
         pairs.extend([trace(model), out]);
     }
     // One interpreter for all: importing torch is most of the time.
-    let output = Command::new(python)
-        .arg(root().join("tests/oracle/verify_stages.py"))
-        .args(pairs)
-        .args(["--steps", "2"])
-        .env("OMP_NUM_THREADS", "1")
-        .output()
-        .expect("python starts");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(text.matches("\"ok\": true").count(), 10, "{text}");
+    check_in_torch(&python, &pairs, &["--steps", "2"], 10);
 }
 
 /// A training-mode trace draws what nobody reads, too; a stage that left it out would go on with other random numbers.
 #[test]
 fn numbers_that_nobody_reads_are_drawn() {
-    let python = root().join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return;
-    }
+    let Some(python) = python() else { return };
     let place = folder();
     let at = |name: &str| place.path().join(name);
     let source = "
@@ -309,13 +317,5 @@ class Model(nn.Module):
     assert!(traced.status.success(), "{}", String::from_utf8_lossy(&traced.stderr));
     let (code, _, stderr) = emit(&at("both.pt"), &at("out"), &["--stages", "3"]);
     assert_eq!(code, 0, "{stderr}");
-    let output = Command::new(python)
-        .arg(root().join("tests/oracle/verify_stages.py"))
-        .args([at("both.pt"), at("out")])
-        .env("OMP_NUM_THREADS", "1")
-        .output()
-        .expect("python starts");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(text.matches("\"ok\": true").count(), 2, "{text}");
+    check_in_torch(&python, &[at("both.pt"), at("out")], &[], 2);
 }

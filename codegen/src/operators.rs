@@ -290,7 +290,7 @@ const CHEAP: &[&str] = &[
     "full",
 ];
 
-/// Operators that draw random numbers, or hold what was in memory, though their names are in the lists above under other circumstances.
+/// Operators that draw random numbers, though their names are in the lists above under other circumstances.
 const RANDOM: &[&str] = &[
     "rand",
     "randn",
@@ -309,11 +309,10 @@ const RANDOM: &[&str] = &[
     "feature_alpha_dropout",
     "native_dropout",
     "rrelu",
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
 ];
+
+/// Operators whose result holds what was in memory.
+const UNSET: &[&str] = &["empty", "empty_like", "new_empty", "empty_strided"];
 
 /// In-place operators with an out-of-place form that takes the same arguments and gives the same numbers.
 const OUT_OF_PLACE: &[&str] = &[
@@ -398,7 +397,7 @@ pub fn draws(node: &Node) -> bool {
         let flag = node.arguments.get(2).map(|argument| &argument.operand);
         name.ends_with("dropout") && matches!(flag, Some(Operand::Constant(Constant::Bool(false))))
     };
-    space == "aten" && RANDOM.contains(&name) && !name.contains("empty") && !in_evaluation()
+    space == "aten" && RANDOM.contains(&name) && !in_evaluation()
 }
 
 /// Tells whether all that is read may be aliased, not the first argument alone.
@@ -471,7 +470,11 @@ pub fn is_cheap(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     let known = matches!(space, "aten" | "prim")
         && (CHEAP.contains(&name) || CUT_GRADIENT.contains(&name) || VIEWS.contains(&name));
-    known && !RANDOM.contains(&name) && name != "Opaque" && mutated_arguments(node).is_empty()
+    known
+        && !RANDOM.contains(&name)
+        && !UNSET.contains(&name)
+        && name != "Opaque"
+        && mutated_arguments(node).is_empty()
 }
 
 /// Tells whether a node only looks at its first argument in another way, or unpacks it.

@@ -4,7 +4,7 @@ use tracer::DType;
 
 use super::{
     call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
-    elementwise::{broadcast, promote_pair},
+    elementwise::{broadcast, complex_of, promote_pair, real_of},
     matmul::agree,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
@@ -333,10 +333,9 @@ pub fn tensordot(call: &Call<'_>) -> Result {
 
 /// Fourier transforms: complex, or real again, over one, two or `dim` dimensions.
 pub fn fourier(call: &Call<'_>) -> Result {
-    use DType::{Complex64, Complex128, Float32, Float64};
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
-    let is_double = matches!(input.dtype.known()?, Float64 | Complex128);
+    let complex = complex_of(input.dtype.known()?);
     let dims = match call.get("dim") {
         Some(Fact::List(_) | Fact::Int(_)) => call.dims("dim", sizes.len())?,
         _ => (0..sizes.len()).collect(),
@@ -351,16 +350,15 @@ pub fn fourier(call: &Call<'_>) -> Result {
     let dtype = match call.name {
         "fft_rfft" | "fft_rfft2" | "fft_rfftn" => {
             sizes[last] = sizes[last].map(|size| size / 2 + 1);
-            if is_double { Complex128 } else { Complex64 }
+            complex
         }
         "fft_irfft" | "fft_irfft2" | "fft_irfftn" => {
             if asked.is_none() {
                 sizes[last] = sizes[last].map(|size| 2 * size.saturating_sub(1));
             }
-            if is_double { Float64 } else { Float32 }
+            real_of(complex)
         }
-        _ if is_double => Complex128,
-        _ => Complex64,
+        _ => complex,
     };
     fresh_fact(Some(dtype), sizes)
 }

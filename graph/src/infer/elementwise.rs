@@ -100,12 +100,8 @@ pub fn comparing(call: &Call<'_>) -> Result {
 
 /// `complex` and `polar`: two real tensors make one of complex numbers.
 pub fn pairing(call: &Call<'_>) -> Result {
-    let dtype = match promote(&operands(call)) {
-        Some(DType::Float64) => Some(DType::Complex128),
-        Some(DType::Float32) => Some(DType::Complex64),
-        _ => None,
-    };
-    Ok(Fact::Tensor(combine(call, dtype)?))
+    let dtype = promote(&operands(call)).filter(|dtype| matches!(dtype, DType::Float32 | DType::Float64));
+    Ok(Fact::Tensor(combine(call, dtype.map(complex_of))?))
 }
 
 /// The result has the first operand's dtype and the broadcast sizes.
@@ -227,11 +223,19 @@ pub fn float_of(dtype: DType) -> DType {
     if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Float32 }
 }
 
-fn real_of(dtype: DType) -> DType {
+pub(super) fn real_of(dtype: DType) -> DType {
     match dtype {
         DType::Complex64 => DType::Float32,
         DType::Complex128 => DType::Float64,
         other => other,
+    }
+}
+
+/// Returns the type of complex numbers of such parts.
+pub(super) fn complex_of(dtype: DType) -> DType {
+    match dtype {
+        DType::Float64 | DType::Complex128 => DType::Complex128,
+        _ => DType::Complex64,
     }
 }
 

@@ -4,7 +4,7 @@ use tracer::DType;
 
 use super::{
     call::{Call, Known, Result, fresh, fresh_fact, integers, reject, shape, wrap},
-    elementwise::{broadcast, float_of},
+    elementwise::{broadcast, complex_of, float_of},
 };
 use crate::fact::{Dim, Fact, Shape, show_shape};
 
@@ -146,7 +146,6 @@ pub fn unpool(call: &Call<'_>) -> Result {
 
 /// `stft`: frequencies by windows.
 pub fn spectrum(call: &Call<'_>) -> Result {
-    use DType::{Complex64, Complex128, Float64};
     let input = call.first()?;
     let (batch, length) = match shape(input)?.as_slice() {
         [length] => (None, *length),
@@ -178,8 +177,7 @@ pub fn spectrum(call: &Call<'_>) -> Result {
     let mut sizes: Shape = batch.into_iter().collect();
     sizes.extend([Some(frequencies), frames]);
     if call.flag("return_complex") == Some(true) {
-        let is_double = matches!(input.dtype, Some(Float64 | Complex128));
-        return fresh_fact(Some(if is_double { Complex128 } else { Complex64 }), sizes);
+        return fresh_fact(input.dtype.map(complex_of), sizes);
     }
     sizes.push(Some(2));
     fresh_fact(input.dtype, sizes)
