@@ -233,9 +233,7 @@ fn follow(
         let stage = event.stage;
         for &value in &event.reads {
             let made = made_in(value);
-            if made == Some(stage) {
-                continue;
-            }
+            // The stage that made a value has not what a later stage wrote to it.
             if let Some(holder) = fresh.filter(|holder| made.is_none_or(|made| *holder > made)) {
                 if holder > stage {
                     errors.push(CutError::InPlaceOrder {

@@ -197,3 +197,25 @@ fn control_flow_that_cannot_be_a_stage_is_named_with_its_line() {
         codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap_err().to_string();
     assert!(error.contains(".py:") && error.contains("reaches for a module"), "{error}");
 }
+
+#[test]
+fn a_stage_does_not_read_what_it_made_after_a_later_one_wrote_to_it() {
+    let program = tracer::read_archive(&bytes("conversions.pt")).expect("the fixture reads");
+    let write = program.nodes.iter().position(|node| node.operator == "aten::mul_").expect("a write");
+    let after = program.nodes.iter().rposition(|node| node.operator == "aten::einsum").expect("a reader");
+    // The write and its view go to the second stage; the reader stays in the first, or goes there too.
+    let with = |reader: u32| {
+        let stage_of = (0..program.nodes.len()).map(|node| match node {
+            node if node + 1 >= write && node <= write => 1,
+            node if node >= after => reader,
+            _ => 0,
+        });
+        let assignment =
+            Assignment { stage_of: stage_of.collect(), ..Assignment::at(program.nodes.len(), &[1]) };
+        cut(&program, &assignment, &Names::new(&program), &CutOptions::default())
+    };
+    let errors = with(0).expect_err("its numbers are of before");
+    let order = |error: &CutError| matches!(error, CutError::InPlaceOrder { stage: 0, writer: 1, node, .. } if node.index() == after);
+    assert!(errors.iter().any(order), "{errors:?}");
+    assert!(with(1).is_ok());
+}

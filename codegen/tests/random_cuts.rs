@@ -23,11 +23,12 @@ use proptest::{
 };
 use tracer::{CallId, NodeId, Operand, Program};
 
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 10] = [
     "amoebanet_6_small",
     "bert_tiny",
     "cnn_basic",
     "cnn_dropout",
+    "conversions",
     "gpt2_tiny",
     "lstm_seq2seq_small",
     "odd_calls",
