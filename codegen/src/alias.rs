@@ -13,7 +13,8 @@ use tracer::{NodeId, Operand, Program, TensorId, ValueId};
 
 use crate::{
     error::CutError,
-    operators::{is_view, is_wide_view, leaves, mutated_arguments, out_of_place},
+    operators::{leaves, mutated_arguments, out_of_place},
+    views::{is_view, is_wide_view, may_copy},
 };
 
 /// What writing in place asks of a cut.
@@ -285,6 +286,20 @@ fn follow(
             }
             continue;
         };
+        // A copy that was made before an earlier stage wrote cannot be made again from what that stage sends.
+        let producer = |view: ValueId| program.values[view.index()].producer.expect("a view is made").index();
+        let is_stale = |view: &&ValueId| {
+            let made = producer(**view);
+            may_copy(&program.nodes[made])
+                && events[..position]
+                    .iter()
+                    .any(|write| !write.writes_to.is_empty() && write.stage < stage && write.node > made)
+        };
+        if let Some(view) = views.iter().find(is_stale) {
+            let names = [*view, root].iter().map(|v| program.values[v.index()].name.clone()).collect();
+            errors.push(CutError::InPlaceAlias { operator: operator(), stage, values: names, node });
+            continue;
+        }
         if foreign.len() > 1 || !foreign.contains(&root) {
             result.rederived.extend(views.into_iter().map(|view| (stage, view)));
             result.bases.insert((stage, root));

@@ -1,7 +1,8 @@
 //! The check after cutting, which knows nothing of how the cut was made.
 //!
 //! It runs the stages on names alone: every operator runs as a stage's own exactly once, nothing is read before it is
-//! there, every stored tensor has a home. O(operands of all stages).
+//! there, what is read has been written to as in the whole, every stored tensor has a home. Near-linear in the
+//! operands of all stages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +12,7 @@ use tracer::{NodeId, Operand, Program, Role, TensorId, ValueId};
 use crate::{
     operators::{leaves, mutated_arguments},
     pipeline::{Carried, Form, Pipeline, Source, Step},
+    stale::{Stale, stale},
 };
 
 /// What is wrong with stages: always a bug of ours.
@@ -63,6 +65,14 @@ pub enum CheckError {
     Order {
         /// Where.
         stage: usize,
+    },
+    /// A value is read without a write to its memory, or with one that comes later.
+    #[error("stage {stage} reads `{value}` as it was before or after, not as the model does")]
+    Stale {
+        /// Where.
+        stage: usize,
+        /// Its name.
+        value: String,
     },
     /// The last stage does not return what the model returns.
     #[error("the last stage does not return what the model returns")]
@@ -164,6 +174,9 @@ pub fn check(program: &Program, pipeline: &Pipeline) -> Result<(), CheckError> {
         }
     }
     check_tied(program, pipeline)?;
+    if let Some(Stale { stage, value }) = stale(program, pipeline) {
+        return Err(CheckError::Stale { stage, value: program.values[value.index()].name.clone() });
+    }
     let mut wanted = Vec::new();
     leaves(&program.output, &mut |leaf| match leaf {
         Operand::Value(value) => wanted.push(Carried::Value(*value)),

@@ -26,7 +26,9 @@ mod safetensors;
 mod saving;
 mod sizes;
 mod slice;
+mod stale;
 mod torchscript;
+mod views;
 mod written;
 mod zip;
 

@@ -1,124 +1,15 @@
-//! What cutting must know of operators: which look at another tensor's memory, which write in place, which are
-//! cheap and exact to repeat.
+//! What cutting must know of operators: which write in place, which are cheap and exact to repeat.
 //!
-//! Unknown operators are taken for the worst: they may alias all they read, carry gradients and cost much.
+//! Unknown operators are taken for the worst: they carry gradients and cost much.
 
 use tracer::{Constant, Node, Operand, Program, Type, Value, ValueId};
+
+use crate::views::may_share;
 
 /// Splits `aten::conv2d` into name space and name.
 pub fn split(operator: &str) -> (&str, &str) {
     operator.split_once("::").unwrap_or(("", operator))
 }
-
-/// Operators whose result may share memory with their first argument.
-const VIEWS: &[&str] = &[
-    "view",
-    "reshape",
-    "expand",
-    "expand_as",
-    "slice",
-    "select",
-    "narrow",
-    "transpose",
-    "t",
-    "permute",
-    "squeeze",
-    "unsqueeze",
-    "flatten",
-    "unflatten",
-    "contiguous",
-    "to",
-    "type_as",
-    "chunk",
-    "split",
-    "split_with_sizes",
-    "unbind",
-    "view_as",
-    "detach",
-    "alias",
-    "diagonal",
-    "movedim",
-    "moveaxis",
-    "swapaxes",
-    "swapdims",
-    "numpy_T",
-    "mT",
-    "mH",
-    "T",
-    "H",
-    "matrix_H",
-    "adjoint",
-    "real",
-    "imag",
-    "view_as_real",
-    "view_as_complex",
-    "unfold",
-    "as_strided",
-    "dropout",
-    "feature_dropout",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "tensor_split",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "ravel",
-    "reshape_as",
-    "broadcast_tensors",
-    "broadcast_to",
-    "meshgrid",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
-    "positive",
-    "resolve_conj",
-    "resolve_neg",
-    "conj",
-    "lift_fresh",
-    "__getitem__",
-    "float",
-    "half",
-    "double",
-    "int",
-    "long",
-    "bool",
-    "cpu",
-    "cuda",
-    "requires_grad_",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "align_as",
-    "data",
-    "_unsafe_view",
-    "_reshape_alias",
-    "unsafe_chunk",
-    "unsafe_split",
-    "unsafe_split_with_sizes",
-    "native_dropout",
-    "as_tensor",
-    "pin_memory",
-    "linalg_diagonal",
-    "slice_inverse",
-    "align_to",
-    "rename",
-    "refine_names",
-    "coalesce",
-    "indices",
-    "values",
-    "col_indices",
-    "crow_indices",
-    "ccol_indices",
-    "row_indices",
-    "_autocast_to_full_precision",
-    "_autocast_to_reduced_precision",
-    "_conj",
-    "_neg_view",
-    "_fw_primal",
-    "_unpack_dual",
-    "_grad_sum_to_size",
-    "_ncf_view",
-    "_ncf_unsqueeze",
-];
 
 /// Operators whose result never carries a gradient.
 const CUT_GRADIENT: &[&str] = &[
@@ -375,21 +266,6 @@ const OUT_OF_PLACE: &[&str] = &[
     "logical_not_",
 ];
 
-/// Tells whether the results may share memory with what is read.
-pub fn is_view(node: &Node) -> bool {
-    let (space, name) = split(&node.operator);
-    match space {
-        // Two tensors or more are multiplied.
-        "aten" if name == "einsum" => {
-            !matches!(node.arguments.get(1).map(|a| &a.operand), Some(Operand::List(items)) if items.len() > 1)
-        }
-        "aten" => VIEWS.contains(&name) || is_in_place(name),
-        "prim" => !matches!(name, "NumToTensor" | "device" | "dtype" | "shape"),
-        "torchvision" => false,
-        _ => true,
-    }
-}
-
 /// Tells whether an operator draws random numbers.
 pub fn draws(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
@@ -398,16 +274,6 @@ pub fn draws(node: &Node) -> bool {
         name.ends_with("dropout") && matches!(flag, Some(Operand::Constant(Constant::Bool(false))))
     };
     space == "aten" && RANDOM.contains(&name) && !in_evaluation()
-}
-
-/// Tells whether all that is read may be aliased, not the first argument alone.
-pub fn is_wide_view(node: &Node) -> bool {
-    let (space, name) = split(&node.operator);
-    match space {
-        "aten" => matches!(name, "broadcast_tensors" | "meshgrid" | "einsum" | "atleast_1d" | "__getitem__"),
-        "torchvision" => false,
-        _ => is_view(node),
-    }
 }
 
 /// Tells whether a name ends in the single underscore of an in-place operator.
@@ -469,7 +335,7 @@ pub fn out_of_place(operator: &str) -> Option<String> {
 pub fn is_cheap(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     let known = matches!(space, "aten" | "prim")
-        && (CHEAP.contains(&name) || CUT_GRADIENT.contains(&name) || VIEWS.contains(&name));
+        && (CHEAP.contains(&name) || CUT_GRADIENT.contains(&name) || may_share(name));
     known
         && !RANDOM.contains(&name)
         && !UNSET.contains(&name)
@@ -660,24 +526,4 @@ pub fn values_of(operand: &Operand) -> Vec<ValueId> {
         }
     });
     values
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `(Tensor(a) self) -> Tensor(a)` is how torch's own signatures say that memory may be shared.
-    #[test]
-    fn what_torch_calls_a_view_is_one() {
-        let signatures = include_str!("../../graph/src/signatures.txt");
-        let names = signatures.lines().filter_map(|line| {
-            let (call, result) = line.strip_prefix("aten::")?.split_once(") -> ")?;
-            let is_shared = result.contains("Tensor(") && !result.contains('!');
-            is_shared.then(|| call.split(['(', '.']).next()).flatten()
-        });
-        let names: Vec<&str> = names.collect();
-        assert!(names.len() > 80, "{names:?}");
-        let unknown: Vec<_> = names.iter().filter(|name| !VIEWS.contains(name)).collect();
-        assert!(unknown.is_empty(), "{unknown:?}");
-    }
 }

@@ -11,7 +11,7 @@ use codegen::{
 use proptest::prelude::*;
 use tracer::{NodeId, Program};
 
-const TRACES: [&str; 7] = [
+const TRACES: [&str; 8] = [
     "gpt2_tiny.pt",
     "unet_small.pt",
     "lstm_seq2seq_small.pt",
@@ -19,6 +19,7 @@ const TRACES: [&str; 7] = [
     "cnn_dropout.pt",
     "repeats.pt",
     "conversions.pt",
+    "writes.pt",
 ];
 
 fn bytes(name: &str) -> Vec<u8> {
@@ -218,4 +219,26 @@ fn a_stage_does_not_read_what_it_made_after_a_later_one_wrote_to_it() {
     let order = |error: &CutError| matches!(error, CutError::InPlaceOrder { stage: 0, writer: 1, node, .. } if node.index() == after);
     assert!(errors.iter().any(order), "{errors:?}");
     assert!(with(1).is_ok());
+}
+
+#[test]
+fn every_cut_among_writes_is_right_or_refused() {
+    let program = tracer::read_archive(&bytes("writes.pt")).expect("the fixture reads");
+    let copy = program.nodes.iter().position(|node| node.operator == "aten::contiguous").expect("a copy");
+    let (mut right, mut kept) = (0, 0);
+    for cut in 1..program.nodes.len() {
+        match cut_at(&program, &[cut], Skips::Relay) {
+            Ok(pipeline) => {
+                assert_eq!(check(&program, &pipeline), Ok(()), "cut before operator {cut}");
+                right += 1;
+            }
+            // What was copied before the first write is gone from what the first stage could send.
+            Err(errors) => {
+                let copied = program.values[program.nodes[copy].outputs[0].index()].name.clone();
+                let names_it = |error: &CutError| matches!(error, CutError::InPlaceAlias { values, .. } if values.contains(&copied));
+                kept += usize::from(errors.iter().any(names_it));
+            }
+        }
+    }
+    assert!(right > 10 && kept > 1, "{right} cuts are right, {kept} would lose the copy");
 }

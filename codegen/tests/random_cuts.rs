@@ -23,7 +23,7 @@ use proptest::{
 };
 use tracer::{CallId, NodeId, Operand, Program};
 
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 11] = [
     "amoebanet_6_small",
     "bert_tiny",
     "cnn_basic",
@@ -34,6 +34,7 @@ const MODELS: [&str; 10] = [
     "odd_calls",
     "repeats",
     "unet_small",
+    "writes",
 ];
 
 /// What the suite takes; a minute or two brings a hundred times as many.

@@ -1,0 +1,171 @@
+//! Whether what a stage reads has been written to as in the whole model.
+//!
+//! The whole and the stages run on memory alone: a value looks at a cell, and a cell knows the operator that wrote to
+//! it last. A view shares the cell of what it looks at; what a stage receives or clones lies in a cell of its own.
+//! Where only layout and type tell a view from a copy, both are meant: it shares the cell, and reads it. Nothing here
+//! knows how [`crate::alias`] decides. Near-linear in the operands of all stages.
+
+use std::collections::HashMap;
+
+use tracer::{Node, NodeId, Operand, Program, ValueId};
+
+use crate::{
+    operators::{mutated_arguments, values_of},
+    pipeline::{Carried, Form, Pipeline, Source, Step},
+    views::{is_view, is_wide_view, may_copy},
+};
+
+/// A read that misses a write, or sees one too many.
+pub(crate) struct Stale {
+    /// Where.
+    pub stage: usize,
+    /// What is read.
+    pub value: ValueId,
+}
+
+/// The operator that wrote last, where one did.
+type Written = Option<NodeId>;
+
+/// Cells, and which value looks at which.
+#[derive(Default)]
+struct Memory {
+    cells: HashMap<ValueId, usize>,
+    /// Cells that became one.
+    parents: Vec<usize>,
+    written: Vec<Written>,
+}
+
+impl Memory {
+    fn find(&mut self, mut cell: usize) -> usize {
+        while self.parents[cell] != cell {
+            self.parents[cell] = self.parents[self.parents[cell]];
+            cell = self.parents[cell];
+        }
+        cell
+    }
+
+    fn fresh(&mut self, value: ValueId, written: Written) {
+        self.cells.insert(value, self.parents.len());
+        self.parents.push(self.parents.len());
+        self.written.push(written);
+    }
+
+    fn cell(&mut self, value: ValueId) -> Option<usize> {
+        self.cells.get(&value).copied().map(|cell| self.find(cell))
+    }
+
+    fn written(&mut self, value: ValueId) -> Written {
+        self.cell(value).and_then(|cell| self.written[cell])
+    }
+
+    fn run(&mut self, id: NodeId, node: &Node, form: Form) {
+        let is_in_place = form == Form::AsWritten;
+        let written_to = mutated_arguments(node);
+        let looked_at = match () {
+            () if !is_view(node) || (!is_in_place && !written_to.is_empty()) => 0,
+            () if is_wide_view(node) => node.arguments.len(),
+            () => node.arguments.len().min(1),
+        };
+        let mut shared: Option<usize> = None;
+        for argument in &node.arguments[..looked_at] {
+            for value in values_of(&argument.operand) {
+                let Some(cell) = self.cell(value) else { continue };
+                if let Some(first) = shared.replace(cell).filter(|first| *first != cell) {
+                    self.parents[first] = cell;
+                    self.written[cell] = self.written[cell].max(self.written[first]);
+                }
+            }
+        }
+        if is_in_place {
+            for value in written_to.iter().flat_map(|index| values_of(&node.arguments[*index].operand)) {
+                if let Some(cell) = self.cell(value) {
+                    self.written[cell] = Some(id);
+                }
+            }
+        }
+        for &output in &node.outputs {
+            match shared {
+                Some(cell) => {
+                    self.cells.insert(output, cell);
+                }
+                None => self.fresh(output, (!written_to.is_empty()).then_some(id)),
+            }
+        }
+    }
+}
+
+/// Tells whether a node reads numbers, and does not only look at them in another way.
+fn reads(node: &Node) -> bool {
+    !is_view(node) || may_copy(node) || !mutated_arguments(node).is_empty()
+}
+
+/// Finds the first read of a stage that does not see the write that it sees in the whole.
+pub(crate) fn stale(program: &Program, pipeline: &Pipeline) -> Option<Stale> {
+    if program.nodes.iter().all(|node| mutated_arguments(node).is_empty()) {
+        return None;
+    }
+    let mut whole = Memory::default();
+    let mut expected: HashMap<(NodeId, ValueId), NodeId> = HashMap::new();
+    let mut note = |memory: &mut Memory, id: NodeId, operand: &Operand| {
+        for value in values_of(operand) {
+            expected.extend(memory.written(value).map(|write| ((id, value), write)));
+        }
+    };
+    let end = NodeId(program.nodes.len() as u32);
+    for &input in &program.inputs {
+        whole.fresh(input, None);
+    }
+    for (index, node) in program.nodes.iter().enumerate() {
+        let id = NodeId(index as u32);
+        node.arguments.iter().for_each(|argument| note(&mut whole, id, &argument.operand));
+        whole.run(id, node, Form::AsWritten);
+    }
+    note(&mut whole, end, &program.output);
+
+    let mut sent: Vec<Vec<Written>> = Vec::with_capacity(pipeline.stages.len());
+    for (index, stage) in pipeline.stages.iter().enumerate() {
+        let mut memory = Memory::default();
+        for port in &stage.inputs {
+            let written = match port.source {
+                Source::Model(_) => None,
+                Source::Stage { stage, port } => {
+                    sent.get(stage as usize).and_then(|ports| ports.get(port)).copied().flatten()
+                }
+            };
+            if let Carried::Value(value) = port.carried {
+                memory.fresh(value, written);
+            }
+        }
+        for step in &stage.steps {
+            match *step {
+                Step::Clone(value) | Step::Unbox(value) => {
+                    let written = memory.written(value);
+                    memory.fresh(value, written);
+                }
+                Step::Run { node: id, form, .. } => {
+                    let node = &program.nodes[id.index()];
+                    let operands = node.arguments.iter().filter(|_| reads(node));
+                    for value in operands.flat_map(|argument| values_of(&argument.operand)) {
+                        if memory.written(value) != expected.get(&(id, value)).copied() {
+                            return Some(Stale { stage: index, value });
+                        }
+                    }
+                    memory.run(id, node, form);
+                }
+            }
+        }
+        let ports = stage.outputs.iter().map(|port| match port.carried {
+            Carried::Value(value) => memory.written(value),
+            Carried::Tensor(_) => None,
+        });
+        sent.push(ports.collect());
+    }
+    let last = pipeline.stages.len().checked_sub(1)?;
+    let outputs = pipeline.stages[last].outputs.iter().zip(&sent[last]);
+    outputs.into_iter().find_map(|(port, written)| match port.carried {
+        Carried::Value(value) if *written != expected.get(&(end, value)).copied() => {
+            Some(Stale { stage: last, value })
+        }
+        _ => None,
+    })
+}
