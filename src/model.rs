@@ -34,7 +34,6 @@ pub fn load_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> R
 }
 
 /// Reads a trace without building its graph.
-#[cfg(feature = "torch")]
 pub fn program(path: &Path) -> Result<Program, Failure> {
     read(path, &files::map(path)?)
 }

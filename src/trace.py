@@ -248,7 +248,8 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
     if named or not plain:
         restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
     try:
-        with warnings.catch_warnings():
+        # torch compares by running the trace, and keeps the graph as it ran: see `inlined_graph`.
+        with warnings.catch_warnings(), torch.jit.optimized_execution(False):
             # The tracer touches every attribute of a module, deprecated ones too.
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
@@ -456,7 +457,6 @@ def main():
         parameters = {id(p): p.numel() for p in model.parameters()}
         say(
             done={
-                "operators": len(json.loads(text)["nodes"]),
                 "parameters": sum(parameters.values()),
                 "torch": torch.__version__,
             }

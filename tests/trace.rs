@@ -240,3 +240,40 @@ fn the_answer_follows_its_schema() {
     validate("answer-trace", &answer);
     assert!(answer["operators"].as_u64().unwrap() > 5, "{answer}");
 }
+
+#[test]
+fn what_is_recorded_is_what_the_archive_holds() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (source, output) = (folder.path().join("halves.py"), folder.path().join("model.pt"));
+    // What torch would simplify once it ran the trace, as its comparison does.
+    let text = "import torch
+class Half(torch.nn.Module):
+    def forward(self, x):
+        half = x.size(1) // 2
+        return torch.cat([torch.cat([x[:, half:], x], 1), x[:, :half]], 1)
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Half(), Half()
+    def forward(self, x):
+        return self.second(self.first(x))
+";
+    fs::write(&source, text).unwrap();
+    let run = command(&python)
+        .arg(format!("{}:Halves", source.display()))
+        .args(["--input", "2x8", "--format", "json", "-o"])
+        .arg(&output)
+        .assert()
+        .success();
+    let traced: serde_json::Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    let mut inspect = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    let run = inspect.args(["inspect", "--format", "json"]).arg(&output).assert().success();
+    let inspected: serde_json::Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    assert_eq!(traced["operators"], inspected["totals"]["operators"]);
+    let recorded = read_archive(&fs::read(&output).unwrap()).unwrap().recorded.unwrap();
+    let cats = recorded.nodes.iter().filter(|node| node.operator == "aten::cat");
+    let shapes: Vec<_> =
+        cats.map(|node| node.outputs[0].as_ref().and_then(|type_| type_.shape.clone())).collect();
+    assert_eq!(shapes, [12, 16, 24, 32].map(|width| Some(vec![2, width])));
+}

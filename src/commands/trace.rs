@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     failure::Failure,
+    model,
     output::{Format, Output},
 };
 
@@ -103,8 +104,9 @@ impl Trace {
         let request = self.request()?;
         let done = self.converse(&request)?;
         let path = self.output.display().to_string();
-        let count = |key: &str| done.get(key).and_then(Value::as_u64).unwrap_or_default();
-        let (operators, parameters) = (count("operators"), count("parameters"));
+        // What cannot be read is found out here, not by the next command.
+        let operators = model::program(&self.output)?.nodes.len() as u64;
+        let parameters = done.get("parameters").and_then(Value::as_u64).unwrap_or_default();
         let torch = done.get("torch").and_then(Value::as_str).unwrap_or("?");
         match self.format {
             Format::Text => output
