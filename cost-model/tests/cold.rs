@@ -15,16 +15,21 @@ fn model(name: &str) -> ModelGraph {
         .expect("a graph")
 }
 
-fn times(graph: &ModelGraph, cold: f64, batch_scale: f64) -> Costs {
+/// Predicts with a shipped model whose header and curves tell other figures of what is cold.
+fn times(graph: &ModelGraph, cold: f64, flushed: Option<FlushedFile>, batch_scale: f64) -> Costs {
     let device = "CPU-EPYC-ZEN4-1T";
-    let mut model = CostModel::shipped(device, &catalogue()[device]).expect("a shipped model");
-    model.overhead.as_mut().expect("an overhead").cold = cold;
+    let mut file = CostModel::shipped(device, &catalogue()[device]).expect("a shipped model").to_file();
+    file.overhead.as_mut().expect("an overhead").cold = cold;
+    for curve in &mut file.curves {
+        curve.flushed = flushed;
+    }
+    let model = CostModel::from_file(&file).expect("a model");
     predict(graph, &graph::costs(graph), &model, &PredictOptions { batch_scale, ..PredictOptions::default() })
 }
 
 /// What is added to the passes of each operator, in units of [`COLD`].
 fn added(graph: &ModelGraph, batch_scale: f64) -> Vec<[f64; 3]> {
-    let (with, without) = (times(graph, COLD, batch_scale), times(graph, 0.0, batch_scale));
+    let (with, without) = (times(graph, COLD, None, batch_scale), times(graph, 0.0, None, batch_scale));
     let passes = |costs: &Costs, id| {
         let one = costs.operator(id);
         [one.forward, one.input_gradient, one.weight_gradient].map(|pass| pass.seconds)
@@ -55,15 +60,7 @@ fn each_pass_pays_at_most_once_and_the_first_of_a_kind_in_full() {
 
 /// The forward passes of a model's operators where each call with empty caches takes so much longer.
 fn forward(graph: &ModelGraph, call: f64, batch_scale: f64) -> Vec<f64> {
-    let device = "CPU-EPYC-ZEN4-1T";
-    let mut file = CostModel::shipped(device, &catalogue()[device]).expect("a shipped model").to_file();
-    file.overhead.as_mut().expect("an overhead").cold = COLD;
-    for curve in &mut file.curves {
-        curve.flushed = Some(FlushedFile { call, byte: 0.0 });
-    }
-    let model = CostModel::from_file(&file).expect("a model");
-    let options = PredictOptions { batch_scale, ..PredictOptions::default() };
-    let costs = predict(graph, &graph::costs(graph), &model, &options);
+    let costs = times(graph, COLD, Some(FlushedFile { call, byte: 0.0 }), batch_scale);
     graph.operators.iter().map(|operator| costs.operator(operator.id).forward.seconds).collect()
 }
 
@@ -81,7 +78,7 @@ fn what_empty_caches_cost_is_paid_by_how_much_runs_in_between() {
         assert!((-1e-6..0.5).contains(small), "{}: {small}", operator.name);
     }
     // Where a curve says it, the header's way back to the code is not added once more.
-    let (whole, plain) = (forward(&graph, 0.0, 64.0), times(&graph, 0.0, 64.0));
+    let (whole, plain) = (forward(&graph, 0.0, 64.0), times(&graph, 0.0, None, 64.0));
     for (operator, whole) in graph.operators.iter().zip(&whole) {
         let plain = plain.operator(operator.id).forward.seconds;
         let is_view = operator.class == OperatorClass::View;

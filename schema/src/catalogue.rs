@@ -191,6 +191,7 @@ mod tests {
         check("v100_sxm2_16gb", "V100-SXM2-16GB");
         check("cpu", "CPU-EPYC-ZEN4-1T");
         check("AMD EPYC (1 thread)", "CPU-EPYC-ZEN4-1T");
+        check("AMD EPYC family 25 model 17 (1 thread)", "CPU-EPYC-ZEN4-1T");
         check("Intel Xeon Processor (1 thread)", "CPU-XEON-AMX-1T");
         for name in ["P100", "V100", "T4", "A100", "L4", "L40S", "RTX 4090", "H100", "H200", "B200", "MI300X"]
         {
