@@ -139,7 +139,10 @@ fn reader(text: &str) -> csv::Reader<&[u8]> {
 }
 
 fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCsvError> {
-    let mut reader = reader(text);
+    // A comment that ends with the file, not with a line, is a row to the reader of CSV.
+    let end = text.rfind('\n').map_or(0, |at| at + 1);
+    let rows = if text[end..].starts_with('#') { &text[..end] } else { text };
+    let mut reader = reader(rows);
     let header = reader.headers().map_err(in_csv)?.clone();
     if header.is_empty() || header.iter().all(str::is_empty) {
         return Err(ProfileCsvError { line: 1, column: None, fault: ProfileFault::Empty });
@@ -150,7 +153,7 @@ fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCs
         [columns.times_beside[0], columns.times_beside[1], columns.path] =
             ["warm_seconds", "flushed_seconds", "path"].map(position);
     }
-    let mut profile = Profile { is_cut_off: !text.is_empty() && !text.ends_with('\n'), ..Profile::default() };
+    let mut profile = Profile { is_cut_off: !rows.is_empty() && !rows.ends_with('\n'), ..Profile::default() };
     let mut record = StringRecord::new();
     let mut n_records = 0_usize;
     while reader.read_record(&mut record).map_err(in_csv)? {
@@ -510,6 +513,10 @@ missing: [\"\", \"-\"]
         );
         assert_eq!(row.size, WorkSize::Product { batch: 1.0, m: 8.0, n: 16.0, k: 64.0 });
         assert_eq!(profile.rows[1].phase, Phase::Backward);
+        // An editor may take the last line's end away: from a row it tells nothing good, from a remark nothing.
+        let again = read(&format!("{text}# until: noon")).expect("rows");
+        assert_eq!((again.rows.len(), again.is_cut_off), (2, false));
+        assert!(read(text.trim_end()).expect("rows").is_cut_off);
     }
 
     #[test]
