@@ -99,29 +99,36 @@ fn reads(node: &Node) -> bool {
     !is_view(node) || may_copy(node) || !mutated_arguments(node).is_empty()
 }
 
+/// The last writes that reads see, by reader; what the model returns is read at the end. Nothing where none wrote.
+type Seen = HashMap<(NodeId, ValueId), NodeId>;
+
+/// Runs the whole model.
+fn whole(program: &Program) -> Seen {
+    let mut memory = Memory::default();
+    let mut seen = Seen::new();
+    let mut note = |memory: &mut Memory, id: usize, operand: &Operand| {
+        for value in values_of(operand) {
+            seen.extend(memory.written(value).map(|write| ((NodeId(id as u32), value), write)));
+        }
+    };
+    for &input in &program.inputs {
+        memory.fresh(input, None);
+    }
+    for (id, node) in program.nodes.iter().enumerate() {
+        node.arguments.iter().for_each(|argument| note(&mut memory, id, &argument.operand));
+        memory.run(NodeId(id as u32), node, Form::AsWritten);
+    }
+    note(&mut memory, program.nodes.len(), &program.output);
+    seen
+}
+
 /// Finds the first read of a stage that does not see the write that it sees in the whole.
 pub(crate) fn stale(program: &Program, pipeline: &Pipeline) -> Option<Stale> {
     if program.nodes.iter().all(|node| mutated_arguments(node).is_empty()) {
         return None;
     }
-    let mut whole = Memory::default();
-    let mut expected: HashMap<(NodeId, ValueId), NodeId> = HashMap::new();
-    let mut note = |memory: &mut Memory, id: NodeId, operand: &Operand| {
-        for value in values_of(operand) {
-            expected.extend(memory.written(value).map(|write| ((id, value), write)));
-        }
-    };
-    let end = NodeId(program.nodes.len() as u32);
-    for &input in &program.inputs {
-        whole.fresh(input, None);
-    }
-    for (index, node) in program.nodes.iter().enumerate() {
-        let id = NodeId(index as u32);
-        node.arguments.iter().for_each(|argument| note(&mut whole, id, &argument.operand));
-        whole.run(id, node, Form::AsWritten);
-    }
-    note(&mut whole, end, &program.output);
-
+    let seen = whole(program);
+    let differs = |id: NodeId, value: ValueId, written: Written| written != seen.get(&(id, value)).copied();
     let mut sent: Vec<Vec<Written>> = Vec::with_capacity(pipeline.stages.len());
     for (index, stage) in pipeline.stages.iter().enumerate() {
         let mut memory = Memory::default();
@@ -145,10 +152,9 @@ pub(crate) fn stale(program: &Program, pipeline: &Pipeline) -> Option<Stale> {
                 Step::Run { node: id, form, .. } => {
                     let node = &program.nodes[id.index()];
                     let operands = node.arguments.iter().filter(|_| reads(node));
-                    for value in operands.flat_map(|argument| values_of(&argument.operand)) {
-                        if memory.written(value) != expected.get(&(id, value)).copied() {
-                            return Some(Stale { stage: index, value });
-                        }
+                    let mut values = operands.flat_map(|argument| values_of(&argument.operand));
+                    if let Some(value) = values.find(|value| differs(id, *value, memory.written(*value))) {
+                        return Some(Stale { stage: index, value });
                     }
                     memory.run(id, node, form);
                 }
@@ -160,11 +166,11 @@ pub(crate) fn stale(program: &Program, pipeline: &Pipeline) -> Option<Stale> {
         });
         sent.push(ports.collect());
     }
-    let last = pipeline.stages.len().checked_sub(1)?;
-    let outputs = pipeline.stages[last].outputs.iter().zip(&sent[last]);
-    outputs.into_iter().find_map(|(port, written)| match port.carried {
-        Carried::Value(value) if *written != expected.get(&(end, value)).copied() => {
-            Some(Stale { stage: last, value })
+    let (last, written) = (pipeline.stages.last()?, sent.last()?);
+    let end = NodeId(program.nodes.len() as u32);
+    last.outputs.iter().zip(written).find_map(|(port, written)| match port.carried {
+        Carried::Value(value) if differs(end, value, *written) => {
+            Some(Stale { stage: pipeline.stages.len() - 1, value })
         }
         _ => None,
     })

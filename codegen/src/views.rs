@@ -114,6 +114,12 @@ const VIEWS: &[&str] = &[
     "_grad_sum_to_size",
     "_ncf_view",
     "_ncf_unsqueeze",
+    // torch's signatures do not say it of these: what has the wanted size or type comes back as it is.
+    "conj_physical",
+    "sum_to_size",
+    "cartesian_prod",
+    "to_dense",
+    "dequantize",
 ];
 
 /// Views or copies, as layout, type or mode have it.
@@ -148,6 +154,11 @@ const MAY_COPY: &[&str] = &[
     "_autocast_to_full_precision",
     "_autocast_to_reduced_precision",
     "_grad_sum_to_size",
+    "conj_physical",
+    "sum_to_size",
+    "cartesian_prod",
+    "to_dense",
+    "dequantize",
 ];
 
 /// Tells whether the result of an operator of this name may share memory with its first argument.
