@@ -301,7 +301,7 @@ pub fn is_in_place(name: &str) -> bool {
 pub fn mutated_arguments(node: &Node) -> Vec<usize> {
     let (space, name) = split(&node.operator);
     if space == "prim" {
-        return Vec::new();
+        return node.changes.iter().map(|index| *index as usize).collect();
     }
     let mut mutated = Vec::new();
     if is_in_place(name) {

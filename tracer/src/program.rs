@@ -266,6 +266,8 @@ pub struct Node {
     pub arguments: Vec<Argument>,
     /// Values it makes.
     pub outputs: Vec<ValueId>,
+    /// Arguments whose memory it may write to, where its name does not say so: of control flow that stays whole.
+    pub changes: Vec<u32>,
     /// The innermost call it belongs to.
     pub call: CallId,
     /// Where it is written.

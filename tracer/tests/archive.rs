@@ -299,11 +299,32 @@ fn control_flow_is_one_node() {
     );
     check(
         "l = annotate(List[Tensor], [])\nfor i in range(int(x)):\n  _0 = torch.append(l, x)\nreturn torch.stack(l)",
-        "%Int = aten::Int(%x)\n%l = prim::ListConstruct([])\n%l.1, %_0 = prim::Opaque(for=%Int, x=%x, l=%l)\n\
+        "%Int = aten::Int(%x)\n%l = prim::ListConstruct([])\n%l.1 = prim::Opaque(for=%Int, x=%x, l=%l)\n\
          %stack = aten::stack(%l.1)\nreturn %stack\n",
+    );
+    // What one branch alone names means nothing afterwards.
+    check(
+        "if bool(x):\n  a = torch.neg(x)\n  b = torch.neg(a)\nelse:\n  b = x\nreturn b",
+        "%Bool = aten::Bool(%x)\n%b = prim::Opaque(if=%Bool, x=%x)\nreturn %b\n",
     );
     let program = read_archive(&body("while bool(x):\n  x = torch.neg(x)\nreturn x")).unwrap();
     assert_eq!(program.notes[0].text, "`while` is kept as one opaque operator");
+}
+
+#[test]
+fn control_flow_says_whose_memory_it_may_write_to() {
+    let check = |lines: &str, expected: &[&str]| {
+        let program = read_archive(&body(&format!("y = torch.neg(x)\n{lines}\nreturn y")))
+            .unwrap_or_else(|e| panic!("{e}"));
+        let node = program.nodes.iter().find(|node| node.operator == "prim::Opaque").expect("control flow");
+        let names = node.changes.iter().map(|at| node.arguments[*at as usize].name.as_deref().unwrap());
+        assert_eq!(names.collect::<Vec<_>>(), expected, "{lines}");
+    };
+    check("if bool(x):\n  _0 = torch.mul_(y, 2)\nelse:\n  pass", &["y"]);
+    check("while bool(x):\n  a = torch.select(torch.slice(y), 0, 0)\n  _0 = torch.mul_(a, x)", &["y"]);
+    check("if bool(x):\n  _0 = torch.add(torch.relu_(x), y)\nelse:\n  pass", &["x"]);
+    check("if bool(x):\n  _0 = torch.neg(x, out=y)\nelse:\n  pass", &["y"]);
+    check("if bool(x):\n  _0 = torch.__is__(y, None)\n  _1 = torch.mul(y, x)\nelse:\n  pass", &[]);
 }
 
 #[test]

@@ -194,7 +194,8 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             return Err(TraceError::Limit { what: "operators", limit: MAX_NODES });
         }
         let id = NodeId(self.nodes.len() as u32);
-        self.nodes.push(Node { operator, arguments, outputs: Vec::new(), call: self.current, span });
+        let (outputs, changes) = (Vec::new(), Vec::new());
+        self.nodes.push(Node { operator, arguments, outputs, changes, call: self.current, span });
         Ok(id)
     }
 

@@ -1,6 +1,6 @@
 //! Control flow that stays whole: one node that reads names and writes names.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexSet;
 
@@ -8,7 +8,7 @@ use super::{Bound, Flattener, Frame, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
-    program::{Argument, Operand},
+    program::{Argument, Operand, Type},
 };
 
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
@@ -34,12 +34,16 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             self.hold(name, statement.text, frame)?;
         }
         let mut seen = HashSet::new();
+        let (changed, mut changes) = (uses.changed(), Vec::new());
         for (name, chain) in &uses.reads {
             let Some(bound) = frame.names.get(name) else { continue };
             match bound.clone() {
                 Bound::Operand(operand) | Bound::Named(_, operand) => {
                     if seen.insert(*name) {
                         self.spend(&operand)?;
+                        if changed.contains(name) && holds_tensor(&types::of(&operand, &self.values)) {
+                            changes.push(arguments.len() as u32);
+                        }
                         arguments.push(Argument { name: Some((*name).to_owned()), operand });
                     }
                 }
@@ -78,7 +82,12 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         }
         let span = self.code.span(frame.source, statement.text);
         let node = self.node("prim::Opaque".to_owned(), arguments, span)?;
-        for name in &uses.writes {
+        self.nodes[node.index()].changes = changes;
+        // A name of one branch alone, or of a loop's body, means nothing afterwards.
+        let assigned = assigned(std::slice::from_ref(statement));
+        let is_left = |name: &&str| frame.names.contains_key(*name) || assigned.contains(*name);
+        let left: Vec<&'a str> = uses.writes.iter().copied().filter(is_left).collect();
+        for name in left {
             let type_ = match frame.names.get(name) {
                 Some(Bound::Operand(operand)) => types::of(operand, &self.values),
                 _ => types::tensor(),
@@ -104,6 +113,10 @@ struct Uses<'a> {
     /// Names with the attributes that follow them.
     reads: IndexSet<(&'a str, Vec<&'a str>)>,
     writes: IndexSet<&'a str>,
+    /// Names in what is written to in place.
+    written_to: IndexSet<&'a str>,
+    /// What a name is made of: it may look at their memory.
+    made_of: HashMap<&'a str, IndexSet<&'a str>>,
     tensors: HashSet<u32>,
     returns: bool,
 }
@@ -124,6 +137,7 @@ impl<'a> Uses<'a> {
                     match &target.kind {
                         ExprKind::Name(name) => {
                             self.writes.insert(name);
+                            self.made_of.entry(name).or_default().extend(names(value));
                         }
                         _ => self.expr(target),
                     }
@@ -159,6 +173,17 @@ impl<'a> Uses<'a> {
             StatementKind::Function(definition) => self.block(&definition.block),
             StatementKind::Pass | StatementKind::Declare { .. } => {}
         }
+    }
+
+    /// Returns the names whose memory may be written to. O(names × what they are made of).
+    fn changed(&self) -> IndexSet<&'a str> {
+        let mut changed = self.written_to.clone();
+        let mut at = 0;
+        while let Some(name) = changed.get_index(at).copied() {
+            changed.extend(self.made_of.get(name).into_iter().flatten());
+            at += 1;
+        }
+        changed
     }
 
     fn expr(&mut self, expr: &Expr<'a>) {
@@ -199,6 +224,13 @@ impl<'a> Uses<'a> {
             ExprKind::Call(callee, arguments) => {
                 self.expr(callee);
                 arguments.iter().for_each(|argument| self.expr(&argument.value));
+                let is_in_place =
+                    matches!(callee.kind, ExprKind::Attribute(_, method) if is_in_place(method));
+                for (at, argument) in arguments.iter().enumerate() {
+                    if (is_in_place && at == 0) || argument.name == Some("out") {
+                        self.written_to.extend(names(&argument.value));
+                    }
+                }
             }
             ExprKind::Index(base, indices) => {
                 self.expr(base);
@@ -210,6 +242,54 @@ impl<'a> Uses<'a> {
             }
             _ => {}
         }
+    }
+}
+
+/// Returns the names in an expression.
+fn names<'a>(expr: &Expr<'a>) -> IndexSet<&'a str> {
+    let mut uses = Uses::default();
+    uses.expr(expr);
+    uses.reads.into_iter().map(|(name, _)| name).collect()
+}
+
+/// Returns the names that hold something after a block, whichever way it went.
+fn assigned<'a>(block: &[Statement<'a>]) -> HashSet<&'a str> {
+    let mut found = HashSet::new();
+    for statement in block {
+        match &statement.kind {
+            StatementKind::Assign { targets, .. } => {
+                found.extend(targets.iter().filter_map(|target| match target.kind {
+                    ExprKind::Name(name) => Some(name),
+                    _ => None,
+                }));
+            }
+            StatementKind::If { then, otherwise, .. } => {
+                let other = assigned(otherwise);
+                found.extend(assigned(then).into_iter().filter(|name| other.contains(name)));
+            }
+            StatementKind::With { block, .. } => found.extend(assigned(block)),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Tells whether an operator of this name writes to its first argument: `add_`, `__iadd__`.
+fn is_in_place(operator: &str) -> bool {
+    match operator.strip_prefix("__i").and_then(|rest| rest.strip_suffix("__")) {
+        // Questions.
+        Some("s" | "snot") => false,
+        Some(_) => true,
+        None => operator.ends_with('_') && !operator.ends_with("__"),
+    }
+}
+
+fn holds_tensor(type_: &Type) -> bool {
+    match type_ {
+        Type::Tensor(_) => true,
+        Type::Optional(inner) | Type::List(inner) | Type::Dict(_, inner) => holds_tensor(inner),
+        Type::Tuple(items) => items.iter().any(holds_tensor),
+        _ => false,
     }
 }
 

@@ -133,6 +133,7 @@ impl Lowering {
             operator: "prim::ListConstruct".to_owned(),
             arguments: vec![Argument { name: None, operand }],
             outputs: Vec::new(),
+            changes: Vec::new(),
             call,
             span: list.span,
         });

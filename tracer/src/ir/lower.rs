@@ -299,6 +299,7 @@ impl Lowering {
             operator: "prim::CallMethod".to_owned(),
             arguments: arguments.iter().cloned().map(positional).collect(),
             outputs: Vec::new(),
+            changes: Vec::new(),
             call,
             span: node.span,
         };
@@ -335,6 +336,7 @@ impl Lowering {
             operator: operator.to_owned(),
             arguments: arguments.into_iter().map(positional).collect(),
             outputs: Vec::new(),
+            changes: Vec::new(),
             call,
             span: node.span,
         };

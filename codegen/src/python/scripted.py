@@ -1,0 +1,16 @@
+
+
+def _scripted(name, code):
+    """Compiles what is written in the language of archives, which torch reads from an archive alone."""
+    import io
+    import zipfile
+
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        # A module without state, and no constants.
+        archive.writestr("held/data.pkl", b"\x80\x02c__torch__\nHeld\n)\x81}b.")
+        archive.writestr("held/constants.pkl", b"\x80\x02).")
+        archive.writestr("held/version", "10\n")
+        archive.writestr("held/code/__torch__.py", code)
+    held.seek(0)
+    return getattr(torch.jit.load(held), name)
