@@ -187,6 +187,11 @@ fn what_cannot_be_flattened_is_named_and_still_drawn() {
     for text in [">if<", ">while<", ">not followed<", "that is not known"] {
         assert!(picture.contains(text), "{text} in {picture}");
     }
+    // What has no results did something else: here it writes in place.
+    fs::write(folder.path().join("writes.pt"), fixture("traces/writes.pt")).unwrap();
+    let inside = run(folder.path(), &["graph", "writes.pt"]);
+    let picture = String::from_utf8(inside.stdout).unwrap();
+    assert_eq!(picture.matches(">not followed<").count(), 2);
     // Nobody knows which stage an `if` belongs to that was never followed.
     let split = run(folder.path(), &["split", "model.pt", "--devices", "2xt4", "-o", "out"]);
     assert_eq!(split.status.code(), Some(2));

@@ -155,7 +155,9 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
             .any(|value| is_live[value.index()] && (!is_plumbing || carries_tensor(graph, *value)));
         // What writes in place does its work even where nobody reads its result.
         let is_in_place = !is_plumbing && operator.name.ends_with('_') && !operator.name.ends_with("__");
-        if is_read || is_in_place {
+        // So does a statement without results.
+        let is_done = operator.outputs.is_empty() && kept_whole(operator).is_some();
+        if is_read || is_in_place || is_done {
             is_shown[operator.id.index()] = !is_plumbing;
             // Of a written list, only what is taken from it.
             let one = operator.outputs.iter().enumerate().filter(|(_, value)| is_live[value.index()]);
