@@ -287,13 +287,13 @@ fn follow(
             continue;
         };
         // A copy that was made before an earlier stage wrote cannot be made again from what that stage sends.
-        let producer = |view: ValueId| program.values[view.index()].producer.expect("a view is made").index();
+        let mut before = events[..position].iter().rev();
+        let written = before.find(|event| !event.writes_to.is_empty() && event.stage < stage);
         let is_stale = |view: &&ValueId| {
-            let made = producer(**view);
-            may_copy(&program.nodes[made])
-                && events[..position]
-                    .iter()
-                    .any(|write| !write.writes_to.is_empty() && write.stage < stage && write.node > made)
+            let made = program.values[view.index()].producer.map(|made| made.index());
+            made.is_some_and(|made| {
+                written.is_some_and(|write| write.node > made) && may_copy(&program.nodes[made])
+            })
         };
         if let Some(view) = views.iter().find(is_stale) {
             let names = [*view, root].iter().map(|v| program.values[v.index()].name.clone()).collect();

@@ -26,10 +26,11 @@ pub(crate) struct Function {
 /// Longest statement taken over.
 const MAX_TEXT: usize = 100_000;
 
-/// Lists the nodes of a stage that need a function, with its name.
+/// Lists the nodes of a stage that need a function, with its name. As a method, it takes its receiver first.
 pub(crate) fn functions(
     program: &Program,
     stage: &Stage,
+    receiver: Option<&str>,
 ) -> Result<Vec<(NodeId, String, Function)>, CutError> {
     let mut found = Vec::new();
     for step in &stage.steps {
@@ -43,7 +44,7 @@ pub(crate) fn functions(
         match program.nodes[node.index()].operator.as_str() {
             "prim::Opaque" => {
                 let name = format!("opaque_{}", node.0);
-                let function = function(program, *node, &name).map_err(refuse)?;
+                let function = function(program, *node, &name, receiver).map_err(refuse)?;
                 found.push((*node, name, function));
             }
             "prim::SetAttr" => return Err(refuse("it assigns an attribute of a module")),
@@ -60,7 +61,12 @@ fn place(program: &Program, node: NodeId) -> String {
     format!("{}:{}", source.name, source.line(span.start as usize))
 }
 
-fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'static str> {
+fn function(
+    program: &Program,
+    id: NodeId,
+    name: &str,
+    receiver: Option<&str>,
+) -> Result<Function, &'static str> {
     let node = &program.nodes[id.index()];
     let source = program.sources.get(node.span.source as usize).ok_or("its text is not in the archive")?;
     let (start, end) = (node.span.start as usize, node.span.end as usize);
@@ -77,7 +83,7 @@ fn function(program: &Program, id: NodeId, name: &str) -> Result<Function, &'sta
             return Err("it reaches for a module, a constant, or another function");
         }
     }
-    let mut parameters = Vec::new();
+    let mut parameters: Vec<String> = receiver.map(str::to_string).into_iter().collect();
     let mut arguments = Vec::new();
     for argument in &node.arguments {
         let keyword = argument.name.as_deref().ok_or("it is a call that cannot be followed")?;

@@ -276,24 +276,10 @@ pub fn draws(node: &Node) -> bool {
     space == "aten" && RANDOM.contains(&name) && !in_evaluation()
 }
 
-/// Tells whether a name ends in the single underscore of an in-place operator.
+/// Tells whether a name is that of an operator that changes the elements of its first argument.
 pub fn is_in_place(name: &str) -> bool {
-    let trailing = name.ends_with('_') && !name.ends_with("__");
-    let dunder = matches!(
-        name,
-        "__iadd__"
-            | "__isub__"
-            | "__imul__"
-            | "__idiv__"
-            | "__iand__"
-            | "__ior__"
-            | "__ixor__"
-            | "__ilshift__"
-            | "__irshift__"
-    );
-    // `requires_grad_` changes no element.
-    (trailing && name != "requires_grad_")
-        || dunder
+    // `requires_grad_` changes none.
+    (tracer::is_in_place(name) && name != "requires_grad_")
         || matches!(name, "append" | "_set_item" | "insert" | "extend")
 }
 

@@ -63,15 +63,15 @@ pub(crate) fn stage(
     if !segments.is_empty() {
         out.push_str(include_str!("saving.py"));
     }
-    let functions = functions(program, stage)?;
+    let functions = functions(program, stage, Some("self: __torch__.Held"))?;
     if !functions.is_empty() {
         out.push_str(include_str!("scripted.py"));
     }
     for (_, name, function) in &functions {
         // Scripted control flow stays in its own language.
         out.push_str(&format!("\n\n_{name} = _scripted(\n    {},\n", quoted(name)));
-        for line in held(name, function).lines() {
-            out.push_str(&format!("    {}\n", quoted(&format!("{line}\n"))));
+        for line in function.code.lines() {
+            out.push_str(&format!("    {}\n", quoted(&format!("  {line}\n"))));
         }
         out.push_str(")\n");
     }
@@ -246,19 +246,6 @@ fn tables(out: &mut String, program: &Program, stage: &Stage, tied: &BTreeMap<&s
         out.push_str(&format!("    {}: {},\n", quoted(second), quoted(first)));
     }
     out.push_str("}\n\n\n");
-}
-
-/// Returns the class of an archive that has a function as its method.
-fn held(name: &str, function: &Function) -> String {
-    let mut code = "class Held(Module):\n  __parameters__ = []\n  __buffers__ = []\n".to_string();
-    let comma = if function.arguments.is_empty() { "" } else { ",\n    " };
-    let method = function.code.replacen(
-        &format!("def {name}("),
-        &format!("def {name}(self: __torch__.Held{comma}"),
-        1,
-    );
-    method.lines().for_each(|line| code.push_str(&format!("  {line}\n")));
-    code
 }
 
 fn forward(

@@ -29,7 +29,7 @@ pub(crate) fn module(
     let kinds = kinds(program);
     let on_host = on_host(program);
     let folded = Folded::new(program, stage, &kinds);
-    let functions = functions(program, stage)?;
+    let functions = functions(program, stage, None)?;
     let space = tree.root_class().trim_end_matches(".Stage").to_string();
     let mut unread = Vec::new();
     let mut writer = Writer {

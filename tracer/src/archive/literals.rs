@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::program::{ByteOrder, Constant, DType, Operand, Program, Role, Tensor, TensorId};
+use crate::program::{ByteOrder, Constant, DType, Operand, Program, Role, Tensor, TensorId, is_in_place};
 
 /// Reads each such tensor whose bytes lie in the file as they are.
 pub(super) fn read(bytes: &[u8], program: &Program) -> BTreeMap<TensorId, Constant> {
@@ -25,7 +25,7 @@ fn numbers_kept(program: &Program) -> BTreeSet<TensorId> {
     };
     let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
     for node in &program.nodes {
-        let is_writing = node.operator.ends_with('_') && !node.operator.ends_with("__");
+        let is_writing = is_in_place(node.operator.rsplit("::").next().unwrap_or_default());
         for (position, argument) in node.arguments.iter().enumerate() {
             if let Operand::Tensor(id) = argument.operand
                 && is_number(id)

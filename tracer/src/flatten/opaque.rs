@@ -8,7 +8,7 @@ use super::{Bound, Flattener, Frame, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
-    program::{Argument, Operand, Type},
+    program::{Argument, Operand, Type, is_in_place},
 };
 
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
@@ -272,16 +272,6 @@ fn assigned<'a>(block: &[Statement<'a>]) -> HashSet<&'a str> {
         }
     }
     found
-}
-
-/// Tells whether an operator of this name writes to its first argument: `add_`, `__iadd__`.
-fn is_in_place(operator: &str) -> bool {
-    match operator.strip_prefix("__i").and_then(|rest| rest.strip_suffix("__")) {
-        // Questions.
-        Some("s" | "snot") => false,
-        Some(_) => true,
-        None => operator.ends_with('_') && !operator.ends_with("__"),
-    }
 }
 
 fn holds_tensor(type_: &Type) -> bool {
