@@ -33,11 +33,16 @@ use crate::{
 pub const MIN_ROWS: usize = 20;
 /// Rows beyond which the curve no longer changes; more are thinned out evenly.
 const MAX_ROWS: usize = 8_000;
+/// Fewer rows do not tell one tile from another, only the best of them.
+const TILE_ROWS: usize = 100;
 const FOLDS: usize = 5;
 /// Rounds of reweighting, each of which must lower the held-out error.
 const ROUNDS: usize = 4;
-/// Degree two has to lower the held-out error to this share.
-const WORTH: f64 = 0.98;
+/// Degree two may raise the held-out error to this share: folds are too few to tell less, and further rows know it better.
+const WORTH: f64 = 1.02;
+/// Terms of degree two are fitted as so much of themselves: the same λ then holds them back four times as strongly as those
+/// of degree one, of which there are few.
+const BENT: f64 = 0.5;
 /// Parts of the rows, by length, of each of which the usual miss is told.
 const KNOTS: usize = 3;
 /// Powers of ten that are tried as λ, before those between.
@@ -92,22 +97,24 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
         samples
     };
     // Step 1: the anchor.
-    let rows: Vec<Vec<f64>> = samples.iter().map(|sample| anchor_terms(&sample.work, machine)).collect();
-    let favour = beyond::favour(samples, &rows, machine);
-    let base = Base::of(samples, &rows, machine, favour);
+    let mut rows: Vec<Vec<f64>> = samples.iter().map(|sample| anchor_terms(&sample.work, machine)).collect();
+    if samples.len() < TILE_ROWS && has_sums(samples) && machine.host.is_none() {
+        rows.iter_mut().for_each(|row| row[terms::TILES_APART].fill(0.0));
+    }
+    let choice = beyond::choice(samples, &rows, machine);
+    let base = Base::of(samples, &rows, machine, choice);
     let anchors = base.times(samples, &rows, machine);
     let misses = misses(samples, &anchors);
 
     // Step 2: the correction.
     let bounded = base.bounded(samples, &rows, machine);
-    let mut correction = standard(&bounded);
-    let sorted_misses = sort(misses.iter().copied());
+    let mut correction = base.standard(&bounded);
     correction.usual = usual(&anchors, &misses, KNOTS);
-    correction.clip = (quantile(&sorted_misses, 0.005), quantile(&sorted_misses, 0.995));
+    correction.clip = clip(&misses);
     let by_length: Vec<f64> = anchors.iter().map(|anchor| correction.usual.at(anchor.ln())).collect();
     let chosen = fit_correction(&mut correction, &bounded, &misses, &by_length);
     // Step 3: what lies beyond.
-    let beyond = beyond::beyond(samples, &rows, machine, chosen.as_ref(), favour);
+    let beyond = beyond::beyond(samples, &rows, machine, chosen.as_ref(), choice);
     let extent = beyond.as_ref().map(|beyond| beyond.extent).unwrap_or_default();
     let reach = reach(&anchors);
     if chosen.is_some() {
@@ -117,7 +124,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     }
 
     // Step 4: the band.
-    let unseen = unseen(samples, &rows, machine, chosen.as_ref(), (favour, extent.parts));
+    let unseen = unseen(samples, &rows, machine, chosen.as_ref(), (choice, extent.parts));
     let misses = beyond.map(|beyond| beyond.misses).unwrap_or_default();
     let band = beyond::widened(band(&unseen, |_| true), reach, &misses, base.is_assumed);
     let validation = validate(samples, &unseen);
@@ -136,6 +143,15 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     Ok((curve, validation))
 }
 
+/// What the larger rows are asked before anything is fitted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Choice {
+    /// How much the anchor favours long operators.
+    favour: f64,
+    /// Whether the correction knows how long very long sums are.
+    is_long: bool,
+}
+
 /// What is fitted before the correction.
 struct Base {
     coefficients: Vec<f64>,
@@ -144,10 +160,14 @@ struct Base {
     least: f64,
     /// Whether rows beyond the cache had to be assumed.
     is_assumed: bool,
+    /// Whether the correction does without the length of very long sums.
+    is_short: bool,
 }
 
 impl Base {
-    fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, favour: f64) -> Self {
+    fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, choice: Choice) -> Self {
+        let Choice { favour, is_long } = choice;
+        let is_short = !is_long && has_sums(samples);
         let sorted = sort(samples.iter().map(|sample| sample.seconds));
         let (floor, least) = (quantile(&sorted, 0.01), 0.5 * sorted[0]);
         let (mut coefficients, mut hidden) = fit_anchor(rows, samples, machine, floor, least, favour);
@@ -157,7 +177,7 @@ impl Base {
             let (samples, rows) = ([samples, &far.0].concat(), [rows, &far.1].concat());
             (coefficients, hidden) = fit_anchor(&rows, &samples, machine, floor, least, favour);
         }
-        Self { coefficients, hidden, floor, least, is_assumed }
+        Self { coefficients, hidden, floor, least, is_assumed, is_short }
     }
 
     fn times(&self, samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Vec<f64> {
@@ -175,6 +195,20 @@ impl Base {
         };
         samples.iter().zip(rows).map(terms).collect()
     }
+
+    /// Finds means, deviations and ranges of the bounded terms; one that is not to be used has no range.
+    fn standard(&self, bounded: &[Vec<f64>]) -> Correction {
+        let mut correction = standard(bounded);
+        if self.is_short {
+            correction.ranges[terms::LONG] = (0.0, 0.0);
+        }
+        correction
+    }
+}
+
+/// Returns whether operators of a kind are products, whose sums have a length.
+fn has_sums(samples: &[Sample]) -> bool {
+    samples.first().is_some_and(|sample| sample.work.matrix().is_none())
 }
 
 fn anchor_terms(work: &Work, machine: &Machine) -> Vec<f64> {
@@ -260,6 +294,12 @@ fn usual(anchors: &[f64], misses: &Array1<f64>, most: usize) -> Usual {
     Usual(knots.collect())
 }
 
+/// Returns what the correction stays within.
+fn clip(misses: &Array1<f64>) -> (f64, f64) {
+    let sorted = sort(misses.iter().copied());
+    (quantile(&sorted, 0.005), quantile(&sorted, 0.995))
+}
+
 /// Returns the logarithm of the time that one of a hundred anchors exceeds.
 fn reach(anchors: &[f64]) -> f64 {
     quantile(&sort(anchors.iter().map(|anchor| anchor.ln())), 0.99)
@@ -290,7 +330,7 @@ fn fit_correction(
     };
     let x = matrix(&expanded(&standardised));
     if let Some(fitted) = robust(x.view(), misses).filter(|fitted| fitted.error < WORTH * linear.error) {
-        correction.quadratic = fitted.linear;
+        correction.quadratic = straightened(fitted.linear, correction.means.len());
         chosen = Chosen {
             is_quadratic: true,
             lambda: fitted.lambda,
@@ -301,13 +341,21 @@ fn fit_correction(
     Some(chosen)
 }
 
+/// Returns terms of both degrees as they are fitted.
 fn expanded(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let expanded = |z: &Vec<f64>| {
         let mut whole = Vec::new();
         expand(z, &mut whole);
+        whole[z.len()..].iter_mut().for_each(|term| *term *= BENT);
         whole
     };
     rows.iter().map(expanded).collect()
+}
+
+/// Makes a polynomial of fitted terms, `p` of them of degree one, one of the terms themselves.
+fn straightened(mut fitted: Linear, p: usize) -> Linear {
+    fitted.coefficients[p..].iter_mut().for_each(|coefficient| *coefficient *= BENT);
+    fitted
 }
 
 /// A row predicted by a model that did not see it.
@@ -329,25 +377,24 @@ fn unseen(
     rows: &[Vec<f64>],
     machine: &Machine,
     chosen: Option<&Chosen>,
-    (favour, parts): (f64, usize),
+    (choice, parts): (Choice, usize),
 ) -> Vec<Unseen> {
     let mut all: Vec<Option<Unseen>> = samples.iter().map(|_| None).collect();
     for fold in 0..FOLDS {
         let part = |wanted: bool| (0..samples.len()).filter(move |i| (i % FOLDS == fold) == wanted);
         let train: Vec<Sample> = part(false).map(|i| samples[i]).collect();
         let train_rows: Vec<Vec<f64>> = part(false).map(|i| rows[i].clone()).collect();
-        let base = Base::of(&train, &train_rows, machine, favour);
+        let base = Base::of(&train, &train_rows, machine, choice);
         let anchors = base.times(&train, &train_rows, machine);
         let misses = misses(&train, &anchors);
         let usual = usual(&anchors, &misses, parts);
-        let sorted = sort(misses.iter().copied());
-        let clip = (quantile(&sorted, 0.005), quantile(&sorted, 0.995));
+        let clip = clip(&misses);
         let bounded = base.bounded(&train, &train_rows, machine);
         let terms = |correction: &Correction, bounded: &[Vec<f64>], is_quadratic: bool| {
             let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
             if is_quadratic { expanded(&z) } else { z }
         };
-        let correction = standard(&bounded);
+        let correction = base.standard(&bounded);
         let fitted = chosen.and_then(|chosen| {
             let x = matrix(&terms(&correction, &bounded, chosen.is_quadratic));
             let weights: Array1<f64> = part(false).map(|i| chosen.weights[i]).collect();

@@ -262,9 +262,12 @@ fn curve_to_file(
     let size = example(form).expect("a form of ours");
     let (anchor, bounded) = names(&size, &curve.machine);
     let correction = &curve.correction;
+    // What never varied says nothing: it is left out, with its coefficients.
+    let used: Vec<bool> = correction.ranges.iter().map(|(low, high)| low < high).collect();
+    let products = products(&used);
     let polynomial = |linear: &Linear| Polynomial {
         intercept: short(linear.intercept),
-        coefficients: shorts(&linear.coefficients),
+        coefficients: shorts(&picked(&linear.coefficients, &products)),
     };
     let term = |j: usize| TermRange {
         mean: short(correction.means[j]),
@@ -286,7 +289,10 @@ fn curve_to_file(
         least: short(curve.least),
         hidden: short(curve.hidden),
         floor: short(curve.floor),
-        terms: bounded.iter().enumerate().map(|(j, name)| ((*name).to_string(), term(j))).collect(),
+        terms: (bounded.iter().enumerate())
+            .filter(|(j, _)| used[*j])
+            .map(|(j, name)| ((*name).to_string(), term(j)))
+            .collect(),
         mean: None,
         usual: correction.usual.0.iter().map(|knot| both(*knot)).collect(),
         clip: both(correction.clip),
@@ -311,6 +317,24 @@ fn curve_to_file(
             .flushed
             .map(|Flushed { call, byte }| FlushedFile { call: short(call), byte: short(byte) }),
     }
+}
+
+/// Returns which terms of both degrees are made of used ones alone, in the order of [`expand`](crate::curve::expand).
+fn products(used: &[bool]) -> Vec<bool> {
+    let second = used.iter().enumerate().flat_map(|(i, a)| used[i..].iter().map(move |b| *a && *b));
+    used.iter().copied().chain(second).collect()
+}
+
+/// Leaves out what is not used.
+fn picked(all: &[f64], used: &[bool]) -> Vec<f64> {
+    all.iter().zip(used).filter(|(_, is_used)| **is_used).map(|(value, _)| *value).collect()
+}
+
+/// Puts zeros where [`picked`] left something out.
+fn spread(picked: &[f64], used: &[bool]) -> Vec<f64> {
+    let mut picked = picked.iter().copied();
+    let next = |is_used: &bool| if *is_used { picked.next().unwrap_or(0.0) } else { 0.0 };
+    used.iter().map(next).collect()
 }
 
 /// Rounds to four digits: no clock gives more, and files stay small.
@@ -341,23 +365,27 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     if !is_fine(&anchor) || anchor.iter().any(|value| *value < 0.0) {
         return Err(wrong("the anchor"));
     }
-    let terms: Option<Vec<TermRange>> =
-        bounded_names.iter().map(|name| file.terms.get(*name).copied()).collect();
-    let terms = terms.ok_or_else(|| wrong("the list of terms"))?;
+    let used: Vec<bool> = bounded_names.iter().map(|name| file.terms.contains_key(*name)).collect();
+    const UNUSED: TermRange = TermRange { mean: 0.0, scale: 1.0, range: (0.0, 0.0) };
+    let terms: Vec<TermRange> =
+        bounded_names.iter().map(|name| file.terms.get(*name).copied().unwrap_or(UNUSED)).collect();
     if terms.iter().any(|term| {
         let (low, high) = term.range;
         !is_fine(&[term.mean, low, high]) || !is_scale(term.scale) || low > high
     }) {
         return Err(wrong("a term's range"));
     }
-    let p = terms.len();
-    let whole = p + p * (p + 1) / 2;
-    let polynomial = |given: &Polynomial, lengths: &[usize], part| {
+    let products = products(&used);
+    let polynomial = |given: &Polynomial, used: &[bool], part| {
         let coefficients = &given.coefficients.0;
-        if !lengths.contains(&coefficients.len()) || !is_fine(coefficients) || !is_fine(&[given.intercept]) {
+        let is_whole = coefficients.len() == used.iter().filter(|is_used| **is_used).count();
+        // Without a gate no polynomial is asked.
+        let is_left_out = coefficients.is_empty() && file.gate.is_none();
+        if !(is_whole || is_left_out) || !is_fine(coefficients) || !is_fine(&[given.intercept]) {
             return Err(wrong(part));
         }
-        Ok(Linear { intercept: given.intercept, coefficients: coefficients.clone() })
+        let coefficients = if is_left_out { Vec::new() } else { spread(coefficients, used) };
+        Ok(Linear { intercept: given.intercept, coefficients })
     };
     let gate = match &file.gate {
         None => None,
@@ -397,7 +425,6 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     if flushed.is_some_and(|Flushed { call, byte }| !is_fine(&[call, byte]) || call < 0.0 || byte < 0.0) {
         return Err(wrong("what empty caches cost"));
     }
-    let lengths: &[usize] = if gate.is_some() { &[p] } else { &[0, p] };
     Ok(Curve {
         machine,
         anchor,
@@ -409,9 +436,9 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
             scales: terms.iter().map(|term| term.scale).collect(),
             ranges: terms.iter().map(|term| term.range).collect(),
             usual: Usual(usual),
-            linear: polynomial(&file.linear, lengths, "the linear part")?,
+            linear: polynomial(&file.linear, &used, "the linear part")?,
             quadratic: match &file.quadratic {
-                Some(given) => polynomial(given, &[whole], "the quadratic part")?,
+                Some(given) => polynomial(given, &products, "the quadratic part")?,
                 None => Linear::default(),
             },
             gate,

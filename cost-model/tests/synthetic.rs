@@ -92,6 +92,41 @@ fn bands_hold_four_of_five() {
     assert!((0.75..=0.86).contains(&share), "{share}");
 }
 
+/// The same device with sums that slow down as they grow long, to so much of the rate at 65,536.
+fn slowed(n: usize, left: f64, seed: u64) -> Vec<Sample> {
+    let mut samples = products(n, 0.03, seed);
+    for sample in &mut samples {
+        let long = (sample.work.k / 65_536.0).min(1.0);
+        sample.seconds *= 1.0 + (1.0 / left - 1.0) * long.sqrt();
+    }
+    samples
+}
+
+#[test]
+fn long_sums_are_a_term_where_rows_ask_for_it_and_files_tell_which() {
+    let has_term = |samples: &[Sample]| {
+        let (curve, _) = fit(samples, &machine()).expect("enough rows");
+        let mut model = CostModel::of_data_sheet("A100-SXM4-80GB", &catalogue()["A100-SXM4-80GB"]);
+        let size = samples[0].work.size;
+        model.insert("linear", "bfloat16", Phase::Forward, &size, curve.clone(), Default::default());
+        let file = model.to_file();
+        // A file without the term, as those before it are, says the same as the curve.
+        let read = CostModel::from_file(&file).expect("a file of ours");
+        let read = read.curve("linear", "bfloat16", Phase::Forward, &size).expect("a curve");
+        for sample in samples {
+            let (own, again) = (curve.predict(&sample.work), read.predict(&sample.work));
+            assert!((own.seconds / again.seconds - 1.0).abs() < 0.01, "{own:?} {again:?}");
+        }
+        let terms = &file.curves[0].terms;
+        assert!(!terms.contains_key("batch_8"), "the rows have one batch");
+        terms.contains_key("k_16384")
+    };
+    for seed in 0..3 {
+        assert!(!has_term(&products(400, 0.05, seed)));
+        assert!(has_term(&slowed(400, 0.3, seed)), "{seed}");
+    }
+}
+
 #[test]
 fn an_outlier_does_not_bend_the_curve() {
     let mut train = products(300, 0.02, 5);

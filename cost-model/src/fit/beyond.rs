@@ -2,7 +2,7 @@
 //!
 //! Folds that are dealt at random say nothing of that. Here a curve is fitted to the smaller seven tenths of its rows and
 //! tried on the larger three, as forecasts are tried on what came later (Tashman, Int. J. of Forecasting 16, 2000).
-//! Chosen by that are how much the anchor favours long operators, where trust in the polynomial ends, and how finely
+//! Chosen by that are how much the anchor favours long operators, whether the correction knows of very long sums, where trust in the polynomial ends, and how finely
 //! the usual miss is told by length. What is not clearly better for the larger rows, or is worse for held-out ones
 //! like those fitted, stays as it is. The chosen numbers then serve all rows.
 //!
@@ -12,7 +12,8 @@
 use ndarray::{Array1, ArrayView2};
 
 use super::{
-    Base, Chosen, FOLDS, KNOTS, Sample, ends, expanded, gate, matrix, misses, reach, sort, standard, usual,
+    Base, Choice, Chosen, FOLDS, KNOTS, Sample, clip, ends, expanded, gate, has_sums, matrix, misses, reach,
+    sort, straightened, usual,
 };
 use crate::{
     curve::{Band, Usual, expand, mixed},
@@ -35,7 +36,9 @@ const WORTH: f64 = 0.97;
 const PRICE: f64 = 1.01;
 /// Powers of its time by which the square of an operator's relative error may count in the anchor; the first is usual.
 const FAVOURS: [f64; 4] = [0.0, 0.25, 0.5, 1.0];
-/// λ with which favours are compared: where errors are least varies little with it.
+/// What the term of very long sums may raise the error of larger rows to.
+const LONG_PRICE: f64 = 1.02;
+/// λ with which choices are compared: where errors are least varies little with it.
 const USUAL_LAMBDA: f64 = 1.0;
 /// Factors on the leverage from which trust falls; the first is usual. However good it is on the larger rows, trust ends.
 const THRESHOLDS: [f64; 5] = [4.0, 0.3, 0.6, 1.0, 2.0];
@@ -105,22 +108,22 @@ struct Row {
     miss: f64,
 }
 
-/// Chooses how much the anchor favours long operators.
-pub(super) fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> f64 {
-    let chain = Chain::of(samples, rows, machine).filter(|_| samples.len() >= MIN_ROWS);
-    let Some(Chain { train, test, .. }) = chain else { return FAVOURS[0] };
-    let near = |favour: f64| -> Option<f64> {
-        // A polynomial mends much of what an anchor misses, but only near its rows.
-        let base = Base::of(samples, rows, machine, favour);
-        let missed = misses(samples, &base.times(samples, rows, machine));
-        let bounded = base.bounded(samples, rows, machine);
-        let correction = standard(&bounded);
-        let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
-        let (_, own) = linear(matrix(&z).view(), &missed, &Array1::ones(missed.len()), USUAL_LAMBDA)?;
-        Some(own.iter().zip(&missed).map(|(own, miss)| wrong(own - miss)).sum())
+/// Chooses how much the anchor favours long operators, and whether the correction knows of very long sums.
+pub(super) fn choice(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Choice {
+    let usual = Choice { favour: FAVOURS[0], is_long: false };
+    let Some(chain) = Chain::of(samples, rows, machine).filter(|_| samples.len() >= MIN_ROWS) else {
+        return usual;
     };
+    let choice = Choice { favour: favour(samples, rows, machine, &chain), ..usual };
+    Choice { is_long: is_long(samples, rows, machine, &chain, choice), ..choice }
+}
+
+fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chain: &Chain) -> f64 {
+    let Chain { train, test, .. } = chain;
+    let base = |samples, rows, favour| Base::of(samples, rows, machine, Choice { favour, is_long: false });
+    let near = |favour: f64| near(&base(samples, rows, favour), samples, rows, machine);
     let far = |favour: f64| -> f64 {
-        let base = Base::of(&train.0, &train.1, machine, favour);
+        let base = base(&train.0, &train.1, favour);
         let anchors = base.times(&train.0, &train.1, machine);
         let usual = usual(&anchors, &misses(&train.0, &anchors), KNOTS);
         let times = base.times(&test.0, &test.1, machine);
@@ -129,20 +132,62 @@ pub(super) fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -
     better(FAVOURS, far, near)
 }
 
+/// Some libraries slow down as sums grow long, whatever the tiles; others only take other tiles. Held-out rows have to ask for
+/// the term clearly, and the larger ones must bear it.
+fn is_long(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chain: &Chain, choice: Choice) -> bool {
+    if !has_sums(samples) {
+        return false;
+    }
+    let Chain { train, test, .. } = chain;
+    let near = |is_long: bool| -> Option<f64> {
+        near(&Base::of(samples, rows, machine, Choice { is_long, ..choice }), samples, rows, machine)
+    };
+    let far = |is_long: bool| -> Option<f64> {
+        let base = Base::of(&train.0, &train.1, machine, Choice { is_long, ..choice });
+        let missed = misses(&train.0, &base.times(&train.0, &train.1, machine));
+        let bounded = base.bounded(&train.0, &train.1, machine);
+        let correction = base.standard(&bounded);
+        let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+        let (plain, _) = linear(matrix(&z).view(), &missed, &Array1::ones(missed.len()), USUAL_LAMBDA)?;
+        let clip = clip(&missed);
+        let own = base
+            .bounded(&test.0, &test.1, machine)
+            .into_iter()
+            .map(|bounded| plain.at(&correction.standardise(&bounded)).clamp(clip.0, clip.1));
+        let truth = misses(&test.0, &base.times(&test.0, &test.1, machine));
+        Some(own.zip(&truth).map(|(own, miss)| wrong(own - miss)).sum())
+    };
+    let is_within = |error: &dyn Fn(bool) -> Option<f64>, share: f64| -> Option<bool> {
+        Some(error(true)? < share * error(false)?)
+    };
+    is_within(&near, WORTH) == Some(true) && is_within(&far, LONG_PRICE) == Some(true)
+}
+
+/// Tells how wrong held-out rows are with a polynomial of degree one: it mends much of what an anchor misses, but only near
+/// its rows.
+fn near(base: &Base, samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Option<f64> {
+    let missed = misses(samples, &base.times(samples, rows, machine));
+    let bounded = base.bounded(samples, rows, machine);
+    let correction = base.standard(&bounded);
+    let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+    let (_, own) = linear(matrix(&z).view(), &missed, &Array1::ones(missed.len()), USUAL_LAMBDA)?;
+    Some(own.iter().zip(&missed).map(|(own, miss)| wrong(own - miss)).sum())
+}
+
 /// Chooses where trust in the polynomial ends, and tells how well the larger rows are then predicted.
 pub(super) fn beyond(
     samples: &[Sample],
     rows: &[Vec<f64>],
     machine: &Machine,
     chosen: Option<&Chosen>,
-    favour: f64,
+    choice: Choice,
 ) -> Option<Beyond> {
     let Chain { small, train, test } = Chain::of(samples, rows, machine)?;
-    let base = Base::of(&train.0, &train.1, machine, favour);
+    let base = Base::of(&train.0, &train.1, machine, choice);
     let anchors = base.times(&train.0, &train.1, machine);
     let missed = misses(&train.0, &anchors);
     let bounded = base.bounded(&train.0, &train.1, machine);
-    let correction = standard(&bounded);
+    let correction = base.standard(&bounded);
     let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
     let weights = |of: &Array1<f64>| -> Array1<f64> { small.iter().map(|i| of[*i]).collect() };
     let polynomials = match chosen {
@@ -153,7 +198,8 @@ pub(super) fn beyond(
             let bent = match chosen.is_quadratic {
                 true => {
                     let x = matrix(&expanded(&z));
-                    Some(linear(x.view(), &missed, &weights(&chosen.weights), chosen.lambda)?)
+                    let (bent, own) = linear(x.view(), &missed, &weights(&chosen.weights), chosen.lambda)?;
+                    Some((straightened(bent, correction.means.len()), own))
                 }
                 false => None,
             };
@@ -162,8 +208,7 @@ pub(super) fn beyond(
     };
     let gate = gate(&train.0)?;
     let reach = reach(&anchors);
-    let sorted = sort(missed.iter().copied());
-    let clip = (quantile(&sorted, 0.005), quantile(&sorted, 0.995));
+    let clip = clip(&missed);
     let usuals = PARTS.map(|parts| (parts, usual(&anchors, &missed, parts)));
     let leverage = |sample: &Sample| gate.leverage(&terms::sizes(&sample.work)) / gate.h99;
     let row = |sample: &Sample, anchor: f64, (linear, quadratic): (f64, f64)| Row {
@@ -199,10 +244,10 @@ pub(super) fn beyond(
         let (own, _) = mixed(row.quadratic, row.linear, usual.at(row.log_anchor), leverage, beyond);
         own.clamp(clip.0, clip.1)
     };
-    let errors = |rows: &[Row], choice: (Extent, &Usual)| -> f64 {
-        rows.iter().map(|row| wrong(own(row, choice) - row.miss)).sum()
+    let errors = |rows: &[Row], end: (Extent, &Usual)| -> f64 {
+        rows.iter().map(|row| wrong(own(row, end) - row.miss)).sum()
     };
-    let mut choice = (Extent::default(), &usuals[0].1);
+    let mut end = (Extent::default(), &usuals[0].1);
     if let Some(((_, plain), bent)) = polynomials.as_ref().filter(|_| samples.len() >= MIN_ROWS) {
         let bent = bent.as_ref().map_or(plain, |(_, bent)| bent);
         let near = train.0.iter().zip(&anchors).zip(plain.iter().copied().zip(bent.iter().copied()));
@@ -212,13 +257,13 @@ pub(super) fn beyond(
                 THRESHOLDS.into_iter().flat_map(|threshold| REACHES.map(|reach| (threshold, reach)));
             extents.map(move |(threshold, reach)| (Extent { threshold, reach, parts: *parts }, usual))
         });
-        choice = better(all, |choice| errors(&far, choice), |choice| Some(errors(&near, choice)));
+        end = better(all, |end| errors(&far, end), |end| Some(errors(&near, end)));
     }
     let misses = far.iter().map(|row| {
-        let own = own(row, choice);
+        let own = own(row, end);
         (row.log_anchor + own - reach, row.miss - own)
     });
-    Some(Beyond { misses: misses.collect(), extent: choice.0 })
+    Some(Beyond { misses: misses.collect(), extent: end.0 })
 }
 
 /// Widens a band beyond the longest rows to what the larger ones missed when the smaller were fitted: from the reach on, and
