@@ -24,7 +24,8 @@ pub fn call_path(program: &Program, call: CallId) -> String {
 pub fn operator_path(program: &Program, node: NodeId) -> String {
     let content = &program.nodes[node.index()];
     let name = split(&content.operator).1;
-    let same = |other: &&tracer::Node| other.call == content.call && other.operator == content.operator;
+    // Two name spaces may have one name: `aten::abs` and `prim::abs`.
+    let same = |other: &&tracer::Node| other.call == content.call && split(&other.operator).1 == name;
     let start = program.calls[content.call.index()].nodes.start as usize;
     let before = program.nodes.get(start..node.index()).unwrap_or_default().iter().filter(same).count();
     let call = call_path(program, content.call);
@@ -249,10 +250,10 @@ impl<'p> Paths<'p> {
             let mut counts: HashMap<(CallId, &str), usize> = HashMap::new();
             let nodes = self.program.nodes.iter().enumerate();
             let named = nodes.map(|(index, node)| {
-                let count = counts.entry((node.call, &node.operator)).or_insert(0);
+                let name = split(&node.operator).1;
+                let count = counts.entry((node.call, name)).or_insert(0);
                 *count += 1;
                 let call = call_path(self.program, node.call);
-                let name = split(&node.operator).1;
                 let path = match *count {
                     1 => format!("{call}/{name}"),
                     n => format!("{call}/{name} ({n})"),

@@ -11,7 +11,7 @@ use codegen::{
 use proptest::prelude::*;
 use tracer::{NodeId, Program};
 
-const TRACES: [&str; 8] = [
+const TRACES: [&str; 9] = [
     "gpt2_tiny.pt",
     "unet_small.pt",
     "lstm_seq2seq_small.pt",
@@ -20,6 +20,7 @@ const TRACES: [&str; 8] = [
     "repeats.pt",
     "conversions.pt",
     "writes.pt",
+    "numbers.pt",
 ];
 
 fn bytes(name: &str) -> Vec<u8> {
@@ -133,6 +134,13 @@ fn blocks_are_resolved_by_path() {
             _ => assert_eq!(cut.expect("the path is known").stage_of[node.index() - 1], 0, "{path}"),
         }
     }
+    // Operators of two name spaces may share a name.
+    let numbers = tracer::read_archive(&bytes("numbers.pt")).expect("the fixture reads");
+    let paths = (0..numbers.nodes.len() as u32).map(|node| codegen::operator_path(&numbers, NodeId(node)));
+    let paths: Vec<String> = paths.collect();
+    assert!(paths.iter().any(|path| path == "/abs (2)"), "{paths:?}");
+    let all = codegen::assign(&numbers, &[paths[..30].to_vec(), paths[30..].to_vec()]).expect("named once");
+    assert!(all.stage_of.iter().enumerate().all(|(node, stage)| *stage == u32::from(node >= 30)));
     let errors =
         codegen::assign(&program, &[vec!["transformer.h.0".into()], vec!["lm_head".into()]]).unwrap_err();
     assert!(

@@ -23,7 +23,7 @@ use proptest::{
 };
 use tracer::{CallId, NodeId, Operand, Program};
 
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 12] = [
     "amoebanet_6_small",
     "bert_tiny",
     "cnn_basic",
@@ -31,6 +31,7 @@ const MODELS: [&str; 11] = [
     "conversions",
     "gpt2_tiny",
     "lstm_seq2seq_small",
+    "numbers",
     "odd_calls",
     "repeats",
     "unet_small",

@@ -95,9 +95,10 @@ fn runs(graph: &ModelGraph, items: &[Item]) -> Vec<(String, std::ops::Range<u32>
 fn operator_path(graph: &ModelGraph, id: OperatorId) -> String {
     let operator = graph.operator(id);
     let block = graph.block(operator.block);
-    let name = operator.name.rsplit("::").next().unwrap_or(&operator.name);
+    let name = operator.short_name();
     let earlier = graph.operators[block.operators.start as usize..id.index()].iter();
-    match earlier.filter(|other| other.block == operator.block && other.name == operator.name).count() {
+    // Two name spaces may have one name: `aten::abs` and `prim::abs`.
+    match earlier.filter(|other| other.block == operator.block && other.short_name() == name).count() {
         0 => format!("{}/{name}", block.path),
         n => format!("{}/{name} ({})", block.path, n + 1),
     }

@@ -4,7 +4,7 @@
 use std::io::{Cursor, Write};
 
 use proptest::prelude::*;
-use tracer::{Constant, Operand, Program, Role, TraceError, read_archive};
+use tracer::{Constant, Operand, Program, Role, TraceError, Type, read_archive};
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 const CODE: &str = r#"class Net(Module):
@@ -325,6 +325,32 @@ fn control_flow_says_whose_memory_it_may_write_to() {
     check("if bool(x):\n  _0 = torch.add(torch.relu_(x), y)\nelse:\n  pass", &["x"]);
     check("if bool(x):\n  _0 = torch.neg(x, out=y)\nelse:\n  pass", &["y"]);
     check("if bool(x):\n  _0 = torch.__is__(y, None)\n  _1 = torch.mul(y, x)\nelse:\n  pass", &[]);
+}
+
+#[test]
+fn what_control_flow_leaves_behind_has_its_type() {
+    let check = |lines: &str, expected: Type| {
+        let program =
+            read_archive(&body(&format!("s = float(torch.sum(x))\n{lines}\nreturn torch.mul(x, r)")))
+                .unwrap_or_else(|e| panic!("{e}"));
+        let node = program.nodes.iter().find(|node| node.operator == "prim::Opaque").expect("control flow");
+        let result = node.outputs.iter().map(|output| &program.values[output.index()]);
+        let found: Vec<&Type> = result.filter(|value| value.name == "r").map(|value| &value.type_).collect();
+        assert_eq!(found, [&expected], "{lines}");
+    };
+    let tensor = Type::Tensor(Default::default());
+    let both = |a: &str, b: &str| format!("if torch.gt(s, 0):\n  r = {a}\nelse:\n  r = {b}");
+    check(&both("s", "2."), Type::Float);
+    check(&both("1", "int(s)"), Type::Int);
+    check(&both("torch.pow(int(s), 2)", "ops.prim.abs(s)"), Type::Float);
+    check(&both("torch.lt(s, 1)", "torch.__not__(torch.eq(s, 2))"), Type::Bool);
+    check(&both("ops.prim.max(3, int(s))", "torch.floordiv(int(s), 2)"), Type::Int);
+    check(&both("torch.neg(x)", "torch.mul(x, s)"), tensor.clone());
+    check(&both("[1, 2]", "annotate(List[int], [])"), Type::List(Box::new(Type::Int)));
+    // One that is a tensor or nothing is what it was taken for before.
+    check(&both("None", "x"), tensor.clone());
+    check("if torch.gt(s, 0):\n  a = torch.mul(s, 2)\n  r = torch.gt(a, 1)\nelse:\n  r = False", Type::Bool);
+    check("if bool(x):\n  r = x\nelse:\n  r = x", tensor);
 }
 
 #[test]

@@ -58,6 +58,9 @@ const FACTORIES: &[&str] = &[
     "_to_copy",
 ];
 
+/// Arguments of `aten::tensor` that Python takes by name alone.
+const TENSOR: [Option<&str>; 4] = [None, Some("dtype"), Some("device"), Some("requires_grad")];
+
 /// Tells whether an operator's device follows the stage's device instead of the trace's.
 pub(crate) fn follows_device(node: &Node, on_host: &std::collections::HashSet<tracer::ValueId>) -> bool {
     let (space, name) = split(&node.operator);
@@ -121,6 +124,33 @@ impl Writer<'_> {
                     _ => format!("{} / {}", first(), second()),
                 };
             }
+            ("aten", "eq" | "ne" | "lt" | "le" | "gt" | "ge", 2)
+                if node.arguments.iter().all(|a| self.is_plain(&a.operand)) =>
+            {
+                let sign = match name {
+                    "eq" => "==",
+                    "ne" => "!=",
+                    "lt" => "<",
+                    "le" => "<=",
+                    "gt" => ">",
+                    _ => ">=",
+                };
+                let second = self.primary(node.arguments.get(1).map(|a| &a.operand));
+                return format!("{} {sign} {second}", first());
+            }
+            ("aten", "pow", 2) if node.arguments.iter().all(|a| self.is_number(&a.operand)) => {
+                // A float of whole numbers, too, which Python's operator does not give.
+                let overload =
+                    match (self.kind(&node.arguments[0].operand), self.kind(&node.arguments[1].operand)) {
+                        (Kind::Int, Kind::Int) => "int",
+                        (Kind::Int, Kind::Float) => "int_float",
+                        (Kind::Float, Kind::Int) => "float_int",
+                        (Kind::Float, Kind::Float) => "float",
+                        _ => "Scalar_Scalar",
+                    };
+                return format!("torch.ops.aten.pow.{overload}({}, {})", position(0), position(1));
+            }
+            ("prim", "abs", 1) => return format!("abs({})", position(0)),
             ("aten", "add", 2) if self.is_list(&node.arguments[0].operand) => {
                 return format!("{} + {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
             }
@@ -191,7 +221,9 @@ impl Writer<'_> {
                 Operand::Constant(constant) => Some(constant),
                 _ => None,
             };
-            let is_dtype = match &argument.name {
+            let implied = if name == "tensor" { TENSOR.get(index).copied().flatten() } else { None };
+            let keyword = argument.name.as_deref().or(implied);
+            let is_dtype = match keyword {
                 Some(name) => name == "dtype",
                 None => is_dtype_position(name, index, node),
             };
@@ -207,8 +239,8 @@ impl Writer<'_> {
                 },
                 _ => self.operand(&argument.operand),
             };
-            let keyword = match &argument.name {
-                Some(keyword) => keyword.as_str(),
+            let keyword = match keyword {
+                Some(keyword) => keyword,
                 // The one argument that has a place in the trace and none in Python.
                 None if name == "to"
                     && index >= 4
@@ -236,7 +268,11 @@ impl Writer<'_> {
             named.push((keyword, text));
         }
         let named = named.into_iter().map(|(name, text)| format!("{name}={text}"));
-        let spelling = match is_public {
+        // Python's functions take tensors; those of the dispatcher take numbers, too, and give numbers.
+        let is_of_numbers = !node.arguments.is_empty()
+            && !FACTORIES.contains(&name)
+            && node.arguments.iter().all(|a| self.is_number(&a.operand));
+        let spelling = match is_public && !is_of_numbers {
             true => spelling(space, name),
             false => Spelling::Operator(format!("torch.ops.{space}.{name}")),
         };
@@ -290,6 +326,16 @@ impl Writer<'_> {
         (*mode == Constant::Bool(flag) && flag == self.training).then_some(index)
     }
 
+    fn kind(&self, operand: &Operand) -> Kind {
+        match operand {
+            Operand::Value(value) => self.kinds[value.index()].clone(),
+            Operand::Constant(Constant::Int(_)) => Kind::Int,
+            Operand::Constant(Constant::Float(_)) => Kind::Float,
+            Operand::Constant(Constant::Bool(_)) => Kind::Bool,
+            _ => Kind::Tensor,
+        }
+    }
+
     fn is_number(&self, operand: &Operand) -> bool {
         match operand {
             Operand::Constant(Constant::Int(_) | Constant::Float(_) | Constant::Bool(_)) => true,
@@ -298,6 +344,20 @@ impl Writer<'_> {
                     || self.program.values[value.index()].type_ == tracer::Type::Number
             }
             _ => false,
+        }
+    }
+
+    /// Tells whether a value is a Python value, and no tensors are in it.
+    fn is_plain(&self, operand: &Operand) -> bool {
+        match operand {
+            Operand::Value(value) => {
+                let type_ = &self.program.values[value.index()].type_;
+                !matches!(type_, tracer::Type::List(item) if matches!(**item, tracer::Type::Tensor(_)))
+                    && self.kinds[value.index()] != Kind::Tensor
+            }
+            Operand::Constant(_) => true,
+            Operand::List(items) | Operand::Tuple(items) => items.iter().all(|item| self.is_plain(item)),
+            Operand::Tensor(_) | Operand::Dict(_) => false,
         }
     }
 

@@ -54,9 +54,12 @@ def load(weights=None, device="cpu"):
         stage = Stage()
     for names in (PARAMETERS, FROZEN, BUFFERS, {f"_CONSTANTS_.{name}": about for name, about in CONSTANTS.items()}):
         for name, (_, dtype) in names.items():
-            tensor = torch.view_as_complex(tensors[name]) if dtype.is_complex else tensors[name]
+            tensor = tensors[name]
             if tensor.data_ptr() % 64:
-                tensor = tensor.clone()  # kernels may add up unaligned data in another order
+                # Kernels may add up unaligned data in another order, and those of complex numbers fault.
+                tensor = tensor.clone()
+            if dtype.is_complex:
+                tensor = torch.view_as_complex(tensor)
             *path, last = name.split(".")
             holder = _holder(stage, path)
             if last in holder._parameters:

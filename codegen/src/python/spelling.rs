@@ -201,6 +201,7 @@ const TORCH: &[&str] = &[
     "t",
     "tan",
     "tanh",
+    "tensor",
     "threshold",
     "tile",
     "topk",

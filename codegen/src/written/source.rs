@@ -113,6 +113,12 @@ fn word(name: &str) -> String {
         "&" => "and",
         "|" => "or",
         "^" => "xor",
+        "==" => "eq",
+        "!=" => "ne",
+        "<" => "lt",
+        "<=" => "le",
+        ">" => "gt",
+        ">=" => "ge",
         "slice" | "getitem" | "TupleIndex" | "[]" => "slice",
         "FloatImplicit" => "Float",
         "conv1d" | "conv2d" | "conv3d" | "conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d" => {
@@ -260,6 +266,8 @@ mod tests {
         check("y = (1.0) - x  # model", "model", "sub");
         check("y = a // b; del a, b  # model", "model", "floordiv");
         check("y = -x  # model", "model", "neg");
+        check("y = a >= (0.5); del a  # model", "model", "ge");
+        check("y = torch.ops.aten.pow.int_float(2, a)  # model", "model", "pow");
         check("y = x.dtype  # model", "model", "dtype");
         check("y = list(x.size())  # model", "model", "size");
         check("y = _opaque_12(x, 3)  # gate", "gate", "Opaque");

@@ -9,6 +9,7 @@ mod lists;
 mod opaque;
 mod operators;
 mod statement;
+mod told;
 mod types;
 
 use std::{

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexSet;
 
-use super::{Bound, Flattener, Frame, types};
+use super::{Bound, Flattener, Frame, told::Told, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
@@ -87,11 +87,16 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         let assigned = assigned(std::slice::from_ref(statement));
         let is_left = |name: &&str| frame.names.contains_key(*name) || assigned.contains(*name);
         let left: Vec<&'a str> = uses.writes.iter().copied().filter(is_left).collect();
-        for name in left {
-            let type_ = match frame.names.get(name) {
-                Some(Bound::Operand(operand)) => types::of(operand, &self.values),
-                _ => types::tensor(),
-            };
+        let before = |name: &str| match frame.names.get(name)? {
+            Bound::Operand(operand) => Some(types::of(operand, &self.values)),
+            _ => None,
+        };
+        let told = Told::of(statement, before);
+        let left: Vec<(&'a str, Type)> = left
+            .into_iter()
+            .map(|name| (name, before(name).or_else(|| told.get(name)).unwrap_or_else(types::tensor)))
+            .collect();
+        for (name, type_) in left {
             let value = self.output(node, name, type_, span);
             frame.names.insert(name, Bound::Operand(Operand::Value(value)));
         }

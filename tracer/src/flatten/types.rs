@@ -95,7 +95,11 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
         return match operator {
             "prim::dtype" | "prim::layout" => Type::Int,
             "prim::device" => Type::Device,
-            "prim::min" | "prim::max" => arguments.first().cloned().unwrap_or(Type::Int),
+            "prim::min" | "prim::max" => match arguments {
+                [Type::List(element)] => (**element).clone(),
+                _ => arithmetic(arguments),
+            },
+            "prim::abs" if !arguments.iter().any(is_tensor) => arithmetic(arguments),
             "prim::is_cuda" | "prim::requires_grad" | "prim::isinstance" => Type::Bool,
             "prim::shape" => Type::List(Box::new(Type::Int)),
             _ => tensor(),
@@ -144,23 +148,65 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
         {
             arguments[0].clone()
         }
-        // Arithmetic on plain numbers stays a number.
-        _ if !arguments.is_empty() && !arguments.iter().any(is_tensor) => match name {
-            "eq" | "ne" | "lt" | "gt" | "le" | "ge" | "__and__" | "__or__" | "__xor__" => Type::Bool,
-            "add" | "sub" | "mul" | "neg" | "floordiv" | "remainder" | "abs" | "mod" | "floor_divide"
-            | "pow" => match &arguments[0] {
-                Type::Int if arguments.iter().all(|type_| matches!(type_, Type::Int | Type::Bool)) => {
-                    Type::Int
-                }
-                list @ Type::List(_) => list.clone(),
-                Type::Str => Type::Str,
-                _ if arguments.contains(&Type::Float) => Type::Float,
-                _ => Type::Number,
-            },
-            "floor" | "ceil" | "round" => Type::Int,
-            "div" | "truediv" | "sqrt" | "log" | "exp" => Type::Float,
+        _ if !arguments.is_empty() && !arguments.iter().any(is_tensor) => plain(name, arguments),
+        _ => tensor(),
+    }
+}
+
+/// Returns the type of what an operator makes of plain values, as torch's signatures have it; of lists of tensors it makes one.
+fn plain(name: &str, arguments: &[Type]) -> Type {
+    let is_number = arguments.contains(&Type::Number);
+    match name {
+        "eq" | "ne" | "lt" | "gt" | "le" | "ge" | "isnan" | "isinf" | "isfinite" | "any" | "all" => {
+            Type::Bool
+        }
+        "__and__" | "__or__" | "__xor__" if arguments.contains(&Type::Int) => Type::Int,
+        "__and__" | "__or__" | "__xor__" => Type::Bool,
+        "add" | "sub" | "mul" | "neg" | "floordiv" | "remainder" | "abs" | "mod" | "floor_divide" => {
+            arithmetic(arguments)
+        }
+        "__lshift__"
+        | "__rshift__"
+        | "__range_length"
+        | "__derive_index"
+        | "__round_to_zero_floordiv"
+        | "gcd"
+        | "factorial"
+        | "count"
+        | "index" => Type::Int,
+        "floor" | "ceil" if is_number => Type::Number,
+        "floor" | "ceil" => Type::Int,
+        "div" | "truediv" | "pow" | "atan2" | "copysign" | "fmod" | "ldexp" | "mathremainder" => Type::Float,
+        "round" | "sqrt" | "log" | "log10" | "log1p" | "exp" | "expm1" | "erf" | "erfc" | "sin" | "cos"
+        | "tan" | "asin" | "acos" | "atan" | "sinh" | "cosh" | "tanh" | "asinh" | "acosh" | "atanh"
+        | "degrees" | "radians" | "fabs" | "gamma" | "lgamma" => {
+            if is_number {
+                Type::Number
+            } else {
+                Type::Float
+            }
+        }
+        "sum" => match arguments.first() {
+            Some(Type::List(element)) if **element == Type::Bool => Type::Int,
+            Some(Type::List(element)) => (**element).clone(),
+            _ => tensor(),
+        },
+        "pop" => match arguments.first() {
+            Some(Type::List(element)) => (**element).clone(),
             _ => tensor(),
         },
         _ => tensor(),
+    }
+}
+
+/// Arithmetic on plain numbers stays a number, on lists a list.
+fn arithmetic(arguments: &[Type]) -> Type {
+    let list = arguments.iter().find(|type_| matches!(type_, Type::List(_)));
+    match &arguments[0] {
+        _ if list.is_some() => list.cloned().unwrap_or(Type::Number),
+        Type::Int if arguments.iter().all(|type_| matches!(type_, Type::Int | Type::Bool)) => Type::Int,
+        Type::Str => Type::Str,
+        _ if arguments.contains(&Type::Float) && !arguments.contains(&Type::Number) => Type::Float,
+        _ => Type::Number,
     }
 }
