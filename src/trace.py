@@ -12,6 +12,7 @@ Whatever the model itself prints goes to standard error. Only torch is needed.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -229,7 +230,7 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
     say(step="running forward")
     places = Places(model)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), without_checkpoints():
             output = model(*positional, **named)
     except Exception as error:
         error.module_path = places.innermost()
@@ -249,7 +250,7 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
         restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
     try:
         # torch compares by running the trace, and keeps the graph as it ran: see `inlined_graph`.
-        with warnings.catch_warnings(), torch.jit.optimized_execution(False):
+        with warnings.catch_warnings(), torch.jit.optimized_execution(False), without_checkpoints():
             # The tracer touches every attribute of a module, deprecated ones too.
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
@@ -261,7 +262,47 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
             for name, buffer in model.named_buffers():
                 if name in buffers and buffer is not None:
                     buffer.copy_(buffers[name])
+    refuse_functions_of_python(traced)
     return traced, [name for name, _ in found]
+
+
+@contextlib.contextmanager
+def without_checkpoints():
+    """Calls what `torch.utils.checkpoint` wraps as if it were not wrapped.
+
+    Its wrappers are functions of Python, which no archive can hold; they change what is kept in memory, not what is computed,
+    and what a stage computes again is for its plan to say.
+    """
+    from torch.utils import checkpoint
+
+    class Plain:
+        @staticmethod
+        def apply(function, _, *arguments):
+            return function(*arguments)
+
+    def plain(*_, **__):
+        yield
+
+    replaced = {"CheckpointFunction": Plain, "_checkpoint_without_reentrant_generator": plain}
+    before = {name: getattr(checkpoint, name) for name in replaced if hasattr(checkpoint, name)}
+    try:
+        for name in before:
+            setattr(checkpoint, name, replaced[name])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(checkpoint, name, value)
+
+
+def refuse_functions_of_python(traced):
+    """Says which `torch.autograd.Function` is in the way; torch would advise to script it, which does not help."""
+    graph = inlined_graph(traced)  # its nodes live as long as it does
+    names = sorted({node.pyname() for node in graph.findAllNodes("prim::PythonOp", True)})
+    if names:
+        raise Refused(
+            f"forward calls {', '.join(names)}, and no archive can hold a torch.autograd.Function: its gradient is Python; "
+            "compute it with torch's own operators instead, or trace the model without it"
+        )
 
 
 def record(traced, *, about, training, outputs=()):

@@ -277,3 +277,50 @@ class Halves(torch.nn.Module):
         cats.map(|node| node.outputs[0].as_ref().and_then(|type_| type_.shape.clone())).collect();
     assert_eq!(shapes, [12, 16, 24, 32].map(|width| Some(vec![2, width])));
 }
+
+#[test]
+fn checkpoints_are_left_out_and_functions_of_python_named() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kept.py");
+    let code = "
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return checkpoint(self.b, checkpoint(self.a, x, use_reentrant=False), use_reentrant=True)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context, gradient):
+        return 3 * gradient * context.saved_tensors[0]
+
+
+class Custom(Net):
+    def forward(self, x):
+        return self.b(Square.apply(self.a(x)))
+";
+    fs::write(&file, code).unwrap();
+    let target = |name: &str| format!("{}:{name}", file.display());
+    let (_, program) = trace(&python, &[&target("Net"), "--input=2x8", "--train"]);
+    let operators: Vec<&str> = program.nodes.iter().map(|node| node.operator.as_str()).collect();
+    assert_eq!(operators, ["aten::linear", "aten::linear"]);
+    let message = refuse(&python, &[&target("Custom"), "--input=2x8"]);
+    assert!(
+        message.contains("forward calls Square") && message.contains("torch.autograd.Function"),
+        "{message}"
+    );
+    assert!(!message.contains("@script"), "{message}");
+}
