@@ -85,17 +85,28 @@ fn function(
     }
     let mut parameters: Vec<String> = receiver.map(str::to_string).into_iter().collect();
     let mut arguments = Vec::new();
+    let mut head = None;
     for argument in &node.arguments {
         let keyword = argument.name.as_deref().ok_or("it is a call that cannot be followed")?;
         if matches!(keyword, "for" | "if" | "while") {
+            head = with_head(text, &type_of(program, &argument.operand).unwrap_or_default());
+            if let Some(Head { name, type_, .. }) = &head {
+                parameters.push(format!("{name}: {type_}"));
+                arguments.push(argument.operand.clone());
+            }
             continue;
         }
         if !is_identifier(keyword) || matches!(argument.operand, Operand::Tensor(_)) {
             return Err("it reads a stored tensor");
         }
+        // What its head alone reads is not asked any more.
+        if head.as_ref().is_some_and(|head| !has_word(&head.text, keyword)) {
+            continue;
+        }
         parameters.push(format!("{keyword}: {}", type_of(program, &argument.operand)?));
         arguments.push(argument.operand.clone());
     }
+    let text = head.as_ref().map_or(text, |head| &head.text);
     let outputs: Vec<ValueId> =
         node.outputs.iter().copied().filter(|value| is_read(program, *value)).collect();
     let names: Vec<&str> = outputs
@@ -132,6 +143,43 @@ fn function(
         all => format!("  return ({})\n", all.join(", ")),
     });
     Ok(Function { code, arguments, outputs })
+}
+
+/// A statement whose condition or length is handed in.
+struct Head {
+    name: String,
+    type_: &'static str,
+    text: String,
+}
+
+/// Lets a statement take its condition or its number of rounds from before it: operators that find it stand there, and must
+/// not run twice, as what draws random numbers would show. A `while` asks again in each round, and stays as it is.
+fn with_head(text: &str, type_: &str) -> Option<Head> {
+    let (line, rest) = text.split_once('\n')?;
+    let mut name = "head".to_string();
+    while has_word(text, &name) {
+        name.push('_');
+    }
+    let (line, type_) = match (type_, line.strip_suffix(':')?) {
+        ("bool", line) if line.starts_with("if ") => (format!("if {name}:"), "bool"),
+        ("int", line) => {
+            let (target, rounds) = line.strip_prefix("for ")?.split_once(" in range(")?;
+            // The bracket that ends the line is that of `range`, and nothing but the length is in it.
+            let mut depth = 0_usize;
+            for letter in rounds.strip_suffix(')')?.chars() {
+                match letter {
+                    '(' | '[' | '{' => depth += 1,
+                    ')' | ']' | '}' => depth = depth.checked_sub(1)?,
+                    ',' if depth == 0 => return None,
+                    '"' | '\'' => return None,
+                    _ => {}
+                }
+            }
+            (format!("for {target} in range({name}):"), "int")
+        }
+        _ => return None,
+    };
+    Some(Head { name, type_, text: format!("{line}\n{rest}") })
 }
 
 /// Tells whether an identifier occurs in a text.
