@@ -104,15 +104,13 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let choice = beyond::choice(samples, &rows, machine);
     let base = Base::of(samples, &rows, machine, choice);
     let anchors = base.times(samples, &rows, machine);
-    let misses = misses(samples, &anchors);
 
     // Step 2: the correction.
-    let bounded = base.bounded(samples, &rows, machine);
-    let mut correction = base.standard(&bounded);
+    let (misses, mut correction, standardised) = base.corrected(samples, &rows, machine);
     correction.usual = usual(&anchors, &misses, KNOTS);
     correction.clip = clip(&misses);
     let by_length: Vec<f64> = anchors.iter().map(|anchor| correction.usual.at(anchor.ln())).collect();
-    let chosen = fit_correction(&mut correction, &bounded, &misses, &by_length);
+    let chosen = fit_correction(&mut correction, &standardised, &misses, &by_length);
     // Step 3: what lies beyond.
     let beyond = beyond::beyond(samples, &rows, machine, chosen.as_ref(), choice);
     let extent = beyond.as_ref().map(|beyond| beyond.extent).unwrap_or_default();
@@ -160,14 +158,13 @@ struct Base {
     least: f64,
     /// Whether rows beyond the cache had to be assumed.
     is_assumed: bool,
-    /// Whether the correction does without the length of very long sums.
-    is_short: bool,
+    /// Whether the correction knows how long very long sums are.
+    is_long: bool,
 }
 
 impl Base {
     fn of(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, choice: Choice) -> Self {
         let Choice { favour, is_long } = choice;
-        let is_short = !is_long && has_sums(samples);
         let sorted = sort(samples.iter().map(|sample| sample.seconds));
         let (floor, least) = (quantile(&sorted, 0.01), 0.5 * sorted[0]);
         let (mut coefficients, mut hidden) = fit_anchor(rows, samples, machine, floor, least, favour);
@@ -177,7 +174,7 @@ impl Base {
             let (samples, rows) = ([samples, &far.0].concat(), [rows, &far.1].concat());
             (coefficients, hidden) = fit_anchor(&rows, &samples, machine, floor, least, favour);
         }
-        Self { coefficients, hidden, floor, least, is_assumed, is_short }
+        Self { coefficients, hidden, floor, least, is_assumed, is_long }
     }
 
     fn times(&self, samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Vec<f64> {
@@ -196,13 +193,22 @@ impl Base {
         samples.iter().zip(rows).map(terms).collect()
     }
 
-    /// Finds means, deviations and ranges of the bounded terms; one that is not to be used has no range.
-    fn standard(&self, bounded: &[Vec<f64>]) -> Correction {
-        let mut correction = standard(bounded);
-        if self.is_short {
+    /// Finds what the anchor misses, and standardises the terms that the correction is to be made of.
+    fn corrected(
+        &self,
+        samples: &[Sample],
+        rows: &[Vec<f64>],
+        machine: &Machine,
+    ) -> (Array1<f64>, Correction, Vec<Vec<f64>>) {
+        let missed = misses(samples, &self.times(samples, rows, machine));
+        let bounded = self.bounded(samples, rows, machine);
+        let mut correction = standard(&bounded);
+        // A term without range is not used.
+        if !self.is_long && has_sums(samples) {
             correction.ranges[terms::LONG] = (0.0, 0.0);
         }
-        correction
+        let z = bounded.iter().map(|row| correction.standardise(row)).collect();
+        (missed, correction, z)
     }
 }
 
@@ -314,13 +320,12 @@ fn parts(points: &[(f64, f64)], every: usize, most: usize) -> impl Iterator<Item
 /// Fits both degrees and keeps what held-out rows ask for; nothing when `usual` is as good.
 fn fit_correction(
     correction: &mut Correction,
-    bounded: &[Vec<f64>],
+    standardised: &[Vec<f64>],
     misses: &Array1<f64>,
     usual: &[f64],
 ) -> Option<Chosen> {
-    let standardised: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
     let least = error(misses, usual);
-    let linear = robust(matrix(&standardised).view(), misses).filter(|fitted| fitted.error < least)?;
+    let linear = robust(matrix(standardised).view(), misses).filter(|fitted| fitted.error < least)?;
     correction.linear = linear.linear;
     let mut chosen = Chosen {
         is_quadratic: false,
@@ -328,7 +333,7 @@ fn fit_correction(
         weights: linear.weights.clone(),
         linear: (linear.lambda, linear.weights),
     };
-    let x = matrix(&expanded(&standardised));
+    let x = matrix(&expanded(standardised));
     if let Some(fitted) = robust(x.view(), misses).filter(|fitted| fitted.error < WORTH * linear.error) {
         correction.quadratic = straightened(fitted.linear, correction.means.len());
         chosen = Chosen {
@@ -386,17 +391,12 @@ fn unseen(
         let train_rows: Vec<Vec<f64>> = part(false).map(|i| rows[i].clone()).collect();
         let base = Base::of(&train, &train_rows, machine, choice);
         let anchors = base.times(&train, &train_rows, machine);
-        let misses = misses(&train, &anchors);
+        let (misses, correction, z) = base.corrected(&train, &train_rows, machine);
         let usual = usual(&anchors, &misses, parts);
         let clip = clip(&misses);
-        let bounded = base.bounded(&train, &train_rows, machine);
-        let terms = |correction: &Correction, bounded: &[Vec<f64>], is_quadratic: bool| {
-            let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
-            if is_quadratic { expanded(&z) } else { z }
-        };
-        let correction = base.standard(&bounded);
+        let terms = |z: Vec<Vec<f64>>, is_quadratic: bool| if is_quadratic { expanded(&z) } else { z };
         let fitted = chosen.and_then(|chosen| {
-            let x = matrix(&terms(&correction, &bounded, chosen.is_quadratic));
+            let x = matrix(&terms(z, chosen.is_quadratic));
             let weights: Array1<f64> = part(false).map(|i| chosen.weights[i]).collect();
             Some((ridge(x.view(), misses.view(), weights.view(), chosen.lambda)?, chosen.is_quadratic))
         });
@@ -407,7 +407,8 @@ fn unseen(
         let corrections: Vec<f64> = match &fitted {
             None => anchors.iter().map(|anchor| usual.at(anchor.ln())).collect(),
             Some((linear, is_quadratic)) => {
-                terms(&correction, &bounded, *is_quadratic).iter().map(|x| linear.at(x)).collect()
+                let z = bounded.iter().map(|row| correction.standardise(row)).collect();
+                terms(z, *is_quadratic).iter().map(|x| linear.at(x)).collect()
             }
         };
         for (((i, sample), anchor), correction) in part(true).zip(&test).zip(&anchors).zip(corrections) {

@@ -2,9 +2,9 @@
 //!
 //! Folds that are dealt at random say nothing of that. Here a curve is fitted to the smaller seven tenths of its rows and
 //! tried on the larger three, as forecasts are tried on what came later (Tashman, Int. J. of Forecasting 16, 2000).
-//! Chosen by that are how much the anchor favours long operators, whether the correction knows of very long sums, where trust in the polynomial ends, and how finely
-//! the usual miss is told by length. What is not clearly better for the larger rows, or is worse for held-out ones
-//! like those fitted, stays as it is. The chosen numbers then serve all rows.
+//! Chosen by that are how much the anchor favours long operators, whether the correction knows of very long sums, where
+//! trust in the polynomial ends, and how finely the usual miss is told by length. What is not clearly better for the larger
+//! rows, or is worse for held-out ones like those fitted, stays as it is. The chosen numbers then serve all rows.
 //!
 //! Trust in the polynomial goes far unless the larger rows speak against it: its terms are bounded, and what it corrects
 //! is clipped to what rows missed. With too few rows to ask, it ends where they do.
@@ -135,41 +135,33 @@ fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chain: &Chai
 /// Some libraries slow down as sums grow long, whatever the tiles; others only take other tiles. Held-out rows have to ask for
 /// the term clearly, and the larger ones must bear it.
 fn is_long(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chain: &Chain, choice: Choice) -> bool {
-    if !has_sums(samples) {
-        return false;
-    }
-    let Chain { train, test, .. } = chain;
-    let near = |is_long: bool| -> Option<f64> {
-        near(&Base::of(samples, rows, machine, Choice { is_long, ..choice }), samples, rows, machine)
-    };
-    let far = |is_long: bool| -> Option<f64> {
-        let base = Base::of(&train.0, &train.1, machine, Choice { is_long, ..choice });
-        let missed = misses(&train.0, &base.times(&train.0, &train.1, machine));
-        let bounded = base.bounded(&train.0, &train.1, machine);
-        let correction = base.standard(&bounded);
-        let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+    let far = |base: &Base| -> Option<f64> {
+        let Chain { train, test, .. } = chain;
+        let (missed, correction, z) = base.corrected(&train.0, &train.1, machine);
         let (plain, _) = linear(matrix(&z).view(), &missed, &Array1::ones(missed.len()), USUAL_LAMBDA)?;
         let clip = clip(&missed);
-        let own = base
-            .bounded(&test.0, &test.1, machine)
-            .into_iter()
-            .map(|bounded| plain.at(&correction.standardise(&bounded)).clamp(clip.0, clip.1));
+        let bounded = base.bounded(&test.0, &test.1, machine);
+        let own = bounded.iter().map(|row| plain.at(&correction.standardise(row)).clamp(clip.0, clip.1));
         let truth = misses(&test.0, &base.times(&test.0, &test.1, machine));
         Some(own.zip(&truth).map(|(own, miss)| wrong(own - miss)).sum())
     };
-    let is_within = |error: &dyn Fn(bool) -> Option<f64>, share: f64| -> Option<bool> {
-        Some(error(true)? < share * error(false)?)
+    // How many times the error of a base without the term is that with it.
+    let raised = |mut base: Base, error: &dyn Fn(&Base) -> Option<f64>| -> Option<f64> {
+        let without = error(&base)?;
+        base.is_long = true;
+        Some(error(&base)? / without)
     };
-    is_within(&near, WORTH) == Some(true) && is_within(&far, LONG_PRICE) == Some(true)
+    has_sums(samples)
+        && raised(Base::of(samples, rows, machine, choice), &|base| near(base, samples, rows, machine))
+            .is_some_and(|times| times < WORTH)
+        && raised(Base::of(&chain.train.0, &chain.train.1, machine, choice), &far)
+            .is_some_and(|times| times < LONG_PRICE)
 }
 
 /// Tells how wrong held-out rows are with a polynomial of degree one: it mends much of what an anchor misses, but only near
 /// its rows.
 fn near(base: &Base, samples: &[Sample], rows: &[Vec<f64>], machine: &Machine) -> Option<f64> {
-    let missed = misses(samples, &base.times(samples, rows, machine));
-    let bounded = base.bounded(samples, rows, machine);
-    let correction = base.standard(&bounded);
-    let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+    let (missed, _, z) = base.corrected(samples, rows, machine);
     let (_, own) = linear(matrix(&z).view(), &missed, &Array1::ones(missed.len()), USUAL_LAMBDA)?;
     Some(own.iter().zip(&missed).map(|(own, miss)| wrong(own - miss)).sum())
 }
@@ -185,10 +177,7 @@ pub(super) fn beyond(
     let Chain { small, train, test } = Chain::of(samples, rows, machine)?;
     let base = Base::of(&train.0, &train.1, machine, choice);
     let anchors = base.times(&train.0, &train.1, machine);
-    let missed = misses(&train.0, &anchors);
-    let bounded = base.bounded(&train.0, &train.1, machine);
-    let correction = base.standard(&bounded);
-    let z: Vec<Vec<f64>> = bounded.iter().map(|row| correction.standardise(row)).collect();
+    let (missed, correction, z) = base.corrected(&train.0, &train.1, machine);
     let weights = |of: &Array1<f64>| -> Array1<f64> { small.iter().map(|i| of[*i]).collect() };
     let polynomials = match chosen {
         None => None,
