@@ -262,7 +262,6 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
             for name, buffer in model.named_buffers():
                 if name in buffers and buffer is not None:
                     buffer.copy_(buffers[name])
-    refuse_functions_of_python(traced)
     return traced, [name for name, _ in found]
 
 
@@ -309,6 +308,7 @@ def record(traced, *, about, training, outputs=()):
     """Returns the text of the extra file `model_analyze.json`."""
     import torch
 
+    refuse_functions_of_python(traced)
     document = {
         "version": 1,
         "about": {

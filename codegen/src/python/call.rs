@@ -150,6 +150,9 @@ impl Writer<'_> {
                     };
                 return format!("torch.ops.aten.pow.{overload}({}, {})", position(0), position(1));
             }
+            ("aten", "sum" | "any" | "all", 1) if self.is_plain(&node.arguments[0].operand) => {
+                return format!("{name}({})", position(0));
+            }
             ("prim", "abs", 1) => return format!("abs({})", position(0)),
             ("aten", "add", 2) if self.is_list(&node.arguments[0].operand) => {
                 return format!("{} + {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));

@@ -284,7 +284,13 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             self.spend(&argument.operand)?;
             known.push(types::of(&argument.operand, &self.values));
         }
-        let type_ = types::result(&operator, &known);
+        let item = match (operator.as_str(), arguments.get(1).map(|index| &index.operand)) {
+            ("prim::TupleIndex", Some(Operand::Constant(Constant::Int(index)))) => {
+                types::item(&known[0], *index)
+            }
+            _ => None,
+        };
+        let type_ = item.unwrap_or_else(|| types::result(&operator, &known));
         let span = self.code.span(frame.source, expr.text);
         let short = operator.rsplit("::").next().unwrap_or("value").trim_matches('_').to_owned();
         let node = self.node(operator, arguments, span)?;

@@ -99,9 +99,10 @@ impl<'a, F: Fn(&str) -> Option<Type>> Told<'a, F> {
                 Type::Tuple(items.iter().map(|item| self.expression(item)).collect::<Option<_>>()?)
             }
             ExprKind::List(items) => Type::List(Box::new(self.expression(items.first()?)?)),
-            ExprKind::Index(base, _) => match self.expression(base)? {
-                Type::List(item) => *item,
-                Type::Dict(_, value) => *value,
+            ExprKind::Index(base, indices) => match (self.expression(base)?, indices.as_slice()) {
+                (Type::List(item), _) => *item,
+                (Type::Dict(_, value), _) => *value,
+                (tuple, [Expr { kind: ExprKind::Int(index), .. }]) => types::item(&tuple, *index)?,
                 _ => return None,
             },
             ExprKind::Call(function, arguments) => {

@@ -153,6 +153,13 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
     }
 }
 
+/// Returns the type of an item of a tuple; those before the first count from its end.
+pub(super) fn item(tuple: &Type, index: i64) -> Option<Type> {
+    let Type::Tuple(items) = tuple else { return None };
+    let from_end = if index < 0 { items.len() as i64 } else { 0 };
+    items.get(usize::try_from(from_end + index).ok()?).cloned()
+}
+
 /// Returns the type of what an operator makes of plain values, as torch's signatures have it; of lists of tensors it makes one.
 fn plain(name: &str, arguments: &[Type]) -> Type {
     let is_number = arguments.contains(&Type::Number);
