@@ -356,6 +356,15 @@ fn what_control_flow_leaves_behind_has_its_type() {
 }
 
 #[test]
+fn calls_without_arguments_are_no_trouble() {
+    for call in
+        ["ops.prim.max()", "ops.prim.abs()", "torch.add()", "torch.pow()", "torch.sum()", "torch.gt()"]
+    {
+        assert!(read_archive(&body(&format!("return {call}"))).is_ok(), "{call}");
+    }
+}
+
+#[test]
 fn what_constants_decide_is_written_out() {
     check("if True:\n  y = torch.relu(x)\nelse:\n  y = x\nreturn y", "%y = aten::relu(%x)\nreturn %y\n");
     check(

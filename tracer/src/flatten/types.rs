@@ -208,11 +208,13 @@ fn plain(name: &str, arguments: &[Type]) -> Type {
 
 /// Arithmetic on plain numbers stays a number, on lists a list.
 fn arithmetic(arguments: &[Type]) -> Type {
-    let list = arguments.iter().find(|type_| matches!(type_, Type::List(_)));
-    match &arguments[0] {
-        _ if list.is_some() => list.cloned().unwrap_or(Type::Number),
-        Type::Int if arguments.iter().all(|type_| matches!(type_, Type::Int | Type::Bool)) => Type::Int,
-        Type::Str => Type::Str,
+    if let Some(list) = arguments.iter().find(|type_| matches!(type_, Type::List(_))) {
+        return list.clone();
+    }
+    match arguments.first() {
+        None => Type::Number,
+        Some(Type::Int) if arguments.iter().all(|type_| matches!(type_, Type::Int | Type::Bool)) => Type::Int,
+        Some(Type::Str) => Type::Str,
         _ if arguments.contains(&Type::Float) && !arguments.contains(&Type::Number) => Type::Float,
         _ => Type::Number,
     }
