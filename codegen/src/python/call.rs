@@ -340,14 +340,10 @@ impl Writer<'_> {
     }
 
     fn is_number(&self, operand: &Operand) -> bool {
-        match operand {
-            Operand::Constant(Constant::Int(_) | Constant::Float(_) | Constant::Bool(_)) => true,
-            Operand::Value(value) => {
-                matches!(self.kinds[value.index()], Kind::Int | Kind::Float | Kind::Bool)
-                    || self.program.values[value.index()].type_ == tracer::Type::Number
-            }
-            _ => false,
-        }
+        let is_either =
+            |value: &tracer::ValueId| self.program.values[value.index()].type_ == tracer::Type::Number;
+        matches!(self.kind(operand), Kind::Int | Kind::Float | Kind::Bool)
+            || matches!(operand, Operand::Value(value) if is_either(value))
     }
 
     /// Tells whether a value is a Python value, and no tensors are in it.
