@@ -6,8 +6,8 @@
 use plotters::{
     coord::Shift,
     prelude::{
-        ChartBuilder, Circle, DrawingArea, IntoDrawingArea, IntoLogRange, IntoSegmentedCoord, LineSeries,
-        PathElement, SVGBackend, SegmentValue, SeriesLabelPosition, Text,
+        BindKeyPoints, ChartBuilder, Circle, DrawingArea, IntoDrawingArea, IntoLogRange, LineSeries,
+        PathElement, SVGBackend, SeriesLabelPosition, Text,
     },
     style::{Color, IntoFont, RGBColor, ShapeStyle, WHITE},
 };
@@ -253,17 +253,18 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
         false => "predicted ÷ measured − 1",
     };
     let longest = series.iter().map(|one| one.name.chars().count()).max().unwrap_or(0) as u32;
-    let count = series.len() as i32;
+    // Each kind has two units of height; the first stands on top.
+    let rows: Vec<i32> = (0..series.len() as i32).map(|row| 2 * row).collect();
+    let (bottom, top) = (-1, 2 * series.len() as i32 - 1);
     let mut chart = ChartBuilder::on(area)
         .caption(title, (FONT, 16).into_font().color(&INK))
         .margin(10)
         .x_label_area_size(40)
         .y_label_area_size((16 + 7 * longest).min(WIDTH / 4))
-        .build_cartesian_2d(-most..most, (0..count - 1).into_segmented())?;
-    let name = |place: &SegmentValue<i32>| match place {
-        // The first kind stands on top.
-        SegmentValue::CenterOf(row) => series[(count - 1 - row).clamp(0, count - 1) as usize].name.clone(),
-        _ => String::new(),
+        .build_cartesian_2d(-most..most, (bottom..top).with_key_points(rows.clone()))?;
+    let name = |row: &i32| {
+        let one = series.iter().rev().nth(*row as usize / 2);
+        one.map_or_else(String::new, |one| one.name.clone())
     };
     chart
         .configure_mesh()
@@ -274,21 +275,21 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
         .x_labels(7)
         .y_labels(series.len())
         .y_label_formatter(&name)
-        .x_label_formatter(&|error| format!("{error:+.0} %"))
+        .x_label_formatter(&|error| match *error == 0.0 {
+            true => "0 %".to_string(),
+            false => format!("{error:+.0} %"),
+        })
         .x_desc(x_name)
         .label_style((FONT, 12).into_font().color(&INK))
         .draw()?;
-    let (bottom, top) = (SegmentValue::Exact(0), SegmentValue::Last);
     chart.draw_series([PathElement::new([(0.0, bottom), (0.0, top)], INK.stroke_width(1))])?;
     let key = Key::of(series.iter().map(|one| (&one.name, &one.family)));
-    for ((row, places), colour) in (0..count).rev().zip(&quantiles).zip(key.colours) {
+    for ((row, places), colour) in rows.iter().rev().zip(&quantiles).zip(key.colours) {
         let [p10, p25, p50, p75, p90] = places.map(|error| error.clamp(-most, most));
-        let line = |from: f64, to: f64, style| {
-            PathElement::new([(from, SegmentValue::CenterOf(row)), (to, SegmentValue::CenterOf(row))], style)
-        };
+        let line = |from: f64, to: f64, style| PathElement::new([(from, *row), (to, *row)], style);
         chart.draw_series([line(p10, p90, colour.stroke_width(2))])?;
         chart.draw_series([line(p25, p75, colour.mix(0.6).stroke_width(9))])?;
-        chart.draw_series([Circle::new((p50, SegmentValue::CenterOf(row)), 3, INK.filled())])?;
+        chart.draw_series([Circle::new((p50, *row), 3, INK.filled())])?;
     }
     Ok(())
 }
@@ -430,5 +431,26 @@ mod tests {
         let svg = fit_plots(&FitPlots { series, ..FitPlots::default() }).expect("drawn");
         assert!((0..60).all(|i| svg.contains(&format!("kind {i}\n")) || svg.contains(&format!("kind {i}<"))));
         assert!(svg.contains("stands at the edge"));
+    }
+
+    #[test]
+    fn the_only_kind_stands_in_the_middle_of_its_plot() {
+        let point = |predicted| Point { measured: 1e-3, predicted, p10: 0.9e-3, p90: 2e-3 };
+        let series = Series {
+            name: "linear".into(),
+            family: "linear".into(),
+            points: vec![point(1.1e-3), point(1.3e-3), point(1.5e-3)],
+        };
+        let svg = fit_plots(&FitPlots { series: vec![series], ..FitPlots::default() }).expect("drawn");
+        let value = |line: &str, name: &str| -> f64 {
+            let (_, rest) = line.split_once(&format!(" {name}=\"")).expect("an attribute");
+            rest.split('"').next().and_then(|number| number.parse().ok()).expect("a number")
+        };
+        // A vertical line at no error runs through the whole plot; the median lies on its middle.
+        let lines: Vec<&str> = svg.lines().collect();
+        let last = |tag: &str| *lines.iter().rev().find(|line| line.starts_with(tag)).expect("a mark");
+        let name = lines.iter().rposition(|line| *line == "linear").expect("the kind's name");
+        let (median, name) = (value(last("<circle"), "cy"), value(lines[name - 1], "y"));
+        assert!((median - name).abs() < 10.0, "the name stands at {name}, its errors at {median}");
     }
 }
