@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use tracer::{CallId, NodeId, Program};
 
-use crate::{error::CutError, operators::split, pipeline::Assignment};
+use crate::{error::CutError, pipeline::Assignment};
 
 /// Returns the unique path of a call: the module's, with the number of the call when it is not the first.
 pub fn call_path(program: &Program, call: CallId) -> String {
@@ -23,16 +23,12 @@ pub fn call_path(program: &Program, call: CallId) -> String {
 /// Returns the unique path of an operator: its call's, and its own name.
 pub fn operator_path(program: &Program, node: NodeId) -> String {
     let content = &program.nodes[node.index()];
-    let name = split(&content.operator).1;
-    // Two name spaces may have one name: `aten::abs` and `prim::abs`.
-    let same = |other: &&tracer::Node| other.call == content.call && split(&other.operator).1 == name;
     let start = program.calls[content.call.index()].nodes.start as usize;
-    let before = program.nodes.get(start..node.index()).unwrap_or_default().iter().filter(same).count();
-    let call = call_path(program, content.call);
-    match before {
-        0 => format!("{call}/{name}"),
-        n => format!("{call}/{name} ({})", n + 1),
-    }
+    let until = program.nodes.get(start..=node.index()).unwrap_or_default();
+    let mut paths = schema::OperatorPaths::default();
+    let places = until.iter().filter(|other| other.call == content.call);
+    let place = places.map(|node| paths.count(node.call.0, &node.operator)).last();
+    schema::operator_path(&call_path(program, content.call), &content.operator, place.unwrap_or(1))
 }
 
 /// Assigns nodes to stages by the blocks that each stage names.
@@ -247,18 +243,11 @@ impl<'p> Paths<'p> {
     /// Returns all operators by path; O(nodes).
     fn operators(&self) -> &HashMap<String, NodeId> {
         self.operators.get_or_init(|| {
-            let mut counts: HashMap<(CallId, &str), usize> = HashMap::new();
+            let mut paths = schema::OperatorPaths::default();
             let nodes = self.program.nodes.iter().enumerate();
             let named = nodes.map(|(index, node)| {
-                let name = split(&node.operator).1;
-                let count = counts.entry((node.call, name)).or_insert(0);
-                *count += 1;
                 let call = call_path(self.program, node.call);
-                let path = match *count {
-                    1 => format!("{call}/{name}"),
-                    n => format!("{call}/{name} ({n})"),
-                };
-                (path, NodeId(index as u32))
+                (paths.next(node.call.0, &call, &node.operator), NodeId(index as u32))
             });
             named.collect()
         })

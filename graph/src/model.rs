@@ -308,7 +308,7 @@ impl Operator {
 
     /// Returns the name without name space: `conv2d`.
     pub fn short_name(&self) -> &str {
-        self.name.rsplit("::").next().unwrap_or(&self.name)
+        schema::short_name(&self.name)
     }
 }
 

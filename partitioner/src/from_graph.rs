@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use graph::{Flow, Item, Level, ModelGraph, OperatorCosts, OperatorId, Role};
+use graph::{Flow, Item, Level, ModelGraph, OperatorCosts, Role};
 use petgraph::visit::EdgeRef;
-use schema::{Bytes, Seconds};
+use schema::{Bytes, OperatorPaths, Seconds};
 
 use crate::{Block, Machine, Problem, Tie, Training, Value};
 
@@ -68,6 +68,7 @@ pub fn from_graph(
 /// Runs of operators with the path that stands for each.
 fn runs(graph: &ModelGraph, items: &[Item]) -> Vec<(String, std::ops::Range<u32>)> {
     let has_blocks = items.iter().any(|item| matches!(item, Item::Block(_)));
+    let mut paths = OperatorPaths::default();
     let mut runs: Vec<(String, std::ops::Range<u32>)> = Vec::new();
     for &item in items {
         let operators = item.operators(graph);
@@ -80,7 +81,12 @@ fn runs(graph: &ModelGraph, items: &[Item]) -> Vec<(String, std::ops::Range<u32>
                 Some((_, before)) => before.end = operators.end,
                 None => runs.push((String::new(), operators)),
             },
-            Item::Operator(operator) => runs.push((operator_path(graph, operator), operators)),
+            // Without blocks every operator is an item, so that all are counted.
+            Item::Operator(id) => {
+                let operator = graph.operator(id);
+                let path = &graph.block(operator.block).path;
+                runs.push((paths.next(operator.block.0, path, &operator.name), operators));
+            }
         }
     }
     // What stands before the first call goes with it.
@@ -89,19 +95,6 @@ fn runs(graph: &ModelGraph, items: &[Item]) -> Vec<(String, std::ops::Range<u32>
         runs[0].1.start = first.start;
     }
     runs
-}
-
-/// Returns the path of an operator as stages name it: `layer1.0/add_ (2)`.
-fn operator_path(graph: &ModelGraph, id: OperatorId) -> String {
-    let operator = graph.operator(id);
-    let block = graph.block(operator.block);
-    let name = operator.short_name();
-    let earlier = graph.operators[block.operators.start as usize..id.index()].iter();
-    // Two name spaces may have one name: `aten::abs` and `prim::abs`.
-    match earlier.filter(|other| other.block == operator.block && other.short_name() == name).count() {
-        0 => format!("{}/{name}", block.path),
-        n => format!("{}/{name} ({})", block.path, n + 1),
-    }
 }
 
 /// Values between runs, and the order that writing in place imposes.

@@ -21,6 +21,7 @@ mod inspect;
 mod json_schemas;
 mod manifest;
 mod nccl_tests;
+mod operator_paths;
 mod pipedream;
 mod piper;
 mod plan;
@@ -64,6 +65,7 @@ pub use manifest::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
 };
 pub use nccl_tests::{NcclTest, NcclTestError, is_nccl_test, read_nccl_tests};
+pub use operator_paths::{OperatorPaths, operator_path, short_name};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
