@@ -47,6 +47,17 @@ fn sizes_are_torchs() {
         "%l : Tensor[] = prim::ListConstruct(%v, %v)\n%out : Tensor = aten::cartesian_prod(%l)",
         "float32 25x2",
     );
+    for (batch_first, expected) in [("yes", "float32 2x3x4"), ("no", "float32 3x2x4")] {
+        check(
+            &format!(
+                "%s : Tensor = aten::slice(%m, %0, %0, %2, %1)
+                 %l : Tensor[] = prim::ListConstruct(%s, %m)
+                 %side : str = prim::Constant[value=\"right\"]()
+                 %out : Tensor = aten::pad_sequence(%l, %{batch_first}, %half, %side)"
+            ),
+            expected,
+        );
+    }
     check("%out : Tensor = aten::polar(%x, %m)", "complex64 2x3x4");
     check(
         "%c : Tensor = aten::complex(%m, %x)\n%d : Tensor = aten::_conj(%c)\n%out : Tensor = aten::mul(%d, %m)",

@@ -86,6 +86,31 @@ pub fn stack(call: &Call<'_>) -> Result {
     fresh_fact(dtype, sizes)
 }
 
+/// `pad_sequence`: sequences side by side, each as long as the longest.
+pub fn pad_sequence(call: &Call<'_>) -> Result {
+    let all = call.at(0).tensors();
+    let first = all.first().known()?;
+    let Some((longest, rest)) = shape(first)?.split_first() else { reject!("a number is no sequence") };
+    let (mut longest, mut rest) = (*longest, Shape::from_slice(rest));
+    for tensor in &all {
+        let own = shape(tensor)?;
+        if own.len() != rest.len() + 1 {
+            reject!("{} and {} cannot be padded alike", show_shape(shape(first)?), show_shape(own));
+        }
+        longest = longest.zip(own[0]).map(|(longest, length)| longest.max(length));
+        for (size, other) in rest.iter_mut().zip(&own[1..]) {
+            *size = agree(*size, *other, || {
+                let of = shape(first).map_or_else(|_| String::new(), |sizes| show_shape(sizes));
+                format!("{of} and {} cannot be padded alike", show_shape(own))
+            })?;
+        }
+    }
+    let count = Some(all.len() as u64);
+    let is_batch_first = call.flag("batch_first").unwrap_or(false);
+    let front = if is_batch_first { [count, longest] } else { [longest, count] };
+    fresh_fact(first.dtype, front.into_iter().chain(rest).collect())
+}
+
 /// `index`: with integer or boolean tensors, some left out.
 pub fn index(call: &Call<'_>) -> Result {
     let input = call.first()?;

@@ -210,6 +210,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     // Joins and look-ups.
     ("cat concat concatenate hstack vstack row_stack dstack", Copy, copy::cat),
     ("stack column_stack", Copy, copy::stack),
+    ("pad_sequence", Copy, copy::pad_sequence),
     ("index _unsafe_index", Copy, copy::index),
     ("embedding", Embedding, copy::embedding),
     ("embedding_bag _embedding_bag", Embedding, copy::embedding_bag),
