@@ -4,9 +4,10 @@
 
 Three models whose weight lies at one end: GPT-2 with a head larger than its layers, VGG-16, a U-Net. By hand are: as many
 layers to each stage, as many parameters to each stage, and the even `split_spec` of torch.distributed.pipelining, a cut
-before the middle layer of the model's source. Ours is what `split` chooses, and the best of its pipelines beside it. Times are those of the cost model that ships for `cpu`, over a link measured here. All run
-in the same `train.py`, by stock torch.distributed.pipelining, and in turns, so that whatever else the machine does meets all of them; the fastest of each one's medians counts. Ends with 1
-where ours is slower than the best by hand by more than `--noise`.
+before the middle layer of the model's source. Ours is what `split` chooses, and the best of its pipelines beside it. Times
+are those of the cost model that ships for `cpu`, over a link measured here. All run in the same `train.py`, by stock
+torch.distributed.pipelining, and in turns, so that whatever else the machine does meets all of them; the fastest of each
+one's medians counts. Ends with 1 where ours is slower than the best by hand by more than `--noise`.
 
 Then the seconds of `split` on ResNet-50 and GPT-2 without copying weights.
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Path(os.environ.get("MODEL_ANALYZE", ROOT / "target/release/model-analyze"))
-HERE = ROOT / "out/bench-split"
+HERE = Path(os.environ.get("BENCH_FOLDER", ROOT / "out/bench-split"))
 # Two processes of one thread each, which also move what they send: nothing overlaps.
 CLUSTER = """\
 kind: cluster
@@ -155,15 +156,16 @@ def plan(name, variant, arguments):
     """Plans, simulates and emits one variant; returns its predicted step."""
     model, folder = HERE / f"{name}.pt", HERE / f"{name}-{variant}"
     file = HERE / f"{name}-{variant}.yaml"
-    shared = ["--cluster", HERE / "cluster.yaml", "--micro-batches", MICRO_BATCHES, "--optimizer", "sgd", "--no-overlap"]
+    shared = ["--cluster", HERE / "cluster.yaml", "--optimizer", "sgd", "--no-overlap"]
     shared += ["--input", (HERE / f"{name}.input").read_text()] + arguments.cost_model
+    wanted = ["--micro-batches", MICRO_BATCHES]
     if variant == "split-spec":
         middle_plan(HERE / f"{name}-even-layers.yaml", MIDDLE[name], file)
     else:
         strategy = "auto" if variant.startswith("our") else variant
         if variant == "our-pipeline":
-            shared += ["--stages", 2]
-        run("plan", model, *shared, "--strategy", strategy, "-o", file)
+            wanted += ["--stages", 2]
+        run("plan", model, *shared, *wanted, "--strategy", strategy, "-o", file)
     run("emit", model, file, "--targets", "python", "--force", "-o", folder)
     # Scored as it stands: the plan with the middle cut carries the costs of the one it was made of.
     checked = json.loads(run("plan", model, *shared, "--check", file, "--format", "json"))
@@ -276,7 +278,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="runs of each plan")
     parser.add_argument("--steps", type=int, default=8, help="steps of a run; the first two are not counted")
     parser.add_argument("--noise", type=float, default=0.1, help="what may be noise, as a share")
-    parser.add_argument("--runs", type=int, default=21, help="runs of the command by itself")
+    parser.add_argument("--runs", type=int, default=21, help="runs of the command by itself; 0 leaves them out")
     parser.add_argument("--cost-model", dest="cost_model", help="cost model of a core, instead of the one that ships")
     parser.add_argument("--predict-only", action="store_true", help="plan and predict, execute nothing")
     arguments = parser.parse_args()
@@ -291,7 +293,8 @@ def main():
         f"{figures['bandwidth'] / 1e9:.2f} GB/s, {figures['latency'] * 1e6:.0f} µs"
     )
     ratios = {name: compare(name, arguments) for name in wanted}
-    command_seconds(arguments)
+    if arguments.runs:
+        command_seconds(arguments)
     slower = [name for name, ratio in ratios.items() if ratio > 1 + arguments.noise]
     if slower:
         sys.exit(f"slower than by hand: {', '.join(slower)}")
