@@ -250,7 +250,7 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
         restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
     try:
         # torch compares by running the trace, and keeps the graph as it ran: see `inlined_graph`.
-        with warnings.catch_warnings(), torch.jit.optimized_execution(False), without_checkpoints():
+        with warnings.catch_warnings(), torch.jit.optimized_execution(False), without_checkpoints(), without_exports():
             # The tracer touches every attribute of a module, deprecated ones too.
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
@@ -266,6 +266,18 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
 
 
 @contextlib.contextmanager
+def replacing(owner, **values):
+    """Gives attributes other values for a while, those that this version of torch has."""
+    before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
+    try:
+        for name in before:
+            setattr(owner, name, values[name])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
 def without_checkpoints():
     """Calls what `torch.utils.checkpoint` wraps as if it were not wrapped.
 
@@ -282,15 +294,17 @@ def without_checkpoints():
     def plain(*_, **__):
         yield
 
-    replaced = {"CheckpointFunction": Plain, "_checkpoint_without_reentrant_generator": plain}
-    before = {name: getattr(checkpoint, name) for name in replaced if hasattr(checkpoint, name)}
-    try:
-        for name in before:
-            setattr(checkpoint, name, replaced[name])
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(checkpoint, name, value)
+    return replacing(checkpoint, CheckpointFunction=Plain, _checkpoint_without_reentrant_generator=plain)
+
+
+def without_exports():
+    """Leaves methods out that a module marks with `torch.jit.export`.
+
+    They are no part of `forward`, and torch would compile them as a script, which fails where they call a module that is traced.
+    """
+    import torch
+
+    return replacing(torch._jit_internal, module_has_exports=lambda _: False)
 
 
 def refuse_functions_of_python(traced):

@@ -324,3 +324,30 @@ class Custom(Net):
     );
     assert!(!message.contains("@script"), "{message}");
 }
+
+#[test]
+fn exported_methods_are_left_out() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("exported.py");
+    // A module that is called in `forward` is traced there, so that no script can call it.
+    let code = "
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = torch.nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.cell(x)[0]
+
+    @torch.jit.export
+    def sampled(self, x):
+        return self.cell(x)[0].argmax(-1)
+";
+    fs::write(&file, code).unwrap();
+    let (_, program) = trace(&python, &[&format!("{}:Net", file.display()), "--input=2x3x4"]);
+    assert!(program.nodes.iter().any(|node| node.operator == "aten::gru"));
+}
