@@ -339,3 +339,36 @@ fn gradients_of_solvers_are_products() {
     check("linalg_inv(%a)", 216);
     check("linalg_cholesky(%a, %f)", 108);
 }
+
+/// As torch's counter counts a bidirectional LSTM over sequences of 7, 6, 6 and 2 steps.
+#[test]
+fn packed_sequences_begin_together_and_end_one_by_one() {
+    let float = |name: &str, sizes: [u64; 2], learns: u8| {
+        let [rows, columns] = sizes;
+        format!(
+            "%{name} : Float({rows}, {columns}, strides=[{columns}, 1], requires_grad={learns}, device=cpu)"
+        )
+    };
+    let directions = ["f", "b"].map(|d| {
+        let matrix = |name: &str, columns| float(&format!("{d}{name}"), [24, columns], 1);
+        format!("{}, {}", matrix("i", 10), matrix("h", 6))
+    });
+    let graph = text(
+        &format!(
+            "{}, %sizes : Long(7, strides=[1], requires_grad=0, device=cpu), {}, \
+             %state : Float(2, 4, 6, strides=[24, 6, 1], requires_grad=0, device=cpu)",
+            float("x", [21, 10], 0),
+            directions.join(", ")
+        ),
+        "  %1 : int = prim::Constant[value=1]()\n  %no : bool = prim::Constant[value=0]()\n  \
+         %yes : bool = prim::Constant[value=1]()\n  %none : float = prim::Constant[value=0.]()\n  \
+         %hx : Tensor[] = prim::ListConstruct(%state, %state)\n  %p : Tensor[] = prim::ListConstruct(%fi, %fh, %bi, %bh)\n  \
+         %y : Tensor, %h : Tensor, %c : Tensor = aten::lstm(%x, %sizes, %hx, %p, %no, %1, %none, %no, %yes)\n  \
+         %o : (Tensor, Tensor) = prim::TupleConstruct(%y, %h)\n",
+        "o",
+    );
+    let total = graph::costs(&graph).total();
+    assert_eq!((total.forward_flops, total.backward_flops()), (32256, 42912));
+    let hidden = graph.values.iter().find(|value| value.name == "h").expect("the last state");
+    assert_eq!(hidden.fact.tensor().expect("a tensor").to_string(), "float32 2x4x6");
+}

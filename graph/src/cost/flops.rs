@@ -235,6 +235,7 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
     let layer = recurrence(call).ok()?;
     let (steps, batch) = (layer.steps?, layer.batch?);
     let input = call.first().ok()?;
+    let is_packed = input.shape.as_ref().is_some_and(|shape| shape.len() == 2);
     let state = call.get("hx")?.tensors().iter().any(|tensor| tensor.requires_grad);
     let mut cost = OperatorCost::default();
     for (position, (rows, columns, factor)) in layer.matrices.iter().enumerate() {
@@ -243,10 +244,17 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
         cost.forward_flops = cost.forward_flops.saturating_add(flops);
         cost.backward_flops_weight = cost.backward_flops_weight.saturating_add(flops);
         let per_layer = layer.matrices.len() as u64 / layer.layers;
-        let is_first_layer = (position as u64) < per_layer;
+        let position = position as u64;
+        let is_first_layer = position < per_layer;
+        let place = position.checked_rem(per_layer).unwrap_or(0);
+        let is_backwards = place >= per_layer.div_ceil(layer.directions);
         let back = match factor {
-            // The first step's state needs no gradient unless it is given with one.
-            Factor::State if !state => flops.saturating_sub(one_step),
+            // The first step's state needs no gradient unless it is given with one. All packed sequences begin together, and
+            // backwards the longest begins alone.
+            Factor::State if !state => {
+                let first = if is_packed && !is_backwards { layer.sequences.unwrap_or(1) } else { 1 };
+                flops.saturating_sub(times([one_step, first]))
+            }
             Factor::Input if is_first_layer && !input.requires_grad => 0,
             _ => flops,
         };

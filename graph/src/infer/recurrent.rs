@@ -7,8 +7,10 @@ use crate::fact::{Fact, Shape, TensorFact, show_shape};
 pub struct Recurrence {
     /// Steps in time.
     pub steps: Option<u64>,
-    /// Sequences side by side.
+    /// Sequences side by side; 1 for packed ones, whose steps stand one after the other.
     pub batch: Option<u64>,
+    /// Sequences, packed or not.
+    pub sequences: Option<u64>,
     /// Size of the hidden state.
     pub hidden: Option<u64>,
     /// Size of what goes out, smaller than `hidden` with projections.
@@ -43,6 +45,14 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
         // Packed sequences: all steps of all sequences one after the other.
         ([steps, _], _) => (*steps, Some(1)),
         _ => reject!("a recurrent layer over {}", show_shape(x)),
+    };
+    let sequences = match x.len() {
+        2 => {
+            let states = call.get("hx").map(Fact::tensors).unwrap_or_default();
+            let sizes = states.first().and_then(|state| state.shape.as_ref());
+            sizes.and_then(|sizes| sizes.get(1).copied().flatten())
+        }
+        _ => batch,
     };
     let parameters = call.get("params").or_else(|| call.get("_3")).known()?.tensors();
     let has_biases = call.flag("has_biases").unwrap_or(true);
@@ -81,7 +91,8 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
     super::matmul::agree(x[x.len() - 1], columns, || {
         format!("the last size of {} is not the layer's", show_shape(x))
     })?;
-    Ok(Recurrence { steps, batch, hidden, output: projection.or(hidden), layers, directions, matrices })
+    let output = projection.or(hidden);
+    Ok(Recurrence { steps, batch, sequences, hidden, output, layers, directions, matrices })
 }
 
 /// The outputs of a recurrent layer: all steps, the last hidden state, and the last cell state of an LSTM.
@@ -92,9 +103,8 @@ pub fn recurrent(call: &Call<'_>) -> Result {
     let times = |size: Option<u64>, by: u64| size.and_then(|size| size.checked_mul(by));
     let mut sizes = x.clone();
     *sizes.last_mut().known()? = times(layer.output, layer.directions);
-    let batch = if x.len() == 2 { None } else { layer.batch };
     let state = |size| {
-        let sizes = Shape::from_slice(&[Some(layer.layers * layer.directions), batch, size]);
+        let sizes = Shape::from_slice(&[Some(layer.layers * layer.directions), layer.sequences, size]);
         Fact::Tensor(fresh(input.dtype, sizes))
     };
     let mut output = fresh(input.dtype, sizes.clone());
