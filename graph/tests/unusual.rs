@@ -38,6 +38,13 @@ fn sizes_are_torchs() {
     );
     check("%a : Tensor, %out : Tensor = aten::aminmax(%x, %1, %no)", "float32 2x4");
     check("%out : Tensor = aten::trace(%m)", "float32 scalar");
+    // A slope for each channel, which stand in the middle.
+    check(
+        "%s : int[] = prim::ListConstruct(%3)
+         %w : Tensor = aten::zeros(%s, %none, %none, %none, %none)
+         %out : Tensor = aten::prelu(%x, %w)",
+        "float32 2x3x4",
+    );
     check(
         "%dims : int[] = prim::ListConstruct(%0, %2)\n%out : Tensor = aten::rot90(%x, %3, %dims)",
         "float32 4x3x2",

@@ -110,6 +110,19 @@ pub fn keeping(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
+/// `prelu`: one slope for all elements, or one for each channel.
+pub fn sloped(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    if let (Some(sizes), Some(slopes)) = (&input.shape, call.tensor("weight")?.sizes()) {
+        let slopes = slopes.into_iter().fold(1, u64::saturating_mul);
+        let channels = sizes.get(1).copied().unwrap_or(Some(1));
+        if slopes != 1 && channels.is_some_and(|channels| channels != slopes) {
+            reject!("{slopes} slopes for {} channels", channels.unwrap_or(0));
+        }
+    }
+    Ok(Fact::Tensor(like(input, input.dtype)))
+}
+
 /// Losses: one number unless `reduction` is 0.
 pub fn loss(call: &Call<'_>) -> Result {
     let input = call.first()?;

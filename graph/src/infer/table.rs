@@ -64,7 +64,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         elementwise::comparing,
     ),
     ("logical_not", Elementwise, elementwise::unary_bool),
-    ("masked_fill prelu _prelu_kernel copy where_self", Elementwise, elementwise::keeping),
+    ("masked_fill _prelu_kernel copy where_self", Elementwise, elementwise::keeping),
+    ("prelu", Elementwise, elementwise::sloped),
     ("complex polar", Elementwise, elementwise::pairing),
     ("glu", Elementwise, elementwise::halving),
     (
