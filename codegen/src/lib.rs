@@ -7,6 +7,7 @@
 
 mod alias;
 mod blocks;
+mod called;
 mod check;
 mod content;
 mod emit;

@@ -1,12 +1,13 @@
 //! Scripted control flow inside a trace: one statement becomes a function of its own.
 //!
 //! The statement is kept as it stands in the archive, in the language of the archive: the TorchScript form defines it
-//! beside the stage, the Python form compiles it with `torch.jit`. What reaches outside the function, a module, a constant or
-//! another function, is refused.
+//! beside the stage, the Python form compiles it with `torch.jit`, and functions that it calls with it. What reaches for a
+//! module or a constant is refused.
 
 use tracer::{Constant, NodeId, Operand, Program, Type, ValueId};
 
 use crate::{
+    called::Called,
     error::CutError,
     names::is_identifier,
     operators::values_of,
@@ -26,13 +27,23 @@ pub(crate) struct Function {
 /// Longest statement taken over.
 const MAX_TEXT: usize = 100_000;
 
-/// Lists the nodes of a stage that need a function, with its name. As a method, it takes its receiver first.
+/// Functions of a stage.
+pub(crate) struct Functions {
+    /// Nodes that need one, with its name.
+    pub own: Vec<(NodeId, String, Function)>,
+    /// Definitions of what they call.
+    pub called: String,
+}
+
+/// Writes the functions that a stage needs, for a file of a name space. As a method, one takes its receiver first.
 pub(crate) fn functions(
     program: &Program,
     stage: &Stage,
+    space: &str,
     receiver: Option<&str>,
-) -> Result<Vec<(NodeId, String, Function)>, CutError> {
+) -> Result<Functions, CutError> {
     let mut found = Vec::new();
+    let mut called = Called::new(program, space);
     for step in &stage.steps {
         let Step::Run { node, .. } = step else { continue };
         let refuse = |reason: &str| CutError::Opaque {
@@ -44,14 +55,14 @@ pub(crate) fn functions(
         match program.nodes[node.index()].operator.as_str() {
             "prim::Opaque" => {
                 let name = format!("opaque_{}", node.0);
-                let function = function(program, *node, &name, receiver).map_err(refuse)?;
+                let function = function(program, *node, &name, receiver, &mut called).map_err(refuse)?;
                 found.push((*node, name, function));
             }
             "prim::SetAttr" => return Err(refuse("it assigns an attribute of a module")),
             _ => {}
         }
     }
-    Ok(found)
+    Ok(Functions { own: found, called: called.code() })
 }
 
 /// Returns the file of the archive and the line that a statement begins in.
@@ -66,6 +77,7 @@ fn function(
     id: NodeId,
     name: &str,
     receiver: Option<&str>,
+    called: &mut Called<'_>,
 ) -> Result<Function, &'static str> {
     let node = &program.nodes[id.index()];
     let source = program.sources.get(node.span.source as usize).ok_or("its text is not in the archive")?;
@@ -78,14 +90,14 @@ fn function(
     if !is_statement {
         return Err("it is a call that cannot be followed");
     }
-    for word in ["self", "CONSTANTS", "__torch__", "return", "def", "getattr", "torch_mangle"] {
+    for word in ["self", "CONSTANTS", "return", "def", "getattr", "fork"] {
         if has_word(text, word) {
-            return Err("it reaches for a module, a constant, or another function");
+            return Err("it reaches for a module or a constant, forks, or returns early");
         }
     }
     let mut parameters: Vec<String> = receiver.map(str::to_string).into_iter().collect();
     let mut arguments = Vec::new();
-    let mut head = None;
+    let (mut head, mut local) = (None, Vec::new());
     for argument in &node.arguments {
         let keyword = argument.name.as_deref().ok_or("it is a call that cannot be followed")?;
         if matches!(keyword, "for" | "if" | "while") {
@@ -96,8 +108,14 @@ fn function(
             }
             continue;
         }
-        if !is_identifier(keyword) || matches!(argument.operand, Operand::Tensor(_)) {
-            return Err("it reads a stored tensor");
+        if !is_identifier(keyword) {
+            return Err("it reads a stored tensor of a module that it names");
+        }
+        if let Operand::Constant(Constant::Str(global)) = &argument.operand
+            && is_called(text, keyword)
+        {
+            local.push((keyword, global.as_str()));
+            continue;
         }
         // What its head alone reads is not asked any more.
         if head.as_ref().is_some_and(|head| !has_word(&head.text, keyword)) {
@@ -106,7 +124,7 @@ fn function(
         parameters.push(format!("{keyword}: {}", type_of(program, &argument.operand)?));
         arguments.push(argument.operand.clone());
     }
-    let text = head.as_ref().map_or(text, |head| &head.text);
+    let text = called.follow(head.as_ref().map_or(text, |head| &head.text), &local)?;
     let outputs: Vec<ValueId> =
         node.outputs.iter().copied().filter(|value| is_read(program, *value)).collect();
     let names: Vec<&str> = outputs
@@ -182,6 +200,11 @@ fn with_head(text: &str, type_: &str) -> Option<Head> {
     Some(Head { name, type_, text: format!("{line}\n{rest}") })
 }
 
+/// Tells whether a text calls a function by its local name.
+fn is_called(text: &str, name: &str) -> bool {
+    has_word(text, name) && text.contains(&format!("{name}("))
+}
+
 /// Tells whether an identifier occurs in a text.
 fn has_word(text: &str, word: &str) -> bool {
     let is_part = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_');
@@ -201,6 +224,7 @@ fn is_read(program: &Program, value: ValueId) -> bool {
 fn type_of(program: &Program, operand: &Operand) -> Result<String, &'static str> {
     Ok(match operand {
         Operand::Value(value) => written(&program.values[value.index()].type_),
+        Operand::Tensor(_) => "Tensor".into(),
         Operand::Constant(Constant::Int(_)) => "int".into(),
         Operand::Constant(Constant::Float(_)) => "float".into(),
         Operand::Constant(Constant::Bool(_)) => "bool".into(),

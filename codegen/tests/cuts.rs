@@ -11,7 +11,7 @@ use codegen::{
 use proptest::prelude::*;
 use tracer::{NodeId, Program, Type};
 
-const TRACES: [&str; 9] = [
+const TRACES: [&str; 10] = [
     "gpt2_tiny.pt",
     "unet_small.pt",
     "lstm_seq2seq_small.pt",
@@ -21,6 +21,7 @@ const TRACES: [&str; 9] = [
     "conversions.pt",
     "writes.pt",
     "numbers.pt",
+    "called.pt",
 ];
 
 fn bytes(name: &str) -> Vec<u8> {
@@ -32,11 +33,14 @@ fn operators(program: &Program) -> Vec<&str> {
     program.nodes.iter().map(|node| node.operator.as_str()).collect()
 }
 
-/// Operators that a stage's code shows: steps but for detours of sizes. A float comes out of a tensor by one, too.
+/// Operators that a stage's code shows: steps but for detours of sizes. A float and a list come out of a tensor by one, too.
 fn expected<'p>(program: &'p Program, pipeline: &Pipeline, stage: usize) -> Vec<&'p str> {
     let runs = pipeline.stages[stage].steps.iter().filter_map(|step| match step {
         Step::Run { node, .. } => Some(program.nodes[node.index()].operator.as_str()),
         Step::Unbox(value) if program.values[value.index()].type_ == Type::Float => Some("aten::Float"),
+        Step::Unbox(value) if matches!(program.values[value.index()].type_, Type::List(_)) => {
+            Some("prim::tolist")
+        }
         Step::Clone(_) | Step::Unbox(_) => None,
     });
     runs.filter(|name| !is_detour(name)).collect()

@@ -23,7 +23,7 @@ use proptest::{
 };
 use tracer::{CallId, NodeId, Operand, Program};
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 13] = [
     "amoebanet_6_small",
     "bert_tiny",
     "cnn_basic",
@@ -32,6 +32,7 @@ const MODELS: [&str; 12] = [
     "gpt2_tiny",
     "lstm_seq2seq_small",
     "numbers",
+    "called",
     "odd_calls",
     "repeats",
     "unet_small",

@@ -63,15 +63,18 @@ pub(crate) fn stage(
     if !segments.is_empty() {
         out.push_str(include_str!("saving.py"));
     }
-    let functions = functions(program, stage, Some("self: __torch__.Held"))?;
-    if !functions.is_empty() {
+    let functions = functions(program, stage, "__torch__", Some("self: __torch__.Held"))?;
+    if !functions.own.is_empty() {
         out.push_str(include_str!("scripted.py"));
     }
-    for (_, name, function) in &functions {
+    for (_, name, function) in &functions.own {
         // Scripted control flow stays in its own language.
         out.push_str(&format!("\n\n_{name} = _scripted(\n    {},\n", quoted(name)));
         for line in function.code.lines() {
             out.push_str(&format!("    {}\n", quoted(&format!("  {line}\n"))));
+        }
+        for line in functions.called.lines() {
+            out.push_str(&format!("    {}\n", quoted(&format!("{line}\n"))));
         }
         out.push_str(")\n");
     }
@@ -81,7 +84,7 @@ pub(crate) fn stage(
     out.push_str("    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n");
     let mode = if training { "True" } else { "False" };
     out.push_str(&format!("        self.train({mode})  # as traced\n\n"));
-    forward(&mut out, &writer, stage, &functions, &segments);
+    forward(&mut out, &writer, stage, &functions.own, &segments);
 
     let mut tensors: Vec<(String, TensorId)> = Vec::new();
     for &id in &stage.tensors {

@@ -29,12 +29,13 @@ pub(crate) fn module(
     let kinds = kinds(program);
     let on_host = on_host(program);
     let folded = Folded::new(program, stage, &kinds);
-    let functions = functions(program, stage, None)?;
     let space = tree.root_class().trim_end_matches(".Stage").to_string();
+    let functions = functions(program, stage, &space, None)?;
     let mut unread = Vec::new();
     let mut writer = Writer {
         space,
         functions: functions
+            .own
             .iter()
             .map(|(node, name, function)| (*node, (name.as_str(), function)))
             .collect(),
@@ -47,7 +48,8 @@ pub(crate) fn module(
     };
     let mut out = tree.holders().concat();
     unread.extend(unread_random(program, stage).into_iter().map(|node| writer.function(node)));
-    functions.iter().chain(&unread).for_each(|(_, _, function)| out.push_str(&function.code));
+    out.push_str(&functions.called);
+    functions.own.iter().chain(&unread).for_each(|(_, _, function)| out.push_str(&function.code));
     writer.functions.extend(unread.iter().map(|(node, name, function)| (*node, (name.as_str(), function))));
     out.push_str(&tree.root(program));
     writer.forward(&mut out, stage, tree.root_class());

@@ -188,7 +188,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             && let ExprKind::Attribute(base, "tolist") = &callee.kind
         {
             let operand = self.one(base, frame)?;
-            return self.simple_node("prim::tolist", vec![operand], targets, expr, frame);
+            let bound = self.simple_node("prim::tolist", vec![operand], targets, expr, frame)?;
+            if let Bound::Operand(Operand::Value(value)) = &bound {
+                self.values[value.index()].type_ = types::read(type_);
+            }
+            return Ok(bound);
         }
         self.enter((frame.source, expr.text))?;
         let implicit = match &type_.kind {

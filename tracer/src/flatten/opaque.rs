@@ -8,7 +8,7 @@ use super::{Bound, Flattener, Frame, told::Told, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
-    program::{Argument, Operand, Type, is_in_place},
+    program::{Argument, Constant, Operand, Type, is_in_place},
 };
 
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
@@ -44,6 +44,13 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
                         if changed.contains(name) && holds_tensor(&types::of(&operand, &self.values)) {
                             changes.push(arguments.len() as u32);
                         }
+                        arguments.push(Argument { name: Some((*name).to_owned()), operand });
+                    }
+                }
+                // A function that it calls.
+                Bound::Global(function) if chain.is_empty() => {
+                    if seen.insert(*name) {
+                        let operand = Operand::Constant(Constant::Str(function));
                         arguments.push(Argument { name: Some((*name).to_owned()), operand });
                     }
                 }
