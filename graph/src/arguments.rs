@@ -19,6 +19,8 @@ pub fn choose<'s>(
     scope: &Scope<'_>,
     program: &Program,
 ) -> Option<&'s Signature> {
+    // IR text passes keyword-only parameters by position as well, an archive's code by name.
+    let is_code = program.sources.iter().any(|source| source.name.starts_with("code/"));
     let fits = |signature: &&Signature, exact: bool| {
         let mut position = 0;
         let mut filled: SmallVec<[bool; 16]> = SmallVec::from_elem(false, signature.parameters.len());
@@ -27,8 +29,8 @@ pub fn choose<'s>(
                 Some(name) => signature.parameters.iter().position(|p| p.name == name),
                 None => {
                     position += 1;
-                    // IR text passes keyword-only parameters by position as well.
-                    Some(position - 1).filter(|at| *at < signature.parameters.len())
+                    let parameter = signature.parameters.get(position - 1);
+                    parameter.filter(|parameter| !is_code || !parameter.is_keyword_only).map(|_| position - 1)
                 }
             };
             let Some(at) = at.filter(|at| !filled[*at]) else { return false };

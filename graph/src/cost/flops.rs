@@ -70,6 +70,12 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         "matmul" | "linalg_matmul" | "__matmul__" | "mm" | "bmm" | "_int_mm" => {
             (call.at(0).tensor()?, call.at(1).tensor()?)
         }
+        "inner" => {
+            let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
+            let (x, y) = (a.sizes()?, b.sizes()?);
+            let inner = x.last().copied()?.max(1);
+            return Some(of_two(look, a, b, times([2, times(x), times(y) / inner])));
+        }
         // Rows meet the matrix of their own group only.
         "_grouped_mm" => {
             let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);

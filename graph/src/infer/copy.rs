@@ -9,9 +9,33 @@ use super::{
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 
-/// `cat`, `concat`, `concatenate`, `hstack`, `vstack`.
+/// Gives a tensor as many dimensions as joins of rows, columns or layers ask for.
+fn lifted(tensor: &TensorFact, name: &str) -> TensorFact {
+    let mut lifted = tensor.clone();
+    let Some(sizes) = &mut lifted.shape else { return lifted };
+    let rank = sizes.len();
+    match (name, rank) {
+        ("hstack", 0) => sizes.push(Some(1)),
+        ("column_stack", 0) => sizes.extend([Some(1), Some(1)]),
+        ("column_stack", 1) => sizes.push(Some(1)),
+        ("vstack" | "row_stack", 0) => sizes.extend([Some(1), Some(1)]),
+        ("vstack" | "row_stack", 1) => sizes.insert(0, Some(1)),
+        ("dstack", 0) => sizes.extend([Some(1); 3]),
+        ("dstack", 1) => {
+            sizes.insert(0, Some(1));
+            sizes.push(Some(1));
+        }
+        ("dstack", 2) => sizes.push(Some(1)),
+        _ => return lifted,
+    }
+    lifted.strides = None;
+    lifted
+}
+
+/// `cat`, `concat`, `concatenate`, `hstack`, `vstack`, `dstack`, `column_stack`.
 pub fn cat(call: &Call<'_>) -> Result {
-    let all = call.at(0).tensors();
+    let all: Vec<TensorFact> = call.at(0).tensors().into_iter().map(|one| lifted(one, call.name)).collect();
+    let all: Vec<&TensorFact> = all.iter().collect();
     let first = all
         .iter()
         .find(|t| t.shape.as_deref() != Some(&[Some(0)]))
@@ -24,6 +48,7 @@ pub fn cat(call: &Call<'_>) -> Result {
     let dim = match call.name {
         "hstack" => usize::from(rank > 1),
         "vstack" | "row_stack" => 0,
+        "column_stack" => 1,
         "dstack" => 2,
         _ => call.dim("dim", rank)?,
     };
@@ -56,9 +81,6 @@ pub fn cat(call: &Call<'_>) -> Result {
         total = total.and_then(|total| total.checked_add(sizes[dim]?));
     }
     result[dim] = total;
-    if call.name == "vstack" && rank == 1 {
-        result = Shape::from_slice(&[Some(all.len() as u64), shape(first)?[0]]);
-    }
     let is_channels_last = all.iter().all(|t| super::convolution::channels_last(t));
     let strides = super::convolution::laid_out(&result, is_channels_last);
     Ok(Fact::Tensor(TensorFact { strides, ..fresh(dtype, result) }))
@@ -77,10 +99,7 @@ pub fn stack(call: &Call<'_>) -> Result {
             reject!("{} and {} cannot be stacked", show_shape(&sizes), show_shape(own));
         }
     }
-    let dim = match call.name {
-        "column_stack" => sizes.len(),
-        _ => call.dim("dim", sizes.len() + 1)?,
-    };
+    let dim = call.dim("dim", sizes.len() + 1)?;
     sizes.insert(dim, Some(all.len() as u64));
     let dtype = all.iter().map(|t| t.dtype).reduce(|a, b| Some(promote_pair(a?, b?))).flatten();
     fresh_fact(dtype, sizes)
@@ -208,6 +227,10 @@ pub fn gather(call: &Call<'_>) -> Result {
         sizes[dim] = length;
         return fresh_fact(input.dtype, sizes);
     }
+    // Without a dimension both are one row.
+    if call.name == "take_along_dim" {
+        return fresh_fact(input.dtype, Shape::from_slice(&[index.elements()]));
+    }
     fresh_fact(input.dtype, shape(index)?.clone())
 }
 
@@ -326,19 +349,31 @@ pub fn search(call: &Call<'_>) -> Result {
 pub fn diagonal_matrix(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
-    let offset = call.int("diagonal").or(call.int("offset")).unwrap_or(0).unsigned_abs();
+    let shift = call.int("diagonal").or(call.int("offset")).unwrap_or(0);
+    let offset = shift.unsigned_abs();
     match (call.name, sizes.as_slice()) {
         ("diag", [rows, columns]) => {
-            let length = match (rows, columns) {
-                (Some(rows), Some(columns)) => Some((*rows).min(*columns).saturating_sub(offset)),
-                _ => None,
+            // A diagonal above the middle begins in a later column, one below in a later row.
+            let left = |size: &Dim, is_shorter: bool| {
+                size.map(|size| if is_shorter { size.saturating_sub(offset) } else { size })
             };
+            let length =
+                left(rows, shift < 0).zip(left(columns, shift > 0)).map(|(rows, columns)| rows.min(columns));
             fresh_fact(input.dtype, Shape::from_slice(&[length]))
         }
         (_, [.., last]) => {
             let side = last.map(|last| last.saturating_add(offset));
             sizes.pop();
-            sizes.extend([side, side]);
+            let rank = sizes.len() + 2;
+            let (mut first, mut second) = match call.name {
+                "diag_embed" => (call.dim("dim1", rank)?, call.dim("dim2", rank)?),
+                _ => (rank - 2, rank - 1),
+            };
+            if first > second {
+                std::mem::swap(&mut first, &mut second);
+            }
+            sizes.insert(first.min(sizes.len()), side);
+            sizes.insert(second.min(sizes.len()), side);
             fresh_fact(input.dtype, sizes)
         }
         _ => Err(Stop::Unknown),
@@ -361,11 +396,13 @@ pub fn fourier(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
     let complex = complex_of(input.dtype.known()?);
-    let dims = match call.get("dim") {
-        Some(Fact::List(_) | Fact::Int(_)) => call.dims("dim", sizes.len())?,
+    let asked = call.get("s").or(call.get("n")).and_then(integers);
+    let dims = match (call.get("dim"), &asked) {
+        (Some(Fact::List(_) | Fact::Int(_)), _) => call.dims("dim", sizes.len())?,
+        // The last ones, as many as sizes are asked for.
+        (_, Some(asked)) => (sizes.len().saturating_sub(asked.len())..sizes.len()).collect(),
         _ => (0..sizes.len()).collect(),
     };
-    let asked = call.get("s").or(call.get("n")).and_then(integers);
     if let Some(asked) = &asked {
         for (dim, size) in dims.iter().zip(asked) {
             sizes[*dim] = size.and_then(|size| u64::try_from(size).ok());
@@ -418,6 +455,10 @@ pub fn create(call: &Call<'_>) -> Result {
 /// `zeros_like`, `rand_like` and their like.
 pub fn create_like(call: &Call<'_>) -> Result {
     let input = call.first()?;
+    // Means and deviations, each of them a tensor.
+    if call.name == "normal" && call.tensors().len() > 1 {
+        return super::elementwise::keeping(call);
+    }
     let dtype = call.dtype("dtype")?.or(input.dtype);
     Ok(Fact::Tensor(super::elementwise::like(input, dtype)))
 }
@@ -507,6 +548,9 @@ pub fn difference(call: &Call<'_>) -> Result {
     let mut sizes = shape(input)?.clone();
     let dim = call.dim("dim", sizes.len())?;
     let rounds = call.int("n").and_then(|n| u64::try_from(n).ok()).known()?;
+    if rounds == 0 {
+        return fresh_fact(input.dtype, sizes);
+    }
     let Some(slot) = sizes.get_mut(dim) else { reject!("the differences of a tensor without dimensions") };
     for name in ["prepend", "append"] {
         if call.has(name) {
@@ -515,8 +559,7 @@ pub fn difference(call: &Call<'_>) -> Result {
         }
     }
     *slot = slot.map(|size| size.saturating_sub(rounds));
-    let dtype = if input.dtype == Some(DType::Bool) { Some(DType::Bool) } else { input.dtype };
-    fresh_fact(dtype, sizes)
+    fresh_fact(input.dtype, sizes)
 }
 
 /// `histc`: one count for each bin.

@@ -12,6 +12,9 @@ use crate::fact::{Fact, Number, Shape, TensorFact, show_shape};
 /// The result has the operand's dtype.
 pub fn unary(call: &Call<'_>) -> Result {
     let input = call.first()?;
+    if call.tensors().len() > 1 && matches!(call.name, "clamp" | "clip" | "clamp_min" | "clamp_max") {
+        return keeping(call);
+    }
     let number = match call.name {
         "clamp" | "clip" | "clamp_min" | "clamp_max" => {
             input.number.and_then(|value| number::clamped(call, value))
@@ -110,6 +113,30 @@ pub fn keeping(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
+/// `float_power`: in double precision, whatever the operands are.
+pub fn double(call: &Call<'_>) -> Result {
+    let dtype = promote(&operands(call)).map(|dtype| match dtype.is_complex() {
+        true => DType::Complex128,
+        false => DType::Float64,
+    });
+    Ok(Fact::Tensor(combine(call, dtype)?))
+}
+
+/// `isin`: asked of each element.
+pub fn member(call: &Call<'_>) -> Result {
+    match call.get("elements") {
+        Some(Fact::Tensor(elements)) => Ok(Fact::Tensor(like(elements, Some(DType::Bool)))),
+        _ => Ok(Fact::Tensor(fresh(Some(DType::Bool), Shape::new()))),
+    }
+}
+
+/// `dist`: one number.
+pub fn distance(call: &Call<'_>) -> Result {
+    let dtype = promote(&operands(call));
+    combine(call, dtype)?;
+    Ok(Fact::Tensor(fresh(dtype, Shape::new())))
+}
+
 /// `prelu`: one slope for all elements, or one for each channel.
 pub fn sloped(call: &Call<'_>) -> Result {
     let input = call.first()?;
@@ -134,6 +161,24 @@ pub fn loss(call: &Call<'_>) -> Result {
             let sizes = shape(input)?;
             let mut kept = sizes.clone();
             kept.remove(usize::from(sizes.len() > 1));
+            Ok(Fact::Tensor(fresh(input.dtype, kept)))
+        }
+        // A number for each sample; in connectionist classification samples stand behind steps.
+        "ctc_loss" => {
+            let sizes = shape(input)?;
+            let kept = if sizes.len() > 2 { Shape::from_slice(&[sizes[1]]) } else { Shape::new() };
+            Ok(Fact::Tensor(fresh(input.dtype, kept)))
+        }
+        "multilabel_margin_loss" | "multi_margin_loss" => {
+            let sizes = shape(input)?;
+            let kept = Shape::from_slice(&sizes[..sizes.len().saturating_sub(1)]);
+            Ok(Fact::Tensor(fresh(input.dtype, kept)))
+        }
+        "triplet_margin_loss" | "cosine_embedding_loss" => {
+            let pair: Vec<&Shape> =
+                call.facts().take(2).filter_map(Fact::tensor).map(shape).collect::<Result<_>>()?;
+            let mut kept = broadcast(&pair)?;
+            kept.pop();
             Ok(Fact::Tensor(fresh(input.dtype, kept)))
         }
         _ => Ok(Fact::Tensor(combine(call, input.dtype)?)),

@@ -69,6 +69,25 @@ fn product(a: &Shape, b: &Shape) -> Result<Shape> {
 pub fn exact(call: &Call<'_>) -> Result {
     let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
     let (x, y) = (shape(a)?, shape(b)?);
+    match call.name {
+        "inner" if x.is_empty() || y.is_empty() => return fresh_fact(a.dtype, broadcast(&[x, y])?),
+        "inner" => {
+            let ((last, left), (other, right)) = (x.split_last().known()?, y.split_last().known()?);
+            agree(*last, *other, || {
+                format!("{} and {} differ in the last size", show_shape(x), show_shape(y))
+            })?;
+            return fresh_fact(a.dtype, left.iter().chain(right).copied().collect());
+        }
+        "linalg_vecdot" => {
+            let mut sizes = broadcast(&[x, y])?;
+            let dim = call.dim("dim", sizes.len())?;
+            if dim < sizes.len() {
+                sizes.remove(dim);
+            }
+            return fresh_fact(a.dtype, sizes);
+        }
+        _ => {}
+    }
     let ranks = match call.name {
         "mm" | "_int_mm" => (2, 2),
         "bmm" => (3, 3),
@@ -97,7 +116,7 @@ pub fn adding(call: &Call<'_>) -> Result {
     let (a, b) = (call.at(1).tensor().known()?, call.at(2).tensor().known()?);
     let (x, y) = (shape(a)?, shape(b)?);
     let product = match call.name {
-        "addr" | "outer" => Shape::from_slice(&[x[0], y[0]]),
+        "addr" => x.iter().chain(y).copied().collect(),
         "addbmm" => {
             let mut sizes = product(x, y)?;
             sizes.remove(0);
@@ -278,8 +297,12 @@ pub fn attention(call: &Call<'_>) -> Result {
     let shown = || format!("attention of {}, {} and {}", show_shape(q), show_shape(k), show_shape(v));
     agree(q[q.len() - 1], k[k.len() - 1], shown)?;
     agree(k[k.len() - 2], v[v.len() - 2], shown)?;
-    let mut sizes = q.clone();
-    *sizes.last_mut().known()? = v[v.len() - 1];
+    let heads = |sizes: &Shape| Shape::from_slice(&sizes[..sizes.len() - 2]);
+    let mut sizes = match call.flag("enable_gqa") {
+        Some(true) => heads(q),
+        _ => broadcast(&[&heads(q), &heads(k), &heads(v)])?,
+    };
+    sizes.extend([q[q.len() - 2], v[v.len() - 1]]);
     // The fused CPU kernel writes in the query's order; products write row by row.
     let strides = match attention_by_parts(call) {
         true => contiguous_strides(&sizes),

@@ -131,7 +131,21 @@ pub fn by_data(call: &Call<'_>) -> Result {
             Fact::List((0..rank).map(|_| list(Some(DType::Int64))).collect())
         }
         "masked_select" => list(input.dtype),
+        "bincount" if call.has("weights") => list(match call.tensor("weights")?.dtype {
+            Some(DType::Float32) => Some(DType::Float32),
+            _ => Some(DType::Float64),
+        }),
         "bincount" | "nms" => list(Some(DType::Int64)),
+        "unique_dim" | "unique_consecutive" if call.has("dim") => {
+            let mut sizes = shape(input)?.clone();
+            let dim = call.dim("dim", sizes.len())?;
+            if let Some(slot) = sizes.get_mut(dim) {
+                *slot = None;
+            }
+            let first = Fact::Tensor(TensorFact { strides: None, ..fresh(input.dtype, sizes) });
+            let rest = (1..call.n_outputs.max(1)).map(|_| list(Some(DType::Int64)));
+            Fact::List(std::iter::once(first).chain(rest).collect())
+        }
         "unique" | "_unique" | "_unique2" | "unique_consecutive" => Fact::List(
             [input.dtype, Some(DType::Int64), Some(DType::Int64)]
                 .into_iter()

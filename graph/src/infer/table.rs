@@ -51,20 +51,23 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     (
         "add sub subtract rsub mul multiply remainder fmod floor_divide floordiv maximum minimum fmax fmin pow where \
          bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ \
-         __rshift__ __iand__ __ior__ __ixor__ gcd lcm hypot copysign nextafter logaddexp logaddexp2 float_power \
-         heaviside xlogy special_xlogy dist addcmul addcdiv lerp cross linalg_cross",
+         __rshift__ __iand__ __ior__ __ixor__ gcd lcm hypot copysign nextafter logaddexp logaddexp2 \
+         heaviside xlogy special_xlogy addcmul addcdiv lerp cross linalg_cross",
         Elementwise,
         elementwise::promoting,
     ),
     ("div divide true_divide atan2 arctan2", Elementwise, elementwise::dividing),
     (
         "eq ne lt le gt ge equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor \
-         isclose isin",
+         isclose",
         Elementwise,
         elementwise::comparing,
     ),
     ("logical_not", Elementwise, elementwise::unary_bool),
-    ("masked_fill _prelu_kernel copy where_self", Elementwise, elementwise::keeping),
+    ("masked_fill masked_scatter _prelu_kernel copy where_self", Elementwise, elementwise::keeping),
+    ("float_power", Elementwise, elementwise::double),
+    ("isin", Elementwise, elementwise::member),
+    ("dist", Reduce, elementwise::distance),
     ("prelu", Elementwise, elementwise::sloped),
     ("complex polar", Elementwise, elementwise::pairing),
     ("glu", Elementwise, elementwise::halving),
@@ -111,8 +114,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("linear _linear", Matmul, matmul::linear),
     ("matmul linalg_matmul __matmul__", Matmul, matmul::matmul),
     ("mm bmm mv dot vdot inner _int_mm linalg_vecdot", Matmul, matmul::exact),
-    ("addmm baddbmm addmv addbmm _addmm_activation", Matmul, matmul::adding),
-    ("outer ger addr", Matmul, matmul::outer),
+    ("addmm baddbmm addmv addbmm addr _addmm_activation", Matmul, matmul::adding),
+    ("outer ger", Matmul, matmul::outer),
     ("einsum", Matmul, matmul::einsum),
     ("_grouped_mm", Matmul, matmul::grouped),
     ("histc", Reduce, copy::histogram),
@@ -209,8 +212,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         view::dropout,
     ),
     // Joins and look-ups.
-    ("cat concat concatenate hstack vstack row_stack dstack", Copy, copy::cat),
-    ("stack column_stack", Copy, copy::stack),
+    ("cat concat concatenate hstack vstack row_stack dstack column_stack", Copy, copy::cat),
+    ("stack", Copy, copy::stack),
     ("pad_sequence", Copy, copy::pad_sequence),
     ("index _unsafe_index", Copy, copy::index),
     ("embedding", Embedding, copy::embedding),
@@ -219,7 +222,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("index_select", Copy, copy::index_select),
     (
         "scatter scatter_add scatter_reduce index_add index_copy index_fill index_put _index_put_impl index_reduce \
-         masked_scatter put select_scatter slice_scatter diagonal_scatter fill_diagonal",
+         put select_scatter slice_scatter diagonal_scatter fill_diagonal",
         Copy,
         copy::like_first,
     ),

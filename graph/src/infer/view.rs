@@ -517,6 +517,14 @@ pub fn as_strided(call: &Call<'_>) -> Result {
 pub fn windows(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
+    if sizes.is_empty() {
+        // A number is a row of one.
+        return Ok(Fact::Tensor(view(
+            input,
+            Shape::from_slice(&[call.int("size").and_then(|n| u64::try_from(n).ok())]),
+            None,
+        )));
+    }
     let dim = call.dim("dimension", sizes.len())?;
     let (size, step) = (call.int("size").known()?, call.int("step").known()?);
     let (Ok(size), Ok(step)) = (u64::try_from(size), u64::try_from(step)) else {
