@@ -301,3 +301,30 @@ fn what_few_models_use_keeps_what_it_keeps() {
                     %out : Tensor = aten::stft(%x, %16, %8, %none, %none, %no, %none, %yes, %none)";
     check(&["x 2,80"], spectrum, 640);
 }
+
+#[test]
+fn what_is_detached_keeps_nothing() {
+    // Neither the extremum's operand nor its result.
+    check(
+        &["x 3,4"],
+        "%last : int[] = prim::ListConstruct(%1)
+         %yes : bool = prim::Constant[value=1]()
+         %most : Tensor = aten::amax(%x, %last, %yes)
+         %fixed : Tensor = aten::detach(%most)
+         %less : Tensor = aten::sub(%x, %fixed, %1)
+         %out : Tensor = aten::exp(%less)",
+        48,
+    );
+}
+
+#[test]
+fn what_an_extremum_is_scattered_over_is_kept_as_it_was() {
+    check(
+        &["x 3,4", "places! Long(3, 4, strides=[4, 1], requires_grad=0, device=cpu)"],
+        "%sizes : int[] = prim::ListConstruct(%2, %4)
+         %over : Tensor = aten::zeros(%sizes, %none, %none, %none, %none)
+         %how : str = prim::Constant[value=\"amax\"]()
+         %out : Tensor = aten::scatter_reduce_(%over, %0, %places, %x, %how, %no)",
+        208,
+    );
+}

@@ -58,7 +58,7 @@ fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
 /// Computes what every operator costs. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let look = look::Look::new(graph);
-    let (needed, differentiated) = (needed::needed(graph), needed::differentiated(graph));
+    let differentiated = needed::differentiated(graph);
     let mut saved = saved::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
     let mut operators = Vec::with_capacity(graph.operators.len());
@@ -67,7 +67,8 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     for operator in &graph.operators {
         let call = look.call(operator);
         let mut cost = flops::count(&look, operator, &call);
-        if needed[operator.id.index()] {
+        // What no gradient flows into is freed with its results: an extremum that is detached, say.
+        if differentiated[operator.id.index()] {
             match saved.count(&look, operator, &call) {
                 (bytes, true) => cost.saved_bytes = bytes,
                 (bytes, false) => (cost.saved_bytes, cost.unmeasured) = (bytes, 1),

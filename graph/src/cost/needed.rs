@@ -1,4 +1,4 @@
-//! Which operators the loss depends on, and into which of them a gradient flows.
+//! Which operators a gradient flows into.
 
 use std::collections::HashSet;
 
@@ -10,21 +10,13 @@ use crate::{
     model::ModelGraph,
 };
 
-/// Tells for every operator whether something that the model returns depends on it.
-pub(super) fn needed(graph: &ModelGraph) -> Vec<bool> {
-    reached(graph, |_| true)
-}
-
-/// Tells for every operator whether a gradient flows into it: not through positions, masks and other whole numbers.
+/// Tells for every operator whether a gradient flows into it: not through positions, masks and other whole numbers. One
+/// walk from the end.
 pub(super) fn differentiated(graph: &ModelGraph) -> Vec<bool> {
-    reached(graph, |value| match &graph.value(value).fact {
+    let counts = |value: ValueId| match &graph.value(value).fact {
         Fact::Unknown => true,
         fact => fact.tensors().iter().any(|tensor| tensor.requires_grad),
-    })
-}
-
-/// One walk from the end, through the values that count.
-fn reached(graph: &ModelGraph, counts: impl Fn(ValueId) -> bool) -> Vec<bool> {
+    };
     let mut is_read = vec![false; graph.values.len()];
     graph.outputs.iter().for_each(|value| is_read[value.index()] = counts(*value));
     // Memory that a needed operator looks at: who writes there in place is needed too.

@@ -55,6 +55,10 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
         }
         ("pdist" | "cdist" | "scatter_reduce" | "index_reduce", _) => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
+            // What was there before is asked for, too.
+            if call.is_in_place {
+                keep.fresh(first.bytes());
+            }
             result.into_iter().for_each(|distances| keep.tensor(distances));
         }
         // The places are spread to the tensor's size first, as a copy.
