@@ -86,11 +86,14 @@ bench-split: .venv/ready
 
 # -- checks beyond the suite --
 
-# Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for.
+# Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for, then sizes of
+# single operators on torch's own samples.
 oracle: .venv/ready
 	cargo build
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
+	mkdir -p out/oracle
+	.venv/bin/python -W ignore tests/oracle/operators.py --samples 40 target/debug/model-analyze out/oracle
 
 # Every model of the zoo in 2, 3 and 4 stages, both forms, eval and training mode, against the whole model.
 zoo-stages: .venv/ready
