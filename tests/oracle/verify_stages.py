@@ -144,6 +144,8 @@ def difference(a, b):
         return 0.0 if b.isnan().all() else float("inf")
     a, b = a.double(), b.double()
     same = (a == b) | (a.isnan() & b.isnan())
+    if same.all():
+        return 0.0
     scale = max(float(a[~a.isnan()].abs().max()), 1e-12)
     return float((a - b)[~same].abs().nan_to_num(float("inf")).max()) / scale
 
