@@ -7,8 +7,13 @@
 //! With code it is the other way round. A profile calls one operator over and over; in a model others run in between,
 //! and their operands and code take its place. So does memory for results and scratch, which the call before has just
 //! freed in a profile. Profiles with `flushed_seconds` tell what both cost at most, by kind (timed on an EPYC with a last
-//! cache of 32 MiB: nothing after 8 MB of something else, half after 16, three quarters after 32). Older ones tell one
-//! figure for code, 20 µs a call on a Xeon, which is paid when the core's own cache has lost it.
+//! cache of 32 MiB: nothing after 8 MB of something else, half after 16, three quarters after 32). One figure tells what
+//! code costs that only the core's own cache has lost, 15 to 20 µs a call on a Xeon.
+//!
+//! A last cache of hundreds of MiB is the whole socket's, and slow: what "warm" means for a curve is then the core's own, and
+//! the last one saves and loses apart from it (timed on a Xeon with 480 MiB: sums run at 70–120 GB/s from the core's 2 MiB, at
+//! 26 from the last cache, at 17 from memory; a small sum takes 12 µs in a row, 33 to 52 after 2 to 32 MB of something else,
+//! and 66, 84 and 125 after 64, 128 and 256).
 
 use std::collections::HashMap;
 
@@ -35,7 +40,7 @@ pub(crate) fn moved(graph: &ModelGraph, costs: &OperatorCosts, batch_scale: f64)
     moved.collect()
 }
 
-/// Follows a training step over a cache of so many bytes.
+/// Follows a training step over a cache of so many bytes: the near one or the last one.
 pub(crate) fn warmth(graph: &ModelGraph, moved: &[f64], cache: f64, batch_scale: f64) -> Warmth {
     let total: f64 = moved.iter().sum();
     let fresh = |distance: f64, bytes: f64| (1.0 - (distance + bytes) / cache).clamp(0.0, 1.0);

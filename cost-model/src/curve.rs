@@ -5,6 +5,8 @@
 //! goes, then the linear one, and what is left is the anchor times the usual residual of operators as long, which grows
 //! like the roofline.
 
+use std::ops::Range;
+
 use ndarray::{Array1, Array2};
 
 use crate::{
@@ -25,6 +27,15 @@ pub struct Beside {
     pub seconds: f64,
     /// Seconds with operands that were just used, or with caches that held nothing of the call at all.
     pub other: f64,
+}
+
+/// Seconds that are saved for each byte read that lies in a cache already.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Warm {
+    /// In the cache that the device's figures name.
+    pub near: f64,
+    /// In the last cache of a processor, where that is another.
+    pub far: f64,
 }
 
 /// What is added to a call when the caches hold nothing of it: its result's memory, its scratch memory, its code.
@@ -56,8 +67,8 @@ pub struct Curve {
     pub(crate) correction: Correction,
     /// Widths of the band.
     pub(crate) band: Band,
-    /// Seconds that are saved for each byte read that lies in the cache already.
-    pub(crate) warm: f64,
+    /// What is saved where the caches hold what is read.
+    pub(crate) warm: Warm,
     /// What is added where the caches hold nothing of a call, if that was measured.
     pub(crate) flushed: Option<Flushed>,
 }
@@ -171,10 +182,11 @@ impl Curve {
         Estimate { seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust }
     }
 
-    /// Predicts the time of an operator that finds a share of what it reads in the cache.
-    pub fn predict_warm(&self, work: &Work, share: f64) -> Estimate {
+    /// Predicts the time of an operator that finds a share of what it reads in the near cache, and another in the last one.
+    pub(crate) fn predict_warm(&self, work: &Work, [near, far]: [f64; 2]) -> Estimate {
         let cold = self.predict(work);
-        let saved = self.warm * share * (work.read_a + work.read_b);
+        let saved =
+            (self.warm.near * near + self.warm.far * (far - near).max(0.0)) * (work.read_a + work.read_b);
         let left = 1.0 - (saved / cold.seconds).min(MOST_SAVED);
         Estimate { seconds: cold.seconds * left, p10: cold.p10 * left, p90: cold.p90 * left, ..cold }
     }
@@ -189,7 +201,7 @@ impl Curve {
     /// before the call ends.
     fn held(&self, work: &Work) -> f64 {
         let bytes = work.bytes();
-        bytes * (1.0 - bytes / self.machine.l2).max(0.0)
+        bytes * (1.0 - bytes / self.machine.last_cache).max(0.0)
     }
 
     /// Returns the seconds that a byte of fresh memory costs, where that was found: no page is cleared sooner than its bytes
@@ -203,37 +215,43 @@ impl Curve {
     /// Says in a few words what was fitted.
     pub fn describe(&self) -> String {
         format!(
-            "{} anchor terms, {} + {} coefficients, warm {:.2e} s/B{}",
+            "{} anchor terms, {} + {} coefficients, warm {:.2e} and {:.2e} s/B{}",
             self.anchor.iter().filter(|value| **value > 0.0).count(),
             self.correction.linear.coefficients.len(),
             self.correction.quadratic.coefficients.len(),
-            self.warm,
+            self.warm.near,
+            self.warm.far,
             self.flushed.map_or(String::new(), |flushed| {
                 format!(", flushed {:.2e} s + {:.2e} s/B", flushed.call, flushed.byte)
             }),
         )
     }
 
-    /// Learns what a cache saves: least squares of the relative difference between cold and warm times of operators
-    /// that fit into it.
+    /// Learns what caches save: least squares of the relative difference between cold and warm times of operators that fit
+    /// into the near one, and of those that only fit into the last one.
     pub fn with_warm(mut self, pairs: &[Beside]) -> Self {
-        let (mut above, mut below) = (0.0, 0.0);
-        for Beside { work, seconds, other } in pairs {
-            if work.bytes() < self.machine.l2 {
-                let read = (work.read_a + work.read_b) / seconds;
-                // Rows that the share's limit cuts off say no more than that.
-                above += read * ((seconds - other) / seconds).clamp(0.0, MOST_SAVED);
-                below += read * read;
+        let saved = |sizes: Range<f64>| {
+            let (mut above, mut below) = (0.0, 0.0);
+            for Beside { work, seconds, other } in pairs {
+                if sizes.contains(&work.bytes()) {
+                    let read = (work.read_a + work.read_b) / seconds;
+                    // Rows that the share's limit cuts off say no more than that.
+                    above += read * ((seconds - other) / seconds).clamp(0.0, MOST_SAVED);
+                    below += read * read;
+                }
             }
-        }
-        self.warm = if below > 0.0 { above / below } else { 0.0 };
+            if below > 0.0 { above / below } else { 0.0 }
+        };
+        let Machine { l2, last_cache, .. } = self.machine;
+        self.warm = Warm { near: saved(0.0..l2), far: saved(l2..last_cache) };
         self
     }
 
     /// Learns what is added where the caches hold nothing: least squares, not negative, of the difference relative to the
     /// longer time, so that the shortest calls do not decide alone.
     pub fn with_flushed(mut self, pairs: &[Beside]) -> Self {
-        let pairs: Vec<&Beside> = pairs.iter().filter(|pair| pair.work.bytes() < self.machine.l2).collect();
+        let last = self.machine.last_cache;
+        let pairs: Vec<&Beside> = pairs.iter().filter(|pair| pair.work.bytes() < last).collect();
         if pairs.len() < MIN_FLUSHED {
             return self;
         }

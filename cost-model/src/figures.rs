@@ -88,6 +88,7 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
         architecture: hardware.architecture.clone(),
         multiprocessors: profile.threads.filter(|_| is_processor),
         l2: l2.map(Bytes),
+        last_cache: hardware.last_cache.filter(|size| *size > LARGEST_CACHE).map(Bytes),
         link_bandwidth: None,
         launch: Some(Seconds(launch)),
         sources: sources.map(|(field, source)| (field.to_string(), source.to_string())).into(),

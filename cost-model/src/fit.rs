@@ -19,7 +19,7 @@ mod memory;
 use ndarray::{Array1, Array2, ArrayView2};
 
 use crate::{
-    curve::{Band, Correction, Curve, Gate, Usual, anchor_time, expand, gate_terms},
+    curve::{Band, Correction, Curve, Gate, Usual, Warm, anchor_time, expand, gate_terms},
     dense::{Cholesky, dot},
     estimate::Estimate,
     evaluate::quantile,
@@ -135,7 +135,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
         floor,
         correction,
         band,
-        warm: 0.0,
+        warm: Warm::default(),
         flushed: None,
     };
     Ok((curve, validation))

@@ -7,7 +7,7 @@ use schema::{
 };
 
 use crate::{
-    curve::{Band, Correction, Curve, Flushed, Gate, Usual},
+    curve::{Band, Correction, Curve, Flushed, Gate, Usual, Warm},
     ridge::Linear,
     terms::{self, Terms},
     work::{Machine, Work},
@@ -312,7 +312,8 @@ fn curve_to_file(
             .map(|(at, low, high)| (short(*at), short(*low), short(*high)))
             .collect(),
         band_outside: both(curve.band.outside),
-        warm: short(curve.warm),
+        warm: short(curve.warm.near),
+        warm_far: short(curve.warm.far),
         flushed: curve
             .flushed
             .map(|Flushed { call, byte }| FlushedFile { call: short(call), byte: short(byte) }),
@@ -418,7 +419,7 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     if !is_between(file.band_outside) {
         return Err(wrong("the band outside"));
     }
-    if !is_fine(&[file.warm]) || file.warm < 0.0 {
+    if !is_fine(&[file.warm, file.warm_far]) || file.warm.min(file.warm_far) < 0.0 {
         return Err(wrong("what a cache saves"));
     }
     let flushed = file.flushed.map(|FlushedFile { call, byte }| Flushed { call, byte });
@@ -445,7 +446,7 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
             clip: file.clip,
         },
         band: Band { knots: file.band.clone(), outside: file.band_outside },
-        warm: file.warm,
+        warm: Warm { near: file.warm, far: file.warm_far },
         flushed,
     })
 }

@@ -165,6 +165,7 @@ pub fn predict(
     options: &PredictOptions,
 ) -> Costs {
     let cache = model.figures.l2.map_or(0.0, |bytes| bytes.0 as f64);
+    let last_cache = Machine::of(&model.figures, "float32").last_cache;
     // Without curves nothing tells what a cache saves.
     let has_curves = model.n_curves() > 0;
     let has_cold = has_curves && model.overhead.is_some_and(|overhead| overhead.cold > 0.0);
@@ -175,16 +176,16 @@ pub fn predict(
         model,
         options,
         efficiency: efficiency::of(&model.figures),
-        warmth: match has_curves {
+        warmth: [cache, last_cache].map(|cache| match has_curves {
             true => warmth(graph, &moved, cache, options.batch_scale),
             false => Warmth::default(),
-        },
-        cache,
+        }),
+        last_cache,
         code_distances: match has_cold || knows_flushed {
             true => code_distances(graph, &moved),
             false => Vec::new(),
         },
-        lost_memory: knows_flushed.then(|| lost_memory(graph, costs, cache, options.batch_scale)),
+        lost_memory: knows_flushed.then(|| lost_memory(graph, costs, last_cache, options.batch_scale)),
         // Where empty caches were measured, memory stayed with the process.
         fresh: if knows_flushed { None } else { model.fresh() },
         gradients: gradients(graph),
@@ -202,9 +203,10 @@ struct Predictor<'a> {
     model: &'a CostModel,
     options: &'a PredictOptions,
     efficiency: Efficiency,
-    warmth: Warmth,
+    /// What the near and the last cache hold of what operators read.
+    warmth: [Warmth; 2],
     /// Bytes of the last cache.
-    cache: f64,
+    last_cache: f64,
     /// Bytes since an operator's code last ran, forward and on the way back; empty where what that costs was not measured.
     code_distances: Vec<[f64; 2]>,
     /// Share of the memory given to operators that the cache has lost, forward and on the way back, where what that costs
@@ -221,8 +223,9 @@ struct Predictor<'a> {
     known: HashMap<Asked<'a>, Option<Found>>,
 }
 
-/// Kind, data type, phase, size, and the shares of reads that the cache holds and of code that it lost, in sixteenths.
-type Asked<'a> = (&'a str, &'a str, Phase, Key, [u8; 2]);
+/// Kind, data type, phase, size, and the shares of reads that the near and the last cache hold, and of code that the last one
+/// lost, in sixteenths.
+type Asked<'a> = (&'a str, &'a str, Phase, Key, [u8; 3]);
 
 /// What a curve says of a phase.
 #[derive(Clone, Copy)]
@@ -289,8 +292,8 @@ impl<'a> Predictor<'a> {
         own
     }
 
-    /// Adds what it takes to find the code again that other operators drove from the cache, to each pass that runs and
-    /// does not have it yet.
+    /// Adds what it takes to find the code again that other operators drove from the core's own cache, to each pass that
+    /// runs. Where what follows from losing it in the last cache too is in the time, only the rest of it is added.
     fn cold_code(&self, operator: &Operator, is_whole: [bool; 3], own: &mut Prediction) {
         let (Some(overhead), Some([forward, backward])) =
             (self.model.overhead, self.code_distances.get(operator.id.index()))
@@ -302,8 +305,9 @@ impl<'a> Predictor<'a> {
             (&mut own.input_gradient, backward),
             (&mut own.weight_gradient, backward),
         ];
-        for ((time, distance), _) in passes.into_iter().zip(is_whole).filter(|(_, is_whole)| !is_whole) {
-            let cold = overhead.cold * lost(*distance, OWN_CACHE);
+        for ((time, distance), is_whole) in passes.into_iter().zip(is_whole) {
+            let counted = if is_whole { lost(*distance, self.last_cache) } else { 0.0 };
+            let cold = overhead.cold * lost(*distance, OWN_CACHE) * (1.0 - counted);
             if time.seconds > 0.0 && cold > 0.0 {
                 *time = combine([*time, Estimate::about(cold, COLD_BAND)].into_iter());
             }
@@ -529,26 +533,28 @@ impl<'a> Predictor<'a> {
         }
         let Subject { operator, dtype, machine, shape, .. } = subject;
         let shape = shape.as_ref()?;
-        let shares = if phase == Phase::Forward { &self.warmth.forward } else { &self.warmth.backward };
+        let [near, far] = self.warmth.each_ref().map(|warmth| {
+            let shares = if phase == Phase::Forward { &warmth.forward } else { &warmth.backward };
+            shares.get(operator.id.index()).copied().unwrap_or(0.0)
+        });
         let way = usize::from(phase != Phase::Forward);
         let [code, memory] = self.lost_memory.map_or([0.0; 2], |memory| {
-            [lost(self.code_distances[operator.id.index()][way], self.cache), memory[way]]
+            [lost(self.code_distances[operator.id.index()][way], self.last_cache), memory[way]]
         });
         let sixteenths = |share: f64| (share * 16.0).round() as u8;
-        let warm = shares.get(operator.id.index()).copied().unwrap_or(0.0);
-        let steps = [warm, code].map(sixteenths);
+        let steps = [near, far, code].map(sixteenths);
         let entry = (shape.name(), *dtype, phase, key(&shape.size), steps);
         if let Some(found) = self.known.get(&entry) {
             return *found;
         }
         let model = self.model;
-        let [share, code] = steps.map(|step| f64::from(step) / 16.0);
+        let [near, far, code] = steps.map(|step| f64::from(step) / 16.0);
         let predicted = |kind: &str, phase| {
             let work = Work::of(shape.size, phase, machine.element);
             let curve = |kind| model.curve(kind, dtype, phase, &shape.size);
             let is_native = kind == CONVOLUTION && work.is_native(machine);
             let curve = if is_native { curve(NATIVE) } else { None }.or_else(|| curve(kind))?;
-            let time = curve.predict_warm(&work, share);
+            let time = curve.predict_warm(&work, [near, far]);
             Some(match curve.flushed(&work, code, memory) {
                 Some(seconds) => {
                     let again = Estimate::about(seconds, COLD_BAND);
@@ -596,10 +602,11 @@ impl<'a> Predictor<'a> {
         machine: &Machine,
     ) -> (Estimate, TimeSource) {
         let work = Work::of(size, Phase::Forward, machine.element);
-        let share = (1.0 - work.bytes() / machine.l2).clamp(0.0, 1.0);
+        let shares =
+            [machine.l2, machine.last_cache].map(|cache| (1.0 - work.bytes() / cache).clamp(0.0, 1.0));
         let curve = kinds.iter().find_map(|kind| self.model.curve(kind, dtype, Phase::Forward, &size));
         match curve {
-            Some(curve) => (curve.predict_warm(&work, share), TimeSource::Curve),
+            Some(curve) => (curve.predict_warm(&work, shares), TimeSource::Curve),
             None => (Estimate::about(work.roofline(machine), ROOFLINE_BAND), TimeSource::Roofline),
         }
     }

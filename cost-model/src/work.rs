@@ -4,7 +4,7 @@
 //! channels, sums run over input channels and the kernel. The gradients are products of the same three sizes in
 //! another order, which is why a phase changes the view and not the formulas.
 
-use schema::{DeviceType, Phase, WorkSize};
+use schema::{DeviceType, MOST_DRIVEN_OUT, Phase, WorkSize};
 
 /// What features need to know of a device, for one data type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,8 +15,10 @@ pub struct Machine {
     pub bandwidth: f64,
     /// Multiprocessors or cores.
     pub multiprocessors: f64,
-    /// Last-level cache in bytes.
+    /// Last cache in bytes, or a core's own where the last one is very large.
     pub l2: f64,
+    /// Bytes after which no cache holds anything of what was there, as far as profiles tell.
+    pub last_cache: f64,
     /// The shortest time of an operator.
     pub launch: f64,
     /// Bytes of one element.
@@ -44,11 +46,13 @@ impl Machine {
             // A device that says nothing of its rates: one operation for each byte it can move.
             _ => device.memory_bandwidth.0,
         });
+        let l2 = device.l2.map_or(32e6, |bytes| bytes.0 as f64);
         Self {
             peak,
             bandwidth: device.memory_bandwidth.0,
             multiprocessors: f64::from(device.multiprocessors.unwrap_or(64)),
-            l2: device.l2.map_or(32e6, |bytes| bytes.0 as f64),
+            l2,
+            last_cache: device.last_cache.map_or(l2, |bytes| (bytes.0 as f64).min(MOST_DRIVEN_OUT)),
             launch: device.launch.map_or(3e-6, |time| time.0),
             element: element_bytes(dtype),
             host: Host::of(device.architecture.as_deref(), element_bytes(dtype)),

@@ -58,6 +58,9 @@ pub struct DeviceType {
     /// Last cache that all of them share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l2: Option<Bytes>,
+    /// Cache behind `l2`, of a processor whose last one is so large and slow that `l2` is the core's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_cache: Option<Bytes>,
     /// The whole port to the other devices of a node (NVLink, Infinity Fabric), each way; none when they
     /// only meet over the host link.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -92,6 +92,9 @@ pub struct CurveFile {
     /// Seconds that each byte read saves where the cache holds it already.
     #[serde(default)]
     pub warm: f64,
+    /// The same for what only the last cache holds, where that is another than `l2`.
+    #[serde(default, skip_serializing_if = "crate::profile::is_zero")]
+    pub warm_far: f64,
     /// What is added where no cache holds anything of a call, if that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flushed: Option<FlushedFile>,

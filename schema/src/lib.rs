@@ -74,7 +74,9 @@ pub use plan::{
 };
 pub use plan_answer::{PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use plan_file::{PlanFileError, read_plan};
-pub use profile::{COLUMNS, CallOverhead, Hardware, Pace, Phase, Profile, ProfileRow, WorkSize};
+pub use profile::{
+    COLUMNS, CallOverhead, Hardware, MOST_DRIVEN_OUT, Pace, Phase, Profile, ProfileRow, WorkSize,
+};
 pub use profile_csv::{ProfileCsvError, ProfileFault, read_own_profile, read_profile};
 pub use profile_graph_error::{ProfileGraphError, ProfileGraphFault, ProfileGraphPlace};
 pub use profile_map::{

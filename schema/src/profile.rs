@@ -50,6 +50,9 @@ pub const COLUMNS: [&str; 38] = [
     "vocabulary",
 ];
 
+/// Bytes that `profile` reads at most to drive everything else from the caches of a processor.
+pub const MOST_DRIVEN_OUT: f64 = 256e6;
+
 /// Which part of a training step a time is of.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
@@ -222,7 +225,7 @@ pub struct CallOverhead {
     pub cold: f64,
 }
 
-fn is_zero(seconds: &f64) -> bool {
+pub(crate) fn is_zero(seconds: &f64) -> bool {
     *seconds == 0.0
 }
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use schema::{Pace, Phase};
+use schema::{MOST_DRIVEN_OUT, Pace, Phase};
 use tch::{Device, Kind as Element, Tensor};
 
 use super::{
@@ -102,7 +102,7 @@ impl Bench {
         if !device.is_cuda() {
             memory::keep()?;
         }
-        let rotation = (2.0 * cache).min(256e6);
+        let rotation = (2.0 * cache).min(MOST_DRIVEN_OUT);
         let timer = Timer::new(device)?;
         let flush = if device.is_cuda() { None } else { Some(Flush::new(rotation, &timer)?) };
         Ok(Self { device, name, timer, pool: Pool::new(rotation, device), rotation, flush })
