@@ -2,9 +2,10 @@
 
     python operators.py COMMAND FOLDER [--samples 7] [OPERATOR …]
 
-Each sample is traced, and what `inspect` infers of it compared with what the trace records: once beside the recording, once
-from the code and the inputs' sizes alone. Results whose sizes data decide need not be known. Exits 1 when something is
-refused that torch computes, or when what is inferred is not what torch gave.
+Samples are traced, and what `inspect` infers of them compared with what the trace records: once beside the recording, once
+from the code and the inputs' sizes alone. Results whose sizes data decide need not be known. All samples of an operator are
+one model; where that cannot be traced, or something is wrong with it, each is one by itself. Exits 1 when something is refused
+that torch computes, or when what is inferred is not what torch gave.
 """
 
 import argparse
@@ -36,6 +37,7 @@ class Called(torch.nn.Module):
     def __init__(self, operator, sample):
         super().__init__()
         self.operator = operator
+        self.sample = sample
         self.flat, self.spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         self.places = [place for place, value in enumerate(self.flat) if isinstance(value, torch.Tensor)]
         self.tensors = [self.flat[place].detach() for place in self.places]
@@ -49,6 +51,20 @@ class Called(torch.nn.Module):
         results = [one for one in tree_flatten(self.operator(first, *rest, **named))[0] if isinstance(one, torch.Tensor)]
         results = [one.clone() if one.is_floating_point() else one for one in results]
         return results[0] if len(results) == 1 else tuple(results)
+
+
+class All(torch.nn.Module):
+    """Several calls, one after the other."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = torch.nn.ModuleList(calls)
+        self.tensors = [tensor for call in calls for tensor in call.tensors]
+
+    def forward(self, *tensors):
+        rest = iter(tensors)
+        results = [call(*itertools.islice(rest, len(call.tensors))) for call in self.calls]
+        return tuple(tree_flatten(results)[0])
 
 
 def samples(operator, count):
@@ -67,10 +83,12 @@ def inspect(command, archive, flags=()):
     return json.loads(done.stdout), ""
 
 
+def is_plain(call):
+    return call.tensors and all(one.layout == torch.strided and not one.is_quantized for one in call.tensors)
+
+
 def check(command, archive, module):
-    """Returns what is wrong with a call, and the unknown operators; None where torch cannot trace it."""
-    if not module.tensors or any(one.layout != torch.strided or one.is_quantized for one in module.tensors):
-        return None
+    """Returns what is wrong with a model, and the unknown operators; None where torch cannot trace it."""
     try:
         traced, names = zoo.SCRIPT.trace(module, [(None, one) for one in module.tensors])
         text = zoo.SCRIPT.record(traced, about={}, training=False, outputs=names)
@@ -89,10 +107,13 @@ def check(command, archive, module):
     plain, refused = inspect(command, archive, flags)
     if plain is None:
         return [*wrong, f"from the code: {refused}"], []
-    truth, found = recorded["blocks"][0]["output_shape"], plain["blocks"][0]["output_shape"]
-    if truth is not None and found is not None:
-        is_same = len(truth) == len(found) and all(b is None or a == b for a, b in zip(truth, found))
-        wrong += [] if is_same else [f"from the code: {found}, not {truth}"]
+    if len(recorded["outputs"]) != len(plain["outputs"]):
+        wrong.append(f"from the code: {len(plain['outputs'])} results, not {len(recorded['outputs'])}")
+    for truth, found in zip(recorded["outputs"], plain["outputs"]):
+        truth, found = truth["shape"], found["shape"]
+        if truth is not None and found is not None:
+            is_same = len(truth) == len(found) and all(b is None or a == b for a, b in zip(truth, found))
+            wrong += [] if is_same else [f"from the code: {found}, not {truth}"]
     return wrong, [one["name"] for one in recorded["unknown"]]
 
 
@@ -114,19 +135,24 @@ def main():
             found = samples(operator, options.samples)
         except Exception:  # Some need libraries that are not here.
             continue
-        said = set()
-        for sample in found:
-            module = Called(operator.op, sample)
-            answer = check(options.command, archive, module)
+        calls = [call for call in (Called(operator.op, sample) for sample in found) if is_plain(call)]
+        answer = check(options.command, archive, All(calls)) if len(calls) > 1 else None
+        if answer is not None and not answer[0]:
+            tried += len(calls)
+            unknown.update(answer[1])
+            continue
+        is_wrong = False
+        for call in calls:
+            answer = check(options.command, archive, call)
             if answer is None:
                 continue
             tried += 1
-            unknown.update(set(answer[1]))
-            if answer[0] and not said:
-                said.add(operator.name)
-                shapes = [tuple(one.shape) for one in module.tensors]
-                print(f"{operator.name} of {shapes}, {sample.kwargs}: {'; '.join(answer[0])}"[:600], flush=True)
-        failed += bool(said)
+            unknown.update(answer[1])
+            if answer[0] and not is_wrong:
+                is_wrong = True
+                shapes = [tuple(one.shape) for one in call.tensors]
+                print(f"{operator.name} of {shapes}, {call.sample.kwargs}: {'; '.join(answer[0])}"[:600], flush=True)
+        failed += is_wrong
     print(f"{tried} samples, {failed} operators wrong, {len(unknown)} not known: {', '.join(sorted(unknown))}")
     sys.exit(1 if failed or not tried else 0)
 
