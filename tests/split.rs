@@ -59,6 +59,49 @@ fn everything_is_written_and_agrees() {
     }
 }
 
+/// Memory that several parts of this model write to: the fastest four stages could not be written.
+const PARTED: [&str; 6] = ["--devices", "4xt4", "--stages", "4", "--format", "json"];
+
+#[test]
+fn what_no_cut_may_part_stays_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let mut run = command();
+    let run = run.arg("split").arg(fixture("traces/writes.pt")).args(PARTED).arg("-o").arg(&out);
+    let run = run.assert().success();
+    let said = String::from_utf8(run.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("not every cut can be (`aten::add_` in stage 3 changes in place"), "{said}");
+    let answer: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    assert_eq!(answer["plan"]["stages"].as_array().unwrap().len(), 4);
+    // Each block is named once, and the plan is worth what was said.
+    let mut check = command();
+    let check = check.arg("plan").arg(fixture("traces/writes.pt")).arg("--check").arg(out.join("plan.yaml"));
+    let run = check.args(["--format", "json"]).assert().success();
+    let checked: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    assert_eq!(checked["step_seconds"], answer["plan"]["step_seconds"]);
+    // More stages than there are places to cut.
+    let mut run = command();
+    let run =
+        run.arg("split").arg(fixture("traces/writes.pt")).args(["--devices", "28xt4", "--stages", "28"]);
+    let run = run.arg("--dry-run").assert().code(2);
+    let said = String::from_utf8(run.get_output().stderr.clone()).unwrap();
+    assert!(
+        said.contains("28 stages were asked for") && said.contains("hint: not every cut can be"),
+        "{said}"
+    );
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn stages_around_what_no_cut_may_part_are_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    split("traces/writes.pt", &out, &PARTED);
+    let run = command().arg("verify").arg(&out).args(["--format", "json"]).assert().success();
+    let answer: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    assert_eq!((&answer["ok"], &answer["outputs_max_difference"]), (&true.into(), &0.0.into()));
+}
+
 #[test]
 fn a_folder_in_use_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();

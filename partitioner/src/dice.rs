@@ -41,6 +41,7 @@ pub(crate) fn problem(
 ) -> Problem {
     let block = |index: usize, dice: &mut Dice| Block {
         path: format!("b{index}"),
+        joined: Vec::new(),
         forward: Seconds(dice.below(20) as f64 / 2.0),
         input_gradient: Seconds(dice.below(10) as f64),
         weight_gradient: Seconds(1.0 + dice.below(10) as f64),

@@ -4,7 +4,10 @@
 //! operator that nobody names goes with the one before it. What writes in place keeps its order, so no stage takes a
 //! reader away from between two writers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use graph::{Flow, Item, Level, ModelGraph, OperatorCosts, Role};
 use petgraph::visit::EdgeRef;
@@ -26,6 +29,7 @@ pub struct OperatorSeconds {
 /// Makes a problem of a traced model; `seconds` are by operator, on a device of speed 1.
 ///
 /// Blocks are the units that the model repeats where there are enough of them for `wanted` stages, single layers where not.
+/// Those whose path is among `joined` go with the one before them.
 pub fn from_graph(
     graph: &ModelGraph,
     costs: &OperatorCosts,
@@ -33,25 +37,28 @@ pub fn from_graph(
     machine: Machine,
     training: Training,
     wanted: usize,
+    joined: &BTreeSet<String>,
 ) -> Problem {
+    let runs_at = |level| join(runs(graph, &graph.level(level)), joined);
     let runs = [Level::Block, Level::Layer, Level::Operator]
         .into_iter()
-        .map(|level| runs(graph, &graph.level(level)))
+        .map(runs_at)
         .find(|runs| runs.len() >= wanted)
-        .unwrap_or_else(|| runs(graph, &graph.level(Level::Operator)));
+        .unwrap_or_else(|| runs_at(Level::Operator));
     let mut run_of = vec![0; graph.operators.len()];
-    for (index, (_, operators)) in runs.iter().enumerate() {
+    for (index, Run { operators, .. }) in runs.iter().enumerate() {
         operators.clone().for_each(|operator| run_of[operator as usize] = index);
     }
     let mut blocks: Vec<Block> = runs
         .iter()
-        .map(|(path, operators)| {
+        .map(|Run { paths, operators }| {
             let of = |field: &dyn Fn(&OperatorSeconds) -> f64| {
                 Seconds(operators.clone().map(|operator| field(&seconds[operator as usize])).sum())
             };
             let widest = operators.clone().map(|operator| costs.run(&(operator..operator + 1)).written_bytes);
             Block {
-                path: path.clone(),
+                path: paths[0].clone(),
+                joined: paths[1..].to_vec(),
                 forward: of(&|time| time.forward),
                 input_gradient: of(&|time| time.input_gradient),
                 weight_gradient: of(&|time| time.weight_gradient),
@@ -65,11 +72,35 @@ pub fn from_graph(
     Problem { blocks, values: values(graph, &run_of), ties, machine, training }
 }
 
+/// Operators in a row.
+struct Run {
+    /// What stands for them, first to last.
+    ///
+    /// Invariant: at least one.
+    paths: Vec<String>,
+    operators: Range<u32>,
+}
+
+/// Puts the runs of these paths to the ones before them.
+fn join(all: Vec<(String, Range<u32>)>, joined: &BTreeSet<String>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::with_capacity(all.len());
+    for (path, operators) in all {
+        match runs.last_mut().filter(|_| joined.contains(&path)) {
+            Some(before) => {
+                before.paths.push(path);
+                before.operators.end = operators.end;
+            }
+            None => runs.push(Run { paths: vec![path], operators }),
+        }
+    }
+    runs
+}
+
 /// Runs of operators with the path that stands for each.
-fn runs(graph: &ModelGraph, items: &[Item]) -> Vec<(String, std::ops::Range<u32>)> {
+fn runs(graph: &ModelGraph, items: &[Item]) -> Vec<(String, Range<u32>)> {
     let has_blocks = items.iter().any(|item| matches!(item, Item::Block(_)));
     let mut paths = OperatorPaths::default();
-    let mut runs: Vec<(String, std::ops::Range<u32>)> = Vec::new();
+    let mut runs: Vec<(String, Range<u32>)> = Vec::new();
     for &item in items {
         let operators = item.operators(graph);
         if operators.is_empty() {

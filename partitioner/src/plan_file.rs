@@ -112,7 +112,7 @@ pub fn to_plan(
     model: ModelReference,
     written_by: &str,
 ) -> Plan {
-    let path = |&block: &usize| problem.blocks[block].path.clone();
+    let paths = |&block: &usize| problem.blocks[block].paths().cloned();
     let device = |device: usize| problem.machine.devices[device].name.clone();
     let order: Vec<usize> = solution.stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
     let states = States::line(problem, order);
@@ -127,10 +127,10 @@ pub fn to_plan(
     }
     let flow = Flow::new(problem);
     let stages = solution.stages.iter().map(|stage| PlanStage {
-        blocks: stage.blocks.iter().map(path).collect(),
+        blocks: stage.blocks.iter().flat_map(paths).collect(),
         devices: solution.devices(stage).map(device).collect(),
-        recompute: stage.score.recompute.iter().map(path).collect(),
-        offload: stage.score.offload.iter().map(path).collect(),
+        recompute: stage.score.recompute.iter().flat_map(paths).collect(),
+        offload: stage.score.offload.iter().flat_map(paths).collect(),
         tensor_parallel: None,
         layers: layers(problem, &flow, stage, slowest(stage)),
         cost: stage_cost(problem, &flow, stage, slowest(stage)),
@@ -276,8 +276,9 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
 /// # Errors
 /// When blocks or devices do not go with the problem, a stage needs a later one, or a stage does not fit.
 pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError> {
+    let all = problem.blocks.iter().enumerate();
     let blocks: HashMap<&str, usize> =
-        problem.blocks.iter().enumerate().map(|(index, block)| (block.path.as_str(), index)).collect();
+        all.flat_map(|(index, block)| block.paths().map(move |path| (path.as_str(), index))).collect();
     let devices: HashMap<&str, usize> = problem
         .machine
         .devices
@@ -286,6 +287,7 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         .map(|(index, device)| (device.name.as_str(), index))
         .collect();
     let mut stage_of = vec![None; problem.blocks.len()];
+    let mut named = HashSet::new();
     let mut placed = Vec::with_capacity(plan.stages.len());
     for (index, stage) in plan.stages.iter().enumerate() {
         if stage.blocks.is_empty() || stage.devices.is_empty() {
@@ -299,12 +301,15 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         for block in &stage.blocks {
             let unknown = || CheckError::UnknownBlock { stage: index, block: block.clone() };
             let position = *blocks.get(block.as_str()).ok_or_else(unknown)?;
-            if stage_of[position].replace(index).is_some() {
+            let is_twice = !named.insert(block);
+            let is_parted = stage_of[position].replace(index).is_some_and(|before| before != index);
+            if is_twice || is_parted {
                 return Err(CheckError::Twice { stage: index, block: block.clone() });
             }
             own.push(position);
         }
         own.sort_unstable();
+        own.dedup();
         let find = |device: &String| {
             let unknown = || CheckError::UnknownDevice { stage: index, device: device.clone() };
             devices.get(device.as_str()).copied().ok_or_else(unknown)
@@ -315,7 +320,12 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
                 let position = blocks.get(block.as_str()).copied().filter(|block| own.contains(block));
                 position.ok_or_else(|| CheckError::NotInStage { stage: index, block: block.clone() })
             };
-            named.iter().map(of).collect::<Result<Vec<usize>, _>>()
+            // Blocks that are one for the planner are listed one by one.
+            let all = named.iter().map(of).collect::<Result<Vec<usize>, CheckError>>();
+            all.map(|mut all| {
+                all.dedup();
+                all
+            })
         };
         let recompute = own_blocks(&stage.recompute)?;
         let offload = own_blocks(&stage.offload)?;

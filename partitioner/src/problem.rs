@@ -27,6 +27,8 @@ pub struct Problem {
 pub struct Block {
     /// Path in the model: `layer1.0`.
     pub path: String,
+    /// Paths of those behind it that no cut may part from it.
+    pub joined: Vec<String>,
     /// Forward pass.
     pub forward: Seconds,
     /// Gradient of the inputs.
@@ -42,6 +44,11 @@ pub struct Block {
 }
 
 impl Block {
+    /// Returns all paths in it.
+    pub fn paths(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.path).chain(&self.joined)
+    }
+
     /// Returns the time of forward and backward pass.
     pub fn seconds(&self) -> f64 {
         self.forward.0 + self.input_gradient.0 + self.weight_gradient.0
@@ -310,6 +317,7 @@ impl Problem {
             let time = |seconds: Seconds| if is_free { Seconds(0.0) } else { seconds };
             Block {
                 path: data.id.clone(),
+                joined: Vec::new(),
                 forward: time(data.forward),
                 input_gradient: time(data.backward) / 2.0,
                 weight_gradient: time(data.backward) / 2.0,

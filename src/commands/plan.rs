@@ -5,6 +5,7 @@ mod applies;
 mod compat;
 pub(super) mod costs;
 pub(super) mod input;
+mod inseparable;
 pub(super) mod model;
 mod why;
 mod workload;

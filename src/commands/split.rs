@@ -145,8 +145,7 @@ impl Split {
         }
         let models = CostModels::read(&asking.cost_models)?;
         let cluster = plan::model::cluster(&asking, &models)?;
-        let mut asked = plan::model::Asked::new(&asking, &input, cluster, &models)?;
-        let solved = plan::model::solve(&asking, &mut asked.problem, strategy)?;
+        let (asked, solved) = plan::model::planned(&asking, &input, cluster, &models, strategy)?;
         let plan = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);
         let answer = asked.answer(&asking, Some(&solved.ways), &solved.best, beside, &plan);

@@ -1,5 +1,7 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
+use std::collections::BTreeSet;
+
 use partitioner::{
     Change, CheckError, Machine, MicroBatches, OperatorSeconds, PlanError, Planned, Problem, ProblemError,
     Solution, Strategy, Training, Ways, check_plan, from_graph, plan_model, plan_with, to_plan, what_if,
@@ -9,11 +11,18 @@ use schema::{
     RunnerUp, Seconds, StageAnswer, WhatIf, read_cluster, short_cluster, to_yaml,
 };
 use sha2::{Digest, Sha256};
+use tracer::Program;
 
-use super::{Plan, answer, answer::Unit, costs, input::Input, why::why};
+use super::{Plan, answer, answer::Unit, costs, input::Input, inseparable::Inseparable, why::why};
 use crate::{
-    PROGRAM, commands::simulate, cost_models::CostModels, failure::Failure, files, model, nearest::nearest,
-    output::Output, plan_file,
+    PROGRAM,
+    commands::simulate,
+    cost_models::CostModels,
+    failure::{self, Failure},
+    files, model,
+    nearest::nearest,
+    output::Output,
+    plan_file,
 };
 
 /// The most micro-batches of a step that are planned: each of their passes is timed.
@@ -29,13 +38,10 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         Some(given) if !has_cluster => given.cluster.clone(),
         _ => cluster(plan, &models)?,
     };
-    let mut asked = Asked::new(plan, input, cluster, &models)?;
     if let Some(given) = given {
-        // A plan says itself whether stages wait for what they send.
-        let waits = given.execution.is_some_and(|execution| execution.blocking_sends == Some(true));
-        asked.problem.machine.overlaps &= !waits;
+        let (asked, checked) = checked(plan, input, &cluster, &models, &given)?;
         let problem = &asked.problem;
-        let solution = check_plan(problem, &given).map_err(|error| {
+        let solution = checked.map_err(|error| {
             let failure = match error {
                 CheckError::Plan(PlanError::Memory { .. }) => Failure::no(error),
                 CheckError::UnknownBlock { .. } | CheckError::UnknownDevice { .. } => {
@@ -50,7 +56,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
         return answer::print(plan, &answer, Unit::MicroBatch, &why, output);
     }
     let strategy = if plan.strategy == "auto" { None } else { Some(strategy(&plan.strategy)?) };
-    let mut solved = solve(plan, &mut asked.problem, strategy)?;
+    let (asked, mut solved) = planned(plan, input, cluster, &models, strategy)?;
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }
@@ -63,6 +69,43 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     }
     let why = why(&asked.problem, &solved.best, &answer);
     answer::print(plan, &answer, Unit::MicroBatch, &why, output)
+}
+
+/// Reads a model and scores a plan of it. Its blocks may be smaller ones than would be taken for its cluster.
+fn checked(
+    plan: &Plan,
+    input: &Input,
+    cluster: &Cluster,
+    models: &CostModels,
+    given: &schema::Plan,
+) -> Result<(Asked, Result<Solution, CheckError>), Failure> {
+    // A plan says itself whether stages wait for what they send.
+    let waits = given.execution.is_some_and(|execution| execution.blocking_sends == Some(true));
+    let asked = |n_blocks: usize| -> Result<Asked, Failure> {
+        let grain = Grain { n_blocks, ..Grain::default() };
+        let mut asked = Asked::new(plan, input, cluster.clone(), models, &grain)?;
+        asked.problem.machine.overlaps &= !waits;
+        Ok(asked)
+    };
+    let is_known =
+        |found: &Result<Solution, CheckError>| !matches!(found, Err(CheckError::UnknownBlock { .. }));
+    let first = asked(0)?;
+    let found = check_plan(&first.problem, given);
+    let mut n_blocks = first.problem.blocks.len();
+    if is_known(&found) {
+        return Ok((first, found));
+    }
+    loop {
+        let finer = asked(n_blocks + 1)?;
+        if finer.problem.blocks.len() <= n_blocks {
+            return Ok((first, found));
+        }
+        n_blocks = finer.problem.blocks.len();
+        let other = check_plan(&finer.problem, given);
+        if is_known(&other) {
+            return Ok((finer, other));
+        }
+    }
 }
 
 /// Adds the strategies that were not asked for, best first: cuts by a rule and pipelines without an end among them.
@@ -96,19 +139,36 @@ pub struct Asked {
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
+    /// What stages are cut from; none where that is no archive.
+    program: Option<Program>,
+}
+
+/// How a traced model is taken apart.
+#[derive(Default)]
+struct Grain {
+    /// Blocks that go with the ones before them.
+    joined: BTreeSet<String>,
+    /// So many blocks, and twice as many as devices, where the model has as many.
+    n_blocks: usize,
 }
 
 /// A traced model's problem, and what else is known of it.
 struct Traced {
     problem: Problem,
     uncertain: (costs::Ends, schema::TimesFrom),
-    digest: String,
     batch: Option<u64>,
+    program: Program,
 }
 
 impl Asked {
     /// Reads the model and predicts its blocks.
-    pub fn new(plan: &Plan, input: &Input, cluster: Cluster, models: &CostModels) -> Result<Self, Failure> {
+    fn new(
+        plan: &Plan,
+        input: &Input,
+        cluster: Cluster,
+        models: &CostModels,
+        grain: &Grain,
+    ) -> Result<Self, Failure> {
         cluster.validate().map_err(|error| match (&plan.check, &plan.cluster) {
             (Some(path), None) | (None, Some(path)) => cluster_failure(error).in_file(path),
             _ => cluster_failure(error),
@@ -134,25 +194,28 @@ impl Asked {
             let digest = Sha256::digest(&files::map(&plan.model)?[..]);
             Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
         };
-        let (mut problem, uncertain, digest, batch) = match input {
+        let (mut problem, uncertain, digest, batch, program) = match input {
             Input::Pipedream(_) if !plan.cost_models.is_empty() => {
                 return Err(Failure::input(
                     "a profile graph brings its own times; --cost-model is for traced models",
                 ));
             }
             Input::Pipedream(profile) => {
-                (Problem::from_profile(profile, machine, training), None, of_file()?, None)
+                (Problem::from_profile(profile, machine, training), None, of_file()?, None, None)
             }
             _ => {
-                let traced = traced((plan, models), &cluster, machine, training)?;
-                (traced.problem, Some(traced.uncertain), traced.digest, traced.batch)
+                let Traced { problem, uncertain, batch, program } =
+                    traced((plan, models), &cluster, machine, training, grain)?;
+                let digest = tracer::digest(&program);
+                let program = Some(program).filter(|program| program.archive.is_some());
+                (problem, Some(uncertain), digest, batch, program)
             }
         };
         if let Some(samples) = plan.batch {
             problem.training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
         }
         let model = ModelReference { name: plan.model_name(), digest };
-        Ok(Self { problem, batch, model, cluster, uncertain })
+        Ok(Self { problem, batch, model, cluster, uncertain, program })
     }
 
     /// Returns a solution as a plan that can be simulated.
@@ -215,6 +278,7 @@ fn traced(
     cluster: &Cluster,
     mut machine: Machine,
     training: Training,
+    grain: &Grain,
 ) -> Result<Traced, Failure> {
     models.require_used(cluster)?;
     let model = model::load(&plan.model, &plan.input)?;
@@ -247,16 +311,16 @@ fn traced(
             }
         }
     }
-    let wanted = 2 * machine.devices.len().min(64);
+    let wanted = grain.n_blocks.max(2 * machine.devices.len().min(64));
     let problem = |seconds: &[OperatorSeconds]| {
-        from_graph(&model.graph, &operators, seconds, machine.clone(), training, wanted)
+        from_graph(&model.graph, &operators, seconds, machine.clone(), training, wanted, &grain.joined)
     };
     let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
     Ok(Traced {
         problem: problem(&times.seconds),
         uncertain: (ends, times.from),
-        digest: tracer::digest(&model.program),
         batch: batch(&model.graph),
+        program: model.program,
     })
 }
 
@@ -287,9 +351,42 @@ fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
     u32::try_from(count).map_err(|_| Failure::input(format!("--batch {batch} is too large")))
 }
 
-/// Finds the best plan; chooses the number of micro-batches where none is asked for.
-pub fn solve(plan: &Plan, problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, Failure> {
-    plan_model(problem, strategy).map_err(|error| no_plan(plan, problem, error))
+/// Times that blocks are joined: where they become too few for the cluster, smaller ones are taken and asked again.
+const MAX_ROUNDS: usize = 4;
+
+/// Reads a model and finds its best plan, whose stages can be written; chooses the number of micro-batches where none is
+/// asked for.
+pub fn planned(
+    plan: &Plan,
+    input: &Input,
+    cluster: Cluster,
+    models: &CostModels,
+    strategy: Option<Strategy>,
+) -> Result<(Asked, Planned), Failure> {
+    let mut grain = Grain::default();
+    let mut reason: Option<String> = None;
+    for _ in 0..MAX_ROUNDS {
+        let mut asked = Asked::new(plan, input, cluster.clone(), models, &grain)?;
+        let solved = plan_model(&mut asked.problem, strategy).map_err(|error| {
+            let failure = no_plan(plan, &asked.problem, error);
+            match &reason {
+                Some(reason) => failure.with_hint(format!("not every cut can be: {reason}")),
+                None => failure,
+            }
+        })?;
+        let found = asked.program.as_ref();
+        let found = found.and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));
+        let Some(Inseparable { paths, reason: why }) = found else {
+            if let Some(reason) = reason {
+                failure::note(format!("not every cut can be ({reason}); planned with those that can"));
+            }
+            return Ok((asked, solved));
+        };
+        grain.joined.extend(paths);
+        reason.get_or_insert(why);
+    }
+    let message = format!("no stages were found that can be written: {}", reason.unwrap_or_default());
+    Err(Failure::no(message).with_hint("`model-analyze emit --cut` tells which cuts near a given one can be"))
 }
 
 /// Returns the strategy of this name, or the names that there are.
@@ -519,10 +616,10 @@ fn answer_of(
     failed: &[(Strategy, PlanError)],
     changes: &[Change],
 ) -> PlanAnswer {
-    let path = |&block: &usize| problem.blocks[block].path.clone();
+    let paths = |&block: &usize| problem.blocks[block].paths().cloned();
     let each = solution.seconds_each();
     let stages = solution.stages.iter().map(|stage| StageAnswer {
-        blocks: stage.blocks.iter().map(path).collect(),
+        blocks: stage.blocks.iter().flat_map(paths).collect(),
         devices: solution.devices(stage).map(|device| problem.machine.devices[device].name.clone()).collect(),
         replicas: stage.run.count as u32,
         seconds: stage.score.seconds,
@@ -531,8 +628,8 @@ fn answer_of(
         transfer_seconds: stage.score.transfer,
         memory_bytes: stage.score.memory as u64,
         bound_by: stage.score.bound_by.name().to_string(),
-        recompute: stage.score.recompute.iter().map(path).collect(),
-        offload: stage.score.offload.iter().map(path).collect(),
+        recompute: stage.score.recompute.iter().flat_map(paths).collect(),
+        offload: stage.score.offload.iter().flat_map(paths).collect(),
     });
     // Bytes of the fullest device.
     let fullest = |solution: &Solution| {
