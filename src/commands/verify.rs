@@ -97,7 +97,9 @@ fn answer(verification: &runtime::torch::Verification, device: &str, tolerance: 
     let largest = |values: &mut dyn Iterator<Item = f64>| {
         values.fold(0.0, |largest: f64, value| if value.is_nan() { value } else { largest.max(value) })
     };
-    let losses = verification.losses.iter().map(|(whole, stages)| match whole == stages {
+    // A training that has lost its way has lost it in both.
+    let is_same = |whole: f64, stages: f64| whole == stages || whole.is_nan() && stages.is_nan();
+    let losses = verification.losses.iter().map(|(whole, stages)| match is_same(*whole, *stages) {
         true => 0.0,
         false => (whole - stages).abs() / whole.abs().max(f64::MIN_POSITIVE),
     });
@@ -147,6 +149,13 @@ fn text(answer: &schema::Verified, tolerance: f64) -> String {
         text.push_str(&format!(" ({first:.3e} → {last:.3e})"));
     }
     text.push('\n');
+    let is_lost = |(whole, stages): &(f64, f64)| !whole.is_finite() && !stages.is_finite();
+    if let Some(step) = answer.losses.iter().position(is_lost) {
+        text.push_str(&format!(
+            "  no numbers from step {} on, in the whole model as in the stages: random data make its training diverge\n",
+            step + 1
+        ));
+    }
     for difference in answer.worst.iter().filter(|difference| difference.absolute > 0.0) {
         let TensorDifference { kind, name, absolute, relative } = difference;
         text.push_str(&format!("  {kind} {name}: {absolute:.1e} ({relative:.1e} relative)\n"));
@@ -154,4 +163,29 @@ fn text(answer: &schema::Verified, tolerance: f64) -> String {
     let verdict = if answer.ok { "the same" } else { "different" };
     text.push_str(&format!("{verdict} within {tolerance:.0e} on {}\n", answer.device));
     text
+}
+
+#[cfg(all(test, feature = "torch"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_that_are_no_numbers_on_both_sides_are_the_same() {
+        let check = |losses: &[(f64, f64)], expected: bool, said: &str| {
+            let verification = runtime::torch::Verification {
+                losses: losses.to_vec(),
+                ..runtime::torch::Verification::default()
+            };
+            let answer = answer(&verification, "cpu", 1e-5);
+            assert_eq!(answer.ok, expected, "{losses:?}");
+            assert!(text(&answer, 1e-5).contains(said), "{}", text(&answer, 1e-5));
+        };
+        let lost = f64::NAN;
+        check(&[(1.0, 1.0), (0.5, 0.5)], true, "the same");
+        check(&[(1.0, 1.0), (1e30, 1e30), (lost, lost)], true, "no numbers from step 3 on");
+        check(&[(1.0, 1.0), (f64::INFINITY, f64::INFINITY)], true, "no numbers from step 2 on");
+        check(&[(1.0, 1.0), (lost, 1.0)], false, "different");
+        check(&[(1.0, 1.0), (1.0, lost)], false, "different");
+        check(&[(f64::INFINITY, lost)], false, "different");
+    }
 }
