@@ -2,11 +2,14 @@
 
 mod answer;
 mod applies;
+pub(super) mod asked;
+pub(super) mod clusters;
 mod compat;
 pub(super) mod costs;
 pub(super) mod input;
 mod inseparable;
 pub(super) mod model;
+mod no_plan;
 mod why;
 mod workload;
 

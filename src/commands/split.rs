@@ -144,7 +144,7 @@ impl Split {
             );
         }
         let models = CostModels::read(&asking.cost_models)?;
-        let cluster = plan::model::cluster(&asking, &models)?;
+        let cluster = plan::clusters::cluster(&asking, &models)?;
         let (asked, solved) = plan::model::planned(&asking, &input, cluster, &models, strategy)?;
         let plan = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);

@@ -1,0 +1,332 @@
+//! What the planner is asked of a model on a cluster, and the answer to it.
+
+use std::collections::BTreeSet;
+
+use partitioner::{
+    Change, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Solution, Strategy, Training, Ways,
+    from_graph, to_plan, what_if,
+};
+use schema::{Cluster, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
+use sha2::{Digest, Sha256};
+use tracer::Program;
+
+use super::{Plan, answer, clusters::cluster_failure, costs, input::Input};
+use crate::{PROGRAM, commands::simulate, cost_models::CostModels, failure::Failure, files, model};
+
+/// The most micro-batches of a step that are planned: each of their passes is timed.
+const MICRO_BATCHES: u32 = 1_000_000;
+
+/// A model on a cluster, ready to be planned.
+pub struct Asked {
+    /// What the planner is asked.
+    pub problem: Problem,
+    /// Samples in one micro-batch, where the model tells.
+    pub batch: Option<u64>,
+    /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
+    model: ModelReference,
+    cluster: Cluster,
+    uncertain: Option<(costs::Ends, schema::TimesFrom)>,
+    /// What stages are cut from; none where that is no archive.
+    pub(super) program: Option<Program>,
+}
+
+/// How a traced model is taken apart.
+#[derive(Default)]
+pub(super) struct Grain {
+    /// Blocks that go with the ones before them.
+    pub(super) joined: BTreeSet<String>,
+    /// So many blocks, and twice as many as devices, where the model has as many.
+    pub(super) n_blocks: usize,
+}
+
+/// A traced model's problem, and what else is known of it.
+struct Traced {
+    problem: Problem,
+    uncertain: (costs::Ends, schema::TimesFrom),
+    batch: Option<u64>,
+    program: Program,
+}
+
+impl Asked {
+    /// Reads the model and predicts its blocks.
+    pub(super) fn new(
+        plan: &Plan,
+        input: &Input,
+        cluster: Cluster,
+        models: &CostModels,
+        grain: &Grain,
+    ) -> Result<Self, Failure> {
+        cluster.validate().map_err(|error| match (&plan.check, &plan.cluster) {
+            (Some(path), None) | (None, Some(path)) => cluster_failure(error).in_file(path),
+            _ => cluster_failure(error),
+        })?;
+        let training = Training {
+            micro_batches: plan.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
+            stages: plan.stages,
+            optimizer_factor: plan.optimizer.factor(),
+            recompute: !plan.no_recompute,
+            offload: plan.offload,
+            ..Training::default()
+        };
+        if plan.stages == Some(0) {
+            return Err(Failure::input("--stages is 0; a pipeline has one at least"));
+        }
+        if let Some(count) = plan.micro_batches.filter(|&count| count > MICRO_BATCHES) {
+            return Err(Failure::input(format!(
+                "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"
+            )));
+        }
+        let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
+        let of_file = || -> Result<String, Failure> {
+            let digest = Sha256::digest(&files::map(&plan.model)?[..]);
+            Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+        };
+        let (mut problem, uncertain, digest, batch, program) = match input {
+            Input::Pipedream(_) if !plan.cost_models.is_empty() => {
+                return Err(Failure::input(
+                    "a profile graph brings its own times; --cost-model is for traced models",
+                ));
+            }
+            Input::Pipedream(profile) => {
+                (Problem::from_profile(profile, machine, training), None, of_file()?, None, None)
+            }
+            _ => {
+                let Traced { problem, uncertain, batch, program } =
+                    traced((plan, models), &cluster, machine, training, grain)?;
+                let digest = tracer::digest(&program);
+                let program = Some(program).filter(|program| program.archive.is_some());
+                (problem, Some(uncertain), digest, batch, program)
+            }
+        };
+        if let Some(samples) = plan.batch {
+            problem.training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
+        }
+        let model = ModelReference { name: plan.model_name(), digest };
+        Ok(Self { problem, batch, model, cluster, uncertain, program })
+    }
+
+    /// Returns a solution as a plan that can be simulated.
+    pub fn plan(&self, solution: &Solution) -> schema::Plan {
+        to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
+    }
+
+    /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
+    pub fn file(&self, solution: &Solution) -> schema::Plan {
+        let mut file = self.plan(solution);
+        if let Some((ends, from)) = &self.uncertain {
+            ends.set_bands(&self.problem, &mut file);
+            file.predicted.times = Some(from.clone());
+        }
+        set_bubble(&mut file);
+        file
+    }
+
+    /// Returns the answer about a solution: its stages, what came next, and what would help.
+    pub fn answer(
+        &self,
+        plan: &Plan,
+        ways: Option<&Ways>,
+        solution: &Solution,
+        (others, failed): (&[Solution], &[(Strategy, PlanError)]),
+        file: &schema::Plan,
+    ) -> PlanAnswer {
+        let problem = &self.problem;
+        let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
+        let changes = match ways {
+            Some(ways) if is_small => what_if(problem, ways, solution, Strategy::from_name(&plan.strategy)),
+            _ => Vec::new(),
+        };
+        let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
+        answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
+        answer.bubble = file.predicted.bubble;
+        answer.band = file.predicted.band;
+        answer.times.clone_from(&file.predicted.times);
+        answer
+    }
+}
+
+/// Takes the simulator's word for the bubble, so that `plan`, `simulate` and `report` say the same of a plan.
+///
+/// A step too large to be simulated in passing keeps the planner's own sum.
+fn set_bubble(plan: &mut schema::Plan) {
+    const MOST_OPERATIONS: usize = 300_000;
+    let is_small = plan.stages.len() * plan.micro_batches as usize * 3 <= MOST_OPERATIONS;
+    if is_small
+        && plan.predicted.bubble.is_some()
+        && let Ok(bubble) = simulate::bubble(plan)
+    {
+        plan.predicted.bubble = Some(bubble);
+    }
+}
+
+/// Reads a traced model and predicts its blocks on the cluster's devices.
+fn traced(
+    (plan, models): (&Plan, &CostModels),
+    cluster: &Cluster,
+    mut machine: Machine,
+    training: Training,
+    grain: &Grain,
+) -> Result<Traced, Failure> {
+    models.require_used(cluster)?;
+    let model = model::load(&plan.model, &plan.input)?;
+    let operators = graph::costs(&model.graph);
+    // Times are for the first device's type; others are faster or slower as a whole.
+    let whole = |name: &str| {
+        let times = costs::times(&model.graph, &operators, &models.of(name, cluster.types.get(name)?));
+        let sum = times.seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient);
+        let total = sum.sum::<f64>();
+        Some((times, total))
+    };
+    let missing = || Failure::input("the cluster has no device types");
+    let (times, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
+    if total <= 0.0 {
+        let hint = match model::notes(&model.program).next() {
+            Some(note) => format!("what takes time may be hidden; {note}: trace the model without branches"),
+            None => {
+                "are the shapes right? give others with --input, or trace with `model-analyze trace`".into()
+            }
+        };
+        let failure = Failure::input("no operator is known to take time").in_file(&plan.model);
+        return Err(failure.with_hint(hint));
+    }
+    for (name, type_) in &cluster.types {
+        let Some((_, other)) = whole(name) else { continue };
+        let relative = if other > 0.0 { total / other } else { 1.0 };
+        for (device, placed) in machine.devices.iter_mut().zip(&cluster.devices) {
+            if placed.type_ == *name {
+                device.speed = type_.speed.unwrap_or(1.0) * relative;
+            }
+        }
+    }
+    let wanted = grain.n_blocks.max(2 * machine.devices.len().min(64));
+    let problem = |seconds: &[OperatorSeconds]| {
+        from_graph(&model.graph, &operators, seconds, machine.clone(), training, wanted, &grain.joined)
+    };
+    let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
+    Ok(Traced {
+        problem: problem(&times.seconds),
+        uncertain: (ends, times.from),
+        batch: batch(&model.graph),
+        program: model.program,
+    })
+}
+
+/// Samples in one micro-batch: the first size of the first input.
+fn batch(graph: &graph::ModelGraph) -> Option<u64> {
+    let tensors = graph.values[graph.inputs.first()?.index()].fact.tensors();
+    *tensors.first()?.shape.as_ref()?.first()?
+}
+
+/// Returns the micro-batches of a batch of so many samples.
+fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
+    let Some(samples) = samples.filter(|&samples| samples > 0) else {
+        return Err(Failure::input("nothing says how many samples a micro-batch of this model has")
+            .with_hint("--micro-batches counts batches as large as the model's inputs or the profile's"));
+    };
+    let count = batch / samples;
+    if batch == 0 || !batch.is_multiple_of(samples) {
+        let near: Vec<String> =
+            [count, count + 1].iter().filter(|&&n| n > 0).map(|n| (n * samples).to_string()).collect();
+        return Err(Failure::input(format!(
+            "a batch of {batch} cannot be made of micro-batches of {samples}, the size of the model's inputs"
+        ))
+        .with_hint(format!(
+            "{} can; another --input or trace has micro-batches of another size",
+            near.join(" or ")
+        )));
+    }
+    u32::try_from(count).map_err(|_| Failure::input(format!("--batch {batch} is too large")))
+}
+
+fn answer_of(
+    plan: &Plan,
+    problem: &Problem,
+    solution: &Solution,
+    others: &[Solution],
+    failed: &[(Strategy, PlanError)],
+    changes: &[Change],
+) -> PlanAnswer {
+    let paths = |&block: &usize| problem.blocks[block].paths().cloned();
+    let each = solution.seconds_each();
+    let stages = solution.stages.iter().map(|stage| StageAnswer {
+        blocks: stage.blocks.iter().flat_map(paths).collect(),
+        devices: solution.devices(stage).map(|device| problem.machine.devices[device].name.clone()).collect(),
+        replicas: stage.run.count as u32,
+        seconds: stage.score.seconds,
+        compute_seconds: stage.score.compute,
+        sync_seconds: stage.score.sync,
+        transfer_seconds: stage.score.transfer,
+        memory_bytes: stage.score.memory as u64,
+        bound_by: stage.score.bound_by.name().to_string(),
+        recompute: stage.score.recompute.iter().flat_map(paths).collect(),
+        offload: stage.score.offload.iter().flat_map(paths).collect(),
+    });
+    // Bytes of the fullest device.
+    let fullest = |solution: &Solution| {
+        solution.held(problem.machine.devices.len()).into_iter().fold(0.0, f64::max) as u64
+    };
+    let others = others.iter().map(|other| RunnerUp {
+        strategy: other.strategy.to_string(),
+        seconds: Some(other.seconds_each()),
+        loses: Some(more(other.seconds_each(), each)),
+        schedule: Some(other.schedule.to_string()),
+        stages: Some(other.stages.len() as u32),
+        chunks: Some(other.chunks() as u32).filter(|&chunks| chunks > 1),
+        memory_bytes: Some(fullest(other)),
+        fails: None,
+    });
+    let failed = failed.iter().map(|(strategy, error)| RunnerUp {
+        strategy: strategy.name().to_string(),
+        seconds: None,
+        loses: None,
+        schedule: None,
+        stages: None,
+        chunks: None,
+        memory_bytes: None,
+        fails: Some(match error {
+            PlanError::Schedule { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        }),
+    });
+    let (period, step) = match solution.objective {
+        partitioner::Objective::Period(seconds) => (Some(seconds), None),
+        partitioner::Objective::Step(seconds) => (None, Some(seconds)),
+    };
+    PlanAnswer {
+        schema_version: answer::SCHEMA_VERSION,
+        model: plan.model_name(),
+        strategy: solution.strategy.to_string(),
+        schedule: Some(solution.schedule.to_string()),
+        micro_batches: Some(solution.micro_batches),
+        samples: None,
+        period_seconds: period,
+        step_seconds: step,
+        data_parallel_seconds: None,
+        lower_bound_seconds: solution.lower_bound,
+        gap: solution.gap(),
+        optimal: solution.is_optimal(),
+        bubble: solution.bubble,
+        band: None,
+        times: None,
+        memory_bytes: Some(fullest(solution)),
+        stages: stages.collect(),
+        runners_up: others.chain(failed).collect(),
+        what_if: changes
+            .iter()
+            .map(|change| WhatIf {
+                change: change.change.to_string(),
+                seconds: change.seconds,
+                gains: more(each, change.seconds),
+            })
+            .collect(),
+        micro_batches_tried: Vec::new(),
+    }
+}
+
+/// Returns by which share something is more than another; a model without known work takes no time at all.
+fn more(one: f64, other: f64) -> f64 {
+    match one == other {
+        true => 0.0,
+        false => one / other - 1.0,
+    }
+}

@@ -1,0 +1,95 @@
+//! The cluster that the arguments of `plan` describe.
+
+use schema::{
+    Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, Seconds, read_cluster,
+    short_cluster,
+};
+
+use super::Plan;
+use crate::{cost_models::CostModels, failure::Failure, files};
+
+pub(super) fn cluster_failure(error: ClusterError) -> Failure {
+    let hint = match &error {
+        ClusterError::UnknownType(unknown) if !unknown.similar.is_empty() => {
+            format!("did you mean {}?", unknown.similar.join(" or "))
+        }
+        ClusterError::UnknownType(_) => "describe it under `types` in a cluster file".to_string(),
+        ClusterError::Short { .. } => "write 4xh100, 2x8xa100 or 4xa100+4xv100".to_string(),
+        _ => return Failure::input(error),
+    };
+    Failure::input(error).with_hint(hint)
+}
+
+/// Returns the cluster that the arguments describe; devices of the user's cost models are known by their names.
+pub fn cluster(plan: &Plan, models: &CostModels) -> Result<Cluster, Failure> {
+    if let Some(text) = &plan.devices {
+        return short_cluster(text, &models.devices()).map_err(cluster_failure);
+    }
+    if let Some(path) = &plan.cluster {
+        let text = files::read_text(path)?;
+        let name = path.display().to_string();
+        return read_cluster(&text, &models.devices()).map_err(|error| match &error {
+            ClusterError::Yaml(yaml) => {
+                let failure = Failure::input(format!("{name}: {}", yaml.message));
+                let start = yaml.place.map(|(line, column)| {
+                    let lines = text.split_inclusive('\n').take(line.saturating_sub(1));
+                    (lines.map(str::len).sum::<usize>() + column.saturating_sub(1)).min(text.len())
+                });
+                match start {
+                    Some(start) if text.is_char_boundary(start) => {
+                        failure.at(&name, &text, start..start, "here")
+                    }
+                    _ => failure,
+                }
+            }
+            _ => cluster_failure(error).in_file(path),
+        });
+    }
+    if plan.machines.is_empty() {
+        return Err(Failure::input("a plan needs a cluster: --devices 4xh100, or --cluster FILE")
+            .with_hint("profile graphs also take --machines 8,2 --bandwidth 30e9,3.125e9"));
+    }
+    machines(plan)
+}
+
+/// Makes a cluster of `--machines`, `--bandwidth` and `--memory`.
+fn machines(plan: &Plan) -> Result<Cluster, Failure> {
+    let bandwidths =
+        if plan.bandwidth.is_empty() { vec![1e9; plan.machines.len()] } else { plan.bandwidth.clone() };
+    if bandwidths.len() != plan.machines.len() {
+        return Err(Failure::input(format!(
+            "--machines has {} levels, --bandwidth {}; each level needs one of each",
+            plan.machines.len(),
+            bandwidths.len()
+        )));
+    }
+    let total: u64 = plan.machines.iter().map(|&count| u64::from(count)).fold(1, u64::saturating_mul);
+    if total == 0 || total > 100_000 {
+        return Err(Failure::input(format!("--machines come to {total}; 1 to 100000 can be planned for")));
+    }
+    let type_ = DeviceType {
+        memory: Bytes(plan.memory.unwrap_or(16e9).clamp(1.0, 1e18) as u64),
+        memory_bandwidth: BytesPerSecond(1e12),
+        ..DeviceType::default()
+    };
+    let device = |index: u64| {
+        let mut size = 1;
+        let inner = plan.machines[..plan.machines.len() - 1].iter();
+        let place = inner.map(|&count| {
+            size *= u64::from(count);
+            (index / size) as u32
+        });
+        Device { name: format!("machine{index}"), type_: "machine".to_string(), place: place.collect() }
+    };
+    let level = |(index, &bandwidth): (usize, &f64)| Level {
+        name: format!("level{index}"),
+        bandwidth: BytesPerSecond(bandwidth),
+        latency: Seconds(0.0),
+    };
+    Ok(Cluster {
+        types: [("machine".to_string(), type_)].into_iter().collect(),
+        devices: (0..total).map(device).collect(),
+        levels: bandwidths.iter().enumerate().map(level).collect(),
+        links: Vec::new(),
+    })
+}

@@ -1,0 +1,143 @@
+//! Why there is no plan, and what would have to change.
+
+use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training};
+use schema::Bytes;
+
+use super::Plan;
+use crate::failure::Failure;
+
+/// Says why there is no plan, in which file, and what would have to change.
+pub(super) fn no_plan(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
+    match (&error, &plan.cluster) {
+        (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
+            changes(plan, problem, error).in_file(&plan.model)
+        }
+        (
+            PlanError::TooManyStages { .. }
+            | PlanError::TooManyWorking { .. }
+            | PlanError::TooFewDevices { .. },
+            _,
+        ) => changes(plan, problem, error).in_file(&plan.model),
+        (PlanError::Problem(_), Some(cluster)) => changes(plan, problem, error).in_file(cluster),
+        _ => changes(plan, problem, error),
+    }
+}
+
+/// Says what would have to change: each change alone, and only those that were tried and do.
+fn changes(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
+    match &error {
+        PlanError::Memory { needed, limit, .. } => {
+            let (needed, limit) = (Bytes(*needed), Bytes(*limit));
+            let short = rounded_up(Bytes(needed.0.saturating_sub(limit.0)));
+            let needed = rounded_up(needed);
+            let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
+            changes.extend(smaller_changes(problem, Strategy::from_name(&plan.strategy)));
+            Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
+        }
+        PlanError::NothingFits => Failure::no(error),
+        PlanError::TooManyStages { .. } | PlanError::TooManyWorking { .. } => {
+            Failure::input(error).with_hint("ask for fewer stages")
+        }
+        PlanError::TooFewDevices { .. } => Failure::input(error)
+            .with_hint("a stage has devices of its own; --strategy interleaved makes several parts of each"),
+        PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
+    }
+}
+
+/// Returns no less, with the three digits that are shown: who adds what is shown adds enough.
+fn rounded_up(bytes: Bytes) -> Bytes {
+    let mut unit = 1.0;
+    while bytes.0 as f64 / unit >= 1000.0 {
+        unit *= 1024.0;
+    }
+    let step = match bytes.0 as f64 / unit {
+        value if value < 10.0 => unit / 100.0,
+        value if value < 100.0 => unit / 10.0,
+        _ => unit,
+    };
+    // A byte less than a whole one is none.
+    Bytes(((bytes.0 as f64 / step.max(1.0)).ceil() * step.max(1.0)).ceil() as u64)
+}
+
+/// Tries more devices and the options that save memory, for the strategy that was asked for or for all; searches of large problems are left out.
+fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
+    const SMALL: usize = 4000;
+    let n_devices = problem.machine.devices.len();
+    if problem.blocks.len() * n_devices > SMALL {
+        return Vec::new();
+    }
+    let fits = |problem: &Problem| {
+        let serves = |strategy: &Strategy| match asked {
+            Some(asked) => *strategy == asked,
+            None => strategy.is_candidate(),
+        };
+        partitioner::STRATEGIES
+            .into_iter()
+            .filter(serves)
+            .any(|strategy| partitioner::fits(problem, strategy))
+    };
+    let mut changes = Vec::new();
+    let with_devices = |count: usize| Problem { machine: problem.machine.grown(count), ..problem.clone() };
+    if !problem.machine.levels.is_empty() {
+        // What fits fits more devices as well: halve what lies between.
+        let (mut few, mut enough) = (n_devices, 4 * n_devices.max(2));
+        if fits(&with_devices(enough)) {
+            while enough - few > 1 {
+                let middle = (few + enough) / 2;
+                if fits(&with_devices(middle)) { enough = middle } else { few = middle }
+            }
+            changes.push(format!("{enough} devices instead of {n_devices}"));
+        }
+    }
+    let training = &problem.training;
+    let few = match training.micro_batches {
+        MicroBatches::Exactly(count) => count,
+        _ => 1,
+    };
+    let mut fewer =
+        std::iter::successors(Some(few / 2), |count| Some(count / 2)).take_while(|&count| count > 0);
+    let with = |count: u32| {
+        let training = Training { micro_batches: MicroBatches::Exactly(count), ..problem.training };
+        Problem { training, ..problem.clone() }
+    };
+    let enough = fewer.find(|&count| fits(&with(count)));
+    changes.extend(enough.map(|count| format!("--micro-batches {count}")));
+    let mut option = |is_open: bool, words: &str, change: fn(&mut Training)| {
+        let mut changed = problem.clone();
+        change(&mut changed.training);
+        if is_open && fits(&changed) {
+            changes.push(words.to_string());
+        }
+    };
+    option(!training.recompute, "computing activations again (leave --no-recompute out)", |training| {
+        training.recompute = true;
+    });
+    option(!training.offload, "--offload", |training| training.offload = true);
+    option(training.optimizer_factor > 1.0, "--optimizer momentum", |training| {
+        training.optimizer_factor = 1.0;
+    });
+    option(training.optimizer_factor > 0.0, "--optimizer sgd", |training| training.optimizer_factor = 0.0);
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_enough() {
+        let check = |bytes: u64, expected: &str| {
+            let up = rounded_up(Bytes(bytes));
+            assert!(up.0 >= bytes && up.0 as f64 <= bytes as f64 * 1.011 + 1.0, "{bytes}: {}", up.0);
+            assert_eq!(up.to_string(), expected);
+        };
+        check(0, "0 B");
+        check(43, "43 B");
+        check(111_400_000, "107 MiB");
+        check(1_868_000_000, "1.74 GiB");
+        check(106 << 20, "106 MiB");
+        check((106 << 20) + 1, "107 MiB");
+        check(15_938_355, "15.2 MiB");
+        check(15_938_356, "15.3 MiB");
+    }
+}
