@@ -7,6 +7,7 @@ pub(crate) mod call;
 mod convolution;
 mod copy;
 mod elementwise;
+mod linalg;
 mod matmul;
 mod norm;
 mod number;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::OnceLock};
 
 use super::{
     call::{Call, Result},
-    convolution, copy, elementwise, matmul, norm, number, recurrent, reduce, unusual, view,
+    convolution, copy, elementwise, linalg, matmul, norm, number, recurrent, reduce, unusual, view,
 };
 use crate::model::OperatorClass::{self, *};
 
@@ -45,8 +45,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         elementwise::unary_float,
     ),
     ("matrix_exp linalg_matrix_exp", Other, elementwise::unary_float),
-    ("linalg_inv inverse linalg_cholesky cholesky", Other, matmul::square),
-    ("linalg_solve_triangular", Other, matmul::solved),
+    ("linalg_inv inverse linalg_cholesky cholesky", Other, linalg::square),
+    ("linalg_solve_triangular", Other, linalg::solved),
     ("isnan isinf isfinite isposinf isneginf isreal signbit", Elementwise, elementwise::unary_bool),
     (
         "add sub subtract rsub mul multiply remainder fmod floor_divide floordiv maximum minimum fmax fmin pow where \
