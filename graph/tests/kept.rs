@@ -303,6 +303,59 @@ fn what_few_models_use_keeps_what_it_keeps() {
 }
 
 #[test]
+fn special_functions_keep_what_their_derivatives_are_made_of() {
+    const PLAIN: &str = "y! Float(3, 5, strides=[5, 1], requires_grad=0, device=cpu)";
+    const WHOLE: &str = "i! Long(3, 5, strides=[5, 1], requires_grad=0, device=cpu)";
+    for name in ["special_entr", "special_ndtri", "special_psi"] {
+        check(&["x 3,5"], &format!("%out : Tensor = aten::{name}(%x)"), 60);
+    }
+    for name in ["special_i0e", "special_i1", "special_i1e", "special_erfcx", "special_log_ndtr"] {
+        check(&["x 3,5"], &format!("%out : Tensor = aten::{name}(%x)"), 120);
+    }
+    for name in ["igamma", "igammac", "special_zeta", "special_xlog1py", "logaddexp"] {
+        check(&[PLAIN, "x 3,5"], &format!("%out : Tensor = aten::{name}(%y, %x)"), 120);
+    }
+    check(&["x 3,5"], "%out : Tensor = aten::polygamma(%1, %x)", 60);
+    check(&["x 3,5", WHOLE], "%out : Tensor = aten::ldexp(%x, %i)", 180);
+    check(&[PLAIN, "x 3,5"], "%out : Tensor = aten::ldexp(%y, %x)", 60);
+    check(&["x 3,5", PLAIN], "%out : Tensor = aten::copysign(%x, %y)", 120);
+    check(&["x 3,5"], "%out : Tensor, %e : Tensor = aten::frexp(%x)", 60);
+    check(&["x 3,5", PLAIN], "%out : Tensor = aten::complex(%x, %y)", 60);
+}
+
+#[test]
+fn what_few_statistics_keep() {
+    const PLACES: &str = "p! Float(5, strides=[1], requires_grad=0, device=cpu)";
+    check(&["x 3,5"], "%out : Tensor = aten::cov(%x, %1, %none, %none)", 76);
+    check(&["x 3,5"], "%out : Tensor = aten::corrcoef(%x)", 196);
+    check(&["x 5"], "%out : Tensor = aten::combinations(%x, %3, %no)", 145);
+    check(&["x 3,5"], "%out : Tensor = aten::trapezoid(%x, %1, %1)", 0);
+    check(&["x 3,5", PLACES], "%out : Tensor = aten::trapezoid(%x, %p, %1)", 16);
+    check(&["x 3,5", "y 3,5"], "%out : Tensor = aten::trapezoid(%x, %y, %1)", 96);
+}
+
+#[test]
+fn copies_of_views_keep_nothing() {
+    check(&["x 3,5"], "%out : Tensor = aten::transpose_copy(%x, %0, %1)", 0);
+    // But they are tensors of their own.
+    check(&["x 3,5"], "%y : Tensor = aten::transpose_copy(%x, %0, %1)\n%out : Tensor = aten::sin(%y)", 60);
+    let both = "%y : Tensor = aten::alias_copy(%x)
+                %a : Tensor = aten::sin(%x)
+                %b : Tensor = aten::sin(%y)
+                %out : Tensor = aten::add(%a, %b, %1)";
+    check(&["x 3,5"], both, 120);
+}
+
+#[test]
+fn a_transform_of_real_numbers_keeps_them() {
+    check(&["x 3,5"], "%out : Tensor = aten::fft_rfft(%x, %none, %1, %none)", 60);
+    check(&["x 3,5"], "%out : Tensor = aten::fft_ihfft(%x, %4, %1, %none)", 60);
+    // Longer than it is: a copy with zeros.
+    check(&["x 3,5"], "%out : Tensor = aten::fft_rfft(%x, %10, %1, %none)", 120);
+    check(&["x 3,5"], "%out : Tensor = aten::fft_hfft(%x, %none, %1, %none)", 0);
+}
+
+#[test]
 fn what_is_detached_keeps_nothing() {
     // Neither the extremum's operand nor its result.
     check(

@@ -94,3 +94,68 @@ fn sizes_are_torchs() {
     );
     check("%l : Tensor[] = aten::where(%m)\n%out : Tensor, %b : Tensor = prim::ListUnpack(%l)", "int64 ?");
 }
+
+#[test]
+fn sizes_of_statistics_and_choices_are_torchs() {
+    check("%out : Tensor = aten::cov(%m, %1, %none, %none)", "float32 3x3");
+    check("%out : Tensor = aten::corrcoef(%v)", "float32 scalar");
+    check("%out : Tensor = aten::combinations(%v, %3, %no)", "float32 10x3");
+    check("%out : Tensor = aten::combinations(%v, %3, %yes)", "float32 35x3");
+    check("%out : Tensor = aten::combinations(%v, %6, %no)", "float32 0x6");
+    check("%out : Tensor = aten::combinations(%v, %0, %no)", "float32 0");
+    check("%out : Tensor = aten::trapezoid(%x, %1, %1)", "float32 2x4");
+    check("%out : Tensor = aten::trapezoid(%x, %m, %1)", "float32 2x4");
+    check("%out : Tensor = aten::cumulative_trapezoid(%x, %1, %1)", "float32 2x2x4");
+    check(
+        "%l : Tensor[] = aten::gradient(%x, %none, %none, %1)\n%out : Tensor, %b : Tensor, %c : Tensor = prim::ListUnpack(%l)",
+        "float32 2x3x4",
+    );
+    // A list of one is unpacked, too.
+    check(
+        "%l : Tensor[] = aten::gradient(%v, %none, %none, %1)\n%out : Tensor = prim::ListUnpack(%l)",
+        "float32 5",
+    );
+    check(
+        "%s : int[] = prim::ListConstruct(%3, %1)\n%out : Tensor = aten::sum_to_size(%x, %s)",
+        "float32 3x1",
+    );
+    check("%a : Tensor, %out : Tensor = aten::histogram(%m, %5, %none, %none, %no)", "float32 6");
+    check("%out : Tensor = aten::nonzero_static(%x, %5, %0)", "int64 5x3");
+    check("%out : Tensor = aten::diagflat(%m, %2)", "float32 14x14");
+    check("%out : Tensor = aten::fft_hfft(%x, %none, %2, %none)", "float32 2x3x6");
+    check("%out : Tensor = aten::fft_ihfft(%x, %none, %2, %none)", "complex64 2x3x3");
+    check(
+        "%k : int[] = prim::ListConstruct(%2, %2)\n%out : Tensor, %i : Tensor = aten::fractional_max_pool2d(%x, %k, %k, %x)",
+        "float32 2x2x2",
+    );
+}
+
+#[test]
+fn types_of_special_functions_are_torchs() {
+    let whole = "%i : Tensor = aten::arange(%5, %none, %none, %none, %none)\n";
+    check(&format!("{whole}%out : Tensor = aten::special_i1e(%i)"), "float32 5");
+    check(&format!("{whole}%out : Tensor = aten::special_zeta(%i, %2)"), "float32 5");
+    check(&format!("{whole}%out : Tensor = aten::special_chebyshev_polynomial_t(%2, %i)"), "float32 5");
+    check(&format!("{whole}%out : Tensor = aten::xlogy(%i, %i)"), "float32 5");
+    check(&format!("{whole}%out : Tensor = aten::ldexp(%i, %i)"), "float32 5");
+    check(&format!("{whole}%out : Tensor = aten::special_polygamma(%1, %i)"), "float32 5");
+    check("%a : Tensor, %out : Tensor = aten::frexp(%m)", "int32 3x4");
+}
+
+#[test]
+fn copies_of_views_have_their_sizes() {
+    check("%out : Tensor = aten::unsqueeze_copy(%m, %1)", "float32 3x1x4");
+    check("%out : Tensor = aten::transpose_copy(%x, %0, %2)", "float32 4x3x2");
+    check("%out : Tensor = aten::narrow_copy(%x, %1, %0, %2)", "float32 2x2x4");
+    check("%out : Tensor = aten::unfold_copy(%v, %0, %3, %2)", "float32 2x3");
+    check("%s : int[] = prim::ListConstruct(%6, %4)\n%out : Tensor = aten::view_copy(%x, %s)", "float32 6x4");
+    check(
+        "%l : Tensor[] = aten::unbind_copy(%x, %0)\n%out : Tensor, %b : Tensor = prim::ListUnpack(%l)",
+        "float32 3x4",
+    );
+    for (name, expected) in
+        [("atleast_1d", "float32 5"), ("atleast_2d", "float32 1x5"), ("atleast_3d", "float32 1x5x1")]
+    {
+        check(&format!("%out : Tensor = aten::{name}(%v)"), expected);
+    }
+}

@@ -4,28 +4,24 @@
 //! on purpose: torch's formula for a grouped convolution's weight gradient leaves the groups out and is too large by
 //! their number; ours is what is computed. A first layer has no input gradient when the model's input needs none.
 
-use super::{OperatorCost, look::Look, times};
+use super::{OperatorCost, chain, linalg, look::Look, times};
 use crate::{
     fact::{Shape, TensorFact},
     infer::{Call, Einsum, Factor, recurrence},
     model::{Operator, OperatorClass},
 };
 
-/// Counted backward only, where the gradient of their matrix is made of products.
-const SOLVERS: [&str; 5] =
-    ["linalg_solve_triangular", "linalg_inv", "inverse", "linalg_cholesky", "cholesky"];
-
 /// Counts one operator. What has unknown sizes counts nothing and says so.
 pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
     use OperatorClass::{Attention, Convolution, Matmul, Recurrent};
-    let is_solver = SOLVERS.contains(&call.name);
+    let is_solver = linalg::SOLVERS.split_ascii_whitespace().any(|name| name == call.name);
     let is_product = is_solver || matches!(operator.class, Matmul | Convolution | Attention | Recurrent);
     let counted = match operator.class {
         Matmul => product(look, call),
         Convolution => convolution(look, operator, call),
         Attention => attention(call),
         Recurrent => recurrent(call),
-        _ if is_solver => solver(look, operator, call),
+        _ if is_solver => linalg::solver(look, operator, call),
         // Its kernel is not seen forward, its gradient is a product.
         _ if call.name == "affine_grid_generator" => grid(look, operator, call),
         _ => None,
@@ -39,7 +35,7 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
 }
 
 /// Adds the gradient of one factor of a product to the part it belongs to.
-fn add_backward(look: &Look<'_>, cost: &mut OperatorCost, factor: &TensorFact, flops: u64) {
+pub(super) fn add_backward(look: &Look<'_>, cost: &mut OperatorCost, factor: &TensorFact, flops: u64) {
     if !factor.requires_grad {
         return;
     }
@@ -50,7 +46,7 @@ fn add_backward(look: &Look<'_>, cost: &mut OperatorCost, factor: &TensorFact, f
     *part = part.saturating_add(flops);
 }
 
-fn of_two(look: &Look<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> OperatorCost {
+pub(super) fn of_two(look: &Look<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> OperatorCost {
     let mut cost = OperatorCost { forward_flops: flops, ..OperatorCost::default() };
     add_backward(look, &mut cost, a, flops);
     add_backward(look, &mut cost, b, flops);
@@ -67,6 +63,9 @@ fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         "linear" | "_linear" => (call.tensor("input").ok()?, call.tensor("weight").ok()?),
         "addmm" | "baddbmm" | "addbmm" | "_addmm_activation" => (call.at(1).tensor()?, call.at(2).tensor()?),
         "einsum" => return einsum(look, call),
+        "linalg_multi_dot" | "chain_matmul" => return chain::chain_flops(look, call),
+        "linalg_matrix_power" | "matrix_power" => return chain::power(look, call),
+        "cov" | "corrcoef" => return linalg::covariance(look, call),
         "matmul" | "linalg_matmul" | "__matmul__" | "mm" | "bmm" | "_int_mm" => {
             (call.at(0).tensor()?, call.at(1).tensor()?)
         }
@@ -148,15 +147,6 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         let requires_grad = a.requires_grad || b.requires_grad;
         terms.insert(product.place, (letters, TensorFact { requires_grad, ..TensorFact::default() }));
     }
-    Some(cost)
-}
-
-fn solver(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
-    let (matrix, result) = (call.at(0).tensor()?, look.result(operator)?.sizes()?);
-    let n_products = if call.name.contains("inv") { 2 } else { 1 };
-    let mut cost = OperatorCost::default();
-    let one = times([2, *matrix.sizes()?.last()?, times(result)]);
-    add_backward(look, &mut cost, matrix, times([n_products, one]));
     Some(cost)
 }
 

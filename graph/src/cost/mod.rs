@@ -2,8 +2,10 @@
 //!
 //! Nothing here knows a device; seconds are made of this elsewhere.
 
+mod chain;
 mod einsum;
 mod flops;
+mod linalg;
 mod look;
 mod needed;
 mod recurrent;

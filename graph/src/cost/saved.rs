@@ -22,7 +22,7 @@ pub(super) struct Saved {
 /// Operators that keep their result.
 const RESULT: &str = " relu sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal softmax log_softmax _softmax _log_softmax \
     softmin tan erfinv _safe_softmax special_expit special_softmax special_log_softmax polar linalg_inv inverse \
-    linalg_cholesky cholesky ";
+    linalg_cholesky cholesky linalg_inv_ex linalg_cholesky_ex linalg_tensorinv special_ndtri ";
 /// In-place forms that keep their result, where the plain form keeps its operand.
 const RESULT_IN_PLACE: &str = " leaky_relu elu selu celu ";
 /// Operators that keep their first operand.
@@ -31,19 +31,23 @@ const OPERAND: &str = " gelu silu mish hardswish hardsigmoid hardtanh relu6 leak
     abs square clamp clamp_min clamp_max clip nan_to_num glu lgamma digamma angle sgn var var_mean i0 sinc \
     special_log1p adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d \
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d \
-    absolute arccos arcsin arctan hypot matrix_exp linalg_matrix_exp ";
+    absolute arccos arcsin arctan hypot matrix_exp linalg_matrix_exp special_digamma special_psi special_entr \
+    special_multigammaln mvlgamma ";
 /// Operators that keep operand and result.
 const BOTH: &str = " norm linalg_norm linalg_vector_norm frobenius_norm std std_mean amax amin prod cumprod logsumexp \
-    logcumsumexp pow_tensor ";
+    logcumsumexp pow_tensor special_erfcx special_i0e special_i1 special_i1e special_log_ndtr linalg_pinv pinverse \
+    cholesky_inverse ";
 /// Operators that keep every tensor among their operands that is not the first.
 const OTHERS: &str = " masked_fill index_select index index_put scatter scatter_add index_add index_fill index_copy \
-    fmod remainder repeat_interleave _unsafe_index masked_scatter ";
+    fmod remainder repeat_interleave _unsafe_index masked_scatter _unsafe_masked_index \
+    _unsafe_masked_index_put_accumulate ";
 /// Operators that keep all tensors among their operands.
 const ALL: &str = " gather take masked_select maximum minimum fmax fmin atan2 mse_loss l1_loss smooth_l1_loss \
     huber_loss binary_cross_entropy binary_cross_entropy_with_logits dot outer ger mv bilinear grid_sampler grid_sampler_2d grid_sampler_3d deform_conv2d roi_align cross \
-    linalg_cross xlogy ";
+    linalg_cross xlogy special_xlogy special_xlog1py special_zeta igamma igammac special_gammainc special_gammaincc \
+    logaddexp logaddexp2 ";
 /// Operators that keep only indices among their results.
-const INDICES: &str = " sort topk kthvalue mode median ";
+const INDICES: &str = " sort topk kthvalue mode median frexp ";
 
 impl Saved {
     pub fn new(graph: &ModelGraph) -> Self {
@@ -76,7 +80,7 @@ pub(super) struct Keep<'a> {
     graph: &'a ModelGraph,
     bytes: u64,
     /// False once something of unknown size is kept.
-    is_all: bool,
+    pub(super) is_all: bool,
 }
 
 impl Keep<'_> {
@@ -94,7 +98,7 @@ impl Keep<'_> {
         }
     }
 
-    fn named(&mut self, call: &Call<'_>, name: &str) {
+    pub(super) fn named(&mut self, call: &Call<'_>, name: &str) {
         if let Ok(tensor) = call.tensor(name) {
             self.tensor(tensor);
         }
@@ -190,7 +194,9 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         first.into_iter().for_each(|tensor| keep.tensor(tensor));
         return keep_result(keep);
     }
-    if super::unusual::keep_unusual(keep, call, result) {
+    if super::unusual::keep_unusual(keep, call, result)
+        || super::linalg::keep_linear_algebra(keep, call, result, outputs)
+    {
         return;
     }
     if is("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
@@ -246,6 +252,21 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         }
         ("linalg_solve_triangular", Some(a), _) => {
             keep.tensor(a);
+            keep_result(keep);
+        }
+        ("complex", Some(a), Some(b)) => {
+            [a, b].into_iter().filter(|part| part.requires_grad).for_each(|part| keep.tensor(part));
+        }
+        ("copysign", Some(a), _) => {
+            if a.requires_grad {
+                keep.tensor(a);
+            }
+            keep_result(keep);
+        }
+        ("ldexp", Some(a), Some(b)) => {
+            if a.requires_grad {
+                keep.tensor(b);
+            }
             keep_result(keep);
         }
         ("max" | "min", Some(a), Some(b)) => {
@@ -304,6 +325,18 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
         ("_grouped_mm", Some(a), Some(b)) => {
             keep.factors(a, b);
             keep.named(call, "offs");
+        }
+        // From real numbers to complex ones torch keeps what it transformed.
+        (
+            "fft_fft" | "fft_ifft" | "fft_rfft" | "fft_rfft2" | "fft_rfftn" | "fft_ihfft" | "fft_ihfft2"
+            | "fft_ihfftn",
+            Some(input),
+            _,
+        ) if input.dtype.is_some_and(|dtype| !dtype.is_complex()) => {
+            match super::unusual::padded(call, input) {
+                Some(bytes) => keep.fresh(bytes),
+                None => keep.tensor(input),
+            }
         }
         // Linear: the backward pass needs nothing but sizes.
         (name, ..) if name.starts_with("fft_") => {}

@@ -8,6 +8,10 @@ use crate::{
 
 /// Keeps what such an operator keeps; false when it is none of them.
 pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
+    if let ("polygamma" | "special_polygamma", Ok(tensor)) = (call.name, call.tensor("self")) {
+        keep.tensor(tensor);
+        return true;
+    }
     let Ok(first) = call.first() else { return false };
     let second = call.at(1).tensor();
     let one = first.dtype.map(tracer::DType::bytes);
@@ -85,6 +89,56 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
             keep.fresh(first.elements());
         }
         ("max_unpool2d" | "max_unpool3d", Some(indices)) => keep.tensor(indices),
+        ("special_ndtr", _) => keep.fresh(first.bytes()),
+        // Steps between the places, and sums of neighbours, each for the other's gradient.
+        ("trapezoid" | "trapz" | "cumulative_trapezoid", Some(places)) => {
+            let between = |of: &TensorFact| {
+                let rank = of.shape.as_ref()?.len();
+                let dim = if rank == 1 { 0 } else { call.dim("dim", rank).ok()? };
+                let size = of.sizes()?.get(dim).copied().filter(|size| *size > 0)?;
+                Some(of.bytes()? / size * (size - 1))
+            };
+            if first.requires_grad {
+                keep.fresh(between(places));
+            }
+            if places.requires_grad {
+                keep.fresh(between(first));
+            }
+        }
+        // What is left without the mean; with weights also what these make of it, and their sum.
+        ("cov" | "corrcoef", _) => {
+            keep.fresh(first.bytes());
+            let weights = ["fweights", "aweights"].map(|name| call.tensor(name).ok());
+            match weights.iter().flatten().next() {
+                Some(weights) => {
+                    keep.tensor(weights);
+                    keep.fresh(first.bytes());
+                    keep.fresh(weights.dtype.map(|dtype| 2 * dtype.bytes()));
+                }
+                None => keep.fresh(Some(16)),
+            }
+            if call.name == "corrcoef" {
+                let variables = result.and_then(|result| result.shape.as_ref()?.first().copied());
+                keep.fresh(match variables {
+                    // The products, and those divided by the rows' deviations one after the other.
+                    Some(rows) => rows
+                        .zip(one)
+                        .map(|(rows, one)| times([3, rows, rows, one]).saturating_add(times([rows, one]))),
+                    None => one,
+                });
+            }
+        }
+        // A mask over all choices with repetition in any order.
+        ("combinations", _) => {
+            keep.tensor(first);
+            let length = call.int("r").and_then(|r| u32::try_from(r).ok());
+            keep.fresh(first.elements().zip(length).and_then(|(n, length)| n.checked_pow(length)));
+        }
+        ("segment_reduce", _) => {
+            keep.tensor(first);
+            ["lengths", "offsets"].into_iter().for_each(|name| keep.named(call, name));
+            result.into_iter().for_each(|rows| keep.tensor(rows));
+        }
         ("stft", _) => match call.tensor("window") {
             Ok(window) => {
                 keep.tensor(window);
@@ -134,6 +188,23 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
         _ => return false,
     }
     true
+}
+
+/// Bytes of the copy that a transform over more than there is makes first; `None` where it makes none.
+pub(super) fn padded(call: &Call<'_>, input: &TensorFact) -> Option<Option<u64>> {
+    let mut sizes = input.sizes()?;
+    let asked = call.ints("s").or_else(|| call.ints("n"))?;
+    let dims = match call.has("dim") {
+        true => call.dims("dim", sizes.len()).ok()?,
+        false => (sizes.len().saturating_sub(asked.len())..sizes.len()).collect(),
+    };
+    let mut is_longer = false;
+    for (dim, length) in dims.into_iter().zip(asked) {
+        let (own, length) = (sizes.get_mut(dim)?, u64::try_from(length?).ok()?);
+        is_longer |= length > *own;
+        *own = length;
+    }
+    is_longer.then(|| input.dtype.map(|dtype| times(sizes).saturating_mul(dtype.bytes())))
 }
 
 /// All elements but the last dimension's.

@@ -108,6 +108,11 @@ impl<'a> Call<'a> {
         Self { name: plain.unwrap_or(short), is_in_place: plain.is_some(), n_outputs, arguments, facts }
     }
 
+    /// Returns the same call of another operator.
+    pub fn of(&self, name: &'a str) -> Self {
+        Self { name, facts: self.facts.clone(), ..*self }
+    }
+
     /// Returns the number of arguments.
     pub fn len(&self) -> usize {
         self.facts.len()

@@ -6,30 +6,46 @@ use super::{
     call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
     elementwise::{broadcast, complex_of, promote_pair, real_of},
     matmul::agree,
+    view::reshaped,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 
-/// Gives a tensor as many dimensions as joins of rows, columns or layers ask for.
+/// Gives a tensor as many dimensions as an operator asks for.
 fn lifted(tensor: &TensorFact, name: &str) -> TensorFact {
     let mut lifted = tensor.clone();
     let Some(sizes) = &mut lifted.shape else { return lifted };
     let rank = sizes.len();
     match (name, rank) {
-        ("hstack", 0) => sizes.push(Some(1)),
+        ("hstack" | "atleast_1d", 0) => sizes.push(Some(1)),
         ("column_stack", 0) => sizes.extend([Some(1), Some(1)]),
         ("column_stack", 1) => sizes.push(Some(1)),
-        ("vstack" | "row_stack", 0) => sizes.extend([Some(1), Some(1)]),
-        ("vstack" | "row_stack", 1) => sizes.insert(0, Some(1)),
-        ("dstack", 0) => sizes.extend([Some(1); 3]),
-        ("dstack", 1) => {
+        ("vstack" | "row_stack" | "atleast_2d", 0) => sizes.extend([Some(1), Some(1)]),
+        ("vstack" | "row_stack" | "atleast_2d", 1) => sizes.insert(0, Some(1)),
+        ("dstack" | "atleast_3d", 0) => sizes.extend([Some(1); 3]),
+        ("dstack" | "atleast_3d", 1) => {
             sizes.insert(0, Some(1));
             sizes.push(Some(1));
         }
-        ("dstack", 2) => sizes.push(Some(1)),
+        ("dstack" | "atleast_3d", 2) => sizes.push(Some(1)),
         _ => return lifted,
     }
     lifted.strides = None;
     lifted
+}
+
+/// `atleast_1d`, `atleast_2d`, `atleast_3d`: of one tensor, or of each in a list.
+pub fn at_least(call: &Call<'_>) -> Result {
+    let raised = |tensor: &TensorFact| match lifted(tensor, call.name).shape {
+        Some(sizes) if Some(&sizes) != tensor.shape.as_ref() => Fact::Tensor(reshaped(tensor, sizes)),
+        _ => Fact::Tensor(tensor.clone()),
+    };
+    match call.at(0) {
+        Fact::Tensor(tensor) => Ok(raised(tensor)),
+        Fact::List(items) => {
+            items.iter().map(|item| Ok(raised(item.tensor().known()?))).collect::<Result<_>>().map(Fact::List)
+        }
+        _ => Err(Stop::Unknown),
+    }
 }
 
 /// `cat`, `concat`, `concatenate`, `hstack`, `vstack`, `dstack`, `column_stack`.
@@ -345,13 +361,17 @@ pub fn search(call: &Call<'_>) -> Result {
     fresh_fact(Some(dtype), shape(value)?.clone())
 }
 
-/// `diag`, `diag_embed`.
+/// `diag`, `diag_embed`, `diagflat`.
 pub fn diagonal_matrix(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
     let shift = call.int("diagonal").or(call.int("offset")).unwrap_or(0);
     let offset = shift.unsigned_abs();
     match (call.name, sizes.as_slice()) {
+        ("diagflat", _) => {
+            let side = input.elements().map(|elements| elements.saturating_add(offset));
+            fresh_fact(input.dtype, Shape::from_slice(&[side, side]))
+        }
         ("diag", [rows, columns]) => {
             // A diagonal above the middle begins in a later column, one below in a later row.
             let left = |size: &Dim, is_shorter: bool| {
@@ -403,6 +423,9 @@ pub fn fourier(call: &Call<'_>) -> Result {
         (_, Some(asked)) => (sizes.len().saturating_sub(asked.len())..sizes.len()).collect(),
         _ => (0..sizes.len()).collect(),
     };
+    if sizes.is_empty() {
+        reject!("a transform of a tensor without dimensions");
+    }
     if let Some(asked) = &asked {
         for (dim, size) in dims.iter().zip(asked) {
             sizes[*dim] = size.and_then(|size| u64::try_from(size).ok());
@@ -410,11 +433,11 @@ pub fn fourier(call: &Call<'_>) -> Result {
     }
     let last = *dims.last().known()?;
     let dtype = match call.name {
-        "fft_rfft" | "fft_rfft2" | "fft_rfftn" => {
+        "fft_rfft" | "fft_rfft2" | "fft_rfftn" | "fft_ihfft" | "fft_ihfft2" | "fft_ihfftn" => {
             sizes[last] = sizes[last].map(|size| size / 2 + 1);
             complex
         }
-        "fft_irfft" | "fft_irfft2" | "fft_irfftn" => {
+        "fft_irfft" | "fft_irfft2" | "fft_irfftn" | "fft_hfft" | "fft_hfft2" | "fft_hfftn" => {
             if asked.is_none() {
                 sizes[last] = sizes[last].map(|size| 2 * size.saturating_sub(1));
             }

@@ -26,10 +26,8 @@ pub fn unary(call: &Call<'_>) -> Result {
 
 /// Integers become floats.
 pub fn unary_float(call: &Call<'_>) -> Result {
-    if call.first().is_err() {
-        return number::fold(call);
-    }
-    let input = call.first()?;
+    // The order of `polygamma` stands before the tensor.
+    let Ok(input) = call.first().or_else(|_| call.tensor("self")) else { return number::fold(call) };
     let number = input.number.and_then(|value| number::unary_number(call.name, value));
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype.map(float_of)) }))
 }
@@ -90,6 +88,20 @@ pub fn dividing(call: &Call<'_>) -> Result {
     let known = number::divide(call);
     let result = combine(call, if is_rounded { dtype } else { dtype.map(float_of) })?;
     Ok(Fact::Tensor(TensorFact { number: known, ..result }))
+}
+
+/// Two operands, promoted; integers become floats.
+pub fn promoting_float(call: &Call<'_>) -> Result {
+    if call.tensors().is_empty() {
+        return number::fold(call);
+    }
+    Ok(Fact::Tensor(combine(call, promote(&operands(call)).map(float_of))?))
+}
+
+/// `frexp`: mantissas, and exponents as integers.
+pub fn mantissa(call: &Call<'_>) -> Result {
+    let Ok(input) = call.first() else { return number::fold(call) };
+    Ok(Fact::List([input.dtype, Some(DType::Int32)].map(|dtype| Fact::Tensor(like(input, dtype))).into()))
 }
 
 /// Comparisons and logic: the result is boolean.

@@ -3,10 +3,11 @@
 use tracer::DType;
 
 use super::{
-    call::{Call, Known, Result, contiguous_strides, fresh, reject, shape},
-    elementwise::broadcast,
+    call::{Call, Known, Result, Stop, contiguous_strides, fresh, fresh_fact, reject, shape},
+    elementwise::{broadcast, complex_of, real_of},
+    matmul::{agree, product},
 };
-use crate::fact::{Fact, Shape, TensorFact, show_shape};
+use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 
 /// `linalg_solve_triangular`: the right side's sizes; batches broadcast.
 pub fn solved(call: &Call<'_>) -> Result {
@@ -42,4 +43,364 @@ fn by_columns(dtype: Option<DType>, sizes: Shape) -> Fact {
         strides.swap(rows, columns);
     }
     Fact::Tensor(TensorFact { strides, ..fresh(dtype, sizes) })
+}
+
+/// The last two sizes of a matrix and those before them.
+struct Matrix {
+    batch: Shape,
+    rows: Dim,
+    columns: Dim,
+}
+
+impl Matrix {
+    fn of(tensor: &TensorFact) -> Result<Self> {
+        let sizes = shape(tensor)?;
+        match sizes.as_slice() {
+            [batch @ .., rows, columns] => {
+                Ok(Self { batch: Shape::from_slice(batch), rows: *rows, columns: *columns })
+            }
+            _ => reject!("{} is no matrix", show_shape(sizes)),
+        }
+    }
+
+    fn square(tensor: &TensorFact) -> Result<Self> {
+        let matrix = Self::of(tensor)?;
+        agree(matrix.rows, matrix.columns, || {
+            format!("{} is not square", show_shape(tensor.shape.as_deref().unwrap_or(&[])))
+        })?;
+        Ok(matrix)
+    }
+
+    /// The number of pivots, singular values or reflections.
+    fn least(&self) -> Dim {
+        self.rows.zip(self.columns).map(|(rows, columns)| rows.min(columns))
+    }
+
+    /// Sizes of the same batch with other last dimensions.
+    fn with(&self, last: &[Dim]) -> Shape {
+        self.batch.iter().chain(last).copied().collect()
+    }
+}
+
+fn in_order(dtype: Option<DType>, sizes: Shape) -> Fact {
+    Fact::Tensor(fresh(dtype, sizes))
+}
+
+fn nothing(dtype: Option<DType>) -> Fact {
+    in_order(dtype, Shape::from_slice(&[Some(0)]))
+}
+
+fn real(dtype: Option<DType>) -> Option<DType> {
+    dtype.map(real_of)
+}
+
+/// Exit codes and pivots.
+const WHOLE: Option<DType> = Some(DType::Int32);
+
+/// `linalg_det`, `logdet`, `linalg_slogdet`: a number for each matrix, two with the sign apart.
+pub fn determinant(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::square(input)?;
+    let number = |dtype| in_order(dtype, matrix.batch.clone());
+    let mut all = vec![number(input.dtype)];
+    if call.name.ends_with("slogdet") {
+        all.push(number(real(input.dtype)));
+    } else if call.n_outputs < 2 {
+        return Ok(number(input.dtype));
+    }
+    all.extend([
+        by_columns(input.dtype, shape(input)?.clone()),
+        in_order(WHOLE, matrix.with(&[matrix.rows])),
+    ]);
+    all.truncate(call.n_outputs);
+    Ok(Fact::List(all))
+}
+
+/// `linalg_cholesky_ex`, `linalg_inv_ex`: the matrix's sizes, and an exit code.
+pub fn square_with_code(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::square(input)?;
+    Ok(Fact::List(vec![square(call)?, in_order(WHOLE, matrix.batch)]))
+}
+
+/// `linalg_matrix_power`: products, or those of the inverse.
+pub fn power(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    match call.int("n") {
+        Some(n) if n < 0 => square(call),
+        _ => Matrix::square(input).and_then(|_| fresh_fact(input.dtype, shape(input)?.clone())),
+    }
+}
+
+/// `linalg_eig`, `linalg_eigh`, `linalg_eigvals`, `linalg_eigvalsh`: those of a symmetric matrix are real.
+pub fn eigen(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::square(input)?;
+    let is_symmetric = call.name.contains("eigh") || call.name.contains("eigvalsh");
+    let (of_values, of_vectors) = match is_symmetric {
+        true => (real(input.dtype), input.dtype),
+        false => (input.dtype.map(complex_of), input.dtype.map(complex_of)),
+    };
+    let values = in_order(of_values, matrix.with(&[matrix.rows]));
+    match call.name.contains("eigvals") {
+        true => Ok(values),
+        false => Ok(Fact::List(vec![values, by_columns(of_vectors, shape(input)?.clone())])),
+    }
+}
+
+/// `linalg_svd`, `svd`, `linalg_svdvals`: `U [m, m]`, `S [k]`, `Vh [n, n]` or, when thin, `U [m, k]`, `S [k]`, `Vh [k, n]`.
+pub fn singular(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::of(input)?;
+    let least = matrix.least();
+    let values = in_order(real(input.dtype), matrix.with(&[least]));
+    if call.name == "linalg_svdvals" {
+        return Ok(values);
+    }
+    let is_old = call.name == "svd";
+    let has_vectors = call.flag("compute_uv") != Some(false);
+    let is_full = match is_old {
+        true => !has_vectors || call.flag("some").known().map(|some| !some)?,
+        false => call.flag("full_matrices").known()?,
+    };
+    if !is_old && !has_vectors {
+        return Ok(Fact::List(vec![nothing(input.dtype), values, nothing(input.dtype)]));
+    }
+    let (left, right) = match is_full {
+        true => (matrix.rows, matrix.columns),
+        false => (least, least),
+    };
+    let u = by_columns(input.dtype, matrix.with(&[matrix.rows, left]));
+    // The old form gives V where the new one gives its transpose.
+    let v = match is_old {
+        true => in_order(input.dtype, matrix.with(&[matrix.columns, right])),
+        false => by_columns(input.dtype, matrix.with(&[right, matrix.columns])),
+    };
+    Ok(Fact::List(vec![u, values, v]))
+}
+
+/// `linalg_qr`, `qr`: `Q [m, k]`, `R [k, n]`; complete `Q [m, m]`, `R [m, n]`.
+pub fn orthogonal(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::of(input)?;
+    let mode = match (call.get("mode"), call.flag("some")) {
+        (Some(Fact::Str(mode)), _) => mode.as_str(),
+        (_, Some(true)) => "reduced",
+        (_, Some(false)) => "complete",
+        _ => return Err(Stop::Unknown),
+    };
+    let inner = if mode == "complete" { matrix.rows } else { matrix.least() };
+    let q = match mode {
+        "r" => nothing(input.dtype),
+        _ => by_columns(input.dtype, matrix.with(&[matrix.rows, inner])),
+    };
+    Ok(Fact::List(vec![q, by_columns(input.dtype, matrix.with(&[inner, matrix.columns]))]))
+}
+
+/// `geqrf`: reflections below the diagonal, and a number for each.
+pub fn reflections(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::of(input)?;
+    let numbers = in_order(input.dtype, matrix.with(&[matrix.least()]));
+    Ok(Fact::List(vec![by_columns(input.dtype, shape(input)?.clone()), numbers]))
+}
+
+/// `linalg_householder_product`, `orgqr` and `ormqr`: the sizes of what is multiplied.
+pub fn reflected(call: &Call<'_>) -> Result {
+    let input = call.get(if call.name == "ormqr" { "input3" } else { "input" }).or(call.get("self"));
+    let input = input.and_then(Fact::tensor).known()?;
+    Matrix::of(input)?;
+    Ok(by_columns(input.dtype, shape(input)?.clone()))
+}
+
+/// `linalg_lu_factor`, `linalg_ldl_factor` and their forms with an exit code: factors in one matrix, with pivots.
+pub fn factored(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = match call.name.contains("ldl") {
+        true => Matrix::square(input)?,
+        false => Matrix::of(input)?,
+    };
+    let mut all = vec![
+        by_columns(input.dtype, shape(input)?.clone()),
+        in_order(WHOLE, matrix.with(&[matrix.least()])),
+        in_order(WHOLE, matrix.batch),
+    ];
+    all.truncate(call.n_outputs);
+    Ok(Fact::List(all))
+}
+
+/// `linalg_lu`, `lu_unpack`: `P [m, m]`, `L [m, k]`, `U [k, n]`; what is not asked for is empty.
+pub fn triangles(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::of(input)?;
+    let least = matrix.least();
+    let is_wanted = |name: &str| call.flag(name) != Some(false);
+    let part = |is_wanted: bool, rows: Dim, columns: Dim| match is_wanted {
+        true => in_order(input.dtype, matrix.with(&[rows, columns])),
+        false => nothing(input.dtype),
+    };
+    let has_order = is_wanted("pivot") && is_wanted("unpack_pivots");
+    let has_data = is_wanted("unpack_data");
+    Ok(Fact::List(vec![
+        part(has_order, matrix.rows, matrix.rows),
+        part(has_data, matrix.rows, least),
+        part(has_data, least, matrix.columns),
+    ]))
+}
+
+/// Tells whether the right side of a system is a vector for each matrix: either plainly so, or its sizes are the
+/// matrices' without the last.
+fn is_vector(matrices: &Shape, right: &Shape) -> bool {
+    right.len() == 1 || matrices.split_last().is_some_and(|(_, rest)| rest == right.as_slice())
+}
+
+/// Sizes of two batches together.
+fn together(a: &Matrix, b: &Matrix) -> Result<Shape> {
+    broadcast(&[&a.batch, &b.batch])
+}
+
+/// `linalg_solve`, `linalg_solve_ex`: the right side's sizes, batches spread over both; a vector stays one.
+pub fn system(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    let matrix = Matrix::square(a)?;
+    let (x, y) = (shape(a)?, shape(b)?);
+    let shown = || format!("no system of equations: {} with {}", show_shape(x), show_shape(y));
+    let solution = if is_vector(x, y) {
+        let (last, rest) = y.split_last().known()?;
+        agree(matrix.columns, *last, shown)?;
+        let mut sizes = broadcast(&[&matrix.batch, &Shape::from_slice(rest)])?;
+        sizes.push(*last);
+        match sizes.len() {
+            1 => in_order(b.dtype, sizes),
+            // Two last dimensions are written as those of a matrix, whatever they mean.
+            _ => by_columns(b.dtype, sizes),
+        }
+    } else {
+        let right = Matrix::of(b)?;
+        let is_left = call.flag("left") != Some(false);
+        agree(matrix.columns, if is_left { right.rows } else { right.columns }, shown)?;
+        let mut sizes = together(&matrix, &right)?;
+        sizes.extend([right.rows, right.columns]);
+        if is_left { by_columns(b.dtype, sizes) } else { in_order(b.dtype, sizes) }
+    };
+    if call.n_outputs < 2 {
+        return Ok(solution);
+    }
+    let code = in_order(WHOLE, matrix.batch.clone());
+    Ok(Fact::List(match call.name {
+        "_linalg_solve_ex" => {
+            vec![solution, by_columns(a.dtype, x.clone()), in_order(WHOLE, matrix.with(&[matrix.rows])), code]
+        }
+        _ => vec![solution, code],
+    }))
+}
+
+/// `cholesky_solve`, `lu_solve`, `linalg_lu_solve`, `linalg_ldl_solve`, `triangular_solve`: from factors, the right side's
+/// sizes with batches spread.
+pub fn solved_from_factors(call: &Call<'_>) -> Result {
+    let (factors, right) = match call.name {
+        "linalg_lu_solve" | "linalg_ldl_solve" => (call.at(0), call.at(2)),
+        _ => (call.at(1), call.at(0)),
+    };
+    let (factors, right) = (factors.tensor().known()?, right.tensor().known()?);
+    let (a, b) = (Matrix::square(factors)?, Matrix::of(right)?);
+    let batch = together(&a, &b)?;
+    let spread = |of: &Matrix| -> Shape { batch.iter().copied().chain([of.rows, of.columns]).collect() };
+    let solution = by_columns(right.dtype, spread(&b));
+    match call.name {
+        "triangular_solve" => Ok(Fact::List(vec![solution, by_columns(factors.dtype, spread(&a))])),
+        _ => Ok(solution),
+    }
+}
+
+/// `linalg_lstsq`: a solution for each right side. What comes beside it is there or empty, as the driver and the ranks
+/// have it.
+pub fn least_squares(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    let matrix = Matrix::of(a)?;
+    let (x, y) = (shape(a)?, shape(b)?);
+    let mut sizes = if is_vector(x, y) {
+        let (_, rest) = y.split_last().known()?;
+        broadcast(&[&matrix.batch, &Shape::from_slice(rest)])?
+    } else {
+        together(&matrix, &Matrix::of(b)?)?
+    };
+    sizes.push(matrix.columns);
+    if !is_vector(x, y) {
+        sizes.extend(y.last().copied());
+    }
+    let solution = Fact::Tensor(TensorFact { strides: None, ..fresh(b.dtype, sizes) });
+    let beside = |dtype| Fact::Tensor(TensorFact { dtype, ..TensorFact::default() });
+    let of_numbers = real(a.dtype);
+    Ok(Fact::List(vec![solution, beside(of_numbers), beside(Some(DType::Int64)), beside(of_numbers)]))
+}
+
+/// `linalg_pinv`, `pinverse`: the transpose's sizes.
+pub fn pseudo_inverse(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let matrix = Matrix::of(input)?;
+    fresh_fact(input.dtype, matrix.with(&[matrix.columns, matrix.rows]))
+}
+
+/// `linalg_matrix_rank`, `linalg_cond`: a number for each matrix.
+pub fn measured(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let dtype = if call.name == "linalg_cond" { real(input.dtype) } else { Some(DType::Int64) };
+    fresh_fact(dtype, Matrix::of(input)?.batch)
+}
+
+/// `linalg_multi_dot`, `chain_matmul`: a product of all; only the first and the last may be vectors.
+pub fn chain(call: &Call<'_>) -> Result {
+    let all = call.tensors();
+    let (first, rest) = all.split_first().known()?;
+    let mut sizes = shape(first)?.clone();
+    for next in rest {
+        if sizes.is_empty() {
+            reject!("a vector in the middle of a product of matrices");
+        }
+        sizes = product(&sizes, shape(next)?)?;
+    }
+    fresh_fact(first.dtype, sizes)
+}
+
+/// `linalg_tensorinv`: the last sizes before the first.
+pub fn tensor_inverse(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let sizes = shape(input)?;
+    let at = call.int("ind").and_then(|at| usize::try_from(at).ok()).known()?;
+    let (Some(first), Some(last)) = (sizes.get(..at), sizes.get(at..)) else {
+        reject!("{} has no {at} dimensions", show_shape(sizes));
+    };
+    Ok(without_strides(input.dtype, last.iter().chain(first).copied().collect()))
+}
+
+/// `linalg_tensorsolve`: the matrix's sizes that the right side has not.
+pub fn tensor_system(call: &Call<'_>) -> Result {
+    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
+    let (x, y) = (shape(a)?, shape(b)?);
+    let moved = match call.get("dims") {
+        Some(Fact::List(_)) => call.dims("dims", x.len())?,
+        _ => Vec::new(),
+    };
+    let kept = (0..x.len()).filter(|at| !moved.contains(at)).chain(moved.iter().copied());
+    fresh_fact(a.dtype, kept.skip(y.len()).filter_map(|at| x.get(at).copied()).collect())
+}
+
+/// `linalg_vander`: powers of each number.
+pub fn powers(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    if sizes.is_empty() {
+        sizes.push(Some(1));
+    }
+    let own = *sizes.last().known()?;
+    sizes.push(match call.has("N") {
+        true => call.int("N").and_then(|n| u64::try_from(n).ok()),
+        false => own,
+    });
+    fresh_fact(input.dtype.map(super::reduce::widened), sizes)
+}
+
+fn without_strides(dtype: Option<DType>, sizes: Shape) -> Fact {
+    Fact::Tensor(TensorFact { strides: None, ..fresh(dtype, sizes) })
 }

@@ -44,7 +44,7 @@ pub fn matmul(call: &Call<'_>) -> Result {
 }
 
 /// Returns the sizes of `a @ b`.
-fn product(a: &Shape, b: &Shape) -> Result<Shape> {
+pub(super) fn product(a: &Shape, b: &Shape) -> Result<Shape> {
     if a.is_empty() || b.is_empty() {
         reject!("a product needs dimensions: {} with {}", show_shape(a), show_shape(b));
     }

@@ -5,6 +5,7 @@
 
 pub(crate) mod call;
 mod convolution;
+mod copied;
 mod copy;
 mod elementwise;
 mod linalg;

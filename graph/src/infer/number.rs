@@ -130,9 +130,12 @@ pub fn item(call: &Call<'_>) -> Result {
     }
 }
 
-/// `prim::ListUnpack`, `prim::TupleUnpack`: the caller spreads the list.
+/// `prim::ListUnpack`, `prim::TupleUnpack`: the caller spreads the list, but not over one value.
 pub fn first(call: &Call<'_>) -> Result {
-    Ok(call.at(0).clone())
+    match call.at(0) {
+        Fact::List(items) if call.n_outputs == 1 => Ok(items.first().cloned().unwrap_or_default()),
+        list => Ok(list.clone()),
+    }
 }
 
 /// `prim::ListConstruct`, `prim::TupleConstruct`.

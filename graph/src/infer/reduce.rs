@@ -4,7 +4,7 @@ use tracer::DType;
 
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
-    elementwise::{float_of, promoting},
+    elementwise::{float_of, promoting, real_of},
 };
 use crate::fact::{Fact, Shape, TensorFact};
 
@@ -14,15 +14,21 @@ pub fn sum(call: &Call<'_>) -> Result {
         return super::number::fold(call);
     }
     let input = call.first()?;
-    let widened = |dtype: DType| if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Int64 };
     let dtype = call.dtype("dtype")?.or(input.dtype.map(widened));
     fresh_fact(dtype, reduced(call, input)?)
+}
+
+/// Returns the dtype of a sum.
+pub(super) fn widened(dtype: DType) -> DType {
+    if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Int64 }
 }
 
 /// Means, norms and log-sum-exp: floats.
 pub fn mean(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let dtype = call.dtype("dtype")?.or(input.dtype.map(float_of));
+    // A norm of complex numbers is real.
+    let own = |dtype| if call.name.ends_with("norm") { real_of(float_of(dtype)) } else { float_of(dtype) };
+    let dtype = call.dtype("dtype")?.or(input.dtype.map(own));
     fresh_fact(dtype, reduced(call, input)?)
 }
 

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::OnceLock};
 
 use super::{
     call::{Call, Result},
-    convolution, copy, elementwise, linalg, matmul, norm, number, recurrent, reduce, unusual, view,
+    convolution, copied, copy, elementwise, linalg, matmul, norm, number, recurrent, reduce, unusual, view,
 };
 use crate::model::OperatorClass::{self, *};
 
@@ -29,8 +29,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     (
         "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardtanh hardsigmoid softplus softshrink \
          hardshrink threshold rrelu rrelu_with_noise neg negative positive square sgn sign clamp clip clamp_min \
-         clamp_max clamp_max nan_to_num bitwise_not frac logit log_sigmoid log_normal exponential \
-         fake_quantize_per_tensor_affine fake_quantize_per_channel_affine",
+         clamp_max clamp_max nan_to_num bitwise_not frac logit log_sigmoid conj_physical _conj_physical \
+         log_normal exponential fake_quantize_per_tensor_affine fake_quantize_per_channel_affine",
         Elementwise,
         elementwise::unary,
     ),
@@ -40,23 +40,37 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         "sin cos tan exp exp2 log log2 log10 log1p expm1 sqrt rsqrt reciprocal sigmoid tanh erf erfc erfinv sinh cosh \
          asin acos atan asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh lgamma digamma polygamma \
          deg2rad rad2deg sinc i0 special_expit special_erf special_log1p special_i0 special_gammaln special_logit \
-         special_expm1 special_sinc special_exp2 special_erfc special_erfinv special_round special_ndtr mvlgamma",
+         special_expm1 special_sinc special_exp2 special_erfc special_erfinv special_round special_ndtr mvlgamma \
+         special_multigammaln special_digamma special_psi special_polygamma special_entr special_erfcx \
+         special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1 \
+         special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 \
+         special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 \
+         special_scaled_modified_bessel_k1 special_spherical_bessel_j0",
         Elementwise,
         elementwise::unary_float,
     ),
     ("matrix_exp linalg_matrix_exp", Other, elementwise::unary_float),
-    ("linalg_inv inverse linalg_cholesky cholesky", Other, linalg::square),
-    ("linalg_solve_triangular", Other, linalg::solved),
     ("isnan isinf isfinite isposinf isneginf isreal signbit", Elementwise, elementwise::unary_bool),
     (
         "add sub subtract rsub mul multiply remainder fmod floor_divide floordiv maximum minimum fmax fmin pow where \
          bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ \
-         __rshift__ __iand__ __ior__ __ixor__ gcd lcm hypot copysign nextafter logaddexp logaddexp2 \
-         heaviside xlogy special_xlogy addcmul addcdiv lerp cross linalg_cross",
+         __rshift__ __iand__ __ior__ __ixor__ gcd lcm hypot nextafter logaddexp logaddexp2 \
+         heaviside addcmul addcdiv lerp cross linalg_cross",
         Elementwise,
         elementwise::promoting,
     ),
     ("div divide true_divide atan2 arctan2", Elementwise, elementwise::dividing),
+    (
+        "xlogy special_xlogy special_xlog1py special_zeta igamma igammac special_gammainc special_gammaincc ldexp \
+         copysign special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v \
+         special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u \
+         special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w \
+         special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l \
+         special_legendre_polynomial_p",
+        Elementwise,
+        elementwise::promoting_float,
+    ),
+    ("frexp", Elementwise, elementwise::mantissa),
     (
         "eq ne lt le gt ge equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor \
          isclose",
@@ -94,7 +108,8 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     // Reductions.
     ("sum prod nansum", Reduce, reduce::sum),
     (
-        "mean nanmean norm linalg_norm linalg_vector_norm frobenius_norm nuclear_norm logsumexp special_logsumexp",
+        "mean nanmean norm linalg_norm linalg_vector_norm linalg_matrix_norm frobenius_norm nuclear_norm logsumexp \
+         special_logsumexp",
         Reduce,
         reduce::mean,
     ),
@@ -110,6 +125,12 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("quantile nanquantile", Reduce, unusual::quantile),
     ("aminmax", Reduce, unusual::extremes),
     ("trace", Reduce, unusual::trace),
+    ("cov corrcoef", Matmul, unusual::covariance),
+    ("trapezoid trapz cumulative_trapezoid", Reduce, unusual::area),
+    ("sum_to_size", Reduce, unusual::sum_to_size),
+    ("segment_reduce", Reduce, unusual::segments),
+    ("histogram histogramdd", Reduce, unusual::histograms),
+    ("nonzero_static", Reduce, unusual::places),
     // Products.
     ("linear _linear", Matmul, matmul::linear),
     ("matmul linalg_matmul __matmul__", Matmul, matmul::matmul),
@@ -130,6 +151,36 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         matmul::attention,
     ),
     ("_native_multi_head_attention _transformer_encoder_layer_fwd", Attention, matmul::native_attention),
+    // Linear algebra.
+    ("linalg_inv inverse linalg_cholesky cholesky cholesky_inverse", Other, linalg::square),
+    ("linalg_inv_ex linalg_cholesky_ex", Other, linalg::square_with_code),
+    ("linalg_matrix_power matrix_power", Matmul, linalg::power),
+    ("linalg_solve_triangular", Other, linalg::solved),
+    ("linalg_solve linalg_solve_ex _linalg_solve_ex", Other, linalg::system),
+    (
+        "cholesky_solve lu_solve linalg_lu_solve linalg_ldl_solve triangular_solve",
+        Other,
+        linalg::solved_from_factors,
+    ),
+    ("linalg_lstsq", Other, linalg::least_squares),
+    ("linalg_pinv pinverse", Other, linalg::pseudo_inverse),
+    ("linalg_det det logdet linalg_slogdet slogdet _linalg_det _linalg_slogdet", Other, linalg::determinant),
+    ("linalg_matrix_rank linalg_cond", Other, linalg::measured),
+    ("linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh _linalg_eigh", Other, linalg::eigen),
+    ("linalg_svd svd linalg_svdvals _linalg_svd", Other, linalg::singular),
+    ("linalg_qr qr", Other, linalg::orthogonal),
+    ("geqrf", Other, linalg::reflections),
+    ("linalg_householder_product orgqr ormqr", Other, linalg::reflected),
+    (
+        "linalg_lu_factor linalg_lu_factor_ex _lu_with_info linalg_ldl_factor linalg_ldl_factor_ex",
+        Other,
+        linalg::factored,
+    ),
+    ("linalg_lu lu_unpack", Other, linalg::triangles),
+    ("linalg_multi_dot chain_matmul", Matmul, linalg::chain),
+    ("linalg_tensorinv", Other, linalg::tensor_inverse),
+    ("linalg_tensorsolve", Other, linalg::tensor_system),
+    ("linalg_vander", Other, linalg::powers),
     // Convolutions, pools, pictures.
     (
         "conv1d conv2d conv3d conv_tbc convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d \
@@ -159,6 +210,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         convolution::upsample,
     ),
     ("max_unpool2d max_unpool3d", Pool, unusual::unpool),
+    ("fractional_max_pool2d fractional_max_pool3d", Pool, unusual::fractional_pool),
     ("pixel_shuffle pixel_unshuffle", Copy, convolution::shuffle),
     ("channel_shuffle native_channel_shuffle", Copy, norm::same_sizes),
     ("im2col col2im", Copy, convolution::unfold),
@@ -172,7 +224,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
         Norm,
         norm::norm,
     ),
-    ("local_response_norm renorm normalize alpha_dropout_", Norm, norm::same_sizes),
+    ("local_response_norm renorm normalize embedding_renorm alpha_dropout_", Norm, norm::same_sizes),
     ("_weight_norm _weight_norm_interface", Norm, copy::weight_norm),
     // Recurrent.
     ("lstm gru rnn_tanh rnn_relu", Recurrent, recurrent::recurrent),
@@ -183,7 +235,11 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("view reshape view_as _unsafe_view _reshape_alias _view_copy", View, view::reshape),
     ("reshape_as", View, view::reshape),
     ("flatten unflatten ravel", View, view::flatten),
-    ("permute transpose t numpy_T mT mH adjoint movedim moveaxis swapaxes swapdims", View, view::permute),
+    (
+        "permute transpose t numpy_T matrix_H mT mH adjoint movedim moveaxis swapaxes swapdims",
+        View,
+        view::permute,
+    ),
     ("expand expand_as broadcast_to", View, view::expand),
     ("squeeze unsqueeze", View, view::squeeze),
     ("slice narrow", View, view::slice),
@@ -197,7 +253,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ),
     ("contiguous", View, view::contiguous),
     (
-        "detach alias lift_fresh lift lift_fresh_copy resolve_conj resolve_neg conj _conj set_data data requires_grad",
+        "detach alias lift_fresh lift resolve_conj resolve_neg conj _conj _neg_view set_data data requires_grad",
         View,
         view::identity,
     ),
@@ -205,7 +261,15 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("unfold", View, view::windows),
     ("diagonal linalg_diagonal", View, view::diagonal),
     ("view_as_real view_as_complex real imag", View, view::complex_parts),
+    ("atleast_1d atleast_2d atleast_3d", View, copy::at_least),
     ("clone", Copy, view::clone),
+    (
+        "view_copy _reshape_alias_copy permute_copy transpose_copy t_copy expand_copy squeeze_copy unsqueeze_copy \
+         slice_copy narrow_copy select_copy unbind_copy split_copy split_with_sizes_copy alias_copy lift_fresh_copy \
+         _conj_copy _neg_view_copy as_strided_copy unfold_copy diagonal_copy view_as_real_copy view_as_complex_copy",
+        Copy,
+        copied::copied,
+    ),
     (
         "dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout",
         Elementwise,
@@ -215,14 +279,15 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("cat concat concatenate hstack vstack row_stack dstack column_stack", Copy, copy::cat),
     ("stack", Copy, copy::stack),
     ("pad_sequence", Copy, copy::pad_sequence),
-    ("index _unsafe_index", Copy, copy::index),
+    ("index _unsafe_index _unsafe_masked_index", Copy, copy::index),
     ("embedding", Embedding, copy::embedding),
     ("embedding_bag _embedding_bag", Embedding, copy::embedding_bag),
     ("gather take_along_dim take", Copy, copy::gather),
     ("index_select", Copy, copy::index_select),
     (
         "scatter scatter_add scatter_reduce index_add index_copy index_fill index_put _index_put_impl index_reduce \
-         put select_scatter slice_scatter diagonal_scatter fill_diagonal",
+         put select_scatter slice_scatter diagonal_scatter as_strided_scatter _unsafe_masked_index_put_accumulate \
+         fill_diagonal",
         Copy,
         copy::like_first,
     ),
@@ -235,18 +300,20 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ("rot90", Copy, unusual::turned),
     ("block_diag", Copy, unusual::blocks),
     ("cartesian_prod", Copy, unusual::choices),
+    ("combinations", Copy, unusual::combinations),
     ("kron", Elementwise, unusual::kron),
     ("stft", Other, unusual::spectrum),
     ("repeat tile", Copy, copy::repeat),
     ("repeat_interleave", Copy, copy::repeat_interleave),
     ("meshgrid broadcast_tensors", View, copy::meshgrid),
     ("diff", Elementwise, copy::difference),
+    ("gradient", Elementwise, unusual::gradient),
     ("one_hot", Copy, copy::one_hot),
     ("searchsorted bucketize", Other, copy::search),
-    ("diag diag_embed", Copy, copy::diagonal_matrix),
+    ("diag diag_embed diagflat", Copy, copy::diagonal_matrix),
     (
         "fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn \
-         fft_irfftn",
+         fft_irfftn fft_hfft fft_ihfft fft_hfft2 fft_ihfft2 fft_hfftn fft_ihfftn",
         Other,
         copy::fourier,
     ),
@@ -260,7 +327,7 @@ const TABLE: &[(&str, OperatorClass, Infer)] = &[
     ),
     (
         "zeros_like ones_like full_like empty_like rand_like randn_like randint_like bernoulli fill zero uniform \
-         normal random",
+         normal random cauchy geometric",
         Create,
         copy::create_like,
     ),

@@ -1,10 +1,10 @@
-//! Operators that few models use: distances, quantiles, spectra, products of grids.
+//! Operators that few models use: distances, quantiles, spectra, products of grids, areas, histograms.
 
 use tracer::DType;
 
 use super::{
-    call::{Call, Known, Result, fresh, fresh_fact, integers, reject, shape, wrap},
-    elementwise::{broadcast, complex_of, float_of},
+    call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
+    elementwise::{broadcast, complex_of, float_of, promote_pair},
 };
 use crate::fact::{Dim, Fact, Shape, show_shape};
 
@@ -82,8 +82,7 @@ pub fn trace(call: &Call<'_>) -> Result {
     if shape(input)?.len() != 2 {
         reject!("the trace of {}", show_shape(shape(input)?));
     }
-    let widened = |dtype: DType| if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Int64 };
-    fresh_fact(input.dtype.map(widened), Shape::new())
+    fresh_fact(input.dtype.map(super::reduce::widened), Shape::new())
 }
 
 /// `block_diag`: rows and columns add up.
@@ -128,7 +127,7 @@ pub fn kron(call: &Call<'_>) -> Result {
         None => Some(1),
     };
     let product = |at| size(x, at).zip(size(y, at)).and_then(|(a, b)| a.checked_mul(b));
-    let dtype = a.dtype.zip(b.dtype).map(|(a, b)| super::elementwise::promote_pair(a, b));
+    let dtype = a.dtype.zip(b.dtype).map(|(a, b)| promote_pair(a, b));
     fresh_fact(dtype, (0..rank).map(product).collect())
 }
 
@@ -142,6 +141,13 @@ pub fn unpool(call: &Call<'_>) -> Result {
     };
     let asked = asked.into_iter().map(|size| size.and_then(|size| u64::try_from(size).ok()));
     fresh_fact(input.dtype, sizes[..outer].iter().copied().chain(asked).collect())
+}
+
+/// `fractional_max_pool2d`, `fractional_max_pool3d`: the asked size, and where the largest stood.
+pub fn fractional_pool(call: &Call<'_>) -> Result {
+    let pooled = unpool(call)?;
+    let sizes = pooled.tensor().and_then(|pooled| pooled.shape.clone()).known()?;
+    Ok(Fact::List(vec![pooled, Fact::Tensor(fresh(Some(DType::Int64), sizes))]))
 }
 
 /// `stft`: frequencies by windows.
@@ -200,4 +206,143 @@ pub fn extremes(call: &Call<'_>) -> Result {
     }
     let one = Fact::Tensor(fresh(input.dtype, sizes));
     Ok(Fact::List(vec![one.clone(), one]))
+}
+
+/// `cov`, `corrcoef`: a number for each pair of rows.
+pub fn covariance(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut dtype = input.dtype.map(float_of);
+    if let Ok(weights) = call.tensor("aweights") {
+        dtype = dtype.zip(weights.dtype).map(|(own, other)| promote_pair(own, other));
+    }
+    match shape(input)?.as_slice() {
+        [] | [_] | [Some(1), _] => fresh_fact(dtype, Shape::new()),
+        [Some(rows), _] => fresh_fact(dtype, Shape::from_slice(&[Some(*rows), Some(*rows)])),
+        [None, _] => Err(Stop::Unknown),
+        other => reject!("rows of {}", show_shape(other)),
+    }
+}
+
+/// `combinations`: a row for each choice of `r` elements.
+pub fn combinations(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let [size] = shape(input)?.as_slice() else { reject!("{} is no list", show_shape(shape(input)?)) };
+    let Ok(r) = u64::try_from(call.int("r").known()?) else { reject!("choices of less than nothing") };
+    if r == 0 {
+        return fresh_fact(input.dtype, Shape::from_slice(&[Some(0)]));
+    }
+    let is_repeated = call.flag("with_replacement").known()?;
+    let rows = size.and_then(|n| match (is_repeated, n) {
+        (true, 0) => Some(0),
+        (true, n) => ways(n.checked_add(r - 1)?, r),
+        (false, n) => ways(n, r),
+    });
+    fresh_fact(input.dtype, Shape::from_slice(&[rows, Some(r)]))
+}
+
+/// The number of ways to choose `k` of `n`, which at least doubles with every step.
+fn ways(n: u64, k: u64) -> Dim {
+    let Some(rest) = n.checked_sub(k) else { return Some(0) };
+    (0..k.min(rest)).try_fold(1_u64, |ways, at| Some(ways.checked_mul(n - at)? / (at + 1)))
+}
+
+/// `trapezoid`, `trapz`, `cumulative_trapezoid`: areas between neighbours, summed.
+pub fn area(call: &Call<'_>) -> Result {
+    let y = call.first()?;
+    let mut sizes = shape(y)?.clone();
+    let rank = sizes.len();
+    let dim = call.dim("dim", rank)?;
+    let is_running = call.name == "cumulative_trapezoid";
+    let between = |size: &mut Dim| *size = size.map(|size| size.saturating_sub(1));
+    let Some(own) = sizes.get_mut(dim) else { reject!("the area below a number") };
+    let is_empty = *own == Some(0);
+    between(own);
+    let mut dtype = y.dtype;
+    if let Some(x) = call.get("x").and_then(Fact::tensor) {
+        dtype = dtype.zip(x.dtype).map(|(a, b)| promote_pair(a, b));
+        let mut steps = match shape(x)?.as_slice() {
+            [only] => (0..rank).map(|at| if at == dim { *only } else { Some(1) }).collect(),
+            of => {
+                let missing = rank.saturating_sub(of.len());
+                std::iter::repeat_n(Some(1), missing).chain(of.iter().copied()).collect::<Shape>()
+            }
+        };
+        if !is_empty {
+            between(steps.get_mut(dim).known()?);
+            sizes = broadcast(&[&sizes, &steps])?;
+        }
+    }
+    if !is_running && dim < sizes.len() {
+        sizes.remove(dim);
+    }
+    fresh_fact(dtype.map(float_of), sizes)
+}
+
+/// `gradient`: one of the input's sizes for each dimension.
+pub fn gradient(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let sizes = shape(input)?;
+    let count = match call.get("dim") {
+        None | Some(Fact::None) => sizes.len(),
+        Some(_) => call.dims("dim", sizes.len())?.len(),
+    };
+    let one = Fact::Tensor(fresh(input.dtype.map(float_of), sizes.clone()));
+    Ok(Fact::List(vec![one; count]))
+}
+
+/// `sum_to_size`: sums over what was broadcast, or the tensor itself.
+pub fn sum_to_size(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let asked = call.ints("size").known()?;
+    let asked: Shape = asked.into_iter().map(|size| size.and_then(|size| u64::try_from(size).ok())).collect();
+    if shape(input)? == &asked && !asked.is_empty() {
+        return Ok(call.at(0).clone());
+    }
+    fresh_fact(input.dtype.map(super::reduce::widened), asked)
+}
+
+/// `nonzero_static`: as many places as asked for.
+pub fn places(call: &Call<'_>) -> Result {
+    let rank = shape(call.first()?)?.len() as u64;
+    let asked = call.int("size").and_then(|size| u64::try_from(size).ok());
+    fresh_fact(Some(DType::Int64), Shape::from_slice(&[asked, Some(rank)]))
+}
+
+/// `segment_reduce`: a row for each segment, which lengths or bounds tell.
+pub fn segments(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let of = match call.tensor("lengths") {
+        Ok(lengths) => shape(lengths)?.clone(),
+        Err(_) => {
+            let mut bounds = shape(call.tensor("offsets")?)?.clone();
+            let last = bounds.last_mut().known()?;
+            *last = last.map(|bounds| bounds.saturating_sub(1));
+            bounds
+        }
+    };
+    let rest = shape(input)?.iter().skip(of.len()).copied();
+    fresh_fact(input.dtype, of.iter().copied().chain(rest).collect())
+}
+
+/// `histogram`, `histogramdd`: counts, and the bounds of the bins in each dimension.
+pub fn histograms(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let bounds = |bins: &Fact| match bins {
+        Fact::Tensor(bounds) => bounds.elements(),
+        bins => integer(bins).and_then(|bins| u64::try_from(bins).ok()?.checked_add(1)),
+    };
+    let all: Vec<Dim> = match (call.name, call.get("bins").known()?) {
+        ("histogram", bins) => vec![bounds(bins)],
+        (_, Fact::List(bins)) => bins.iter().map(bounds).collect(),
+        (_, bins) => {
+            let n = shape(input)?.last().copied().flatten().filter(|n| *n <= 64).known()?;
+            vec![bounds(bins); n as usize]
+        }
+    };
+    let counts = all.iter().map(|bounds| bounds.map(|bounds| bounds.saturating_sub(1))).collect();
+    let mut edges: Vec<Fact> =
+        all.iter().map(|bounds| Fact::Tensor(fresh(input.dtype, Shape::from_slice(&[*bounds])))).collect();
+    let counts = Fact::Tensor(fresh(input.dtype, counts));
+    let edges = if call.name == "histogram" { edges.pop().known()? } else { Fact::List(edges) };
+    Ok(Fact::List(vec![counts, edges]))
 }

@@ -184,7 +184,7 @@ pub fn permute(call: &Call<'_>) -> Result {
                 reject!("{order:?} is no order of {rank} dimensions");
             }
         }
-        "t" | "numpy_T" => order.reverse(),
+        "t" | "numpy_T" | "matrix_H" => order.reverse(),
         "mT" | "adjoint" | "mH" if rank >= 2 => order.swap(rank - 1, rank - 2),
         "movedim" | "moveaxis" => {
             let from = call.dims("source", rank)?;
@@ -374,6 +374,9 @@ pub fn unbind(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
     let dim = call.dim("dim", sizes.len())?;
+    if sizes.is_empty() {
+        reject!("the items of a tensor without dimensions");
+    }
     let count = match sizes.get(dim) {
         Some(Some(count)) => *count,
         _ if call.n_outputs > 1 => call.n_outputs as u64,

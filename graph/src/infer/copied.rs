@@ -1,0 +1,25 @@
+//! `unsqueeze_copy` and its like: what a view would look at, in memory of its own.
+
+use super::{
+    call::{Call, Known, Result, fresh},
+    table::rule,
+};
+use crate::fact::Fact;
+
+/// Follows the view's rule, and lays out in order what it finds.
+pub fn copied(call: &Call<'_>) -> Result {
+    let name = call.name.strip_suffix("_copy").known()?;
+    let view = rule(name).known()?;
+    Ok(owned((view.infer)(&call.of(name))?))
+}
+
+fn owned(fact: Fact) -> Fact {
+    match fact {
+        Fact::Tensor(tensor) => match tensor.shape {
+            Some(sizes) => Fact::Tensor(fresh(tensor.dtype, sizes)),
+            None => Fact::Unknown,
+        },
+        Fact::List(items) => Fact::List(items.into_iter().map(owned).collect()),
+        other => other,
+    }
+}
