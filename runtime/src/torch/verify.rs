@@ -25,6 +25,9 @@ pub struct Difference {
     pub relative: f64,
 }
 
+/// Learning rate of the steps.
+const RATE: f64 = 0.01;
+
 /// What was compared.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verification {
@@ -66,7 +69,7 @@ fn compare(
     inputs: &[Vec<Tensor>],
     device: Device,
 ) -> Result<Verification, BackendError> {
-    let learning_rate = 0.01;
+    let mut learning_rate = RATE;
     let mut model = TorchStage::load(whole, device)?;
     let mut stages = Vec::new();
     for archive in archives {
@@ -108,6 +111,7 @@ fn compare(
         tie(&mut stages, &copies)?;
         if step == 0 {
             verification.gradients = gradients(&model, &stages, &copies)?;
+            learning_rate = rate(&model)?;
         }
         model.update(learning_rate)?;
         for stage in &mut stages {
@@ -115,6 +119,19 @@ fn compare(
         }
     }
     Ok(verification)
+}
+
+/// Returns the learning rate, less where gradients are larger than weights: of numbers that grow beyond all bounds nothing
+/// could be compared.
+fn rate(model: &TorchStage) -> Result<f64, BackendError> {
+    let (mut weights, mut gradients) = (0.0, 0.0);
+    for (parameter, gradient) in model.parameters.iter().zip(&model.gradients) {
+        let Some(gradient) = gradient else { continue };
+        weights += parameter.tensor.f_norm()?.f_double_value(&[])?.powi(2);
+        gradients += gradient.f_norm()?.f_double_value(&[])?.powi(2);
+    }
+    let share = (weights / gradients).sqrt();
+    Ok(if share < 1.0 { RATE * share } else { RATE })
 }
 
 fn forward(
