@@ -138,14 +138,14 @@ pub fn pool(call: &Call<'_>) -> Result {
             continue;
         };
         let (pad, step) = (padding[position], stride[position]);
-        let reach = dilation[position].saturating_mul(kernel[position] - 1) + 1;
+        let reach = dilation[position].saturating_mul(kernel[position] - 1).saturating_add(1);
         let room = pad
             .checked_mul(2)
             .and_then(|n| n.checked_add(size))
             .and_then(|n| n.checked_sub(reach))
             .known()?;
         let rounded = if is_ceil { room.saturating_add(step - 1) } else { room };
-        let mut out = rounded.div_euclid(step) + 1;
+        let mut out = rounded.div_euclid(step).saturating_add(1);
         // A last window that would start in the padding on the right is left out.
         if is_ceil && (out - 1).saturating_mul(step) >= size.saturating_add(pad) {
             out -= 1;
@@ -326,7 +326,7 @@ pub fn boxes(call: &Call<'_>) -> Result {
     let (height, width) = (size("pooled_height"), size("pooled_width"));
     let channels = match call.name {
         "ps_roi_align" | "ps_roi_pool" => match (channels, height, width) {
-            (Some(c), Some(h), Some(w)) if h * w > 0 => Some(c / (h * w)),
+            (Some(c), Some(h), Some(w)) => h.checked_mul(w).and_then(|bins| c.checked_div(bins)),
             _ => None,
         },
         _ => channels,
@@ -344,7 +344,9 @@ pub fn deformable(call: &Call<'_>) -> Result {
     let (input, weight, offset) = (call.tensor("input")?, call.tensor("weight")?, call.tensor("offset")?);
     let (x, w, o) = (shape(input)?, shape(weight)?, shape(offset)?);
     match (x.as_slice(), o.as_slice()) {
-        ([n, ..], [_, _, h, width]) => fresh_fact(input.dtype, Shape::from_slice(&[*n, w[0], *h, *width])),
+        ([n, ..], [_, _, h, width]) => {
+            fresh_fact(input.dtype, Shape::from_slice(&[*n, *w.first().known()?, *h, *width]))
+        }
         _ => reject!("{} with offsets {}", show_shape(x), show_shape(o)),
     }
 }

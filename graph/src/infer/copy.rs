@@ -235,10 +235,12 @@ pub fn gather(call: &Call<'_>) -> Result {
     if call.name == "take_along_dim" && call.has("dim") {
         let dim = call.dim("dim", shape(input)?.len())?;
         let mut own = shape(input)?.clone();
-        own[dim] = Some(1);
         let mut other = shape(index)?.clone();
-        let length = *other.get(dim).known()?;
-        other[dim] = Some(1);
+        let (Some(of_own), Some(of_other)) = (own.get_mut(dim), other.get_mut(dim)) else {
+            reject!("places {} in {}", show_shape(shape(index)?), show_shape(shape(input)?));
+        };
+        let length = *of_other;
+        (*of_own, *of_other) = (Some(1), Some(1));
         let mut sizes = broadcast(&[&own, &other])?;
         sizes[dim] = length;
         return fresh_fact(input.dtype, sizes);

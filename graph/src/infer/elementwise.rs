@@ -172,6 +172,9 @@ pub fn loss(call: &Call<'_>) -> Result {
         "cross_entropy_loss" | "nll_loss" | "nll_loss_nd" | "nll_loss2d" => {
             let sizes = shape(input)?;
             let mut kept = sizes.clone();
+            if kept.is_empty() {
+                reject!("a number has no classes");
+            }
             kept.remove(usize::from(sizes.len() > 1));
             Ok(Fact::Tensor(fresh(input.dtype, kept)))
         }
@@ -314,8 +317,10 @@ fn combine(call: &Call<'_>, dtype: Option<DType>) -> Result<TensorFact> {
     let tensors = call.tensors();
     let shapes: SmallVec<[&Shape; 4]> = tensors.iter().map(|t| shape(t)).collect::<Result<_>>()?;
     let sizes = broadcast(&shapes)?;
-    if call.is_in_place && shapes[0] != &sizes && call.first().is_ok() {
-        reject!("the result {} does not fit into {}", show_shape(&sizes), show_shape(shapes[0]));
+    if let (true, Ok(_), Some(own)) = (call.is_in_place, call.first(), shapes.first())
+        && *own != &sizes
+    {
+        reject!("the result {} does not fit into {}", show_shape(&sizes), show_shape(own));
     }
     let strides = combined_strides(&tensors, &sizes);
     let is_wrapped_number = tensors.iter().all(|t| t.is_wrapped_number);

@@ -117,6 +117,9 @@ pub fn adding(call: &Call<'_>) -> Result {
         "addr" => x.iter().chain(y).copied().collect(),
         "addbmm" => {
             let mut sizes = product(x, y)?;
+            if sizes.is_empty() {
+                reject!("no batches of matrices: {} and {}", show_shape(x), show_shape(y));
+            }
             sizes.remove(0);
             sizes
         }

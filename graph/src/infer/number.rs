@@ -46,7 +46,7 @@ pub fn question(call: &Call<'_>) -> Result {
             let strides = tensor.strides.as_ref().known()?;
             let one = |stride: &u64| Fact::Int(i64::try_from(*stride).ok());
             match call.has("dim") {
-                true => one(&strides[call.dim("dim", strides.len())?]),
+                true => one(strides.get(call.dim("dim", strides.len())?).known()?),
                 false => Fact::List(strides.iter().map(one).collect()),
             }
         }
@@ -187,7 +187,7 @@ pub fn fold(call: &Call<'_>) -> Result {
     }
     if let (Fact::List(items), "mul", Some(times)) = (a, call.name, integer(b)) {
         // A list longer than any shape's is none of our business.
-        let times = usize::try_from(times).unwrap_or(0);
+        let times = if items.is_empty() { 0 } else { usize::try_from(times).unwrap_or(0) };
         return match times.checked_mul(items.len()) {
             Some(length) if length <= 4096 => {
                 Ok(Fact::List((0..times).flat_map(|_| items.iter().cloned()).collect()))

@@ -191,7 +191,7 @@ pub fn permute(call: &Call<'_>) -> Result {
             let to = call.dims("destination", rank)?;
             let mut result = vec![usize::MAX; rank];
             for (from, to) in from.iter().zip(&to) {
-                result[*to] = *from;
+                *result.get_mut(*to).known()? = *from;
             }
             let mut rest = (0..rank).filter(|dim| !from.contains(dim));
             for slot in &mut result {
@@ -415,7 +415,7 @@ pub fn split(call: &Call<'_>) -> Result {
     {
         let list: Option<Vec<u64>> = list.into_iter().map(|part| u64::try_from(part?).ok()).collect();
         let list = list.known()?;
-        if list.iter().sum::<u64>() != size {
+        if list.iter().try_fold(0, |sum: u64, part| sum.checked_add(*part)) != Some(size) {
             reject!("parts {list:?} of {} in dimension {dim}", show_shape(sizes));
         }
         list
