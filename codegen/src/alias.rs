@@ -278,7 +278,7 @@ fn follow(
                 }
             }
         }
-        fresh = Some(stage);
+        let last_writer = fresh.replace(stage);
         let Some((root, views)) = common_base(program, &foreign) else {
             if !foreign.is_empty() {
                 let names = foreign.iter().take(3).map(|v| program.values[v.index()].name.clone()).collect();
@@ -304,6 +304,11 @@ fn follow(
             result.rederived.extend(views.into_iter().map(|view| (stage, view)));
             result.bases.insert((stage, root));
             result.clones.insert((stage, root));
+            // Nobody here reads it as it stands, so that nothing has said yet whose writes it must hold.
+            if let Some(writer) = last_writer.filter(|writer| made_in(root).is_none_or(|made| *writer > made))
+            {
+                result.holders.insert((stage, root), writer);
+            }
             continue;
         }
         let writes_root = event.writes_to == [Operand::Value(root)];
