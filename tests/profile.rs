@@ -194,6 +194,19 @@ mod with_libtorch {
         assert_eq!((code, error.contains("p.csv exists")), (2, true), "{error}");
     }
 
+    /// Linkers drop libtorch's half for CUDA, which nothing calls by name; without it no GPU is ever seen.
+    #[test]
+    fn libtorch_is_asked_for_gpus_with_the_half_that_knows_them() {
+        let half = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/libtorch/lib/libtorch_cuda.so");
+        if !half.exists() {
+            println!("skipped: the libtorch in .venv was built without CUDA");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, _, error) = profile(folder.path(), &["--suite", "-o", "p.csv", "--device", "cuda:99"]);
+        assert!(error.contains("libtorch has CUDA") || error.contains("only cuda:0"), "{error}");
+    }
+
     #[test]
     fn what_cannot_be_is_told() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -20,6 +20,8 @@ mod simulate;
 mod split;
 pub mod trace;
 mod verify;
+#[cfg(feature = "torch")]
+mod whole;
 
 /// What to do.
 #[derive(Subcommand)]

@@ -65,6 +65,7 @@ impl Verify {
         let model = stages.model(self.model.as_deref())?;
         let failed = |error: runtime::BackendError| Failure::input(error);
         let device = runtime::torch::device(&self.device).map_err(failed)?;
+        let whole = crate::commands::whole::on(&model, &self.device)?;
         let specs = stages.input_specs(&model)?;
         let mut inputs = Vec::new();
         for step in 0..i64::from(self.steps) {
@@ -73,9 +74,15 @@ impl Verify {
             });
             inputs.push(one.collect::<Result<Vec<_>, _>>().map_err(failed)?);
         }
-        let verification =
-            runtime::torch::verify(&model, &archives, &stages.wiring, &stages.model_outputs, &inputs, device)
-                .map_err(failed)?;
+        let verification = runtime::torch::verify(
+            &whole.model,
+            &archives,
+            &stages.wiring,
+            &stages.model_outputs,
+            &inputs,
+            device,
+        )
+        .map_err(failed)?;
         let answer = answer(&verification, &self.device, self.tolerance);
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)?,

@@ -104,7 +104,9 @@ impl Backend for TorchBackend {
         micro_batch: u32,
         inputs: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, BackendError> {
-        stage.stage.forward(micro_batch, inputs)
+        let outputs = stage.stage.forward(micro_batch, inputs)?;
+        stage.stage.finish();
+        Ok(outputs)
     }
 
     fn backward(
@@ -116,7 +118,7 @@ impl Backend for TorchBackend {
     ) -> Result<Vec<Option<Tensor>>, BackendError> {
         let is_model_output = &self.model_outputs[stage.index];
         let device = stage.stage.device;
-        stage.stage.backward(kind, micro_batch, |outputs| {
+        let gradients = stage.stage.backward(kind, micro_batch, |outputs| {
             let returned: Vec<_> = outputs
                 .iter()
                 .zip(is_model_output)
@@ -135,7 +137,9 @@ impl Backend for TorchBackend {
                 roots.tensor(output.shallow_clone(), gradient.f_to_device(device)?.f_detach()?);
             }
             Ok(roots)
-        })
+        })?;
+        stage.stage.finish();
+        Ok(gradients)
     }
 
     fn gradients(&self, stage: &mut LoadedStage) -> Result<Vec<Tensor>, BackendError> {
@@ -157,6 +161,8 @@ impl Backend for TorchBackend {
     }
 
     fn update(&self, stage: &mut LoadedStage) -> Result<(), BackendError> {
-        stage.stage.update(self.learning_rate)
+        stage.stage.update(self.learning_rate)?;
+        stage.stage.finish();
+        Ok(())
     }
 }

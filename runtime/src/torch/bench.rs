@@ -14,7 +14,7 @@ use super::{
     flush::Flush,
     gradients, memory,
     operators::{Pool, Prepared},
-    precision,
+    precision::{self, Tf32},
     timer::{Call, Timer, Timing},
 };
 use crate::{
@@ -98,7 +98,7 @@ impl Bench {
                 (name, profile::largest_cache().unwrap_or(GPU_CACHE))
             }
         };
-        precision::allow_tf32(false)?;
+        precision::set(Tf32::Forbidden)?;
         if !device.is_cuda() {
             memory::keep()?;
         }
@@ -145,7 +145,7 @@ impl Bench {
         header.set(
             "method",
             match self.device.is_cuda() {
-                true => "seconds: on the device, batches of calls queued behind a product whose own time is subtracted; host_seconds: until a call returns",
+                true => "seconds: on the device, batches of calls queued behind copies whose own time is subtracted; host_seconds: until a call returns",
                 false => "seconds: median of single calls, without what the thread waited for a processor, in memory that stays with the process",
             }
             .to_string()
@@ -245,7 +245,7 @@ impl Bench {
     /// When the device has no room for it, or no such operator.
     pub fn measure(&self, item: &Item) -> Result<Vec<Row>, BackendError> {
         if self.device.is_cuda() {
-            precision::allow_tf32(item.dtype == DType::Tf32)?;
+            precision::set(if item.dtype == DType::Tf32 { Tf32::Allowed } else { Tf32::Forbidden })?;
         }
         let mut prepared = Prepared::new(item, &self.pool, self.rotation)?;
         let mut rows = Vec::new();

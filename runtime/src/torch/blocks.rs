@@ -12,7 +12,8 @@ use std::{
 use tch::{CModule, Device, IValue, Tensor};
 
 use super::{
-    is_float, memory,
+    WholeModel, is_float, memory,
+    precision::{self, Tf32},
     stage::flatten,
     timer::{Timer, Watch},
 };
@@ -57,7 +58,7 @@ struct Recorded {
 /// # Errors
 /// When an archive cannot be loaded or run.
 pub fn measure_blocks(
-    whole: &Path,
+    whole: &WholeModel,
     archives: &[PathBuf],
     wiring: &Wiring,
     inputs: &[Tensor],
@@ -66,19 +67,23 @@ pub fn measure_blocks(
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Vec<BlockTimes>, BlockTimes), BackendError> {
     let timer = Timer::new(device)?;
-    memory::keep()?;
+    match device.is_cuda() {
+        true => precision::set(Tf32::InConvolutions)?,
+        false => memory::keep()?,
+    }
     let inputs: Vec<Tensor> =
         inputs.iter().map(|input| input.f_to_device(device)).collect::<Result<_, _>>()?;
-    let mut model = Block::load(whole, device)?;
+    let mut model = Block::load(&whole.archive, device)?;
+    let arguments = whole.arguments(&inputs);
     let mut blocks: Vec<Block> =
         archives.iter().map(|path| Block::load(path, device)).collect::<Result<_, _>>()?;
     let start = Instant::now();
     for round in 0..WARM_UP + ROUNDS.1 {
         let counts = round >= WARM_UP;
-        let alone = tch::no_grad(|| model.forward(&inputs, &timer, counts))?.1;
+        let alone = tch::no_grad(|| model.forward(&arguments, &timer, counts))?.1;
         let forward = tch::no_grad(|| pass(&mut blocks, wiring, &inputs, &timer, counts))?;
-        let made: Vec<bool> = inputs.iter().map(|_| false).collect();
-        let (recorded, there) = model.record(&inputs, &made, &timer)?;
+        let made = vec![false; arguments.len()];
+        let (recorded, there) = model.record(&arguments, &made, &timer)?;
         let back = model.back(recorded, &timer)?;
         if counts {
             model.times.backward.add((there + back - alone).max(1e-7));

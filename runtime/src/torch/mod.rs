@@ -5,6 +5,7 @@ mod bench;
 mod blocks;
 mod cold;
 mod flush;
+mod gpu;
 mod gradients;
 mod memory;
 mod operators;
@@ -13,11 +14,13 @@ mod seeded;
 mod stage;
 mod timer;
 mod verify;
+mod whole;
 
 pub use backend::{TorchBackend, TorchSetup};
 pub use bench::{Bench, Overhead};
 pub use blocks::{BlockTimes, measure_blocks};
 pub use verify::{Difference, Verification, verify};
+pub use whole::WholeModel;
 
 use tch::{Device, Kind, Tensor};
 
@@ -77,19 +80,21 @@ pub fn dtype(kind: Kind) -> Option<&'static str> {
 /// # Errors
 /// When the name is unknown or this machine has no such device.
 pub fn device(name: &str) -> Result<Device, BackendError> {
-    let lacking = |n: usize| {
-        let have = tch::Cuda::device_count();
-        BackendError(format!("there is no cuda:{n}; this machine shows {have} CUDA devices to libtorch"))
+    let number = match name {
+        "cpu" => return Ok(Device::Cpu),
+        "cuda" => Some(0),
+        _ => name.strip_prefix("cuda:").and_then(|number| number.parse::<usize>().ok()),
     };
-    match name {
-        "cpu" => Ok(Device::Cpu),
-        "cuda" if tch::Cuda::device_count() > 0 => Ok(Device::Cuda(0)),
-        "cuda" => Err(lacking(0)),
-        _ => match name.strip_prefix("cuda:").and_then(|number| number.parse::<usize>().ok()) {
-            Some(number) if (number as i64) < tch::Cuda::device_count() => Ok(Device::Cuda(number)),
-            Some(number) => Err(lacking(number)),
-            None => Err(BackendError(format!("unknown device `{name}`; known are cpu and cuda:N"))),
-        },
+    let unknown = || BackendError(format!("unknown device `{name}`; known are cpu and cuda:N"));
+    let number = number.ok_or_else(unknown)?;
+    gpu::load()?;
+    match tch::Cuda::device_count() {
+        0 => Err(BackendError(format!("there is no cuda:{number}: {}", gpu::why_none()))),
+        1 if number > 0 => Err(BackendError(format!("there is no cuda:{number}, only cuda:0"))),
+        have if number as i64 >= have => {
+            Err(BackendError(format!("there is no cuda:{number}, only cuda:0 to cuda:{}", have - 1)))
+        }
+        _ => Ok(Device::Cuda(number)),
     }
 }
 

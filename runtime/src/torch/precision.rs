@@ -1,13 +1,24 @@
-//! Whether CUDA libraries may multiply float32 as TF32.
+//! Where CUDA libraries may multiply float32 as TF32.
 //!
 //! tch has no switch for it, so libtorch's own is called, where C++ names are known: on Linux.
 
 use crate::BackendError;
 
-/// Allows TF32 in products and convolutions, or forbids it in both.
+/// What may be multiplied as TF32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tf32 {
+    /// Nothing.
+    Forbidden,
+    /// Convolutions, but not products: libtorch's defaults, by which models run.
+    InConvolutions,
+    /// Both.
+    Allowed,
+}
+
+/// Says what may be multiplied as TF32 from now on.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-pub(super) fn allow_tf32(allowed: bool) -> Result<(), BackendError> {
+pub(super) fn set(tf32: Tf32) -> Result<(), BackendError> {
     use std::ffi::c_void;
 
     // SAFETY: the declarations are those of libtorch 2.11 under Itanium names; the linker refuses others.
@@ -26,17 +37,17 @@ pub(super) fn allow_tf32(allowed: bool) -> Result<(), BackendError> {
     // a method takes `this` first and a reference is a pointer. No other thread runs an operator meanwhile.
     unsafe {
         let context = global_context();
-        allow_in_products(context, allowed);
-        allow_in_convolutions(context, allowed);
+        allow_in_products(context, tf32 == Tf32::Allowed);
+        allow_in_convolutions(context, tf32 != Tf32::Forbidden);
     }
     Ok(())
 }
 
 /// Says that there is no switch.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn allow_tf32(allowed: bool) -> Result<(), BackendError> {
-    match allowed {
-        true => Err(BackendError("TF32 can be switched on Linux only".to_string())),
-        false => Ok(()),
+pub(super) fn set(tf32: Tf32) -> Result<(), BackendError> {
+    match tf32 {
+        Tf32::Allowed => Err(BackendError("TF32 can be switched on Linux only".to_string())),
+        Tf32::Forbidden | Tf32::InConvolutions => Ok(()),
     }
 }

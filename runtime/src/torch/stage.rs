@@ -136,6 +136,14 @@ impl TorchStage {
         Ok(input_gradients)
     }
 
+    /// Waits until the device has done what it was asked: a GPU works behind the caller's back, and whoever is timed is to be
+    /// charged with the own work alone.
+    pub(super) fn finish(&self) {
+        if let Device::Cuda(index) = self.device {
+            tch::Cuda::synchronize(index as i64);
+        }
+    }
+
     /// Takes one step of plain gradient descent and clears the gradients.
     pub(super) fn update(&mut self, learning_rate: f64) -> Result<(), BackendError> {
         for (parameter, gradient) in self.parameters.iter_mut().zip(&mut self.gradients) {

@@ -3,15 +3,18 @@
 //! Both run in this process on the same inputs: outputs once, then training steps whose gradients and losses are
 //! compared. The stages run by their wiring, one after the other; schedules do not change the numbers.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use simulator::order::Kind;
 use tch::{Device, Tensor};
 
-use super::{backend::loss, seeded::Roots, stage::TorchStage};
+use super::{
+    WholeModel,
+    backend::loss,
+    precision::{self, Tf32},
+    seeded::Roots,
+    stage::TorchStage,
+};
 use crate::{BackendError, Source, Wiring};
 
 /// How far two tensors are apart.
@@ -48,7 +51,7 @@ pub struct Verification {
 /// # Errors
 /// When an archive cannot be loaded or run.
 pub fn verify(
-    whole: &Path,
+    whole: &WholeModel,
     archives: &[PathBuf],
     wiring: &Wiring,
     model_outputs: &[(usize, usize)],
@@ -56,13 +59,16 @@ pub fn verify(
     device: Device,
 ) -> Result<Verification, BackendError> {
     tch::jit::f_set_graph_executor_optimize(false)?;
+    // Which of its kernels a library takes may depend on where memory lies; with TF32 they differ in the fourth digit.
+    precision::set(Tf32::Forbidden)?;
     let compared = compare(whole, archives, wiring, model_outputs, inputs, device);
+    precision::set(Tf32::InConvolutions)?;
     tch::jit::f_set_graph_executor_optimize(true)?;
     compared
 }
 
 fn compare(
-    whole: &Path,
+    whole: &WholeModel,
     archives: &[PathBuf],
     wiring: &Wiring,
     model_outputs: &[(usize, usize)],
@@ -70,7 +76,7 @@ fn compare(
     device: Device,
 ) -> Result<Verification, BackendError> {
     let mut learning_rate = RATE;
-    let mut model = TorchStage::load(whole, device)?;
+    let mut model = TorchStage::load(&whole.archive, device)?;
     let mut stages = Vec::new();
     for archive in archives {
         stages.push(TorchStage::load(archive, device)?);
@@ -78,10 +84,9 @@ fn compare(
     let copies = copies(&model, &stages);
     let mut verification = Verification::default();
     for (step, inputs) in inputs.iter().enumerate() {
-        let arguments = inputs.iter().map(Tensor::shallow_clone).collect();
         // Dropout in training mode draws the same numbers on both sides, where the order of operators is the same.
         tch::manual_seed(step as i64);
-        let expected = model.forward(0, arguments)?;
+        let expected = whole.returned(model.forward(0, whole.arguments(inputs))?);
         let references: Vec<&Tensor> = expected.iter().collect();
         let whole_loss = loss(&references)?;
         tch::manual_seed(step as i64);
@@ -104,9 +109,9 @@ fn compare(
         if !whole_loss.requires_grad() {
             break;
         }
-        let mut whole = Roots::default();
-        whole.scalar(whole_loss)?;
-        model.backward(Kind::Backward, 0, |_| Ok(whole))?;
+        let mut roots = Roots::default();
+        roots.scalar(whole_loss)?;
+        model.backward(Kind::Backward, 0, |_| Ok(roots))?;
         backward(&mut stages, wiring, model_outputs)?;
         tie(&mut stages, &copies)?;
         if step == 0 {

@@ -35,6 +35,7 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     emit(model, &blocks, &out)?;
     let stages = Stages::read(&out)?;
     let specs = stages.input_specs(model)?;
+    let whole_model = crate::commands::whole::on(model, &arguments.device)?;
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
     let inputs = specs
         .iter()
@@ -46,9 +47,16 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     let (bar, start) = (countdown(limit), std::time::Instant::now());
     let mut progress =
         |round: usize| tick(&bar, start.elapsed().as_secs_f64(), limit, &format!("{round} rounds"));
-    let (times, whole) =
-        measure_blocks(model, &stages.archives()?, &stages.wiring, &inputs, device, limit, &mut progress)
-            .map_err(failed)?;
+    let (times, whole) = measure_blocks(
+        &whole_model.model,
+        &stages.archives()?,
+        &stages.wiring,
+        &inputs,
+        device,
+        limit,
+        &mut progress,
+    )
+    .map_err(failed)?;
     bar.finish_and_clear();
 
     let mut header = bench.conditions().map_err(failed)?;

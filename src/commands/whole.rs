@@ -1,0 +1,103 @@
+//! The whole model, ready to run on a device.
+//!
+//! A trace says by name where it made tensors (`torch.arange(…, device=torch.device("cpu"))`), and libtorch runs it as it is
+//! written: on a GPU such a model stops at the first of them. Stages make tensors where their inputs are; so the whole as one
+//! stage stands in for an archive that names another device.
+
+use std::path::{Path, PathBuf};
+
+use runtime::{Source, torch::WholeModel};
+use tempfile::TempDir;
+use tracer::{Constant, Operand, Program};
+
+use super::split::step;
+use crate::{failure::Failure, stages::Stages};
+
+/// A whole model, and the folder that it lies in where it had to be written.
+pub struct Whole {
+    /// What is run.
+    pub model: WholeModel,
+    _written: Option<TempDir>,
+}
+
+/// Returns the model as it can run on a device.
+pub fn on(archive: &Path, device: &str) -> Result<Whole, Failure> {
+    let program = crate::model::program(archive)?;
+    if names_only(&program, device) {
+        let inputs = (0..program.inputs.len()).collect();
+        let model = WholeModel { archive: archive.to_path_buf(), inputs, outputs: None };
+        return Ok(Whole { model, _written: None });
+    }
+    as_one_stage(archive)
+}
+
+/// Writes the model as one stage.
+fn as_one_stage(archive: &Path) -> Result<Whole, Failure> {
+    let folder = tempfile::tempdir()?;
+    let out = folder.path().join("out");
+    let arguments = ["emit".as_ref(), archive.as_os_str(), "--stages".as_ref(), "1".as_ref()];
+    let more = ["--targets".as_ref(), "torchscript".as_ref(), "-o".as_ref(), out.as_os_str()];
+    step::run(arguments.into_iter().chain(more).map(ToOwned::to_owned))?;
+    let stages = Stages::read(&out)?;
+    let [joints] = stages.wiring.stages.as_slice() else {
+        return Err(Failure::bug("one stage was asked for"));
+    };
+    let input = |source: &Source| match source {
+        Source::Input(index) => Ok(*index),
+        Source::Stage { .. } => Err(Failure::bug("the only stage has another before it")),
+    };
+    let inputs = joints.inputs.iter().map(input).collect::<Result<Vec<_>, _>>()?;
+    let outputs = stages.model_outputs.iter().map(|&(_, output)| output).collect();
+    let archives: Vec<PathBuf> = stages.archives()?;
+    let model = WholeModel { archive: archives[0].clone(), inputs, outputs: Some(outputs) };
+    Ok(Whole { model, _written: Some(folder) })
+}
+
+/// Tells whether every device that a program names is of the wanted sort.
+fn names_only(program: &Program, device: &str) -> bool {
+    let sort = |name: &str| name.split(':').next().unwrap_or_default().to_string();
+    let wanted = sort(device);
+    let is_fine = |operand: &Operand| !matches!(operand, Operand::Constant(Constant::Device(name)) if sort(name) != wanted);
+    program.nodes.iter().all(|node| node.arguments.iter().all(|argument| is_fine(&argument.operand)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_names_its_device_is_written_anew_for_another() {
+        let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces").join(name);
+        let check = |name: &str, device: &str, is_written: bool| {
+            let whole = on(&fixture(name), device).unwrap();
+            assert_eq!(whole._written.is_some(), is_written, "{name} on {device}");
+            assert_eq!(whole.model.inputs.len(), 1);
+            assert!(whole.model.archive.exists());
+        };
+        check("gpt2_tiny.pt", "cpu", false);
+        check("gpt2_tiny.pt", "cuda:1", true);
+        check("unet_small.pt", "cuda", false);
+    }
+
+    #[test]
+    fn the_model_as_one_stage_is_the_model() {
+        let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/lstm_seq2seq_small.pt");
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        let arguments = ["emit".as_ref(), archive.as_os_str(), "--stages".as_ref(), "2".as_ref()];
+        let more = ["-o".as_ref(), out.as_os_str()];
+        step::run(arguments.into_iter().chain(more).map(ToOwned::to_owned)).unwrap();
+        let stages = Stages::read(&out).unwrap();
+        let specs = stages.input_specs(&archive).unwrap();
+        let inputs: Vec<_> = specs.iter().map(|spec| runtime::torch::random(spec, 0).unwrap()).collect();
+        let (archives, device) = (stages.archives().unwrap(), runtime::torch::device("cpu").unwrap());
+        let whole = as_one_stage(&archive).unwrap();
+        let (wiring, outputs) = (&stages.wiring, &stages.model_outputs);
+        let same =
+            runtime::torch::verify(&whole.model, &archives, wiring, outputs, &[inputs], device).unwrap();
+        assert_eq!(same.outputs.len(), outputs.len());
+        assert!(same.gradients.len() > 4, "{same:?}");
+        let all = same.outputs.iter().chain(&same.gradients);
+        assert!(all.clone().all(|one| one.relative < 1e-6), "{same:?}");
+    }
+}
