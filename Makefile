@@ -57,25 +57,13 @@ bench-cost: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/whole_models.py memory target/release/model-analyze out/whole
 
 GPU ?= cuda:0
-GPU_MINUTES ?= 6
-GPU_MODELS ?= resnet18_b6 resnet50_b3 vgg16_b3 unet_b3 gpt2_b12 gpt2_small_b1 bert_b12 bert_base_b1 vit_b_16_b3
 # What only a GPU can tell, in some twenty minutes: its operators become a cost model, whole models in two types and the
-# stages of one are measured on it, and predicted beside measured is printed. `make gpu GPU=cpu GPU_MINUTES=1` rehearses.
+# stages of one are measured on it, and predicted beside measured is printed. `MINUTES=1 make gpu GPU=cpu` rehearses;
+# benches/gpu.sh says what else may be set, and how to go to a machine that cannot build.
 gpu: .venv/ready
 	cargo build --release --features torch
-	mkdir -p out/gpu
-	target/release/model-analyze profile --suite --device $(GPU) --minutes $(GPU_MINUTES) \
-		$(if $(filter cpu,$(GPU)),--threads 1) -o out/gpu/suite.csv
-	target/release/model-analyze fit out/gpu/suite.csv -o out/gpu/cost-model.yaml --plot out/gpu/fit.svg
-	set -e; for dtype in float32 bfloat16; do \
-		.venv/bin/python -W ignore fixtures/whole_models.py trace out/whole --dtype $$dtype --models $(GPU_MODELS); \
-		.venv/bin/python fixtures/whole_models.py measure target/release/model-analyze out/whole out/gpu/whole \
-			--dtype $$dtype --models $(GPU_MODELS) --device $(GPU) --minutes 0.3; done
-	cargo run --release --quiet -p model-analyze-cost-model --example whole -- out/gpu/suite.csv out/whole out/gpu/whole
-	device=$$(sed -n 's/^device: *//p' out/gpu/cost-model.yaml | tr -d "'"); target/release/model-analyze split \
-		out/whole/resnet50_b3.pt --devices "2x$$device" --stages 2 --cost-model out/gpu/cost-model.yaml --force -o out/gpu/stages
-	target/release/model-analyze verify out/gpu/stages --device $(GPU)
-	target/release/model-analyze run out/gpu/stages --device $(GPU) --device $(GPU)
+	cargo build --release -p model-analyze-cost-model --example whole
+	PYTHON=.venv/bin/python benches/gpu.sh $(GPU) out/gpu
 
 # The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
 bench-simulate: .venv/ready
