@@ -82,25 +82,39 @@ pub(crate) fn warmth(graph: &ModelGraph, moved: &[f64], cache: f64, batch_scale:
     warmth
 }
 
-/// Returns how much of a result's memory and of scratch memory is gone from the cache when it is given out again, in a
-/// forward pass and in a training step.
+/// Returns how much of a result's memory and of scratch memory is gone from the cache when it is given out again, by
+/// operator: in a forward pass and in a training step.
 ///
-/// The C library gives out first what was freed last. A forward pass frees each activation soon, so what it touches in
-/// between is its largest operator's; a training step keeps them and comes back to the same memory a step later.
+/// The C library gives out first what was freed last. A forward pass frees each activation soon, so a result lies where the
+/// last one lay that was as large, and no more is touched in between than the largest operator's memory, for there is no
+/// other; a training step keeps activations and comes back to the same memory a step later.
 pub(crate) fn lost_memory(
     graph: &ModelGraph,
     costs: &OperatorCosts,
     cache: f64,
     batch_scale: f64,
-) -> [f64; 2] {
+) -> Vec<[f64; 2]> {
     let operators = || graph.operators.iter();
-    let forward =
-        operators().map(|operator| activations(graph, costs, operator, batch_scale)).fold(0.0, f64::max);
+    let touched: Vec<f64> =
+        operators().map(|operator| activations(graph, costs, operator, batch_scale)).collect();
+    let largest = touched.iter().copied().fold(0.0, f64::max);
     let kept: u64 = operators().map(|operator| costs.operator(operator.id).saved_bytes).sum();
     let kept = kept as f64 * batch_scale;
     let weights = graph.tensors.iter().filter(|tensor| tensor.first == tensor.id);
     let weights: u64 = weights.map(|tensor| tensor.bytes).sum();
-    [forward, forward + kept + weights as f64].map(|touched| lost(touched, cache))
+    let step = lost(largest + kept + weights as f64, cache);
+    let forward = operators().enumerate().map(|(index, operator)| {
+        let written = costs.operator(operator.id).written_bytes as f64 * batch_scale;
+        let mut distance = touched[index];
+        for before in touched[..index].iter().rev() {
+            distance += before;
+            if *before >= written || distance >= largest {
+                break;
+            }
+        }
+        lost(distance.min(largest), cache)
+    });
+    forward.map(|forward| [forward, step]).collect()
 }
 
 /// Returns which share of what was used so many bytes ago a cache has lost.

@@ -211,7 +211,7 @@ struct Predictor<'a> {
     code_distances: Vec<[f64; 2]>,
     /// Share of the memory given to operators that the cache has lost, forward and on the way back, where what that costs
     /// was measured.
-    lost_memory: Option<[f64; 2]>,
+    lost_memory: Option<Vec<[f64; 2]>>,
     /// Seconds for a byte that the kernel has to clear first.
     fresh: Option<f64>,
     /// Bytes of the gradients of all weights.
@@ -225,7 +225,7 @@ struct Predictor<'a> {
 
 /// Kind, data type, phase, size, and the shares of reads that the near and the last cache hold, and of code that the last one
 /// lost, in sixteenths.
-type Asked<'a> = (&'a str, &'a str, Phase, Key, [u8; 3]);
+type Asked<'a> = (&'a str, &'a str, Phase, Key, [u8; 4]);
 
 /// What a curve says of a phase.
 #[derive(Clone, Copy)]
@@ -538,17 +538,18 @@ impl<'a> Predictor<'a> {
             shares.get(operator.id.index()).copied().unwrap_or(0.0)
         });
         let way = usize::from(phase != Phase::Forward);
-        let [code, memory] = self.lost_memory.map_or([0.0; 2], |memory| {
-            [lost(self.code_distances[operator.id.index()][way], self.last_cache), memory[way]]
+        let index = operator.id.index();
+        let [code, memory] = self.lost_memory.as_ref().map_or([0.0; 2], |memory| {
+            [lost(self.code_distances[index][way], self.last_cache), memory[index][way]]
         });
         let sixteenths = |share: f64| (share * 16.0).round() as u8;
-        let steps = [near, far, code].map(sixteenths);
+        let steps = [near, far, code, memory].map(sixteenths);
         let entry = (shape.name(), *dtype, phase, key(&shape.size), steps);
         if let Some(found) = self.known.get(&entry) {
             return *found;
         }
         let model = self.model;
-        let [near, far, code] = steps.map(|step| f64::from(step) / 16.0);
+        let [near, far, code, memory] = steps.map(|step| f64::from(step) / 16.0);
         let predicted = |kind: &str, phase| {
             let work = Work::of(shape.size, phase, machine.element);
             let curve = |kind| model.curve(kind, dtype, phase, &shape.size);

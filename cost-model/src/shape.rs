@@ -104,6 +104,8 @@ pub(crate) fn shape<'a>(
         }
         OperatorClass::Norm => {
             let split = match name {
+                // A table has its channels side by side, as images have their pixels.
+                "batch_norm" if out.len() == 2 => 1,
                 "batch_norm" | "group_norm" | "instance_norm" => 2,
                 _ => {
                     let normalized = look.length("normalized_shape").unwrap_or(1);
@@ -225,10 +227,11 @@ impl<'a> Look<'a> {
             kernel: spatial(&weight),
             stride,
         };
-        let kinds: &[&str] = match (is_transposed, groups > 1.0 && groups == channels) {
-            (true, _) => &["transposed_convolution"],
-            (false, true) => &["depthwise_convolution", "convolution", "conv2d"],
-            (false, false) => &["convolution", "conv2d"],
+        let kinds: &[&str] = match groups {
+            _ if is_transposed => &["transposed_convolution"],
+            1.0 => &["convolution", "conv2d"],
+            _ if groups == channels => &["depthwise_convolution", "convolution", "conv2d"],
+            _ => &["grouped_convolution", "convolution", "conv2d"],
         };
         let alike: &[&str] = if is_transposed { &["convolution", "conv2d"] } else { &[] };
         Some(Shape { kinds: Kinds::Known(kinds), alike, size })

@@ -14,7 +14,7 @@ enum Form {
 }
 
 /// Kinds whose shape is known by name; other kinds are told by the columns that are set.
-const KINDS: [(&str, Form); 17] = [
+const KINDS: [(&str, Form); 18] = [
     ("linear", Form::Product),
     ("matmul", Form::Product),
     ("bmm", Form::Product),
@@ -24,6 +24,7 @@ const KINDS: [(&str, Form); 17] = [
     ("conv2d", Form::Convolution),
     ("conv3d", Form::Convolution),
     ("convolution", Form::Convolution),
+    ("grouped_convolution", Form::Convolution),
     ("depthwise_convolution", Form::Convolution),
     ("attention", Form::Attention),
     ("sdpa", Form::Attention),
