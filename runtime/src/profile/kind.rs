@@ -6,7 +6,11 @@
 pub enum Kind {
     Linear,
     Bmm,
+    /// Of all channels with all.
     Convolution,
+    /// Of groups of several channels each.
+    GroupedConvolution,
+    /// Of each channel by itself.
     DepthwiseConvolution,
     /// Described by the convolution that it transposes: its columns are those of the result.
     TransposedConvolution,
@@ -47,10 +51,11 @@ pub enum Kind {
 use Kind::*;
 
 /// Kind, name in files, share of the plan.
-const KINDS: [(Kind, &str, usize); 28] = [
+const KINDS: [(Kind, &str, usize); 29] = [
     (Linear, "linear", 8),
     (Bmm, "bmm", 5),
     (Convolution, "convolution", 10),
+    (GroupedConvolution, "grouped_convolution", 3),
     (DepthwiseConvolution, "depthwise_convolution", 3),
     (TransposedConvolution, "transposed_convolution", 2),
     (Attention, "attention", 5),
@@ -121,7 +126,16 @@ impl Kind {
 
     /// Tells whether tensor cores may work on it: only then TF32 is another thing than float32.
     pub fn is_product(self) -> bool {
-        matches!(self, Linear | Bmm | Convolution | DepthwiseConvolution | TransposedConvolution | Attention)
+        matches!(
+            self,
+            Linear
+                | Bmm
+                | Convolution
+                | GroupedConvolution
+                | DepthwiseConvolution
+                | TransposedConvolution
+                | Attention
+        )
     }
 
     fn entry(self) -> &'static (Kind, &'static str, usize) {

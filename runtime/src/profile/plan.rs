@@ -14,7 +14,7 @@ const CANDIDATES: usize = 24;
 const LONG_SHARE: f64 = 1.0 / 20.0;
 const LONG: f64 = 8.0;
 /// Plans of another version draw other sizes: their files cannot grow.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// How large operators may be: rates of the device in round numbers, and what one call may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -300,13 +300,13 @@ mod tests {
         let some = Plan::new(3, &[Kind::Softmax, Kind::Linear], &[DType::Tf32, DType::BFloat16], SCALE);
         assert_eq!(
             some.text(),
-            "seed=3 kinds=linear,softmax dtypes=tf32,bfloat16 flops=6.4e10 bytes=1.6e10 longest=2e-2 largest=2.6e8 version=2"
+            "seed=3 kinds=linear,softmax dtypes=tf32,bfloat16 flops=6.4e10 bytes=1.6e10 longest=2e-2 largest=2.6e8 version=3"
         );
         assert_eq!(Plan::read(&some.text()), Some(some.clone()));
         assert_eq!(Plan::read(&plan().text()), Some(plan()));
         assert_eq!(Plan::read("seed=3 kinds=all"), None);
-        assert_eq!(Plan::read(&some.text().replace("version=2", "version=1")), None);
-        assert_eq!(Plan::read(some.text().trim_end_matches(" version=2")), None);
+        assert_eq!(Plan::read(&some.text().replace("version=3", "version=1")), None);
+        assert_eq!(Plan::read(some.text().trim_end_matches(" version=3")), None);
         assert!(!some.asks_the_same(&plan()));
         let memory_bound = (0..40).map(|index| some.item(index)).filter(|item| item.kind == Kind::Softmax);
         assert!(memory_bound.clone().count() > 2);

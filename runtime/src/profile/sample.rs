@@ -19,9 +19,10 @@ pub(super) fn draw(kind: Kind, random: &mut Random) -> Size {
             n: dimension(random, 8.0, 4096.0),
             k: dimension(random, 8.0, 4096.0),
         },
-        Kind::Convolution | Kind::TransposedConvolution | Kind::DepthwiseConvolution => {
-            convolution(kind, random)
-        }
+        Kind::Convolution
+        | Kind::GroupedConvolution
+        | Kind::DepthwiseConvolution
+        | Kind::TransposedConvolution => convolution(kind, random),
         Kind::MaxPool | Kind::AvgPool => {
             let channels = dimension(random, 3.0, 2048.0);
             let (kernel, stride) = random.choose(&[(2, 2), (2, 2), (3, 2), (3, 1), (3, 3)]);
@@ -90,6 +91,7 @@ pub(super) fn draw(kind: Kind, random: &mut Random) -> Size {
 fn convolution(kind: Kind, random: &mut Random) -> Size {
     let kernels: &[u64] = match kind {
         Kind::TransposedConvolution => &[2, 2, 3, 4],
+        Kind::GroupedConvolution => &[1, 3, 3, 3, 3, 5],
         Kind::DepthwiseConvolution => &[3, 3, 3, 5, 7],
         _ => &[1, 1, 1, 3, 3, 3, 3, 5, 7],
     };
@@ -103,18 +105,32 @@ fn convolution(kind: Kind, random: &mut Random) -> Size {
     let padding = if kind == Kind::TransposedConvolution && kernel == 4 { 1 } else { padding };
     let size = image(random).max(kernel);
     let size = if kind == Kind::TransposedConvolution { size.next_multiple_of(2) } else { size };
+    // Channels of a group: ResNeXt has 4 to 32, RegNet 8 to 232.
+    let width = match kind {
+        Kind::GroupedConvolution => random.choose(&[2, 4, 4, 4, 8, 8, 8, 8, 16, 16, 16, 24, 32, 40, 64, 112]),
+        _ => 1,
+    };
     let in_channels = match kind {
         // The first layer of a model is one of a few dozen, and unlike the others.
         Kind::Convolution if random.unit() < 0.06 => random.choose(&[1, 3, 3, 4]),
+        Kind::GroupedConvolution => width * (dimension(random, 16.0, 2048.0) / width).max(2),
         _ => dimension(random, 3.0, 2048.0),
     };
-    let is_depthwise = kind == Kind::DepthwiseConvolution;
     let groups = match kind {
         Kind::DepthwiseConvolution => in_channels,
-        Kind::Convolution if in_channels % 32 == 0 && random.unit() < 0.08 => 32,
+        Kind::GroupedConvolution => in_channels / width,
         _ => 1,
     };
-    let out_channels = if is_depthwise { in_channels } else { dimension(random, 8.0, 2048.0) };
+    let out_channels = match kind {
+        Kind::DepthwiseConvolution => in_channels,
+        // Nearly all keep their channels.
+        Kind::GroupedConvolution => match random.unit() {
+            few if few < 0.08 => in_channels / 2,
+            many if many > 0.92 => in_channels * 2,
+            _ => in_channels,
+        },
+        _ => dimension(random, 8.0, 2048.0),
+    };
     let out_channels = out_channels.next_multiple_of(groups);
     Size::Convolution {
         batch: batch(random, 128.0),

@@ -213,9 +213,11 @@ impl Kind {
     /// differentiate.
     pub fn phases(self) -> &'static [Phase] {
         match self {
-            Kind::Linear | Kind::Convolution | Kind::DepthwiseConvolution | Kind::TransposedConvolution => {
-                &[Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
-            }
+            Kind::Linear
+            | Kind::Convolution
+            | Kind::GroupedConvolution
+            | Kind::DepthwiseConvolution
+            | Kind::TransposedConvolution => &[Phase::Forward, Phase::InputGradient, Phase::WeightGradient],
             Kind::LayerNorm | Kind::BatchNorm | Kind::BatchNormEval | Kind::GroupNorm => {
                 &[Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
             }
