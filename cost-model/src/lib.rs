@@ -14,6 +14,7 @@ mod model;
 mod nnls;
 mod predict;
 mod raw;
+mod recurrent;
 mod ridge;
 mod shape;
 mod shipped;

@@ -18,6 +18,7 @@ use crate::{
     estimate::{Estimate, combine},
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
+    recurrent::{self, Products},
     shape::{Key, Shape, key, matrix, scaled, shape},
     work::{Machine, Work},
 };
@@ -532,6 +533,9 @@ impl<'a> Predictor<'a> {
             return None;
         }
         let Subject { operator, dtype, machine, shape, .. } = subject;
+        if operator.class == OperatorClass::Recurrent {
+            return self.recurrent(subject, phase);
+        }
         let shape = shape.as_ref()?;
         let [near, far] = self.warmth.each_ref().map(|warmth| {
             let shares = if phase == Phase::Forward { &warmth.forward } else { &warmth.backward };
@@ -592,6 +596,25 @@ impl<'a> Predictor<'a> {
         let found = own.or_else(alike).map(|((time, is_whole), source)| Found { time, source, is_whole });
         self.known.insert(entry, found);
         found
+    }
+
+    /// Returns the time of a recurrent layer by the curve of products. All steps but the first find the state's weights in the
+    /// cache.
+    fn recurrent(&self, subject: &Subject<'a>, phase: Phase) -> Option<Found> {
+        let Subject { operator, dtype, machine, .. } = subject;
+        let mut times = Vec::new();
+        let products = recurrent::products(self.graph, operator, phase, self.options.batch_scale)?;
+        for Products { size, phase, number } in products {
+            let work = Work::of(size, phase, machine.element);
+            let curve = self.model.curve("linear", dtype, phase, &size)?;
+            let caches = [machine.l2, machine.last_cache];
+            // Nothing comes between two steps: what is read again was read just before.
+            let held = caches.map(|cache| (cache / work.bytes() - 1.0).clamp(0.0, 1.0));
+            let one = curve.predict_warm(&work, if number > 1.0 { held } else { [0.0; 2] });
+            times.push(one.seconds * number);
+        }
+        let time = Estimate::about(times.iter().sum(), SCALED_BAND);
+        Some(Found { time, source: TimeSource::ScaledCurve, is_whole: false })
     }
 
     /// Predicts work that autograd adds to the operators of the graph; it finds what it reads in the cache.

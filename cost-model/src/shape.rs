@@ -136,6 +136,15 @@ pub(crate) fn shape<'a>(
     }
 }
 
+/// Returns the steps of a recurrent layer, and its batch.
+pub(crate) fn recurrent_input(graph: &ModelGraph, operator: &Operator) -> Option<(f64, f64)> {
+    let look = Look { graph, operator };
+    let input = look.input()?;
+    let [first, second, _] = *input.as_slice() else { return None };
+    let (steps, batch) = if look.is_true("batch_first") { (second, first) } else { (first, second) };
+    Some((at_least_one(steps as f64), at_least_one(batch as f64)))
+}
+
 /// An operator with its graph.
 #[derive(Clone, Copy)]
 struct Look<'a> {

@@ -375,7 +375,9 @@ mod tests {
         about(passes(5.0), 0.0);
         let short =
             |k: f64| term("CPU-EPYC-ZEN4-1T", "written_short_sums", (100.0, k)).map(|w| w / 400_000.0);
-        [(1.0, 0.0), (2.0, 1.0), (8.0, 1.0), (9.0, 0.0)].map(|(k, expected)| about(short(k), expected));
+        for (k, expected) in [(1.0, 0.0), (2.0, 1.0), (8.0, 1.0), (9.0, 0.0)] {
+            about(short(k), expected);
+        }
         assert_eq!(term("T4", "read_by_row", (1.0, 512.0)), None);
     }
 }

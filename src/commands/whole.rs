@@ -62,6 +62,7 @@ fn names_only(program: &Program, device: &str) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
