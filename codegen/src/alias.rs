@@ -13,8 +13,8 @@ use tracer::{NodeId, Operand, Program, TensorId, ValueId};
 
 use crate::{
     error::CutError,
-    operators::{leaves, mutated_arguments, out_of_place},
-    views::{is_view, is_wide_view, may_copy},
+    operators::{leaves, mutated_arguments, out_of_place, split},
+    views::{is_view, is_wide_view, may_copy, may_share},
 };
 
 /// What writing in place asks of a cut.
@@ -317,7 +317,15 @@ fn follow(
                 program.values[v.index()].producer.is_some_and(|producer| producer.index() >= event.node)
             })
         });
-        if writes_root && old_is_done && out_of_place(&program.nodes[event.node].operator).is_some() {
+        // What stands for `unsqueeze_` is a view, and for `dropout_` outside of training its argument: a later write would
+        // go through it to the other stage's tensor.
+        let writes_again =
+            events[position + 1..].iter().any(|later| later.stage == stage && !later.writes_to.is_empty());
+        let is_apart = out_of_place(&program.nodes[event.node].operator).is_some_and(|form| {
+            let (_, name) = split(&form);
+            !writes_again || !(may_share(name) || name.contains("dropout"))
+        });
+        if writes_root && old_is_done && is_apart {
             result.out_of_place.insert(node);
         } else {
             result.clones.insert((stage, root));
