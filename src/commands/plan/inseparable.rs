@@ -40,10 +40,52 @@ impl Inseparable {
         }
         let is_part =
             |path: &String| codegen::cut_before(program, std::slice::from_ref(path)).and_then(cut).is_err();
-        let paths: BTreeSet<String> =
+        let mut paths: BTreeSet<String> =
             later.iter().map(|block| &block.path).filter(|path| is_part(path)).cloned().collect();
-        // Wrong is then what blocks out of the trace's order do to each other.
+        if paths.is_empty() {
+            // Wrong is then what blocks out of the trace's order do to each other.
+            let mut stages = vec![0; problem.blocks.len()];
+            for (index, stage) in solution.stages.iter().enumerate() {
+                stage.blocks.iter().for_each(|&block| stages[block] = index);
+            }
+            let tangled = tangled(&stages);
+            paths.extend(tangled.into_iter().map(|block| problem.blocks[block].path.clone()));
+        }
         let reason = errors.first().filter(|_| !paths.is_empty())?.to_string();
         Some(Self { paths, reason })
+    }
+}
+
+/// Returns the places, but the first of each run, between which a later number stands before an earlier one.
+fn tangled(stages: &[usize]) -> BTreeSet<usize> {
+    let mut places = BTreeSet::new();
+    // Where each number that is the largest so far first stood.
+    let mut largest: Vec<(usize, usize)> = Vec::new();
+    for (place, &stage) in stages.iter().enumerate() {
+        if let Some(&(_, first)) = largest.iter().find(|(number, _)| *number > stage) {
+            places.extend(first + 1..=place);
+        }
+        if largest.last().is_none_or(|(number, _)| stage > *number) {
+            largest.push((stage, place));
+        }
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_out_of_order_is_found() {
+        for (stages, expected) in [
+            (&[0, 0, 1, 2][..], &[][..]),
+            (&[0, 1, 0, 2], &[2]),
+            (&[0, 1, 1, 0, 2, 1, 3], &[2, 3, 5]),
+            (&[2, 0, 1], &[1, 2]),
+            (&[], &[]),
+        ] {
+            assert_eq!(tangled(stages), expected.iter().copied().collect(), "{stages:?}");
+        }
     }
 }
