@@ -317,6 +317,9 @@ fn what_does_not_fit_one_device_says_so() {
     assert!(said.contains("The model does not fit one device; with memory enough it would take"), "{said}");
     let roomy = text(&["plan", UNET, "--devices", "4xt4"]);
     assert!(roomy.contains("One device would take"), "{roomy}");
+    // That as many stages were asked for is no matter of memory.
+    let asked = text(&["plan", UNET, "--devices", "2xt4", "--stages", "2"]);
+    assert!(asked.contains("One device would take"), "{asked}");
     assert!(roomy.contains("After the last of them sums of gradients"), "{roomy}");
 }
 
