@@ -211,12 +211,67 @@ def adapt_forward(model, names, flatten):
     return lambda: model.__dict__.pop("forward", None)
 
 
-def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
+# What autocast computes in float32 on a GPU but not on a processor, and the other way round (PyTorch's lists by function).
+IN_FLOAT32 = frozenset(
+    "__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss "
+    "cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss "
+    "layer_norm log log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss multi_margin_loss "
+    "multilabel_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rsqrt sinh "
+    "smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss vector_norm".split()
+)
+IN_LOW = frozenset("addmv addr chain_matmul gru_cell lstm_cell mv prelu rnn_relu_cell rnn_tanh_cell".split())
+
+
+def casting(dtype):
+    """Makes the casts on a processor that autocast makes on a GPU alone; it needs autocast of the processor around it."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_map_only
+
+    low = (torch.float16, torch.bfloat16)
+
+    class Casting(TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), keywords=None):
+            keywords = keywords or {}
+            name = getattr(function, "__name__", "")
+            # A model may turn autocast off for a part of it.
+            if (name in IN_FLOAT32 or name in IN_LOW) and torch.is_autocast_enabled("cpu"):
+                wide = name in IN_FLOAT32
+
+                def cast(tensor):
+                    if wide:
+                        return tensor.float() if tensor.dtype in low else tensor
+                    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+
+                arguments, keywords = tree_map_only(torch.Tensor, cast, (tuple(arguments), keywords))
+            return function(*arguments, **keywords)
+
+    return Casting()
+
+
+@contextlib.contextmanager
+def autocasting(name, device):
+    """Lets a model run in automatic mixed precision, as a GPU would, so that the casts become part of its trace."""
+    import torch
+
+    if name is None:
+        yield
+        return
+    dtype = getattr(torch, name)
+    # A cast weight that is kept for its next use would leave the trace.
+    with torch.autocast(device.type, dtype=dtype, cache_enabled=False):
+        with casting(dtype) if device.type == "cpu" else contextlib.nullcontext():
+            yield
+
+
+def trace(model, inputs, *, check=False, strict=True, autocast=None, say=lambda **_: None):
     """Traces `model` with `inputs`, a list of (name or None, value).
 
     Returns the traced module and the names of its outputs where it returned a structure.
     """
     import torch
+
+    device = next((value.device for _, value in inputs), torch.device("cpu"))
 
     config = getattr(model, "config", None)
     if getattr(config, "use_cache", None) is True:
@@ -230,7 +285,7 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
     say(step="running forward")
     places = Places(model)
     try:
-        with torch.random.fork_rng(), without_checkpoints():
+        with torch.random.fork_rng(), without_checkpoints(), autocasting(autocast, device):
             output = model(*positional, **named)
     except Exception as error:
         error.module_path = places.innermost()
@@ -255,7 +310,8 @@ def trace(model, inputs, *, check=False, strict=True, say=lambda **_: None):
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
             values = tuple(value for _, value in inputs)
-            traced = torch.jit.trace(model, values, check_trace=check, strict=strict)
+            with autocasting(autocast, device):
+                traced = torch.jit.trace(model, values, check_trace=check, strict=strict)
     finally:
         restore()
         with torch.no_grad():
@@ -502,9 +558,14 @@ def main():
         model = model.to(device).train(request["training"])
         say(step="making inputs")
         inputs = [(spec.get("name"), sample(spec, model, device)) for spec in request["inputs"]]
-        traced, outputs = trace(model, inputs, check=request["check"], strict=request["strict"], say=say)
+        autocast = request.get("autocast")
+        traced, outputs = trace(
+            model, inputs, check=request["check"], strict=request["strict"], autocast=autocast, say=say
+        )
         say(step="saving")
         about = {"target": request["target"], "seed": str(request["seed"])}
+        if autocast:
+            about["autocast"] = autocast
         if request["arguments"]:
             about["arguments"] = json.dumps(request["arguments"])
         text = record(traced, about=about, training=request["training"], outputs=outputs)

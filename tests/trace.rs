@@ -124,6 +124,58 @@ fn a_model_in_training_mode_is_inspected_and_drawn() {
     assert!(picture.matches("dropout").count() >= 2, "{picture}");
 }
 
+/// The casts are those of a GPU: on a processor autocast leaves norms and exponentials in the low type, and PReLU in float32.
+#[test]
+fn mixed_precision_becomes_part_of_the_trace() {
+    const MODEL: &str = "
+import torch
+
+class Mixed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.norm, self.bend = torch.nn.LayerNorm(8), torch.nn.PReLU(8)
+
+    def forward(self, x):
+        made = self.first(x)
+        bent = self.bend(made)
+        shares = torch.softmax(self.norm(made), -1)
+        with torch.autocast('cpu', enabled=False):
+            plain = self.last(shares)
+        return bent * shares + plain.exp()
+";
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mixed.py");
+    fs::write(&file, MODEL).unwrap();
+    let target = format!("{}:Mixed", file.display());
+    for (name, low) in [("bfloat16", DType::BFloat16), ("float16", DType::Float16)] {
+        let (_folder, program) = trace(&python, &[&target, "--input=4x8", "--autocast", name]);
+        let recorded = program.recorded.unwrap();
+        assert_eq!(recorded.about["autocast"], name);
+        assert!(program.tensors.iter().all(|tensor| tensor.dtype == DType::Float32));
+        let of = |operator: &str| -> Vec<DType> {
+            let nodes = recorded.nodes.iter().filter(|node| node.operator == operator);
+            nodes.map(|node| node.outputs[0].as_ref().unwrap().dtype.unwrap()).collect()
+        };
+        // The second stands in the part without autocast.
+        assert_eq!(of("aten::linear"), [low, DType::Float32]);
+        for (operator, expected) in [
+            ("aten::prelu", low),
+            ("aten::layer_norm", DType::Float32),
+            ("aten::softmax", DType::Float32),
+            ("aten::mul", DType::Float32),
+            ("aten::exp", DType::Float32),
+        ] {
+            assert_eq!(of(operator), [expected], "{operator}");
+        }
+        // Input, weight and bias of the first layer, the slopes, and back for the norm.
+        assert_eq!(of("aten::to"), [low, low, low, low, DType::Float32]);
+    }
+    let said = refuse(&python, &[&target, "--input=4x8", "--autocast", "int8"]);
+    assert!(said.contains("[possible values: bfloat16, float16]"), "{said}");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_weights() {
     let Some(python) = python() else { return };

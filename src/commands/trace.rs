@@ -32,6 +32,7 @@ const SCRIPT: &str = include_str!("../trace.py");
 Examples:
   model-analyze trace torchvision.models:resnet50 --input 8x3x224x224 -o resnet50.pt
   model-analyze trace my_package.models:UNet --arg width=32 --input 1x3x256x256 -o unet.pt
+  model-analyze trace unet.py:UNet --input 8x3x256x256 --train --autocast bfloat16 -o unet.pt
   model-analyze trace gpt.py:build --input ids=8x128:int64 --input mask=8x128:bool -o gpt.pt
   model-analyze trace train.py:Net --input 32x100 --state-dict net.safetensors -o net.pt
 
@@ -71,6 +72,11 @@ pub struct Trace {
     /// Trace in training mode: dropout and batch statistics become part of the trace (default: eval)
     #[arg(long)]
     train: bool,
+
+    /// Trace in automatic mixed precision: products in this type, sums and norms in float32, as a GPU would, and the casts
+    /// between them become part of the trace
+    #[arg(long, value_name = "DTYPE", value_parser = ["bfloat16", "float16"])]
+    autocast: Option<String>,
 
     /// Seed of the random weights and inputs
     #[arg(long, default_value_t = 0)]
@@ -174,6 +180,7 @@ impl Trace {
             "arguments": parse_arguments(&self.arguments)?,
             "inputs": inputs.iter().map(InputSpec::to_json).collect::<Vec<_>>(),
             "training": self.train,
+            "autocast": self.autocast,
             "seed": self.seed,
             "device": self.device,
             "check": !self.no_check && !self.train,
