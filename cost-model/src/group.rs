@@ -33,7 +33,9 @@ pub struct Group {
     pub phase: Phase,
     /// Name of the device in the catalogue.
     pub device: String,
-    /// Figures of the device for the data type.
+    /// What the catalogue or the user's file knows of the device.
+    pub figures: DeviceType,
+    /// Its figures for the data type.
     pub machine: Machine,
     /// Measurements, each shape once, in the order of the profile.
     pub samples: Vec<Sample>,
@@ -76,6 +78,7 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
         }
         rows.push((row, named, machine, work, is_native));
     }
+    let figures: HashMap<&str, &DeviceType> = devices.into_values().collect();
     let mut groups: IndexMap<Named<'_>, (Machine, Shapes, [Vec<Beside>; 2])> = IndexMap::new();
     for (row, mut named, machine, work, is_native) in rows {
         if is_native && parts[&named].iter().all(|n| *n >= ENOUGH) {
@@ -102,6 +105,7 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
                 dtype: dtype.to_string(),
                 phase,
                 device: device.to_string(),
+                figures: figures[device].clone(),
                 machine,
                 samples: shapes
                     .into_values()

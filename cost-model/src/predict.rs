@@ -7,14 +7,14 @@
 use std::{collections::HashMap, ops::Range};
 
 use graph::{
-    BlockId, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId, TensorFact,
-    TensorId, dtype_name,
+    BlockId, Constant, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId,
+    TensorFact, TensorId, dtype_name,
 };
 use schema::{Bytes, Phase, Seconds, WorkSize};
 
 use crate::{
     cache::{OWN_CACHE, Warmth, code_distances, lost, lost_memory, moved, warmth},
-    efficiency::{self, Efficiency},
+    efficiency::{self, Sort, Use},
     estimate::{Estimate, combine},
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
@@ -94,8 +94,6 @@ pub struct Costs {
     operators: Vec<Prediction>,
 }
 
-/// Ends of the band of a data-sheet time, relative to it: an assumption, not a calibration.
-const ROOFLINE_BAND: (f64, f64) = (0.6, 1.9);
 /// The same for a scaled curve.
 pub(crate) const SCALED_BAND: (f64, f64) = (0.75, 1.4);
 /// The share of what a training step keeps that the next one finds cleared: counted as page faults of steps of GPT-2,
@@ -176,7 +174,6 @@ pub fn predict(
         graph,
         model,
         options,
-        efficiency: efficiency::of(&model.figures),
         warmth: [cache, last_cache].map(|cache| match has_curves {
             true => warmth(graph, &moved, cache, options.batch_scale),
             false => Warmth::default(),
@@ -203,7 +200,6 @@ struct Predictor<'a> {
     graph: &'a ModelGraph,
     model: &'a CostModel,
     options: &'a PredictOptions,
-    efficiency: Efficiency,
     /// What the near and the last cache hold of what operators read.
     warmth: [Warmth; 2],
     /// Bytes of the last cache.
@@ -351,9 +347,11 @@ impl<'a> Predictor<'a> {
     /// Returns of which passes all is said: forward, input's and weights' gradient.
     fn busy(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) -> [bool; 3] {
         let Subject { operator, cost, machine, .. } = subject;
+        let sort = Sort::of(operator.class, kind(operator), subject.shape.as_ref().map(|shape| &shape.size));
+        let rates = efficiency::of(&self.model.device, &self.model.figures, sort);
         let [forward_sheet, input_sheet, weight_sheet] =
             [Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
-                .map(|phase| self.roofline(operator, cost, machine, phase));
+                .map(|phase| self.data_sheet(subject, sort, &rates, phase));
         let passes = wants_gradient && !(cost.forward_flops == 0 && is_passed_on(operator));
         let flows = wants_gradient && self.input_wants_gradient(operator);
         let trains =
@@ -381,7 +379,7 @@ impl<'a> Predictor<'a> {
             // How the forward curve differs from the data sheet carries over to the gradients.
             let (seconds, band, from) = match forward_ratio {
                 Some(ratio) => (sheet * ratio, SCALED_BAND, TimeSource::ScaledCurve),
-                None => (sheet, ROOFLINE_BAND, TimeSource::Roofline),
+                None => (sheet, rates.band(phase), TimeSource::Roofline),
             };
             source = source.max(from);
             Estimate::about(seconds, band)
@@ -435,9 +433,6 @@ impl<'a> Predictor<'a> {
     /// Where a value has several readers, their gradients are added up: one sum for each reader but one. The first
     /// reader's way back is the last, so the sums are its.
     fn gradient_sums(&mut self, operator: &'a Operator) -> Option<(Estimate, TimeSource)> {
-        if self.model.n_curves() == 0 {
-            return None;
-        }
         let graph = self.graph;
         let mut sums = Vec::new();
         let mut source = TimeSource::Free;
@@ -631,12 +626,18 @@ impl<'a> Predictor<'a> {
         let curve = kinds.iter().find_map(|kind| self.model.curve(kind, dtype, Phase::Forward, &size));
         match curve {
             Some(curve) => (curve.predict_warm(&work, shares), TimeSource::Curve),
-            None => (Estimate::about(work.roofline(machine), ROOFLINE_BAND), TimeSource::Roofline),
+            None => {
+                let rates = efficiency::of(&self.model.device, &self.model.figures, Sort::Elementwise);
+                let bytes = work.bytes() / machine.bandwidth;
+                let seconds = rates.seconds(Phase::Forward, 0.0, bytes, machine.launch);
+                (Estimate::about(seconds, rates.band), TimeSource::Roofline)
+            }
         }
     }
 
     /// Returns the time by the data sheet; 0 for what is not computed.
-    fn roofline(&self, operator: &Operator, cost: &OperatorCost, machine: &Machine, phase: Phase) -> f64 {
+    fn data_sheet(&self, subject: &Subject<'a>, sort: Sort, rates: &Use, phase: Phase) -> f64 {
+        let Subject { operator, cost, machine, .. } = subject;
         let scale = self.options.batch_scale;
         let stored: u64 = operator.tensors.iter().map(|tensor| self.graph.tensor(*tensor).bytes).sum();
         let stored = stored.min(cost.read_bytes) as f64;
@@ -648,7 +649,9 @@ impl<'a> Predictor<'a> {
                 if is_product && flops == 0.0 || !is_product && is_passed_on(operator) {
                     return 0.0;
                 }
-                (flops, traffic * gradient_traffic(operator))
+                // Gradients of both operands, as of a product of activations, are two products.
+                let products = if is_product { flops / cost.forward_flops as f64 } else { 1.0 };
+                (flops, traffic * sort.gradient_traffic(kind(operator)) * products)
             }
             Phase::WeightGradient => {
                 if cost.backward_flops_weight == 0 {
@@ -656,12 +659,22 @@ impl<'a> Predictor<'a> {
                 }
                 (cost.backward_flops_weight as f64, traffic)
             }
+            _ if is_trained_norm(operator) => (0.0, traffic * TWO_READS),
             _ => (cost.forward_flops as f64, traffic),
         };
-        let arithmetic = flops * scale / (machine.peak * self.efficiency.arithmetic(operator.class));
-        let memory = bytes / (machine.bandwidth * self.efficiency.traffic(operator.class));
-        arithmetic.max(memory).max(machine.launch)
+        let peak = sort.peak(&self.model.figures, machine);
+        rates.seconds(phase, flops * scale / peak, bytes / machine.bandwidth, machine.launch)
     }
+}
+
+/// A norm that computes its statistics reads twice before it writes.
+const TWO_READS: f64 = 1.5;
+
+/// Tells whether a batch norm computes the statistics of its batch.
+fn is_trained_norm(operator: &Operator) -> bool {
+    let training = operator.constant("training").or_else(|| operator.constant("use_input_stats"));
+    matches!(kind(operator), "batch_norm" | "instance_norm")
+        && matches!(training, Some(Constant::Bool(true) | Constant::Int(1)))
 }
 
 /// Returns the bytes of the gradients of all weights, those that are tied once.
@@ -692,22 +705,6 @@ fn kind(operator: &Operator) -> &str {
 /// Tells whether the gradient is the output's own: nothing is computed.
 fn is_passed_on(operator: &Operator) -> bool {
     matches!(kind(operator), "add" | "sub" | "contiguous" | "clone" | "to")
-}
-
-/// Traffic of the input's gradient relative to the forward's.
-///
-/// The gradient of most element-wise operators reads the output's gradient and what was saved, and writes one tensor:
-/// three for the forward's two. The others are what was measured on V100 and H100 (NeuSight's labels: softmax 2.6–3.0,
-/// dropout 2.4–2.8 times the forward).
-fn gradient_traffic(operator: &Operator) -> f64 {
-    match (operator.class, kind(operator)) {
-        (_, "softmax" | "log_softmax") => 2.7,
-        (_, "dropout") => 2.5,
-        (OperatorClass::Norm, _) => 2.0,
-        (OperatorClass::Elementwise | OperatorClass::Reduce, _) => 1.5,
-        (OperatorClass::Attention, _) => 2.0,
-        _ => 1.0,
-    }
 }
 
 /// Estimates scratch memory: convolutions unfold or transform their input, at most to a gibibyte.

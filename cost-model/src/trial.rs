@@ -2,12 +2,13 @@
 
 use crate::{
     curve::Curve,
+    efficiency,
     estimate::Estimate,
     evaluate::{Accuracy, Split, shuffle, split},
     fit::{Sample, TooFewRows, fit},
     group::Group,
     raw::RawPolynomial,
-    work::{Machine, Work},
+    work::Work,
 };
 
 /// Seeds are mixed with this, so that the split and the order of folds differ.
@@ -22,6 +23,8 @@ pub enum Features {
     Raw,
     /// No fit: the longer of arithmetic and memory.
     Roofline,
+    /// No fit: what is predicted without a profile, from the data sheet.
+    DataSheet,
 }
 
 /// Estimates of rows that the model was not fitted to.
@@ -59,7 +62,7 @@ pub fn try_split(
     if test.is_empty() {
         return Err(TooFewRows { rows: group.samples.len() });
     }
-    let (estimates, n_outliers) = estimate(&train, &test, &group.machine, features)?;
+    let (estimates, n_outliers) = estimate(&train, &test, group, features)?;
     Ok(Trial { samples: test, estimates, n_train: train.len(), n_outliers })
 }
 
@@ -86,7 +89,7 @@ pub fn cross_validate(
             };
             Ok((trial, Some(curve.with_warm(&group.warm).with_flushed(&group.flushed))))
         }
-        Features::Raw | Features::Roofline => {
+        Features::Raw | Features::Roofline | Features::DataSheet => {
             let (mut tried, mut estimates) = (Vec::new(), Vec::new());
             for fold in 0..5 {
                 let part = |wanted: bool| -> Vec<Sample> {
@@ -94,7 +97,7 @@ pub fn cross_validate(
                     chosen.map(|(_, sample)| *sample).collect()
                 };
                 let test = part(true);
-                estimates.extend(estimate(&part(false), &test, &group.machine, features)?.0);
+                estimates.extend(estimate(&part(false), &test, group, features)?.0);
                 tried.extend(test);
             }
             Ok((Trial { samples: tried, estimates, n_train, n_outliers: 0 }, None))
@@ -105,9 +108,10 @@ pub fn cross_validate(
 fn estimate(
     train: &[Sample],
     test: &[Sample],
-    machine: &Machine,
+    group: &Group,
     features: Features,
 ) -> Result<(Vec<Estimate>, usize), TooFewRows> {
+    let machine = &group.machine;
     let all = |predict: &dyn Fn(&Work) -> Estimate| test.iter().map(|sample| predict(&sample.work)).collect();
     match features {
         Features::Physical => {
@@ -119,5 +123,9 @@ fn estimate(
             Ok((all(&|work| polynomial.predict(work)), 0))
         }
         Features::Roofline => Ok((all(&|work| Estimate::exact(work.roofline(machine))), 0)),
+        Features::DataSheet => {
+            let Group { device, figures, kind, .. } = group;
+            Ok((all(&|work| efficiency::estimate(device, figures, kind, work, machine)), 0))
+        }
     }
 }

@@ -87,6 +87,8 @@ enum FeaturesName {
     Raw,
     /// Nothing is fitted: arithmetic or memory, whichever is longer
     Roofline,
+    /// Nothing is fitted: what is predicted of a device without a profile
+    DataSheet,
 }
 
 /// A group with its trial.
@@ -159,6 +161,7 @@ impl Fit {
             FeaturesName::Physical => Features::Physical,
             FeaturesName::Raw => Features::Raw,
             FeaturesName::Roofline => Features::Roofline,
+            FeaturesName::DataSheet => Features::DataSheet,
         }
     }
 
@@ -314,6 +317,7 @@ impl Fit {
             FeaturesName::Physical => "physical",
             FeaturesName::Raw => "raw",
             FeaturesName::Roofline => "roofline",
+            FeaturesName::DataSheet => "data-sheet",
         }
     }
 
