@@ -220,6 +220,8 @@ IN_FLOAT32 = frozenset(
     "smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss vector_norm".split()
 )
 IN_LOW = frozenset("addmv addr chain_matmul gru_cell lstm_cell mv prelu rnn_relu_cell rnn_tanh_cell".split())
+# Layers whose kernel casts by itself on a processor, where no trace sees it.
+RECURRENT = frozenset("gru lstm rnn_relu rnn_tanh".split())
 
 
 def casting(dtype):
@@ -235,7 +237,8 @@ def casting(dtype):
             keywords = keywords or {}
             name = getattr(function, "__name__", "")
             # A model may turn autocast off for a part of it.
-            if (name in IN_FLOAT32 or name in IN_LOW) and torch.is_autocast_enabled("cpu"):
+            known = name in IN_FLOAT32 or name in IN_LOW or name in RECURRENT
+            if known and torch.is_autocast_enabled("cpu"):
                 wide = name in IN_FLOAT32
 
                 def cast(tensor):
@@ -244,6 +247,12 @@ def casting(dtype):
                     return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
                 arguments, keywords = tree_map_only(torch.Tensor, cast, (tuple(arguments), keywords))
+                if name in RECURRENT:
+                    # oneDNN has no such layer in float16. (The flags warn of what Intel's GPUs could do.)
+                    with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
+                        warnings.simplefilter("ignore", UserWarning)
+                        with torch.backends.mkldnn.flags(enabled=False):
+                            return function(*arguments, **keywords)
             return function(*arguments, **keywords)
 
     return Casting()

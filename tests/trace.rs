@@ -144,6 +144,17 @@ class Mixed(torch.nn.Module):
             plain = self.last(shares)
         return bent * shares + plain.exp()
 ";
+    const RECURRENT: &str = "
+import torch
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = torch.nn.GRU(8, 8, batch_first=True), torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.layer(x)[0][:, -1])
+";
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mixed.py");
@@ -171,6 +182,17 @@ class Mixed(torch.nn.Module):
         }
         // Input, weight and bias of the first layer, the slopes, and back for the norm.
         assert_eq!(of("aten::to"), [low, low, low, low, DType::Float32]);
+    }
+    // The kernels of recurrent layers cast by themselves on a processor, where no trace sees it.
+    fs::write(&file, RECURRENT).unwrap();
+    let target = format!("{}:Recurrent", file.display());
+    for (name, low) in [("bfloat16", DType::BFloat16), ("float16", DType::Float16)] {
+        let (_folder, program) = trace(&python, &[&target, "--input=2x5x8", "--autocast", name]);
+        let nodes = program.recorded.unwrap().nodes;
+        for operator in ["aten::gru", "aten::linear"] {
+            let node = nodes.iter().find(|node| node.operator == operator).unwrap();
+            assert_eq!(node.outputs[0].as_ref().unwrap().dtype, Some(low), "{operator}");
+        }
     }
     let said = refuse(&python, &[&target, "--input=4x8", "--autocast", "int8"]);
     assert!(said.contains("[possible values: bfloat16, float16]"), "{said}");

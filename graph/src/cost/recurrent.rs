@@ -170,6 +170,21 @@ fn stepwise(keep: &mut Keep<'_>, call: &Call<'_>, layer: &Recurrence, sizes: &Si
     keep.fresh(Some(each.saturating_add(inner).saturating_mul(sizes.element)));
     // Each direction folds the input for its product.
     (0..layer.directions).for_each(|_| keep.rows(turned));
+    // Products keep their weights where a gradient flows to what they multiply; those that were made, by a cast say, are memory
+    // of their own.
+    let of_each = if has_projection(layer) { 3 } else { 2 };
+    for (index, matrix) in matrices(call.get("params")).enumerate() {
+        let reads_input = index.is_multiple_of(of_each) && (index as u64) < of_each as u64 * layer.directions;
+        if !reads_input || turned.requires_grad {
+            keep.tensor(matrix);
+        }
+    }
+}
+
+/// Returns weights without biases.
+fn matrices<'a>(fact: Option<&'a Fact>) -> impl Iterator<Item = &'a TensorFact> {
+    let found = fact.map(Fact::tensors).unwrap_or_default();
+    found.into_iter().filter(|tensor| tensor.shape.as_ref().is_some_and(|shape| shape.len() == 2))
 }
 
 /// `lstm_cell`, `gru_cell`, `rnn_tanh_cell`, `rnn_relu_cell`: one step.
@@ -177,6 +192,10 @@ fn cell(keep: &mut Keep<'_>, call: &Call<'_>, input: &TensorFact) {
     keep.tensor(input);
     let states: Vec<&TensorFact> = call.get("hx").map(Fact::tensors).unwrap_or_default();
     states.iter().for_each(|state| keep.tensor(state));
+    let flows = [input.requires_grad, states.first().is_some_and(|state| state.requires_grad)];
+    for (name, _) in ["w_ih", "w_hh"].into_iter().zip(flows).filter(|(_, flows)| *flows) {
+        matrices(call.get(name)).for_each(|matrix| keep.tensor(matrix));
+    }
     let parts = match call.name {
         "lstm_cell" => 5,
         "gru_cell" => 6,
