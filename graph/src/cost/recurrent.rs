@@ -182,7 +182,7 @@ fn stepwise(keep: &mut Keep<'_>, call: &Call<'_>, layer: &Recurrence, sizes: &Si
 }
 
 /// Returns weights without biases.
-fn matrices<'a>(fact: Option<&'a Fact>) -> impl Iterator<Item = &'a TensorFact> {
+fn matrices(fact: Option<&Fact>) -> impl Iterator<Item = &TensorFact> {
     let found = fact.map(Fact::tensors).unwrap_or_default();
     found.into_iter().filter(|tensor| tensor.shape.as_ref().is_some_and(|shape| shape.len() == 2))
 }
