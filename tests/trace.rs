@@ -161,7 +161,12 @@ class Recurrent(torch.nn.Module):
     fs::write(&file, MODEL).unwrap();
     let target = format!("{}:Mixed", file.display());
     for (name, low) in [("bfloat16", DType::BFloat16), ("float16", DType::Float16)] {
-        let (_folder, program) = trace(&python, &[&target, "--input=4x8", "--autocast", name]);
+        let (folder, program) = trace(&python, &[&target, "--input=4x8", "--autocast", name]);
+        // Casts of weights are not drawn: a layer is one box. That of the input is, and that for the norm.
+        let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+        let drawn = command.current_dir(folder.path()).args(["graph", "model.pt"]).assert().success();
+        let picture = String::from_utf8(drawn.get_output().stdout.clone()).unwrap();
+        assert_eq!(picture.matches(">to</text>").count(), 2, "{picture}");
         let recorded = program.recorded.unwrap();
         assert_eq!(recorded.about["autocast"], name);
         assert!(program.tensors.iter().all(|tensor| tensor.dtype == DType::Float32));

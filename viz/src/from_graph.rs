@@ -140,7 +140,8 @@ fn kept_whole(operator: &Operator) -> Option<&'static str> {
 
 /// Tells for each operator whether a drawn tensor leads from it to an output.
 ///
-/// Sizes are at times computed with tensors that hold one number; what only sizes are made of is not drawn.
+/// Sizes are at times computed with tensors that hold one number; what only sizes are made of is not drawn. Nor is the cast of a
+/// weight, of which mixed precision has one before each product: like the weight, it belongs to what reads it.
 fn shown(graph: &ModelGraph) -> Vec<bool> {
     let mut is_live = vec![false; graph.values.len()];
     for output in &graph.outputs {
@@ -158,7 +159,7 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
         // So does a statement without results.
         let is_done = operator.outputs.is_empty() && kept_whole(operator).is_some();
         if is_read || is_in_place || is_done {
-            is_shown[operator.id.index()] = !is_plumbing;
+            is_shown[operator.id.index()] = !is_plumbing && !is_weight_cast(operator);
             // Of a written list, only what is taken from it.
             let one = operator.outputs.iter().enumerate().filter(|(_, value)| is_live[value.index()]);
             let taken: Option<Vec<ValueId>> = one.map(|(place, _)| passed_on(operator, place)).collect();
@@ -168,6 +169,11 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
         }
     }
     is_shown
+}
+
+/// Tells whether an operator gives a stored tensor another type and does nothing else.
+fn is_weight_cast(operator: &Operator) -> bool {
+    operator.short_name() == "to" && operator.inputs.is_empty() && !operator.tensors.is_empty()
 }
 
 struct Builder<'a> {
