@@ -188,6 +188,7 @@ pub fn predict(
         fresh: if knows_flushed { None } else { model.fresh() },
         gradients: gradients(graph),
         readers: readers(graph),
+        follows: follows(graph),
         machines: HashMap::new(),
         known: HashMap::new(),
     };
@@ -215,6 +216,8 @@ struct Predictor<'a> {
     gradients: f64,
     /// By weight, those that are tied as one: the first operator that reads it, and how many do.
     readers: HashMap<TensorId, (OperatorId, usize)>,
+    /// By value, whether it is made of the model's inputs, so that its size follows the batch.
+    follows: Vec<bool>,
     machines: HashMap<&'a str, Machine>,
     /// Curve times that were asked for before.
     known: HashMap<Asked<'a>, Option<Found>>,
@@ -251,7 +254,7 @@ impl<'a> Predictor<'a> {
             input_gradient: FREE,
             weight_gradient: FREE,
             workspace: Bytes(0),
-            saved: self.scaled(cost.saved_bytes),
+            saved: Bytes((cost.saved_bytes as f64 * self.scale(operator)) as u64),
             source: TimeSource::Free,
             is_launch_bound: false,
         };
@@ -269,7 +272,7 @@ impl<'a> Predictor<'a> {
         let dtype = self.dtype(operator);
         let machine = *self.machines.entry(dtype).or_insert_with(|| Machine::of(&self.model.figures, dtype));
         let shape = shape(self.graph, operator, &cost)
-            .map(|shape| Shape { size: scaled(shape.size, self.options.batch_scale), ..shape });
+            .map(|shape| Shape { size: scaled(shape.size, self.scale(operator)), ..shape });
         let subject = Subject { operator, cost, dtype, machine, shape };
         let is_idle = operator.class == OperatorClass::View
             || cost.read_bytes + cost.written_bytes + cost.forward_flops == 0;
@@ -337,7 +340,8 @@ impl<'a> Predictor<'a> {
             && let Some(sizes) = input.and_then(TensorFact::sizes)
         {
             let kinds: &'static [&'static str] = if n_parts > 1 { &["cat", "copy"] } else { &["copy"] };
-            let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 1.0), self.options.batch_scale);
+            let scale = self.scale(subject.operator);
+            let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 1.0), scale);
             let (written, source) = self.other(kinds, size, subject.dtype, &subject.machine);
             own.input_gradient = combine([own.input_gradient, written].into_iter());
             own.source = own.source.max(source);
@@ -409,7 +413,7 @@ impl<'a> Predictor<'a> {
         own.source = source;
         own.is_launch_bound = own.forward.seconds
             < 2.0 * self.model.overhead.map_or(machine.launch, |overhead| overhead.call.max(machine.launch));
-        own.workspace = workspace(operator, cost, self.options.batch_scale);
+        own.workspace = workspace(operator, cost, self.scale(operator));
         wholes
     }
 
@@ -448,7 +452,8 @@ impl<'a> Predictor<'a> {
             let sizes = fact.sizes()?;
             let dtype = fact.dtype.map_or("float32", dtype_name);
             let machine = Machine::of(&self.model.figures, dtype);
-            let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 2.0), self.options.batch_scale);
+            let scale = if self.follows[value.id.index()] { self.options.batch_scale } else { 1.0 };
+            let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 2.0), scale);
             let (one, from) = self.other(&["add"], size, dtype, &machine);
             source = source.max(from);
             sums.extend(std::iter::repeat_n(one, n_readers - 1));
@@ -491,8 +496,12 @@ impl<'a> Predictor<'a> {
         operator.inputs.iter().any(|value| self.graph.value(*value).fact.tensors().iter().any(wants))
     }
 
-    fn scaled(&self, bytes: u64) -> Bytes {
-        Bytes((bytes as f64 * self.options.batch_scale) as u64)
+    /// Returns by how much an operator's work grows with the batch: not at all where it works on weights alone.
+    fn scale(&self, operator: &Operator) -> f64 {
+        match operator.outputs.iter().any(|value| self.follows[value.index()]) {
+            true => self.options.batch_scale,
+            false => 1.0,
+        }
     }
 
     /// Returns the data type that decides the rate.
@@ -598,7 +607,7 @@ impl<'a> Predictor<'a> {
     fn recurrent(&self, subject: &Subject<'a>, phase: Phase) -> Option<Found> {
         let Subject { operator, dtype, machine, .. } = subject;
         let mut times = Vec::new();
-        let products = recurrent::products(self.graph, operator, phase, self.options.batch_scale)?;
+        let products = recurrent::products(self.graph, operator, phase, self.scale(operator))?;
         for Products { size, phase, number } in products {
             let work = Work::of(size, phase, machine.element);
             let curve = self.model.curve("linear", dtype, phase, &size)?;
@@ -638,10 +647,16 @@ impl<'a> Predictor<'a> {
     /// Returns the time by the data sheet; 0 for what is not computed.
     fn data_sheet(&self, subject: &Subject<'a>, sort: Sort, rates: &Use, phase: Phase) -> f64 {
         let Subject { operator, cost, machine, .. } = subject;
-        let scale = self.options.batch_scale;
+        let scale = self.scale(operator);
+        // What does not follow the batch: stored tensors, and what is made of them alone.
         let stored: u64 = operator.tensors.iter().map(|tensor| self.graph.tensor(*tensor).bytes).sum();
-        let stored = stored.min(cost.read_bytes) as f64;
-        let traffic = (cost.read_bytes as f64 - stored + cost.written_bytes as f64) * scale + stored;
+        let made = operator.inputs.iter().filter(|value| !self.follows[value.index()]);
+        let made: u64 = made
+            .flat_map(|value| self.graph.value(*value).fact.tensors())
+            .filter_map(TensorFact::bytes)
+            .sum();
+        let fixed = (stored + made).min(cost.read_bytes) as f64;
+        let traffic = (cost.read_bytes as f64 - fixed + cost.written_bytes as f64) * scale + fixed;
         let (flops, bytes) = match phase {
             Phase::InputGradient => {
                 let flops = cost.backward_flops_input as f64;
@@ -683,6 +698,24 @@ fn gradients(graph: &ModelGraph) -> f64 {
     weights.map(|tensor| tensor.bytes as f64).sum()
 }
 
+/// Tells by value whether it follows the batch: what is made of the model's inputs, but of their sizes the first alone. A table of
+/// positions, as long as a sentence, is the same for any batch.
+fn follows(graph: &ModelGraph) -> Vec<bool> {
+    let mut follows = vec![false; graph.values.len()];
+    for input in &graph.inputs {
+        follows[input.index()] = true;
+    }
+    for operator in &graph.operators {
+        let is_other_size = operator.short_name() == "size"
+            && !matches!(operator.constant("dim"), None | Some(Constant::Int(0)));
+        let is_made = !is_other_size && operator.inputs.iter().any(|value| follows[value.index()]);
+        for output in operator.outputs.iter().filter(|_| is_made) {
+            follows[output.index()] = true;
+        }
+    }
+    follows
+}
+
 /// Finds who reads each weight.
 fn readers(graph: &ModelGraph) -> HashMap<TensorId, (OperatorId, usize)> {
     let mut readers: HashMap<TensorId, (OperatorId, usize)> = HashMap::new();
@@ -714,5 +747,23 @@ fn workspace(operator: &Operator, cost: &OperatorCost, scale: f64) -> Bytes {
             Bytes(((cost.read_bytes.max(cost.written_bytes) as f64 * scale) as u64).min(1 << 30))
         }
         _ => Bytes(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both tables of GPT-2 are read at places that are made of the input: at words, and at as many positions as a sentence has.
+    #[test]
+    fn positions_do_not_follow_the_batch() {
+        let trace = std::fs::read("../fixtures/traces/gpt2_tiny.pt").expect("a trace");
+        let program = tracer::read_archive(&trace).expect("a program");
+        let graph = graph::build(&program, &graph::BuildOptions::default()).expect("a graph");
+        let follows = follows(&graph);
+        let read = graph.operators.iter().filter(|operator| operator.class == OperatorClass::Embedding);
+        let read: Vec<bool> = read.map(|operator| follows[operator.outputs[0].index()]).collect();
+        assert_eq!(read, [true, false]);
+        assert!(follows[graph.outputs[0].index()]);
     }
 }
