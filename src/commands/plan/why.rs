@@ -153,15 +153,10 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
     let speed = problem.machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
     let one = problem.seconds() / speed;
     // Where a number of stages was asked for, one device was refused for that alone.
-    let free = problem.training.stages.map(|_| {
+    let fits = (known.is_none() || problem.training.stages.is_some()) && {
         let mut free = problem.clone();
         free.training.stages = None;
-        free
-    });
-    let fits = match (&free, known) {
-        (Some(free), _) => partitioner::fits(free, Strategy::OneDevice),
-        (None, Some(_)) => false,
-        (None, None) => partitioner::fits(problem, Strategy::OneDevice),
+        partitioner::fits(&free, Strategy::OneDevice)
     };
     Some(match fits {
         true => {
