@@ -9,6 +9,7 @@ mod estimate;
 mod evaluate;
 mod figures;
 mod fit;
+mod follows;
 mod group;
 mod model;
 mod nnls;

@@ -7,8 +7,8 @@
 use std::{collections::HashMap, ops::Range};
 
 use graph::{
-    BlockId, Constant, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId,
-    TensorFact, TensorId, dtype_name,
+    BlockId, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId, TensorFact,
+    TensorId, dtype_name,
 };
 use schema::{Bytes, Phase, Seconds, WorkSize};
 
@@ -16,10 +16,11 @@ use crate::{
     cache::{OWN_CACHE, Warmth, code_distances, lost, lost_memory, moved, warmth},
     efficiency::{self, Sort, Use},
     estimate::{Estimate, combine},
+    follows::follows,
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
     recurrent::{self, Products},
-    shape::{Key, Shape, key, matrix, scaled, shape},
+    shape::{Key, Shape, is_true, key, matrix, scaled, shape},
     work::{Machine, Work},
 };
 
@@ -685,35 +686,20 @@ impl<'a> Predictor<'a> {
 /// A norm that computes its statistics reads twice before it writes.
 const TWO_READS: f64 = 1.5;
 
-/// Tells whether a batch norm computes the statistics of its batch.
+/// Tells whether a norm computes the statistics of its batch.
 fn is_trained_norm(operator: &Operator) -> bool {
-    let training = operator.constant("training").or_else(|| operator.constant("use_input_stats"));
-    matches!(kind(operator), "batch_norm" | "instance_norm")
-        && matches!(training, Some(Constant::Bool(true) | Constant::Int(1)))
+    let training = match kind(operator) {
+        "batch_norm" => "training",
+        "instance_norm" => "use_input_stats",
+        _ => return false,
+    };
+    is_true(operator, training)
 }
 
 /// Returns the bytes of the gradients of all weights, those that are tied once.
 fn gradients(graph: &ModelGraph) -> f64 {
     let weights = graph.tensors.iter().filter(|tensor| tensor.requires_grad && tensor.first == tensor.id);
     weights.map(|tensor| tensor.bytes as f64).sum()
-}
-
-/// Tells by value whether it follows the batch: what is made of the model's inputs, but of their sizes the first alone. A table of
-/// positions, as long as a sentence, is the same for any batch.
-fn follows(graph: &ModelGraph) -> Vec<bool> {
-    let mut follows = vec![false; graph.values.len()];
-    for input in &graph.inputs {
-        follows[input.index()] = true;
-    }
-    for operator in &graph.operators {
-        let is_other_size = operator.short_name() == "size"
-            && !matches!(operator.constant("dim"), None | Some(Constant::Int(0)));
-        let is_made = !is_other_size && operator.inputs.iter().any(|value| follows[value.index()]);
-        for output in operator.outputs.iter().filter(|_| is_made) {
-            follows[output.index()] = true;
-        }
-    }
-    follows
 }
 
 /// Finds who reads each weight.
@@ -747,23 +733,5 @@ fn workspace(operator: &Operator, cost: &OperatorCost, scale: f64) -> Bytes {
             Bytes(((cost.read_bytes.max(cost.written_bytes) as f64 * scale) as u64).min(1 << 30))
         }
         _ => Bytes(0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Both tables of GPT-2 are read at places that are made of the input: at words, and at as many positions as a sentence has.
-    #[test]
-    fn positions_do_not_follow_the_batch() {
-        let trace = std::fs::read("../fixtures/traces/gpt2_tiny.pt").expect("a trace");
-        let program = tracer::read_archive(&trace).expect("a program");
-        let graph = graph::build(&program, &graph::BuildOptions::default()).expect("a graph");
-        let follows = follows(&graph);
-        let read = graph.operators.iter().filter(|operator| operator.class == OperatorClass::Embedding);
-        let read: Vec<bool> = read.map(|operator| follows[operator.outputs[0].index()]).collect();
-        assert_eq!(read, [true, false]);
-        assert!(follows[graph.outputs[0].index()]);
     }
 }

@@ -169,7 +169,7 @@ impl<'a> Look<'a> {
     }
 
     fn is_true(self, argument: &str) -> bool {
-        matches!(self.operator.constant(argument), Some(Constant::Bool(true) | Constant::Int(1)))
+        is_true(self.operator, argument)
     }
 
     fn number(self, argument: &str) -> Option<f64> {
@@ -346,6 +346,11 @@ impl<'a> Look<'a> {
         let fact = value.and_then(|value| self.graph.value(*value).fact.tensor());
         fact.and_then(TensorFact::is_contiguous) == Some(false)
     }
+}
+
+/// Tells whether an argument is a constant that says yes.
+pub(crate) fn is_true(operator: &Operator, argument: &str) -> bool {
+    matches!(operator.constant(argument), Some(Constant::Bool(true) | Constant::Int(1)))
 }
 
 /// Multiplies the part of a size that follows the batch.

@@ -1,0 +1,41 @@
+//! What follows the batch: a prediction for another one scales that alone.
+
+use graph::{Constant, ModelGraph};
+
+/// Tells by value whether it follows the batch: what is made of the model's inputs, but of their sizes the first alone. A table of
+/// positions, as long as a sentence, is the same for any batch.
+pub(crate) fn follows(graph: &ModelGraph) -> Vec<bool> {
+    let mut follows = vec![false; graph.values.len()];
+    for input in &graph.inputs {
+        follows[input.index()] = true;
+    }
+    for operator in &graph.operators {
+        let is_other_size = operator.short_name() == "size"
+            && !matches!(operator.constant("dim"), None | Some(Constant::Int(0)));
+        let is_made = !is_other_size && operator.inputs.iter().any(|value| follows[value.index()]);
+        for output in operator.outputs.iter().filter(|_| is_made) {
+            follows[output.index()] = true;
+        }
+    }
+    follows
+}
+
+#[cfg(test)]
+mod tests {
+    use graph::OperatorClass;
+
+    use super::*;
+
+    /// Both tables of GPT-2 are read at places that are made of the input: at words, and at as many positions as a sentence has.
+    #[test]
+    fn positions_do_not_follow_the_batch() {
+        let trace = std::fs::read("../fixtures/traces/gpt2_tiny.pt").expect("a trace");
+        let program = tracer::read_archive(&trace).expect("a program");
+        let graph = graph::build(&program, &graph::BuildOptions::default()).expect("a graph");
+        let follows = follows(&graph);
+        let read = graph.operators.iter().filter(|operator| operator.class == OperatorClass::Embedding);
+        let read: Vec<bool> = read.map(|operator| follows[operator.outputs[0].index()]).collect();
+        assert_eq!(read, [true, false]);
+        assert!(follows[graph.outputs[0].index()]);
+    }
+}
