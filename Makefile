@@ -57,7 +57,7 @@ bench-cost: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/whole_models.py memory target/release/model-analyze out/whole
 
 # Whole models on GPUs that nobody profiled, by the data sheet: predicted beside what others timed, and the plain roofline.
-# (The first run traces 184 models, some 8 minutes and 19 GB.)
+# (The first run traces 184 models without their weights, some 8 minutes.)
 bench-published: .venv/ready
 	cargo build --release --quiet -p model-analyze-cost-model --example published
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published.py out/published

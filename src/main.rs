@@ -20,6 +20,7 @@ mod plan_file;
 mod progress;
 mod stages;
 mod visible;
+mod weights;
 
 use std::process::ExitCode;
 

@@ -69,7 +69,7 @@ fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
     if tracer::is_archive(&bytes) || !bytes.trim_ascii_start().starts_with(b"{") {
         return tracer::read_tensors(&bytes).map_err(|error| {
             trace_failure(path, &error).with_hint(
-                "--parameters takes what torch.save(model.state_dict(), FILE) writes, an archive, or JSON",
+                "--parameters takes what torch.save(model.state_dict(), FILE) writes, .safetensors, an archive, or JSON",
             )
         });
     }

@@ -383,8 +383,8 @@ def refuse_functions_of_python(traced):
         )
 
 
-def record(traced, *, about, training, outputs=()):
-    """Returns the text of the extra file `model_analyze.json`."""
+def record(traced, *, about, training, outputs=(), absent=()):
+    """Returns the text of the extra file `model_analyze.json`; `absent` names the tensors whose numbers stand in for others."""
     import torch
 
     refuse_functions_of_python(traced)
@@ -401,6 +401,8 @@ def record(traced, *, about, training, outputs=()):
         "outputs": list(outputs),
         "nodes": record_nodes(traced),
     }
+    if absent:
+        document["absent"] = list(absent)
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -418,6 +420,132 @@ def save(traced, path, text):
             warnings.simplefilter("ignore", DeprecationWarning)
             torch.jit.save(traced, unfinished, _extra_files={"model_analyze.json": text})
         os.replace(unfinished, path)
+
+
+# Parameters of so many elements have numbers of their own when a model is traced without its weights; larger ones share them.
+DENSE = 1 << 18
+# A large matrix with a shorter side may be a router's: it needs numbers that tell its columns apart.
+ROUTED = 1024
+
+
+@contextlib.contextmanager
+def without_memory():
+    """Lets a model be built whose parameters take neither memory nor time: they go to the meta device as they are registered.
+
+    Buffers stay real, since their numbers are seldom in a checkpoint.
+    """
+    import weakref
+
+    import torch
+
+    register = torch.nn.Module.register_parameter
+    moved = {}
+
+    def registering(module, name, parameter):
+        register(module, name, parameter)
+        if parameter is None or parameter.is_meta or torch.nn.parameter.is_lazy(parameter):
+            return
+        # A parameter that two modules register stays one.
+        before, there = moved.get(id(parameter), (lambda: None, None))
+        if before() is not parameter:
+            there = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+            there.__dict__.update(parameter.__dict__)
+            moved[id(parameter)] = (weakref.ref(parameter), there)
+        module._parameters[name] = there
+
+    with replacing(torch.nn.Module, register_parameter=registering):
+        yield
+
+
+class StandIns:
+    """Numbers for a model to run with whose parameters have none, in next to no memory.
+
+    All numbers of a type lie in one short vector. A small parameter is a part of it; a large one walks over it with strides
+    of one, w[i, j] = v[i + j], so that neither rows nor columns are alike and a router sends tokens to several experts. Most
+    large ones are zeros while the model runs: pages that nobody writes to take no memory, and kernels need not copy them.
+    """
+
+    def __init__(self, model):
+        self.paths = []
+        self.zeros = []
+        self.places = {}
+        lengths = {}
+        held = list(self.tensors(model))
+        for _, _, tensor in held:
+            # The first element tells tensors apart.
+            start = self.places.setdefault(id(tensor), len(self.places))
+            span = tensor.numel() if tensor.numel() <= DENSE else sum(size - 1 for size in tensor.shape) + 1
+            lengths[tensor.dtype] = max(lengths.get(tensor.dtype, 0), start + span)
+        self.vectors = {dtype: stand_in_vector(length, dtype) for dtype, length in lengths.items()}
+        made = {}
+        for module, name, tensor in held:
+            if id(tensor) not in made:
+                made[id(tensor)] = self.replace(module, tensor)
+            # Not into the table: some modules keep a list of their parameters beside it.
+            setattr(module, name, made[id(tensor)])
+
+    def tensors(self, model):
+        """Yields the parameters of all modules, and the buffers that were computed from them, which have no numbers either."""
+        import torch
+
+        for path, module in model.named_modules(remove_duplicate=False):
+            found = list(module._parameters.items())
+            found += [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+            for name, tensor in found:
+                if tensor is None:
+                    continue
+                full = f"{path}.{name}" if path else name
+                if torch.nn.parameter.is_lazy(tensor):
+                    raise Refused(f"{full} has no size before the model has run; trace it with its weights")
+                self.paths.append(full)
+                yield module, name, tensor
+
+    def view(self, tensor):
+        import torch
+
+        dense = torch.empty(tensor.shape, device="meta").stride()
+        strides = dense if tensor.numel() <= DENSE else [1] * tensor.dim()
+        return self.vectors[tensor.dtype].as_strided(tensor.shape, strides, self.places[id(tensor)])
+
+    def replace(self, module, tensor):
+        import torch
+
+        view = self.view(tensor)
+        # Words and what routes them must differ.
+        is_told_apart = isinstance(module, torch.nn.Embedding) or tensor.dim() < 3 and min(tensor.shape, default=0) < ROUTED
+        is_zeros = tensor.numel() > DENSE and not is_told_apart
+        found = zeros(tensor) if is_zeros else view
+        if isinstance(tensor, torch.nn.Parameter):
+            found = torch.nn.Parameter(found, requires_grad=tensor.requires_grad)
+            found.__dict__.update(tensor.__dict__)
+        if is_zeros:
+            self.zeros.append((found, view))
+        return found
+
+    def shrink(self):
+        """Makes the zeros parts of the vectors, too, so that they can be saved."""
+        for tensor, view in self.zeros:
+            tensor.data = view
+
+
+def stand_in_vector(length, dtype):
+    import torch
+
+    if dtype.is_floating_point or dtype.is_complex:
+        return (torch.randn(length, dtype=torch.complex64 if dtype.is_complex else torch.float32) * 0.02).to(dtype)
+    return torch.zeros(length, dtype=dtype)
+
+
+def zeros(like):
+    """Returns zeros that take no memory as long as nobody writes to them."""
+    import mmap
+
+    import torch
+
+    # Not torch's own: it writes them.
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    pages = mmap.mmap(-1, like.numel() * like.element_size(), **flags)
+    return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
 
 
 # What follows serves the command alone.
@@ -464,6 +592,19 @@ def build(found, arguments):
     if not isinstance(model, torch.nn.Module):
         raise Refused(f"the target returns {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+@contextlib.contextmanager
+def default_dtype(name):
+    """Builds weights in another type, as Hugging Face does: what asks for float32 by name stays so."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name) if name else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def read_state_dict(path):
@@ -556,12 +697,15 @@ def main():
         say(step=f"importing {request['target'].rpartition(':')[0]}")
         found = load_target(request["target"])
         say(step=f"building {request['target'].rpartition(':')[2]}")
-        model = build(found, request["arguments"])
+        is_weightless = request.get("weightless", False)
+        with without_memory() if is_weightless else contextlib.nullcontext(), default_dtype(request.get("dtype")):
+            model = build(found, request["arguments"])
         if isinstance(model, torch.jit.ScriptModule):
             raise Refused("the model is a ScriptModule already; give its archive to the other commands")
         if request.get("state_dict"):
             say(step=f"loading {request['state_dict']}")
             model.load_state_dict(read_state_dict(request["state_dict"]), strict=request["strict_state_dict"])
+        stand_ins = StandIns(model) if is_weightless else None
         say(step=f"moving to {request['device']}")
         device = torch.device(request["device"])
         model = model.to(device).train(request["training"])
@@ -575,9 +719,15 @@ def main():
         about = {"target": request["target"], "seed": str(request["seed"])}
         if autocast:
             about["autocast"] = autocast
+        if is_weightless:
+            about["weights"] = "none"
         if request["arguments"]:
             about["arguments"] = json.dumps(request["arguments"])
-        text = record(traced, about=about, training=request["training"], outputs=outputs)
+        absent = []
+        if stand_ins:
+            stand_ins.shrink()
+            absent = stand_ins.paths
+        text = record(traced, about=about, training=request["training"], outputs=outputs, absent=absent)
         save(traced, request["output"], text)
         parameters = {id(p): p.numel() for p in model.parameters()}
         say(

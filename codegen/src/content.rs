@@ -324,7 +324,10 @@ pub(crate) fn range(tensor: &Tensor) -> Result<(u64, u64), CutError> {
     let extent = if count == 0 { 0 } else { last + 1 };
     let end = storage.offset.checked_add(extent).and_then(|end| end.checked_mul(item));
     match end {
-        Some(end) if end <= storage.bytes => Ok((storage.position + storage.offset * item, extent)),
+        Some(end) if end <= storage.bytes => match tensor.first_byte() {
+            Some(first) => Ok((first, extent)),
+            None => Err(CutError::NoWeights { tensor: tensor.path.clone() }),
+        },
         _ => Err(fault("it reaches beyond its record")),
     }
 }

@@ -156,6 +156,12 @@ pub enum CutError {
         /// Its path.
         tensor: String,
     },
+    /// A tensor of a model that was traced without weights.
+    #[error("tensor `{tensor}` has no numbers: the model was traced without its weights")]
+    NoWeights {
+        /// Its path.
+        tensor: String,
+    },
     /// A tensor that the formats cannot hold.
     #[error("tensor `{tensor}`: {reason}")]
     Tensor {

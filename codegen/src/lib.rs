@@ -30,6 +30,7 @@ mod slice;
 mod stale;
 mod torchscript;
 mod views;
+mod weights;
 mod written;
 mod zip;
 
@@ -51,4 +52,5 @@ pub use pipeline::{
 pub use python::kept_activations;
 pub use sizes::cut_near;
 pub use slice::cut;
+pub use weights::{Adopted, Prefix, WeightError, adopt};
 pub use written::{Written, WrittenError, WrittenFault, check_written};

@@ -51,6 +51,8 @@ pub struct About {
     pub model: Option<ModelReference>,
     /// The model's file, as the user may find it again.
     pub source: Option<String>,
+    /// The checkpoint that the weights were taken from, where it was not the model's file.
+    pub weights: Option<String>,
     /// Tool and version.
     pub written_by: String,
     /// Devices by stage.
@@ -131,6 +133,7 @@ pub fn manifest(
             .clone()
             .unwrap_or(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         source: about.source.clone(),
+        weights: about.weights.clone(),
         training: crate::python::was_training(program),
         skips: match pipeline.skips {
             Skips::Relay => "relay".into(),

@@ -71,7 +71,7 @@ fn a_record_beyond_4_gib_is_read_back() {
     tensor.shape = vec![ELEMENTS];
     tensor.strides = vec![1];
     let storage = tensor.storage.as_mut().unwrap();
-    storage.position = source.archive.len() as u64;
+    storage.position = Some(source.archive.len() as u64);
     (storage.elements, storage.bytes, storage.offset) = (ELEMENTS, 2 * ELEMENTS, 0);
 
     let names = Names::new(&program);

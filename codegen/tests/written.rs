@@ -199,7 +199,7 @@ fn an_archive_that_computes_something_else_is_refused() {
 fn place_of(emitted: &Emitted, name: &str, file: &[u8]) -> usize {
     let tensor = emitted.program.tensors.iter().find(|tensor| tensor.path == name).unwrap();
     let storage = tensor.storage.as_ref().unwrap();
-    let bytes = &emitted.source[storage.position as usize..][..storage.bytes as usize];
+    let bytes = &emitted.source[storage.position.unwrap() as usize..][..storage.bytes as usize];
     file.windows(bytes.len()).position(|window| window == bytes).unwrap()
 }
 

@@ -26,6 +26,9 @@ pub struct Manifest {
     /// The file they were cut from, for `verify`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// The checkpoint that their weights were taken from, where that was not `source`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
     /// True when it was traced in training mode.
     pub training: bool,
     /// `relay`: values that skip a stage pass through it. `portal`: they go straight.

@@ -3,10 +3,7 @@
 mod extras;
 mod write;
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
@@ -22,6 +19,7 @@ use crate::{
     model::trace_failure,
     output::{Format, Output},
     plan_file,
+    weights::{self, Source, Sources},
 };
 
 /// Arguments of `emit`.
@@ -29,7 +27,8 @@ use crate::{
 #[command(after_help = "Examples:
   model-analyze emit model.pt plan.yaml -o out/
   model-analyze emit model.pt --cut layer2,layer3 -o out/
-  model-analyze emit model.pt plan.yaml -o out/ --targets python --launch torchrun,slurm")]
+  model-analyze emit model.pt plan.yaml -o out/ --targets python --launch torchrun,slurm
+  model-analyze emit model.pt plan.yaml --weights checkpoint/ -o out/")]
 pub struct Emit {
     /// A traced model (.pt)
     model: PathBuf,
@@ -42,6 +41,10 @@ pub struct Emit {
     /// Cut into this many stages with as many operators each, instead of following a plan
     #[arg(long, value_name = "N", conflicts_with = "cut", value_parser = clap::value_parser!(u32).range(1..))]
     stages: Option<u32>,
+    /// Take the weights from here instead of the trace: a .safetensors, what torch.save wrote of a state dict, the index of a
+    /// checkpoint in parts, or a folder of such files
+    #[arg(long, value_name = "CHECKPOINT")]
+    weights: Option<PathBuf>,
     /// Folder for the stages; must be new or empty
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
@@ -110,6 +113,7 @@ impl Emit {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let mapping = files::map(&self.model)?;
         let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&self.model, &error))?;
+        let (program, sources) = self.weighted(program)?;
         let plan = self.plan.as_deref().map(|path| plan_file::read_for(path, &program)).transpose()?;
         let assignment = match (&plan, self.stages) {
             (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
@@ -128,7 +132,7 @@ impl Emit {
             },
             tied: if self.no_tied { Tied::Refuse } else { Tied::Replicate },
         };
-        let about = about(&program, &self.model, plan.as_ref());
+        let about = about(&program, &self.model, self.weights.as_deref(), plan.as_ref());
         let facts = facts(&program);
         let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &options)
             .map_err(|errors| {
@@ -153,13 +157,24 @@ impl Emit {
         let folder = files::Folder::create(&self.output, self.force)?;
         let total: u64 = emitted.iter().map(|file| file.content.size()).sum();
         let progress = progress(total);
-        let copied = write::write(&emitted, &self.model, &folder, &progress)?;
+        let copied = write::write(&emitted, &sources, &folder, &progress)?;
         progress.finish_and_clear();
-        let mut source = Source(File::open(&self.model)?);
+        let mut source = sources.open();
         let mut written = Written { folder: &folder, open: None };
         codegen::check_written(&program, &copied, &mut source, &mut written).map_err(|error| bug(&error))?;
         folder.finish()?;
         self.answer(&program, &pipeline, total, output)
+    }
+
+    /// Returns the program with the places of its weights, and the files that they lie in.
+    fn weighted(&self, program: Program) -> Result<(Program, Sources), Failure> {
+        let Some(checkpoint) = &self.weights else {
+            weights::require(&program, &self.model)?;
+            return Ok((program, Sources::of(&self.model)?));
+        };
+        let weighted = weights::adopt(&program, &self.model, checkpoint)?;
+        weighted.say(checkpoint);
+        Ok((weighted.adopted.program, weighted.sources))
     }
 
     fn answer(
@@ -241,29 +256,12 @@ impl codegen::Written for Written<'_> {
 
     fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
         if self.open.as_ref().is_none_or(|(name, _)| name != file) {
-            let path =
-                self.folder.path(file).map_err(|failure| std::io::Error::other(failure.to_string()))?;
-            self.open = Some((file.to_string(), Source(File::open(path)?)));
+            let other = |failure: Failure| std::io::Error::other(failure.to_string());
+            let path = self.folder.path(file).map_err(other)?;
+            self.open = Some((file.to_string(), Sources::of(&path).map_err(other)?.open()));
         }
         let (_, open) = self.open.as_mut().expect("opened above");
         open.read_at(position, buffer)
-    }
-}
-
-/// The source archive, read in ranges: mapped pages would count as ours.
-struct Source(File);
-
-impl ReadAt for Source {
-    #[cfg(unix)]
-    fn read_at(&mut self, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.0, buffer, position)
-    }
-
-    #[cfg(not(unix))]
-    fn read_at(&mut self, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
-        use std::io::{Read, Seek, SeekFrom};
-        self.0.seek(SeekFrom::Start(position))?;
-        self.0.read_exact(buffer)
     }
 }
 
@@ -291,10 +289,12 @@ fn progress(total: u64) -> indicatif::ProgressBar {
     bar
 }
 
-fn about(program: &Program, model: &Path, plan: Option<&Plan>) -> About {
-    let source = model.canonicalize().unwrap_or_else(|_| model.to_path_buf());
+fn about(program: &Program, model: &Path, weights: Option<&Path>, plan: Option<&Plan>) -> About {
+    let found_again =
+        |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf()).to_str().map(str::to_string);
     About {
-        source: source.to_str().map(str::to_string),
+        source: found_again(model),
+        weights: weights.and_then(found_again),
         model: Some(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         written_by: PROGRAM.to_string(),
         devices: plan.map(|plan| plan.stages.iter().map(|s| s.devices.clone()).collect()).unwrap_or_default(),

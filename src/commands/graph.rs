@@ -59,7 +59,7 @@ pub struct Graph {
     #[arg(long, value_enum, default_value_t)]
     renderer: Renderer,
 
-    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt), an archive, or JSON {"path": [sizes]}
+    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt, .safetensors), an archive, or JSON {"path": [sizes]}
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
 

@@ -43,7 +43,7 @@ pub struct Inspect {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,
 
-    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt), an archive, or JSON {"path": [sizes]}
+    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt, .safetensors), an archive, or JSON {"path": [sizes]}
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
 

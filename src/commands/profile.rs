@@ -34,6 +34,9 @@ pub struct Profile {
     /// Measure the blocks of this traced model (.pt), and the whole model
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
+    /// The checkpoint of its weights, where it was traced without them
+    #[arg(long, value_name = "CHECKPOINT", requires = "model")]
+    weights: Option<PathBuf>,
     /// Device to measure: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     device: String,

@@ -30,6 +30,7 @@ use crate::{
   model-analyze split model.pt --devices 4xH100 -o out/
   model-analyze split model.pt --devices 2x8xa100 --micro-batches 32 -o out/
   model-analyze split model.pt --cluster cluster.yaml --stages 4 --strategy 1f1b -o out/
+  model-analyze split model.pt --devices 8xH100 --weights checkpoint/ -o out/
   model-analyze split model.pt --devices 4xt4 --dry-run
 
 Without further flags it chooses stages, replicas, schedule and micro-batches itself, and says why.")]
@@ -42,6 +43,10 @@ pub struct Split {
     /// Cluster file, instead of --devices
     #[arg(long, value_name = "FILE", conflicts_with = "devices")]
     cluster: Option<PathBuf>,
+    /// Take the weights from here instead of the trace: a .safetensors, what torch.save wrote of a state dict, the index of a
+    /// checkpoint in parts, or a folder of such files
+    #[arg(long, value_name = "CHECKPOINT")]
+    weights: Option<PathBuf>,
     /// Folder for everything that is written; must be new or empty
     #[arg(short, long, value_name = "FOLDER", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
@@ -109,6 +114,9 @@ struct Found {
 impl Split {
     /// Does the main job.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        if !self.dry_run {
+            self.check_weights()?;
+        }
         let scratch = tempfile::tempdir()?;
         let folder = match (&self.output, self.dry_run) {
             (Some(target), false) => Some(files::Folder::create(target, self.force)?),
@@ -129,6 +137,18 @@ impl Split {
                 output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)
             }
             Format::Text => output.text(&screen::text(&found, &written, self.explain)),
+        }
+    }
+
+    /// Finds out that there are no weights to write, or that they are another model's, before a plan is made.
+    fn check_weights(&self) -> Result<(), Failure> {
+        if !matches!(plan::input::Input::read(&self.model)?, plan::input::Input::Trace) {
+            return Ok(());
+        }
+        let program = crate::model::program(&self.model)?;
+        match &self.weights {
+            Some(path) => crate::weights::adopt(&program, &self.model, path).map(|_| ()),
+            None => crate::weights::require(&program, &self.model),
         }
     }
 
@@ -228,7 +248,10 @@ impl Split {
     /// Fills the folder; returns what lies in it.
     fn write(&self, folder: &files::Folder, plan: &Path) -> Result<Vec<String>, Failure> {
         let root = folder.path("")?;
-        step::run(["emit".into(), self.model.clone().into(), plan.into(), "-o".into(), root.clone().into()])?;
+        let mut emit: Vec<OsString> = vec!["emit".into(), self.model.clone().into(), plan.into()];
+        emit.extend(["-o".into(), root.clone().into()]);
+        emit.extend(self.weights.iter().flat_map(|path| ["--weights".into(), path.into()]));
+        step::run(emit)?;
         let in_plan = root.join("plan.yaml");
         if !in_plan.exists() {
             files::write(&in_plan, &files::read_bytes(plan)?)?;

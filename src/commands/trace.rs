@@ -69,6 +69,15 @@ pub struct Trace {
     #[arg(long, requires = "state_dict")]
     partial_state_dict: bool,
 
+    /// Trace without weights: parameters take no memory and have no numbers, so that a model can be planned that does not fit
+    /// this machine. `split --weights` takes the numbers from a checkpoint
+    #[arg(long, conflicts_with_all = ["state_dict", "device"])]
+    no_weights: bool,
+
+    /// Type of the weights: the default one while the model is built (default: float32)
+    #[arg(long, value_name = "DTYPE", value_parser = ["bfloat16", "float16", "float32", "float64"])]
+    dtype: Option<String>,
+
     /// Trace in training mode: dropout and batch statistics become part of the trace (default: eval)
     #[arg(long)]
     train: bool,
@@ -86,7 +95,7 @@ pub struct Trace {
     #[arg(long, default_value = "cpu")]
     device: String,
 
-    /// Skip torch's comparison of the trace with a second one (halves the time; off with --train)
+    /// Skip torch's comparison of the trace with a second one (halves the time; off with --train and --no-weights)
     #[arg(long)]
     no_check: bool,
 
@@ -181,9 +190,11 @@ impl Trace {
             "inputs": inputs.iter().map(InputSpec::to_json).collect::<Vec<_>>(),
             "training": self.train,
             "autocast": self.autocast,
+            "weightless": self.no_weights,
+            "dtype": self.dtype,
             "seed": self.seed,
             "device": self.device,
-            "check": !self.no_check && !self.train,
+            "check": !self.no_check && !self.train && !self.no_weights,
             "strict": self.strict,
             "state_dict": state_dict,
             "strict_state_dict": !self.partial_state_dict,

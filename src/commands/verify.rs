@@ -25,6 +25,9 @@ pub struct Verify {
     /// The whole model (default: where the stages were cut from)
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// The checkpoint of its weights (default: where those of the stages were taken from)
+    #[arg(long, value_name = "CHECKPOINT")]
+    weights: Option<PathBuf>,
     /// Device to run on: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     device: String,
@@ -46,7 +49,8 @@ pub struct Verify {
 impl Verify {
     /// Says what is missing.
     pub fn run(self, _output: &mut Output) -> Result<(), Failure> {
-        let Self { folder: _, model: _, device: _, steps: _, tolerance: _, seed: _, format: _ } = self;
+        let Self { folder: _, model: _, weights: _, device: _, steps: _, tolerance: _, seed: _, format: _ } =
+            self;
         Err(crate::stages::no_libtorch("verify"))
     }
 }
@@ -63,9 +67,10 @@ impl Verify {
         let stages = Stages::read(&self.folder)?;
         let archives = stages.archives()?;
         let model = stages.model(self.model.as_deref())?;
+        let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
         let failed = |error: runtime::BackendError| Failure::input(error);
         let device = runtime::torch::device(&self.device).map_err(failed)?;
-        let whole = crate::commands::whole::on(&model, &self.device)?;
+        let whole = crate::commands::whole::on(&model, weights.as_deref(), &self.device)?;
         let specs = stages.input_specs(&model)?;
         let mut inputs = Vec::new();
         for step in 0..i64::from(self.steps) {

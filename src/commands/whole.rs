@@ -2,7 +2,7 @@
 //!
 //! A trace says by name where it made tensors (`torch.arange(…, device=torch.device("cpu"))`), and libtorch runs it as it is
 //! written: on a GPU such a model stops at the first of them. Stages make tensors where their inputs are; so the whole as one
-//! stage stands in for an archive that names another device.
+//! stage stands in for an archive that names another device, and for one whose weights lie in a checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -20,24 +20,28 @@ pub struct Whole {
     _written: Option<TempDir>,
 }
 
-/// Returns the model as it can run on a device.
-pub fn on(archive: &Path, device: &str) -> Result<Whole, Failure> {
+/// Returns the model as it can run on a device, with its weights from a checkpoint where one is named.
+pub fn on(archive: &Path, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
     let program = crate::model::program(archive)?;
-    if names_only(&program, device) {
+    if weights.is_none() {
+        crate::weights::require(&program, archive)?;
+    }
+    if weights.is_none() && names_only(&program, device) {
         let inputs = (0..program.inputs.len()).collect();
         let model = WholeModel { archive: archive.to_path_buf(), inputs, outputs: None };
         return Ok(Whole { model, _written: None });
     }
-    as_one_stage(archive)
+    as_one_stage(archive, weights)
 }
 
 /// Writes the model as one stage.
-fn as_one_stage(archive: &Path) -> Result<Whole, Failure> {
+fn as_one_stage(archive: &Path, weights: Option<&Path>) -> Result<Whole, Failure> {
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("out");
     let arguments = ["emit".as_ref(), archive.as_os_str(), "--stages".as_ref(), "1".as_ref()];
     let more = ["--targets".as_ref(), "torchscript".as_ref(), "-o".as_ref(), out.as_os_str()];
-    step::run(arguments.into_iter().chain(more).map(ToOwned::to_owned))?;
+    let weights = weights.into_iter().flat_map(|path| ["--weights".as_ref(), path.as_os_str()]);
+    step::run(arguments.into_iter().chain(more).chain(weights).map(ToOwned::to_owned))?;
     let stages = Stages::read(&out)?;
     let [joints] = stages.wiring.stages.as_slice() else {
         return Err(Failure::bug("one stage was asked for"));
@@ -70,7 +74,7 @@ mod tests {
     fn a_model_that_names_its_device_is_written_anew_for_another() {
         let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces").join(name);
         let check = |name: &str, device: &str, is_written: bool| {
-            let whole = on(&fixture(name), device).unwrap();
+            let whole = on(&fixture(name), None, device).unwrap();
             assert_eq!(whole._written.is_some(), is_written, "{name} on {device}");
             assert_eq!(whole.model.inputs.len(), 1);
             assert!(whole.model.archive.exists());
@@ -92,7 +96,7 @@ mod tests {
         let specs = stages.input_specs(&archive).unwrap();
         let inputs: Vec<_> = specs.iter().map(|spec| runtime::torch::random(spec, 0).unwrap()).collect();
         let (archives, device) = (stages.archives().unwrap(), runtime::torch::device("cpu").unwrap());
-        let whole = as_one_stage(&archive).unwrap();
+        let whole = as_one_stage(&archive, None).unwrap();
         let (wiring, outputs) = (&stages.wiring, &stages.model_outputs);
         let same =
             runtime::torch::verify(&whole.model, &archives, wiring, outputs, &[inputs], device).unwrap();

@@ -6,7 +6,10 @@
 //!
 //! Constants, lists and tuples stand inline as [`Operand`]s, so a node is always an operator.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use indexmap::IndexMap;
 
@@ -160,10 +163,19 @@ pub struct Storage {
     pub offset: u64,
     /// Number of elements in the record.
     pub elements: u64,
-    /// Absolute position of the record's first byte in the archive file (records are stored, not compressed).
-    pub position: u64,
+    /// Absolute position of the record's first byte in the archive file (records are stored, not compressed); `None` where
+    /// the model was traced without its weights.
+    pub position: Option<u64>,
     /// Length of the record in bytes.
     pub bytes: u64,
+}
+
+impl Tensor {
+    /// Returns the position of its first element in the file; `None` where the file holds no data of it.
+    pub fn first_byte(&self) -> Option<u64> {
+        let storage = self.storage.as_ref()?;
+        storage.position?.checked_add(storage.offset.checked_mul(self.dtype.bytes())?)
+    }
 }
 
 /// What a tensor is to its module.
@@ -397,6 +409,8 @@ pub struct Recorded {
     pub about: IndexMap<String, String>,
     /// `train` or `eval` mode at tracing.
     pub training: bool,
+    /// Paths of the tensors that had no numbers when the model was traced.
+    pub absent: BTreeSet<String>,
     /// Example inputs in the order of [`Program::inputs`].
     pub inputs: Vec<RecordedInput>,
     /// Types of the outputs of every tensor-valued node of the inlined graph, in execution order.

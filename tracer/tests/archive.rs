@@ -193,7 +193,7 @@ fn calls_modules_and_tensors() {
     );
     let storage = weight.storage.as_ref().unwrap();
     assert_eq!((storage.record.as_str(), storage.bytes), ("data/0", 24));
-    assert_eq!(&bytes[usize::try_from(storage.position).unwrap()..][..24], [0; 24]);
+    assert_eq!(&bytes[usize::try_from(storage.position.unwrap()).unwrap()..][..24], [0; 24]);
     let node = &program.nodes[0];
     let span =
         &program.sources[node.span.source as usize].text[node.span.start as usize..node.span.end as usize];

@@ -97,7 +97,7 @@ impl Storages {
         let mut order = Vec::new();
         for id in tensors {
             let tensor = &program.tensors[id.index()];
-            let (_, extent) = range(tensor)?;
+            let (first_byte, extent) = range(tensor)?;
             let storage = tensor.storage.as_ref().expect("range checks that there is one");
             let item = tensor.dtype.bytes();
             let (first, end) = (storage.offset, storage.offset + extent);
@@ -105,7 +105,7 @@ impl Storages {
             match ranges.get_mut(&key) {
                 Some(known) => *known = (known.0.min(first), known.1.max(end), known.2),
                 None => {
-                    ranges.insert(key.clone(), (first, end, storage.position));
+                    ranges.insert(key.clone(), (first, end, first_byte - first * item));
                     order.push(key);
                 }
             }

@@ -39,8 +39,7 @@ pub(super) fn archive(
     let mut places = Vec::new();
     for held in found.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
         let tensor = by_place.get(&in_tree(&held.path)).ok_or_else(|| Fault::Tensor(held.path.clone()))?;
-        if let Some(storage) = &held.storage {
-            let at = storage.position + storage.offset * held.dtype.bytes();
+        if let Some(at) = held.first_byte() {
             places.push(Place { tensor, at, strides: held.strides.clone() });
         }
     }
@@ -79,11 +78,10 @@ fn check(
 ) -> Result<(), Fault> {
     for place in places {
         let fault = || Fault::Bytes(format!("tensor `{}`", place.tensor.path));
-        let (Some(storage), false) = (&place.tensor.storage, place.tensor.shape.contains(&0)) else {
+        let (Some(first), false) = (place.tensor.first_byte(), place.tensor.shape.contains(&0)) else {
             continue;
         };
         let item = place.tensor.dtype.bytes();
-        let first = storage.position + storage.offset * item;
         let piece = copied.partition_point(|piece| piece.at <= place.at).checked_sub(1).map(|at| &copied[at]);
         let is_copied = piece.is_some_and(|piece| match &piece.piece {
             Piece::Copy { position, length } => {

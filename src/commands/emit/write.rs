@@ -5,7 +5,6 @@ use std::{
     fs::File,
     io::{BufWriter, Write},
     num::NonZeroUsize,
-    path::Path,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
@@ -13,27 +12,30 @@ use std::{
 use codegen::Copied;
 use indicatif::ProgressBar;
 
-use super::Source;
-use crate::{failure::Failure, files::Folder};
+use crate::{
+    failure::Failure,
+    files::Folder,
+    weights::{Source, Sources},
+};
 
 /// Disks gain nothing from more.
 const MOST_THREADS: usize = 4;
 
-/// Writes files into a folder; tells what each took from the model's archive. The first file that fails says why.
+/// Writes files into a folder; tells what each took from the sources. The first file that fails says why.
 pub fn write(
     emitted: &[codegen::File],
-    model: &Path,
+    sources: &Sources,
     folder: &Folder,
     progress: &ProgressBar,
 ) -> Result<BTreeMap<String, Vec<Copied>>, Failure> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
-        let mut source = None;
+        let mut source = sources.open();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(file) = emitted.get(index) else { return done };
-            let written = one(file, model, &mut source, folder, progress);
+            let written = one(file, &mut source, folder, progress);
             if written.is_err() {
                 // Nobody begins another.
                 next.store(emitted.len(), Ordering::Relaxed);
@@ -56,17 +58,12 @@ pub fn write(
 
 fn one(
     file: &codegen::File,
-    model: &Path,
-    source: &mut Option<Source>,
+    source: &mut Source,
     folder: &Folder,
     progress: &ProgressBar,
 ) -> Result<Vec<Copied>, Failure> {
     let path = folder.path(&file.path)?;
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
-    let source = match source {
-        Some(source) => source,
-        none => none.insert(Source(File::open(model)?)),
-    };
     let mut out =
         BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
     let copied = file.content.write(source, &mut out).map_err(in_file)?;

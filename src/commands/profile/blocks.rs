@@ -32,10 +32,10 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     })?;
     let scratch = tempfile::tempdir()?;
     let out = scratch.path().join("out");
-    emit(model, &blocks, &out)?;
+    emit(model, arguments.weights.as_deref(), &blocks, &out)?;
     let stages = Stages::read(&out)?;
     let specs = stages.input_specs(model)?;
-    let whole_model = crate::commands::whole::on(model, &arguments.device)?;
+    let whole_model = crate::commands::whole::on(model, arguments.weights.as_deref(), &arguments.device)?;
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
     let inputs = specs
         .iter()
@@ -102,13 +102,14 @@ fn blocks(program: &Program, depth: u32) -> Vec<String> {
 }
 
 /// Writes each block as a stage.
-fn emit(model: &Path, blocks: &[String], out: &Path) -> Result<(), Failure> {
+fn emit(model: &Path, weights: Option<&Path>, blocks: &[String], out: &Path) -> Result<(), Failure> {
     let mut arguments: Vec<std::ffi::OsString> = vec!["emit".into(), model.into()];
     // The first stage begins with the model.
     arguments.extend(["--cut".into(), blocks[1..].join(",").into()]);
     for pair in [["--targets", "torchscript"], ["--skips", "portal"]] {
         arguments.extend(pair.map(Into::into));
     }
+    arguments.extend(weights.into_iter().flat_map(|path| ["--weights".into(), path.into()]));
     arguments.extend(["-o".into(), out.into()]);
     step::run(arguments)
 }

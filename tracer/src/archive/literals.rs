@@ -42,9 +42,8 @@ fn numbers_kept(program: &Program) -> BTreeSet<TensorId> {
 }
 
 fn value(bytes: &[u8], tensor: &Tensor) -> Option<Constant> {
-    let storage = tensor.storage.as_ref()?;
     let size = tensor.dtype.bytes();
-    let start = storage.position.checked_add(storage.offset.checked_mul(size)?)?;
+    let start = tensor.first_byte()?;
     let raw = bytes.get(usize::try_from(start).ok()?..usize::try_from(start.checked_add(size)?).ok()?)?;
     Some(match tensor.dtype {
         DType::Int64 => Constant::Int(i64::from_le_bytes(raw.try_into().ok()?)),

@@ -2,12 +2,14 @@
 //!
 //! Cost follows the code's size: of a tensor's record only the local zip header is looked at.
 
+mod absent;
 mod files;
 mod literals;
 mod modules;
 mod other;
 pub(crate) mod pickle;
 mod recorded;
+mod safetensors;
 mod tensor;
 mod weights;
 pub(crate) mod zip;
@@ -68,6 +70,9 @@ pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
         Some(recorded) => Some(recorded::align(recorded, &program, &settled)),
         None => recorded::traced_inputs(&mut records, &program)?,
     };
+    if let Some(recorded) = &program.recorded {
+        absent::forget(&mut program.tensors, &recorded.absent);
+    }
     program.sources = sources;
     program.literals = literals::read(bytes, &program);
     Ok(program)

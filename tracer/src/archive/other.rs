@@ -2,6 +2,7 @@
 
 use super::{
     pickle::{Object, Pickle},
+    safetensors::is_safetensors,
     zip::Records,
 };
 use crate::error::TraceError;
@@ -28,7 +29,7 @@ pub(super) fn recognise_file(bytes: &[u8]) -> Option<TraceError> {
     if bytes.starts_with(b"\x80") && matches!(bytes.get(1), Some(2..=5)) {
         return not("a plain pickle", TRACE_FIRST);
     }
-    if bytes.get(8) == Some(&b'{') && header_length(bytes) < bytes.len() as u64 {
+    if is_safetensors(bytes) {
         return not("a safetensors file, which holds weights and no code", TRACE_FIRST);
     }
     if bytes.starts_with(b"GGUF") {
@@ -70,10 +71,6 @@ pub(super) fn recognise_file(bytes: &[u8]) -> Option<TraceError> {
         );
     }
     not("a file that is no zip archive", TRACE_FIRST)
-}
-
-fn header_length(bytes: &[u8]) -> u64 {
-    bytes.first_chunk::<8>().map_or(u64::MAX, |length| u64::from_le_bytes(*length))
 }
 
 /// Recognises zip archives that hold something else than a script module.

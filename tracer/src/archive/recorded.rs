@@ -58,6 +58,7 @@ pub(super) fn read(records: &mut Records<'_>) -> Result<Option<Recorded>, TraceE
     Ok(Some(Recorded {
         about,
         training: json.get("training").and_then(Json::as_bool).unwrap_or(false),
+        absent: list("absent").iter().map(text).collect(),
         inputs: inputs.collect::<Result<_, TraceError>>()?,
         nodes: nodes.collect::<Result<_, TraceError>>()?,
     }))

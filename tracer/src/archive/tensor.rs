@@ -135,7 +135,7 @@ pub(crate) fn tensor(
             record,
             offset: *offset,
             elements: *elements,
-            position: extent.position,
+            position: Some(extent.position),
             bytes: extent.bytes,
         }),
         requires_grad: *requires_grad,

@@ -1,9 +1,9 @@
-//! Tensors of a file by path: of a state dict that `torch.save` wrote, or of a TorchScript archive.
+//! Tensors of a file by path: of a state dict that `torch.save` wrote, of a `.safetensors` file, or of a TorchScript archive.
 
 use super::{
     other,
     pickle::{Object, ObjectId, Pickle},
-    read_archive,
+    read_archive, safetensors,
     tensor::{self, Extents},
     zip::Records,
 };
@@ -15,15 +15,18 @@ use crate::{
 /// Dictionaries inside one another: `{"model": {"state_dict": {…}}}`.
 const MAX_DEPTH: usize = 4;
 
-/// Reads where the tensors of a state dict or of a script module lie, and their sizes; never their elements.
+/// Reads where the tensors of a state dict, a `.safetensors` file or a script module lie, and their sizes; never their elements.
 ///
 /// A dictionary that holds the state dict beside other things (an epoch, an optimizer) will do: the first one inside
 /// with tensors is taken.
 ///
 /// # Errors
 ///
-/// The file is neither, is damaged, or asks for more than data.
+/// The file is none of these, is damaged, or asks for more than data.
 pub fn read_tensors(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
+    if safetensors::is_safetensors(bytes) {
+        return safetensors::read(bytes);
+    }
     if let Some(error) = other::recognise_file(bytes) {
         return Err(error);
     }

@@ -1,0 +1,298 @@
+//! The files that weights lie in: a trace, or a checkpoint beside it, whole or in parts.
+//!
+//! Codegen copies from a single source. Files lie in it one behind the other, the trace first, so that a position tells which file
+//! is meant; none is read before a tensor of it is copied.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io,
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+use codegen::{Adopted, Prefix, ReadAt, WeightError};
+use tracer::{Program, Role, Tensor};
+
+use crate::{
+    failure::{Failure, note},
+    files,
+    model::trace_failure,
+};
+
+/// Files one behind the other.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    files: Arc<Vec<Extent>>,
+}
+
+#[derive(Debug)]
+struct Extent {
+    path: PathBuf,
+    start: u64,
+    length: u64,
+}
+
+impl Sources {
+    /// One file.
+    pub fn of(path: &Path) -> Result<Self, Failure> {
+        Self::joined([path])
+    }
+
+    fn joined<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Result<Self, Failure> {
+        let mut start = 0_u64;
+        let mut files = Vec::new();
+        for path in paths {
+            let length = fs::metadata(path)
+                .map_err(|error| Failure::input(format!("{}: {error}", path.display())))?
+                .len();
+            files.push(Extent { path: path.to_path_buf(), start, length });
+            start = start.saturating_add(length);
+        }
+        Ok(Self { files: Arc::new(files) })
+    }
+
+    /// Returns a reader of its own place, which keeps the file open that it read last.
+    pub fn open(&self) -> Source {
+        Source { sources: self.clone(), open: None }
+    }
+}
+
+/// Reads sources in ranges: mapped pages would count as ours.
+pub struct Source {
+    sources: Sources,
+    open: Option<(usize, File)>,
+}
+
+impl ReadAt for Source {
+    fn read_at(&mut self, position: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let files = &self.sources.files;
+        let index = files.partition_point(|file| file.start <= position).saturating_sub(1);
+        let extent = files.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let at = position - extent.start;
+        // A tensor lies in one file.
+        if at.checked_add(buffer.len() as u64).is_none_or(|end| end > extent.length) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
+            self.open = Some((index, File::open(&extent.path)?));
+        }
+        let (_, file) = self.open.as_mut().expect("opened above");
+        read_exact_at(file, at, buffer)
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &mut File, position: u64, buffer: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, position)
+}
+
+#[cfg(not(unix))]
+fn read_exact_at(file: &mut File, position: u64, buffer: &mut [u8]) -> io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(position))?;
+    file.read_exact(buffer)
+}
+
+/// Refuses a model whose trace has no weights, before anything is planned or written.
+pub fn require(program: &Program, model: &Path) -> Result<(), Failure> {
+    match program.tensors.iter().any(is_absent) {
+        false => Ok(()),
+        true => Err(Failure::input(format!("{} was traced without its weights", model.display())).with_hint(
+            "name the checkpoint that holds them: --weights FILE or FOLDER (.safetensors, or what torch.save wrote of a state dict)",
+        )),
+    }
+}
+
+/// Tells whether a trace has the tensor's place, but no numbers of it.
+fn is_absent(tensor: &Tensor) -> bool {
+    tensor.storage.as_ref().is_some_and(|storage| storage.position.is_none())
+}
+
+/// A program whose weights lie in a checkpoint, and the files to copy from.
+pub struct Weighted {
+    /// The program, and how the checkpoint fits it.
+    pub adopted: Adopted,
+    /// Trace and checkpoint.
+    pub sources: Sources,
+}
+
+/// Takes the weights of a model from a checkpoint: where its tensors lie in the model's file and those of the checkpoint.
+pub fn adopt(program: &Program, model: &Path, checkpoint: &Path) -> Result<Weighted, Failure> {
+    let parts = parts(checkpoint)?;
+    let sources =
+        Sources::joined(std::iter::once(model).chain(parts.iter().map(|part| part.path.as_path())))?;
+    let starts = sources.files[1..].iter().map(|file| file.start);
+    let mut tensors = Vec::new();
+    let mut met: BTreeMap<String, &Path> = BTreeMap::new();
+    for (part, start) in parts.iter().zip(starts) {
+        for mut tensor in part.tensors()? {
+            if let Some(storage) = &mut tensor.storage {
+                storage.position = storage.position.and_then(|position| position.checked_add(start));
+            }
+            if let Some(other) = met.insert(tensor.path.clone(), &part.path) {
+                return Err(Failure::input(format!(
+                    "`{}` is in {} and in {}",
+                    tensor.path,
+                    other.display(),
+                    part.path.display()
+                ))
+                .with_hint("name one file, or the index that says which file holds what"));
+            }
+            tensors.push(tensor);
+        }
+    }
+    let adopted =
+        codegen::adopt(program, &tensors).map_err(|errors| mismatch(&errors, tensors.len(), checkpoint))?;
+    Ok(Weighted { adopted, sources })
+}
+
+impl Weighted {
+    /// Says what of the checkpoint was not taken as it stands.
+    pub fn say(&self, checkpoint: &Path) {
+        let checkpoint = checkpoint.display();
+        match &self.adopted.prefix {
+            Some(Prefix::InCheckpoint(prefix)) => {
+                note(format!("names in {checkpoint} begin with `{prefix}`, the model's do not"));
+            }
+            Some(Prefix::InModel(prefix)) => {
+                note(format!("names in {checkpoint} lack the model's `{prefix}`"));
+            }
+            None => {}
+        }
+        if let Some(first) = self.adopted.kept.first() {
+            let more = match self.adopted.kept.len() {
+                1 => String::new(),
+                n => format!(" and {} more", n - 1),
+            };
+            note(format!("`{first}`{more} stays as traced: {checkpoint} holds it in another size or type"));
+        }
+        if self.adopted.unused > 0 {
+            note(format!("{} tensors in {checkpoint} are not the model's", self.adopted.unused));
+        }
+    }
+}
+
+fn mismatch(errors: &[WeightError], held: usize, checkpoint: &Path) -> Failure {
+    let mut message = format!("{} does not hold the weights of this model", checkpoint.display());
+    for error in errors.iter().take(8) {
+        message.push_str(&format!("\n       {error}"));
+        if let WeightError::Missing { similar: Some(similar), .. } = error {
+            message.push_str(&format!(" (`{similar}` is)"));
+        }
+    }
+    if errors.len() > 8 {
+        message.push_str(&format!("\n       and {} more, of {held} tensors that it holds", errors.len() - 8));
+    }
+    let failure = Failure::input(message);
+    match errors.iter().find_map(|error| match error {
+        WeightError::Type { found, .. } => Some(*found),
+        _ => None,
+    }) {
+        Some(dtype) => failure
+            .with_hint(format!("trace the model in the type of its weights: trace --dtype {}", dtype.name())),
+        None => failure.with_hint("names are those of model.state_dict() where it was traced"),
+    }
+}
+
+/// A file of a checkpoint.
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    /// What an index says it holds.
+    wanted: Option<BTreeSet<String>>,
+}
+
+impl Part {
+    fn tensors(&self) -> Result<Vec<Tensor>, Failure> {
+        let bytes = files::map(&self.path)?;
+        let tensors = tracer::read_tensors(&bytes).map_err(|error| {
+            trace_failure(&self.path, &error).with_hint(
+                "--weights takes .safetensors and what torch.save(model.state_dict(), FILE) writes",
+            )
+        })?;
+        // A trace has more than weights, or less.
+        let tensors = tensors.into_iter().filter(|tensor| tensor.role != Role::Constant);
+        let tensors: Vec<Tensor> = tensors.collect();
+        if tensors.iter().any(is_absent) {
+            let failure = Failure::input(format!("{} was traced without its weights", self.path.display()));
+            return Err(failure.with_hint("--weights wants the file that has them"));
+        }
+        let Some(wanted) = &self.wanted else { return Ok(tensors) };
+        let tensors: Vec<Tensor> =
+            tensors.into_iter().filter(|tensor| wanted.contains(&tensor.path)).collect();
+        if tensors.len() < wanted.len() {
+            let held: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
+            let lost = wanted.iter().find(|name| !held.contains(name.as_str())).map_or("", String::as_str);
+            return Err(Failure::input(format!(
+                "{} lacks `{lost}`, which the index has in it",
+                self.path.display()
+            )));
+        }
+        Ok(tensors)
+    }
+}
+
+/// Finds the files of a checkpoint.
+fn parts(checkpoint: &Path) -> Result<Vec<Part>, Failure> {
+    if !checkpoint.is_dir() {
+        return match checkpoint.extension().is_some_and(|extension| extension == "json") {
+            true => indexed(checkpoint),
+            false => Ok(vec![Part { path: checkpoint.to_path_buf(), wanted: None }]),
+        };
+    }
+    let mut names: Vec<PathBuf> = fs::read_dir(checkpoint)?.flatten().map(|entry| entry.path()).collect();
+    names.sort();
+    let ending = |end: &str| -> Vec<&PathBuf> {
+        names
+            .iter()
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(end)))
+            .collect()
+    };
+    // As Hugging Face's loader prefers them.
+    for end in [".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pt", ".pth"] {
+        let found = ending(end);
+        match (&found[..], end.ends_with(".json")) {
+            ([], _) => {}
+            ([index], true) => return indexed(index),
+            ([first, second, ..], true) => {
+                return Err(Failure::input(format!(
+                    "{} holds several checkpoints: {} and {}",
+                    checkpoint.display(),
+                    first.file_name().unwrap_or_default().display(),
+                    second.file_name().unwrap_or_default().display()
+                ))
+                .with_hint("name one of them"));
+            }
+            (all, false) => {
+                return Ok(all.iter().map(|path| Part { path: (*path).clone(), wanted: None }).collect());
+            }
+        }
+    }
+    Err(Failure::input(format!("{} holds no weights", checkpoint.display()))
+        .with_hint("expected are .safetensors files, or .bin, .pt or .pth files that torch.save wrote"))
+}
+
+/// Reads which file of a checkpoint in parts holds what: `{"weight_map": {NAME: FILE, …}}`.
+fn indexed(index: &Path) -> Result<Vec<Part>, Failure> {
+    let wrong = |reason: &str| Failure::input(format!("{}: {reason}", index.display()));
+    let json: serde_json::Value =
+        serde_json::from_str(&files::read_text(index)?).map_err(|error| wrong(&error.to_string()))?;
+    let map = json.get("weight_map").and_then(serde_json::Value::as_object).ok_or_else(|| {
+        wrong("there is no `weight_map`")
+            .with_hint("the index of a checkpoint in parts has one: {\"weight_map\": {NAME: FILE, …}}")
+    })?;
+    let folder = index.parent().unwrap_or(Path::new(""));
+    let mut parts: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (name, file) in map {
+        let file = file.as_str().ok_or_else(|| wrong(&format!("the file of `{name}` is no text")))?;
+        // An index from a stranger must not make us open files elsewhere.
+        if !matches!(Path::new(file).components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
+            return Err(wrong(&format!("`{file}` is no file beside it")));
+        }
+        parts.entry(file).or_default().insert(name.clone());
+    }
+    let part =
+        |(file, wanted): (&str, BTreeSet<String>)| Part { path: folder.join(file), wanted: Some(wanted) };
+    Ok(parts.into_iter().map(part).collect())
+}

@@ -1,0 +1,29 @@
+//! Tensors of a model that was traced without its weights: what the archive holds of them are stand-ins.
+//!
+//! A stand-in has the tensor's sizes over a short piece of memory that all of them share. Here each becomes a tensor that
+//! fills memory of its own, densely, whose bytes lie nowhere.
+
+use std::collections::BTreeSet;
+
+use crate::program::Tensor;
+
+/// Takes their numbers from the tensors at these paths. Those that were one tensor stay one.
+pub(super) fn forget(tensors: &mut [Tensor], paths: &BTreeSet<String>) {
+    for tensor in tensors.iter_mut().filter(|tensor| paths.contains(&tensor.path)) {
+        let Some(storage) = &mut tensor.storage else { continue };
+        let mut elements = 1_u64;
+        for (size, stride) in tensor.shape.iter().zip(&mut tensor.strides).rev() {
+            *stride = elements;
+            elements = elements.saturating_mul((*size).max(1));
+        }
+        if tensor.shape.contains(&0) {
+            elements = 0;
+        }
+        // The first element tells stand-ins apart.
+        storage.record = format!("{}@{}", storage.record, storage.offset);
+        storage.offset = 0;
+        storage.elements = elements;
+        storage.bytes = elements.saturating_mul(tensor.dtype.bytes());
+        storage.position = None;
+    }
+}
