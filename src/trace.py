@@ -383,11 +383,25 @@ def refuse_functions_of_python(traced):
         )
 
 
+def refuse_numbers_of_absent_weights(traced):
+    """Says that a tensor which is no parameter was computed from parameters before they had numbers."""
+    graph = inlined_graph(traced)
+    for node in graph.findAllNodes("prim::Constant", True):
+        if node.hasAttribute("value") and node.kindOf("value") == "t" and node.t("value").is_meta:
+            place = node.sourceRange().strip().splitlines()
+            raise Refused(
+                "forward uses a tensor that was computed from weights when the model was built, and is neither a parameter nor a "
+                f"buffer ({place[0].strip() if place else 'place unknown'}); trace the model with its weights"
+            )
+
+
 def record(traced, *, about, training, outputs=(), absent=()):
     """Returns the text of the extra file `model_analyze.json`; `absent` names the tensors whose numbers stand in for others."""
     import torch
 
     refuse_functions_of_python(traced)
+    if absent:
+        refuse_numbers_of_absent_weights(traced)
     document = {
         "version": 1,
         "about": {

@@ -288,6 +288,58 @@ fn a_model_traced_without_weights_is_the_same_model() {
     }
 }
 
+const NEEDS_WEIGHTS: &str = "
+import torch
+from torch import nn
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = self.layer.weight.abs().max().item()
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+class Keeps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.half = self.layer.weight.detach() / 2
+
+    def forward(self, x):
+        return self.layer(x) @ self.half
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LazyLinear(4)
+
+    def forward(self, x):
+        return self.layer(x)
+";
+
+#[test]
+fn models_that_need_their_weights_say_so() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("needs.py");
+    fs::write(&file, NEEDS_WEIGHTS).unwrap();
+    let output = folder.path().join("model.pt");
+    for (class, expected) in [
+        ("Reads", "hint: with --no-weights parameters have no numbers while the model is built"),
+        ("Keeps", "error: forward uses a tensor that was computed from weights when the model was built"),
+        ("Lazy", "error: layer.weight has no size before the model has run; trace it with its weights"),
+    ] {
+        let mut trace = command();
+        trace.env("MODEL_ANALYZE_PYTHON", &python).arg("trace").arg(format!("{}:{class}", file.display()));
+        let failed = trace.args(["--input=2x4", "--no-weights", "-o"]).arg(&output).assert().code(2);
+        let said = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+        assert!(said.contains(expected), "{class}: {said}");
+        assert!(!output.exists());
+    }
+}
+
 #[test]
 fn weights_are_made_in_the_type_that_is_asked_for() {
     let Some(python) = python() else { return };

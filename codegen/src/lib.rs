@@ -1,7 +1,7 @@
 //! How does a stage become a program of its own?
 //!
 //! A [`tracer::Program`] and an assignment of its nodes to stages go in; stage programs, and files to hold them,
-//! come out. Nothing here touches a disk: weights are written as ranges of the archive they stand in.
+//! come out. Nothing here touches a disk: weights are written as ranges of the files they stand in.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -285,7 +285,15 @@ impl Trace {
             }
         }
         let failure = Failure::input(message);
+        // What only parameters without numbers, or without memory of their own, end in.
+        let of_stand_ins = ["meta", "view size is not compatible", "single memory location"];
+        let is_weightless = self.no_weights && of_stand_ins.iter().any(|part| text("message").contains(part));
         let hint = match (text("type"), step) {
+            _ if is_weightless => {
+                "with --no-weights parameters have no numbers while the model is built, and large ones no memory of their \
+                 own while it runs: trace it with its weights"
+                    .to_owned()
+            }
             ("ModuleNotFoundError", _) => format!(
                 "the target is looked for in the current folder and in the packages of {}",
                 self.python
