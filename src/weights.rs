@@ -184,15 +184,14 @@ fn mismatch(errors: &[WeightError], held: usize, checkpoint: &Path) -> Failure {
     if errors.len() > 8 {
         message.push_str(&format!("\n       and {} more, of {held} tensors that it holds", errors.len() - 8));
     }
-    let failure = Failure::input(message);
-    match errors.iter().find_map(|error| match error {
-        WeightError::Type { found, .. } => Some(*found),
+    let dtype = errors.iter().find_map(|error| match error {
+        WeightError::Type { found, .. } if found.is_float() => Some(found.name()),
         _ => None,
-    }) {
-        Some(dtype) => failure
-            .with_hint(format!("trace the model in the type of its weights: trace --dtype {}", dtype.name())),
-        None => failure.with_hint("names are those of model.state_dict() where it was traced"),
-    }
+    });
+    Failure::input(message).with_hint(match dtype {
+        Some(dtype) => format!("trace the model in the type of its weights: trace --dtype {dtype}"),
+        None => "names are those of model.state_dict() where it was traced".to_owned(),
+    })
 }
 
 /// A file of a checkpoint.
