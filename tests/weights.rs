@@ -136,6 +136,12 @@ fn a_plan_needs_no_weights_and_stages_do() {
     let manifest: serde_json::Value =
         serde_json::from_slice(&fs::read(Path::new(out).join("stages/manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["weights"], weights.canonicalize().unwrap().to_str().unwrap());
+    // A form that is not wanted takes no disk.
+    let arguments =
+        ["split", model, "--devices", "2xt4", "--stages", "2", "--force", "-o", out, "--targets=python"];
+    command().args(arguments).arg("--weights").arg(&weights).assert().success();
+    let files: Vec<String> = stages(Path::new(out)).into_keys().collect();
+    assert_eq!(files, ["stage_0.py", "stage_0.safetensors", "stage_1.py", "stage_1.safetensors"]);
 }
 
 #[test]

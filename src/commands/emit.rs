@@ -70,7 +70,7 @@ pub struct Emit {
 
 /// A form of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Target {
+pub enum Target {
     /// Archives for torch.jit.load, libtorch and tch
     Torchscript,
     /// Python source and safetensors

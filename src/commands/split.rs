@@ -13,10 +13,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use schema::{Plan, PlanAnswer, SimulatedPlan, to_yaml};
 
-use super::{plan, simulate};
+use super::{emit::Target, plan, simulate};
 use crate::{
     cost_models::CostModels,
     failure::Failure,
@@ -47,6 +47,9 @@ pub struct Split {
     /// checkpoint in parts, or a folder of such files
     #[arg(long, value_name = "CHECKPOINT")]
     weights: Option<PathBuf>,
+    /// Forms of the stages; each holds the weights once
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "torchscript,python")]
+    targets: Vec<Target>,
     /// Folder for everything that is written; must be new or empty
     #[arg(short, long, value_name = "FOLDER", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
@@ -250,6 +253,9 @@ impl Split {
         let root = folder.path("")?;
         let mut emit: Vec<OsString> = vec!["emit".into(), self.model.clone().into(), plan.into()];
         emit.extend(["-o".into(), root.clone().into()]);
+        for value in self.targets.iter().filter_map(Target::to_possible_value) {
+            emit.extend(["--targets".into(), value.get_name().into()]);
+        }
         emit.extend(self.weights.iter().flat_map(|path| ["--weights".into(), path.into()]));
         step::run(emit)?;
         let in_plan = root.join("plan.yaml");
