@@ -78,9 +78,7 @@ fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
             .with_hint("write the sizes as {\"conv1.weight\": [64, 3, 7, 7], …}")
     })?;
     let tensor = |(path, shape): (String, Vec<u64>)| {
-        let strides =
-            (0..shape.len()).map(|at| shape[at + 1..].iter().fold(1, |n: u64, s| n.saturating_mul(*s)));
-        let strides = strides.collect();
+        let strides = tracer::dense_strides(&shape);
         let role = tracer::role_by_name(&path, graph::DType::Float32);
         let (dtype, requires_grad) = (graph::DType::Float32, role == graph::Role::Parameter);
         Tensor { path, dtype, shape, strides, storage: None, requires_grad, role, device: "cpu".to_string() }

@@ -478,9 +478,8 @@ impl Slicer<'_> {
         // Tensors in the same place of the same storage are one tensor under several names.
         let mut same: HashMap<_, Vec<TensorId>> = HashMap::new();
         for (index, tensor) in program.tensors.iter().enumerate() {
-            if let Some(storage) = &tensor.storage {
-                let key = (storage.record.as_str(), storage.offset, &tensor.shape, &tensor.strides);
-                same.entry(key).or_default().push(TensorId(index as u32));
+            if let Some(place) = tensor.place() {
+                same.entry(place).or_default().push(TensorId(index as u32));
             }
         }
         let homes = self.homes(&users);
@@ -491,9 +490,8 @@ impl Slicer<'_> {
             }
             let home = home(&homes, &tensor.path);
             let mut stages: BTreeSet<u32> = BTreeSet::new();
-            if let Some(storage) = &tensor.storage {
-                let key = (storage.record.as_str(), storage.offset, &tensor.shape, &tensor.strides);
-                for other in same.get(&key).into_iter().flatten() {
+            if let Some(place) = tensor.place() {
+                for other in same.get(&place).into_iter().flatten() {
                     stages.extend(&users[other.index()]);
                 }
             }

@@ -5,8 +5,9 @@
 //!
 //! O(tensors × first parts of names).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
+use indexmap::IndexMap;
 use thiserror::Error;
 use tracer::{DType, Program, Role, Storage, Tensor, TensorId};
 
@@ -114,22 +115,18 @@ pub fn adopt(program: &Program, checkpoint: &[Tensor]) -> Result<Adopted, Vec<We
 
 /// Lists the parameters and buffers that a checkpoint may fill; the names of one tensor together.
 fn tied(program: &Program) -> Vec<Vec<TensorId>> {
-    let mut groups: BTreeMap<_, Vec<TensorId>> = BTreeMap::new();
+    let mut groups: IndexMap<_, Vec<TensorId>> = IndexMap::new();
     for (index, tensor) in program.tensors.iter().enumerate() {
         let id = TensorId(index as u32);
         // Sizes were computed from the numbers of `literals`, which must stay what they were.
         if tensor.role == Role::Constant || program.literals.contains_key(&id) {
             continue;
         }
-        let place = tensor.storage.as_ref().map(|storage| {
-            (storage.record.as_str(), storage.offset, tensor.shape.as_slice(), tensor.strides.as_slice())
-        });
-        let alone = if place.is_none() { index } else { 0 };
-        groups.entry((place, tensor.dtype, alone)).or_default().push(id);
+        // A tensor without a place is tied to none.
+        let key = tensor.place().ok_or(id);
+        groups.entry((key, tensor.dtype)).or_default().push(id);
     }
-    let mut groups: Vec<_> = groups.into_values().collect();
-    groups.sort();
-    groups
+    groups.into_values().collect()
 }
 
 /// Compares a tensor of the model with what the checkpoint holds of it.

@@ -117,9 +117,6 @@ struct Found {
 impl Split {
     /// Does the main job.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        if !self.dry_run {
-            self.check_weights()?;
-        }
         let scratch = tempfile::tempdir()?;
         let folder = match (&self.output, self.dry_run) {
             (Some(target), false) => Some(files::Folder::create(target, self.force)?),
@@ -145,9 +142,6 @@ impl Split {
 
     /// Finds out that there are no weights to write, or that they are another model's, before a plan is made.
     fn check_weights(&self) -> Result<(), Failure> {
-        if !matches!(plan::input::Input::read(&self.model)?, plan::input::Input::Trace) {
-            return Ok(());
-        }
         let program = crate::model::program(&self.model)?;
         match &self.weights {
             Some(path) => crate::weights::adopt(&program, &self.model, path).map(|_| ()),
@@ -165,6 +159,9 @@ impl Split {
             return Err(
                 failure.with_hint("stages are cut from a traced model; `model-analyze plan` plans profiles")
             );
+        }
+        if !self.dry_run {
+            self.check_weights()?;
         }
         let models = CostModels::read(&asking.cost_models)?;
         let cluster = plan::clusters::cluster(&asking, &models)?;

@@ -176,6 +176,21 @@ impl Tensor {
         let storage = self.storage.as_ref()?;
         storage.position?.checked_add(storage.offset.checked_mul(self.dtype.bytes())?)
     }
+
+    /// Returns its place in memory: tensors of one place are one tensor under several names. `None` without storage.
+    pub fn place(&self) -> Option<(&str, u64, &[u64], &[u64])> {
+        let storage = self.storage.as_ref()?;
+        Some((&storage.record, storage.offset, &self.shape, &self.strides))
+    }
+}
+
+/// Returns the strides of a tensor whose elements lie one behind the other.
+pub fn dense_strides(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1_u64; shape.len()];
+    for dim in (1..strides.len()).rev() {
+        strides[dim - 1] = strides[dim].saturating_mul(shape[dim].max(1));
+    }
+    strides
 }
 
 /// What a tensor is to its module.

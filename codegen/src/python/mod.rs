@@ -149,8 +149,8 @@ fn tied_names<'p>(program: &'p Program, stage: &Stage) -> BTreeMap<&'p str, &'p 
     let mut tied = BTreeMap::new();
     for &id in &stage.tensors {
         let tensor = &program.tensors[id.index()];
-        let Some(storage) = &tensor.storage else { continue };
-        let key = (storage.record.as_str(), storage.offset, &tensor.shape, &tensor.strides, tensor.dtype);
+        let Some(place) = tensor.place() else { continue };
+        let key = (place, tensor.dtype);
         match first.get(&key) {
             Some(name) => {
                 tied.insert(tensor.path.as_str(), *name);

@@ -62,10 +62,7 @@ pub(crate) fn stage(
     for (key, id) in stage.constants.iter().enumerate() {
         let tensor = &program.tensors[id.index()];
         let elements = tensor.shape.iter().product();
-        let mut strides = vec![1; tensor.shape.len()];
-        for dim in (1..strides.len()).rev() {
-            strides[dim - 1] = strides[dim] * tensor.shape[dim].max(1);
-        }
+        let strides = tracer::dense_strides(&tensor.shape);
         let place = pickle::Place { key, elements, offset: 0 };
         constants.tensor(tensor.dtype, &place, &tensor.shape, &strides, false);
         records.push(record(&format!("constants/{key}"), vec![dense(program, *id)?]));

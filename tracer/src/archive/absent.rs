@@ -5,20 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::program::Tensor;
+use crate::program::{Tensor, dense_strides};
 
 /// Takes their numbers from the tensors at these paths. Those that were one tensor stay one.
 pub(super) fn forget(tensors: &mut [Tensor], paths: &BTreeSet<String>) {
     for tensor in tensors.iter_mut().filter(|tensor| paths.contains(&tensor.path)) {
         let Some(storage) = &mut tensor.storage else { continue };
-        let mut elements = 1_u64;
-        for (size, stride) in tensor.shape.iter().zip(&mut tensor.strides).rev() {
-            *stride = elements;
-            elements = elements.saturating_mul((*size).max(1));
-        }
-        if tensor.shape.contains(&0) {
-            elements = 0;
-        }
+        tensor.strides = dense_strides(&tensor.shape);
+        let elements = tensor.shape.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
         // The first element tells stand-ins apart.
         storage.record = format!("{}@{}", storage.record, storage.offset);
         storage.offset = 0;

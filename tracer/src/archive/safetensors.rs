@@ -5,7 +5,7 @@ use ::safetensors::{Dtype, SafeTensorError, SafeTensors};
 use super::weights::role_by_name;
 use crate::{
     error::TraceError,
-    program::{DType, Role, Storage, Tensor},
+    program::{DType, Role, Storage, Tensor, dense_strides},
 };
 
 const RECORD: &str = "header";
@@ -29,16 +29,12 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
         })?;
         let (first, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
         let shape: Vec<u64> = info.shape.iter().map(|size| *size as u64).collect();
-        let mut strides = vec![1_u64; shape.len()];
-        for dim in (1..strides.len()).rev() {
-            strides[dim - 1] = strides[dim].saturating_mul(shape[dim].max(1));
-        }
         let role = role_by_name(&name, dtype);
         let bytes = end - first;
         tensors.push(Tensor {
             dtype,
+            strides: dense_strides(&shape),
             shape,
-            strides,
             storage: Some(Storage {
                 record: name.clone(),
                 offset: 0,
