@@ -122,9 +122,15 @@ pub fn say(text: &str) {
     let _ = anstream::stderr().write_all(text.as_bytes());
 }
 
-/// Writes a note to standard error.
+/// Writes a note to standard error. Steps of one command that find the same say it once.
 pub fn note(text: impl fmt::Display) {
-    say(&format!("note: {}\n", bounded(&text.to_string())));
+    static SAID: std::sync::Mutex<std::collections::BTreeSet<String>> =
+        std::sync::Mutex::new(std::collections::BTreeSet::new());
+    let text = bounded(&text.to_string());
+    let is_new = SAID.lock().is_ok_and(|mut said| said.insert(text.clone()));
+    if is_new {
+        say(&format!("note: {text}\n"));
+    }
 }
 
 /// A page of notes of one kind.

@@ -30,6 +30,9 @@ pub fn load_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> R
     }
     let graph = graph::build(&program, &BuildOptions { inputs })
         .map_err(|errors| build_failure(path, &program, &errors))?;
+    if let Some(note) = disagreements(&graph) {
+        crate::failure::note(note);
+    }
     Ok(Model { program, graph })
 }
 
@@ -103,6 +106,22 @@ fn adopt(program: &mut Program, known: Vec<Tensor>, from: &Path) -> Result<(), F
     }
     program.tensors.extend(rest.into_values().filter(|tensor| tensor.role != graph::Role::Constant));
     Ok(())
+}
+
+/// Says where the sizes that the trace recorded were taken although the rules here give others.
+fn disagreements(graph: &ModelGraph) -> Option<String> {
+    let first = graph.disagreements.first()?;
+    let operator = graph.operator(first.operator);
+    let path = &graph.block(operator.block).path;
+    let place = if path.is_empty() { "the root".to_string() } else { format!("`{path}`") };
+    let count = match graph.disagreements.len() {
+        1 => "one operator has".to_string(),
+        count => format!("{count} operators have"),
+    };
+    Some(format!(
+        "{count} other sizes or types in the trace than are inferred; the trace's are used (`{}` in {place}: {}, recorded {})",
+        operator.name, first.inferred, first.recorded
+    ))
 }
 
 fn input_shape(text: &str) -> Result<InputShape, Failure> {

@@ -14,9 +14,12 @@ use crate::{
     fact::{Fact, Number, Shape, StorageId, TensorFact},
     flow,
     infer::{Call, Rule, Scope, Stop, fresh, rule},
-    model::{ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage, UnknownOperator, Value},
+    model::{
+        Disagreement, ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage, UnknownOperator,
+        Value,
+    },
     operand::{collect, unique},
-    recorded::{adopt, align, compare, plain, recorded_input},
+    recorded::{adopt, align, compare, plain, recorded_input, sized},
     signature::{self, Signature},
     stored::place_tensors,
     structure,
@@ -278,10 +281,16 @@ impl<'p> Builder<'p> {
                 false => call.tensors().iter().any(|t| t.requires_grad),
             };
         let written = call.at(0).tensor().filter(|_| is_writing).cloned();
-        let result = match inferred {
-            Ok(fact) => fact,
-            Err(Stop::Unknown) => Fact::Unknown,
-            Err(Stop::Rejected(reason)) => {
+        let recorded = self.recorded.get(index).copied().flatten();
+        let result = match (inferred, recorded.and_then(sized)) {
+            (Ok(fact), _) => fact,
+            (Err(Stop::Unknown), _) => Fact::Unknown,
+            // The operator has run on inputs of these very sizes: the rule is wrong, not the trace.
+            (Err(Stop::Rejected(inferred)), Some(recorded)) => {
+                self.graph.disagreements.push(Disagreement { operator: id, inferred, recorded });
+                Fact::Unknown
+            }
+            (Err(Stop::Rejected(reason)), None) => {
                 let shapes = call.tensors().iter().map(|t| t.to_string()).collect();
                 self.errors.push(BuildError::Rejected {
                     operator: id,
@@ -303,7 +312,6 @@ impl<'p> Builder<'p> {
             class = OperatorClass::Unknown;
         }
         drop(call);
-        let recorded = self.recorded.get(index).copied().flatten();
         let mut is_complete = true;
         for (position, (value, mut fact)) in node.outputs.iter().zip(results).enumerate() {
             if let Fact::Unknown = fact {

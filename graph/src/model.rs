@@ -224,7 +224,7 @@ pub struct UnknownOperator {
 pub struct Disagreement {
     /// The operator.
     pub operator: OperatorId,
-    /// `float32 8x64` or so.
+    /// `float32 8x64` or so; or why the rule rejects what the operator was given.
     pub inferred: String,
     /// The same from the archive.
     pub recorded: String,

@@ -16,11 +16,23 @@ pub fn compare(operator: OperatorId, inferred: &TensorFact, recorded: &TensorTyp
         (Some(a), Some(b)) => a.len() != b.len() || a.iter().zip(b).any(|(a, b)| a.is_some_and(|a| a != *b)),
         _ => false,
     };
-    (dtypes || sizes).then(|| {
-        let shape: Option<Shape> = recorded.shape.as_ref().map(|s| s.iter().map(|d| Some(*d)).collect());
-        let recorded = TensorFact { dtype: recorded.dtype, shape, ..TensorFact::default() };
-        Disagreement { operator, inferred: inferred.to_string(), recorded: recorded.to_string() }
+    (dtypes || sizes).then(|| Disagreement {
+        operator,
+        inferred: inferred.to_string(),
+        recorded: shown(recorded),
     })
+}
+
+/// Returns the recorded results of an operator as text; `None` unless all of them are tensors of known sizes.
+pub fn sized(recorded: &[Option<TensorType>]) -> Option<String> {
+    let known = |type_: &Option<TensorType>| type_.as_ref().filter(|type_| type_.shape.is_some()).map(shown);
+    let all: Option<Vec<String>> = recorded.iter().map(known).collect();
+    all.filter(|all| !all.is_empty()).map(|all| all.join(", "))
+}
+
+fn shown(recorded: &TensorType) -> String {
+    let shape: Option<Shape> = recorded.shape.as_ref().map(|s| s.iter().map(|d| Some(*d)).collect());
+    TensorFact { dtype: recorded.dtype, shape, ..TensorFact::default() }.to_string()
 }
 
 /// Takes over what is recorded.

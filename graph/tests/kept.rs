@@ -381,3 +381,12 @@ fn what_an_extremum_is_scattered_over_is_kept_as_it_was() {
         208,
     );
 }
+
+#[test]
+fn masked_scatter_keeps_its_mask_alone() {
+    check(
+        &["x 2,10,8", "s 8,8", "m! Bool(2, 10, 1, strides=[10, 1, 1], requires_grad=0, device=cpu)"],
+        "%out : Tensor = aten::masked_scatter(%x, %m, %s)",
+        20,
+    );
+}

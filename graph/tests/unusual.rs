@@ -159,3 +159,48 @@ fn copies_of_views_have_their_sizes() {
         check(&format!("%out : Tensor = aten::{name}(%v)"), expected);
     }
 }
+
+#[test]
+fn masked_scatter_takes_a_source_of_any_sizes() {
+    check(
+        "%b : Tensor = aten::gt(%m, %1)\n%out : Tensor = aten::masked_scatter(%x, %b, %v)",
+        "float32 2x3x4",
+    );
+    check(
+        "%b : Tensor = aten::gt(%x, %1)\n%out : Tensor = aten::masked_scatter(%m, %b, %v)",
+        "float32 2x3x4",
+    );
+}
+
+/// Builds a graph in which a product that its rule rejects comes before a `relu`, and the trace has recorded its result.
+fn contradicted(recorded: Option<Vec<u64>>) -> Result<graph::ModelGraph, graph::BuildErrors> {
+    let text = "graph(%x : Float(2, 3, 4, strides=[12, 4, 1], requires_grad=0, device=cpu)):\n  \
+                %y : Tensor = aten::matmul(%x, %x)\n  %out : Tensor = aten::relu(%y)\n  return (%out)\n";
+    let mut program = tracer::ir::read_ir(text).expect("IR text");
+    let type_ = tracer::TensorType {
+        shape: recorded,
+        dtype: Some(graph::DType::Float32),
+        ..tracer::TensorType::default()
+    };
+    let node = |operator: &str| tracer::RecordedNode {
+        operator: operator.to_string(),
+        outputs: vec![Some(type_.clone())],
+    };
+    let nodes = vec![node("aten::matmul"), node("aten::relu")];
+    program.recorded = Some(tracer::Recorded { nodes, ..tracer::Recorded::default() });
+    graph::build(&program, &BuildOptions::default())
+}
+
+#[test]
+fn a_rule_that_contradicts_the_trace_gives_way_and_is_told() {
+    let graph = contradicted(Some(vec![2, 3, 5])).expect("a graph");
+    let tensor = graph.value(graph.outputs[0]).fact.tensor().expect("a tensor");
+    assert_eq!(tensor.to_string(), "float32 2x3x5");
+    let [told] = graph.disagreements.as_slice() else { panic!("{:?}", graph.disagreements) };
+    assert_eq!(told.recorded, "float32 2x3x5");
+    assert!(told.inferred.contains('4') && told.inferred.contains('3'), "{}", told.inferred);
+    // Costs are counted with what is known.
+    assert!(graph::costs(&graph).total().unmeasured <= 2);
+    // Nothing is known of the result: the operator is refused.
+    assert!(contradicted(None).is_err());
+}

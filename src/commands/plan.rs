@@ -142,12 +142,7 @@ impl Optimizer {
 impl Plan {
     /// Makes or checks a plan and prints it.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        if self.micro_batches == Some(0) {
-            return Err(Failure::input("--micro-batches is 0; a step has one at least"));
-        }
-        if self.batch == Some(0) {
-            return Err(Failure::input("--batch is 0; a step has one sample at least"));
-        }
+        self.check_counts()?;
         if let Some(memory) = self.memory.filter(|memory| !(*memory > 0.0 && memory.is_finite())) {
             return Err(Failure::input(format!(
                 "--memory is {memory}; it must be a positive number of bytes"
@@ -163,6 +158,19 @@ impl Plan {
             (Input::DnnPartitioning(workload), None) => workload::run_loads(&self, workload, output),
             (Input::Piper(workload), None) => workload::run_piper(&self, workload, output),
             (input, None) => model::run(&self, input, output),
+        }
+    }
+
+    /// Refuses counts of nothing.
+    pub(super) fn check_counts(&self) -> Result<(), Failure> {
+        let counts = [
+            ("--micro-batches is 0; a step has one at least", self.micro_batches == Some(0)),
+            ("--batch is 0; a step has one sample at least", self.batch == Some(0)),
+            ("--stages is 0; a pipeline has one at least", self.stages == Some(0)),
+        ];
+        match counts.iter().find(|(_, is_nothing)| *is_nothing) {
+            Some((message, _)) => Err(Failure::input(message)),
+            None => Ok(()),
         }
     }
 

@@ -153,6 +153,7 @@ impl Split {
     fn find(&self) -> Result<Found, Failure> {
         let strategy = self.strategy()?;
         let asking = step::plan_arguments(self.plan_arguments())?;
+        asking.check_counts()?;
         let input = plan::input::Input::read(&self.model)?;
         if !matches!(input, plan::input::Input::Trace) {
             let failure = Failure::input(format!("{} is a profile, not a model", self.model.display()));

@@ -167,7 +167,8 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
     let batch = if x.len() == rank + 2 { x[0] } else { 1 };
     // Every kernel element meets every position of the smaller picture.
     let positions = if is_transposed { &x } else { &out };
-    let flops = times([2, batch, times(w), times(positions[positions.len() - rank..].iter().copied())]);
+    let picture = positions.get(positions.len().checked_sub(rank)?..)?;
+    let flops = times([2, batch, times(w), times(picture.iter().copied())]);
     Some(of_two(look, input, weight, flops))
 }
 
@@ -184,14 +185,14 @@ fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     let (query, key, value) = (query?, key?, value?);
     let (q, k, v) = (query.sizes()?, key.sizes()?, value.sizes()?);
     let [.., rows, width] = q.as_slice() else { return None };
-    let (columns, out) = (k[k.len() - 2], v[v.len() - 1]);
+    let ([.., columns, _], Some(out)) = (k.as_slice(), v.last()) else { return None };
     let batch = match crate::infer::broadcast(&[&batch(&q), &batch(&k)]) {
         Ok(batch) => times(batch.iter().map(|size| size.unwrap_or(1))),
         // Grouped queries: fewer keys than queries.
         Err(_) => times(q[..q.len() - 2].iter().copied()),
     };
-    let scores = times([2, batch, *rows, columns, *width]);
-    let weighted = times([2, batch, *rows, columns, out]);
+    let scores = times([2, batch, *rows, *columns, *width]);
+    let weighted = times([2, batch, *rows, *columns, *out]);
     let forward_flops = scores.saturating_add(weighted);
     let needs_gradient = [query, key, value].iter().any(|tensor| tensor.requires_grad);
     let is_fused = !crate::infer::attention_by_parts(call);

@@ -39,7 +39,7 @@ const BOTH: &str = " norm linalg_norm linalg_vector_norm frobenius_norm std std_
     cholesky_inverse ";
 /// Operators that keep every tensor among their operands that is not the first.
 const OTHERS: &str = " masked_fill index_select index index_put scatter scatter_add index_add index_fill index_copy \
-    fmod remainder repeat_interleave _unsafe_index masked_scatter _unsafe_masked_index \
+    fmod remainder repeat_interleave _unsafe_index _unsafe_masked_index \
     _unsafe_masked_index_put_accumulate ";
 /// Operators that keep all tensors among their operands.
 const ALL: &str = " gather take masked_select maximum minimum fmax fmin atan2 mse_loss l1_loss smooth_l1_loss \
@@ -284,6 +284,7 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             keep_result(keep);
         }
         ("where", Some(condition), _) => keep.tensor(condition),
+        ("masked_scatter", _, Some(mask)) => keep.tensor(mask),
         ("addcmul" | "addcdiv" | "lerp", ..) => {
             call.facts().skip(1).flat_map(Fact::tensors).for_each(|tensor| keep.tensor(tensor));
         }

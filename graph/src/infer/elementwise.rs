@@ -125,6 +125,16 @@ pub fn keeping(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
+/// `masked_scatter`: the source is taken from as it lies in memory, whatever its sizes are.
+pub fn scattering(call: &Call<'_>) -> Result {
+    let (first, mask) = (call.first()?, call.tensor("mask")?);
+    let sizes = broadcast(&[shape(first)?, shape(mask)?])?;
+    if call.is_in_place && shape(first)? != &sizes {
+        reject!("the mask {} does not fit into {}", show_shape(shape(mask)?), show_shape(shape(first)?));
+    }
+    Ok(Fact::Tensor(fresh(first.dtype, sizes)))
+}
+
 /// `float_power`: in double precision, whatever the operands are.
 pub fn double(call: &Call<'_>) -> Result {
     let dtype = promote(&operands(call)).map(|dtype| match dtype.is_complex() {

@@ -68,9 +68,6 @@ impl Asked {
             offload: plan.offload,
             ..Training::default()
         };
-        if plan.stages == Some(0) {
-            return Err(Failure::input("--stages is 0; a pipeline has one at least"));
-        }
         if let Some(count) = plan.micro_batches.filter(|&count| count > MICRO_BATCHES) {
             return Err(Failure::input(format!(
                 "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"

@@ -99,6 +99,13 @@ impl InputSpec {
                     };
                     return fail(span, "expected a whole number", fault);
                 };
+                if size == 0 {
+                    return fail(
+                        span,
+                        "must be 1 at least",
+                        "a tensor with a size of 0 holds nothing".to_owned(),
+                    );
+                }
                 shape.push(size);
                 size_at = span.end + 1;
             }
