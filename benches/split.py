@@ -189,7 +189,7 @@ def middle_plan(source, block, target):
 def step_seconds(folder, processes, steps):
     """Seconds of each step of one run under torchrun."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    command = [ROOT / ".venv/bin/torchrun", "--standalone", "--nproc-per-node", processes, folder / "train.py", "--steps", steps]
+    command = [ROOT / ".venv/bin/torchrun", "--standalone", "--nproc-per-node", processes, folder / "train.py", "--allow-eval", "--steps", steps]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
     rates = [float(rate) for rate in re.findall(r"([\d.]+) samples/s", done.stdout)]
     if done.returncode or len(rates) < steps:

@@ -190,6 +190,7 @@ fn training_goes_on_from_its_last_checkpoint() {
         Command::new(root().join(".venv/bin/python"))
             .args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"])
             .args([
+                "--allow-eval",
                 "--device",
                 "cpu",
                 "--steps",

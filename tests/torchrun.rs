@@ -9,3 +9,9 @@ mod oracle;
 fn several_processes_train_as_one() {
     oracle::run("torchrun");
 }
+
+/// The cases stand in `tests/oracle/schedules.py`.
+#[test]
+fn every_schedule_gives_the_gradients_of_one_process() {
+    oracle::run("schedules");
+}

@@ -49,7 +49,7 @@ pub use origin::sign;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
 };
-pub use python::kept_activations;
+pub use python::{kept_activations, was_training};
 pub use sizes::cut_near;
 pub use slice::cut;
 pub use weights::{Adopted, Prefix, WeightError, adopt};

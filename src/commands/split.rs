@@ -112,6 +112,8 @@ struct Found {
     tried: Vec<schema::MicroBatchesTried>,
     /// Samples in a micro-batch.
     batch: Option<u64>,
+    /// True where the model was traced in training mode.
+    is_training: bool,
 }
 
 impl Split {
@@ -186,6 +188,7 @@ impl Split {
             why,
             tried: solved.tried,
             batch: asked.batch,
+            is_training: asked.program.as_ref().is_none_or(codegen::was_training),
         })
     }
 

@@ -137,7 +137,7 @@ def ranks(out, world, arguments):
         def run():
             given = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": world, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in given.items()}, MASTER_ADDR="127.0.0.1")
-            sys.argv = ["train.py", "--device", "cpu", "--steps", str(STEPS), *arguments]
+            sys.argv = ["train.py", "--device", "cpu", "--steps", str(STEPS), "--allow-eval", *arguments]
             os.chdir(out)
             runpy.run_path("train.py", run_name="__main__")
 
@@ -168,11 +168,9 @@ def whole(path, out, count, task=None, steps=STEPS, state=None):
         for step in range(steps):
             train.seed_step(0, step, 0)
             optimizer.zero_grad()
-            samples = data.micro_batch * count
-            parts = train.split(data.inputs(step, samples), count)
             total = 0.0
-            for part, target in zip(parts, train.split(data.target(step, samples), count)):
-                loss = data.loss(leaves(model(*part)), target) / count
+            for part, target in zip(*data.batch(step, count, "cpu")):
+                loss = data.loss(leaves(model(*part.values())), target) / count
                 loss.backward()
                 total += float(loss.detach())
             optimizer.step()
@@ -511,7 +509,7 @@ def under_torchrun(cases):
     out = cases.emit("gpt2_tiny", "--stages", "4", "--targets", "python")
     expected = cases.expected("gpt2_tiny", out, 4)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "train.py"]
-    common = ["--device", "cpu", "--steps", str(STEPS), *table(4), "--save", "kept", "--save-every", "2"]
+    common = ["--device", "cpu", "--steps", str(STEPS), "--allow-eval", *table(4), "--save", "kept", "--save-every", "2"]
 
     def run(*arguments):
         return subprocess.run([*torchrun, *common, *arguments], cwd=out, capture_output=True, text=True)

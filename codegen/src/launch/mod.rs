@@ -45,6 +45,7 @@ pub fn launch(launcher: Launcher, ranks: Ranks) -> File {
 /// One file for the user, several for who reads it here.
 const TRAIN: &str = concat!(
     include_str!("../train/head.py"),
+    include_str!("../train/deferred.py"),
     include_str!("../train/stages.py"),
     include_str!("../train/task.py"),
     include_str!("../train/layout.py"),
@@ -52,6 +53,7 @@ const TRAIN: &str = concat!(
     include_str!("../train/dealt.py"),
     include_str!("../train/sync.py"),
     include_str!("../train/run.py"),
+    include_str!("../train/check.py"),
     include_str!("../train/commands.py"),
 );
 
@@ -96,10 +98,15 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     };
     let micro_batches = defaults.micro_batches.map_or("None".into(), |count| count.to_string());
     let schedule = defaults.schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
+    // Runs, but not as it was planned.
+    let planned = match defaults.schedule {
+        Some("pipedream") => "\"pipedream\"",
+        _ => "None",
+    };
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
-         \"prediction\": {prediction}}}"
+         \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }

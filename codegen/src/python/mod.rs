@@ -102,7 +102,7 @@ pub(crate) fn stage(
 /// Tells whether the model was traced in training mode: as most of its modules were.
 ///
 /// The root alone is no witness: a wrapper made for tracing is in training mode unless told otherwise.
-pub(crate) fn was_training(program: &Program) -> bool {
+pub fn was_training(program: &Program) -> bool {
     let count = |mode: bool| {
         let modes = program.modules.iter().filter_map(|module| module.attributes.get("training"));
         modes.filter(|found| **found == Constant::Bool(mode)).count()

@@ -20,9 +20,13 @@ def train(arguments, manifest):
     dist.init_process_group(backend, timeout=timedelta(seconds=arguments.timeout))
     try:
         run = Run(arguments, manifest)
-        if arguments.resume:
-            run.resume(arguments.save)
-        steps(run, arguments)
+        is_same = True
+        if arguments.check:
+            is_same = check(run) is not False
+        else:
+            if arguments.resume:
+                run.resume(arguments.save)
+            steps(run, arguments)
     except (RuntimeError, dist.DistError, ConnectionError) as error:
         message = str(error).strip().splitlines()
         lost = re.search(r"[Cc]onnection (closed|reset|refused)|timed? ?out|peer|NCCL|Broken pipe", str(error))
@@ -32,11 +36,25 @@ def train(arguments, manifest):
         os._exit(1)
     dist.barrier()
     dist.destroy_process_group()
+    if not is_same:
+        sys.exit(1)
 
 
 def steps(run, arguments):
     reporters = run.layout.ranks_of_stage(len(run.manifest["stages"]) - 1)
     leader = reporters[0]
+    if run.start >= arguments.steps:
+        if run.rank == leader:
+            print(f"nothing to do: the checkpoint is from after step {run.start}, --steps is {arguments.steps}", file=sys.stderr)
+        return
+    planned = DEFAULTS.get("planned")
+    if planned and run.rank == leader and not arguments.is_changed:
+        print(
+            f"note: the plan is for {planned}, which keeps several versions of the weights and never drains; "
+            f"this script runs {arguments.schedule} and drains after each step: gradients are exact, times are not those of the plan",
+            file=sys.stderr,
+            flush=True,
+        )
     begun, all_seconds = time.perf_counter(), []
     for step in range(run.start, arguments.steps):
         before = time.perf_counter()
@@ -74,8 +92,13 @@ def beside_prediction(arguments, all_seconds):
     predicted = DEFAULTS.get("prediction")
     if not settled or not predicted:
         return ""
-    text = f"a step took {told(statistics.median(settled))} (median); predicted for {predicted['devices']}"
-    text += f" were {told(predicted['seconds'])}"
+    text = f"a step took {told(statistics.median(settled))} (median)"
+    if not is_on(predicted["devices"], arguments.device):
+        return f"{text}; the plan predicts for {predicted['devices']}, which this is not\n"
+    if DEFAULTS.get("planned"):
+        return f"{text}; the plan predicts for {DEFAULTS['planned']}, which this is not\n"
+    text += f"; predicted for {predicted['devices']} were"
+    text += f" {told(predicted['seconds'])}"
     if predicted["band"]:
         text += " (p10–p90 {}–{})".format(*map(told, predicted["band"]))
     if arguments.is_changed:
@@ -83,45 +106,59 @@ def beside_prediction(arguments, all_seconds):
     return text + "\n"
 
 
+def is_on(planned, device):
+    """Tells whether a plan's devices may be those that this runs on, by their names."""
+    kinds = [kind.split(" × ")[-1].upper() for kind in planned.split(" + ")]
+    if torch.device(device).type == "cpu":
+        return all(kind.startswith("CPU") for kind in kinds)
+    own = re.sub(r"[^A-Z0-9]", "", torch.cuda.get_device_name(device).upper())
+    return all(part in own for kind in kinds for part in re.findall(r"[A-Z0-9]+", kind))
+
+
 def single(arguments, manifest):
     """The same steps in one process: the stages one after the other, each micro-batch by itself."""
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
-    optimizer = task.optimizer(parameters_of(stages))
-    replicas = [int(part) for part in str(arguments.replicas).split(",")]
-    pipelines = math.lcm(*replicas)
-    names = [about["name"] for about in manifest["inputs"]]
-    count = arguments.micro_batches * pipelines
+    parameters = parameters_of(stages)
+    optimizer = task.optimizer(parameters)
+    count = arguments.micro_batches * math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
     for step in range(arguments.steps):
         seed_step(arguments.seed, step, 0)
         if optimizer:
             optimizer.zero_grad(set_to_none=True)
-        samples = task.micro_batch * count
-        inputs = moved(dict(zip(names, task.inputs(step, samples))), arguments.device)
-        target = moved(task.target(step, samples), arguments.device)
-        total = 0.0
-        for micro_batch, part in zip(split(inputs, count), split(target, count)):
-            known = {f"input:{name}": value for name, value in micro_batch.items()}
-            with autocast(arguments):
-                for module, about in zip(stages, manifest["stages"]):
-                    outputs = module(*[known[port["from"]] for port in about["inputs"]])
-                    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-                    for port, value in zip(about["outputs"], outputs):
-                        known[f"stage:{about['stage']}:{port['name']}"] = value
-                loss = task.loss(outputs, part) / count
-            if isinstance(loss, torch.Tensor):
-                total += float(loss.detach())
-                if loss.requires_grad:
-                    loss.backward()
-        for tied in manifest["tied"]:
-            copies = [dict(stages[h["stage"]].named_parameters(remove_duplicate=False))[h["name"]] for h in tied["holders"]]
-            gradients = [copy.grad for copy in copies if copy.grad is not None]
-            for copy in copies if gradients else []:
-                copy.grad = sum(gradients[1:], gradients[0].clone())
+        loss = chained(arguments, manifest, task, stages, step, count)
+        if is_no_number(loss, parameters):
+            sys.exit(f"the loss or a gradient is not finite in step {step + 1}: stopped before the update")
         if optimizer:
             optimizer.step()
-        print(f"step {step + 1} loss {total:.9g}", flush=True)
+        print(f"step {step + 1} loss {loss:.9g}", flush=True)
     return stages
+
+
+def chained(arguments, manifest, task, stages, step, count):
+    """Leaves the gradients of a step in the stages, by one backward pass through all of them; returns the loss."""
+    total = 0.0
+    for number, (micro_batch, part) in enumerate(zip(*task.batch(step, count, arguments.device))):
+        known = {f"input:{name}": value for name, value in micro_batch.items()}
+        with autocast(arguments):
+            for module, about in zip(stages, manifest["stages"]):
+                if arguments.check:
+                    seed_pass(arguments, about["stage"], number)
+                outputs = module(*[known[port["from"]] for port in about["inputs"]])
+                outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+                for port, value in zip(about["outputs"], outputs):
+                    known[f"stage:{about['stage']}:{port['name']}"] = value
+            loss = task.loss(outputs, part) / count
+        if isinstance(loss, torch.Tensor):
+            total += float(loss.detach())
+            if loss.requires_grad:
+                loss.backward()
+    for tied in manifest["tied"]:
+        copies = [dict(stages[h["stage"]].named_parameters(remove_duplicate=False))[h["name"]] for h in tied["holders"]]
+        gradients = [copy.grad for copy in copies if copy.grad is not None]
+        for copy in copies if gradients else []:
+            copy.grad = sum(gradients[1:], gradients[0].clone())
+    return total
 
 
 def merge(arguments, manifest):
@@ -154,14 +191,21 @@ def merge(arguments, manifest):
     print(f"wrote {path}: {len(state)} tensors")
 
 
+def counted(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
-    parser.add_argument("--pipeline-ranks", type=int, help="ranks of a pipeline; fewer than stages for interleaved schedules")
+    parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
     parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
-    parser.add_argument("--micro-batches", type=int, default=None, help="micro-batches of a pipeline in a step")
-    parser.add_argument("--micro-batch-size", type=int, help="samples in a micro-batch; as traced by default")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step")
+    parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; as traced by default")
+    parser.add_argument("--steps", type=counted, default=10)
     parser.add_argument("--task", help="Python file with inputs, target, loss, optimizer")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -169,15 +213,25 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
     parser.add_argument("--save", help="folder for checkpoints")
-    parser.add_argument("--save-every", type=int, default=100)
+    parser.add_argument("--save-every", type=counted, default=100)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --save, if there is one")
     parser.add_argument("--merge", help="write one state dict (.safetensors or .pt) and end")
     parser.add_argument("--single", action="store_true", help="the same steps in one process")
+    parser.add_argument("--check", action="store_true", help="one step under the schedule beside one process: losses and all gradients")
+    parser.add_argument("--allow-eval", action="store_true", help="train stages of a model that was traced in eval mode: no dropout, batch norms as they are")
+    parser.add_argument("--any-torch", action="store_true", help="run with another torch than 2.11")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=600, help="seconds after which a silent peer is given up")
     parser.add_argument("--crash", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    manifest = json.loads((STAGES / "manifest.json").read_text())
+    if not torch.__version__.startswith("2.11.") and not arguments.any_torch:
+        sys.exit(f"this script was written for torch 2.11, here is {torch.__version__}: install 2.11, or try --any-torch")
+    manifest = read_manifest()
+    if not (manifest["training"] or arguments.allow_eval or arguments.merge or arguments.check):
+        sys.exit(
+            "the model was traced in eval mode, so dropout is off and batch norms keep their statistics: trace it with "
+            "`model-analyze trace --train` and emit again, or train these stages as they are with --allow-eval"
+        )
     arguments.crash = tuple(int(part) for part in arguments.crash.split(",")) if arguments.crash else None
     if arguments.resume and not arguments.save:
         sys.exit("--resume needs --save")
@@ -192,9 +246,11 @@ def main():
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
-    arguments.csv_ranks = None
+    arguments.csv_ranks, arguments.csv_is_split = None, False
     if arguments.schedule.endswith(".csv"):
-        arguments.csv_ranks, in_table = read_csv(arguments.schedule)
+        arguments.csv_ranks, in_table, arguments.csv_is_split = read_csv(arguments.schedule)
+        if arguments.single and arguments.micro_batches:
+            in_table = arguments.micro_batches  # in one process there is no schedule
         if arguments.micro_batches not in (None, in_table):
             sys.exit(f"the schedule table is for {in_table} micro-batches")
         arguments.micro_batches = in_table

@@ -8,13 +8,15 @@
     torchrun --nproc-per-node 2 train.py --task task.py --save checkpoints --resume
     python train.py --merge model.safetensors --save checkpoints  the stages' weights as one state dict
     python train.py --single --steps 10                          the same steps in one process, to compare
+    torchrun --nproc-per-node 2 train.py --check                 one step: losses and all gradients beside one process
 
 A task is a Python file with any of these:
 
     def inputs(step, samples): ...     a tuple of the model's inputs, `samples` in the first dimension
-    def target(step, samples): ...     a tensor, `samples` in the first dimension
+    def target(step, samples): ...     tensors with `samples` in the first dimension, in any nesting of dict, list, tuple
     def loss(outputs, target): ...     the mean loss of a micro-batch; `outputs` is what the model returns, flat
     def optimizer(parameters): ...
+    whole = ["name"]                   inputs that each micro-batch takes all of, where that is not seen from the trace
 
 Ranks are laid out replica by replica: of two pipelines of three ranks, the first has ranks 0, 1, 2. Where
 stages have unequal replicas, the ranks of stage 0 come first, then those of stage 1; micro-batches are dealt to the
@@ -32,9 +34,11 @@ import signal
 import statistics
 import sys
 import time
+import zlib
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.distributed as dist

@@ -2,17 +2,25 @@
 
 
 def read_csv(path):
-    """Returns for each rank of a compute-only schedule table the stages it runs, and the number of micro-batches."""
-    ranks, micro_batches = [], 0
+    """Returns for each rank of a compute-only schedule table the stages it runs, the number of micro-batches, and whether
+    backward passes are split."""
+    ranks, micro_batches, is_split = [], 0, False
     with open(path, newline="") as file:
         for row in csv.reader(file):
             text = [cell.strip() for cell in row if cell.strip()]
             cells = [found for cell in text for found in re.findall(r"(\d+)(?:F|I|B|W)(\d+)", cell)]
             if len(cells) < len(text):
                 sys.exit(f"{path}: not a compute-only schedule table")
+            is_split = is_split or any("W" in cell or "I" in cell for cell in text)
             ranks.append(sorted({int(stage) for stage, _ in cells}))
             micro_batches = max([micro_batches] + [int(number) + 1 for _, number in cells])
-    return ranks, micro_batches
+    return ranks, micro_batches, is_split
+
+
+def splits_backward(arguments):
+    """Tells whether a schedule has weight halves, which Python stages can put off."""
+    halves = ("interleavedzerobubble", "zbvzerobubble", "dualpipev")
+    return arguments.csv_is_split or arguments.schedule.lower() in halves
 
 
 class Layout:

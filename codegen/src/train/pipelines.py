@@ -11,109 +11,87 @@ def make_stage_class():
             # The first messages have been exchanged by then. Stages of V schedules would greet themselves, which gloo refuses.
             return []
 
+        def forward_one_chunk(self, chunk, *arguments, **keywords):
+            self.submod.micro_batch = (self.pipeline, chunk)
+            return super().forward_one_chunk(chunk, *arguments, **keywords)
+
+        def backward_one_chunk(self, chunk, loss=None, full_backward=True, last_backward=False):
+            if full_backward or not self.has_backward:
+                return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
+            self.queues[chunk] = {}
+            with DEFERRAL.into(self.queues[chunk]):
+                return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
+
+        def backward_weight_one_chunk(self, chunk, last_backward=False):
+            if self.has_backward:
+                DEFERRAL.work(self.queues.pop(chunk))
+
         def backward_maybe_with_nosync(self, backward_type, bwd_kwargs, last_backward=False):
-            if backward_type == "weight":
-                backward_weights(self.submod.parameters(), bwd_kwargs["param_groups"])
-                return (), None
             outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             gradients = [None] * len(outputs) if gradients is None else list(gradients)
             pairs = [(o, g) for o, g in zip(outputs, gradients) if o.requires_grad]
-            outputs, gradients = [o for o, _ in pairs], [g for _, g in pairs]
+            if pairs:
+                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
             inputs = bwd_kwargs["input_values"]
-            groups = None
-            if backward_type == "full":
-                if outputs:
-                    torch.autograd.backward(outputs, gradients)
-                found = [value.grad if value.requires_grad else None for value in inputs]
-                for value in inputs:
-                    value.grad = None
-            else:
-                found, groups = backward_inputs(outputs, gradients, inputs, self.submod.parameters())
+            found = [value.grad if value.requires_grad else None for value in inputs]
+            for value in inputs:
+                value.grad = None
             # The runtime sends a gradient for each tensor that came.
             received = len(self.args_recv_info[0]) if not self.is_first else 0
             for index in range(min(received, len(found))):
                 if found[index] is None:
                     found[index] = torch.zeros_like(inputs[index])
                 found[index] = found[index].contiguous()
-            return tuple(found), groups
+            return tuple(found), None
 
     return Stage
 
 
-def backward_inputs(outputs, gradients, inputs, parameters):
-    """The input half of a backward pass, after "Zero Bubble Pipeline Parallelism" (2024).
+def split_inputs(manifest, task, inputs, samples, count):
+    """Cuts inputs along their first dimension; what has no samples goes to each part whole.
 
-    Keeps the gradients that arrive where paths to parameters leave the paths to inputs, for the other half. Unlike torch's
-    own, it tells the results of one operator apart, counts a parameter that is used twice right, and forgets no
-    parameter that meets no input.
+    An input has samples where its first size was that of the first input when the model was traced, or a multiple of it.
+    A size that is neither what was asked for nor the traced one is refused: a guess would train on wrong data.
     """
-    from torch.distributed.pipelining import _backward as torch_backward
-
-    node_of = torch_backward._get_grad_fn_or_grad_acc
-    wanted = [value for value in inputs if value.requires_grad]
-    edges = torch_backward.construct_reverse_graph([node_of(output) for output in outputs])
-    closure, _ = torch_backward.reverse_closure([node_of(value) for value in wanted], set(), edges)
-    kept, hooks = {}, []
-    for node in closure:
-        side = {edge for edge in node.next_functions if edge[0] is not None and edge[0] not in closure}
-        if side and node in edges or side and any(node_of(output) is node for output in outputs):
-            kept[node] = [sorted(side, key=lambda edge: (edge[0].name(), id(edge[0]), edge[1])), None]
-            hooks.append(node.register_prehook(keeper(kept, node)))
-    found = [None] * len(wanted)
-    if wanted and outputs:
-        found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
-    for hook in hooks:
-        hook.remove()
-    by_value = {id(value): gradient for value, gradient in zip(wanted, found)}
-    # Outputs that depend on no input.
-    apart = [(o, g) for o, g in zip(outputs, gradients) if node_of(o) not in closure]
-    return [by_value.get(id(value)) for value in inputs], [(kept, apart)]
+    if len(inputs) != len(manifest["inputs"]):
+        sys.exit(f"inputs() of the task returned {len(inputs)} values, the model takes {len(manifest['inputs'])}")
+    parts = [{} for _ in range(count)]
+    for about, value in zip(manifest["inputs"], inputs):
+        pieces = [value] * count
+        if isinstance(value, torch.Tensor) and value.dim() and about["name"] not in task.whole:
+            traced = about["shape"][0] if about["shape"] else None
+            has_samples = traced is None or traced % task.traced == 0
+            wanted = traced // task.traced * samples if traced and has_samples else samples
+            if has_samples and value.shape[0] == wanted:
+                pieces = value.chunk(count)
+            elif value.shape[0] != traced or traced == task.traced:
+                sys.exit(
+                    f"inputs() of the task returned {value.shape[0]} rows of `{about['name']}`, {wanted} were asked for "
+                    f"({samples} samples a step); name it in a list `whole` if each micro-batch takes all of it"
+                )
+        for part, piece in zip(parts, pieces):
+            part[about["name"]] = piece
+    return parts
 
 
-def keeper(kept, node):
-    def keep(gradients):
-        kept[node][1] = gradients
-
-    return keep
-
-
-def backward_weights(parameters, groups):
-    """The other half: from where the paths part to the parameters, whose gradients autograd adds up in place."""
-    from torch.autograd.graph import GradientEdge
-
-    parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    for kept, apart in groups or []:
-        edges, arriving = [], []
-        for node, (side, gradients) in kept.items():
-            starts = [(GradientEdge(node, at), g) for at, g in enumerate(gradients or ()) if g is not None]
-            if not starts:
-                continue
-            side = [GradientEdge(*edge) for edge in side]
-            found = torch.autograd.grad(
-                [start for start, _ in starts], side, [g for _, g in starts], retain_graph=True, allow_unused=True
-            )
-            for edge, gradient in zip(side, found):
-                if gradient is not None:
-                    edges.append(edge)
-                    arriving.append(gradient)
-        kept.clear()
-        for output, gradient in apart:
-            edges.append(output)
-            arriving.append(torch.ones_like(output) if gradient is None else gradient)
-        if edges and parameters:
-            torch.autograd.backward(edges, arriving, inputs=parameters)
-
-
-def split(value, count):
-    """Splits along the first dimension; what has none, or another size, goes to each part whole."""
-    if isinstance(value, torch.Tensor):
-        return list(value.chunk(count)) if value.dim() and value.shape[0] % count == 0 else [value] * count
-    if isinstance(value, (list, tuple)):
-        return [type(value)(items) for items in zip(*(split(item, count) for item in value))]
+def split_targets(value, samples, count, place="target()"):
+    """Cuts a target of any nesting into parts: tensors along their first dimension, or a list with an item a sample."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        if value.shape[0] != samples:
+            sys.exit(f"{place} of the task returned {value.shape[0]} rows, {samples} were asked for")
+        return list(value.chunk(count))
     if isinstance(value, dict):
-        parts = {key: split(item, count) for key, item in value.items()}
+        parts = {key: split_targets(item, samples, count, f"{place}[{key!r}]") for key, item in value.items()}
         return [{key: items[index] for key, items in parts.items()} for index in range(count)]
+    if isinstance(value, (list, tuple)):
+        is_cut = value and all(isinstance(item, torch.Tensor) and item.dim() and len(item) == samples for item in value)
+        if not is_cut and len(value) == samples:
+            size = samples // count
+            return [value[at * size : (at + 1) * size] for at in range(count)]
+        parts = [split_targets(item, samples, count, f"{place}[{index}]") for index, item in enumerate(value)]
+        remade = type(value)._make if hasattr(value, "_make") else type(value)
+        return [remade(items) for items in zip(*parts)] if parts else [value] * count
     return [value] * count
 
 
@@ -121,7 +99,8 @@ def moved(value, device):
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)):
-        return type(value)(moved(item, device) for item in value)
+        items = [moved(item, device) for item in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
     if isinstance(value, dict):
         return {key: moved(item, device) for key, item in value.items()}
     return value
@@ -178,26 +157,29 @@ class Pipeline:
         run = self.run
         metas = self.prime(self.keywords[0])
         cls, count = make_stage_class(), len(run.manifest["stages"])
-        return [
-            cls(wrapped, stage, count, run.device, input_args=metas[stage][0], output_args=metas[stage][1], group=self.group)
-            for stage, wrapped in run.stages.items()
-        ]
+        made = []
+        for stage, wrapped in run.stages.items():
+            args = {"input_args": metas[stage][0], "output_args": metas[stage][1], "group": self.group}
+            made.append(cls(wrapped, stage, count, run.device, **args))
+            made[-1].pipeline, made[-1].queues = self.number, {}
+        return made
 
-    def take(self, batch, target):
-        """Cuts a batch into micro-batches: not every input has a batch dimension, so torch's own cutting would not do."""
-        run, chunks = self.run, self.run.arguments.micro_batches
-        self.keywords = split(batch, chunks)
-        self.arguments = [run.first_arguments(part) if 0 in run.stages else () for part in self.keywords]
-        self.targets = split(target, chunks)
+    def take(self, micro_batches, targets):
+        self.keywords, self.targets = micro_batches, targets
+        self.arguments = [self.run.first_arguments(part) if 0 in self.run.stages else () for part in self.keywords]
 
-    def step(self, batch, target):
+    def loss(self, outputs, number):
+        return self.run.scaled_loss(outputs, self.targets[int(number)])
+
+    def step(self, micro_batches, targets):
         run = self.run
-        self.take(batch, target)
+        self.take(micro_batches, targets)
         if self.schedule is None:
-            self.schedule = make_schedule(run.arguments, self.make_stages(), run.arguments.micro_batches, run.scaled_loss)
+            self.schedule = make_schedule(run.arguments, self.make_stages(), run.arguments.micro_batches, self.loss)
             self.schedule._split_inputs = lambda args, kwargs: (self.arguments, self.keywords)
         has_last, losses = len(run.manifest["stages"]) - 1 in run.stages, []
-        target = target if has_last else None
+        # The runtime cuts a tensor only; a target may be of any nesting, and is looked up by its number.
+        target = torch.arange(run.arguments.micro_batches) if has_last else None
         self.schedule.step(target=target, losses=losses if has_last else None, return_outputs=False)
         return sum(float(loss.detach()) for loss in losses) if has_last else None
 

@@ -20,7 +20,7 @@ class Run:
         self.stages = {}
         for stage in self.layout.stages_of[place]:
             about = manifest["stages"][stage]
-            module = load_stage(about, arguments.form, arguments.device)
+            module = load_stage(about, arguments.form, arguments.device, waits=splits_backward(arguments))
             self.stages[stage] = Wrapped(module, about, arguments)
             self.stages[stage].is_last = stage == len(manifest["stages"]) - 1
         self.make_groups()
@@ -31,6 +31,7 @@ class Run:
         ]
         self.dealt = Dealt(self) if self.layout.is_unequal else None
         parameters, ranks = parameters_of(self.stages.values()), tuple(self.layout.ranks[place])
+        self.parameters = parameters
         passes = len(self.dealt.order) // 2 if self.dealt else arguments.micro_batches
         self.sync = Sync(parameters, self.groups[ranks], passes) if len(ranks) > 1 else None
         self.optimizer = self.task.optimizer(parameters)
@@ -65,24 +66,45 @@ class Run:
             return self.task.loss(outputs, target) / (self.arguments.micro_batches * self.layout.pipelines)
 
     def step(self, step):
+        """Trains a step; returns the loss where this rank knows it."""
+        loss = self.gradients(step)
+        self.stop_if_lost(step, loss)
+        if self.optimizer:
+            self.optimizer.step()
+        return loss
+
+    def gradients(self, step):
+        """Leaves the gradients of a step in the parameters; returns the loss where this rank knows it."""
         seed_step(self.arguments.seed, step, self.rank)
         if self.optimizer:
             self.optimizer.zero_grad(set_to_none=True)
-        samples = self.task.micro_batch * self.arguments.micro_batches
-        names = [about["name"] for about in self.manifest["inputs"]]
-        inputs = self.task.inputs(step, samples * self.layout.pipelines)
-        parts = moved(split(dict(zip(names, inputs)), self.layout.pipelines), self.device)
-        targets = self.task.target(step, samples * self.layout.pipelines)
-        targets = moved(split(targets, self.layout.pipelines), self.device)
+        parts, targets = self.task.batch(step, self.layout.pipelines * self.arguments.micro_batches, self.device)
+        each = self.arguments.micro_batches
+        parts = [parts[at * each : (at + 1) * each] for at in range(self.layout.pipelines)]
+        targets = [targets[at * each : (at + 1) * each] for at in range(self.layout.pipelines)]
         if self.dealt:
             loss = self.dealt.step(parts, targets)
         else:
             [pipeline] = self.pipelines
             loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
         self.average_gradients()
-        if self.optimizer:
-            self.optimizer.step()
         return loss
+
+    def stop_if_lost(self, step, loss):
+        """Ends all ranks before the update when the loss or a gradient is no number: what is saved stays good."""
+        is_lost = is_no_number(loss, self.parameters)
+        flag = torch.tensor([float(is_lost)], device=self.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        if not flag.item():
+            return
+        if is_lost:
+            what = "the loss" if loss is not None and not math.isfinite(loss) else "a gradient"
+            print(f"rank {self.rank}: {what} is not finite in step {step + 1}", file=sys.stderr, flush=True)
+        dist.barrier()
+        if self.rank == 0:
+            kept = f"the last checkpoint in {self.arguments.save} is from before" if self.arguments.save else "nothing was saved"
+            print(f"stopped before the update of step {step + 1}: {kept}", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def average_gradients(self):
         """Sums gradients over the replicas of each stage, then over the copies of each tied parameter."""
@@ -157,6 +179,14 @@ def parameters_of(modules):
             if parameter.requires_grad:
                 seen[id(parameter)] = parameter
     return list(seen.values())
+
+
+def is_no_number(loss, parameters):
+    """Tells whether a loss, or the gradient of one of these parameters, is infinite or NaN."""
+    if loss is not None and not math.isfinite(loss):
+        return True
+    norms = [parameter.grad.detach().norm() for parameter in parameters if parameter.grad is not None]
+    return bool(norms) and not bool(torch.stack([norm.double() for norm in norms]).isfinite().all())
 
 
 def has_buffers(modules):

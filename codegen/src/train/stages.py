@@ -1,6 +1,31 @@
 # -- stages ---------------------------------------------------------------------------------------------------------
 
 
+def read_manifest():
+    """Reads what joins the stages, and finds out whether the files are those that were written with it."""
+    try:
+        manifest = json.loads((STAGES / "manifest.json").read_text())
+    except FileNotFoundError:
+        sys.exit(f"{STAGES / 'manifest.json'} is missing: this script lies in the folder of its stages")
+    for name, about in manifest.get("files", {}).items():
+        path = HERE / name
+        if name != "train.py" and not name.startswith("stages/"):
+            continue  # pictures and exports are nothing that runs
+        if not path.is_file():
+            sys.exit(f"{path} is missing: emit the stages again")
+        if path.stat().st_size != about["bytes"] or checksum(path) != about["crc32"]:
+            sys.exit(f"{path} is not the file that was written with this folder: emit the stages again")
+    return manifest
+
+
+def checksum(path):
+    found = 0
+    with open(path, "rb") as file:
+        while part := file.read(1 << 24):
+            found = zlib.crc32(part, found)
+    return f"{found:08x}"
+
+
 def load_module(path, name):
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -12,14 +37,18 @@ def form_of(about, form):
     return form or ("python" if "python" in about["files"] else "torchscript")
 
 
-def load_stage(about, form, device):
+def load_stage(about, form, device, waits=False):
+    """Loads a stage; under schedules that split backward passes its weight gradients may wait."""
     files, form = about["files"], form_of(about, form)
     if form not in files:
         sys.exit(f"stage {about['stage']} was not written as {form}")
     path = STAGES / files[form]
     if form == "torchscript":
         return torch.jit.load(path, map_location=device)
-    return load_module(path, f"stage_{about['stage']}").load(device=device)
+    module = load_module(path, f"stage_{about['stage']}")
+    if waits:
+        let_wait(module)
+    return module.load(device=device)
 
 
 def encode(tensor):
@@ -86,6 +115,7 @@ class Wrapped(nn.Module):
         self.dtypes = None  # of what is received, once known
         self.sent_dtypes = None
         self.arguments = arguments
+        self.stage, self.micro_batch = about["stage"], (0, 0)
         # Python stages see to their blocks themselves; an archive can be recomputed or offloaded as a whole only.
         is_archive = form_of(about, arguments.form) == "torchscript"
         self.is_whole = {}
@@ -97,6 +127,9 @@ class Wrapped(nn.Module):
 
     def run(self, values):
         positional = [values[name] for name in self.order]
+        if self.arguments.check:
+            pipeline, chunk = self.micro_batch
+            seed_pass(self.arguments, self.stage, pipeline * self.arguments.micro_batches + chunk)
         with autocast(self.arguments):
             if self.is_whole["offload"]:
                 weights = {parameter.untyped_storage().data_ptr() for parameter in self.module.parameters()}
@@ -124,7 +157,8 @@ class Wrapped(nn.Module):
             values[name] = inputs[original]
         outputs = self.run(values)
         if self.is_last:
-            return tuple(outputs)
+            # The runtime detaches what the last stage returns, in place: the buffers of what it received must stay as they are.
+            return tuple(o.view_as(o) if o.is_leaf or any(o is t for t in tensors) else o for o in outputs)
         self.sent_dtypes = [output.dtype for output in outputs]
         outputs = [encode(output) for output in outputs]
         seen = {t.untyped_storage().data_ptr() for t in tensors}

@@ -18,7 +18,8 @@ class Sync:
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket:
                 self.bucket_of[parameter] = number
-                parameter.register_post_accumulate_grad_hook(self.arrived)
+                parameter.register_post_accumulate_grad_hook(self.accumulated)
+        DEFERRAL.arrived.append(self.arrived)
         self.begin()
 
     def begin(self):
@@ -26,8 +27,14 @@ class Sync:
         self.missing = [len(bucket) for bucket in self.buckets]
         self.sent = []
 
+    def accumulated(self, parameter):
+        if not DEFERRAL.holds(parameter):
+            self.arrived(parameter)
+
     def arrived(self, parameter):
-        """Counts a pass that has added to a parameter's gradient."""
+        """Counts a pass that has added all that it adds to a parameter's gradient."""
+        if parameter not in self.seen:
+            return
         self.seen[parameter] += 1
         if self.seen[parameter] == self.passes:
             self.missing[self.bucket_of[parameter]] -= 1

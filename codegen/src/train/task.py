@@ -13,17 +13,19 @@ class Task:
         self.micro_batch = arguments.micro_batch_size or (shapes[0][0] if shapes and shapes[0] else 1)
         self.traced = shapes[0][0] if shapes and shapes[0] else 1
         self.ramps = {}
+        self.whole = getattr(self.file, "whole", [])
 
     def inputs(self, step, samples):
         if hasattr(self.file, "inputs"):
-            return tuple(self.file.inputs(step, samples))
+            made = self.file.inputs(step, samples)
+            return (made,) if isinstance(made, torch.Tensor) else tuple(made)
         generator = torch.Generator().manual_seed(self.seed + step)
         made = []
         for about in self.manifest["inputs"]:
             if about["shape"] is None or about["dtype"] is None:
                 sys.exit(f"the size of input `{about['name']}` is not known: give --task with a function `inputs`")
             shape = list(about["shape"])
-            if shape and shape[0] % self.traced == 0:
+            if shape and shape[0] % self.traced == 0 and about["name"] not in self.whole:
                 shape[0] = shape[0] // self.traced * samples
             dtype = getattr(torch, about["dtype"])
             if dtype.is_floating_point:
@@ -38,6 +40,12 @@ class Task:
         if hasattr(self.file, "target"):
             return self.file.target(step, samples)
         return torch.zeros(samples)
+
+    def batch(self, step, count, device):
+        """Returns the inputs and targets of a step's micro-batches."""
+        samples = self.micro_batch * count
+        inputs = split_inputs(self.manifest, self, self.inputs(step, samples), samples, count)
+        return moved(inputs, device), moved(split_targets(self.target(step, samples), samples, count), device)
 
     def loss(self, outputs, target):
         if hasattr(self.file, "loss"):

@@ -27,7 +27,7 @@ pub struct Asked {
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
     /// What stages are cut from; none where that is no archive.
-    pub(super) program: Option<Program>,
+    pub program: Option<Program>,
 }
 
 /// How a traced model is taken apart.

@@ -59,13 +59,27 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
             "the stages give what the whole model gives (needs libtorch)",
         )];
         if names.iter().any(|name| name == "train.py") {
-            next.push((
-                format!("torchrun --nproc-per-node {} {folder}/train.py", devices.len()),
-                "train them, one process a device",
-            ));
+            let train = format!("torchrun --nproc-per-node {} {folder}/train.py", devices.len());
+            next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
+            next.push(match found.is_training {
+                true => (train, "train them, one process a device"),
+                false => (format!("{train} --allow-eval"), "train them as they were traced: in eval mode"),
+            });
         }
         text.push_str("\nnext\n");
         next.iter().for_each(|(command, why)| text.push_str(&format!("  {command}    {why}\n")));
+        if !found.is_training {
+            text.push_str(
+                "\nThe model was traced in eval mode: training leaves dropout off and the statistics of batch norms as they are.\n\
+                 Trace it with --train to train it as it is meant.\n",
+            );
+        }
+        if found.plan.schedule == "pipedream" {
+            text.push_str(
+                "\ntrain.py drains the pipeline after each step (1F1B) instead of keeping versions of the weights: its gradients are\n\
+                 exact, and its steps take longer than this plan's.\n",
+            );
+        }
     }
     text
 }

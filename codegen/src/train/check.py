@@ -1,0 +1,96 @@
+# -- the check ------------------------------------------------------------------------------------------------------
+
+# How far a gradient may be off, beside its own largest value or a thousandth of the model's: sums are made in another order.
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex64: 1e-5, torch.complex128: 1e-9}
+LOW_TOLERANCE = 3e-2
+
+
+def seed_pass(arguments, stage, micro_batch):
+    """Lets a pass of the check draw the same random numbers in one process and in many."""
+    torch.manual_seed((arguments.seed * 1_000_003 + micro_batch) * 4099 + stage)
+
+
+def check(run):
+    """Runs two steps as they are planned, in all processes, and in one; tells on rank 0 whether they are the same.
+
+    What a step leaves behind shows in the next one only. Weights stay as they are.
+    """
+    arguments, layout, device = run.arguments, run.layout, run.device
+    stages = None
+    if run.rank == 0:
+        stages = [load_stage(about, arguments.form, arguments.device) for about in run.manifest["stages"]]
+    reporters = layout.ranks_of_stage(len(run.manifest["stages"]) - 1)
+    losses, differences = [], []
+    for step in range(2):
+        loss = run.gradients(step)
+        total = torch.tensor([(loss or 0.0) if run.rank in reporters else 0.0], dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        if run.rank == 0:
+            for stage in stages:
+                stage.zero_grad(set_to_none=True)
+            count = arguments.micro_batches * layout.pipelines
+            losses.append((chained(arguments, run.manifest, run.task, stages, step, count), float(total)))
+            expected = [gradients_of(stage) for stage in stages]
+            known = [g for gradients in expected for g in gradients.values() if g is not None and g.numel()]
+            largest = max((float(g.abs().max()) for g in known), default=0.0)
+        for stage in range(len(run.manifest["stages"])):
+            for owner in layout.ranks_of_stage(stage):
+                box = [gradients_of(run.stages[stage].module) if owner == run.rank else None]
+                if owner != 0 and run.rank == owner:
+                    dist.send_object_list(box, dst=0, device=run.object_device)
+                if run.rank == 0:
+                    if owner != 0:
+                        dist.recv_object_list(box, src=owner, device=run.object_device)
+                    differences += compared(step, stage, owner, expected[stage], box[0], largest)
+    return verdict(arguments, layout, losses, differences) if run.rank == 0 else None
+
+
+def gradients_of(module):
+    named = module.named_parameters()
+    return {name: None if p.grad is None else p.grad.detach().cpu() for name, p in named if p.requires_grad}
+
+
+def compared(step, stage, rank, expected, found, largest):
+    """Yields the difference of each gradient of a stage, relative to what counts in it."""
+    for name, whole in expected.items():
+        own, place = found.get(name), {"step": step + 1, "stage": stage, "rank": rank, "name": name}
+        known = whole if whole is not None else own
+        if known is None or not known.numel():
+            yield place | {"difference": 0.0, "is_zero": True, "allowed": 1.0}
+            continue
+        zeros = torch.zeros_like(known)
+        wide = torch.complex128 if known.is_complex() else torch.float64
+        a, b = ((g if g is not None else zeros).to(wide) for g in (whole, own))
+        scale = max(float(a.abs().max()), 1e-3 * largest, sys.float_info.min)
+        difference = float((a - b).abs().max()) / scale
+        is_zero = not a.any() and not b.any()
+        allowed = TOLERANCES.get(known.dtype, LOW_TOLERANCE)
+        yield place | {"difference": difference, "is_zero": bool(is_zero), "allowed": allowed}
+
+
+def verdict(arguments, layout, losses, differences):
+    low = arguments.dtype != "fp32"
+    of_losses = [abs(a - b) / max(abs(a), sys.float_info.min) if a != b else 0.0 for a, b in losses]
+    of_loss = max(of_losses, key=lambda d: (math.isnan(d), d))
+    # Not a number is no small difference.
+    wrong = [d for d in differences if not d["difference"] <= (LOW_TOLERANCE if low else d["allowed"])]
+    lowest = any(d["allowed"] == LOW_TOLERANCE for d in differences)
+    is_same = of_loss <= (LOW_TOLERANCE if low or lowest else 1e-5)
+    worst = max((d["difference"] for d in differences), key=lambda d: (math.isnan(d), d), default=0.0)
+    zeros = sum(d["is_zero"] for d in differences)
+    name = Path(arguments.schedule).name
+    text = f"two steps under {name} on {layout.world} ranks beside one process: losses differ by {of_loss:.1e}, "
+    text += f"{len(differences)} gradients by {worst:.1e} at most"
+    text += f" ({zeros} are exactly zero in both)" if zeros else ""
+    print(text, file=sys.stderr)
+    for one in wrong[:5]:
+        print(f"  step {one['step']}, stage {one['stage']}, rank {one['rank']}: gradient of {one['name']} differs by {one['difference']:.1e}", file=sys.stderr)
+    ok = is_same and not wrong
+    print("the same" if ok else "different", file=sys.stderr, flush=True)
+    shown = sorted(differences, key=lambda d: -d["difference"] if d["difference"] == d["difference"] else -math.inf)[:5]
+    about = {"ok": ok, "schedule": name, "ranks": layout.world, "loss": of_loss, "gradients": worst}
+    about |= {"compared": len(differences), "zero": zeros, "wrong": wrong[:5], "worst": shown}
+    print(json.dumps({"check": about}), flush=True)
+    return ok
+
+

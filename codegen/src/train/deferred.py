@@ -1,0 +1,172 @@
+# -- split backward passes --------------------------------------------------------------------------------------------
+
+
+class Deferral:
+    """Weight gradients that wait, after "Zero Bubble Pipeline Parallelism" (2024).
+
+    The input half of a backward pass is an ordinary backward pass in which linear layers and convolutions leave the gradients
+    of their weights in a queue; the weight half works the queue off. What is not deferred (norms, embeddings, recurrent
+    layers, archives) has its gradients in the first half. Unlike halves that walk the graph, this counts a parameter
+    that is used several times right.
+    """
+
+    def __init__(self):
+        self.queue = None  # what waits, by parameter, of the input half that is running; nothing waits without one
+        self.arrived = []  # is told each parameter whose gradient has been added to
+
+    @contextmanager
+    def into(self, queue):
+        before, self.queue = self.queue, queue
+        try:
+            yield
+        finally:
+            self.queue = before
+
+    def holds(self, parameter):
+        """Tells whether more of a parameter's gradient waits in the half that is running."""
+        return self.queue is not None and parameter in self.queue
+
+    def give(self, parameter, gradient):
+        """Takes the function that computes a gradient: now, or when the weight half comes."""
+        if self.queue is None:
+            return gradient()
+        self.queue.setdefault(parameter, []).append(gradient)
+        return None
+
+    @torch.no_grad()
+    def work(self, queue):
+        """Adds what has waited to the parameters' gradients: the uses of one are summed first, as autograd does it."""
+        for parameter in list(queue):
+            gradients = [gradient().to(parameter.dtype) for gradient in queue.pop(parameter)]
+            gradient = sum(gradients[1:], gradients[0])
+            if parameter.grad is not None:
+                parameter.grad += gradient
+            elif gradient.stride() == parameter.stride():
+                parameter.grad = gradient
+            else:
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)
+            for arrived in self.arrived:
+                arrived(parameter)
+
+
+DEFERRAL = Deferral()
+PLAIN_LINEAR, PLAIN_ADDMM = nn.functional.linear, torch.addmm
+
+
+def may_wait(value, weight, bias):
+    """Tells whether an operator's weights are parameters themselves, whose gradients nobody computes with."""
+    weights = [weight] if bias is None else [weight, bias]
+    return (
+        torch.is_grad_enabled()
+        and all(type(tensor) in (torch.Tensor, nn.Parameter) for tensor in (value, *weights))
+        and all(tensor.is_leaf and tensor.requires_grad and not tensor.is_complex() for tensor in weights)
+    )
+
+
+def lowered(*tensors):
+    """Returns what autocast would compute with, and the type; no type where it is off."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors, None
+    dtype = torch.get_autocast_dtype(device)
+    fits = [t is not None and t.is_floating_point() and t.dtype != torch.float64 for t in tensors]
+    return [t.to(dtype) if fit else t for t, fit in zip(tensors, fits)], dtype
+
+
+class WaitingProduct(torch.autograd.Function):
+    """`F.linear`, or with `is_transposed` the product that `torch.addmm` adds to the bias."""
+
+    @staticmethod
+    def forward(ctx, value, weight, bias, is_transposed, dtype):
+        ctx.save_for_backward(value, weight)
+        ctx.parameters, ctx.is_transposed, ctx.dtype = (weight, bias), is_transposed, dtype
+        weight, bias = (t.to(dtype) if dtype and t is not None else t for t in (weight, bias))
+        return PLAIN_ADDMM(bias, value, weight) if is_transposed else PLAIN_LINEAR(value, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        value, weight = ctx.saved_tensors
+        own, bias = ctx.parameters
+        weight = weight.to(ctx.dtype) if ctx.dtype else weight
+        rows, ahead = value.reshape(-1, value.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        found = None
+        if ctx.needs_input_grad[0]:
+            found = ahead.mm(weight.t()) if ctx.is_transposed else ahead.mm(weight)
+            found = found.view(value.shape)
+        if ctx.is_transposed:
+            of_weight = DEFERRAL.give(own, lambda: rows.t().mm(ahead))
+        else:
+            of_weight = DEFERRAL.give(own, lambda: ahead.t().mm(rows))
+        of_bias = None if bias is None else DEFERRAL.give(bias, lambda: ahead.sum(0))
+        return found, of_weight, of_bias, None, None
+
+
+class WaitingConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, weight, bias, dtype, *how):
+        ctx.save_for_backward(value, weight)
+        ctx.parameters, ctx.how, ctx.dtype = (weight, bias), how, dtype
+        weight, bias = (t.to(dtype) if dtype and t is not None else t for t in (weight, bias))
+        return torch.convolution(value, weight, bias, *how)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        value, weight = ctx.saved_tensors
+        own, bias = ctx.parameters
+        weight = weight.to(ctx.dtype) if ctx.dtype else weight
+        sizes = None if bias is None else list(bias.shape)
+
+        def part(index):
+            mask = [at == index for at in range(3)]
+            return torch.ops.aten.convolution_backward(gradient, value, weight, sizes, *ctx.how, mask)[index]
+
+        found = part(0) if ctx.needs_input_grad[0] else None
+        of_weight = DEFERRAL.give(own, lambda: part(1))
+        of_bias = None if bias is None else DEFERRAL.give(bias, lambda: part(2))
+        return (found, of_weight, of_bias, None) + (None,) * len(ctx.how)
+
+
+def linear(value, weight, bias=None):
+    if not may_wait(value, weight, bias) or value.dim() < 2:
+        return PLAIN_LINEAR(value, weight, bias)
+    (value,), dtype = lowered(value)
+    return WaitingProduct.apply(value, weight, bias, False, dtype)
+
+
+def addmm(bias, value, weight, *, beta=1, alpha=1):
+    if not may_wait(value, weight, bias) or (beta, alpha) != (1, 1) or bias.dim() != 1:
+        return PLAIN_ADDMM(bias, value, weight, beta=beta, alpha=alpha)
+    (value,), dtype = lowered(value)
+    return WaitingProduct.apply(value, weight, bias, True, dtype)
+
+
+def convolution(plain, rank, is_transposed):
+    def listed(number):
+        return [number] * rank if isinstance(number, int) else list(number)
+
+    def convolve(value, weight, bias, stride, padding, *rest):
+        fits = value.dim() == rank + 2 and not isinstance(padding, str)
+        if not fits or len(rest) != (3 if is_transposed else 2) or not may_wait(value, weight, bias):
+            return plain(value, weight, bias, stride, padding, *rest)
+        more, groups, dilation = rest if is_transposed else (0, rest[1], rest[0])
+        (value,), dtype = lowered(value)
+        how = (listed(stride), listed(padding), listed(dilation), is_transposed, listed(more), groups)
+        return WaitingConvolution.apply(value, weight, bias, dtype, *how)
+
+    return convolve
+
+
+def let_wait(stage):
+    """Gives a stage's own names for torch other functions where weights may wait; torch itself stays as it is."""
+    names = {f"conv{way}{rank}d": (rank, bool(way)) for rank in (1, 2, 3) for way in ("", "_transpose")}
+    waiting = {name: convolution(getattr(torch, name), *how) for name, how in names.items()}
+    for name, space in (("torch", torch), ("F", nn.functional)):
+        made = ModuleType(space.__name__)
+        made.__dict__.update(vars(space))
+        made.__dict__.update(waiting, linear=linear)
+        if space is torch:
+            made.addmm = addmm
+        if name in vars(stage):
+            setattr(stage, name, made)
+
+
