@@ -116,13 +116,16 @@ def record_nodes(traced):
     return nodes
 
 
-def record_inputs(graph):
-    """Returns name, dtype and shape of the graph's inputs, without `self`."""
+def record_inputs(graph, ranges=()):
+    """Returns name, dtype and shape of the graph's inputs, without `self`, and the numbers between which each was drawn."""
     inputs = []
-    for value in list(graph.inputs())[1:]:
+    for index, value in enumerate(list(graph.inputs())[1:]):
         base, _, number = value.debugName().rpartition(".")
         name = base if base and number.isdigit() else value.debugName()
-        inputs.append({"name": name, **(tensor_type(value.type()) or {"type": str(value.type())})})
+        known = {"name": name, **(tensor_type(value.type()) or {"type": str(value.type())})}
+        if index < len(ranges) and ranges[index] is not None:
+            known["low"], known["high"] = ranges[index]
+        inputs.append(known)
     return inputs
 
 
@@ -395,8 +398,11 @@ def refuse_numbers_of_absent_weights(traced):
             )
 
 
-def record(traced, *, about, training, outputs=(), absent=()):
-    """Returns the text of the extra file `model_analyze.json`; `absent` names the tensors whose numbers stand in for others."""
+def record(traced, *, about, training, outputs=(), absent=(), ranges=()):
+    """Returns the text of the extra file `model_analyze.json`.
+
+    `absent` names the tensors whose numbers stand in for others; `ranges` holds what each input was drawn from.
+    """
     import torch
 
     refuse_functions_of_python(traced)
@@ -411,7 +417,7 @@ def record(traced, *, about, training, outputs=(), absent=()):
             "written_by": "model-analyze",
         },
         "training": training,
-        "inputs": record_inputs(inlined_graph(traced)),
+        "inputs": record_inputs(inlined_graph(traced), ranges),
         "outputs": list(outputs),
         "nodes": record_nodes(traced),
     }
@@ -636,25 +642,34 @@ def read_state_dict(path):
     return state
 
 
-def sample(spec, model, device):
-    """Returns an example tensor for one `--input`."""
+def drawn_range(spec, model):
+    """Returns the numbers between which one `--input` is drawn, the last excluded where they are whole; None where it is normal."""
+    import torch
+
+    dtype = getattr(torch, spec["dtype"])
+    if dtype == torch.bool:
+        return 0, 2
+    if spec.get("low") is not None:
+        return spec["low"], spec["high"]
+    if dtype.is_floating_point or dtype.is_complex:
+        return None
+    # Small enough to be an index into every embedding of the model.
+    rows = [module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return 0, min(rows, default=2)
+
+
+def sample(spec, drawn, device):
+    """Returns an example tensor for one `--input`, between the two numbers of `drawn`."""
     import torch
 
     shape, dtype = spec["shape"], getattr(torch, spec["dtype"])
-    low, high = spec.get("low"), spec.get("high")
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, device="cpu").to(dtype).to(device)
     if dtype.is_floating_point or dtype.is_complex:
-        if low is not None:
+        if drawn is not None:
+            low, high = drawn
             return (torch.rand(shape) * (high - low) + low).to(dtype).to(device)
-        if dtype.is_complex:
-            return torch.randn(shape, dtype=dtype).to(device)
-        return torch.randn(shape).to(dtype).to(device)
-    if low is None:
-        # Small enough to be an index into every embedding of the model.
-        rows = [m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)]
-        low, high = 0, min(rows, default=2)
-    return torch.randint(int(low), max(int(high), int(low) + 1), shape).to(dtype).to(device)
+        return torch.randn(shape, dtype=dtype if dtype.is_complex else None).to(dtype).to(device)
+    low, high = (int(bound) for bound in drawn)
+    return torch.randint(low, max(high, low + 1), shape).to(dtype).to(device)
 
 
 def user_frame(error):
@@ -724,7 +739,8 @@ def main():
         device = torch.device(request["device"])
         model = model.to(device).train(request["training"])
         say(step="making inputs")
-        inputs = [(spec.get("name"), sample(spec, model, device)) for spec in request["inputs"]]
+        ranges = [drawn_range(spec, model) for spec in request["inputs"]]
+        inputs = [(spec.get("name"), sample(spec, drawn, device)) for spec, drawn in zip(request["inputs"], ranges)]
         autocast = request.get("autocast")
         traced, outputs = trace(
             model, inputs, check=request["check"], strict=request["strict"], autocast=autocast, say=say
@@ -741,7 +757,7 @@ def main():
         if stand_ins:
             stand_ins.shrink()
             absent = stand_ins.paths
-        text = record(traced, about=about, training=request["training"], outputs=outputs, absent=absent)
+        text = record(traced, about=about, training=request["training"], outputs=outputs, absent=absent, ranges=ranges)
         save(traced, request["output"], text)
         parameters = {id(p): p.numel() for p in model.parameters()}
         say(

@@ -100,6 +100,8 @@ fn arguments_names_and_structured_outputs() {
         ("scale", DType::Float64, vec![]),
     ];
     assert_eq!(inputs, expected);
+    let ranges: Vec<_> = recorded.inputs.iter().map(|input| input.range).collect();
+    assert_eq!(ranges, [Some((0.0, 11.0)), Some((0.0, 2.0)), Some((1.0, 2.0))]);
     assert!(program.tensors.iter().any(|tensor| tensor.path == "embed.weight" && tensor.shape == [11, 4]));
     assert!(program.nodes.iter().any(|node| node.operator == "aten::tanh"));
 }

@@ -433,11 +433,15 @@ pub struct Recorded {
 }
 
 /// One example input.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedInput {
+    /// Its name in `forward`.
     pub name: String,
+    /// Element type and sizes.
     pub type_: TensorType,
+    /// The numbers between which it was drawn: from the first up to the second, which is excluded for whole numbers. Both
+    /// are finite and in order. `None` where it was drawn from the normal distribution, or nothing is known.
+    pub range: Option<(f64, f64)>,
 }
 
 /// The recorded output types of one operator.

@@ -686,6 +686,16 @@ fn recorded_shapes_stand_in_step() {
                   {"op": "aten::relu", "outputs": [{"dtype": "float32", "shape": [4, 2]}]},
                   {"op": "prim::ListUnpack", "outputs": [{"shape": [4, 1]}, {"shape": [4, 1]}]},
                   {"op": "aten::add", "outputs": [null]}]}"#;
+    let program = read_archive(&with_record(json)).unwrap();
+    let recorded = program.recorded.unwrap();
+    assert!(recorded.training);
+    assert_eq!(recorded.inputs[0].type_.shape, Some(vec![4, 3]));
+    let outputs: Vec<usize> = recorded.nodes.iter().map(|node| node.outputs.len()).collect();
+    assert_eq!(outputs, [1, 1, 0, 2, 1]);
+}
+
+/// Packs the net with what `trace` adds.
+fn with_record(json: &[u8]) -> Vec<u8> {
     let records: [(&str, &[u8]); 5] = [
         ("net/data.pkl", &net()),
         ("net/data/0", &[0; 24]),
@@ -693,10 +703,27 @@ fn recorded_shapes_stand_in_step() {
         ("net/version", b"3"),
         ("net/extra/model_analyze.json", json),
     ];
-    let program = read_archive(&pack(&records, CompressionMethod::Stored)).unwrap();
-    let recorded = program.recorded.unwrap();
-    assert!(recorded.training);
-    assert_eq!(recorded.inputs[0].type_.shape, Some(vec![4, 3]));
-    let outputs: Vec<usize> = recorded.nodes.iter().map(|node| node.outputs.len()).collect();
-    assert_eq!(outputs, [1, 1, 0, 2, 1]);
+    pack(&records, CompressionMethod::Stored)
+}
+
+#[test]
+fn ranges_of_inputs_are_read_or_refused() {
+    let check = |range: &str, expected: Result<Option<(f64, f64)>, &str>| {
+        let json = format!(r#"{{"version": 1, "inputs": [{{"name": "x"{range}}}]}}"#);
+        let found = read_archive(&with_record(json.as_bytes()));
+        match (found, expected) {
+            (Ok(program), Ok(expected)) => assert_eq!(program.recorded.unwrap().inputs[0].range, expected),
+            (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+            (found, _) => panic!("{range}: {found:?}"),
+        }
+    };
+    check("", Ok(None));
+    check(r#", "low": null, "high": null"#, Ok(None));
+    check(r#", "low": 0, "high": 50"#, Ok(Some((0.0, 50.0))));
+    check(r#", "low": -1.5, "high": 1"#, Ok(Some((-1.5, 1.0))));
+    let refused = "`low` and `high` of an input are no range";
+    check(r#", "low": 1"#, Err(refused));
+    check(r#", "low": 2, "high": 1"#, Err(refused));
+    check(r#", "low": -1e308, "high": 1e308"#, Err(refused));
+    check(r#", "low": "0", "high": 1"#, Err(refused));
 }

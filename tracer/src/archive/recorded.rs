@@ -42,6 +42,7 @@ pub(super) fn read(records: &mut Records<'_>) -> Result<Option<Recorded>, TraceE
         Ok(RecordedInput {
             name: input.get("name").map_or_else(String::new, text),
             type_: tensor_type(input).map_err(wrong)?,
+            range: range(input).map_err(wrong)?,
         })
     });
     let nodes = list("nodes").iter().map(|node| {
@@ -84,6 +85,17 @@ fn tensor_type(json: &Json) -> Result<TensorType, String> {
         requires_grad: json.get("requires_grad").and_then(Json::as_bool),
         device: json.get("device").and_then(Json::as_str).map(str::to_owned),
     })
+}
+
+fn range(json: &Json) -> Result<Option<(f64, f64)>, String> {
+    let (low, high) = match (json.get("low"), json.get("high")) {
+        (None | Some(Json::Null), None | Some(Json::Null)) => return Ok(None),
+        (low, high) => (low.and_then(Json::as_f64), high.and_then(Json::as_f64)),
+    };
+    match (low, high) {
+        (Some(low), Some(high)) if low <= high && (high - low).is_finite() => Ok(Some((low, high))),
+        _ => Err("`low` and `high` of an input are no range".to_owned()),
+    }
 }
 
 /// Reads torch's name of an element type, with or without `torch.`.
@@ -241,6 +253,7 @@ pub(super) fn traced_inputs(
     let input = |(value, id): (&crate::program::ValueId, &ObjectId)| RecordedInput {
         name: program.values[value.index()].name.clone(),
         type_: type_of(&pickle, *id),
+        range: None,
     };
     Ok(Some(Recorded {
         inputs: program.inputs.iter().zip(values).map(input).collect(),
