@@ -1,13 +1,21 @@
-//! Pickles as torch's reader takes them: protocol 2, no memo.
+//! Pickles as torch's reader takes them: protocol 2, a memo for tensors with several names alone.
+//!
+//! torch reads the memory of each tensor anew, also where two lie in one record. Only a tensor that is taken from the memo is
+//! the same parameter under both names, and trains as one.
+
+use std::collections::HashMap;
 
 use tracer::DType;
 
 /// A pickle under construction.
 pub(crate) struct Pickle {
     out: Vec<u8>,
+    /// Tensors that are named again later on, or were, with their numbers in the memo.
+    memo: HashMap<Vec<u8>, u32>,
 }
 
 /// Where a tensor lies.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     /// Number of the record.
     pub key: usize,
@@ -19,7 +27,7 @@ pub(crate) struct Place {
 
 impl Pickle {
     pub fn new() -> Self {
-        Self { out: vec![0x80, 2] }
+        Self { out: vec![0x80, 2], memo: HashMap::new() }
     }
 
     pub fn finish(mut self) -> Vec<u8> {
@@ -74,6 +82,32 @@ impl Pickle {
     /// Closes the object.
     pub fn close_object(&mut self) {
         self.out.extend_from_slice(b"ub");
+    }
+
+    /// Writes a tensor that has several names: the first time whole, then as the same tensor.
+    pub fn shared_tensor(
+        &mut self,
+        dtype: DType,
+        place: &Place,
+        shape: &[u64],
+        strides: &[u64],
+        requires_grad: bool,
+    ) {
+        let mut whole = Pickle { out: Vec::new(), memo: HashMap::new() };
+        whole.tensor(dtype, place, shape, strides, requires_grad);
+        let next = self.memo.len() as u32;
+        match self.memo.get(&whole.out) {
+            Some(number) => {
+                self.out.push(b'j');
+                self.out.extend_from_slice(&number.to_le_bytes());
+            }
+            None => {
+                self.out.extend_from_slice(&whole.out);
+                self.out.push(b'r');
+                self.out.extend_from_slice(&next.to_le_bytes());
+                self.memo.insert(whole.out, next);
+            }
+        }
     }
 
     /// Writes a tensor.
@@ -138,7 +172,7 @@ mod tests {
     #[test]
     fn numbers_are_as_wide_as_torch_reads_them() {
         let check = |value: u64, expected: &[u8]| {
-            let mut pickle = Pickle { out: Vec::new() };
+            let mut pickle = Pickle { out: Vec::new(), memo: HashMap::new() };
             pickle.int(value);
             assert_eq!(pickle.out, expected, "{value}");
         };

@@ -1,6 +1,6 @@
 //! Holders of a stage's tensors as classes: holders of the same shape share one.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, hash::Hash};
 
 use indexmap::IndexMap;
 use tracer::{Program, Role, TensorId};
@@ -136,7 +136,12 @@ impl Tree {
 
     /// Writes the objects.
     pub fn pickle(&self, out: &mut Pickle, program: &Program, storages: &Storages, training: bool) {
-        self.pickle_node(0, out, program, storages, training);
+        let mut names: HashMap<_, usize> = HashMap::new();
+        for id in self.nodes.iter().flat_map(|holder| holder.tensors.values()) {
+            *names.entry(identity(program, *id)).or_default() += 1;
+        }
+        let is_shared = |id: TensorId| names.get(&identity(program, id)).is_some_and(|&count| count > 1);
+        self.pickle_node(0, out, program, storages, training, &is_shared);
     }
 
     // Depth is bounded when the tree is made.
@@ -147,6 +152,7 @@ impl Tree {
         program: &Program,
         storages: &Storages,
         training: bool,
+        is_shared: &dyn Fn(TensorId) -> bool,
     ) {
         let holder = &self.nodes[index];
         out.open_object(&self.class_of[index]);
@@ -154,14 +160,24 @@ impl Tree {
             let tensor = &program.tensors[id.index()];
             out.text(name);
             let place = storages.place(program, *id);
-            out.tensor(tensor.dtype, &place, &tensor.shape, &tensor.strides, tensor.requires_grad);
+            if is_shared(*id) {
+                out.shared_tensor(tensor.dtype, &place, &tensor.shape, &tensor.strides, tensor.requires_grad);
+            } else {
+                out.tensor(tensor.dtype, &place, &tensor.shape, &tensor.strides, tensor.requires_grad);
+            }
         }
         out.text("training");
         out.bool(training);
         for (name, child) in &holder.children {
             out.text(name);
-            self.pickle_node(*child, out, program, storages, training);
+            self.pickle_node(*child, out, program, storages, training, is_shared);
         }
         out.close_object();
     }
+}
+
+/// Returns what two names of one tensor have in common.
+fn identity(program: &Program, id: TensorId) -> impl Eq + Hash {
+    let tensor = &program.tensors[id.index()];
+    (tensor.place(), tensor.dtype, tensor.requires_grad)
 }
