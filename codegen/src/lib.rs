@@ -25,6 +25,7 @@ mod pipeline;
 mod python;
 mod safetensors;
 mod saving;
+mod scalars;
 mod sizes;
 mod slice;
 mod stale;
@@ -50,6 +51,7 @@ pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
 };
 pub use python::{kept_activations, was_training};
+pub use scalars::{needs_scalars, with_scalars};
 pub use sizes::cut_near;
 pub use slice::cut;
 pub use weights::{Adopted, Prefix, WeightError, adopt};

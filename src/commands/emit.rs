@@ -134,6 +134,7 @@ impl Emit {
         };
         let about = about(&program, &self.model, self.weights.as_deref(), plan.as_ref());
         let facts = facts(&program);
+        let program = codegen::with_scalars(&program, &facts);
         let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &options)
             .map_err(|errors| {
                 cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))

@@ -302,6 +302,10 @@ impl Writer<'_> {
             Constant::Bool(false) => "False".into(),
             Constant::Int(value) => value.to_string(),
             Constant::Float(value) => float(*value, "inf", "nan"),
+            // As torch writes them; what is not finite cannot be written so.
+            Constant::Complex(real, imaginary) if real.is_finite() && imaginary.is_finite() => {
+                format!("({real:?}{imaginary:+?}j)")
+            }
             Constant::Complex(real, imaginary) => {
                 format!("complex({}, {})", float(*real, "inf", "nan"), float(*imaginary, "inf", "nan"))
             }

@@ -44,6 +44,8 @@ def load_stage(about, form, device, waits=False):
         sys.exit(f"stage {about['stage']} was not written as {form}")
     path = STAGES / files[form]
     if form == "torchscript":
+        # TorchScript's optimizer has gradients of its own, in another order, and some of them fail under autocast.
+        torch._C._set_graph_executor_optimize(False)
         return torch.jit.load(path, map_location=device)
     module = load_module(path, f"stage_{about['stage']}")
     if waits:

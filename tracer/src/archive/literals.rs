@@ -50,6 +50,10 @@ fn value(bytes: &[u8], tensor: &Tensor) -> Option<Constant> {
         DType::Int32 => Constant::Int(i32::from_le_bytes(raw.try_into().ok()?).into()),
         DType::Float32 => Constant::Float(f32::from_le_bytes(raw.try_into().ok()?).into()),
         DType::Float64 => Constant::Float(f64::from_le_bytes(raw.try_into().ok()?)),
+        DType::Complex128 => {
+            let part = |at: usize| Some(f64::from_le_bytes(raw.get(at..at + 8)?.try_into().ok()?));
+            Constant::Complex(part(0)?, part(8)?)
+        }
         DType::Bool => Constant::Bool(raw[0] != 0),
         _ => return None,
     })
