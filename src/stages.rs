@@ -18,7 +18,6 @@ pub struct Stages {
     pub model_outputs: Vec<(usize, usize)>,
     /// The plan beside the stages, where there is one.
     pub plan: Option<Plan>,
-    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     folder: PathBuf,
 }
 
@@ -52,8 +51,12 @@ impl Stages {
         Ok(Self { manifest, wiring, model_outputs, plan, folder: folder.to_path_buf() })
     }
 
+    /// Returns the folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Returns the TorchScript archives of the stages.
-    #[cfg(feature = "torch")]
     pub fn archives(&self) -> Result<Vec<PathBuf>, Failure> {
         let path = |stage: &schema::StageFiles| {
             let missing = || {
@@ -115,7 +118,6 @@ pub fn no_libtorch(command: &str) -> Failure {
         .with_hint("make .venv/ready && cargo build --release --features torch")
 }
 
-#[cfg(feature = "torch")]
 impl Stages {
     /// Returns the whole model's file and checks that the stages were cut from it.
     pub fn model(&self, given: Option<&Path>) -> Result<PathBuf, Failure> {
@@ -141,7 +143,7 @@ impl Stages {
     }
 
     /// Returns what random inputs must look like: integers stay below every embedding's number of rows.
-    pub fn input_specs(&self, model: &Path) -> Result<Vec<runtime::torch::InputSpec>, Failure> {
+    pub fn input_specs(&self, model: &Path) -> Result<Vec<DrawnInput>, Failure> {
         let program = crate::model::program(model)?;
         let embeddings = program.nodes.iter().filter(|node| node.operator.starts_with("aten::embedding"));
         let rows = embeddings.filter_map(|node| match node.arguments.first()?.operand {
@@ -149,7 +151,9 @@ impl Stages {
             _ => None,
         });
         let below = rows.min().map_or(2, |rows| i64::try_from(rows).unwrap_or(i64::MAX));
-        let spec = |input: &schema::Boundary| {
+        let recorded =
+            program.recorded.as_ref().map(|recorded| recorded.inputs.as_slice()).unwrap_or_default();
+        let spec = |(index, input): (usize, &schema::Boundary)| {
             let unknown = || {
                 Failure::input(format!("the shape of input `{}` is not known", input.name))
                     .with_hint("trace the model with `model-analyze trace`, which records shapes")
@@ -157,13 +161,47 @@ impl Stages {
             let shape = input.shape.as_ref().ok_or_else(unknown)?;
             let dtype = input.dtype.clone().ok_or_else(unknown)?;
             let shape = shape.iter().map(|&size| i64::try_from(size).map_err(Failure::input));
-            Ok(runtime::torch::InputSpec {
+            Ok(DrawnInput {
                 name: input.name.clone(),
                 dtype,
                 shape: shape.collect::<Result<_, _>>()?,
+                range: recorded.get(index).and_then(|recorded| recorded.range),
                 below,
             })
         };
-        self.manifest.inputs.iter().map(spec).collect()
+        self.manifest.inputs.iter().enumerate().map(spec).collect()
+    }
+}
+
+/// Lists the Python packages whose operators a model calls.
+pub fn libraries(model: &Path) -> Result<Vec<&'static str>, Failure> {
+    let program = crate::model::program(model)?;
+    // Scripted control flow is kept as text.
+    let has_vision = program.nodes.iter().any(|node| node.operator.starts_with("torchvision::"))
+        || program.sources.iter().any(|source| source.text.contains("ops.torchvision."));
+    Ok(if has_vision { vec!["torchvision"] } else { Vec::new() })
+}
+
+/// An input of the model that is drawn at random.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DrawnInput {
+    /// Name for messages.
+    pub name: String,
+    /// `float32`, `int64`, …
+    pub dtype: String,
+    /// Sizes of one micro-batch.
+    pub shape: Vec<i64>,
+    /// Numbers are drawn from this one on, and below that one, where the trace says so.
+    pub range: Option<(f64, f64)>,
+    /// Integers without a range are drawn below this.
+    pub below: i64,
+}
+
+#[cfg(feature = "torch")]
+impl DrawnInput {
+    /// Returns it as the runtime takes it.
+    pub fn to_torch(&self) -> runtime::torch::InputSpec {
+        let Self { name, dtype, shape, range, below } = self.clone();
+        runtime::torch::InputSpec { name, dtype, shape, range, below }
     }
 }

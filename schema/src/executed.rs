@@ -8,12 +8,12 @@ use crate::{Bytes, Seconds};
 /// The newest version of these answers.
 pub const EXECUTED_VERSION: u32 = 1;
 
-/// Answer of `verify`: how far the stages are from the whole model.
+/// Answer of `verify`: how far the stages are from the whole model, the worst of all forms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Verified {
     /// Version of this answer.
     pub schema_version: u32,
-    /// True when every difference is within its tolerance.
+    /// True when every difference of every form is within its tolerance.
     pub ok: bool,
     /// Where it ran.
     pub device: String,
@@ -21,16 +21,68 @@ pub struct Verified {
     pub steps: usize,
     /// Largest absolute difference of an output.
     pub outputs_max_difference: f64,
-    /// Largest difference of a gradient, relative to the largest value of its tensor.
+    /// Largest difference of a gradient, relative to the largest value of its tensor, or to a thousandth of the model's largest
+    /// gradient where that is more.
     pub gradients_max_difference: f64,
-    /// Largest relative difference of a loss.
+    /// Largest difference of a loss, relative to the loss where that is more than 1.
     pub losses_max_difference: f64,
     /// Number of parameters whose gradients were compared.
     pub gradients_compared: usize,
+    /// How many of those were exactly zero on both sides in every step: they prove little.
+    pub gradients_zero: usize,
     /// The worst tensors, outputs and gradients together.
     pub worst: Vec<TensorDifference>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
+    /// The forms that were compared, each by itself.
+    pub forms: Vec<VerifiedForm>,
+    /// The forms that the folder has and that were not compared.
+    pub unchecked: Vec<UncheckedForm>,
+    /// Where the first difference is, when there is one and its place was found.
+    pub first_difference: Option<FirstDifference>,
+}
+
+/// One form of the stages beside the whole model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifiedForm {
+    /// `torchscript` or `python`.
+    pub form: String,
+    /// True when every difference is within its tolerance.
+    pub ok: bool,
+    /// Training steps compared.
+    pub steps: usize,
+    /// As in the whole answer.
+    pub outputs_max_difference: f64,
+    /// As in the whole answer.
+    pub gradients_max_difference: f64,
+    /// As in the whole answer.
+    pub losses_max_difference: f64,
+    /// As in the whole answer.
+    pub gradients_compared: usize,
+    /// As in the whole answer.
+    pub gradients_zero: usize,
+    /// The worst tensors, outputs and gradients together.
+    pub worst: Vec<TensorDifference>,
+    /// Losses of each step: whole model, stages.
+    pub losses: Vec<(f64, f64)>,
+}
+
+/// A form that was not compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UncheckedForm {
+    /// `torchscript` or `python`.
+    pub form: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// The first tensor that differs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FirstDifference {
+    /// The stage.
+    pub stage: u32,
+    /// The output, or the parameter or input whose gradient it is.
+    pub tensor: String,
 }
 
 /// How far one tensor is off.
@@ -40,6 +92,9 @@ pub struct TensorDifference {
     pub kind: String,
     /// Output or parameter.
     pub name: String,
+    /// The first stage that holds the parameter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<u32>,
     /// Largest absolute difference.
     pub absolute: f64,
     /// That, relative to the largest value of the tensor.

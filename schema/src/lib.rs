@@ -51,7 +51,10 @@ pub use cost_model::{
 };
 pub use data_type::data_type;
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
-pub use executed::{EXECUTED_VERSION, Executed, ExecutedStage, TensorDifference, Verified};
+pub use executed::{
+    EXECUTED_VERSION, Executed, ExecutedStage, FirstDifference, TensorDifference, UncheckedForm, Verified,
+    VerifiedForm,
+};
 pub use execution::{
     BUCKET, CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel, SyncOrder, TensorParallel,
 };

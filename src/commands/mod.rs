@@ -20,7 +20,6 @@ mod simulate;
 mod split;
 pub mod trace;
 mod verify;
-#[cfg(feature = "torch")]
 mod whole;
 
 /// What to do.

@@ -179,11 +179,18 @@ impl Run {
         };
         let devices = names.iter().map(|name| runtime::torch::device(name)).collect::<Result<Vec<_>, _>>();
         let model = job.stages.model(self.model.as_deref())?;
+        if let Some(library) = crate::stages::libraries(&model)?.first() {
+            return Err(Failure::input(format!(
+                "the stages call operators of {library}, which libtorch has in Python alone"
+            ))
+            .with_hint("torchrun runs them: train.py lies in the folder"));
+        }
         let specs = job.stages.input_specs(&model)?;
         let mut inputs = Vec::new();
         for micro_batch in 0..i64::from(job.micro_batches) {
             let seeds = micro_batch * specs.len() as i64..;
-            let one = specs.iter().zip(seeds).map(|(spec, seed)| runtime::torch::random(spec, seed));
+            let one =
+                specs.iter().zip(seeds).map(|(spec, seed)| runtime::torch::random(&spec.to_torch(), seed));
             inputs.push(one.collect::<Result<Vec<_>, _>>().map_err(failed)?);
         }
         let wiring = &job.stages.wiring;

@@ -12,7 +12,7 @@ use std::{
 use tch::{CModule, Device, IValue, Tensor};
 
 use super::{
-    WholeModel, is_float, memory,
+    WholeModel, carries_gradient, memory,
     precision::{self, Tf32},
     stage::flatten,
     timer::{Timer, Watch},
@@ -223,7 +223,7 @@ impl Block {
         let mut arguments = Vec::new();
         for (input, made) in inputs.iter().zip(made) {
             let argument = input.f_detach()?;
-            let argument = match *made && is_float(argument.kind()) {
+            let argument = match *made && carries_gradient(argument.kind()) {
                 true => {
                     let leaf = argument.f_set_requires_grad(true)?;
                     leaves.push(leaf.shallow_clone());
@@ -245,8 +245,10 @@ impl Block {
     /// Runs backward from gradients of ones; returns the seconds without making those.
     fn back(&self, recorded: Recorded, timer: &Timer) -> Result<f64, BackendError> {
         let Recorded { leaves, outputs } = recorded;
-        let roots: Vec<&Tensor> =
-            outputs.iter().filter(|output| is_float(output.kind()) && output.requires_grad()).collect();
+        let roots: Vec<&Tensor> = outputs
+            .iter()
+            .filter(|output| carries_gradient(output.kind()) && output.requires_grad())
+            .collect();
         if roots.is_empty() || leaves.is_empty() {
             return Ok(0.0);
         }

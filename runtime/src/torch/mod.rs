@@ -5,8 +5,10 @@ mod bench;
 mod blocks;
 mod cold;
 mod flush;
+mod functional;
 mod gpu;
 mod gradients;
+mod libraries;
 mod memory;
 mod operators;
 mod precision;
@@ -19,7 +21,8 @@ mod whole;
 pub use backend::{TorchBackend, TorchSetup};
 pub use bench::{Bench, Overhead};
 pub use blocks::{BlockTimes, measure_blocks};
-pub use verify::{Difference, Verification, verify};
+pub use libraries::folder;
+pub use verify::{Difference, GradientDifference, Verification, verify};
 pub use whole::WholeModel;
 
 use tch::{Device, Kind, Tensor};
@@ -36,7 +39,7 @@ impl From<tch::TchError> for BackendError {
 }
 
 /// A tensor to make: an input of the model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InputSpec {
     /// Name for messages.
     pub name: String,
@@ -44,7 +47,9 @@ pub struct InputSpec {
     pub dtype: String,
     /// Sizes of one micro-batch.
     pub shape: Vec<i64>,
-    /// Integers are drawn below this.
+    /// Numbers are drawn from this one on, and below that one, where the trace says so.
+    pub range: Option<(f64, f64)>,
+    /// Integers without a range are drawn below this.
     pub below: i64,
 }
 
@@ -64,14 +69,28 @@ pub fn kind(dtype: &str) -> Result<Kind, BackendError> {
         "int8" => Kind::Int8,
         "uint8" => Kind::Uint8,
         "bool" => Kind::Bool,
+        "complex64" => Kind::ComplexFloat,
+        "complex128" => Kind::ComplexDouble,
         other => return Err(BackendError(format!("inputs of type {other} cannot be made"))),
     })
 }
 
 /// Returns the name of a data type as files have it; nothing for those that inputs cannot have.
 pub fn dtype(kind: Kind) -> Option<&'static str> {
-    const NAMES: [&str; 10] =
-        ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"];
+    const NAMES: [&str; 12] = [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+    ];
     NAMES.into_iter().find(|name| self::kind(name).is_ok_and(|known| known == kind))
 }
 
@@ -106,14 +125,35 @@ pub fn random(spec: &InputSpec, seed: i64) -> Result<Tensor, BackendError> {
     let kind = kind(&spec.dtype)?;
     tch::manual_seed(seed);
     let options = (Kind::Float, Device::Cpu);
-    Ok(match kind {
-        Kind::Bool => Tensor::f_rand(&spec.shape, options)?.f_gt(0.5)?,
-        _ if is_float(kind) => Tensor::f_randn(&spec.shape, options)?.f_to_kind(kind)?,
-        _ => Tensor::f_randint(spec.below.max(1), &spec.shape, options)?.f_to_kind(kind)?,
+    Ok(match (kind, spec.range) {
+        (Kind::Bool, _) => Tensor::f_rand(&spec.shape, options)?.f_gt(0.5)?,
+        (_, Some((low, high))) if carries_gradient(kind) => {
+            let drawn = Tensor::f_rand(&spec.shape, options)?;
+            drawn.f_mul_scalar(high - low)?.f_add_scalar(low)?.f_to_kind(kind)?
+        }
+        (_, None) if is_complex(kind) => Tensor::f_randn(&spec.shape, (kind, Device::Cpu))?,
+        (_, None) if is_float(kind) => Tensor::f_randn(&spec.shape, options)?.f_to_kind(kind)?,
+        (_, Some((low, high))) => {
+            // Floats would lose large whole numbers.
+            let options = (Kind::Int64, Device::Cpu);
+            let (low, high) = (low as i64, (high as i64).max((low as i64).saturating_add(1)));
+            Tensor::f_randint_low(low, high, &spec.shape, options)?.f_to_kind(kind)?
+        }
+        (_, None) => Tensor::f_randint(spec.below.max(1), &spec.shape, options)?.f_to_kind(kind)?,
     })
 }
 
-/// Tells whether tensors of this type can carry a gradient.
+/// Tells whether numbers of this type are real and not whole.
 fn is_float(kind: Kind) -> bool {
     matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16)
+}
+
+/// Tells whether numbers of this type are complex.
+fn is_complex(kind: Kind) -> bool {
+    matches!(kind, Kind::ComplexFloat | Kind::ComplexDouble)
+}
+
+/// Tells whether tensors of this type can carry a gradient.
+fn carries_gradient(kind: Kind) -> bool {
+    is_float(kind) || is_complex(kind)
 }

@@ -9,7 +9,7 @@ use simulator::order::Kind;
 use tch::{CModule, Device, IValue, Tensor};
 
 use super::{
-    is_float,
+    carries_gradient,
     seeded::{Grad, Roots},
 };
 use crate::BackendError;
@@ -68,7 +68,7 @@ impl TorchStage {
         let mut leaves = Vec::new();
         for input in inputs {
             let leaf = input.f_detach()?.f_to_device(self.device)?;
-            let differentiable = is_float(leaf.kind());
+            let differentiable = carries_gradient(leaf.kind());
             leaves.push(leaf.f_set_requires_grad(differentiable)?);
         }
         let arguments: Vec<_> = leaves.iter().map(|leaf| IValue::Tensor(leaf.shallow_clone())).collect();

@@ -1,7 +1,8 @@
 //! Do the stages together do what the whole model does?
 //!
 //! Both run in this process on the same inputs: outputs once, then training steps whose gradients and losses are
-//! compared. The stages run by their wiring, one after the other; schedules do not change the numbers.
+//! compared. The stages run by their wiring, one after the other; schedules do not change the numbers. Parameters of zeros get
+//! random numbers after the first step: behind a head of zeros every gradient is zero, and nothing would be compared.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -10,7 +11,7 @@ use tch::{Device, Tensor};
 
 use super::{
     WholeModel,
-    backend::loss,
+    functional::{as_real, functional},
     precision::{self, Tf32},
     seeded::Roots,
     stage::TorchStage,
@@ -24,20 +25,40 @@ pub struct Difference {
     pub name: String,
     /// Largest absolute difference.
     pub absolute: f64,
-    /// That, divided by the largest absolute value of the whole model's tensor.
+    /// That, divided by the largest absolute value of the whole model's tensor, or by what counts as noise if that is more.
     pub relative: f64,
+}
+
+/// How far the gradients of a parameter are apart, at worst.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradientDifference {
+    /// The parameter, and how far.
+    pub difference: Difference,
+    /// The first stage that holds it.
+    pub stage: usize,
+    /// True when it was exactly zero on both sides in every step.
+    pub is_zero: bool,
 }
 
 /// Learning rate of the steps.
 const RATE: f64 = 0.01;
+
+/// Steps whose gradients are compared: several, for what begins as zeros wakes layer by layer. Later on roundings would grow.
+const COMPARED_STEPS: usize = 4;
+
+/// Standard deviation of what parameters of zeros get after the first step.
+const DEVIATION: f64 = 0.02;
+
+/// Beside this share of the model's largest gradient a parameter's own gradient is noise around zero.
+const NOISE: f64 = 1e-3;
 
 /// What was compared.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verification {
     /// Outputs of the model in the first forward pass.
     pub outputs: Vec<Difference>,
-    /// Gradients of the first step by parameter of the original model.
-    pub gradients: Vec<Difference>,
+    /// Gradients of the first steps by parameter of the original model.
+    pub gradients: Vec<GradientDifference>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
 }
@@ -82,18 +103,20 @@ fn compare(
         stages.push(TorchStage::load(archive, device)?);
     }
     let copies = copies(&model, &stages);
+    let zeros = zeros(&model)?;
     let mut verification = Verification::default();
     for (step, inputs) in inputs.iter().enumerate() {
         // Dropout in training mode draws the same numbers on both sides, where the order of operators is the same.
         tch::manual_seed(step as i64);
         let expected = whole.returned(model.forward(0, whole.arguments(inputs))?);
-        let references: Vec<&Tensor> = expected.iter().collect();
-        let whole_loss = loss(&references)?;
+        let references: Vec<(usize, &Tensor)> = expected.iter().enumerate().collect();
+        let whole_loss = functional(&references, step as i64)?;
         tch::manual_seed(step as i64);
         let outputs = forward(&mut stages, wiring, inputs)?;
         let found: Vec<&Tensor> =
             model_outputs.iter().map(|&(stage, output)| &outputs[stage][output]).collect();
-        let stages_loss = loss(&found)?;
+        let returned: Vec<(usize, &Tensor)> = found.iter().copied().enumerate().collect();
+        let stages_loss = functional(&returned, step as i64)?;
         if step == 0 {
             if expected.len() != found.len() {
                 let message =
@@ -101,7 +124,7 @@ fn compare(
                 return Err(BackendError(message));
             }
             for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
-                verification.outputs.push(difference(format!("output {index}"), expected, found)?);
+                verification.outputs.push(difference(format!("output {index}"), expected, found, 0.0)?);
             }
         }
         let (Some(whole_loss), Some(stages_loss)) = (whole_loss, stages_loss) else { break };
@@ -112,15 +135,21 @@ fn compare(
         let mut roots = Roots::default();
         roots.scalar(whole_loss)?;
         model.backward(Kind::Backward, 0, |_| Ok(roots))?;
-        backward(&mut stages, wiring, model_outputs)?;
+        backward(&mut stages, wiring, model_outputs, step as i64)?;
         tie(&mut stages, &copies)?;
+        if step < COMPARED_STEPS {
+            let found = gradients(&model, &stages, &copies)?;
+            verification.gradients = worse(std::mem::take(&mut verification.gradients), found);
+        }
         if step == 0 {
-            verification.gradients = gradients(&model, &stages, &copies)?;
             learning_rate = rate(&model)?;
         }
         model.update(learning_rate)?;
         for stage in &mut stages {
             stage.update(learning_rate)?;
+        }
+        if step == 0 {
+            wake(&mut model, &mut stages, &copies, &zeros)?;
         }
     }
     Ok(verification)
@@ -137,6 +166,41 @@ fn rate(model: &TorchStage) -> Result<f64, BackendError> {
     }
     let share = (weights / gradients).sqrt();
     Ok(if share < 1.0 { RATE * share } else { RATE })
+}
+
+/// Lists the parameters that hold nothing but zeros.
+fn zeros(model: &TorchStage) -> Result<Vec<usize>, BackendError> {
+    let mut zeros = Vec::new();
+    for (index, parameter) in model.parameters.iter().enumerate() {
+        if tch::no_grad(|| parameter.tensor.f_any())?.f_int64_value(&[])? == 0 {
+            zeros.push(index);
+        }
+    }
+    Ok(zeros)
+}
+
+/// Adds the same random numbers to parameters of the model and to their copies in the stages.
+fn wake(
+    model: &mut TorchStage,
+    stages: &mut [TorchStage],
+    copies: &[Vec<(usize, usize)>],
+    zeros: &[usize],
+) -> Result<(), BackendError> {
+    for &index in zeros {
+        let own = &mut model.parameters[index].tensor;
+        tch::manual_seed(index as i64);
+        let noise = tch::no_grad(|| {
+            let noise =
+                Tensor::f_randn(own.size(), (tch::Kind::Float, Device::Cpu))?.f_mul_scalar(DEVIATION)?;
+            noise.f_to_device(own.device())?.f_to_kind(own.kind())
+        })?;
+        let add = |tensor: &mut Tensor| tch::no_grad(|| tensor.f_add_(&noise).map(drop));
+        add(own)?;
+        for &(stage, position) in &copies[index] {
+            add(&mut stages[stage].parameters[position].tensor)?;
+        }
+    }
+    Ok(())
 }
 
 fn forward(
@@ -169,14 +233,16 @@ fn backward(
     stages: &mut [TorchStage],
     wiring: &Wiring,
     model_outputs: &[(usize, usize)],
+    seed: i64,
 ) -> Result<(), BackendError> {
     let mut arriving: BTreeMap<(usize, usize), Tensor> = BTreeMap::new();
     for (index, stage) in stages.iter_mut().enumerate().rev() {
         let roots = |outputs: &[Tensor]| {
-            let here = model_outputs.iter().filter(|(stage, _)| *stage == index);
-            let returned: Vec<&Tensor> = here.map(|&(_, output)| &outputs[output]).collect();
+            let here = model_outputs.iter().enumerate().filter(|(_, (stage, _))| *stage == index);
+            let returned: Vec<(usize, &Tensor)> =
+                here.map(|(position, &(_, output))| (position, &outputs[output])).collect();
             let mut roots = Roots::default();
-            if let Some(loss) = loss(&returned)? {
+            if let Some(loss) = functional(&returned, seed)? {
                 roots.scalar(loss)?;
             }
             for (position, output) in outputs.iter().enumerate() {
@@ -238,7 +304,11 @@ fn gradients(
     model: &TorchStage,
     stages: &[TorchStage],
     copies: &[Vec<(usize, usize)>],
-) -> Result<Vec<Difference>, BackendError> {
+) -> Result<Vec<GradientDifference>, BackendError> {
+    let mut largest = 0.0_f64;
+    for gradient in model.gradients.iter().flatten() {
+        largest = largest.max(largest_of(gradient)?);
+    }
     let mut differences = Vec::new();
     for ((parameter, gradient), copies) in model.parameters.iter().zip(&model.gradients).zip(copies) {
         let name = parameter.names[0].clone();
@@ -250,29 +320,68 @@ fn gradients(
             continue;
         };
         let zeros = parameter.tensor.f_zeros_like()?;
+        let expected = gradient.as_ref().unwrap_or(&zeros);
         let found = stages[stage].gradients[position].as_ref().unwrap_or(&zeros);
-        differences.push(difference(name, gradient.as_ref().unwrap_or(&zeros), found)?);
+        let difference = difference(name, expected, found, NOISE * largest)?;
+        let is_zero = largest_of(expected)? == 0.0 && largest_of(found)? == 0.0;
+        differences.push(GradientDifference { difference, stage, is_zero });
     }
     Ok(differences)
 }
 
-fn difference(name: String, expected: &Tensor, found: &Tensor) -> Result<Difference, BackendError> {
+/// Joins what was found in two steps; parameters are the same, in the same order.
+fn worse(before: Vec<GradientDifference>, found: Vec<GradientDifference>) -> Vec<GradientDifference> {
+    if before.is_empty() {
+        return found;
+    }
+    let both = before.into_iter().zip(found);
+    let one = |(a, b): (GradientDifference, GradientDifference)| {
+        let is_zero = a.is_zero && b.is_zero;
+        // NaN is the worst of all.
+        let is_second = b.difference.relative.is_nan() || b.difference.relative > a.difference.relative;
+        let difference = if is_second { b.difference } else { a.difference };
+        GradientDifference { difference, stage: a.stage, is_zero }
+    };
+    both.map(one).collect()
+}
+
+/// Returns the largest absolute value of a tensor.
+fn largest_of(tensor: &Tensor) -> Result<f64, BackendError> {
+    if tensor.numel() == 0 {
+        return Ok(0.0);
+    }
+    Ok(as_real(&tensor.detach())?.f_to_kind(tch::Kind::Double)?.f_abs()?.f_max()?.f_double_value(&[])?)
+}
+
+/// Compares two tensors; a scale below `least` counts as that.
+fn difference(
+    name: String,
+    expected: &Tensor,
+    found: &Tensor,
+    least: f64,
+) -> Result<Difference, BackendError> {
     if expected.size() != found.size() {
         let message =
             format!("{name} has shape {:?} in the model, {:?} in the stages", expected.size(), found.size());
         return Err(BackendError(message));
     }
+    if expected.kind() != found.kind() {
+        let message =
+            format!("{name} is {:?} in the model, {:?} in the stages", expected.kind(), found.kind());
+        return Err(BackendError(message));
+    }
     if expected.numel() == 0 {
         return Ok(Difference { name, absolute: 0.0, relative: 0.0 });
     }
-    let double = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(tch::Kind::Double);
+    let double =
+        |tensor: &Tensor| Ok::<_, BackendError>(as_real(&tensor.f_detach()?)?.f_to_kind(tch::Kind::Double)?);
     let (expected, found) = (double(expected)?, double(found)?);
-    let worst = expected.f_sub(&found)?.f_abs()?.f_max()?.f_double_value(&[])?;
-    let scale = expected.f_abs()?.f_max()?.f_double_value(&[])?;
-    // Both sides may hold the same infinity or NaN; their difference is then NaN, their bits agree.
-    let same =
-        expected.f_equal(&found)? || (worst.is_nan() && expected.f_isnan()?.f_equal(&found.f_isnan()?)?);
-    let absolute = if same { 0.0 } else { worst };
+    // Both sides may hold the same infinity or NaN, whose difference is NaN.
+    let is_nan = expected.f_isnan()?.f_logical_and(&found.f_isnan()?)?;
+    let is_same = expected.f_eq_tensor(&found)?.f_logical_or(&is_nan)?;
+    let apart = expected.f_sub(&found)?.f_abs()?.f_masked_fill(&is_same, 0.0)?;
+    let absolute = apart.f_max()?.f_double_value(&[])?;
+    let scale = expected.f_nan_to_num(0.0, 0.0, 0.0)?.f_abs()?.f_max()?.f_double_value(&[])?.max(least);
     let relative = if absolute == 0.0 { 0.0 } else { absolute / scale.max(f64::MIN_POSITIVE) };
     Ok(Difference { name, absolute, relative })
 }

@@ -37,10 +37,9 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     let specs = stages.input_specs(model)?;
     let whole_model = crate::commands::whole::on(model, arguments.weights.as_deref(), &arguments.device)?;
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
-    let inputs = specs
-        .iter()
-        .enumerate()
-        .map(|(index, spec)| runtime::torch::random(spec, i64::from(arguments.seed) + index as i64));
+    let inputs = specs.iter().enumerate().map(|(index, spec)| {
+        runtime::torch::random(&spec.to_torch(), i64::from(arguments.seed) + index as i64)
+    });
     let inputs = inputs.collect::<Result<Vec<_>, _>>().map_err(failed)?;
     let before = bench.pace().map_err(failed)?;
     let limit = arguments.minutes * 60.0;
@@ -48,7 +47,7 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     let mut progress =
         |round: usize| tick(&bar, start.elapsed().as_secs_f64(), limit, &format!("{round} rounds"));
     let (times, whole) = measure_blocks(
-        &whole_model.model,
+        &whole_model.model(),
         &stages.archives()?,
         &stages.wiring,
         &inputs,

@@ -1,0 +1,155 @@
+//! The interpreter's half of `verify`.
+
+use std::{fmt, path::Path};
+
+use schema::FirstDifference;
+use serde_json::{Value, json};
+
+use super::{Form, compared::Compared};
+use crate::{commands::whole::Whole, failure::Failure, interpreter::Conversation, stages::DrawnInput};
+
+const SCRIPT: &str = include_str!("../../verify.py");
+
+/// What is compared.
+pub struct Request<'r> {
+    /// The whole model.
+    pub whole: &'r Whole,
+    /// The folder of the stages.
+    pub folder: &'r Path,
+    /// Packages whose operators the model calls.
+    pub libraries: Vec<&'static str>,
+    /// How inputs are drawn.
+    pub inputs: &'r [DrawnInput],
+    /// Training steps.
+    pub steps: u32,
+    /// Seed of the inputs.
+    pub seed: i64,
+    /// Where it runs.
+    pub device: &'r str,
+    /// Largest difference to accept.
+    pub tolerance: f64,
+}
+
+impl Request<'_> {
+    fn json(&self, task: &str, forms: &[Form]) -> Value {
+        let input = |input: &DrawnInput| json!({ "shape": input.shape, "dtype": input.dtype, "range": input.range, "below": input.below });
+        let (archive, inputs) = (self.whole.archive.display().to_string(), &self.whole.inputs);
+        json!({
+            "task": task,
+            "forms": forms.iter().map(|form| form.name()).collect::<Vec<_>>(),
+            "whole": { "archive": archive, "inputs": inputs, "outputs": self.whole.outputs },
+            "folder": self.folder.display().to_string(),
+            "libraries": self.libraries,
+            "inputs": self.inputs.iter().map(input).collect::<Vec<_>>(),
+            "steps": self.steps,
+            "seed": self.seed,
+            "device": self.device,
+            "tolerance": self.tolerance,
+        })
+    }
+}
+
+/// An interpreter.
+pub struct Python {
+    program: String,
+}
+
+/// Why an interpreter gave no answer.
+pub enum Reason {
+    /// It is not there, or has no torch.
+    Lacking(String),
+    /// The comparison failed.
+    Failed(Failure),
+}
+
+impl Reason {
+    /// Tells whether another interpreter might do.
+    pub fn is_lacking(&self) -> bool {
+        matches!(self, Reason::Lacking(_))
+    }
+
+    /// Returns the failure of a command that cannot do without.
+    pub fn into_failure(self) -> Failure {
+        match self {
+            Reason::Lacking(reason) => Failure::input(reason).with_hint(
+                "--python names an interpreter that has torch 2.11; make .venv/ready makes .venv/bin/python",
+            ),
+            Reason::Failed(failure) => failure,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Lacking(reason) => write!(f, "{reason}; name an interpreter with --python"),
+            Reason::Failed(failure) => write!(f, "{failure}"),
+        }
+    }
+}
+
+/// An interpreter at work, or why it is not.
+pub struct Started(Result<Conversation, String>);
+
+impl Python {
+    /// Returns the interpreter that was asked for, or one that likely has torch.
+    pub fn find(asked: Option<&str>) -> Self {
+        let program = asked.map(str::to_string).or_else(beside_libtorch);
+        Self { program: program.unwrap_or_else(|| "python3".to_string()) }
+    }
+
+    /// Starts to compare.
+    pub fn start(&self, request: &Request<'_>, forms: &[Form]) -> Result<Started, Failure> {
+        Ok(Started(self.converse(&request.json("compare", forms))?))
+    }
+
+    /// Finds the first stage whose two forms differ, where they do.
+    pub fn locate(&self, request: &Request<'_>) -> Option<FirstDifference> {
+        let last = self.converse(&request.json("locate", &[])).ok()?.ok()?.finish().ok()?;
+        let found = last.get("done")?.get("found")?;
+        let stage = u32::try_from(found.get("stage")?.as_u64()?).ok()?;
+        Some(FirstDifference { stage, tensor: found.get("tensor")?.as_str()?.to_string() })
+    }
+
+    fn converse(&self, request: &Value) -> Result<Result<Conversation, String>, Failure> {
+        let started = Conversation::start(&self.program, SCRIPT, request);
+        Ok(started.map_err(|error| format!("cannot run {}: {error}", self.program)))
+    }
+}
+
+impl Started {
+    /// Waits for what was found.
+    pub fn finish(self, python: &Python) -> Result<Vec<Compared>, Reason> {
+        let last = self.0.map_err(Reason::Lacking)?.finish().map_err(Reason::Failed)?;
+        if let Some(error) = last.get("error") {
+            let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
+            if text("kind") == "no-torch" {
+                return Err(Reason::Lacking(format!("{} has no torch", python.program)));
+            }
+            let form = if text("form").is_empty() {
+                "stages".to_string()
+            } else {
+                format!("{} stages", text("form"))
+            };
+            return Err(Reason::Failed(Failure::input(format!("{form}: {}", text("message")))));
+        }
+        let rows = last.get("done").and_then(|done| done.get("compared")).and_then(Value::as_array);
+        let compared = rows.and_then(|rows| rows.iter().map(Compared::from_json).collect::<Option<Vec<_>>>());
+        compared.ok_or_else(|| {
+            Reason::Failed(Failure::input(format!("{} gave no answer to read", python.program)))
+        })
+    }
+}
+
+/// Returns the interpreter of the environment that this build's libtorch lies in.
+fn beside_libtorch() -> Option<String> {
+    #[cfg(feature = "torch")]
+    {
+        // `lib/python3.N/site-packages/torch/lib`.
+        let folder = runtime::torch::folder()?;
+        let program = folder.ancestors().nth(5)?.join("bin").join("python");
+        program.exists().then(|| program.display().to_string())
+    }
+    #[cfg(not(feature = "torch"))]
+    None
+}

@@ -1,0 +1,66 @@
+//! A conversation with a Python interpreter: it gets a script on standard input and a request as its argument, and answers in
+//! JSON lines.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, Command, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::failure::Failure;
+
+/// An interpreter at work; it ends with this value.
+pub struct Conversation {
+    program: String,
+    child: Child,
+}
+
+impl Conversation {
+    /// Starts an interpreter.
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub fn start(program: &str, script: &str, request: &Value) -> std::io::Result<Self> {
+        let mut child = Command::new(program)
+            .args(["-W", "ignore", "-"])
+            .arg(request.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut stdin = child.stdin.take().expect("standard input is piped");
+        // An interpreter that leaves early says why by itself.
+        let _ = stdin.write_all(script.as_bytes());
+        Ok(Self { program: program.to_string(), child })
+    }
+
+    /// Waits for the last answer; what is no answer is passed on.
+    ///
+    /// # Errors
+    /// When the interpreter ends without one.
+    pub fn finish(mut self) -> Result<Value, Failure> {
+        let lines = BufReader::new(self.child.stdout.take().expect("standard output is piped"));
+        let mut last = None;
+        for line in lines.lines() {
+            let line = line?;
+            match serde_json::from_str::<Value>(&line) {
+                Ok(value) if value.is_object() => last = Some(value),
+                // An interpreter that is no Python, or one that prints before our script runs.
+                _ => crate::failure::say(&format!("{line}\n")),
+            }
+        }
+        let status = self.child.wait()?;
+        last.ok_or_else(|| {
+            Failure::input(format!("{} ended without a result ({status})", self.program))
+                .with_hint("--python names the interpreter; what it printed stands above")
+        })
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        // Gone already where it has been waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

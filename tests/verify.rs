@@ -1,0 +1,292 @@
+//! `verify` as a user types it: both forms of the stages, and damage of each kind that it must find.
+//!
+//! Files are tied to their folder by checksums, which find damage first; here the manifest forgets them, so that the comparison
+//! itself is put to the test.
+
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+mod validate;
+
+use std::{
+    fs,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    process::Output,
+};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+const MODELS: &str = "
+import torch
+from torch import nn
+
+class ZeroHead(nn.Module):
+    '''A head of zeros behind a layer norm: neither lets a sum of squares say anything about what lies before.'''
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.a = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.b = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 50)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+    def forward(self, ids):
+        x = self.words(ids)
+        return self.head(self.norm(x + self.b(x + self.a(x))))
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8, elementwise_affine=False)
+    def forward(self, x):
+        return self.norm(self.b(torch.relu(self.a(x))))
+
+class Waves(nn.Module):
+    '''Complex numbers on the way, and among the parameters.'''
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.w = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+    def forward(self, x):
+        return self.b(torch.fft.irfft(torch.fft.rfft(self.a(x)) * self.w * 1j, n=8))
+
+class Scaled(nn.Module):
+    '''Numbers of Python beside whole numbers, numbers without dimensions and half precision.'''
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        x = self.a(x * 0.5 + 1)
+        return self.b(torch.relu(x)) * x.mean().half() * 0.3, x.sum().to(torch.int8) * 3, (x > 0) + 2
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.body, self.head = nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 30, bias=False)
+        self.head.weight = self.words.weight
+    def forward(self, ids):
+        return self.head(torch.tanh(self.body(self.words(ids))))
+";
+
+const CASES: [(&str, &str); 5] = [
+    ("ZeroHead", "4x6:int64:0..50"),
+    ("Normed", "4x8"),
+    ("Waves", "4x8"),
+    ("Scaled", "4x8:int64:0..9"),
+    ("Tied", "2x6:int64:0..30"),
+];
+
+fn command() -> Command {
+    Command::cargo_bin("model-analyze").unwrap()
+}
+
+/// Returns the interpreter with torch, or says that the test is skipped.
+fn python() -> Option<PathBuf> {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    if !python.exists() {
+        println!("skipped: no .venv; `make test` makes it");
+        return None;
+    }
+    Some(python)
+}
+
+/// Traces a model and splits it into two stages; returns the folder of the stages.
+fn split(python: &Path, place: &Path, model: &str, input: &str) -> PathBuf {
+    let file = place.join("models.py");
+    fs::write(&file, MODELS).unwrap();
+    let (archive, out) = (place.join(format!("{model}.pt")), place.join(model));
+    let target = format!("{}:{model}", file.display());
+    let mut trace = command();
+    trace.env("MODEL_ANALYZE_PYTHON", python).args(["trace", &target, "--input", input, "-o"]).arg(&archive);
+    trace.assert().success();
+    let mut split = command();
+    split.arg("split").arg(&archive).args(["--devices", "2xt4", "--stages", "2", "-o"]).arg(&out);
+    split.assert().success();
+    out
+}
+
+fn verify(folder: &Path, arguments: &[&str]) -> (Output, Value) {
+    let output =
+        command().arg("verify").arg(folder).args(arguments).args(["--format", "json"]).output().unwrap();
+    let answer = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    (output, answer)
+}
+
+/// Lets the manifest forget the checksums of its files.
+fn forget_checksums(folder: &Path) {
+    let path = folder.join("stages/manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest.as_object_mut().unwrap().remove("files");
+    fs::write(path, serde_json::to_vec_pretty(&manifest).unwrap()).unwrap();
+}
+
+#[test]
+fn both_forms_give_what_the_model_gives() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    for (model, input) in CASES {
+        let out = split(&python, place.path(), model, input);
+        let (output, answer) = verify(&out, &["--steps", "5"]);
+        assert!(output.status.success(), "{model}: {}", String::from_utf8_lossy(&output.stderr));
+        validate::validate("answer-verify", &answer);
+        let forms: Vec<&str> =
+            answer["forms"].as_array().unwrap().iter().map(|f| f["form"].as_str().unwrap()).collect();
+        assert_eq!(forms, ["torchscript", "python"], "{model}");
+        assert_eq!(answer["outputs_max_difference"], 0.0, "{model}: {answer}");
+        assert_eq!(answer["gradients_zero"], 0, "{model}: every parameter is put to the test");
+        assert!(answer["gradients_max_difference"].as_f64().unwrap() < 1e-6, "{model}: {answer}");
+    }
+}
+
+/// Replaces a text in a Python stage.
+fn in_source(folder: &Path, stage: usize, from: &str, to: &str) {
+    let path = folder.join(format!("stages/stage_{stage}.py"));
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{text}");
+    fs::write(&path, text.replacen(from, to, 1)).unwrap();
+}
+
+/// Replaces a text in the code of a TorchScript stage.
+fn in_archive(folder: &Path, stage: usize, from: &str, to: &str) {
+    let path = folder.join(format!("stages/stage_{stage}.pt"));
+    let mut archive = zip::ZipArchive::new(fs::File::open(&path).unwrap()).unwrap();
+    let mut out = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    let mut is_found = false;
+    for index in 0..archive.len() {
+        let mut record = archive.by_index(index).unwrap();
+        let (name, mut bytes) = (record.name().to_string(), Vec::new());
+        record.read_to_end(&mut bytes).unwrap();
+        if name.ends_with(".py") {
+            let text = String::from_utf8(bytes).unwrap();
+            is_found |= text.contains(from);
+            bytes = text.replacen(from, to, 1).into_bytes();
+        }
+        let stored = zip::write::SimpleFileOptions::default()
+            .compression_method(zip::CompressionMethod::Stored)
+            .with_alignment(64);
+        out.start_file(name, stored).unwrap();
+        out.write_all(&bytes).unwrap();
+    }
+    assert!(is_found, "{from}");
+    fs::write(&path, out.finish().unwrap().into_inner()).unwrap();
+}
+
+#[test]
+fn damage_is_found_and_its_stage_named() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let (model, input) = CASES[0];
+    let whole = split(&python, place.path(), model, input);
+    let stage_of = |part: &str| {
+        let holds = |stage: &usize| {
+            let text = fs::read_to_string(whole.join(format!("stages/stage_{stage}.py"))).unwrap();
+            text.contains(part)
+        };
+        (0..2).find(holds).unwrap()
+    };
+    let (relu, tanh) = (stage_of("torch.relu("), stage_of("torch.tanh("));
+    type Damage<'d> = (&'d str, usize, Box<dyn Fn(&Path) + 'd>);
+    let flip = |file: String, from_end: usize| {
+        move |folder: &Path| {
+            let path = folder.join("stages").join(&file);
+            let mut bytes = fs::read(&path).unwrap();
+            let at = bytes.len() - from_end;
+            bytes[at] ^= 0x40;
+            fs::write(&path, bytes).unwrap();
+        }
+    };
+    let damages: [Damage<'_>; 6] = [
+        ("an operator", relu, Box::new(|f| in_source(f, relu, "torch.relu(", "torch.neg("))),
+        ("an operator of an archive", tanh, Box::new(|f| in_archive(f, tanh, "torch.tanh(", "torch.sin("))),
+        (
+            "a gradient cut off",
+            tanh,
+            Box::new(|f| in_source(f, tanh, "torch.tanh(", "torch.no_grad()(torch.tanh)(")),
+        ),
+        (
+            "another gradient cut off",
+            relu,
+            Box::new(|f| in_source(f, relu, "torch.relu(", "torch.no_grad()(torch.relu)(")),
+        ),
+        (
+            "a gradient cut off in an archive",
+            tanh,
+            Box::new(|f| in_archive(f, tanh, "torch.tanh(", "torch.detach(")),
+        ),
+        ("a bit of a weight", 1, Box::new(flip("stage_1.safetensors".to_string(), 1))),
+    ];
+    for (what, stage, damage) in damages {
+        let folder = place.path().join("damaged");
+        let _ = fs::remove_dir_all(&folder);
+        copy(&whole, &folder);
+        forget_checksums(&folder);
+        damage(&folder);
+        let (output, answer) = verify(&folder, &["--steps", "4"]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        let is_found = answer["ok"] == false || output.status.code() == Some(2);
+        assert!(is_found, "{what}: {answer}");
+        if output.status.code() == Some(1) {
+            assert!(message.contains(&format!("in stage {stage}")), "{what}: {message}");
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), &target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_tied_parameter_is_one_in_an_archive_too() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    split(&python, place.path(), "Tied", "2x6:int64:0..30");
+    let out = place.path().join("whole");
+    let mut emit = command();
+    emit.arg("emit").arg(place.path().join("Tied.pt")).args(["--stages", "1", "-o"]).arg(&out);
+    emit.assert().success();
+    let archive = out.join("stages/stage_0.pt");
+    let count = format!("import torch; print(len(list(torch.jit.load({archive:?}).parameters())))");
+    let counted = Command::new(&python).args(["-W", "ignore", "-c", &count]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&counted.stdout).trim(), "3", "{counted:?}");
+}
+
+#[test]
+fn what_was_not_compared_is_said() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let (model, input) = CASES[1];
+    let out = split(&python, place.path(), model, input);
+    // An interpreter that was asked for must serve.
+    let (output, _) = verify(&out, &["--python", "no-such-python"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(message.contains("cannot run no-such-python") && message.contains("--python"), "{message}");
+    let (output, answer) = verify(&out, &["--form", "torchscript", "--python", "no-such-python"]);
+    assert!(output.status.success());
+    assert_eq!(answer["forms"].as_array().unwrap().len(), 1);
+
+    let alone = place.path().join("alone");
+    let mut emit = command();
+    emit.arg("emit")
+        .arg(place.path().join("Normed.pt"))
+        .args(["--stages", "2", "--targets", "python", "-o"])
+        .arg(&alone);
+    emit.assert().success();
+    let (output, answer) = verify(&alone, &["--steps", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(answer["forms"][0]["form"], "python");
+    let (output, _) = verify(&alone, &["--form", "torchscript"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--targets torchscript"));
+}
