@@ -11,6 +11,7 @@ mod cost_models;
 mod excerpt;
 mod failure;
 mod files;
+mod folder_files;
 mod model;
 mod nearest;
 mod operator_stages;

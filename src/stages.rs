@@ -5,7 +5,12 @@ use std::path::{Path, PathBuf};
 use runtime::{Source, StageWiring, Wiring};
 use schema::{MANIFEST_VERSION, Manifest, OutputTree, Plan};
 
-use crate::{failure::Failure, files, plan_file};
+use crate::{
+    failure::Failure,
+    files,
+    folder_files::{self, Changes},
+    plan_file,
+};
 
 /// A folder written by `emit` or `split`.
 pub struct Stages {
@@ -18,7 +23,6 @@ pub struct Stages {
     pub model_outputs: Vec<(usize, usize)>,
     /// The plan beside the stages, where there is one.
     pub plan: Option<Plan>,
-    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     folder: PathBuf,
 }
 
@@ -50,6 +54,11 @@ impl Stages {
         let plan = folder.join("plan.yaml");
         let plan = plan.exists().then(|| plan_file::read(&plan)).transpose()?;
         Ok(Self { manifest, wiring, model_outputs, plan, folder: folder.to_path_buf() })
+    }
+
+    /// Compares the files that `is_wanted` names with the digests of the manifest.
+    pub fn check_files(&self, changes: Changes, is_wanted: impl Fn(&str) -> bool) -> Result<(), Failure> {
+        folder_files::check(&self.folder, &self.manifest.files, changes, is_wanted)
     }
 
     /// Returns the TorchScript archives of the stages.

@@ -40,6 +40,9 @@ pub struct Verify {
     /// Seed of the inputs
     #[arg(long, default_value_t = 0)]
     seed: i64,
+    /// Take files of the folder as they are that were changed after they were written
+    #[arg(long)]
+    allow_changes: bool,
     /// How the answer is printed
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -49,8 +52,8 @@ pub struct Verify {
 impl Verify {
     /// Says what is missing.
     pub fn run(self, _output: &mut Output) -> Result<(), Failure> {
-        let Self { folder: _, model: _, weights: _, device: _, steps: _, tolerance: _, seed: _, format: _ } =
-            self;
+        let Self { folder: _, model: _, weights: _, device: _, steps: _, .. } = &self;
+        let Self { tolerance: _, seed: _, allow_changes: _, format: _, .. } = self;
         Err(crate::stages::no_libtorch("verify"))
     }
 }
@@ -59,12 +62,16 @@ impl Verify {
 impl Verify {
     /// Compares and prints.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        use crate::stages::Stages;
+        use crate::{folder_files::Changes, stages::Stages};
 
         if !(self.tolerance >= 0.0 && self.tolerance.is_finite()) {
             return Err(Failure::input(format!("--tolerance {} is no tolerance", self.tolerance)));
         }
         let stages = Stages::read(&self.folder)?;
+        // All that runs, also what train.py takes.
+        stages.check_files(Changes::allowed(self.allow_changes), |file| {
+            file.starts_with("stages/") || ["train.py", "schedule.csv", "plan.yaml"].contains(&file)
+        })?;
         let archives = stages.archives()?;
         let model = stages.model(self.model.as_deref())?;
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
