@@ -96,19 +96,24 @@ pub fn check(
     }
 }
 
-/// Lists the files below a folder by their path in it, sorted; links are not followed.
+/// Lists the files, links and empty folders below a folder by their path in it, sorted.
 pub fn all(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(next) = folders.pop() {
+        let mut is_empty = true;
         for entry in fs::read_dir(folder.join(&next))? {
             let entry = entry?;
+            is_empty = false;
             let path = next.join(entry.file_name());
             if entry.file_type()?.is_dir() {
                 folders.push(path);
             } else {
                 found.push(path);
             }
+        }
+        if is_empty && !next.as_os_str().is_empty() {
+            found.push(next);
         }
     }
     found.sort();

@@ -153,3 +153,61 @@ fn verify_and_run_name_the_file_that_is_another() {
     fs::write(&path, old.to_string()).unwrap();
     done(folder, "verify out --steps 1");
 }
+
+#[test]
+fn force_replaces_what_the_manifest_lists_and_nothing_else() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let out = folder.join("out");
+    let emit = "emit ROOT/fixtures/traces/unet_small.pt -o out --force --stages";
+    let write = |name: &str| {
+        let path = out.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, name).unwrap();
+    };
+    let foreign =
+        ["checkpoints/step_1/stage_0.pt", "stages/notes.txt", "task.py", ".hidden", "launch/mine.sh"];
+    let is_kept =
+        || foreign.iter().all(|name| fs::read(out.join(name)).is_ok_and(|text| text == name.as_bytes()));
+    done(folder, &format!("{emit} 3 --launch torchrun"));
+    foreign.iter().for_each(|name| write(name));
+    fs::create_dir(out.join("empty")).unwrap();
+    write("stages/__pycache__/stage_0.pyc");
+    for line in [format!("{emit} 2"), format!("{SPLIT} --force")] {
+        done(folder, &line);
+        assert!(is_kept() && out.join("empty").is_dir(), "{line}: {:?}", files(&out));
+        let mut expected: BTreeSet<String> = manifest(&out).files.into_keys().collect();
+        expected.extend(foreign.iter().map(ToString::to_string));
+        expected.insert("stages/manifest.json".into());
+        // Without the launch file, the third stage and what Python compiled.
+        assert_eq!(files(&out), expected, "{line}");
+    }
+    // Of another version, which lists nothing: what we write is ours by its name.
+    let path = out.join("stages/manifest.json");
+    let mut old: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    old.as_object_mut().unwrap().remove("files");
+    fs::write(&path, old.to_string()).unwrap();
+    done(folder, &format!("{emit} 2"));
+    assert!(is_kept() && !out.join("graph.svg").exists(), "{:?}", files(&out));
+
+    let refused = |line: &str, message: &str| {
+        let before = files(&out);
+        let output = run(folder, line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with(&format!("error: {message}")), "{said}");
+        assert_eq!(files(&out), before);
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "something was left beside");
+    };
+    write("launch/torchrun.sh");
+    let taken = "was not written by this command and would be replaced";
+    refused(&format!("{emit} 2 --launch torchrun"), &format!("out/launch/torchrun.sh {taken}"));
+    fs::remove_file(out.join("launch/torchrun.sh")).unwrap();
+    fs::remove_dir_all(out.join("exports")).unwrap();
+    fs::write(out.join("exports"), "a file").unwrap();
+    refused(&format!("{emit} 2"), &format!("out/exports {taken}"));
+    fs::remove_file(out.join("exports")).unwrap();
+    fs::write(&path, "{}").unwrap();
+    refused(&format!("{emit} 2"), "out/stages/manifest.json: ");
+    assert!(is_kept());
+}

@@ -48,7 +48,7 @@ pub struct Emit {
     /// Folder for the stages; must be new or empty
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
-    /// Replace the folder if it was written by this command
+    /// Replace what this command wrote in the folder; other files in it stay
     #[arg(long)]
     force: bool,
     /// Refuse a cut that puts one parameter into two stages

@@ -50,7 +50,7 @@ pub struct Split {
     /// Folder for everything that is written; must be new or empty
     #[arg(short, long, value_name = "FOLDER", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
-    /// Replace the folder if it was written by this command
+    /// Replace what this command wrote in the folder; other files in it stay
     #[arg(long)]
     force: bool,
     /// Only say what would be done: no weights are copied, nothing is written
