@@ -68,6 +68,12 @@ impl Failure {
         self
     }
 
+    /// Names a place as the user knows it, instead of where it is made.
+    pub fn with_place(mut self, made: &std::path::Path, known: &std::path::Path) -> Self {
+        self.message = self.message.replace(&made.display().to_string(), &known.display().to_string());
+        self
+    }
+
     /// Adds what to do next.
     pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());

@@ -3,17 +3,17 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::{companion::Companion, failure::Failure};
 
 /// An interpreter at work; it ends with this value.
 pub struct Conversation {
     program: String,
-    child: Child,
+    companion: Companion,
 }
 
 impl Conversation {
@@ -22,16 +22,13 @@ impl Conversation {
     /// # Errors
     /// When there is no such program.
     pub fn start(program: &str, script: &str, request: &Value) -> std::io::Result<Self> {
-        let mut child = Command::new(program)
-            .args(["-W", "ignore", "-"])
-            .arg(request.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut stdin = child.stdin.take().expect("standard input is piped");
+        let mut command = Command::new(program);
+        command.args(["-W", "ignore", "-"]).arg(request.to_string());
+        let mut companion = Companion::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let mut stdin = companion.process.stdin.take().expect("standard input is piped");
         // An interpreter that leaves early says why by itself.
         let _ = stdin.write_all(script.as_bytes());
-        Ok(Self { program: program.to_string(), child })
+        Ok(Self { program: program.to_string(), companion })
     }
 
     /// Waits for the last answer; what is no answer is passed on.
@@ -39,7 +36,7 @@ impl Conversation {
     /// # Errors
     /// When the interpreter ends without one.
     pub fn finish(mut self) -> Result<Value, Failure> {
-        let lines = BufReader::new(self.child.stdout.take().expect("standard output is piped"));
+        let lines = BufReader::new(self.companion.process.stdout.take().expect("standard output is piped"));
         let mut last = None;
         for line in lines.lines() {
             let line = line?;
@@ -49,18 +46,10 @@ impl Conversation {
                 _ => crate::failure::say(&format!("{line}\n")),
             }
         }
-        let status = self.child.wait()?;
+        let status = self.companion.wait()?;
         last.ok_or_else(|| {
             Failure::input(format!("{} ended without a result ({status})", self.program))
                 .with_hint("--python names the interpreter; what it printed stands above")
         })
-    }
-}
-
-impl Drop for Conversation {
-    fn drop(&mut self) {
-        // Gone already where it has been waited for.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -7,10 +7,12 @@
 
 mod columns;
 mod commands;
+mod companion;
 mod cost_models;
 mod excerpt;
 mod failure;
 mod files;
+mod folder_files;
 mod interpreter;
 mod model;
 mod nearest;
@@ -20,6 +22,7 @@ mod parallel;
 mod plan_file;
 mod progress;
 mod stages;
+mod unfinished;
 mod visible;
 mod weights;
 
@@ -47,8 +50,10 @@ fn main() -> ExitCode {
             "error: model-analyze has a bug: {panic}\n  hint: please report it with the command line and the input\n"
         ));
     }));
+    unfinished::watch();
     let result = std::panic::catch_unwind(|| Cli::parse().command.run(&mut Output::stdout()));
     progress::done();
+    unfinished::wait_if_interrupted();
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) if failure.is_broken_pipe() => ExitCode::SUCCESS,

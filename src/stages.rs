@@ -5,7 +5,12 @@ use std::path::{Path, PathBuf};
 use runtime::{Source, StageWiring, Wiring};
 use schema::{MANIFEST_VERSION, Manifest, OutputTree, Plan};
 
-use crate::{failure::Failure, files, plan_file};
+use crate::{
+    failure::Failure,
+    files,
+    folder_files::{self, Changes},
+    plan_file,
+};
 
 /// A folder written by `emit` or `split`.
 pub struct Stages {
@@ -54,6 +59,11 @@ impl Stages {
     /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Compares the files that `is_wanted` names with the digests of the manifest.
+    pub fn check_files(&self, changes: Changes, is_wanted: impl Fn(&str) -> bool) -> Result<(), Failure> {
+        folder_files::check(&self.folder, &self.manifest.files, changes, is_wanted)
     }
 
     /// Returns the TorchScript archives of the stages.

@@ -118,7 +118,8 @@ def load(folder, about, form, device):
     spec = importlib.util.spec_from_file_location(name[:-3], folder / name)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.load(device=device)
+    # The command has compared the files; a weights file that is named is taken as it is.
+    return module.load(folder / about["files"]["weights"], device=device)
 
 
 def named(module):

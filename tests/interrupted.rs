@@ -1,4 +1,5 @@
-//! Killed at any moment: what lies in its place is whole, old or new, and a second run succeeds.
+//! Killed or interrupted at any moment: what lies in its place is whole, old or new, and a second run succeeds. An interrupted
+//! run leaves nothing else; what a killed one leaves is taken away by the next.
 //!
 //! Two hundred runs are killed (`SIGKILL`, nothing can be cleaned up), at moments spread over the time that each command takes.
 //! Every command here writes the same bytes for the same input, so that "whole" is equality with a run that was left alone.
@@ -134,6 +135,193 @@ fn reports_are_old_or_new() {
 fn plans_are_old_or_new() {
     let line = "plan ROOT/fixtures/traces/cnn_basic.pt -o plan.yaml --devices";
     torture(&format!("{line} 2xt4"), &format!("{line} 4xv100"), 50);
+}
+
+/// Lists what lies in a folder that has no name yet.
+fn unfinished(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(UNFINISHED)).collect()
+}
+
+/// Interrupts each of the lines with each signal at some moments, and expects nothing beside what was there.
+fn interrupt(lines: &[&str], moments: u32) {
+    use std::os::unix::process::ExitStatusExt;
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let mut told = 0;
+    for (index, line) in lines.iter().enumerate() {
+        let longest = finish(folder, line);
+        let whole = content(folder);
+        for moment in 0..moments {
+            let signal = [Signal::INT, Signal::TERM, Signal::HUP][((index as u32 + moment) % 3) as usize];
+            let share = f64::from(moment).mul_add(0.618_033_988_749_895, 0.5).fract();
+            let child = start(folder, line);
+            std::thread::sleep(longest.mul_f64(share));
+            let _ = kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), signal);
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let number = signal.as_raw();
+            match (output.status.code(), output.status.signal()) {
+                // Before the command could do anything.
+                (None, Some(by)) if by == number && said.is_empty() => {}
+                (Some(0), None) => {}
+                (Some(code), None) if code == 128 + number => {
+                    assert!(
+                        said.starts_with("interrupted: ") && said.lines().count() == 1,
+                        "{line}: {said:?}"
+                    );
+                    let is_done = !said.contains("nothing was written");
+                    assert!(!is_done || said.contains(" is written"), "{line}: {said}");
+                    told += 1;
+                }
+                other => panic!("{line} ended with {other:?} on {signal:?}: {said}"),
+            }
+            assert_eq!(unfinished(folder), Vec::<PathBuf>::new(), "{line}, {signal:?} at {share:.3}");
+            assert_eq!(content(folder), whole, "{line}, {signal:?} at {share:.3}");
+        }
+    }
+    println!("{told} of {} were told to end in time", lines.len() as u32 * moments);
+    assert!(told > 0, "some must have been in time");
+}
+
+#[test]
+fn signals_leave_nothing_and_say_so() {
+    let lines = [
+        "emit ROOT/fixtures/traces/unet_small.pt -o out --force --stages 2",
+        "split ROOT/fixtures/traces/unet_small.pt --devices 2xt4 --stages 2 -o out --force",
+        "report ROOT/fixtures/traces/unet_small.pt -o report.html",
+    ];
+    interrupt(&lines, 18);
+}
+
+#[test]
+fn an_interrupted_trace_takes_its_python_along() {
+    let python = root().join(".venv/bin/python");
+    if !python.exists() {
+        println!("skipped: there is no .venv/bin/python with torch");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    // Something that Python would go on with for a minute, and that starts a process of its own.
+    let source = "
+import os, subprocess, time
+import torch
+
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        other = subprocess.Popen(['sleep', '60'])
+        with open('pids.tmp', 'w') as file:
+            file.write(f'{os.getpid()} {other.pid}')
+        os.replace('pids.tmp', 'pids')
+        time.sleep(60)
+";
+    fs::write(folder.join("slow.py"), source).unwrap();
+    let line = format!("trace slow.py:Slow --input 2 -o slow.pt --python {}", python.display());
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
+        let child = start(folder, &line);
+        let pids = loop {
+            match fs::read_to_string(folder.join("pids")) {
+                Ok(text) => break text,
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        fs::remove_file(folder.join("pids")).unwrap();
+        let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said, "interrupted: nothing was written\n");
+        assert_eq!(output.status.code(), Some(128 + signal.as_raw()));
+        for pid in pids.split(' ') {
+            let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+            // Whoever inherits it may not have taken note of its end yet.
+            let is_running = || {
+                let status = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok();
+                status.is_some_and(|status| !status.contains(") Z "))
+            };
+            let start_of = Instant::now();
+            while is_running() && start_of.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(!is_running(), "process {pid:?} goes on");
+        }
+        assert_eq!(unfinished(folder), Vec::<PathBuf>::new());
+        assert!(!folder.join("slow.pt").exists());
+    }
+}
+
+#[test]
+fn what_killed_runs_left_goes_with_the_next_run_and_what_others_make_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let at = |name: &str| folder.join(format!("{UNFINISHED}{name}"));
+    let make = || {
+        for name in ["left", "made"] {
+            fs::create_dir_all(at(name).join("stages")).unwrap();
+            fs::write(at(name).join("stages/stage_0.pt"), "half").unwrap();
+            fs::write(at(&format!("{name}.html")), "half").unwrap();
+        }
+    };
+    make();
+    let locks = ["made", "made.html"].map(|name| {
+        let file = fs::File::open(at(name)).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        file
+    });
+    for line in [
+        "report ROOT/fixtures/traces/cnn_basic.pt -o report.html",
+        "emit ROOT/fixtures/traces/cnn_basic.pt --stages 2 -o out --force",
+    ] {
+        make();
+        finish(folder, line);
+        let left: std::collections::BTreeSet<_> = unfinished(folder).into_iter().collect();
+        assert_eq!(left, [at("made"), at("made.html")].into(), "{line}");
+    }
+    drop(locks);
+    finish(folder, "report ROOT/fixtures/traces/cnn_basic.pt -o report.html");
+    assert_eq!(unfinished(folder), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn limits_are_told_and_leave_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let model = root().join("fixtures/traces/unet_small.pt");
+    let lines =
+        ["split MODEL --devices 2xt4 --stages 2 -o out", "emit MODEL --stages 2 -o out", "report MODEL -o r"];
+    // So many open files, beside those that the system's own libraries need while the command starts; blocks of a file.
+    let limits = (3..16)
+        .map(|count| format!("ulimit -n {count}"))
+        .chain(["ulimit -f 40".into(), "ulimit -f 1".into()]);
+    let mut told = 0;
+    for limit in limits {
+        for line in lines {
+            let line = line.replace("MODEL", model.to_str().unwrap());
+            let output = Command::new("sh")
+                .args(["-c", &format!("{limit}; exec {} {line}", env!("CARGO_BIN_EXE_model-analyze"))])
+                .current_dir(folder)
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let code = output.status.code();
+            let loads = !said.contains("error while loading shared libraries");
+            assert!(matches!(code, Some(0 | 2)) || !loads, "{limit}; {line}: {code:?} {said}");
+            told += u32::from(loads && code == Some(2));
+            if code == Some(0) {
+                fs::remove_dir_all(folder.join("out"))
+                    .or_else(|_| fs::remove_file(folder.join("r")))
+                    .unwrap();
+            }
+            let left: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+            assert_eq!(left, Vec::<PathBuf>::new(), "{limit}; {line}: {said}");
+        }
+    }
+    assert!(told > 6, "only {told} met a limit");
 }
 
 /// Rows that end, without comments: what a profile has measured so far.

@@ -5,6 +5,7 @@
 
 use std::io::{self, Write};
 
+use schema::FileDigest;
 use tracer::{Program, Tensor, TensorId};
 
 use crate::error::CutError;
@@ -68,8 +69,50 @@ pub struct Copied {
     pub at: u64,
     /// What was copied.
     pub piece: Piece,
+    /// CRC-32 of all of it, as it went by.
+    pub crc32: u32,
     /// CRC-32 of its windows that are read back, as they went by.
     pub checksums: Vec<u32>,
+}
+
+/// A file that was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Filled {
+    /// Its size and checksum.
+    pub digest: FileDigest,
+    /// What it took from the source.
+    pub copied: Vec<Copied>,
+}
+
+/// Size and CRC-32 of bytes that go by.
+#[derive(Clone, Debug, Default)]
+pub struct Checksum {
+    bytes: u64,
+    hasher: crc32fast::Hasher,
+}
+
+impl Checksum {
+    /// Takes the bytes that come next.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        self.hasher.update(bytes);
+    }
+
+    /// Takes bytes whose checksum was taken elsewhere.
+    pub(crate) fn append(&mut self, next: &Checksum) {
+        self.bytes += next.bytes;
+        self.hasher.combine(&next.hasher);
+    }
+
+    /// Returns the CRC-32.
+    pub(crate) fn crc32(&self) -> u32 {
+        self.hasher.clone().finalize()
+    }
+
+    /// Returns both as a manifest has them.
+    pub fn digest(&self) -> FileDigest {
+        FileDigest { bytes: self.bytes, crc32: format!("{:08x}", self.crc32()) }
+    }
 }
 
 /// Bytes that have one checksum.
@@ -151,23 +194,25 @@ impl Content {
         }
     }
 
-    /// Writes it, and tells what was copied of the source.
+    /// Writes it; tells its checksum and what was copied of the source.
     ///
     /// # Errors
     /// When reading the source or writing fails.
-    pub fn write(&self, source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<Vec<Copied>> {
+    pub fn write(&self, source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<Filled> {
         let pieces = match self {
             Content::Plain(pieces) => pieces,
             Content::Zip(records) => return crate::zip::write(records, source, out),
         };
         let mut buffer = Vec::new();
         let mut copied = Vec::new();
+        let mut whole = Checksum::default();
         let mut at = 0;
         for piece in pieces {
-            piece.copy(source, &mut buffer, &mut |bytes| out.write_all(bytes), at, &mut copied)?;
+            let sink = &mut |bytes: &[u8]| out.write_all(bytes);
+            whole.append(&piece.copy(source, &mut buffer, sink, at, &mut copied)?);
             at += piece.len();
         }
-        Ok(copied)
+        Ok(Filled { digest: whole.digest(), copied })
     }
 }
 
@@ -186,7 +231,7 @@ impl Piece {
         self.len() == 0
     }
 
-    /// Writes it at a position of a file through `sink`; notes what comes from the source.
+    /// Writes it at a position of a file through `sink`; notes what comes from the source, and returns its checksum.
     pub(crate) fn copy(
         &self,
         source: &mut dyn ReadAt,
@@ -194,17 +239,21 @@ impl Piece {
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
         at: u64,
         copied: &mut Vec<Copied>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Checksum> {
+        let mut whole = Checksum::default();
         if let Piece::Bytes(bytes) = self {
-            return sink(bytes);
+            whole.update(bytes);
+            sink(bytes)?;
+            return Ok(whole);
         }
         let mut sampler = Sampler::new(windows(self.len()));
         self.write(source, buffer, &mut |bytes| {
+            whole.update(bytes);
             sampler.feed(bytes);
             sink(bytes)
         })?;
-        copied.push(Copied { at, piece: self.clone(), checksums: sampler.checksums });
-        Ok(())
+        copied.push(Copied { at, piece: self.clone(), crc32: whole.crc32(), checksums: sampler.checksums });
+        Ok(whole)
     }
 
     /// Hands its bytes to `sink`, a bufferful at a time.

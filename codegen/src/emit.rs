@@ -1,10 +1,10 @@
 //! All files of a cut model.
 
-use schema::Files;
+use schema::{FileDigest, Files, Manifest};
 use tracer::Program;
 
 use crate::{
-    content::{Content, File},
+    content::{Content, File, Piece},
     error::CutError,
     manifest::{About, Facts, manifest},
     names::Names,
@@ -21,7 +21,7 @@ pub struct Targets {
     pub python: bool,
 }
 
-/// Returns the files below `stages/`: the stages in each form, and the manifest.
+/// Returns the files below `stages/`, and the manifest, which lacks their digests as long as they are not written.
 ///
 /// # Errors
 /// When a tensor cannot be written.
@@ -32,7 +32,7 @@ pub fn stages(
     facts: &Facts,
     about: &About,
     targets: Targets,
-) -> Result<Vec<File>, CutError> {
+) -> Result<(Vec<File>, Manifest), CutError> {
     check_names(program)?;
     let mut files = Vec::new();
     for index in 0..pipeline.stages.len() {
@@ -51,11 +51,27 @@ pub fn stages(
         python: targets.python.then(|| format!("stage_{index}.py")),
         weights: targets.python.then(|| format!("stage_{index}.safetensors")),
     };
-    let manifest = manifest(program, names, pipeline, facts, about, &of_stage);
-    let text =
-        serde_json::to_string_pretty(&manifest).expect("a manifest has string keys and finite numbers");
-    files.push(File { path: "stages/manifest.json".into(), content: Content::text(text + "\n") });
-    Ok(files)
+    Ok((files, manifest(program, names, pipeline, facts, about, &of_stage)))
+}
+
+/// Returns the manifest's file.
+pub fn manifest_file(manifest: &Manifest) -> File {
+    let text = serde_json::to_string_pretty(manifest).expect("a manifest has string keys and finite numbers");
+    File { path: "stages/manifest.json".into(), content: Content::text(text + "\n") }
+}
+
+/// Returns the path of the weights that a Python source loads.
+pub fn weights_of(source: &str) -> Option<String> {
+    let stage = source.strip_suffix(".py").filter(|stage| stage.starts_with("stages/"))?;
+    Some(format!("{stage}.safetensors"))
+}
+
+/// Tells a Python source the digest of its weights, which its `load()` then compares.
+pub fn know_weights(source: &mut File, weights: &FileDigest) {
+    let Content::Plain(pieces) = &mut source.content else { return };
+    let Some(Piece::Bytes(text)) = pieces.first_mut() else { return };
+    let known = format!("\nWEIGHTS = ({}, \"{}\")\n", weights.bytes, weights.crc32);
+    *text = String::from_utf8_lossy(text).replacen("\nWEIGHTS = None\n", &known, 1).into_bytes();
 }
 
 /// Operators and keywords go into code as they are: they must be nothing but names.

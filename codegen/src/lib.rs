@@ -37,8 +37,8 @@ mod zip;
 
 pub use blocks::{Owner, assign, call_path, cut_before, even, operator_path, owners, with_labels};
 pub use check::{CheckError, check};
-pub use content::{Content, Copied, File, Gather, Piece, ReadAt, Record};
-pub use emit::{Targets, stages};
+pub use content::{Checksum, Content, Copied, File, Filled, Gather, Piece, ReadAt, Record};
+pub use emit::{Targets, know_weights, manifest_file, stages, weights_of};
 pub use error::CutError;
 pub use exports::exports;
 pub use launch::{Defaults, Launcher, Prediction, Ranks, launch, train_script};

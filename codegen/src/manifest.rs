@@ -1,5 +1,7 @@
 //! The manifest that joins the stages.
 
+use std::collections::BTreeMap;
+
 use schema::{
     Boundary, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, StageFiles, TiedHolder,
     TiedParameter,
@@ -63,7 +65,8 @@ pub struct About {
     pub offload: Vec<Vec<String>>,
 }
 
-/// Returns the manifest of a pipeline. `files` names the files of a stage by its position.
+/// Returns the manifest of a pipeline. `files` names the files of a stage by its position; their digests come when they are
+/// written.
 pub fn manifest(
     program: &Program,
     names: &Names,
@@ -143,6 +146,7 @@ pub fn manifest(
         output: tree(&program.output, &mut next),
         stages: stages.collect(),
         tied: tied.collect(),
+        files: BTreeMap::new(),
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use crate::content::{Copied, ReadAt, Record};
+use crate::content::{Checksum, Filled, ReadAt, Record};
 
 const ALIGNMENT: u64 = 64;
 /// Values that do not fit a field stand in the zip64 field instead.
@@ -13,13 +13,10 @@ const ESCAPE: u64 = 0xffff_ffff;
 /// Checksum and sizes come after the data; names are UTF-8.
 const FLAGS: u16 = 0x0808;
 
-/// Writes records one behind the other, then the directory; tells what was copied of the source.
-pub(crate) fn write(
-    records: &[Record],
-    source: &mut dyn ReadAt,
-    out: &mut dyn Write,
-) -> io::Result<Vec<Copied>> {
+/// Writes records one behind the other, then the directory; tells the checksum of all and what was copied of the source.
+pub(crate) fn write(records: &[Record], source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<Filled> {
     let mut copied = Vec::new();
+    let mut whole = Checksum::default();
     let mut at = 0_u64;
     let mut buffer = Vec::new();
     let mut directory = Vec::new();
@@ -28,25 +25,27 @@ pub(crate) fn write(
         let start = at;
         let header = local_header(&record.name, size, start);
         out.write_all(&header)?;
-        let mut checksum = crc32fast::Hasher::new();
+        whole.update(&header);
+        let mut data = Checksum::default();
         let mut place = start + header.len() as u64;
         for piece in &record.pieces {
-            let mut sink = |bytes: &[u8]| {
-                checksum.update(bytes);
-                out.write_all(bytes)
-            };
-            piece.copy(source, &mut buffer, &mut sink, place, &mut copied)?;
+            let mut sink = |bytes: &[u8]| out.write_all(bytes);
+            data.append(&piece.copy(source, &mut buffer, &mut sink, place, &mut copied)?);
             place += piece.len();
         }
-        let checksum = checksum.finalize();
+        whole.append(&data);
+        let checksum = data.crc32();
         let descriptor = descriptor(checksum, size);
         out.write_all(&descriptor)?;
+        whole.update(&descriptor);
         at += header.len() as u64 + size + descriptor.len() as u64;
         entry(&mut directory, &record.name, checksum, size, start);
     }
+    let end = end(records.len() as u64, directory.len() as u64, at);
+    directory.extend_from_slice(&end);
     out.write_all(&directory)?;
-    out.write_all(&end(records.len() as u64, directory.len() as u64, at))?;
-    Ok(copied)
+    whole.update(&directory);
+    Ok(Filled { digest: whole.digest(), copied })
 }
 
 fn put16(out: &mut Vec<u8>, value: u16) {

@@ -71,7 +71,7 @@ proptest! {
         let names = Names::new(&program);
         let targets = Targets { torchscript: true, python: false };
         let facts = codegen::facts(&program);
-        let files = codegen::stages(&program, &names, &pipeline, &facts, &codegen::About::default(), targets)
+        let (files, _) = codegen::stages(&program, &names, &pipeline, &facts, &codegen::About::default(), targets)
             .expect("the fixture has its data");
         for (stage, file) in files.iter().filter(|file| file.path.ends_with(".pt")).enumerate() {
             let mut archive = Vec::new();
@@ -98,8 +98,9 @@ fn sizes_of_files_are_known_before_they_are_written() {
     let names = Names::new(&program);
     let targets = Targets { torchscript: false, python: true };
     let facts = codegen::facts(&program);
-    let files = codegen::stages(&program, &names, &pipeline, &facts, &codegen::About::default(), targets)
-        .expect("the fixture has its data");
+    let (files, _) =
+        codegen::stages(&program, &names, &pipeline, &facts, &codegen::About::default(), targets)
+            .expect("the fixture has its data");
     for file in &files {
         let mut out = Vec::new();
         file.content.write(&mut &bytes[..], &mut out).expect("writing to memory");

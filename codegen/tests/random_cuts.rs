@@ -173,7 +173,8 @@ fn write(program: &Program, pipeline: &Pipeline, archive: &[u8], out: &Path) {
     let facts = codegen::facts(program);
     let targets = Targets { torchscript: true, python: true };
     let about = codegen::About::default();
-    let files = codegen::stages(program, &names, pipeline, &facts, &about, targets).unwrap();
+    let (mut files, manifest) = codegen::stages(program, &names, pipeline, &facts, &about, targets).unwrap();
+    files.push(codegen::manifest_file(&manifest));
     for file in files {
         let mut bytes = Vec::new();
         file.content.write(&mut &archive[..], &mut bytes).unwrap();

@@ -40,9 +40,15 @@ fn emitted(name: &str) -> Emitted {
         ..about
     };
     let (mut files, mut copied) = (Files::new(), BTreeMap::new());
-    for file in codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap() {
+    let (mut stages, manifest) =
+        codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap();
+    stages.push(codegen::manifest_file(&manifest));
+    for file in stages {
         let mut out = Vec::new();
-        copied.insert(file.path.clone(), file.content.write(&mut &source[..], &mut out).unwrap());
+        let filled = file.content.write(&mut &source[..], &mut out).unwrap();
+        assert_eq!(filled.digest.bytes, out.len() as u64, "{}", file.path);
+        assert_eq!(filled.digest.crc32, format!("{:08x}", crc32fast::hash(&out)), "{}", file.path);
+        copied.insert(file.path.clone(), filled.copied);
         files.insert(file.path, out);
     }
     Emitted { program, source, copied, files }

@@ -65,7 +65,8 @@ pub use inspect::{
 };
 pub use json_schemas::{NamedSchema, json_schemas};
 pub use manifest::{
-    Boundary, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder, TiedParameter,
+    Boundary, FileDigest, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder,
+    TiedParameter,
 };
 pub use nccl_tests::{NcclTest, NcclTestError, is_nccl_test, read_nccl_tests};
 pub use operator_paths::{OperatorPaths, operator_path, short_name};

@@ -3,6 +3,8 @@
 //! Chaining needs nothing else: call the stages in order, give each the inputs it names, in this order, keep
 //! what it returns. The last stage returns the values that the model returns, in the order of `output`.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +43,19 @@ pub struct Manifest {
     pub stages: Vec<StageFiles>,
     /// Parameters that several stages hold: whoever trains sums their gradients.
     pub tied: Vec<TiedParameter>,
+    /// All files of the folder but this one, by their path in it. Folders of earlier versions say nothing of them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, FileDigest>,
+}
+
+/// What a file was when it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileDigest {
+    /// Its size.
+    pub bytes: u64,
+    /// Its CRC-32, as eight hexadecimal digits.
+    pub crc32: String,
 }
 
 /// One stage.

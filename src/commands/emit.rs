@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
     About, Assignment, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips, Targets, Tied,
 };
-use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, ModelReference, Plan, TiedPlace};
+use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, Manifest, ModelReference, Plan, TiedPlace};
 use tracer::Program;
 
 use crate::{
@@ -48,7 +48,7 @@ pub struct Emit {
     /// Folder for the stages; must be new or empty
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
-    /// Replace the folder if it was written by this command
+    /// Replace what this command wrote in the folder; other files in it stay
     #[arg(long)]
     force: bool,
     /// Refuse a cut that puts one parameter into two stages
@@ -111,6 +111,20 @@ impl Launch {
 impl Emit {
     /// Writes the stages.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let cut = self.cut()?;
+        let folder = files::Folder::create(&self.output, self.force)?;
+        let bytes = cut.write(&folder)?;
+        folder.finish()?;
+        self.answer(&cut.program, &cut.pipeline, bytes, output)
+    }
+
+    /// Writes the stages into a folder that somebody else finishes.
+    pub fn write_into(&self, folder: &files::Folder) -> Result<(), Failure> {
+        self.cut()?.write(folder).map(|_| ())
+    }
+
+    /// Cuts the model; nothing is written yet.
+    fn cut(&self) -> Result<Cut, Failure> {
         let mapping = files::map(&self.model)?;
         let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&self.model, &error))?;
         let (program, sources) = self.weighted(program)?;
@@ -145,26 +159,16 @@ impl Emit {
             torchscript: self.targets.contains(&Target::Torchscript),
             python: self.targets.contains(&Target::Python),
         };
-        let mut emitted = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
+        let (mut files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
             .map_err(|error| cut_failure(&[error], None).in_file(&self.model))?;
         let launchers: Vec<Launcher> = self.launch.iter().map(|launch| launch.launcher()).collect();
         let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
-        emitted.extend(beside);
-        codegen::sign(&mut emitted, &about);
+        files.extend(beside);
+        codegen::sign(&mut files, &about);
         for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {
             crate::failure::note(note);
         }
-
-        let folder = files::Folder::create(&self.output, self.force)?;
-        let total: u64 = emitted.iter().map(|file| file.content.size()).sum();
-        let progress = progress(total);
-        let copied = write::write(&emitted, &sources, &folder, &progress)?;
-        progress.finish_and_clear();
-        let mut source = sources.open();
-        let mut written = Written { folder: &folder, open: None };
-        codegen::check_written(&program, &copied, &mut source, &mut written).map_err(|error| bug(&error))?;
-        folder.finish()?;
-        self.answer(&program, &pipeline, total, output)
+        Ok(Cut { program: program.into_owned(), pipeline, files, manifest, sources })
     }
 
     /// Returns the program with the places of its weights, and the files that they lie in.
@@ -237,6 +241,45 @@ impl Emit {
                 output.text(&text)
             }
         }
+    }
+}
+
+/// A model that was cut, and what will be written of it.
+struct Cut {
+    program: Program,
+    pipeline: Pipeline,
+    files: Vec<codegen::File>,
+    /// Without the digests of the files.
+    manifest: Manifest,
+    sources: Sources,
+}
+
+impl Cut {
+    /// Writes all files, the manifest last, and reads them back; returns the bytes of weights and texts.
+    fn write(&self, folder: &files::Folder) -> Result<u64, Failure> {
+        let total: u64 = self.files.iter().map(|file| file.content.size()).sum();
+        let progress = progress(total);
+        // A Python source knows the checksum of its weights, which are written before.
+        let (mut texts, rest): (Vec<_>, Vec<_>) =
+            self.files.iter().cloned().partition(|file| codegen::weights_of(&file.path).is_some());
+        let mut filled = write::write(&rest, &self.sources, folder, &progress)?;
+        for text in &mut texts {
+            let weights = codegen::weights_of(&text.path).and_then(|path| filled.get(&path));
+            if let Some(weights) = weights {
+                codegen::know_weights(text, &weights.digest);
+            }
+        }
+        filled.extend(write::write(&texts, &self.sources, folder, &progress)?);
+        progress.finish_and_clear();
+        let mut manifest = self.manifest.clone();
+        manifest.files = filled.iter().map(|(path, file)| (path.clone(), file.digest.clone())).collect();
+        write::write(&[codegen::manifest_file(&manifest)], &self.sources, folder, &progress)?;
+        let copied = filled.into_iter().map(|(path, file)| (path, file.copied)).collect();
+        let mut source = self.sources.open();
+        let mut written = Written { folder, open: None };
+        codegen::check_written(&self.program, &copied, &mut source, &mut written)
+            .map_err(|error| bug(&error))?;
+        Ok(total)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     columns::rate,
     failure::Failure,
     files,
+    folder_files::Changes,
     output::{Format, Output},
     stages::Stages,
 };
@@ -51,6 +52,9 @@ pub struct Run {
     /// Write the last step's timeline (schema of `simulate`)
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
+    /// Take files of the folder as they are that were changed after they were written
+    #[arg(long)]
+    allow_changes: bool,
     /// How the answer is printed
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -100,6 +104,10 @@ impl Run {
 
     fn job(&self) -> Result<Job, Failure> {
         let stages = Stages::read(&self.folder)?;
+        let runs_archives = self.backend == BackendChoice::Torch && cfg!(feature = "torch");
+        stages.check_files(Changes::allowed(self.allow_changes), |file| {
+            file == "plan.yaml" || runs_archives && file.starts_with("stages/") && file.ends_with(".pt")
+        })?;
         let n_stages = stages.wiring.stages.len() as u32;
         let plan = stages.plan.as_ref();
         let name = self.schedule.clone().or(plan.map(|plan| plan.schedule.clone()));

@@ -8,10 +8,7 @@ mod explain;
 mod screen;
 pub(super) mod step;
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use schema::{Plan, PlanAnswer, SimulatedPlan, to_yaml};
@@ -20,7 +17,7 @@ use super::{emit::Target, plan, simulate};
 use crate::{
     cost_models::CostModels,
     failure::Failure,
-    files,
+    files, folder_files,
     output::{Format, Output},
 };
 
@@ -53,7 +50,7 @@ pub struct Split {
     /// Folder for everything that is written; must be new or empty
     #[arg(short, long, value_name = "FOLDER", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
-    /// Replace the folder if it was written by this command
+    /// Replace what this command wrote in the folder; other files in it stay
     #[arg(long)]
     force: bool,
     /// Only say what would be done: no weights are copied, nothing is written
@@ -119,17 +116,17 @@ struct Found {
 impl Split {
     /// Does the main job.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let scratch = tempfile::tempdir()?;
         let folder = match (&self.output, self.dry_run) {
             (Some(target), false) => Some(files::Folder::create(target, self.force)?),
             _ => None,
         };
         let found = self.find()?;
-        let plan = scratch.path().join("plan.yaml");
-        files::write(&plan, to_yaml(&found.plan).as_bytes())?;
         let mut written = Vec::new();
         if let (Some(folder), Some(target)) = (folder, &self.output) {
-            written = self.write(&folder, &plan)?;
+            let made = folder.path("")?;
+            written = self
+                .write(&folder, &found.plan)
+                .map_err(|failure| failure.with_place(made.components().as_path(), target))?;
             folder.finish()?;
             written.insert(0, target.display().to_string());
         }
@@ -250,19 +247,18 @@ impl Split {
     }
 
     /// Fills the folder; returns what lies in it.
-    fn write(&self, folder: &files::Folder, plan: &Path) -> Result<Vec<String>, Failure> {
+    fn write(&self, folder: &files::Folder, plan: &Plan) -> Result<Vec<String>, Failure> {
         let root = folder.path("")?;
+        let plan_file = folder.path("plan.yaml")?;
+        files::write(&plan_file, to_yaml(plan).as_bytes())?;
+        let plan = plan_file.as_path();
         let mut emit: Vec<OsString> = vec!["emit".into(), self.model.clone().into(), plan.into()];
         emit.extend(["-o".into(), root.clone().into()]);
         for value in self.targets.iter().filter_map(Target::to_possible_value) {
             emit.extend(["--targets".into(), value.get_name().into()]);
         }
         emit.extend(self.weights.iter().flat_map(|path| ["--weights".into(), path.into()]));
-        step::run(emit)?;
-        let in_plan = root.join("plan.yaml");
-        if !in_plan.exists() {
-            files::write(&in_plan, &files::read_bytes(plan)?)?;
-        }
+        step::emit_arguments(emit)?.write_into(folder)?;
         let mut graph: Vec<OsString> = vec!["graph".into(), self.model.clone().into()];
         graph.extend(["--plan".into(), plan.into(), "-o".into(), root.join("graph.svg").into()]);
         for input in &self.input {
@@ -278,6 +274,7 @@ impl Split {
         step::run(report)?;
         let timeline = root.join("timeline.svg");
         step::run(["simulate".into(), plan.into(), "--timeline".into(), timeline.into()])?;
+        folder_files::list_more(folder)?;
         let mut names: Vec<String> = std::fs::read_dir(&root)?
             .flatten()
             .map(|entry| {

@@ -15,7 +15,9 @@ use schema::{ANSWER_VERSION, TraceAnswer};
 use serde_json::{Map, Value, json};
 
 use crate::{
+    companion::Companion,
     failure::Failure,
+    files::Beside,
     model,
     output::{Format, Output},
 };
@@ -116,11 +118,19 @@ impl Trace {
     /// Runs the interpreter.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         self.check_output()?;
-        let request = self.request()?;
-        let done = self.converse(&request)?;
+        let mut request = self.request()?;
+        // The interpreter's files lie in a folder that goes with us, however it ends.
+        let beside = Beside::in_folder(&folder_of(&self.output))?;
+        let made = beside.path().join(self.output.file_name().unwrap_or_default());
+        request["output"] = utf8(absolute(&made)?.as_os_str())?.into();
+        let known = |failure: Failure| failure.with_place(&made, &self.output);
+        let done = self.converse(&request).map_err(known)?;
         let path = self.output.display().to_string();
         // What cannot be read is found out here, not by the next command.
-        let operators = model::program(&self.output)?.nodes.len() as u64;
+        let operators = model::program(&made).map_err(known)?.nodes.len() as u64;
+        beside
+            .release(&made, &self.output)
+            .map_err(|error| Failure::input(format!("cannot write {path}: {error}")))?;
         let parameters = done.get("parameters").and_then(Value::as_u64).unwrap_or_default();
         let torch = done.get("torch").and_then(Value::as_str).unwrap_or("?");
         match self.format {
@@ -144,10 +154,7 @@ impl Trace {
         if self.output.is_dir() || self.output.file_name().is_none() {
             return Err(Failure::input(format!("{} is a directory, not a file", self.output.display())));
         }
-        let folder = match self.output.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
+        let folder = folder_of(&self.output);
         if !folder.is_dir() {
             return Err(Failure::input(format!("no directory {}", folder.display()))
                 .with_hint(format!("make it first: mkdir -p {}", folder.display())));
@@ -204,15 +211,11 @@ impl Trace {
 
     /// Runs the script and returns what its last line says.
     fn converse(&self, request: &Value) -> Result<Value, Failure> {
-        let mut child = Command::new(&self.python)
-            .arg("-")
-            .arg(request.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| self.no_interpreter(&error))?;
-        feed(&mut child);
-        let lines = BufReader::new(child.stdout.take().expect("standard output is piped"));
+        let mut command = Command::new(&self.python);
+        command.arg("-").arg(request.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = Companion::start(&mut command).map_err(|error| self.no_interpreter(&error))?;
+        feed(&mut child.process);
+        let lines = BufReader::new(child.process.stdout.take().expect("standard output is piped"));
         let progress = Progress::new();
         let mut last = None;
         for line in lines.lines() {
@@ -307,6 +310,14 @@ impl Trace {
             _ => return failure,
         };
         failure.with_hint(hint)
+    }
+}
+
+/// Returns the folder that a file lies in.
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
     }
 }
 

@@ -18,6 +18,7 @@ use self::{
 use crate::{
     commands::whole::{self, Whole},
     failure::Failure,
+    folder_files::Changes,
     output::{Format, Output},
     stages::{DrawnInput, Stages},
 };
@@ -60,6 +61,9 @@ pub struct Verify {
     /// Seed of the inputs
     #[arg(long, default_value_t = 0)]
     seed: i64,
+    /// Take files of the folder as they are that were changed after they were written
+    #[arg(long)]
+    allow_changes: bool,
     /// How the answer is printed
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -95,6 +99,10 @@ impl Verify {
             return Err(Failure::input(format!("--tolerance {} is no tolerance", self.tolerance)));
         }
         let stages = Stages::read(&self.folder)?;
+        // All that runs, also what train.py takes.
+        stages.check_files(Changes::allowed(self.allow_changes), |file| {
+            file.starts_with("stages/") || ["train.py", "schedule.csv", "plan.yaml"].contains(&file)
+        })?;
         let forms = self.wanted(&stages)?;
         let model = stages.model(self.model.as_deref())?;
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));

@@ -8,11 +8,10 @@
 use std::path::{Path, PathBuf};
 
 use runtime::Source;
-use tempfile::TempDir;
 use tracer::{Constant, Operand, Program};
 
 use super::split::step;
-use crate::{failure::Failure, stages::Stages};
+use crate::{failure::Failure, files::Beside, stages::Stages};
 
 /// A whole model, and the folder that it lies in where it had to be written.
 pub struct Whole {
@@ -22,7 +21,7 @@ pub struct Whole {
     pub inputs: Vec<usize>,
     /// Which of its results the model returns, in order; nothing where they are as they come.
     pub outputs: Option<Vec<usize>>,
-    _written: Option<TempDir>,
+    _written: Option<Beside>,
 }
 
 #[cfg(feature = "torch")]
@@ -54,7 +53,7 @@ pub fn on(archive: &Path, weights: Option<&Path>, device: &str) -> Result<Whole,
 
 /// Writes the model as one stage.
 fn as_one_stage(archive: &Path, weights: Option<&Path>) -> Result<Whole, Failure> {
-    let folder = tempfile::tempdir()?;
+    let folder = Beside::scratch()?;
     let out = folder.path().join("out");
     let arguments = ["emit".as_ref(), archive.as_os_str(), "--stages".as_ref(), "1".as_ref()];
     let more = ["--targets".as_ref(), "torchscript".as_ref(), "-o".as_ref(), out.as_os_str()];

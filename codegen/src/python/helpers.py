@@ -44,11 +44,32 @@ def _tie(root):
             holder._buffers[last] = tensor
 
 
+# Size and CRC-32 of stage_K.safetensors; None where that was not known when this was written.
+WEIGHTS = None
+
+
+def _compare(path):
+    """Raises where the weights are not those that were written with this source."""
+    if WEIGHTS is None:
+        return
+    size, checksum = WEIGHTS
+    found = 0
+    if path.stat().st_size == size:
+        with open(path, "rb") as file:
+            while part := file.read(1 << 20):
+                found = zlib.crc32(part, found)
+        if f"{found:08x}" == checksum:
+            return
+    raise ValueError(f"{path} is not the file that was written with {__file__}: emit the stages again, or name it, load(weights)")
+
+
 def load(weights=None, device="cpu"):
-    """Returns the stage with its weights."""
+    """Returns the stage with its weights: those that were written with it, or a file that is named."""
     from safetensors.torch import load_file
 
-    weights = Path(weights or Path(__file__).with_name("stage_K.safetensors"))
+    if weights is None:
+        weights = Path(__file__).with_name("stage_K.safetensors")
+        _compare(weights)
     tensors = load_file(weights, device=str(device))
     with torch.device("meta"):
         stage = Stage()

@@ -198,7 +198,7 @@ fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize
     out.push_str(&format!(
         "Weights are in stage_{index}.safetensors, under their names in the model: `stage = load()`.\n"
     ));
-    out.push_str("\"\"\"\n\n");
+    out.push_str("\"\"\"\n\nimport zlib\n");
     if !segments.is_empty() {
         out.push_str("from contextlib import contextmanager, nullcontext\n");
     }

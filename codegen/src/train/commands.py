@@ -48,7 +48,7 @@ def steps(run, arguments):
             print(f"nothing to do: the checkpoint is from after step {run.start}, --steps is {arguments.steps}", file=sys.stderr)
         return
     planned = DEFAULTS.get("planned")
-    if planned and run.rank == leader and not arguments.is_changed:
+    if planned and run.rank == leader:
         print(
             f"note: the plan is for {planned}, which keeps several versions of the weights and never drains; "
             f"this script runs {arguments.schedule} and drains after each step: gradients are exact, times are not those of the plan",
@@ -219,6 +219,7 @@ def main():
     parser.add_argument("--single", action="store_true", help="the same steps in one process")
     parser.add_argument("--check", action="store_true", help="one step under the schedule beside one process: losses and all gradients")
     parser.add_argument("--allow-eval", action="store_true", help="train stages of a model that was traced in eval mode: no dropout, batch norms as they are")
+    parser.add_argument("--allow-changes", action="store_true", help="run files of this folder that were changed after they were written")
     parser.add_argument("--any-torch", action="store_true", help="run with another torch than 2.11")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=600, help="seconds after which a silent peer is given up")
@@ -226,7 +227,7 @@ def main():
     arguments = parser.parse_args()
     if not torch.__version__.startswith("2.11.") and not arguments.any_torch:
         sys.exit(f"this script was written for torch 2.11, here is {torch.__version__}: install 2.11, or try --any-torch")
-    manifest = read_manifest()
+    manifest = read_manifest(arguments)
     if not (manifest["training"] or arguments.allow_eval or arguments.merge or arguments.check):
         sys.exit(
             "the model was traced in eval mode, so dropout is off and batch norms keep their statistics: trace it with "

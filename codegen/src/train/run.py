@@ -158,7 +158,11 @@ class Run:
         source = Path(folder) / latest.read_text().strip()
         for stage, wrapped in self.stages.items():
             saved = torch.load(source / f"stage_{stage}.pt", map_location=self.device, weights_only=True)
-            wrapped.module.load_state_dict(saved["model"])
+            try:
+                wrapped.module.load_state_dict(saved["model"])
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:300]
+                sys.exit(f"{source / f'stage_{stage}.pt'} is no checkpoint of this stage: {reason}")
             self.start = saved["step"]
             own = source / f"buffers_{stage}_{self.replica}.pt"
             if own.is_file():

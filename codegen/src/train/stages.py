@@ -1,21 +1,47 @@
 # -- stages ---------------------------------------------------------------------------------------------------------
 
 
-def read_manifest():
-    """Reads what joins the stages, and finds out whether the files are those that were written with it."""
+def read_manifest(arguments):
+    """Reads what joins the stages, and finds out whether the files that run are those that were written with it.
+
+    Weights are only measured here: who loads them compares their checksum.
+    """
+    place = STAGES / "manifest.json"
     try:
-        manifest = json.loads((STAGES / "manifest.json").read_text())
+        manifest = json.loads(place.read_text())
     except FileNotFoundError:
-        sys.exit(f"{STAGES / 'manifest.json'} is missing: this script lies in the folder of its stages")
-    for name, about in manifest.get("files", {}).items():
-        path = HERE / name
-        if name != "train.py" and not name.startswith("stages/"):
-            continue  # pictures and exports are nothing that runs
-        if not path.is_file():
-            sys.exit(f"{path} is missing: emit the stages again")
-        if path.stat().st_size != about["bytes"] or checksum(path) != about["crc32"]:
-            sys.exit(f"{path} is not the file that was written with this folder: emit the stages again")
+        sys.exit(f"{place} is missing: this script lies in the folder of its stages")
+    except ValueError as error:
+        sys.exit(f"{place} is damaged ({error}): emit the stages again")
+    digests = manifest.get("files", {})
+    names = ["train.py"] + ["schedule.csv"] * (arguments.schedule is None and "schedule.csv" in digests)
+    for about in manifest["stages"]:
+        form = form_of(about, arguments.form)
+        about["digests"], about["allow_changes"] = digests, arguments.allow_changes
+        wanted = ["torchscript"] if form == "torchscript" else ["python", "weights"]
+        names += [f"stages/{about['files'][kind]}" for kind in wanted if kind in about["files"]]
+    for name in names:
+        if not (HERE / name).is_file():
+            sys.exit(f"{HERE / name} is missing: emit the stages again")
+        compare(name, digests, arguments.allow_changes, name.endswith((".py", ".csv")))
     return manifest
+
+
+CHANGED = ": emit the stages again, or take it as it is with --allow-changes"
+
+
+def compare(name, digests, allow_changes, is_read):
+    """Ends the script where a file is not the one that was written with this folder; `is_read` takes the checksum too."""
+    if name not in digests:
+        return  # of an earlier version, which took none
+    path, about = HERE / name, digests[name]
+    if path.stat().st_size == about["bytes"] and (not is_read or checksum(path) == about["crc32"]):
+        return
+    text = f"{path} was changed after it was written"
+    if not allow_changes:
+        sys.exit(text + CHANGED)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def checksum(path):
@@ -44,13 +70,22 @@ def load_stage(about, form, device, waits=False):
         sys.exit(f"stage {about['stage']} was not written as {form}")
     path = STAGES / files[form]
     if form == "torchscript":
+        compare(f"stages/{files[form]}", about["digests"], about["allow_changes"], True)
         # TorchScript's optimizer has gradients of its own, in another order, and some of them fail under autocast.
         torch._C._set_graph_executor_optimize(False)
         return torch.jit.load(path, map_location=device)
     module = load_module(path, f"stage_{about['stage']}")
     if waits:
         let_wait(module)
-    return module.load(device=device)
+    weights = f"stages/{files['weights']}"
+    # The source compares the checksum by itself, unless it is told which file to take.
+    if about["allow_changes"] or weights not in about["digests"]:
+        compare(weights, about["digests"], about["allow_changes"], True)
+        return module.load(HERE / weights, device=device)
+    try:
+        return module.load(device=device)
+    except ValueError:
+        sys.exit(f"{HERE / weights} was changed after it was written{CHANGED}")
 
 
 def encode(tensor):

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use codegen::Copied;
+use codegen::Filled;
 use indicatif::ProgressBar;
 
 use crate::{
@@ -21,13 +21,13 @@ use crate::{
 /// Disks gain nothing from more.
 const MOST_THREADS: usize = 4;
 
-/// Writes files into a folder; tells what each took from the sources. The first file that fails says why.
+/// Writes files into a folder; tells the digest of each and what it took from the sources. The first file that fails says why.
 pub fn write(
     emitted: &[codegen::File],
     sources: &Sources,
     folder: &Folder,
     progress: &ProgressBar,
-) -> Result<BTreeMap<String, Vec<Copied>>, Failure> {
+) -> Result<BTreeMap<String, Filled>, Failure> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
@@ -61,12 +61,12 @@ fn one(
     source: &mut Source,
     folder: &Folder,
     progress: &ProgressBar,
-) -> Result<Vec<Copied>, Failure> {
+) -> Result<Filled, Failure> {
     let path = folder.path(&file.path)?;
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
     let mut out =
         BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
-    let copied = file.content.write(source, &mut out).map_err(in_file)?;
+    let filled = file.content.write(source, &mut out).map_err(in_file)?;
     out.flush().map_err(in_file)?;
-    Ok(copied)
+    Ok(filled)
 }

@@ -30,7 +30,7 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
         Failure::input(format!("{} has no blocks to measure apart", model.display()))
             .with_hint("`model-analyze inspect` shows what is in it")
     })?;
-    let scratch = tempfile::tempdir()?;
+    let scratch = files::Beside::scratch()?;
     let out = scratch.path().join("out");
     emit(model, arguments.weights.as_deref(), &blocks, &out)?;
     let stages = Stages::read(&out)?;

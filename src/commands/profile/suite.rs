@@ -67,6 +67,8 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
             reopen(path, u64::MAX)?
         }
     };
+    crate::unfinished::making()
+        .keeps(format!("{shown} holds what was measured, and the same command goes on there"));
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {shown}: {error}"));
     let n_before = done.len();
     if n_before > 0 {

@@ -6,7 +6,7 @@ use clap::Parser;
 
 use crate::{
     Cli,
-    commands::{Command, plan::Plan},
+    commands::{Command, emit::Emit, plan::Plan},
     failure::Failure,
     output::Output,
 };
@@ -22,6 +22,14 @@ pub fn plan_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<P
     match parse(arguments)? {
         Command::Plan(plan) => Ok(*plan),
         _ => Err(Failure::bug("these are no arguments of `plan`")),
+    }
+}
+
+/// Returns the arguments of `emit`, its defaults filled in.
+pub fn emit_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Emit, Failure> {
+    match parse(arguments)? {
+        Command::Emit(emit) => Ok(emit),
+        _ => Err(Failure::bug("these are no arguments of `emit`")),
     }
 }
 

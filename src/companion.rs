@@ -1,0 +1,48 @@
+//! A process that goes when we go: the interpreter that `trace` talks to, and whatever it starts.
+//!
+//! It leads a group of its own. A terminal's Ctrl-C therefore reaches us alone, and we end the whole group; so does dropping it.
+
+use std::{
+    io,
+    process::{Child, Command, ExitStatus},
+};
+
+use crate::unfinished;
+
+/// A process and its group.
+pub struct Companion {
+    /// The process.
+    pub process: Child,
+    has_ended: bool,
+}
+
+impl Companion {
+    /// Starts it.
+    pub fn start(command: &mut Command) -> io::Result<Self> {
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(command, 0);
+        let mut making = unfinished::making();
+        let process = command.spawn()?;
+        making.started(process.id());
+        Ok(Self { process, has_ended: false })
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> io::Result<ExitStatus> {
+        let status = self.process.wait()?;
+        self.has_ended = true;
+        unfinished::making().ended(self.process.id());
+        Ok(status)
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        unfinished::end_group(self.process.id());
+        let _ = self.process.kill();
+        let _ = self.wait();
+    }
+}

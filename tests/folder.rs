@@ -1,0 +1,213 @@
+//! A folder is one thing: whatever is not the file that was written with it is named, by everything that takes files from it.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run(folder: &Path, line: &str) -> Output {
+    let words = line.split(' ').map(|word| match word.strip_prefix("ROOT/") {
+        Some(name) => root().join(name).into_os_string(),
+        None => word.into(),
+    });
+    Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+        .args(words)
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("the command starts")
+}
+
+fn done(folder: &Path, line: &str) {
+    let output = run(folder, line);
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+const SPLIT: &str = "split ROOT/fixtures/traces/unet_small.pt --devices 2xt4 --stages 2 -o out";
+
+/// Returns the interpreter with torch, or says that the test is skipped.
+fn python() -> Option<PathBuf> {
+    let python = root().join(".venv/bin/python");
+    if !python.exists() {
+        println!("skipped: there is no .venv/bin/python with torch");
+        return None;
+    }
+    Some(python)
+}
+
+/// Lists the files below a folder by their path in it.
+fn files(folder: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for path in fs::read_dir(next).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.strip_prefix(folder).unwrap().to_str().unwrap().replace('\\', "/"));
+            }
+        }
+    }
+    found
+}
+
+fn manifest(folder: &Path) -> schema::Manifest {
+    serde_json::from_slice(&fs::read(folder.join("stages/manifest.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn the_manifest_lists_every_file_and_its_bytes() {
+    let place = tempfile::tempdir().unwrap();
+    let emit = "emit ROOT/fixtures/traces/unet_small.pt --stages 3 -o out --force --launch torchrun";
+    for line in [SPLIT, emit] {
+        done(place.path(), line);
+        let out = place.path().join("out");
+        let listed = manifest(&out).files;
+        let mut names: BTreeSet<String> = listed.keys().cloned().collect();
+        names.insert("stages/manifest.json".into());
+        assert_eq!(names, files(&out), "{line}");
+        for (name, digest) in listed {
+            let mut checksum = codegen::Checksum::default();
+            checksum.update(&fs::read(out.join(&name)).unwrap());
+            assert_eq!(digest, checksum.digest(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn train_py_and_load_name_the_file_that_is_another() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    done(place.path(), SPLIT);
+    done(place.path(), "emit ROOT/fixtures/traces/unet_small.pt --cut down.0 -o other");
+    let output = Command::new(python)
+        .arg(root().join("tests/oracle/damaged_folder.py"))
+        .args(["out", "other", &std::env::var("DAMAGES").unwrap_or("60".into()), "0"])
+        .current_dir(place.path())
+        .env("OMP_NUM_THREADS", "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let answer: serde_json::Value =
+        serde_json::from_str(String::from_utf8(output.stdout).unwrap().lines().last().unwrap()).unwrap();
+    println!("{}", answer["tried"]);
+    assert_eq!(answer["lost"], serde_json::json!([]));
+    assert!(answer["tried"].as_object().unwrap().values().all(|count| count.as_u64() > Some(0)));
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn verify_and_run_name_the_file_that_is_another() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    done(folder, SPLIT);
+    let check = |file: &str, change: &dyn Fn(&mut Vec<u8>), run_takes_it: bool| {
+        let path = folder.join("out").join(file);
+        let before = fs::read(&path).unwrap();
+        let mut after = before.clone();
+        change(&mut after);
+        fs::write(&path, after).unwrap();
+        for (line, takes_it) in
+            [("verify out --steps 1", true), ("run out --steps 1 --micro-batches 4", run_takes_it)]
+        {
+            let output = run(folder, line);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let expected = format!("error: out/{file} was changed after it was written\n");
+            assert_eq!(output.status.code(), Some(if takes_it { 2 } else { 0 }), "{line}: {said}");
+            assert_eq!(said.starts_with(&expected), takes_it, "{line}: {said}");
+        }
+        fs::write(&path, before).unwrap();
+    };
+    let longer = |bytes: &mut Vec<u8>| bytes.push(b'\n');
+    let flipped = |bytes: &mut Vec<u8>| {
+        let at = bytes.len() / 2;
+        bytes[at] ^= 4;
+    };
+    for file in ["stages/stage_1.safetensors", "stages/stage_0.py", "train.py", "schedule.csv"] {
+        check(file, &flipped, false);
+    }
+    check("stages/stage_1.pt", &flipped, true);
+    check("plan.yaml", &longer, true);
+    fs::remove_file(folder.join("out/stages/stage_0.safetensors")).unwrap();
+    let said = String::from_utf8_lossy(&run(folder, "verify out").stderr).into_owned();
+    assert!(said.starts_with("error: out/stages/stage_0.safetensors is missing\n"), "{said}");
+    // On purpose.
+    done(folder, SPLIT.replace("-o out", "-o out --force").as_str());
+    let source = folder.join("out/stages/stage_0.py");
+    fs::write(&source, fs::read_to_string(&source).unwrap() + "# Mine.\n").unwrap();
+    let output = run(folder, "verify out --steps 1 --allow-changes");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("note: out/stages/stage_0.py was changed"), "{said}");
+    // Folders of earlier versions list no files.
+    let path = folder.join("out/stages/manifest.json");
+    let mut old: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    old.as_object_mut().unwrap().remove("files");
+    fs::write(&path, old.to_string()).unwrap();
+    done(folder, "verify out --steps 1");
+}
+
+#[test]
+fn force_replaces_what_the_manifest_lists_and_nothing_else() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let out = folder.join("out");
+    let emit = "emit ROOT/fixtures/traces/unet_small.pt -o out --force --stages";
+    let write = |name: &str| {
+        let path = out.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, name).unwrap();
+    };
+    let foreign =
+        ["checkpoints/step_1/stage_0.pt", "stages/notes.txt", "task.py", ".hidden", "launch/mine.sh"];
+    let is_kept =
+        || foreign.iter().all(|name| fs::read(out.join(name)).is_ok_and(|text| text == name.as_bytes()));
+    done(folder, &format!("{emit} 3 --launch torchrun"));
+    foreign.iter().for_each(|name| write(name));
+    fs::create_dir(out.join("empty")).unwrap();
+    write("stages/__pycache__/stage_0.pyc");
+    for line in [format!("{emit} 2"), format!("{SPLIT} --force")] {
+        done(folder, &line);
+        assert!(is_kept() && out.join("empty").is_dir(), "{line}: {:?}", files(&out));
+        let mut expected: BTreeSet<String> = manifest(&out).files.into_keys().collect();
+        expected.extend(foreign.iter().map(ToString::to_string));
+        expected.insert("stages/manifest.json".into());
+        // Without the launch file, the third stage and what Python compiled.
+        assert_eq!(files(&out), expected, "{line}");
+    }
+    // Of another version, which lists nothing: what we write is ours by its name.
+    let path = out.join("stages/manifest.json");
+    let mut old: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    old.as_object_mut().unwrap().remove("files");
+    fs::write(&path, old.to_string()).unwrap();
+    done(folder, &format!("{emit} 2"));
+    assert!(is_kept() && !out.join("graph.svg").exists(), "{:?}", files(&out));
+
+    let refused = |line: &str, message: &str| {
+        let before = files(&out);
+        let output = run(folder, line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with(&format!("error: {message}")), "{said}");
+        assert_eq!(files(&out), before);
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "something was left beside");
+    };
+    write("launch/torchrun.sh");
+    let taken = "was not written by this command and would be replaced";
+    refused(&format!("{emit} 2 --launch torchrun"), &format!("out/launch/torchrun.sh {taken}"));
+    fs::remove_file(out.join("launch/torchrun.sh")).unwrap();
+    fs::remove_dir_all(out.join("exports")).unwrap();
+    fs::write(out.join("exports"), "a file").unwrap();
+    refused(&format!("{emit} 2"), &format!("out/exports {taken}"));
+    fs::remove_file(out.join("exports")).unwrap();
+    fs::write(&path, "{}").unwrap();
+    refused(&format!("{emit} 2"), "out/stages/manifest.json: ");
+    assert!(is_kept());
+}
