@@ -161,9 +161,7 @@ impl Stages {
             _ => None,
         });
         let below = rows.min().map_or(2, |rows| i64::try_from(rows).unwrap_or(i64::MAX));
-        let recorded =
-            program.recorded.as_ref().map(|recorded| recorded.inputs.as_slice()).unwrap_or_default();
-        let spec = |(index, input): (usize, &schema::Boundary)| {
+        let spec = |input: &schema::Boundary| {
             let unknown = || {
                 Failure::input(format!("the shape of input `{}` is not known", input.name))
                     .with_hint("trace the model with `model-analyze trace`, which records shapes")
@@ -175,11 +173,11 @@ impl Stages {
                 name: input.name.clone(),
                 dtype,
                 shape: shape.collect::<Result<_, _>>()?,
-                range: recorded.get(index).and_then(|recorded| recorded.range),
+                range: input.range,
                 below,
             })
         };
-        self.manifest.inputs.iter().enumerate().map(spec).collect()
+        self.manifest.inputs.iter().map(spec).collect()
     }
 }
 

@@ -62,6 +62,15 @@ class Scaled(nn.Module):
         x = self.a(x * 0.5 + 1)
         return self.b(torch.relu(x)) * x.mean().half() * 0.3, x.sum().to(torch.int8) * 3, (x > 0) + 2
 
+class Lengths(nn.Module):
+    '''Lengths that must be between 1 and 6.'''
+    def __init__(self):
+        super().__init__()
+        self.words, self.mix, self.head = nn.Embedding(40, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 40)
+    def forward(self, ids, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(ids), lengths, batch_first=True, enforce_sorted=False)
+        return self.head(nn.utils.rnn.pad_packed_sequence(self.mix(packed)[0], batch_first=True, total_length=6)[0])
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -71,12 +80,13 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.body(self.words(ids))))
 ";
 
-const CASES: [(&str, &str); 5] = [
+const CASES: [(&str, &str); 6] = [
     ("ZeroHead", "4x6:int64:0..50"),
     ("Normed", "4x8"),
     ("Waves", "4x8"),
     ("Scaled", "4x8:int64:0..9"),
     ("Tied", "2x6:int64:0..30"),
+    ("Lengths", "3x6:int64:5..40 3:int64:2..7"),
 ];
 
 fn command() -> Command {
@@ -100,7 +110,9 @@ fn split(python: &Path, place: &Path, model: &str, input: &str) -> PathBuf {
     let (archive, out) = (place.join(format!("{model}.pt")), place.join(model));
     let target = format!("{}:{model}", file.display());
     let mut trace = command();
-    trace.env("MODEL_ANALYZE_PYTHON", python).args(["trace", &target, "--input", input, "-o"]).arg(&archive);
+    trace.env("MODEL_ANALYZE_PYTHON", python).args(["trace", &target]);
+    trace.args(input.split(' ').flat_map(|input| ["--input", input]));
+    trace.arg("-o").arg(&archive);
     trace.assert().success();
     let mut split = command();
     split.arg("split").arg(&archive).args(["--devices", "2xt4", "--stages", "2", "-o"]).arg(&out);

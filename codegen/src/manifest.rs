@@ -77,7 +77,7 @@ pub fn manifest(
 ) -> Manifest {
     let boundary = |port: &Port| {
         let (shape, dtype) = fact(program, port, facts);
-        Boundary { name: port.name.clone(), shape, dtype }
+        Boundary { name: port.name.clone(), shape, dtype, range: None }
     };
     let input_name = |index: usize| names.get(program.inputs[index]).to_string();
     let stages = pipeline.stages.iter().enumerate().map(|(index, stage)| {
@@ -118,12 +118,14 @@ pub fn manifest(
             .collect(),
         requires_grad: tied.requires_grad,
     });
-    let inputs = program.inputs.iter().map(|input| {
+    let drawn = program.recorded.as_ref().map(|recorded| recorded.inputs.as_slice()).unwrap_or_default();
+    let inputs = program.inputs.iter().enumerate().map(|(index, input)| {
         let known = facts.get(input.index()).and_then(Option::as_ref);
         Boundary {
             name: names.get(*input).to_string(),
             shape: known.and_then(|known| known.shape.clone()),
             dtype: known.and_then(|known| known.dtype).map(|dtype| dtype.name().to_string()),
+            range: drawn.get(index).and_then(|drawn| drawn.range),
         }
     });
     let mut next = 0;

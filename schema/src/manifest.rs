@@ -105,7 +105,7 @@ pub struct Files {
 }
 
 /// A value at a border.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Boundary {
     /// Its name.
@@ -114,6 +114,9 @@ pub struct Boundary {
     pub shape: Option<Vec<u64>>,
     /// `float32`, `int64`, …, where known.
     pub dtype: Option<String>,
+    /// Of an input of the model: the numbers between which its example was drawn, the last excluded where they are whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<(f64, f64)>,
 }
 
 /// An input of a stage.

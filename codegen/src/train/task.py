@@ -28,12 +28,18 @@ class Task:
             if shape and shape[0] % self.traced == 0 and about["name"] not in self.whole:
                 shape[0] = shape[0] // self.traced * samples
             dtype = getattr(torch, about["dtype"])
-            if dtype.is_floating_point:
+            low, high = about.get("range") or (None, None)
+            if (dtype.is_floating_point or dtype.is_complex) and low is not None:
+                made.append((torch.rand(shape, generator=generator) * (high - low) + low).to(dtype))
+            elif dtype.is_complex:
+                made.append(torch.randn(shape, generator=generator, dtype=dtype))
+            elif dtype.is_floating_point:
                 made.append(torch.randn(shape, generator=generator).to(dtype))
             elif dtype == torch.bool:
                 made.append(torch.ones(shape, dtype=dtype))
             else:
-                made.append(torch.randint(0, 2, shape, generator=generator, dtype=dtype))
+                low, high = (0, 2) if low is None else (int(low), max(int(high), int(low) + 1))
+                made.append(torch.randint(low, high, shape, generator=generator, dtype=dtype))
         return tuple(made)
 
     def target(self, step, samples):

@@ -56,7 +56,7 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         let devices: BTreeSet<_> = found.plan.stages.iter().flat_map(|stage| &stage.devices).collect();
         let mut next = vec![(
             format!("model-analyze verify {folder}"),
-            "the stages give what the whole model gives (needs libtorch)",
+            "the stages give what the whole model gives (needs torch)",
         )];
         if names.iter().any(|name| name == "train.py") {
             let train = format!("torchrun --nproc-per-node {} {folder}/train.py", devices.len());
