@@ -19,6 +19,7 @@ mod parallel;
 mod plan_file;
 mod progress;
 mod stages;
+mod trace_notes;
 mod visible;
 mod weights;
 
