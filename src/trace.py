@@ -953,6 +953,8 @@ def main():
             model, inputs, strict=request["strict"], autocast=autocast, say=say, watching=watching
         )
         refuse_functions_of_python(traced)
+        if stand_ins:
+            refuse_numbers_of_absent_weights(traced)
         seconds = time.monotonic() - start
         unchecked = "--no-check"
         if request["check"]:
