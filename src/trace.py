@@ -416,8 +416,8 @@ def trace(model, inputs, *, strict=True, autocast=None, say=lambda **_: None, wa
 
     buffers = Buffers(model)
     # A forward may write to its inputs.
-    positional = [value.clone() for name, value in inputs if name is None]
-    named = {name: value.clone() for name, value in inputs if name is not None}
+    positional = [copied(value) for name, value in inputs if name is None]
+    named = {name: copied(value) for name, value in inputs if name is not None}
 
     say(step="running forward")
     places = Places(model)
@@ -448,7 +448,7 @@ def trace(model, inputs, *, strict=True, autocast=None, say=lambda **_: None, wa
             # The tracer touches every attribute of a module, deprecated ones too.
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
-            values = tuple(value.clone() for _, value in inputs)
+            values = tuple(copied(value) for _, value in inputs)
             with as_traced(autocast, device), watching():
                 traced = torch.jit.trace(model, values, check_trace=False, strict=strict)
     except RuntimeError as error:
@@ -462,6 +462,14 @@ def trace(model, inputs, *, strict=True, autocast=None, say=lambda **_: None, wa
         restore()
         buffers.restore()
     return traced, [name for name, _ in found]
+
+
+def copied(value):
+    """Returns an input with tensors of its own, which may stand in tuples."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, torch.clone, value)
 
 
 def is_mapped(error):
