@@ -25,6 +25,7 @@ pub fn load_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> R
     let inputs = inputs.iter().map(|text| input_shape(text)).collect::<Result<Vec<_>, _>>()?;
     let bytes = files::map(path)?;
     let mut program = read(path, &bytes)?;
+    crate::trace_notes::tell(&program);
     if let Some(parameters) = parameters {
         adopt(&mut program, tensors(parameters)?, parameters)?;
     }
@@ -36,8 +37,15 @@ pub fn load_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> R
     Ok(Model { program, graph })
 }
 
-/// Reads a trace without building its graph.
+/// Reads a trace without building its graph, and tells what was found while it was made.
 pub fn program(path: &Path) -> Result<Program, Failure> {
+    let program = program_quietly(path)?;
+    crate::trace_notes::tell(&program);
+    Ok(program)
+}
+
+/// Reads a trace without building its graph.
+pub fn program_quietly(path: &Path) -> Result<Program, Failure> {
     read(path, &files::map(path)?)
 }
 

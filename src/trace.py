@@ -21,6 +21,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import types
 import warnings
 
@@ -276,10 +277,133 @@ def autocasting(name, device):
             yield
 
 
-def trace(model, inputs, *, check=False, strict=True, autocast=None, say=lambda **_: None):
+class Buffers:
+    """The buffers of a model as they were, so that no run but the user's own changes them."""
+
+    def __init__(self, model):
+        self.model = model
+        self.kept = {}
+        self.keep(model.named_buffers())
+
+    def keep(self, named):
+        import torch
+
+        for name, buffer in named:
+            if not torch.nn.parameter.is_lazy(buffer):
+                self.kept[name] = (buffer, buffer.detach().clone(), buffer.requires_grad)
+
+    def changed(self):
+        """Returns what the buffers hold that are not as they were."""
+        found = {}
+        for name, buffer in self.model.named_buffers():
+            _, before, _ = self.kept.get(name, (None, None, False))
+            if before is None or buffer.shape != before.shape or buffer.dtype != before.dtype or not same(buffer, before):
+                found[name] = buffer.detach().clone()
+        return found
+
+    def restore(self):
+        """Gives the buffers their numbers back, also those that were resized or replaced."""
+        import torch
+
+        with torch.no_grad():
+            for name, (buffer, before, is_trained) in self.kept.items():
+                path, _, last = name.rpartition(".")
+                module = self.model.get_submodule(path)
+                if module._buffers.get(last) is not buffer:
+                    module._buffers[last] = buffer
+                # What was written in place may hang on parameters.
+                if buffer.requires_grad and not is_trained:
+                    buffer.detach_()
+                if buffer.shape != before.shape or buffer.dtype != before.dtype:
+                    buffer.data = before.clone()
+                elif not same(buffer, before):
+                    buffer.copy_(before)
+
+    def settle(self):
+        """Puts buffers back that a first run has replaced, and keeps those as they are now that got their sizes in it.
+
+        Returns the names of the latter. The others keep their new numbers until they are restored.
+        """
+        import torch
+
+        sized = []
+        for name, buffer in list(self.model.named_buffers()):
+            original, before, _ = self.kept.get(name, (None, None, False))
+            if before is None or before.shape != buffer.shape or before.dtype != buffer.dtype:
+                sized.append((name, buffer))
+            elif original is not buffer:
+                with torch.no_grad():
+                    original.copy_(buffer)
+                path, _, last = name.rpartition(".")
+                self.model.get_submodule(path)._buffers[last] = original
+        self.keep(sized)
+        return [name for name, _ in sized]
+
+
+def same(one, other):
+    """Tells whether two tensors of one shape and type are alike to the last bit, NaN among them."""
+    import torch
+
+    if one.is_meta or other.is_meta:
+        return True
+    if one.is_floating_point() or one.is_complex():
+        return bool(((one == other) | one.isnan() & other.isnan()).all())
+    return torch.equal(one, other)
+
+
+def leave_uncompiled():
+    """Lets `torch.compile` give back what it gets, from now on: what is compiled cannot be traced, and computes the same."""
+    import torch
+
+    def plain(model=None, **_):
+        return plain if model is None else model
+
+    torch.compile = plain
+    torch.nn.Module.compile = lambda *_, **__: None
+
+
+def without_compilers(model):
+    """Returns the model without what `torch.compile` has put around it or its parts, under the names that it had."""
+
+    def plain(module):
+        while hasattr(module, "_orig_mod") and type(module).__name__ == "OptimizedModule":
+            module = module._orig_mod
+        return module
+
+    model = plain(model)
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = plain(child)
+    for module in model.modules():
+        # What `module.compile()` leaves behind.
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            module._compiled_call_impl = None
+    return model
+
+
+@contextlib.contextmanager
+def as_traced(autocast, device):
+    """Makes the surroundings in which a model is traced: those without what no archive can hold."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_checkpoints())
+        # Attention takes another way without gradients, which is neither that of training nor split into operators.
+        mha = getattr(torch.backends, "mha", None)
+        if mha is not None:
+            before = mha.get_fastpath_enabled()
+            mha.set_fastpath_enabled(False)
+            stack.callback(mha.set_fastpath_enabled, before)
+        stack.enter_context(autocasting(autocast, device))
+        yield
+
+
+def trace(model, inputs, *, strict=True, autocast=None, say=lambda **_: None, watching=contextlib.nullcontext):
     """Traces `model` with `inputs`, a list of (name or None, value).
 
-    Returns the traced module and the names of its outputs where it returned a structure.
+    Returns the traced module and the names of its outputs where it returned a structure. `watching` is entered while the
+    model is traced.
     """
     import torch
 
@@ -290,20 +414,24 @@ def trace(model, inputs, *, check=False, strict=True, autocast=None, say=lambda 
         config.use_cache = False
         say(note="turned use_cache off: a trace cannot return a cache")
 
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers() if buffer is not None}
-    positional = [value for name, value in inputs if name is None]
-    named = {name: value for name, value in inputs if name is not None}
+    buffers = Buffers(model)
+    # A forward may write to its inputs.
+    positional = [copied(value) for name, value in inputs if name is None]
+    named = {name: copied(value) for name, value in inputs if name is not None}
 
     say(step="running forward")
     places = Places(model)
     try:
-        with torch.random.fork_rng(), without_checkpoints(), autocasting(autocast, device):
+        with torch.random.fork_rng(), as_traced(autocast, device):
             output = model(*positional, **named)
     except Exception as error:
         error.module_path = places.innermost()
         raise
     finally:
         places.remove()
+    sized = buffers.settle()
+    if sized:
+        say(note=f"buffers that forward sizes are kept as its first call left them: {', '.join(sized[:3])}")
 
     plain = is_plain(output)
     found = [] if plain else flatten_output(output)
@@ -316,21 +444,42 @@ def trace(model, inputs, *, check=False, strict=True, autocast=None, say=lambda 
     if named or not plain:
         restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
     try:
-        # torch compares by running the trace, and keeps the graph as it ran: see `inlined_graph`.
-        with warnings.catch_warnings(), torch.jit.optimized_execution(False), without_checkpoints(), without_exports():
+        with warnings.catch_warnings(), torch.jit.optimized_execution(False), without_exports():
             # The tracer touches every attribute of a module, deprecated ones too.
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
-            values = tuple(value for _, value in inputs)
-            with autocasting(autocast, device):
-                traced = torch.jit.trace(model, values, check_trace=check, strict=strict)
+            values = tuple(copied(value) for _, value in inputs)
+            with as_traced(autocast, device), watching():
+                traced = torch.jit.trace(model, values, check_trace=False, strict=strict)
+    except RuntimeError as error:
+        if "unordered_map::at" in str(error) or is_mapped(error):
+            raise Refused(
+                "forward calls torch.vmap, which torch's tracer cannot follow; compute the same without it (models of "
+                'Hugging Face: attn_implementation="eager")'
+            ) from error
+        raise
     finally:
         restore()
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in buffers and buffer is not None:
-                    buffer.copy_(buffers[name])
+        buffers.restore()
     return traced, [name for name, _ in found]
+
+
+def copied(value):
+    """Returns an input with tensors of its own, which may stand in tuples."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, torch.clone, value)
+
+
+def is_mapped(error):
+    """Tells whether an exception came from below `torch.vmap` or its like."""
+    below = error.__traceback__
+    while below is not None:
+        if os.sep + "_functorch" + os.sep in below.tb_frame.f_code.co_filename:
+            return True
+        below = below.tb_next
+    return False
 
 
 @contextlib.contextmanager
@@ -375,6 +524,58 @@ def without_exports():
     return replacing(torch._jit_internal, module_has_exports=lambda _: False)
 
 
+class Inlined:
+    """Runs `torch.autograd.Function`s as the forward that they are made of, for as long as a model is traced.
+
+    Their own gradients are lost by that: the archive serves for drawing and planning. It is set up before a model is imported,
+    which may keep `apply` under a name of its own.
+    """
+
+    def __init__(self):
+        import torch
+
+        self.names = {}
+        self.is_on = False
+        function = torch.autograd.Function
+        original = vars(function)["apply"].__func__
+
+        def apply(cls, *arguments, **keywords):
+            if not (self.is_on and torch._C._is_tracing()):
+                return original(cls, *arguments, **keywords)
+            self.names.setdefault(cls.__name__, None)
+            if cls.setup_context is not function.setup_context:
+                return cls.forward(*arguments, **keywords)
+            return cls.forward(Context(arguments), *arguments, **keywords)
+
+        function.apply = classmethod(apply)
+
+    @contextlib.contextmanager
+    def tracing(self):
+        self.is_on = True
+        try:
+            yield
+        finally:
+            self.is_on = False
+
+
+class Context:
+    """What a `torch.autograd.Function` writes to that has no backward pass."""
+
+    def __init__(self, arguments):
+        import torch
+
+        self.needs_input_grad = tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in arguments)
+        self.saved_tensors = ()
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+    def ignored(self, *_):
+        pass
+
+    save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = ignored
+
+
 def refuse_functions_of_python(traced):
     """Says which `torch.autograd.Function` is in the way; torch would advise to script it, which does not help."""
     graph = inlined_graph(traced)  # its nodes live as long as it does
@@ -382,7 +583,7 @@ def refuse_functions_of_python(traced):
     if names:
         raise Refused(
             f"forward calls {', '.join(names)}, and no archive can hold a torch.autograd.Function: its gradient is Python; "
-            "compute it with torch's own operators instead, or trace the model without it"
+            "compute it with torch's own operators instead, or trace with --inline-functions to draw and plan the model"
         )
 
 
@@ -398,10 +599,11 @@ def refuse_numbers_of_absent_weights(traced):
             )
 
 
-def record(traced, *, about, training, outputs=(), absent=(), ranges=()):
+def record(traced, *, about, training, outputs=(), absent=(), ranges=(), **more):
     """Returns the text of the extra file `model_analyze.json`.
 
-    `absent` names the tensors whose numbers stand in for others; `ranges` holds what each input was drawn from.
+    `absent` names the tensors whose numbers stand in for others; `ranges` holds what each input was drawn from. `more` is
+    recorded where there is any of it.
     """
     import torch
 
@@ -423,6 +625,7 @@ def record(traced, *, about, training, outputs=(), absent=(), ranges=()):
     }
     if absent:
         document["absent"] = list(absent)
+    document |= {key: value for key, value in more.items() if value not in (None, [], "")}
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -633,13 +836,16 @@ def read_state_dict(path):
     if path.endswith(".safetensors"):
         from safetensors.torch import load_file
 
-        return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load_file(path)
+    else:
+        state = torch.load(path, map_location="cpu", weights_only=True)
     # Checkpoints often hold the weights under a key of their own.
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
-            return state[key]
-    return state
+            state = state[key]
+            break
+    # A compiled model saves its weights under names of the compiler's.
+    return {name.replace("_orig_mod.", ""): value for name, value in state.items()} if isinstance(state, dict) else state
 
 
 def drawn_range(spec, model):
@@ -722,13 +928,15 @@ def main():
                 raise
             say(error={"step": step, "kind": "no-torch", "message": str(error), "python": sys.executable})
             return 2
+        leave_uncompiled()
+        inlined = Inlined() if request.get("inline_functions") else None
         torch.manual_seed(request["seed"])
         say(step=f"importing {request['target'].rpartition(':')[0]}")
         found = load_target(request["target"])
         say(step=f"building {request['target'].rpartition(':')[2]}")
         is_weightless = request.get("weightless", False)
         with without_memory() if is_weightless else contextlib.nullcontext(), default_dtype(request.get("dtype")):
-            model = build(found, request["arguments"])
+            model = without_compilers(build(found, request["arguments"]))
         if isinstance(model, torch.jit.ScriptModule):
             raise Refused("the model is a ScriptModule already; give its archive to the other commands")
         if request.get("state_dict"):
@@ -742,9 +950,40 @@ def main():
         ranges = [drawn_range(spec, model) for spec in request["inputs"]]
         inputs = [(spec.get("name"), sample(spec, drawn, device)) for spec, drawn in zip(request["inputs"], ranges)]
         autocast = request.get("autocast")
+        watch, start = Watch(), time.monotonic()
+
+        @contextlib.contextmanager
+        def watching():
+            with watch.watching(), inlined.tracing() if inlined else contextlib.nullcontext():
+                yield
+
         traced, outputs = trace(
-            model, inputs, check=request["check"], strict=request["strict"], autocast=autocast, say=say
+            model, inputs, strict=request["strict"], autocast=autocast, say=say, watching=watching
         )
+        refuse_functions_of_python(traced)
+        if stand_ins:
+            refuse_numbers_of_absent_weights(traced)
+        seconds = time.monotonic() - start
+        unchecked = "--no-check"
+        if request["check"]:
+            say(step="comparing")
+            subject = Check(
+                model,
+                traced,
+                [name for name, _ in inputs],
+                chance=watch.chance,
+                buffers=Buffers(model),
+                settings=lambda: as_traced(autocast, device),
+            )
+            try:
+                unchecked = compare(subject, draws(request["inputs"], ranges, inputs, device), seconds)
+            except Differs as error:
+                say(error={"step": step, "kind": "differs", "message": str(error), "notes": watch.found()})
+                return 2
+            for text in dict.fromkeys(subject.notes):
+                watch.add(None, None, text)
+        if stand_ins and stand_ins.zeros and not unchecked:
+            unchecked = "large weights are zeros while a model is traced without them"
         say(step="saving")
         about = {"target": request["target"], "seed": str(request["seed"])}
         if autocast:
@@ -757,13 +996,17 @@ def main():
         if stand_ins:
             stand_ins.shrink()
             absent = stand_ins.paths
-        text = record(traced, about=about, training=request["training"], outputs=outputs, absent=absent, ranges=ranges)
+        text = record(traced, about=about, training=request["training"], outputs=outputs, absent=absent, ranges=ranges, notes=watch.found(),
+            checked=not unchecked, unchecked=unchecked, inlined_functions=list(inlined.names) if inlined else None)
         save(traced, request["output"], text)
         parameters = {id(p): p.numel() for p in model.parameters()}
         say(
             done={
                 "parameters": sum(parameters.values()),
                 "torch": torch.__version__,
+                "notes": watch.found(),
+                "unchecked": unchecked,
+                "inlined_functions": list(inlined.names) if inlined else [],
             }
         )
         return 0

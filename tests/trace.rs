@@ -432,3 +432,243 @@ class Net(torch.nn.Module):
     let (_, program) = trace(&python, &[&format!("{}:Net", file.display()), "--input=2x3x4"]);
     assert!(program.nodes.iter().any(|node| node.operator == "aten::gru"));
 }
+
+/// Models that a trace may fix more of than it should.
+const FIXED: &str = "fixtures/models/fixed.py";
+
+/// Runs a command that may say something beside, and returns what it says and the program.
+fn trace_aloud(python: &Path, arguments: &[&str]) -> (TempDir, Program, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model.pt");
+    let assert = command(python).args(arguments).arg("-o").arg(&output).assert().success();
+    let said = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    let program = read_archive(&fs::read(&output).unwrap()).unwrap();
+    (folder, program, said)
+}
+
+#[test]
+fn a_trace_that_is_another_model_is_refused_by_its_statement() {
+    let Some(python) = python() else { return };
+    let check = |model: &str, inputs: &[&str], statement: &str, expected: &str| {
+        let target = format!("{FIXED}:{model}");
+        let said = refuse(&python, &[&[target.as_str()], inputs].concat());
+        assert!(
+            said.starts_with("error: the trace is not the model: on another input of the same sizes "),
+            "{said}"
+        );
+        let line = line_of(statement);
+        assert!(said.contains(&format!("{FIXED}:{line}: {expected}")), "{said}");
+        assert!(said.contains("--no-check writes the archive as it is"), "{said}");
+    };
+    let truth = "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch";
+    let number = "a tensor is turned into a number; the trace keeps the number that was found";
+    check("Branch", &["--input=4x8"], "if x.mean() > 0:", truth);
+    check("Loop", &["--input=4x8", "--input=scalar:int64:1..5"], "range(int(n))", number);
+    check("Scale", &["--input=4x8"], "float(x.norm())", number);
+    check("Constants", &["--input=4x8"], "torch.tensor([x[0, 0], 1.0])", number);
+    check("Written", &["--input=4x8"], "if sums[0] > 0", truth);
+    check("Compared", &["--input=4x8"], "torch.equal(x, x.abs())", "tensors are compared as a whole");
+    check("Experts", &["--input=2x16:int64"], ".tolist()", "a tensor is turned into a list");
+    check("Lengths", &["--input=4x8"], "x / len(rows)", "the length of a tensor depends on data");
+    check("Skips", &["--input=6x8"], "rows.numel() == 0", truth);
+    check("Ragged", &["--input=9x8", "--input=9:int64:0..30"], "int(at.max())", number);
+}
+
+/// Returns the only line of the models that has a text.
+fn line_of(text: &str) -> usize {
+    let source = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(FIXED)).unwrap();
+    let found: Vec<usize> = source
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| line.contains(text))
+        .map(|(index, _)| index + 1)
+        .collect();
+    assert_eq!(found.len(), 1, "{text}");
+    found[0]
+}
+
+#[test]
+fn how_a_difference_looks() {
+    let Some(python) = python() else { return };
+    let said = refuse(&python, &[&format!("{FIXED}:Lengths"), "--input=4x8"]);
+    let (first, rest) = said.split_once('\n').unwrap();
+    assert!(
+        first.starts_with(
+            "error: the trace is not the model: on another input of the same sizes the output differs in 32 of 32 numbers, by up to "
+        ),
+        "{said}"
+    );
+    let line = line_of("x / len(rows)");
+    assert_eq!(
+        rest,
+        format!(
+            "  {FIXED}:{line}: the length of a tensor depends on data; the trace keeps the length that was found\n  \
+             {FIXED}:{line}: a tensor is turned into a number; the trace keeps the number that was found\n  \
+             hint: choose with torch.where, masks or index_add instead of Python's if and numbers; --no-check writes the archive as it is\n"
+        )
+    );
+    let said = refuse(&python, &[&format!("{FIXED}:Counter"), "--input=4x8"]);
+    assert_eq!(
+        said,
+        "error: the trace is not the model: the model gives other numbers each time it runs, however chance and buffers are fixed\n  \
+         hint: forward may keep numbers from one call to the next, or compute outside torch; --no-check writes the archive as it is\n"
+    );
+}
+
+#[test]
+fn notes_travel_in_the_archive() {
+    let Some(python) = python() else { return };
+    let check = |arguments: &[&str], told: &[String], repeated: &[String]| {
+        let (folder, _, said) = trace_aloud(&python, arguments);
+        let lines = |lines: &[String]| lines.iter().map(|line| format!("note: {line}\n")).collect::<String>();
+        assert_eq!(said, lines(told));
+        for command in [&["inspect"][..], &["graph"], &["split", "--devices=2xt4", "--dry-run"]] {
+            let mut run = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+            let output =
+                run.args(command).arg(folder.path().join("model.pt")).env("NO_COLOR", "1").output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(said.starts_with(&lines(repeated)), "{command:?}: {said}");
+        }
+        let mut run = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+        let output =
+            run.args(["inspect", "--format=json"]).arg(folder.path().join("model.pt")).output().unwrap();
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        validate("answer-inspect", &answer);
+    };
+    let truth = "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch";
+    let place = format!("{FIXED}:{}", line_of("if torch.isnan(x).any():"));
+    check(
+        &[&format!("{FIXED}:Guard"), "--input=4x8"],
+        &[format!("{place}: {truth}")],
+        &[format!("the trace has fixed a statement that depends on data: {place}: {truth}")],
+    );
+    let place = format!("{FIXED}:{}", line_of("if x.mean() > 0:"));
+    let unchecked = "the trace was not compared with the model on a second input (--no-check)".to_owned();
+    check(
+        &[&format!("{FIXED}:Branch"), "--input=4x8", "--no-check"],
+        &[format!("{place}: {truth}"), unchecked.clone()],
+        &[format!("the trace has fixed a statement that depends on data: {place}: {truth}"), unchecked],
+    );
+    let drawn =
+        "forward draws random numbers with Python's random; the trace keeps those that were drawn".to_owned();
+    check(
+        &[&format!("{FIXED}:Chance"), "--input=4x8", "--train"],
+        std::slice::from_ref(&drawn),
+        std::slice::from_ref(&drawn),
+    );
+}
+
+#[test]
+fn what_only_reads_sizes_is_not_noted() {
+    let Some(python) = python() else { return };
+    // `trace` asserts that nothing is said.
+    let (_, program) = trace(&python, &[&format!("{FIXED}:Sizes"), "--input=4x8"]);
+    assert_eq!(program.recorded.unwrap().comparison, tracer::Comparison::Same);
+}
+
+#[test]
+fn attention_in_eval_mode_is_traced_with_the_comparison() {
+    let Some(python) = python() else { return };
+    for (model, inputs) in [
+        ("encoder", &["--input=2x5x32"][..]),
+        ("Attention", &["--input=2x5x32"]),
+        ("transformer", &["--input=2x5x32", "--input=2x3x32"]),
+    ] {
+        let target = format!("{FIXED}:{model}");
+        let (_, program) = trace(&python, &[&[target.as_str()], inputs].concat());
+        assert_eq!(program.recorded.unwrap().comparison, tracer::Comparison::Same);
+        assert!(program.nodes.iter().all(|node| !node.operator.contains("_native_multi_head_attention")));
+    }
+}
+
+#[test]
+fn chance_and_buffers_are_fixed_while_traces_are_compared() {
+    let Some(python) = python() else { return };
+    let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Noise"), "--input=4x8", "--train"]);
+    assert_eq!(said, "note: the archive draws its random numbers in another order than the model\n");
+    assert_eq!(program.recorded.as_ref().unwrap().comparison, tracer::Comparison::Same);
+
+    let (folder, program, said) =
+        trace_aloud(&python, &[&format!("{FIXED}:Average"), "--input=4x8", "--train"]);
+    assert_eq!(
+        said,
+        "note: forward gives replaced new numbers, which no trace can follow: the archive leaves old ones\n"
+    );
+    let bytes = fs::read(folder.path().join("model.pt")).unwrap();
+    for name in ["kept", "replaced"] {
+        let tensor = program.tensors.iter().find(|tensor| tensor.path == name).unwrap();
+        let start = tensor.first_byte().unwrap() as usize;
+        assert_eq!(bytes[start..start + 32], [0; 32], "{name} is not as it was built");
+        assert!(!tensor.requires_grad, "{name}");
+    }
+
+    let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Resizes"), "--input=4x8"]);
+    assert_eq!(said, "note: buffers that forward sizes are kept as its first call left them: seen\n");
+    assert!(program.tensors.iter().any(|tensor| tensor.path == "seen" && tensor.shape == [8]));
+}
+
+#[test]
+fn a_model_that_takes_no_other_input_is_said_to_be_unchecked() {
+    let Some(python) = python() else { return };
+    let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Picky"), "--input=4x8"]);
+    let reason = "the model refuses other numbers (ValueError: other numbers)";
+    assert!(said.contains(&format!("not compared with the model on a second input ({reason})")), "{said}");
+    assert_eq!(program.recorded.unwrap().comparison, tracer::Comparison::Skipped(reason.to_owned()));
+}
+
+#[test]
+fn compiled_models_are_traced_as_they_were_written() {
+    let Some(python) = python() else { return };
+    let (_, program) = trace(&python, &[&format!("{FIXED}:compiled"), "--input=4x8"]);
+    let names: Vec<&str> = program.tensors.iter().map(|tensor| tensor.path.as_str()).collect();
+    assert_eq!(names, ["part.0.weight", "part.0.bias", "inside.weight", "inside.bias"]);
+    let operators: Vec<&str> = program.nodes.iter().map(|node| node.operator.as_str()).collect();
+    assert_eq!(operators, ["aten::linear", "aten::relu", "aten::linear", "aten::sin"]);
+}
+
+#[test]
+fn functions_of_python_are_drawn_and_planned_but_not_cut() {
+    let Some(python) = python() else { return };
+    let target = format!("{FIXED}:Custom");
+    let said = refuse(&python, &[&target, "--input=4x8"]);
+    assert!(said.contains("forward calls Swish") && said.contains("--inline-functions"), "{said}");
+    let (folder, program, said) = trace_aloud(&python, &[&target, "--input=4x8", "--inline-functions"]);
+    let marked =
+        "traced with --inline-functions: Swish run as their forward passes, and gradients are those of torch";
+    assert_eq!(said, format!("note: {marked}\n"));
+    assert_eq!(program.recorded.unwrap().inlined_functions, ["Swish"]);
+    let run = |arguments: &[&str]| {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+        let output = run.current_dir(folder.path()).env("NO_COLOR", "1").args(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for arguments in [
+        &["inspect", "model.pt"][..],
+        &["graph", "model.pt"],
+        &["plan", "model.pt", "--devices=2xt4", "--stages=2"],
+    ] {
+        let (code, said) = run(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        assert!(said.contains(marked), "{said}");
+    }
+    for arguments in [
+        &["split", "model.pt", "--devices=2xt4", "--stages=2", "-o", "out"][..],
+        &["emit", "model.pt", "--stages=2", "-o", "out"],
+    ] {
+        let (code, said) = run(arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("stages would not train with the gradients of Swish"), "{said}");
+        assert!(!folder.path().join("out").exists());
+    }
+}
+
+#[test]
+fn what_ends_torchs_tracer_is_refused_in_one_line() {
+    let Some(python) = python() else { return };
+    let said = refuse(&python, &[&format!("{FIXED}:Mapped"), "--input=4x8"]);
+    assert!(
+        said.starts_with("error: forward calls torch.vmap, which torch's tracer cannot follow"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+}

@@ -145,6 +145,9 @@ pub struct TraceAnswer {
     pub parameters: u64,
     /// Version of torch that traced.
     pub torch: String,
+    /// Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trace_notes: Vec<String>,
 }
 
 /// Answer of `diff`.

@@ -29,6 +29,9 @@ pub struct InspectReport {
     pub disagreements: Vec<String>,
     /// What could not be followed exactly when the trace was read.
     pub notes: Vec<String>,
+    /// Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trace_notes: Vec<String>,
     /// Where predicted times come from; absent when no device was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<TimesFrom>,

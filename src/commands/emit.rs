@@ -127,6 +127,8 @@ impl Emit {
     fn cut(&self) -> Result<Cut, Failure> {
         let mapping = files::map(&self.model)?;
         let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&self.model, &error))?;
+        crate::trace_notes::tell(&program);
+        crate::trace_notes::require_gradients(&program, &self.model)?;
         let (program, sources) = self.weighted(program)?;
         let plan = self.plan.as_deref().map(|path| plan_file::read_for(path, &program)).transpose()?;
         let assignment = match (&plan, self.stages) {

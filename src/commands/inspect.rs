@@ -154,6 +154,7 @@ fn report(model: &model::Model, depth: Option<u32>, timed: Option<&Timed>) -> In
             })
             .collect(),
         notes: notes(model, &total),
+        trace_notes: crate::trace_notes::all(&model.program),
         times: timed.map(|timed| costs::from(&timed.model, &timed.costs, graph)),
     }
 }

@@ -142,6 +142,7 @@ impl Split {
     /// Finds out that there are no weights to write, or that they are another model's, before a plan is made.
     fn check_weights(&self) -> Result<(), Failure> {
         let program = crate::model::program(&self.model)?;
+        crate::trace_notes::require_gradients(&program, &self.model)?;
         match &self.weights {
             Some(path) => crate::weights::adopt(&program, &self.model, path).map(|_| ()),
             None => crate::weights::require(&program, &self.model),

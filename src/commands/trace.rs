@@ -26,7 +26,15 @@ pub mod input_spec;
 
 use input_spec::InputSpec;
 
-const SCRIPT: &str = include_str!("../trace.py");
+/// The last part begins the work.
+const SCRIPT: &str = concat!(
+    include_str!("../trace_notes.py"),
+    include_str!("../trace_check.py"),
+    include_str!("../trace.py")
+);
+
+/// Statements that an error names.
+const MOST_STATEMENTS: usize = 4;
 
 /// Arguments of `trace`.
 #[derive(Args)]
@@ -97,9 +105,14 @@ pub struct Trace {
     #[arg(long, default_value = "cpu")]
     device: String,
 
-    /// Skip torch's comparison of the trace with a second one (halves the time; off with --train and --no-weights)
+    /// Skip the comparison of the trace with the model on further inputs (halves the time), which the archive then says
     #[arg(long)]
     no_check: bool,
+
+    /// Trace a torch.autograd.Function as its forward pass: the archive serves for drawing and planning, but cannot be cut,
+    /// since the gradients would be others
+    #[arg(long)]
+    inline_functions: bool,
 
     /// Refuse outputs and inner values that torch calls unsafe to trace (mutable lists and dictionaries)
     #[arg(long)]
@@ -127,7 +140,11 @@ impl Trace {
         let done = self.converse(&request).map_err(known)?;
         let path = self.output.display().to_string();
         // What cannot be read is found out here, not by the next command.
-        let operators = model::program(&made).map_err(known)?.nodes.len() as u64;
+        let program = model::program_quietly(&made).map_err(known)?;
+        let operators = program.nodes.len() as u64;
+        for note in crate::trace_notes::told(&program) {
+            crate::failure::note(note);
+        }
         beside
             .release(&made, &self.output)
             .map_err(|error| Failure::input(format!("cannot write {path}: {error}")))?;
@@ -143,6 +160,7 @@ impl Trace {
                     operators,
                     parameters,
                     torch: torch.to_string(),
+                    trace_notes: crate::trace_notes::all(&program),
                 };
                 output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)
             }
@@ -201,7 +219,8 @@ impl Trace {
             "dtype": self.dtype,
             "seed": self.seed,
             "device": self.device,
-            "check": !self.no_check && !self.train && !self.no_weights,
+            "check": !self.no_check,
+            "inline_functions": self.inline_functions,
             "strict": self.strict,
             "state_dict": state_dict,
             "strict_state_dict": !self.partial_state_dict,
@@ -262,6 +281,7 @@ impl Trace {
                 ))
             }
             "python" => self.exception(error, step),
+            "differs" => difference(error),
             _ => Failure::input(text("message")),
         }
     }
@@ -319,6 +339,29 @@ fn folder_of(path: &Path) -> PathBuf {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
         _ => PathBuf::from("."),
     }
+}
+
+/// Says where the trace is another model than the one that was traced, and which statements may be why.
+fn difference(error: &Value) -> Failure {
+    let text =
+        |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let mut message = format!("the trace is not the model: {}", text(error, "message"));
+    let notes = error.get("notes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    for note in notes.iter().take(MOST_STATEMENTS) {
+        message.push_str("\n  ");
+        if let Some(line) = note.get("line").and_then(Value::as_u64) {
+            message.push_str(&format!("{}:{line}: ", text(note, "file")));
+        }
+        message.push_str(&text(note, "text"));
+    }
+    if notes.len() > MOST_STATEMENTS {
+        message.push_str(&format!("\n  and {} more statements like these", notes.len() - MOST_STATEMENTS));
+    }
+    Failure::input(message).with_hint(if notes.is_empty() {
+        "forward may keep numbers from one call to the next, or compute outside torch; --no-check writes the archive as it is"
+    } else {
+        "choose with torch.where, masks or index_add instead of Python's if and numbers; --no-check writes the archive as it is"
+    })
 }
 
 /// Sends the script; an interpreter that leaves early says why by itself.

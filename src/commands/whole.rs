@@ -39,6 +39,7 @@ impl Whole {
 /// Returns the model as it can run on a device, with its weights from a checkpoint where one is named.
 pub fn on(archive: &Path, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
     let program = crate::model::program(archive)?;
+    crate::trace_notes::require_gradients(&program, archive)?;
     if weights.is_none() {
         crate::weights::require(&program, archive)?;
     }

@@ -430,6 +430,33 @@ pub struct Recorded {
     pub inputs: Vec<RecordedInput>,
     /// Types of the outputs of every tensor-valued node of the inlined graph, in execution order.
     pub nodes: Vec<RecordedNode>,
+    /// What the trace has fixed although it may be another on other inputs, and what else was found while tracing.
+    pub notes: Vec<TraceNote>,
+    /// Whether the trace was compared with the model.
+    pub comparison: Comparison,
+    /// Names of the `torch.autograd.Function`s that were traced as their forward passes: their own gradients are lost.
+    pub inlined_functions: Vec<String>,
+}
+
+/// Something that a trace does not say by itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TraceNote {
+    /// File and line of the statement in the model's source, where one is known.
+    pub place: Option<(String, u64)>,
+    /// What it does, and what becomes of it in the trace.
+    pub text: String,
+}
+
+/// Whether a trace was compared with its model on an input that it was not traced with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Comparison {
+    /// Nothing is known: an older archive, or one that torch itself has written.
+    #[default]
+    Unknown,
+    /// Both gave the same.
+    Same,
+    /// It was not compared, and why.
+    Skipped(String),
 }
 
 /// One example input.

@@ -4,7 +4,7 @@
 use std::io::{Cursor, Write};
 
 use proptest::prelude::*;
-use tracer::{Constant, Operand, Program, Role, TraceError, Type, read_archive};
+use tracer::{Comparison, Constant, Operand, Program, Role, TraceError, TraceNote, Type, read_archive};
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 const CODE: &str = r#"class Net(Module):
@@ -726,4 +726,37 @@ fn ranges_of_inputs_are_read_or_refused() {
     check(r#", "low": 2, "high": 1"#, Err(refused));
     check(r#", "low": -1e308, "high": 1e308"#, Err(refused));
     check(r#", "low": "0", "high": 1"#, Err(refused));
+}
+
+#[test]
+fn notes_of_a_trace_are_bounded() {
+    let read = |more: &str| {
+        let json = format!(r#"{{"version": 1{more}}}"#);
+        read_archive(&with_record(json.as_bytes())).unwrap().recorded.unwrap()
+    };
+    assert_eq!(read("").comparison, Comparison::Unknown);
+    assert_eq!(read(r#", "checked": true"#).comparison, Comparison::Same);
+    let skipped = read(r#", "checked": false, "unchecked": "--no-check""#).comparison;
+    assert_eq!(skipped, Comparison::Skipped("--no-check".to_owned()));
+
+    let notes = r#", "notes": [{"file": "a.py", "line": 7, "text": "a"}, {"file": null, "line": 7, "text": "b"}, 3, "c"]"#;
+    let note = |place: Option<(&str, u64)>, text: &str| TraceNote {
+        place: place.map(|(file, line)| (file.to_owned(), line)),
+        text: text.to_owned(),
+    };
+    let empty = note(None, "");
+    assert_eq!(read(notes).notes, [note(Some(("a.py", 7)), "a"), note(None, "b"), empty.clone(), empty]);
+
+    // No file makes a reader keep more of them than `trace` writes, nor longer ones.
+    let long = "ä".repeat(10_000);
+    let one = format!(r#"{{"file": "{long}", "line": 1, "text": "{long}"}}"#);
+    let many = vec![one.as_str(); 300].join(",");
+    let names = vec![format!("{long:?}"); 300].join(",");
+    let recorded = read(&format!(
+        r#", "notes": [{many}], "inlined_functions": [{names}], "checked": false, "unchecked": "{long}""#
+    ));
+    let short = "ä".repeat(500);
+    assert_eq!(recorded.notes, vec![note(Some((&short, 1)), &short); 100]);
+    assert_eq!(recorded.inlined_functions, vec![short.clone(); 100]);
+    assert_eq!(recorded.comparison, Comparison::Skipped(short));
 }

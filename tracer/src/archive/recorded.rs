@@ -12,12 +12,15 @@ use super::{
 };
 use crate::{
     error::TraceError,
-    program::{DType, Program, Recorded, RecordedInput, RecordedNode, TensorType},
+    program::{Comparison, DType, Program, Recorded, RecordedInput, RecordedNode, TensorType, TraceNote},
 };
 
 const RECORD: &str = "extra/model_analyze.json";
 /// Program and record differ by a few scalar operators only; further apart they are of different models.
 const MAX_DIFFERENCES: usize = 2000;
+/// Notes that are kept, and letters of each of their texts; `trace` writes no more.
+const MAX_NOTES: usize = 100;
+const MAX_LETTERS: usize = 500;
 
 /// Reads the file that `model-analyze trace` adds.
 pub(super) fn read(records: &mut Records<'_>) -> Result<Option<Recorded>, TraceError> {
@@ -62,7 +65,28 @@ pub(super) fn read(records: &mut Records<'_>) -> Result<Option<Recorded>, TraceE
         absent: list("absent").iter().map(text).collect(),
         inputs: inputs.collect::<Result<_, TraceError>>()?,
         nodes: nodes.collect::<Result<_, TraceError>>()?,
+        notes: list("notes").iter().take(MAX_NOTES).map(note).collect(),
+        comparison: match json.get("checked").and_then(Json::as_bool) {
+            None => Comparison::Unknown,
+            Some(true) => Comparison::Same,
+            Some(false) => Comparison::Skipped(short(json.get("unchecked"))),
+        },
+        inlined_functions: list("inlined_functions")
+            .iter()
+            .take(MAX_NOTES)
+            .map(|name| short(Some(name)))
+            .collect(),
     }))
+}
+
+fn note(json: &Json) -> TraceNote {
+    let file = json.get("file").and_then(Json::as_str).map(|_| short(json.get("file")));
+    TraceNote { place: file.zip(json.get("line").and_then(Json::as_u64)), text: short(json.get("text")) }
+}
+
+/// Returns the beginning of a text.
+fn short(json: Option<&Json>) -> String {
+    json.and_then(Json::as_str).unwrap_or_default().chars().take(MAX_LETTERS).collect()
 }
 
 fn tensor_type(json: &Json) -> Result<TensorType, String> {

@@ -1,0 +1,363 @@
+"""Compares a trace with its model on inputs that it was not traced with.
+
+`model-analyze trace` feeds this file to the interpreter before `trace.py`. Archive and model run with the same numbers of
+chance, buffers and settings, so that both compute the same kernels in the same order: they are mostly equal to the last bit.
+Where they are not, the model is measured against itself before the archive is blamed.
+"""
+
+import contextlib
+import random
+import sys
+import time
+
+# Further than this apart, relative to an element and to the median of its tensor, rounding is looked into.
+TOLERANCE = {"float64": 1e-9, "complex128": 1e-9}
+USUAL_TOLERANCE = 1e-5
+# So much farther than the model from itself an archive may be.
+NOISE = 4
+# The order of sums, in which a model may differ from itself, makes no more than this.
+MOST_NOISE = 1e-2
+# Small models take so many seconds for further inputs, however fast they are traced.
+LEAST_SECONDS = 0.25
+# Parameters up to so many elements are moved by a rounding error to see how a model amplifies it.
+MOVED = 1 << 20
+
+
+class Chance:
+    """The generators of random numbers as they stood, so that two runs draw the same."""
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self.python = random.getstate()
+        self.numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+
+    def rewind(self):
+        import torch
+
+        torch.set_rng_state(self.torch)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+    def drawn_without_torch(self):
+        """Returns the names of the generators, beside torch's, that were used since."""
+        now = Chance()
+        found = ["Python's random"] if now.python != self.python else []
+        if self.numpy is not None:
+            one, other = ((name, keys.tobytes(), *rest) for name, keys, *rest in (self.numpy, now.numpy))
+            found += ["numpy.random"] if one != other else []
+        return found
+
+
+ELSEWHERE = "on another input of the same sizes"
+
+
+class Differs(Exception):
+    """The archive is another model; the text says where."""
+
+
+class Check:
+    """Runs a model and its trace side by side."""
+
+    def __init__(self, model, traced, names, *, chance, buffers, settings):
+        self.model = model
+        self.traced = traced
+        self.names = names
+        self.chance = chance
+        self.buffers = buffers
+        # Makes the surroundings in which the model was traced.
+        self.settings = settings
+        self.notes = []
+
+    def live(self, values, mode=contextlib.nullcontext):
+        pairs = list(zip(self.names, values))
+        positional = [value for name, value in pairs if name is None]
+        named = {name: value for name, value in pairs if name is not None}
+        with self.settings(), mode():
+            return self.outputs(lambda: self.model(*positional, **named))
+
+    def archived(self, values, mode=contextlib.nullcontext):
+        import torch
+
+        # The graph must stay as it was traced: see `inlined_graph`.
+        with torch.jit.optimized_execution(False), mode():
+            return self.outputs(lambda: self.traced(*values))
+
+    def outputs(self, run):
+        """Returns the tensors of a run and what it leaves in the buffers, which get their numbers back."""
+        self.chance.rewind()
+        try:
+            found = run()
+            pairs = [(f"output {name}" if name else "the output", tensor.detach()) for name, tensor in flatten_output(found)]
+            return pairs, self.buffers.changed()
+        finally:
+            self.buffers.restore()
+
+    def compare(self, values):
+        """Runs both on one input; returns whether that says anything. Raises `Differs`, or what the model raises."""
+        expected, state = self.live(clones(values))
+        try:
+            found, left = self.archived(clones(values))
+        except Exception as error:
+            raise Differs(f"{ELSEWHERE} the archive fails where the model runs: {reason_of(error)}") from error
+        for (name, there), (_, here) in zip(expected, found):
+            if there.shape != here.shape:
+                sizes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in (here, there)]
+                raise Differs(f"{ELSEWHERE} {name} is {sizes[0]} where the model gives {sizes[1]}")
+            if there.dtype != here.dtype:
+                raise Differs(f"{ELSEWHERE} {name} is {dtype_name(here.dtype)} where the model gives {dtype_name(there.dtype)}")
+        if len(expected) != len(found):
+            raise Differs(f"{ELSEWHERE} the archive gives {len(found)} tensors where the model gives {len(expected)}")
+        lost = [name for name in state if name not in left]
+        if lost:
+            self.notes.append(
+                f"forward gives {some(lost)} new numbers, which no trace can follow: the archive leaves old ones"
+            )
+        pairs = [(name, there, here) for (name, there), (_, here) in zip(expected, found)]
+        pairs += [(f"buffer {name}", there, left[name]) for name, there in state.items() if name in left]
+        far = [pair for pair in pairs if distance(pair[1], pair[2]) > tolerance(pair[1])]
+        if far and not self.is_explained(values, far):
+            said = "; ".join(told(*pair) for pair in far[:3]) + (f"; {len(far) - 3} more" if len(far) > 3 else "")
+            raise Differs(f"{ELSEWHERE} {said}")
+        return any(is_telling(there) for _, there, _ in pairs)
+
+    def is_explained(self, values, far):
+        """Tells whether a difference is one that the model shows against itself."""
+        largest = max(distance(there, here) for _, there, here in far)
+        wanted = {name for name, _, _ in far}
+        reference = {name: there for name, there, _ in far}
+
+        def apart(runs):
+            pairs, state = runs
+            pairs = [*pairs, *((f"buffer {name}", tensor) for name, tensor in state.items())]
+            return max((distance(reference[name], tensor) for name, tensor in pairs if name in wanted), default=0.0)
+
+        again = apart(self.live(clones(values)))
+        if again > MOST_NOISE:
+            raise Differs("the model gives other numbers each time it runs, however chance and buffers are fixed")
+        if largest <= NOISE * again:
+            self.notes.append("sums of the model end in other digits each time it runs, and those of the archive as well")
+            return True
+        # What the trace has dropped drew numbers, too: let the same shape have the same numbers, in whatever order.
+        with contextlib.suppress(RuntimeError):
+            expected, state = self.live(clones(values), same_draws)
+            found, left = self.archived(clones(values), same_draws)
+            if all(
+                distance(there, here) <= tolerance(there)
+                for (_, there), (_, here) in zip([*expected, *state.items()], [*found, *left.items()])
+            ):
+                self.notes.append("the archive draws its random numbers in another order than the model")
+                return True
+        with moved(self.model) as moves:
+            rounded = apart(self.live([moves(value) for value in values]))
+        if largest <= NOISE * rounded:
+            self.notes.append("archive and model differ as much as rounding makes of the model's own numbers")
+            return True
+        return False
+
+
+def compare(subject, draws, seconds, clock=time.monotonic):
+    """Compares on one further input, and on more while that takes no longer than tracing did.
+
+    Returns why nothing could be compared, or None. Raises `Differs`.
+    """
+    start = clock()
+    is_checked, reason = False, None
+    longest = 0.0
+    for values in draws:
+        if (is_checked or reason) and clock() - start + longest > max(seconds, LEAST_SECONDS):
+            break
+        before = clock()
+        try:
+            is_checked |= subject.compare(values)
+        except Differs:
+            raise
+        except Exception as error:  # The model may refuse numbers that it was not written for.
+            reason = f"the model refuses other numbers ({reason_of(error)})"
+        longest = max(longest, clock() - before)
+    if is_checked:
+        return None
+    return reason or "the model gives no finite number on another input"
+
+
+def draws(specs, ranges, inputs, device):
+    """Yields further inputs of the same shapes, types and ranges, each sort likely to turn another choice around."""
+    values = [value for _, value in inputs]
+    for sort in (another, extreme, mirrored, positive, negative, lowest):
+        yield [sort(spec, drawn, value, device) for spec, drawn, value in zip(specs, ranges, values)]
+
+
+def another(spec, drawn, value, device):
+    """Drawn anew, with its mean on the other side of the middle."""
+    found = sample(spec, drawn, device)
+    if not value.dtype.is_floating_point or value.numel() == 0:
+        return found
+    middle = sum(drawn) / 2 if drawn else 0.0
+    is_same_side = (value.double().mean() > middle) == (found.double().mean() > middle)
+    return mirror(found, drawn) if is_same_side else found
+
+
+def extreme(spec, drawn, value, device):
+    found = sample(spec, drawn, device)
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return found if drawn else times(found, 3)
+    # All the same: every token at one expert.
+    return found.flatten()[:1].expand(found.numel()).reshape(found.shape).clone() if value.numel() else found
+
+
+def mirrored(spec, drawn, value, device):
+    return mirror(value, drawn)
+
+
+def positive(spec, drawn, value, device):
+    if value.dtype.is_floating_point and not drawn:
+        return sample(spec, drawn, device).double().abs().to(value.dtype)
+    return sample(spec, drawn, device) if not is_truth(value) else value.new_ones(value.shape)
+
+
+def negative(spec, drawn, value, device):
+    if value.dtype.is_floating_point and not drawn:
+        return times(positive(spec, drawn, value, device), -1 / 3)
+    return sample(spec, drawn, device) if not is_truth(value) else value.new_zeros(value.shape)
+
+
+def lowest(spec, drawn, value, device):
+    if value.dtype.is_floating_point or value.dtype.is_complex or is_truth(value):
+        return sample(spec, drawn, device)
+    return value.new_full(value.shape, int(drawn[0]))
+
+
+def mirror(value, drawn):
+    if is_truth(value):
+        return ~value
+    if value.dtype.is_floating_point and drawn:
+        return (sum(drawn) - value.double()).to(value.dtype)
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return times(value, -1)
+    low, high = (int(bound) for bound in drawn)
+    return low + max(high, low + 1) - 1 - value
+
+
+def times(value, factor):
+    # Types of 8 bits know no arithmetic.
+    return value * factor if value.dtype.is_complex else (value.double() * factor).to(value.dtype)
+
+
+def is_truth(value):
+    return str(value.dtype) == "torch.bool"
+
+
+def clones(values):
+    return [value.clone() for value in values]
+
+
+def wide(tensor):
+    """Returns numbers that can be subtracted, those of a complex tensor one behind the other."""
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.cpu().double()
+
+
+def distance(there, here):
+    """Returns the largest difference of two tensors, relative to its element and the median of them all."""
+    if there.shape != here.shape:
+        return float("inf")
+    there, here = wide(there), wide(here)
+    if there.equal(here):
+        return 0.0
+    usual = typical(there)
+    differ = ~((there == here) | there.isnan() & here.isnan())
+    there, here = there[differ], here[differ]
+    if there.numel() == 0:
+        return 0.0
+    if not (there.isfinite() & here.isfinite()).all():
+        return float("inf")
+    return float(((there - here).abs() / (there.abs() + here.abs() + usual)).max())
+
+
+def typical(tensor):
+    """Returns the median of the sizes of numbers that are none of 0."""
+    sizes = wide(tensor).abs()
+    sizes = sizes[sizes.isfinite() & (sizes > 0)]
+    return float(sizes.median()) if sizes.numel() else 1.0
+
+
+def tolerance(tensor):
+    return TOLERANCE.get(dtype_name(tensor.dtype), USUAL_TOLERANCE)
+
+
+def is_telling(tensor):
+    return tensor.numel() == 0 or bool(wide(tensor).isfinite().any())
+
+
+def told(name, there, here):
+    one, other = wide(there), wide(here)
+    differ = ~((one == other) | one.isnan() & other.isnan())
+    gap = (one - other).abs()[differ]
+    gap = gap[gap.isfinite()]
+    size = f"by up to {float(gap.max()):.2g}" if gap.numel() else "in what is no number"
+    return f"{name} differs in {int(differ.sum())} of {differ.numel()} numbers, {size} where {typical(there):.2g} is usual"
+
+
+def reason_of(error):
+    """Returns the line of an exception that says why; those of an archive begin with where."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(("RuntimeError: ", "Error: "))]
+    chosen = (said or lines or [""])[-1 if said else 0].removeprefix("RuntimeError: ")
+    return f"{type(error).__name__}: {chosen[:200]}"
+
+
+def some(names):
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def same_draws():
+    """Lets every operator that draws begin at the same seed, in the model as in the archive."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class SameDraws(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                torch.manual_seed(0)
+            return function(*arguments, **(keywords or {}))
+
+    return SameDraws()
+
+
+@contextlib.contextmanager
+def moved(model):
+    """Moves parameters by about a rounding error of the narrowest type; hands out what does the same to an input."""
+    import torch
+
+    floating = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    coarsest = max((torch.finfo(tensor.dtype).eps for tensor in floating), default=torch.finfo(torch.float32).eps)
+    kept = [(tensor, tensor.detach().clone()) for tensor in floating if tensor.numel() <= MOVED]
+
+    def moves(tensor):
+        if not tensor.is_floating_point():
+            return tensor.clone()
+        signs = torch.randint(0, 2, tensor.shape, device=tensor.device).double() * 2 - 1
+        return (tensor.double() * (1 + coarsest * signs)).to(tensor.dtype)
+
+    try:
+        with torch.no_grad():
+            for tensor, before in kept:
+                tensor.copy_(moves(before))
+        yield moves
+    finally:
+        with torch.no_grad():
+            for tensor, before in kept:
+                tensor.copy_(before)

@@ -1,0 +1,279 @@
+"""Notices, while a model is traced, which of its statements the trace fixes: those that turn numbers of a tensor into numbers of Python.
+
+`model-analyze trace` feeds this file to the interpreter before `trace.py`. Torch warns of every such conversion, of sizes
+too, which are the same for all inputs of a shape. What tells them apart is the trace so far: a number is fixed only if an
+input's numbers, or chance, lead to it.
+"""
+
+import contextlib
+import os
+import sys
+import warnings
+
+# What a statement does and what becomes of it, by the method of a tensor that it calls.
+CONVERSIONS = {
+    "__bool__": "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch",
+    "equal": "tensors are compared as a whole; the trace keeps what was found, and with it the branch",
+    "allclose": "tensors are compared as a whole; the trace keeps what was found, and with it the branch",
+    "is_nonzero": "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch",
+    "__int__": "a tensor is turned into a number; the trace keeps the number that was found",
+    "__index__": "a tensor is turned into a number; the trace keeps the number that was found",
+    "__float__": "a tensor is turned into a number; the trace keeps the number that was found",
+    "__complex__": "a tensor is turned into a number; the trace keeps the number that was found",
+    "item": "a tensor is turned into a number; the trace keeps the number that was found",
+    "tolist": "a tensor is turned into a list; the trace keeps the numbers that were found",
+    "numpy": "a tensor is given to NumPy; the trace keeps the numbers that were found",
+    "__len__": "the length of a tensor depends on data; the trace keeps the length that was found",
+    "__iter__": "the length of a tensor depends on data, and a loop goes over it; the trace keeps the number of steps",
+}
+READ_LENGTH = ("__len__", "__iter__")
+# Functions of torch that answer with a truth value, beside the methods of that name.
+FUNCTIONS = ("equal", "allclose", "is_nonzero")
+
+SIZES = {"aten::size", "aten::numel", "aten::len", "aten::dim", "aten::sym_size", "aten::sym_numel", "prim::shape"}
+# Only the shape of their first operand is read.
+LIKE = {f"aten::{name}_like" for name in ("zeros", "ones", "full", "empty")}
+LIKE |= {f"aten::new_{name}" for name in ("zeros", "ones", "full", "empty")}
+FIXED = {"prim::Constant", "prim::GetAttr", "prim::TracedAttr"}
+# Results whose shape depends on numbers, which torch has not marked since they are made of other operators.
+UNMARKED_DYNAMIC = {
+    "aten.where.default",
+    "aten.nonzero_numpy.default",
+    "aten.tensor_split.tensor_indices_or_sections",
+    "aten._pack_padded_sequence.default",
+    "aten._pad_packed_sequence.default",
+}
+# A note more would not be read.
+MOST_NOTES = 100
+
+
+class Watch:
+    """The statements that a trace has fixed, in the order in which they were met."""
+
+    def __init__(self):
+        self.notes = {}
+        self.chance = None
+        self.of_data = set()
+
+    def add(self, file, line, text):
+        if len(self.notes) < MOST_NOTES:
+            self.notes.setdefault((file, line, text), None)
+
+    def found(self):
+        """Returns the notes as they stand in an archive."""
+        return [{"file": file, "line": line, "text": text} for file, line, text in self.notes]
+
+    @contextlib.contextmanager
+    def watching(self):
+        """Looks at conversions and at torch's warnings for as long as a model is traced."""
+        import torch
+
+        self.chance = Chance()
+        with contextlib.ExitStack() as stack:
+            for name in CONVERSIONS:
+                if hasattr(torch.Tensor, name):
+                    stack.enter_context(self.replaced(torch.Tensor, name))
+            for name in FUNCTIONS:
+                stack.enter_context(self.replaced(torch, name))
+            stack.enter_context(warnings.catch_warnings())
+            show = warnings.showwarning
+
+            def heard(message, category, filename, lineno, file=None, line=None):
+                if not issubclass(category, torch.jit.TracerWarning):
+                    show(message, category, filename, lineno, file, line)
+                elif filename != heard.__code__.co_filename:
+                    self.hear(str(message), filename, lineno)
+
+            warnings.showwarning = heard
+            warnings.simplefilter("always", torch.jit.TracerWarning)
+            yield
+        for name in self.chance.drawn_without_torch():
+            self.add(None, None, f"forward draws random numbers with {name}; the trace keeps those that were drawn")
+
+    @contextlib.contextmanager
+    def replaced(self, owner, name):
+        original, is_own = getattr(owner, name), name in vars(owner)
+
+        def watched(*arguments, **keywords):
+            self.look(name, arguments)
+            return original(*arguments, **keywords)
+
+        setattr(owner, name, watched)
+        try:
+            yield
+        finally:
+            if is_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+
+    def look(self, name, arguments):
+        import torch
+
+        if not torch._C._is_tracing():
+            return
+        is_length = name in READ_LENGTH
+        tensors = [argument for argument in arguments[:2] if isinstance(argument, torch.Tensor)]
+        if not any(self.is_of_data(tensor, is_length) for tensor in tensors):
+            return
+        place = place_of(sys._getframe(2))
+        if place is not None:
+            self.add(*place, CONVERSIONS[name])
+
+    def hear(self, message, file, line):
+        # The numbers in `torch.tensor(...)` were looked at as they were read; containers hold what is traced.
+        if "registered as constants" in message or message.startswith("Encountering"):
+            return
+        self.add(shown_path(file), line, message.partition(". ")[0])
+
+    def is_of_data(self, tensor, is_length):
+        import torch
+
+        try:
+            value = torch._C._get_value_trace(tensor)
+        except RuntimeError as error:
+            # What requires gradients and has no place in the trace is a parameter that no module knows.
+            return "requires grad" not in str(error)
+        return self.leads_to(value, is_length)
+
+    def leads_to(self, value, is_shape):
+        """Tells whether numbers of an input lead to a value, or to its shape.
+
+        Walks back through the trace, and from each value on to what was written into it by way of a view.
+        """
+        start = (value.debugName(), is_shape)
+        waiting, seen = [(value, is_shape)], set()
+        while waiting:
+            value, is_shape = waiting.pop()
+            key = (value.debugName(), is_shape)
+            if key in seen:
+                continue
+            seen.add(key)
+            if key in self.of_data or is_input(value, is_shape) or not is_shape and is_random(value.node()):
+                self.of_data.add(start)
+                return True
+            waiting += sources(value.node(), is_shape)
+            if not is_shape:
+                waiting += [(written, False) for written in writes(value)]
+        return False
+
+
+def is_input(value, is_shape):
+    return value.node().kind() == "prim::Param" and not is_shape and value.type().kind() != "ClassType"
+
+
+def sources(node, is_shape):
+    """Returns the operands that a node's result depends on, or its shape, each with whether only its shape counts."""
+    kind, inputs = node.kind(), list(node.inputs())
+    if kind in FIXED or kind == "prim::Param":
+        return []
+    if kind in SIZES:
+        return [(value, True) for value in inputs[:1]]
+    if kind in LIKE:
+        return [(inputs[0], True), *((value, is_shape and has_shape(value)) for value in inputs[1:])]
+    if is_shape and is_dynamic(node):
+        return [(value, False) for value in inputs]
+    # A number that a shape is made of counts as a number.
+    return [(value, is_shape and has_shape(value)) for value in inputs]
+
+
+def has_shape(value):
+    """Tells whether a value is a tensor or a list, which is what it holds."""
+    return value.type().kind() in ("TensorType", "ListType")
+
+
+def is_tensor(value):
+    return value.type().kind() == "TensorType"
+
+
+def writes(value):
+    """Returns the operands that were written into a value, itself or through views of it."""
+    found, waiting, seen = [], [value], set()
+    while waiting:
+        value = waiting.pop()
+        if value.debugName() in seen:
+            continue
+        seen.add(value.debugName())
+        for use in value.uses():
+            node = use.user
+            if use.offset != 0 or "::" not in node.kind():
+                continue
+            arguments, _, results = schema_of(node).partition("->")
+            if "!" in arguments.partition(",")[0]:
+                found += list(node.inputs())[1:]
+                waiting += list(node.outputs())
+            elif "(a" in results:
+                waiting += list(node.outputs())
+    return found
+
+
+def schema_of(node):
+    try:
+        return str(node.schema())
+    except RuntimeError:
+        return ""
+
+
+def overload(node):
+    """Returns torch's description of the operator of a node, or None."""
+    import torch
+
+    space, _, name = schema_of(node).partition("(")[0].partition("::")
+    name, _, variant = name.partition(".")
+    packet = getattr(getattr(torch.ops, space, None), name, None) if space and name else None
+    return getattr(packet, variant or "default", None)
+
+
+def is_random(node):
+    import torch
+
+    return torch.Tag.nondeterministic_seeded in getattr(overload(node), "tags", ())
+
+
+def is_dynamic(node):
+    """Tells whether the shape of a node's result depends on numbers, not on shapes alone."""
+    import torch
+
+    operator = overload(node)
+    if operator is None or node.kind().split("::")[0] not in ("aten", "prim"):
+        return not node.kind().startswith("prim::")
+    if str(operator) in UNMARKED_DYNAMIC:
+        return True
+    if torch.Tag.dynamic_output_shape not in operator.tags:
+        return False
+    inputs = list(node.inputs())
+    if node.kind() == "aten::index":
+        indices = list(inputs[1].node().inputs())
+        return any(is_tensor(value) and value.type().dtype() in (torch.bool, torch.uint8, None) for value in indices)
+    if node.kind() == "aten::one_hot":
+        return inputs[1].node().kind() != "prim::Constant" or inputs[1].toIValue() < 0
+    return True
+
+
+def place_of(frame):
+    """Returns file and line of the statement outside torch that a frame was called by; None where a tensor is only printed."""
+    import torch
+
+    torch_folder, own = os.path.dirname(torch.__file__) + os.sep, place_of.__code__.co_filename
+    place = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(torch_folder) and frame.f_code.co_name in ("__format__", "__repr__", "_str"):
+            return None
+        if file != own and not file.startswith("<"):
+            place = place or (shown_path(file), frame.f_lineno)
+            if not file.startswith(torch_folder):
+                return shown_path(file), frame.f_lineno
+        frame = frame.f_back
+    return place or (None, None)
+
+
+def shown_path(file):
+    """Returns a path as a user knows it: from the current folder, or from the folder of the packages on."""
+    if file.startswith(os.getcwd() + os.sep):
+        return os.path.relpath(file)
+    for folder in ("site-packages", "dist-packages"):
+        _, found, rest = file.rpartition(f"{os.sep}{folder}{os.sep}")
+        if found:
+            return rest
+    return file
