@@ -353,6 +353,29 @@ mod tests {
     }
 
     #[test]
+    fn attributes_of_python_objects_are_no_operators() {
+        let attributes = "_dir import_module load_library loaded_libraries higher_order aten prim torchvision _op _schemas op \
+                          overloads py_impl default name namespace __dict__ __class__ torch ops os sys";
+        let dunders = "__init__ __call__ __class__ __dict__ __getattr__ __getattribute__ __setattr__ __delattr__ __globals__ \
+                       __builtins__ __import__ __reduce__ __reduce_ex__ __self__ __func__ __code__ __subclasses__ __mro__ \
+                       __new__ __module__ __loader__ __spec__ __wrapped__ __eq__ __hash__ __str__ __iter__ __dir__";
+        let all: Vec<&str> = attributes.split_whitespace().chain(dunders.split_whitespace()).collect();
+        let spaces: Vec<String> = all.iter().map(|name| (*name).to_string()).collect();
+        for space in &all {
+            for name in &all {
+                let operator = format!("{space}::{name}");
+                let is_refused = |spaces: &[String]| fault_of(&operator, spaces).is_some();
+                assert!(is_refused(&[]) || is_listed(&operator), "{operator}");
+                // Also where the space is allowed there are no names that Python keeps for itself.
+                assert!(
+                    is_refused(&spaces) || !operator.contains("__") || is_listed(&operator),
+                    "{operator}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_text_names_its_operators_however_they_are_written() {
         let check = |text: &str, expected: &[&str]| assert_eq!(named_in(text), expected, "{text}");
         check("y = torch.relu(x)\nz = ops.a.b(y, torch.add)", &["aten::relu", "a::b", "aten::add"]);

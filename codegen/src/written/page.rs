@@ -269,7 +269,8 @@ fn weights(line: &str) -> Option<()> {
     let known = line.strip_prefix("WEIGHTS = ")?;
     let is_known = || {
         let (size, checksum) = known.strip_prefix('(')?.strip_suffix("\")")?.split_once(", \"")?;
-        let is_right = is_number(size) && checksum.len() == 8 && checksum.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_right =
+            is_number(size) && checksum.len() == 8 && checksum.bytes().all(|b| b.is_ascii_hexdigit());
         is_right.then_some(())
     };
     if known == "None" { Some(()) } else { is_known() }
