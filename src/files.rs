@@ -143,10 +143,17 @@ fn check_regular(path: &Path) -> Result<(), Failure> {
 /// A file that cannot be looked at; where its folder has one of nearly the same name, that is likely meant.
 fn missing(path: &Path, error: &std::io::Error) -> Failure {
     let failure = Failure::input(format!("{}: {error}", path.display()));
+    if path == Path::new("-") {
+        return failure.with_hint("files are read by their path, not from standard input");
+    }
+    if let Ok(target) = fs::read_link(path) {
+        return failure.with_hint(format!("it is a link to {}, which is not there", target.display()));
+    }
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let near = fs::read_dir(parent(path)).into_iter().flatten().flatten();
     let near = near.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    match nearest(&name, near, 2) {
+    // Of a name of one letter every other is as near.
+    match nearest(&name, near, 2.min(name.chars().count() / 2)) {
         Some(near) if error.kind() == std::io::ErrorKind::NotFound => {
             failure.with_hint(format!("did you mean `{}`?", path.with_file_name(near).display()))
         }

@@ -81,7 +81,10 @@ impl Stages {
                     .with_hint("files of a stage lie beside manifest.json")),
             }
         };
-        self.manifest.stages.iter().map(path).collect()
+        let archives: Vec<PathBuf> = self.manifest.stages.iter().map(path).collect::<Result<_, _>>()?;
+        // libtorch's parser has no limit to nesting, and takes the process down; ours names the file and the place.
+        archives.iter().try_for_each(|archive| crate::model::program(archive).map(|_| ()))?;
+        Ok(archives)
     }
 }
 

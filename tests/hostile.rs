@@ -49,7 +49,7 @@ fn commands(kind: &str) -> Vec<&'static str> {
         "plan FILE --devices 2xt4 --input 4x3 -o OUT/p.yaml",
     ];
     match kind {
-        "archive" | "code" | "ir" => [&model[..], &more[..]].concat(),
+        "archive" | "code" | "ir" | "operator" => [&model[..], &more[..]].concat(),
         "plan" => vec![
             "simulate FILE",
             "simulate FILE --timeline OUT/t.svg --format json",
@@ -116,7 +116,8 @@ fn run(line: &str, file: &Path, out: &Path) -> Output {
 }
 
 /// Kinds whose commands read no other file that may be at fault.
-const READS_ONE: [&str; 8] = ["archive", "code", "ir", "plan", "cluster", "profile", "schedule", "pipedream"];
+const READS_ONE: [&str; 9] =
+    ["archive", "code", "ir", "operator", "plan", "cluster", "profile", "schedule", "pipedream"];
 
 /// Says what is wrong with the way a command has ended, if anything.
 fn complaint(line: &str, entry: &Entry, output: &Output, out: &Path) -> Option<String> {
@@ -196,6 +197,10 @@ fn check(kind: &'static str) {
                     fs::write(out.join("folder").join(name), bytes).unwrap();
                 }
                 let output = run(line, &file, &out);
+                let is_cut = kind == "operator" && (line.starts_with("split") || line.starts_with("emit"));
+                if is_cut && output.status.success() && !entry.name.starts_with("right") {
+                    complaints.lock().unwrap().push(format!("{line} ({}): stages were cut", entry.name));
+                }
                 if let Some(text) = complaint(line, entry, &output, &out) {
                     complaints.lock().unwrap().push(format!("{line} ({}): {text}", entry.name));
                 }
@@ -231,6 +236,117 @@ fn archives() {
 #[test]
 fn code() {
     check("code");
+}
+
+#[test]
+fn operators() {
+    check("operator");
+}
+
+/// Everything that is emitted of the corpus and of the fixtures compiles, and training with it runs nothing but operators.
+#[test]
+fn what_is_emitted_runs_nothing_but_operators() {
+    let python = root().join(".venv/bin/python");
+    if !python.exists() {
+        println!("skipped: there is no .venv");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path();
+    let all = entries("operator");
+    let (right, wrong): (Vec<Entry>, Vec<Entry>) =
+        all.into_iter().partition(|entry| entry.name.starts_with("right"));
+    let mut entries: Vec<Entry> = right.into_iter().chain(wrong.into_iter().step_by(EVERY)).collect();
+    let trace = |name: &str| Entry {
+        kind: "operator",
+        name: name.to_string(),
+        bytes: fs::read(root().join("fixtures").join(name)).unwrap(),
+    };
+    entries.extend(
+        ["hostile/names.pt", "traces/conversions.pt", "traces/called.pt", "traces/odd_calls.pt"].map(trace),
+    );
+    let mut emitted = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let file = out.join("model.pt");
+        fs::write(&file, &entry.bytes).unwrap();
+        let line = format!("emit FILE --stages 2 --targets python -o OUT/emitted_{index}");
+        if run(&line, &file, out).status.success() {
+            emitted.push((entry, out.join(format!("emitted_{index}"))));
+        }
+    }
+    let status = Command::new(&python).args(["-m", "compileall", "-q"]).arg(out).status().unwrap();
+    assert!(status.success(), "an emitted file does not compile");
+    let names: Vec<&str> = emitted.iter().map(|(entry, _)| entry.name.as_str()).collect();
+    assert_eq!(&names[..2], ["right.pt", "right_branch.pt"], "{names:?}");
+    for (entry, stages) in emitted.iter().filter(|(entry, _)| !entry.name.starts_with("traces/")) {
+        let output = Command::new(&python)
+            .arg(stages.join("train.py"))
+            .args(["--single", "--steps", "1", "--allow-eval"])
+            .current_dir(out)
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        if entry.name.starts_with("right") {
+            assert!(output.status.success(), "{}: {stderr}", entry.name);
+        }
+        for marker in [out.join("OWNED"), stages.join("OWNED")] {
+            assert!(!marker.exists(), "{} has run code", entry.name);
+        }
+    }
+}
+
+#[test]
+fn operators_of_another_library_are_called_when_they_are_allowed_and_it_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path();
+    let file = out.join("model.pt");
+    let entry = entries("operator").into_iter().find(|entry| entry.name == "in_fbgemm.pt").unwrap();
+    fs::write(&file, entry.bytes).unwrap();
+    let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let refused = run("emit FILE --stages 2 -o OUT/out", &file, out);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = stderr(&refused);
+    assert!(said.contains("`model` calls `fbgemm::nothing` (code/__torch__.py:"), "{said}");
+    assert!(said.contains("hint: --allow-operators fbgemm lets"), "{said}");
+    for line in ["emit FILE --stages 2", "split FILE --devices 2xt4 --stages 2 --input 4x3"] {
+        let name = line.split(' ').next().unwrap();
+        let output = run(&format!("{line} --allow-operators fbgemm -o OUT/{name}"), &file, out);
+        let said = stderr(&output);
+        assert!(output.status.success(), "{said}");
+        assert!(
+            said.contains("note: stages will call operators that are not torch's: fbgemm::nothing"),
+            "{said}"
+        );
+        let stage = |number: u32| out.join(name).join(format!("stages/stage_{number}.py"));
+        let source = [0, 1].map(|number| fs::read_to_string(stage(number)).unwrap()).concat();
+        assert!(source.contains("y = _operators[\"fbgemm::nothing\"](\"OWNED\")"), "{source}");
+        assert!(!source.contains("torch.ops.fbgemm"), "{source}");
+    }
+    for space in ["aten", "prim", "a.b", "", "é"] {
+        let output = run(&format!("emit FILE --stages 2 --allow-operators {space} -o OUT/x"), &file, out);
+        assert_eq!(output.status.code(), Some(2), "{space}");
+    }
+}
+
+/// libtorch's parser overflows the stack there, and takes the process with it.
+#[cfg(feature = "torch")]
+#[test]
+fn a_stage_that_is_nested_too_deeply_for_libtorch_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path();
+    let model = root().join("fixtures/traces/cnn_dropout.pt");
+    assert!(run("emit FILE --stages 2 -o OUT/out", &model, out).status.success());
+    let nested = entries("code").into_iter().find(|entry| entry.name == "brackets.pt").unwrap();
+    fs::write(out.join("out/stages/stage_0.pt"), nested.bytes).unwrap();
+    // A stranger's manifest says nothing of its files.
+    let manifest = out.join("out/stages/manifest.json");
+    let mut known: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    known.as_object_mut().unwrap().remove("files");
+    fs::write(&manifest, known.to_string()).unwrap();
+    let output = run("run OUT/out", Path::new(""), out);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("stage_0.pt: expected at most 64 nested brackets"), "{stderr}");
 }
 
 #[test]

@@ -303,3 +303,23 @@ fn nested_blocks(depth: usize) -> String {
     }
     text
 }
+
+#[test]
+fn files_that_are_not_there_get_a_hint_that_helps() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |name: &str| {
+        let output = run(folder.path(), &["inspect", name]);
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    fs::write(folder.path().join("e"), "").unwrap();
+    fs::write(folder.path().join("model.pt"), "").unwrap();
+    assert!(said("-").contains("hint: files are read by their path, not from standard input"));
+    assert!(!said("x").contains("did you mean"));
+    assert!(said("modle.pt").contains("hint: did you mean `model.pt`?"));
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("gone", folder.path().join("linked.pt")).unwrap();
+        assert!(said("linked.pt").contains("hint: it is a link to gone, which is not there"));
+    }
+}

@@ -220,6 +220,13 @@ fn follow(
                 node: NodeId(write.node as u32),
             });
         }
+        // A list may hold an input beside it.
+        let written = events.iter().flat_map(|event| &event.writes_to).filter_map(|operand| match operand {
+            Operand::Value(value) => Some(*value),
+            _ => None,
+        });
+        let inputs = written.filter(|value| program.values[value.index()].producer.is_none());
+        result.clones.extend(inputs.map(|value| (first_stage, value)));
         return;
     }
     let made_in = |value: ValueId| -> Option<u32> {

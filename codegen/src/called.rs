@@ -91,15 +91,15 @@ fn own_name(place: usize) -> String {
 }
 
 /// A piece of a text.
-enum Part<'t> {
+pub(crate) enum Part<'t> {
     /// A name, with the attributes behind it.
     Path(&'t str),
-    /// A string, a number, anything else.
+    /// A string, a comment, anything else.
     Other(&'t str),
 }
 
 /// Takes a text apart.
-fn parts(text: &str) -> Vec<Part<'_>> {
+pub(crate) fn parts(text: &str) -> Vec<Part<'_>> {
     let bytes = text.as_bytes();
     let is_path = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.');
     let (mut parts, mut at) = (Vec::new(), 0);
@@ -117,12 +117,17 @@ fn parts(text: &str) -> Vec<Part<'_>> {
                 at = at.min(bytes.len());
                 false
             }
+            b'#' => {
+                at += bytes[at..].iter().take_while(|b| **b != b'\n').count();
+                false
+            }
             b if is_path(b) => {
                 at += bytes[at..].iter().take_while(|b| is_path(b)).count();
                 true
             }
             _ => {
-                at += bytes[at..].iter().take_while(|b| !is_path(b) && !matches!(b, b'"' | b'\'')).count();
+                let is_other = |b: &&u8| !is_path(b) && !matches!(b, b'"' | b'\'' | b'#');
+                at += bytes[at..].iter().take_while(is_other).count();
                 false
             }
         };

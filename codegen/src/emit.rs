@@ -4,6 +4,7 @@ use schema::{FileDigest, Files, Manifest};
 use tracer::Program;
 
 use crate::{
+    allowed::check_operators,
     content::{Content, File, Piece},
     error::CutError,
     manifest::{About, Facts, manifest},
@@ -24,7 +25,7 @@ pub struct Targets {
 /// Returns the files below `stages/`, and the manifest, which lacks their digests as long as they are not written.
 ///
 /// # Errors
-/// When a tensor cannot be written.
+/// When an operator may not be called, or a tensor cannot be written.
 pub fn stages(
     program: &Program,
     names: &Names,
@@ -33,11 +34,12 @@ pub fn stages(
     about: &About,
     targets: Targets,
 ) -> Result<(Vec<File>, Manifest), CutError> {
-    check_names(program)?;
+    // Without this check names of the archive would become code.
+    check_operators(program, &about.operators).map_err(|mut faults| faults.swap_remove(0))?;
     let mut files = Vec::new();
     for index in 0..pipeline.stages.len() {
         if targets.torchscript {
-            let content = torchscript::stage(program, names, pipeline, index)?;
+            let content = torchscript::stage(program, names, pipeline, index, &about.operators)?;
             files.push(File { path: format!("stages/stage_{index}.pt"), content });
         }
         if targets.python {
@@ -72,26 +74,4 @@ pub fn know_weights(source: &mut File, weights: &FileDigest) {
     let Some(Piece::Bytes(text)) = pieces.first_mut() else { return };
     let known = format!("\nWEIGHTS = ({}, \"{}\")\n", weights.bytes, weights.crc32);
     *text = String::from_utf8_lossy(text).replacen("\nWEIGHTS = None\n", &known, 1).into_bytes();
-}
-
-/// Operators and keywords go into code as they are: they must be nothing but names.
-fn check_names(program: &Program) -> Result<(), CutError> {
-    let is_name = |text: &str| {
-        !text.is_empty()
-            && text.split("::").all(|part| {
-                part.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-                    && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.')
-            })
-    };
-    for node in &program.nodes {
-        let keywords = node.arguments.iter().filter_map(|argument| argument.name.as_deref());
-        let is_opaque = node.operator == "prim::Opaque";
-        let names = keywords.filter(|_| !is_opaque).chain([node.operator.as_str()]);
-        for name in names {
-            if !is_name(name) {
-                return Err(CutError::Name { name: name.chars().take(80).collect() });
-            }
-        }
-    }
-    Ok(())
 }

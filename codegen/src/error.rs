@@ -3,6 +3,8 @@
 use thiserror::Error;
 use tracer::NodeId;
 
+use crate::allowed::OperatorFault;
+
 /// Why a model cannot be cut in the way that was asked for.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
@@ -52,11 +54,17 @@ pub enum CutError {
         /// Another that begins there.
         other: Option<String>,
     },
-    /// A name that is none.
-    #[error("`{name}` is no name of an operator")]
-    Name {
+    /// An operator that stages may not call.
+    #[error("`{path}` calls `{operator}` ({place}), {fault}")]
+    Operator {
         /// As read.
-        name: String,
+        operator: String,
+        /// Block path.
+        path: String,
+        /// File of the archive and line.
+        place: String,
+        /// Why not.
+        fault: OperatorFault,
     },
     /// A block in no stage.
     #[error("block `{path}` ({operators} operators) is in no stage")]

@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod alias;
+mod allowed;
 mod blocks;
 mod called;
 mod check;
@@ -35,6 +36,7 @@ mod weights;
 mod written;
 mod zip;
 
+pub use allowed::{OperatorFault, check_operators, foreign_operators};
 pub use blocks::{Owner, assign, call_path, cut_before, even, operator_path, owners, with_labels};
 pub use check::{CheckError, check};
 pub use content::{Checksum, Content, Copied, File, Filled, Gather, Piece, ReadAt, Record};

@@ -63,6 +63,8 @@ pub struct About {
     pub recompute: Vec<Vec<String>>,
     /// Blocks to keep in host memory, by stage.
     pub offload: Vec<Vec<String>>,
+    /// Name spaces whose operators stages may call besides torch's own.
+    pub operators: Vec<String>,
 }
 
 /// Returns the manifest of a pipeline. `files` names the files of a stage by its position; their digests come when they are

@@ -119,6 +119,9 @@ const RESERVED: &[&str] = &[
     "wait",
     "rpc_async",
     "pytorch",
+    "again",
+    "on_host",
+    "_operators",
 ];
 
 const LONGEST: usize = 48;
@@ -204,7 +207,8 @@ pub fn identifier(text: &str) -> String {
     if name.starts_with("__") {
         name = format!("v{name}");
     }
-    if RESERVED.contains(&name.as_str()) {
+    // Functions of scripted statements are named by a number.
+    if RESERVED.contains(&name.as_str()) || name.starts_with("_opaque_") {
         name.push('_');
     }
     name
@@ -219,7 +223,12 @@ pub fn is_identifier(name: &str) -> bool {
         && !is_keyword(name)
 }
 
-fn is_keyword(name: &str) -> bool {
+/// Tells whether a name means something in the code we write.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    RESERVED.contains(&name)
+}
+
+pub(crate) fn is_keyword(name: &str) -> bool {
     // The keywords stand first in the list, up to `yield`.
     let keywords = RESERVED.iter().take_while(|word| **word != "match");
     keywords.into_iter().any(|word| *word == name)
@@ -309,6 +318,7 @@ mod tests {
         check("class", "class_");
         check("a\nimport os", "a_import_os");
         check("__x", "v__x");
+        check("_opaque_3", "_opaque_3_");
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! beside the stage, the Python form compiles it with `torch.jit`, and functions that it calls with it. What reaches for a
 //! module or a constant is refused.
 
-use tracer::{Constant, NodeId, Operand, Program, Type, ValueId};
+use tracer::{Constant, Node, NodeId, Operand, Program, Type, ValueId};
 
 use crate::{
+    allowed::check_text,
     called::Called,
     error::CutError,
     names::is_identifier,
@@ -35,12 +36,14 @@ pub(crate) struct Functions {
     pub called: String,
 }
 
-/// Writes the functions that a stage needs, for a file of a name space. As a method, one takes its receiver first.
+/// Writes the functions that a stage needs, for a file of a name space. As a method, one takes its receiver first; `spaces` are those
+/// whose operators it may call besides torch's own.
 pub(crate) fn functions(
     program: &Program,
     stage: &Stage,
     space: &str,
     receiver: Option<&str>,
+    spaces: &[String],
 ) -> Result<Functions, CutError> {
     let mut found = Vec::new();
     let mut called = Called::new(program, space);
@@ -56,20 +59,35 @@ pub(crate) fn functions(
             "prim::Opaque" => {
                 let name = format!("opaque_{}", node.0);
                 let function = function(program, *node, &name, receiver, &mut called).map_err(refuse)?;
+                check_text(program, *node, &function.code, spaces)?;
                 found.push((*node, name, function));
             }
             "prim::SetAttr" => return Err(refuse("it assigns an attribute of a module")),
             _ => {}
         }
     }
-    Ok(Functions { own: found, called: called.code() })
+    let called = called.code();
+    if let Some((node, ..)) = found.last() {
+        check_text(program, *node, &called, spaces)?;
+    }
+    Ok(Functions { own: found, called })
 }
 
 /// Returns the file of the archive and the line that a statement begins in.
-fn place(program: &Program, node: NodeId) -> String {
+pub(crate) fn place(program: &Program, node: NodeId) -> String {
     let span = program.nodes[node.index()].span;
     let Some(source) = program.sources.get(span.source as usize) else { return "of unknown place".into() };
     format!("{}:{}", source.name, source.line(span.start as usize))
+}
+
+/// Returns the text of a node that is a statement: scripted control flow.
+pub(crate) fn statement<'p>(program: &'p Program, node: &Node) -> Option<&'p str> {
+    if node.operator != "prim::Opaque" {
+        return None;
+    }
+    let source = program.sources.get(node.span.source as usize)?;
+    let text = source.text.get(node.span.start as usize..node.span.end as usize)?;
+    ["for ", "if ", "while "].iter().any(|word| text.starts_with(word)).then_some(text)
 }
 
 fn function(
@@ -82,13 +100,10 @@ fn function(
     let node = &program.nodes[id.index()];
     let source = program.sources.get(node.span.source as usize).ok_or("its text is not in the archive")?;
     let (start, end) = (node.span.start as usize, node.span.end as usize);
-    let text = source.text.get(start..end).ok_or("its text is not in the archive")?;
+    source.text.get(start..end).ok_or("its text is not in the archive")?;
+    let text = statement(program, node).ok_or("it is a call that cannot be followed")?;
     if text.len() > MAX_TEXT {
         return Err("it is too long");
-    }
-    let is_statement = ["for ", "if ", "while "].iter().any(|word| text.starts_with(word));
-    if !is_statement {
-        return Err("it is a call that cannot be followed");
     }
     for word in ["self", "CONSTANTS", "return", "def", "getattr", "fork"] {
         if has_word(text, word) {
@@ -217,7 +232,7 @@ fn has_word(text: &str, word: &str) -> bool {
 
 /// Tells whether anything reads a value. O(operands); control flow is rare.
 fn is_read(program: &Program, value: ValueId) -> bool {
-    let in_node = |node: &tracer::Node| node.arguments.iter().any(|a| values_of(&a.operand).contains(&value));
+    let in_node = |node: &Node| node.arguments.iter().any(|a| values_of(&a.operand).contains(&value));
     program.nodes.iter().any(in_node) || values_of(&program.output).contains(&value)
 }
 

@@ -5,6 +5,8 @@
 //! every value at a border is made before it is used; every tensor lies where its file says, with the model's bytes.
 //! O(code) in memory, whatever the size of the weights.
 
+mod expression;
+mod page;
 mod source;
 mod weights;
 
@@ -41,6 +43,14 @@ pub enum WrittenFault {
     /// It cannot be read back.
     #[error("it cannot be read back: {0}")]
     Unreadable(String),
+    /// A line of Python that no stage holds.
+    #[error("line {line} is none that a stage holds: `{text}`")]
+    Line {
+        /// Which, counted from 1.
+        line: usize,
+        /// What it says.
+        text: String,
+    },
     /// An input that nothing before it makes.
     #[error("input `{input}` comes from `{from}`, which is not there before it")]
     Border {
@@ -357,9 +367,12 @@ fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
 fn shown(program: &Program) -> impl Iterator<Item = String> + Clone {
     let names = program.nodes.iter().map(|node| node.operator.as_str());
     // A dictionary is made where the first that changes it stands, and that depends on how lines are broken.
-    names
-        .filter(|name| !is_detour(name) && *name != "prim::DictConstruct")
-        .map(|name| name.trim_end_matches('_').to_string())
+    names.filter(|name| !is_detour(name) && *name != "prim::DictConstruct").map(|name| match name {
+        // An item of a tuple, where the reader knows that it is one.
+        "prim::TupleIndex" => "aten::__getitem__".to_string(),
+        name if name.ends_with("__") => name.to_string(),
+        name => name.trim_end_matches('_').to_string(),
+    })
 }
 
 /// Tells whether a part of the model is kept as text because it branches: its conditions are seen again where it stands.

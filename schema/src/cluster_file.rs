@@ -17,7 +17,7 @@ use crate::{
 pub const CLUSTER_VERSION: u32 = 1;
 
 /// The most devices that a cluster can have.
-pub(crate) const DEVICES: usize = 1_000_000;
+pub(crate) const DEVICES: usize = 100_000;
 
 /// What every version begins with.
 #[derive(Deserialize)]

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
-    About, Assignment, CutError, CutOptions, Facts, Launcher, Names, Pipeline, ReadAt, Skips, Targets, Tied,
+    About, Assignment, CutError, CutOptions, Facts, Launcher, Names, OperatorFault, Pipeline, ReadAt, Skips,
+    Targets, Tied,
 };
 use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, Manifest, ModelReference, Plan, TiedPlace};
 use tracer::Program;
@@ -60,6 +61,10 @@ pub struct Emit {
     /// How values travel that skip a stage
     #[arg(long, value_enum, default_value_t)]
     skips: SkipsArgument,
+    /// Let stages call the operators of this name space, too, which another library than torch registers; say it again for
+    /// more. Do that only for a file that you trust
+    #[arg(long, value_name = "NAMESPACE", value_parser = name_space)]
+    allow_operators: Vec<String>,
     /// Launch files to write beside train.py
     #[arg(long, value_enum, value_delimiter = ',')]
     launch: Vec<Launch>,
@@ -130,6 +135,7 @@ impl Emit {
         crate::trace_notes::tell(&program);
         crate::trace_notes::require_gradients(&program, &self.model)?;
         let (program, sources) = self.weighted(program)?;
+        check_operators(&program, &self.model, &self.allow_operators)?;
         let plan = self.plan.as_deref().map(|path| plan_file::read_for(path, &program)).transpose()?;
         let assignment = match (&plan, self.stages) {
             (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
@@ -148,7 +154,10 @@ impl Emit {
             },
             tied: if self.no_tied { Tied::Refuse } else { Tied::Replicate },
         };
-        let about = about(&program, &self.model, self.weights.as_deref(), plan.as_ref());
+        let about = About {
+            operators: self.allow_operators.clone(),
+            ..about(&program, &self.model, self.weights.as_deref(), plan.as_ref())
+        };
         let facts = facts(&program);
         let program = codegen::with_scalars(&program, &facts);
         let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &options)
@@ -348,6 +357,7 @@ fn about(program: &Program, model: &Path, weights: Option<&Path>, plan: Option<&
             .map(|plan| plan.stages.iter().map(|s| s.recompute.clone()).collect())
             .unwrap_or_default(),
         offload: plan.map(|plan| plan.stages.iter().map(|s| s.offload.clone()).collect()).unwrap_or_default(),
+        operators: Vec::new(),
     }
 }
 
@@ -372,6 +382,9 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
         errors.iter().find_map(|error| match error {
             CutError::UnknownBlock { similar: Some(path), .. } => Some(format!("did you mean `{path}`?")),
             CutError::UnknownBlock { .. } => Some("`model-analyze inspect` lists the blocks".into()),
+            CutError::Operator { fault: OperatorFault::Foreign { space }, .. } => Some(format!(
+                "--allow-operators {space} lets stages call the operators of `{space}`, if you trust the file and have the library"
+            )),
             CutError::Tied { .. } => {
                 Some("without --no-tied each stage gets a copy and train.py sums gradients".into())
             }
@@ -384,6 +397,37 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
     match hint {
         Some(hint) => Failure::input(message).with_hint(hint),
         None => Failure::input(message),
+    }
+}
+
+/// Refuses operators that stages may not call, and says which they will call that are not torch's.
+pub fn check_operators(program: &Program, model: &Path, allowed: &[String]) -> Result<(), Failure> {
+    codegen::check_operators(program, allowed).map_err(|errors| cut_failure(&errors, None).in_file(model))?;
+    let foreign: Vec<String> = codegen::foreign_operators(program).into_iter().collect();
+    if !foreign.is_empty() && !allowed.is_empty() {
+        let more = foreign.len().saturating_sub(SHOWN_OPERATORS);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        let shown = foreign[..foreign.len().min(SHOWN_OPERATORS)].join(", ");
+        crate::failure::note(format!(
+            "stages will call operators that are not torch's: {shown}{more}; they need the library that registers them"
+        ));
+    }
+    Ok(())
+}
+
+/// Operators that a note names.
+const SHOWN_OPERATORS: usize = 8;
+
+/// Reads the name of a name space of operators.
+pub fn name_space(text: &str) -> Result<String, String> {
+    let is_name = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    match text {
+        "aten" | "prim" | "torchvision" => {
+            Err("its operators are allowed by name, there is nothing to add".to_string())
+        }
+        _ if !is_name => Err("a name space is a name, as `fbgemm` in torch.ops.fbgemm".to_string()),
+        _ => Ok(text.to_string()),
     }
 }
 

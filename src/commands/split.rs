@@ -13,7 +13,10 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, ValueEnum};
 use schema::{Plan, PlanAnswer, SimulatedPlan, to_yaml};
 
-use super::{emit::Target, plan, simulate};
+use super::{
+    emit::{self, Target},
+    plan, simulate,
+};
 use crate::{
     cost_models::CostModels,
     failure::Failure,
@@ -47,6 +50,10 @@ pub struct Split {
     /// Forms of the stages; each holds the weights once
     #[arg(long, value_enum, value_delimiter = ',', default_value = "torchscript,python")]
     targets: Vec<Target>,
+    /// Let stages call the operators of this name space, too, which another library than torch registers; say it again for
+    /// more. Do that only for a file that you trust
+    #[arg(long, value_name = "NAMESPACE", value_parser = emit::name_space)]
+    allow_operators: Vec<String>,
     /// Folder for everything that is written; must be new or empty
     #[arg(short, long, value_name = "FOLDER", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
@@ -139,9 +146,14 @@ impl Split {
         }
     }
 
-    /// Finds out that there are no weights to write, or that they are another model's, before a plan is made.
-    fn check_weights(&self) -> Result<(), Failure> {
+    /// Finds out that stages may not call what the model calls, that there are no weights to write, or that they are another
+    /// model's, before a plan is made.
+    fn check_model(&self) -> Result<(), Failure> {
         let program = crate::model::program(&self.model)?;
+        emit::check_operators(&program, &self.model, &self.allow_operators)?;
+        if self.dry_run {
+            return Ok(());
+        }
         crate::trace_notes::require_gradients(&program, &self.model)?;
         match &self.weights {
             Some(path) => crate::weights::adopt(&program, &self.model, path).map(|_| ()),
@@ -161,9 +173,7 @@ impl Split {
                 failure.with_hint("stages are cut from a traced model; `model-analyze plan` plans profiles")
             );
         }
-        if !self.dry_run {
-            self.check_weights()?;
-        }
+        self.check_model()?;
         let models = CostModels::read(&asking.cost_models)?;
         let cluster = plan::clusters::cluster(&asking, &models)?;
         let (asked, solved) = plan::model::planned(&asking, &input, cluster, &models, strategy)?;
@@ -258,6 +268,7 @@ impl Split {
         for value in self.targets.iter().filter_map(Target::to_possible_value) {
             emit.extend(["--targets".into(), value.get_name().into()]);
         }
+        emit.extend(self.allow_operators.iter().flat_map(|space| ["--allow-operators".into(), space.into()]));
         emit.extend(self.weights.iter().flat_map(|path| ["--weights".into(), path.into()]));
         step::emit_arguments(emit)?.write_into(folder)?;
         let mut graph: Vec<OsString> = vec!["graph".into(), self.model.clone().into()];

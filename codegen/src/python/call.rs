@@ -1,8 +1,8 @@
 //! One operator as one line of Python.
 
-use tracer::{Constant, Node, Operand, Program, Role, TensorId};
+use tracer::{Argument, Constant, Node, Operand, Program, Role, TensorId};
 
-use super::spelling::{Spelling, dtype_of_code, memory_format, spelling};
+use super::spelling::{Spelling, dtype_of_code, memory_format, operator, spelling};
 use crate::{
     fold::Folded,
     names::{Names, float, is_identifier, python_quoted as quoted},
@@ -224,9 +224,8 @@ impl Writer<'_> {
                 Operand::Constant(constant) => Some(constant),
                 _ => None,
             };
-            let implied = if name == "tensor" { TENSOR.get(index).copied().flatten() } else { None };
-            let keyword = argument.name.as_deref().or(implied);
-            let is_dtype = match keyword {
+            let keyword = keyword(name, index, argument);
+            let is_dtype = match argument.name.as_deref().or(keyword.filter(|_| name == "tensor")) {
                 Some(name) => name == "dtype",
                 None => is_dtype_position(name, index, node),
             };
@@ -242,19 +241,9 @@ impl Writer<'_> {
                 },
                 _ => self.operand(&argument.operand),
             };
-            let keyword = match keyword {
-                Some(keyword) => keyword,
-                // The one argument that has a place in the trace and none in Python.
-                None if name == "to"
-                    && index >= 4
-                    && matches!(constant, Some(Constant::Int(_) | Constant::None)) =>
-                {
-                    "memory_format"
-                }
-                None => {
-                    positional.push(text);
-                    continue;
-                }
+            let Some(keyword) = keyword else {
+                positional.push(text);
+                continue;
             };
             match (keyword, constant) {
                 ("dtype" | "layout" | "device" | "pin_memory" | "memory_format", Some(Constant::None)) => {
@@ -277,7 +266,7 @@ impl Writer<'_> {
             && node.arguments.iter().all(|a| self.is_number(&a.operand));
         let spelling = match is_public && !is_of_numbers {
             true => spelling(space, name),
-            false => Spelling::Operator(format!("torch.ops.{space}.{name}")),
+            false => Spelling::Operator(operator(space, name)),
         };
         let (callee, skip) = match spelling {
             Spelling::Method(method) if !positional.is_empty() => {
@@ -536,6 +525,17 @@ pub(crate) fn constant_name(program: &Program, id: TensorId) -> String {
         Some(name) if is_identifier(name) => name.to_string(),
         _ => format!("k{}", id.0),
     }
+}
+
+/// Returns the name that Python is given for an argument: the trace's own, or that of an argument without a place in Python.
+pub(crate) fn keyword<'n>(name: &str, index: usize, argument: &'n Argument) -> Option<&'n str> {
+    let is_format = || matches!(argument.operand, Operand::Constant(Constant::Int(_) | Constant::None));
+    let implied = match name {
+        "tensor" => TENSOR.get(index).copied().flatten(),
+        "to" if index >= 4 && is_format() => Some("memory_format"),
+        _ => None,
+    };
+    argument.name.as_deref().or(implied)
 }
 
 fn is_dtype_position(name: &str, index: usize, node: &Node) -> bool {

@@ -11,9 +11,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use tracer::{Constant, NodeId, Operand, Program, Role, TensorId, ValueId};
 
 use call::Writer;
-pub(crate) use call::{constant_name, follows_device};
+pub(crate) use call::{constant_name, follows_device, keyword};
 
 use crate::{
+    allowed::is_foreign,
     content::Content,
     error::CutError,
     fold::Folded,
@@ -26,7 +27,22 @@ use crate::{
     saving::{self, Segment},
 };
 
-const HELPERS: &str = include_str!("helpers.py");
+/// Code that ships, the same in every stage.
+pub(crate) mod shipped {
+    /// What makes and loads tensors.
+    pub(crate) const HELPERS: &str = include_str!("helpers.py");
+    /// What keeps no activations.
+    pub(crate) const SAVING: &str = include_str!("saving.py");
+    /// What finds operators of other libraries; their names follow.
+    pub(crate) const OPERATORS: &str = include_str!("operators.py");
+    /// What compiles scripted control flow.
+    pub(crate) const SCRIPTED: &str = include_str!("scripted.py");
+
+    /// Returns the helpers of a stage, by its number and the attribute that holds constants.
+    pub(crate) fn helpers(stage: &str, constants: &str) -> String {
+        HELPERS.replace("stage_K", &format!("stage_{stage}")).replace("_CONSTANTS_", constants)
+    }
+}
 
 /// Returns a stage's source and its weights.
 ///
@@ -59,13 +75,19 @@ pub(crate) fn stage(
     let mut out = String::new();
     header(&mut out, program, pipeline, index, &segments);
     tables(&mut out, program, stage, &tied);
-    out.push_str(&HELPERS.replace("stage_K", &format!("stage_{index}")).replace("_CONSTANTS_", &constants));
+    out.push_str(&shipped::helpers(&index.to_string(), &constants));
     if !segments.is_empty() {
-        out.push_str(include_str!("saving.py"));
+        out.push_str(shipped::SAVING);
     }
-    let functions = functions(program, stage, "__torch__", Some("self: __torch__.Held"))?;
+    let foreign = foreign_operators(program, stage);
+    if !foreign.is_empty() {
+        out.push_str(shipped::OPERATORS);
+        foreign.iter().for_each(|name| out.push_str(&format!("        {},\n", quoted(name))));
+        out.push_str("    )\n}\n");
+    }
+    let functions = functions(program, stage, "__torch__", Some("self: __torch__.Held"), &about.operators)?;
     if !functions.own.is_empty() {
-        out.push_str(include_str!("scripted.py"));
+        out.push_str(shipped::SCRIPTED);
     }
     for (_, name, function) in &functions.own {
         // Scripted control flow stays in its own language.
@@ -97,6 +119,15 @@ pub(crate) fn stage(
         tensors.push((format!("{constants}.{}", constant_name(program, id)), id));
     }
     Ok((out, safetensors::file(program, &tensors)?))
+}
+
+/// Returns the operators of a stage that are neither torch's nor torchvision's.
+fn foreign_operators<'p>(program: &'p Program, stage: &Stage) -> BTreeSet<&'p str> {
+    let run = stage.steps.iter().filter_map(|step| match step {
+        Step::Run { node, .. } => Some(program.nodes[node.index()].operator.as_str()),
+        _ => None,
+    });
+    run.filter(|operator| is_foreign(operator)).collect()
 }
 
 /// Tells whether the model was traced in training mode: as most of its modules were.

@@ -5,6 +5,8 @@
 //! checked against torch 2.11; `torch.einsum`, `torch.norm` and others are left out because their Python
 //! wrappers may choose another way to compute.
 
+use crate::{allowed::is_foreign, names::python_quoted};
+
 /// `torch.NAME`, with the operator's arguments.
 const TORCH: &[&str] = &[
     "abs",
@@ -314,7 +316,7 @@ pub(crate) enum Spelling {
     Method(String),
     /// `F.gelu`.
     Functional(String),
-    /// `torch.ops.aten.name`.
+    /// `torch.ops.aten.name`, `_operators["fbgemm::name"]`.
     Operator(String),
 }
 
@@ -329,7 +331,19 @@ pub(crate) fn spelling(space: &str, name: &str) -> Spelling {
         "aten" if matches!(name, "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index_put") => {
             Spelling::Operator(format!("torch.ops.aten.{name}.default"))
         }
-        _ => Spelling::Operator(format!("torch.ops.{space}.{name}")),
+        _ => Spelling::Operator(operator(space, name)),
+    }
+}
+
+/// Returns the spelling that every operator has.
+///
+/// Operators of torch's list are attributes of `torch.ops`. Of another library only its name is known: it stands in quotes.
+pub(crate) fn operator(space: &str, name: &str) -> String {
+    let qualified = format!("{space}::{name}");
+    if is_foreign(&qualified) {
+        format!("_operators[{}]", python_quoted(&qualified))
+    } else {
+        format!("torch.ops.{space}.{name}")
     }
 }
 

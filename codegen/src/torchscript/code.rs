@@ -24,13 +24,14 @@ pub(crate) fn module(
     names: &Names,
     stage: &Stage,
     tree: &Tree,
+    spaces: &[String],
 ) -> Result<String, CutError> {
     let constants = stage.constants.iter().enumerate().map(|(key, id)| (*id, key)).collect();
     let kinds = kinds(program);
     let on_host = on_host(program);
     let folded = Folded::new(program, stage, &kinds);
     let space = tree.root_class().trim_end_matches(".Stage").to_string();
-    let functions = functions(program, stage, &space, None)?;
+    let functions = functions(program, stage, &space, None, spaces)?;
     let mut unread = Vec::new();
     let mut writer = Writer {
         space,

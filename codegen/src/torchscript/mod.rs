@@ -29,6 +29,7 @@ pub(crate) fn stage(
     names: &Names,
     pipeline: &Pipeline,
     index: usize,
+    spaces: &[String],
 ) -> Result<Content, CutError> {
     let stage = &pipeline.stages[index];
     let folder = format!("stage_{index}");
@@ -55,7 +56,7 @@ pub(crate) fn stage(
         let piece = Piece::Copy { position: storage.position, length: storage.elements * storage.item };
         records.push(record(&format!("data/{key}"), vec![piece]));
     }
-    let source = code::module(program, names, stage, &tree)?;
+    let source = code::module(program, names, stage, &tree, spaces)?;
     records.push(record(&format!("code/__torch__/{folder}.py"), bytes(source.into_bytes())));
     let mut constants = Pickle::new();
     constants.mark();

@@ -1,14 +1,20 @@
 //! Reads a Python stage back: which operator each line runs, and for which module.
 //!
-//! A line is taken apart into targets, call and comment, whoever wrote it. Python has several spellings of one operator (`x[:, 2:5]`
-//! is a slice, `a + b` an addition): those of the source and of the model are put into the same words first.
+//! A source is read whole (`page.rs`), whoever wrote it: a line that is not of the grammar of stages is a fault. Python has several
+//! spellings of one operator (`x[:, 2:5]` is a slice, `a + b` an addition): those of the source and of the model are put into the
+//! same words first. What is called is compared by its whole path, never by its last name.
 
 use std::collections::BTreeMap;
 
 use tracer::{NodeId, Program};
 
-use super::Fault;
+use super::{
+    Fault,
+    expression::Expr,
+    page::{Page, Statement},
+};
 use crate::{
+    allowed::{is_foreign, is_listed},
     names::comment,
     operators::{is_detour, split},
     python,
@@ -36,7 +42,7 @@ impl Sources {
         let nodes = program.nodes.iter().enumerate().filter(|(_, node)| !is_detour(&node.operator));
         let lines = nodes.map(|(index, node)| Line {
             place: comment(&python::path(program, NodeId(index as u32))),
-            word: word(split(&node.operator).1),
+            word: word(&node.operator),
         });
         let model: Vec<Line> = lines.filter(|line| !passes(&line.word)).collect();
         let mut counts = BTreeMap::new();
@@ -51,7 +57,7 @@ impl Sources {
         let mut again = 0;
         let mut at = 0;
         let mut after = "nothing".to_string();
-        for mut line in lines(source) {
+        for mut line in lines(source)? {
             let is_again = !self.counts.contains_key(&line) && line.place.ends_with(AGAIN);
             if is_again {
                 line.place.truncate(line.place.len() - AGAIN.len());
@@ -97,153 +103,195 @@ fn passes(word: &str) -> bool {
         || matches!(word, "item" | "ListConstruct" | "DictConstruct")
 }
 
-/// Returns the word for an operator's name or sign.
-fn word(name: &str) -> String {
-    let bare = match name.trim_matches('_') {
-        "" => name,
-        bare => bare,
-    };
-    match bare {
-        "+" => "add",
-        "-" => "sub",
-        "*" => "mul",
-        "/" | "truediv" => "div",
-        "//" | "floor_divide" => "floordiv",
-        "%" => "remainder",
-        "&" => "and",
-        "|" => "or",
-        "^" => "xor",
-        "==" => "eq",
-        "!=" => "ne",
-        "<" => "lt",
-        "<=" => "le",
-        ">" => "gt",
-        ">=" => "ge",
-        "slice" | "getitem" | "TupleIndex" | "[]" => "slice",
+/// Returns the word for an operator by its qualified name. Only torch's own have several spellings.
+fn word(operator: &str) -> String {
+    let (space, name) = split(operator);
+    if !matches!(space, "aten" | "prim") {
+        return operator.to_string();
+    }
+    // What is written in place in the model may be plain in a stage.
+    let plain = if name.ends_with("__") { name } else { name.strip_suffix('_').unwrap_or(name) };
+    match plain {
+        "truediv" => "div",
+        "floor_divide" => "floordiv",
+        "slice" | "__getitem__" | "TupleIndex" => "slice",
         "FloatImplicit" => "Float",
         "conv1d" | "conv2d" | "conv3d" | "conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d" => {
-            "convolution"
+            "_convolution"
         }
-        other if other.starts_with("opaque_") => "Opaque",
         other => other,
     }
     .to_string()
 }
 
-/// Lists the lines of `forward` that run an operator, in order; methods that it calls stand where they are called.
-fn lines(source: &str) -> Vec<Line> {
-    let mut methods: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    let mut method = None;
-    for line in source.lines() {
-        if let Some(rest) = line.strip_prefix("    def ") {
-            method = rest.split('(').next();
-        } else if let (Some(content), Some(method)) = (line.strip_prefix("        "), method) {
-            methods.entry(method).or_default().push(content);
-        } else if !line.is_empty() {
-            method = None;
-        }
+/// Returns the operator of a sign.
+fn signed(sign: &str) -> &'static str {
+    match sign {
+        "+" => "aten::add",
+        "-" => "aten::sub",
+        "*" => "aten::mul",
+        "/" => "aten::div",
+        "//" => "aten::floordiv",
+        "%" => "aten::remainder",
+        "&" => "aten::__and__",
+        "|" => "aten::__or__",
+        "^" => "aten::__xor__",
+        "==" => "aten::eq",
+        "!=" => "aten::ne",
+        "<" => "aten::lt",
+        "<=" => "aten::le",
+        ">" => "aten::gt",
+        _ => "aten::ge",
     }
+}
+
+/// Lists the lines of `forward` that run an operator, in order; methods that it calls stand where they are called.
+fn lines(source: &str) -> Result<Vec<Line>, Fault> {
+    let page = Page::read(source)?;
     let mut found = Vec::new();
-    for line in methods.get("forward").into_iter().flatten() {
-        match block(line).and_then(|block| methods.get(block)) {
-            Some(block) => found.extend(block.iter().filter_map(|line| read(line))),
+    for line in page.forward() {
+        match block(line).and_then(|name| page.method(name)) {
+            Some(block) => found.extend(block.iter().filter_map(read)),
             None => found.extend(read(line)),
         }
     }
-    found
+    Ok(found)
 }
 
 /// Returns the method that a line hands to the helpers that keep no activations.
-fn block(line: &str) -> Option<&str> {
-    let call = line.split_once(" = ")?.1;
-    if !call.starts_with("again(self.") && !call.starts_with("on_host(self, ") {
+fn block<'t>(statement: &Statement<'t>) -> Option<&'t str> {
+    let Some(Expr::Call(callee, arguments)) = &statement.value else { return None };
+    if !matches!(**callee, Expr::Name("again" | "on_host")) {
         return None;
     }
-    let name = &call[call.find("self.block_")? + "self.".len()..];
-    name.split([',', ')']).next()
+    arguments.iter().find_map(|argument| match argument.path()?[..] {
+        ["self", name] => Some(name),
+        _ => None,
+    })
 }
 
-fn read(line: &str) -> Option<Line> {
-    let (code, place) = line.split_at(outside(line, "  # ")?);
-    let code = code.strip_prefix("if self.training: ").unwrap_or(code);
-    let code = outside(code, "; del ").map_or(code, |end| &code[..end]);
-    let call = outside(code, " = ").map_or(code, |at| &code[at + 3..]);
+/// Returns what a statement runs.
+fn read(statement: &Statement<'_>) -> Option<Line> {
+    let place = statement.comment?;
+    let value = statement.value.as_ref()?;
     // What another stage sent in a tensor, and is a number.
-    let is_unboxed = call.ends_with("__boxed)") || call.ends_with("__boxed.tolist()");
-    let word = word(called(call));
-    (!is_unboxed && !passes(&word)).then(|| Line { place: place[4..].to_string(), word })
+    let is_boxed = |expr: &Expr<'_>| matches!(expr, Expr::Name(name) if name.ends_with("__boxed"));
+    let is_unboxed = match value {
+        Expr::Call(callee, arguments) => match &**callee {
+            Expr::Attribute(base, "tolist") => is_boxed(base),
+            _ => arguments.iter().any(is_boxed),
+        },
+        _ => false,
+    };
+    let word = word(&operator(value)?);
+    (!is_unboxed && !passes(&word)).then(|| Line { place: place.to_string(), word })
 }
 
-/// Returns where a text begins outside of quotes and brackets.
-fn outside(line: &str, wanted: &str) -> Option<usize> {
-    let (mut depth, mut is_quoted, mut is_escaped) = (0_usize, false, false);
-    for (at, c) in line.char_indices() {
-        match c {
-            _ if is_escaped => is_escaped = false,
-            '\\' if is_quoted => is_escaped = true,
-            '"' => is_quoted = !is_quoted,
-            _ if is_quoted => {}
-            _ if depth == 0 && line[at..].starts_with(wanted) => return Some(at),
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+/// Returns the operator that an expression runs; `None` where it does what no stage does.
+///
+/// A call of `torch` or of a name space is an operator by its whole path, and nothing is reached through another call.
+pub(super) fn operator(expr: &Expr<'_>) -> Option<String> {
+    match expr {
+        Expr::Minus(value) if is_value(value) => Some("aten::neg".into()),
+        Expr::Sign(sign, operands) if operands.iter().all(is_value) => Some(signed(sign).into()),
+        Expr::Index(base, bounds) if is_value(base) && bounds.iter().all(is_value) => {
+            Some("aten::slice".into())
+        }
+        Expr::Call(callee, arguments) => {
+            if let (Expr::Name("list"), [inner @ Expr::Call(..)]) = (&**callee, &arguments[..]) {
+                return operator(inner);
+            }
+            if !arguments.iter().all(is_value) {
+                return None;
+            }
+            called(callee)
+        }
+        Expr::Attribute(base, name @ ("dtype" | "device" | "layout")) if is_tensor(base) => {
+            Some(format!("prim::{name}"))
+        }
+        // An operand by itself is taken apart.
+        other => is_value(other).then(|| "prim::ListUnpack".into()),
+    }
+}
+
+/// Returns the operator behind a callee.
+fn called(callee: &Expr<'_>) -> Option<String> {
+    let listed = |name: String| is_listed(&name).then_some(name);
+    if let Some(path) = callee.path() {
+        match path[..] {
+            ["torch" | "F", name] => return listed(format!("aten::{name}")),
+            ["torch", "ops", space, name] | ["torch", "ops", space, name, _] => {
+                return listed(format!("{space}::{name}"));
+            }
+            ["torch" | "F", ..] => return None,
+            [name] => {
+                return match name {
+                    "int" => Some("aten::Int".into()),
+                    "bool" => Some("aten::Bool".into()),
+                    "float" => Some("aten::Float".into()),
+                    "len" | "sum" | "any" | "all" => Some(format!("aten::{name}")),
+                    "abs" => Some("prim::abs".into()),
+                    "again" | "on_host" => Some("prim::Opaque".into()),
+                    _ => {
+                        let number = name.strip_prefix("_opaque_")?;
+                        number.bytes().all(|b| b.is_ascii_digit()).then(|| "prim::Opaque".into())
+                    }
+                };
+            }
             _ => {}
         }
     }
-    None
+    match callee {
+        Expr::Attribute(base, name) if is_value(base) => {
+            listed(format!("aten::{name}")).or_else(|| listed(format!("prim::{name}")))
+        }
+        Expr::Index(base, name) => match (&**base, &name[..]) {
+            (Expr::Name("_operators"), [Expr::Text(name)]) if is_foreign(name) => Some((*name).to_string()),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
-/// Returns what the right side of a line calls.
-fn called(call: &str) -> &str {
-    let name =
-        |text: &'_ str| text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
-    if let Some(rest) = call.strip_prefix("torch.ops.") {
-        let operator = rest.split_once('.').map_or("", |(_, operator)| operator);
-        return &operator[..name(operator)];
+/// Tells whether an expression is a tensor's name, or a place in the module.
+fn is_tensor(expr: &Expr<'_>) -> bool {
+    match expr {
+        Expr::Name(name) => !matches!(*name, "torch" | "F" | "nn"),
+        Expr::Index(base, name) => is_tensor(base) && name.iter().all(is_value),
+        Expr::Attribute(base, name) => !name.starts_with("__") && is_of_module(base),
+        _ => false,
     }
-    if call.starts_with('-') {
-        return "neg";
+}
+
+fn is_of_module(expr: &Expr<'_>) -> bool {
+    match expr {
+        Expr::Name(name) => *name == "self",
+        Expr::Index(base, name) => is_of_module(base) && name.iter().all(is_value),
+        Expr::Attribute(base, name) => !name.starts_with("__") && is_of_module(base),
+        _ => false,
     }
-    if let Some(rest) = call.strip_prefix("list(") {
-        return called(rest);
-    }
-    // An operand, then what is done with it.
-    let mut at = match call.starts_with(['(', '[', '{']) {
-        true => closing(call),
-        false => name(call),
-    };
-    loop {
-        let rest = &call[at..];
-        if rest.starts_with('(') {
-            let function = &call[..at];
-            return match &function[function.rfind('.').map_or(0, |dot| dot + 1)..] {
-                "int" => "Int",
-                "bool" => "Bool",
-                "float" => "Float",
-                other => other,
+}
+
+/// Tells whether an expression is an operand: it runs nothing but what makes a constant.
+pub(super) fn is_value(expr: &Expr<'_>) -> bool {
+    match expr {
+        Expr::Number | Expr::Text(_) => true,
+        Expr::Name(_) | Expr::Index(..) => is_tensor(expr),
+        // `torch.float32`, `torch.inf`.
+        Expr::Attribute(base, name) => {
+            is_tensor(expr) || (**base == Expr::Name("torch") && !name.starts_with('_'))
+        }
+        Expr::Group(items) => items.iter().all(is_value),
+        Expr::Minus(value) => is_value(value),
+        Expr::Sign(_, operands) => operands.iter().all(is_value),
+        Expr::Call(callee, arguments) => {
+            let makes_constant = match &**callee {
+                Expr::Name(name) => matches!(*name, "int" | "float" | "bool" | "complex"),
+                callee => matches!(callee.path().as_deref(), Some(["torch", "device" | "tensor"])),
             };
-        } else if rest.starts_with('[') {
-            let end = at + closing(rest);
-            if end == call.len() {
-                return "[]";
-            }
-            at = end;
-        } else if let Some(attribute) = rest.strip_prefix('.') {
-            at += 1 + name(attribute);
-        } else if let Some(sign) = rest.strip_prefix(' ') {
-            return sign.split(' ').next().unwrap_or("");
-        } else if call.starts_with(['(', '[', '{']) || call.starts_with("self.") {
-            return "ListUnpack";
-        } else {
-            return call.rfind('.').map_or("ListUnpack", |dot| &call[dot + 1..]);
+            makes_constant && arguments.iter().all(is_value)
         }
     }
-}
-
-/// Returns the end of the bracket that a text begins with.
-fn closing(text: &str) -> usize {
-    let inner =
-        outside(&text[1..], ")").into_iter().chain(outside(&text[1..], "]")).chain(outside(&text[1..], "}"));
-    inner.min().map_or(text.len(), |end| end + 2)
 }
 
 #[cfg(test)]
@@ -254,12 +302,13 @@ mod tests {
     fn each_spelling_says_its_operator() {
         let check = |line: &str, place: &str, word: &str| {
             let expected = Line { place: place.into(), word: word.into() };
-            assert_eq!(read(line), Some(expected), "{line}");
+            let statement = Statement::read(line).unwrap();
+            assert_eq!(read(&statement), Some(expected), "{line}");
         };
         check("y = torch.relu(x); del x  # relu (call 2)", "relu (call 2)", "relu");
         check("y = torch.ops.aten.index.Tensor(x, [i])  # a.b", "a.b", "index");
-        check("y = torch.ops.torchvision.nms(x, y, 0.5)  # a", "a", "nms");
-        check("y = torch.conv_transpose2d(x, self.up[0][\"b-0\"].weight)  # up.0", "up.0", "convolution");
+        check("y = torch.ops.torchvision.nms(x, y, 0.5)  # a", "a", "torchvision::nms");
+        check("y = torch.conv_transpose2d(x, self.up[0][\"b-0\"].weight)  # up.0", "up.0", "_convolution");
         check("y = self.up[0].weight.view([1, -1])  # up.0", "up.0", "view");
         check("y = x[:, 2:5]  # model", "model", "slice");
         check("y = self.table[:, :size]  # model", "model", "slice");
@@ -276,7 +325,41 @@ mod tests {
         check("if self.training: n = self.bn.n.add_(1)  # bn", "bn", "add");
         for passing in ["(y,) = x  # m", "a, b = x  # m", "n = int(n__boxed)  # sent as a tensor", "return y"]
         {
-            assert_eq!(read(passing), None, "{passing}");
+            assert_eq!(read(&Statement::read(passing).unwrap()), None, "{passing}");
         }
+    }
+
+    #[test]
+    fn nothing_is_reached_through_a_name_that_is_no_operator() {
+        for line in [
+            "y = torch.add.__init__(x)  # a",
+            "y = torch.add.__init__.__globals__.get(\"sys\")  # a",
+            "y = torch.ops.load_library.__call__(\"x.so\")  # a",
+            "y = torch.ops.load_library(\"x.so\")  # a",
+            "y = torch.ops.import_module(\"this\")  # a",
+            "y = torch.ops.fbgemm.permute(x)  # a",
+            "y = torch.ops.aten.evil(x)  # a",
+            "y = torch.load(\"x\")  # a",
+            "y = torch.hub.load(\"x\")  # a",
+            "y = eval(\"1\")  # a",
+            "y = exec(\"1\")  # a",
+            "y = getattr(x, \"y\")  # a",
+            "y = x.__class__()  # a",
+            "y = x.grad.backward()  # a",
+            "y = self.load_state_dict(x)  # a",
+            "y = (torch.relu)(x)  # a",
+            "y = torch.relu(eval(\"1\"))  # a",
+            "y = torch.relu(torch.load(\"x\"))  # a",
+            "y = torch.relu(x.y)  # a",
+            "y = x[eval(\"1\")]  # a",
+            "y = _operators[\"aten::relu\"](x)  # a",
+            "y = _operators[x](x)  # a",
+            "y = torch.relu(x)(x)  # a",
+            "y = x.tolist().append(1)  # a",
+        ] {
+            assert!(Statement::read(line).is_none(), "{line}");
+        }
+        let foreign = Statement::read("y = _operators[\"fbgemm::permute\"](x)  # a").unwrap();
+        assert_eq!(read(&foreign).unwrap().word, "fbgemm::permute");
     }
 }

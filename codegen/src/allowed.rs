@@ -1,0 +1,395 @@
+//! Which operators a stage may call: names from a file are not trusted to be operators.
+//!
+//! `torch.ops.NAMESPACE.NAME` is an attribute of a Python object: of `torch.ops` itself, of a name space, of an operator. Only the
+//! names in `operators.txt` are written that way, each of which torch finds as an operator (`fixtures/signatures.py --names`).
+//! Those of other libraries are called where the user allows their name space, through a look-up that finds operators alone.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use thiserror::Error;
+use tracer::{Node, NodeId, Operand, Program};
+
+use crate::{
+    called::{Part, parts},
+    error::CutError,
+    names::is_identifier,
+    opaque::{place, statement},
+    operators::split,
+    python::{self, keyword},
+};
+
+/// Operators of torch 2.11 and of torchvision, each with the names of its arguments, sorted.
+static OPERATORS: &str = include_str!("operators.txt");
+
+/// Name spaces whose operators are allowed by name.
+const LISTED: &[&str] = &["aten", "prim", "torchvision"];
+
+/// Steps that the trace names like operators, and that stages spell in another way.
+const SPELLED: &[&str] = &[
+    "prim::DictConstruct",
+    "prim::ListConstruct",
+    "prim::ListUnpack",
+    "prim::Opaque",
+    "prim::SetAttr",
+    "prim::TupleConstruct",
+];
+
+/// Operators that do more than compute, with what they do.
+const REFUSED: &[(&str, &str)] = &[
+    ("aten::from_file", "it opens a file of any name, and makes it"),
+    ("aten::save", "it writes a file of any name"),
+    ("prim::rpc_async", OTHER_PROCESSES),
+    ("prim::rpc_remote", OTHER_PROCESSES),
+    ("prim::rpc_sync", OTHER_PROCESSES),
+    ("aten::to_here", OTHER_PROCESSES),
+    ("aten::dist_backward", OTHER_PROCESSES),
+    ("aten::get_gradients", OTHER_PROCESSES),
+    ("prim::PythonOp", "it runs Python"),
+    ("prim::IgnoredPythonOp", "it runs Python"),
+    ("aten::backward", GRADIENTS),
+    ("aten::_backward", GRADIENTS),
+    ("aten::set_grad_enabled", "it turns gradients on or off for all that runs after it"),
+    ("aten::manual_seed", SEED),
+    ("aten::seed", SEED),
+    ("aten::_cufft_set_plan_cache_max_size", "it changes a setting of the process"),
+    ("aten::_cufft_clear_plan_cache", "it changes a setting of the process"),
+    ("aten::_nested_view_from_buffer", UNCHECKED),
+    ("aten::_nested_view_from_buffer_copy", UNCHECKED),
+    ("aten::_sparse_bsc_tensor_unsafe", UNCHECKED),
+    ("aten::_sparse_bsr_tensor_unsafe", UNCHECKED),
+    ("aten::_sparse_compressed_tensor_unsafe", UNCHECKED),
+    ("aten::_sparse_coo_tensor_unsafe", UNCHECKED),
+    ("aten::_sparse_csc_tensor_unsafe", UNCHECKED),
+    ("aten::_sparse_csr_tensor_unsafe", UNCHECKED),
+];
+const OTHER_PROCESSES: &str = "it runs code in other processes";
+const GRADIENTS: &str = "it runs a backward pass inside the forward pass";
+const SEED: &str = "it seeds the random numbers of the whole process";
+const UNCHECKED: &str = "it reads memory at places that it does not check";
+
+/// Words of the archive's language that run code elsewhere or later.
+const REFUSED_WORDS: &[&str] = &["fork", "rpc_async", "rpc_remote", "rpc_sync"];
+
+/// Deepest lists inside lists that a call is given. Python's parser takes 200 brackets.
+const MAX_DEPTH: usize = 64;
+
+/// Why a stage may not call an operator.
+#[derive(Clone, Debug, Error, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OperatorFault {
+    /// It is in a name space of torch, which has no such operator.
+    #[error("which torch 2.11 does not have")]
+    Unknown,
+    /// It is in a name space of somebody else.
+    #[error("which is not one of torch's operators")]
+    Foreign {
+        /// The name space.
+        space: String,
+    },
+    /// It is torch's, and does more than compute.
+    #[error("which stages may not: {0}")]
+    Refused(&'static str),
+    /// It takes no argument by that name.
+    #[error("with an argument `{0}`, which it does not take by name")]
+    Argument(String),
+    /// It is given an argument twice.
+    #[error("with two arguments `{0}`")]
+    Twice(String),
+    /// Its arguments are nested too deeply.
+    #[error("with lists more than {MAX_DEPTH} deep")]
+    Nested,
+}
+
+/// Checks that stages may call what a model calls: operators of torch and torchvision, and those of the name spaces in `spaces`.
+///
+/// # Errors
+/// With every operator that they may not call, once.
+pub fn check_operators(program: &Program, spaces: &[String]) -> Result<(), Vec<CutError>> {
+    let mut faults = BTreeMap::new();
+    for (index, node) in program.nodes.iter().enumerate() {
+        for found in faults_of(node, spaces) {
+            faults.entry(found).or_insert(NodeId(index as u32));
+        }
+    }
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(faults.into_iter().map(|(found, node)| error(program, node, found)).collect())
+}
+
+/// Checks a text that a node's stage takes over: its statement, and the functions that it calls.
+///
+/// # Errors
+/// With the first operator that stages may not call.
+pub(crate) fn check_text(
+    program: &Program,
+    node: NodeId,
+    text: &str,
+    spaces: &[String],
+) -> Result<(), CutError> {
+    let fault = named_in(text).into_iter().find_map(|name| Some((fault_of(&name, spaces)?, name)));
+    fault.map_or(Ok(()), |(fault, name)| Err(error(program, node, (name, fault))))
+}
+
+/// Lists the operators that a model calls and that are neither torch's nor torchvision's.
+pub fn foreign_operators(program: &Program) -> BTreeSet<String> {
+    let named = program.nodes.iter().flat_map(|node| match statement(program, node) {
+        Some(text) => named_in(text),
+        None => vec![node.operator.clone()],
+    });
+    named.filter(|name| is_foreign(name)).collect()
+}
+
+/// Tells whether an operator is in a name space that is not listed.
+pub(crate) fn is_foreign(operator: &str) -> bool {
+    !LISTED.contains(&split(operator).0)
+}
+
+/// Tells whether `operators.txt` has an operator.
+pub(crate) fn is_listed(operator: &str) -> bool {
+    arguments_of(operator).is_some()
+}
+
+/// An operator and what is wrong with it.
+type Found = (String, OperatorFault);
+
+fn error(program: &Program, node: NodeId, (operator, fault): Found) -> CutError {
+    let path = python::path(program, node);
+    // A name that is none may be as long as its file.
+    let operator = operator.chars().take(LONGEST).collect();
+    CutError::Operator { operator, path, place: place(program, node), fault }
+}
+
+/// Longest name that a message repeats.
+const LONGEST: usize = 80;
+
+fn faults_of(node: &Node, spaces: &[String]) -> Vec<Found> {
+    let of_node = |fault| (node.operator.clone(), fault);
+    let is_spelled = SPELLED.contains(&node.operator.as_str());
+    let mut faults = Vec::new();
+    if !is_spelled {
+        faults.extend(fault_of(&node.operator, spaces).map(of_node));
+    }
+    if node.arguments.iter().any(|argument| depth(&argument.operand) > MAX_DEPTH) {
+        faults.push(of_node(OperatorFault::Nested));
+    }
+    // The arguments of a statement are named by its own variables, which do not reach code.
+    if faults.is_empty() && !is_spelled {
+        let known = arguments_of(&node.operator);
+        let mut names = BTreeSet::new();
+        for (index, argument) in node.arguments.iter().enumerate() {
+            let Some(name) = keyword(split(&node.operator).1, index, argument) else { continue };
+            let is_known = known.is_none_or(|known| known.split(' ').any(|known| known == name));
+            if !is_identifier(name) || !is_known || name == "self" {
+                faults.push(of_node(OperatorFault::Argument(name.chars().take(LONGEST).collect())));
+            } else if !names.insert(name) {
+                faults.push(of_node(OperatorFault::Twice(name.to_string())));
+            }
+        }
+    }
+    faults
+}
+
+/// Returns what stands against calling an operator.
+fn fault_of(operator: &str, spaces: &[String]) -> Option<OperatorFault> {
+    if let Some((_, reason)) = REFUSED.iter().find(|(name, _)| *name == operator) {
+        return Some(OperatorFault::Refused(reason));
+    }
+    let (space, name) = split(operator);
+    if !is_foreign(operator) {
+        return (!is_listed(operator)).then_some(OperatorFault::Unknown);
+    }
+    if !is_identifier(space) || !is_identifier(name) {
+        return Some(OperatorFault::Unknown);
+    }
+    let is_allowed = spaces.iter().any(|allowed| allowed == space);
+    (!is_allowed).then(|| OperatorFault::Foreign { space: space.to_string() })
+}
+
+/// Lists the operators that a text in the archive's language names, whether it calls them there or later.
+///
+/// The language finds operators alone; what its words could hide is taken for an operator that nobody has.
+fn named_in(text: &str) -> Vec<String> {
+    let parts = parts(text);
+    let mut names = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let path = match part {
+            Part::Path(path) => *path,
+            // A string of several lines, or a line that goes on, would be read in another way than here.
+            Part::Other(other) => {
+                let is_string = other.starts_with(['"', '\'']);
+                let is_odd = if is_string { other.contains('\n') } else { other.contains(['\\', ';', '`']) };
+                let is_triple = is_string
+                    && other.len() == 2
+                    && matches!(parts.get(index + 1), Some(Part::Other(next)) if next.starts_with(['"', '\'']));
+                if is_odd || is_triple {
+                    names.push(other.chars().take(LONGEST).collect());
+                }
+                continue;
+            }
+        };
+        let is_called =
+            matches!(parts.get(index + 1), Some(Part::Other(next)) if next.trim_start().starts_with('('));
+        let steps: Vec<&str> = path.split('.').collect();
+        match steps.as_slice() {
+            ["torch", name] => names.push(format!("aten::{name}")),
+            ["ops", space, name] => names.push(format!("{space}::{name}")),
+            ["torch" | "ops", ..] => names.push(path.to_string()),
+            // A function of the archive; who follows it reads its text, too.
+            ["__torch__", ..] => {}
+            [word] if REFUSED_WORDS.contains(word) => names.push(format!("prim::{word}")),
+            [first, attributes @ ..] if !first.starts_with(|c: char| c.is_ascii_digit()) => {
+                // A method of a tensor, a list or a string is an operator; an attribute may be a field.
+                for (at, name) in attributes.iter().enumerate() {
+                    let both = [format!("aten::{name}"), format!("prim::{name}")];
+                    let is_refused = |name: &String| REFUSED.iter().any(|(refused, _)| refused == name);
+                    let is_method = is_called && at + 1 == attributes.len();
+                    match both.iter().find(|name| is_refused(name)) {
+                        Some(refused) => names.push(refused.clone()),
+                        None if is_method && !both.iter().any(|name| is_listed(name)) => {
+                            names.extend(both.into_iter().take(1));
+                        }
+                        None => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// Returns the names of an operator's arguments, separated by spaces. Binary search over the bytes.
+fn arguments_of(operator: &str) -> Option<&'static str> {
+    let name = |line: &'static str| line.split(' ').next().unwrap_or(line);
+    let (mut low, mut high) = (0, OPERATORS.len());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let start = OPERATORS[..middle].rfind('\n').map_or(0, |at| at + 1);
+        let end = OPERATORS[middle..].find('\n').map_or(OPERATORS.len(), |at| middle + at);
+        match name(&OPERATORS[start..end]).cmp(operator) {
+            Ordering::Equal => {
+                return Some(OPERATORS[start..end].split_once(' ').map_or("", |(_, names)| names));
+            }
+            Ordering::Less => low = end + 1,
+            Ordering::Greater => high = start,
+        }
+    }
+    None
+}
+
+/// Returns how deep lists lie inside lists.
+fn depth(operand: &Operand) -> usize {
+    let (mut deepest, mut open) = (0, vec![(operand, 0)]);
+    while let Some((operand, depth)) = open.pop() {
+        deepest = deepest.max(depth);
+        if depth > MAX_DEPTH {
+            break;
+        }
+        match operand {
+            Operand::List(items) | Operand::Tuple(items) => {
+                open.extend(items.iter().map(|item| (item, depth + 1)));
+            }
+            Operand::Dict(pairs) => {
+                open.extend(pairs.iter().flat_map(|(key, value)| [(key, depth + 1), (value, depth + 1)]));
+            }
+            _ => {}
+        }
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operator_of_the_list_is_found_and_no_other() {
+        for line in OPERATORS.lines() {
+            let (name, arguments) = line.split_once(' ').unwrap_or((line, ""));
+            assert_eq!(arguments_of(name), Some(arguments), "{line}");
+            assert!(split(name).1.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{line}");
+        }
+        for name in
+            ["", "aten", "aten::", "aten::relu.out", "aten::relu self", "aten::zzz", "zzz", "prim::name"]
+        {
+            assert_eq!(arguments_of(name), None, "{name}");
+        }
+        for (name, _) in REFUSED {
+            assert!(is_listed(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn operators_are_torchs_or_allowed() {
+        let check = |operator: &str, expected: Option<OperatorFault>| {
+            assert_eq!(fault_of(operator, &["fbgemm".to_string()]), expected, "{operator}");
+        };
+        let foreign = |space: &str| Some(OperatorFault::Foreign { space: space.into() });
+        for operator in ["aten::relu", "aten::__and__", "prim::device", "torchvision::nms", "fbgemm::permute"]
+        {
+            check(operator, None);
+        }
+        for operator in [
+            "aten::evil",
+            "aten::__init__",
+            "prim::__class__",
+            "torchvision::x",
+            "aten::add.__init__",
+            "fbgemm::__init__",
+            "fbgemm::a::b",
+            "__dict__::x",
+            "x::class",
+            "relu",
+            "aten::relu é",
+        ] {
+            check(operator, Some(OperatorFault::Unknown));
+        }
+        check("load_library::load", foreign("load_library"));
+        check("fbgemm_::x", foreign("fbgemm_"));
+        check("aten::from_file", Some(OperatorFault::Refused("it opens a file of any name, and makes it")));
+    }
+
+    #[test]
+    fn attributes_of_python_objects_are_no_operators() {
+        let attributes = "_dir import_module load_library loaded_libraries higher_order aten prim torchvision _op _schemas op \
+                          overloads py_impl default name namespace __dict__ __class__ torch ops os sys";
+        let dunders = "__init__ __call__ __class__ __dict__ __getattr__ __getattribute__ __setattr__ __delattr__ __globals__ \
+                       __builtins__ __import__ __reduce__ __reduce_ex__ __self__ __func__ __code__ __subclasses__ __mro__ \
+                       __new__ __module__ __loader__ __spec__ __wrapped__ __eq__ __hash__ __str__ __iter__ __dir__";
+        let all: Vec<&str> = attributes.split_whitespace().chain(dunders.split_whitespace()).collect();
+        let spaces: Vec<String> = all.iter().map(|name| (*name).to_string()).collect();
+        for space in &all {
+            for name in &all {
+                let operator = format!("{space}::{name}");
+                let is_refused = |spaces: &[String]| fault_of(&operator, spaces).is_some();
+                assert!(is_refused(&[]) || is_listed(&operator), "{operator}");
+                // Also where the space is allowed there are no names that Python keeps for itself.
+                assert!(
+                    is_refused(&spaces) || !operator.contains("__") || is_listed(&operator),
+                    "{operator}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_names_its_operators_however_they_are_written() {
+        let check = |text: &str, expected: &[&str]| assert_eq!(named_in(text), expected, "{text}");
+        check("y = torch.relu(x)\nz = ops.a.b(y, torch.add)", &["aten::relu", "a::b", "aten::add"]);
+        check("f = x.save\nf(\"save(\")", &["aten::save"]);
+        check("(x).save(\"a\")", &["aten::save"]);
+        check("y = (x).t() + 1.5e3 + x.size(0)", &[]);
+        check("y = x.nothing.evil (1)", &["aten::evil"]);
+        check("(torch).save(x)", &["torch", "aten::save"]);
+        check("torch .relu(x)", &["torch"]);
+        check("ops.a.b.c(x)", &["ops.a.b.c"]);
+        check("fork(f, x)", &["prim::fork"]);
+        // What a comment or a string hides.
+        check("x = 1  # '\ny = torch.save(x)\n# '", &["aten::save"]);
+        check("x = \"\"\"a\"torch.save(x)\"", &["\"\"", "aten::save"]);
+        check("x = 1 \\\n + 2", &[" \\\n + "]);
+    }
+}

@@ -1,0 +1,299 @@
+//! The page of an emitted Python stage, read line by line: every line is one that a stage holds, or the page is refused.
+//!
+//! ```text
+//! origin, docstring, imports, tables of tensors, helpers as they ship, operators of other libraries, scripted functions
+//! class Stage(Holder):
+//!     __init__ as it ships, blocks that keep no activations, forward
+//! ```
+//!
+//! What passes compiles: texts end on their line, brackets close, names are no keywords, no argument stands twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Fault,
+    expression::{Expr, expression, is_name, pair},
+    source::{is_value, operator},
+};
+use crate::{allowed::is_foreign, names::is_reserved, python::shipped};
+
+/// Imports that a stage may have.
+const IMPORTS: &[&str] = &[
+    "import zlib",
+    "from contextlib import contextmanager, nullcontext",
+    "from pathlib import Path",
+    "import torch",
+    "import torch.nn.functional as F  # noqa: F401",
+    "from torch import nn",
+    "from torch.utils.checkpoint import checkpoint",
+    "import torchvision  # noqa: F401  (its operators)",
+];
+
+/// Tables of tensors.
+const TABLES: &[&str] = &["PARAMETERS", "FROZEN", "BUFFERS", "CONSTANTS", "TIED"];
+
+/// The methods of a stage.
+pub(super) struct Page<'t> {
+    methods: BTreeMap<&'t str, Vec<Statement<'t>>>,
+}
+
+/// A line of a method.
+pub(super) struct Statement<'t> {
+    /// What is computed, or returned.
+    pub value: Option<Expr<'t>>,
+    /// What stands behind it for people; nothing for what the stage needs for itself.
+    pub comment: Option<&'t str>,
+}
+
+impl<'t> Page<'t> {
+    /// Reads a source.
+    pub fn read(source: &'t str) -> Result<Self, Fault> {
+        let mut reader = Reader { source, rest: source };
+        match reader.page() {
+            Some(methods) => Ok(Self { methods }),
+            None => {
+                let line = source[..source.len() - reader.rest.len()].matches('\n').count() + 1;
+                let text = reader.rest.lines().next().unwrap_or_default().chars().take(200).collect();
+                Err(Fault::Line { line, text })
+            }
+        }
+    }
+
+    /// Returns the lines of `forward`.
+    pub fn forward(&self) -> &[Statement<'t>] {
+        self.method("forward").unwrap_or_default()
+    }
+
+    /// Returns the lines of a method.
+    pub fn method(&self, name: &str) -> Option<&[Statement<'t>]> {
+        self.methods.get(name).map(Vec::as_slice)
+    }
+}
+
+impl<'t> Statement<'t> {
+    /// Reads a line of a method, without what it is indented by.
+    pub fn read(line: &'t str) -> Option<Self> {
+        let end = outside(line, "  # ").unwrap_or(line.len());
+        let (code, comment) = (&line[..end], line.get(end + 4..));
+        if let Some(returned) = code.strip_prefix("return ") {
+            let value = expression(returned)?;
+            return is_value(&value).then_some(Self { value: None, comment });
+        }
+        let code = code.strip_prefix("if self.training: ").unwrap_or(code);
+        let (code, freed) = match outside(code, "; del ") {
+            Some(at) => (&code[..at], Some(&code[at + 6..])),
+            None => (code, None),
+        };
+        let (targets, call) = match outside(code, " = ") {
+            Some(at) => (Some(&code[..at]), &code[at + 3..]),
+            None => (None, code),
+        };
+        let targets = targets
+            .map(|text| text.strip_prefix('(').and_then(|text| text.strip_suffix(",)")).unwrap_or(text));
+        let mut names = targets.into_iter().chain(freed).flat_map(|names| names.split(", "));
+        let value = expression(call)?;
+        let is_right = names.all(is_variable) && operator(&value).is_some();
+        is_right.then_some(Self { value: Some(value), comment })
+    }
+}
+
+/// Tells whether a name may be bound: none that the code of a stage uses for something else.
+fn is_variable(name: &str) -> bool {
+    is_name(name) && !name.starts_with("__") && (!is_reserved(name) || name == "device")
+}
+
+struct Reader<'t> {
+    source: &'t str,
+    rest: &'t str,
+}
+
+impl<'t> Reader<'t> {
+    /// Takes exactly this text.
+    fn take(&mut self, text: &str) -> Option<()> {
+        self.rest = self.rest.strip_prefix(text)?;
+        Some(())
+    }
+
+    /// Takes a line when it is a right one.
+    fn line<T>(&mut self, read: impl FnOnce(&'t str) -> Option<T>) -> Option<T> {
+        let (line, rest) = self.rest.split_once('\n')?;
+        let found = read(line)?;
+        self.rest = rest;
+        Some(found)
+    }
+
+    fn page(&mut self) -> Option<BTreeMap<&'t str, Vec<Statement<'t>>>> {
+        // Python ends lines at others than `\n`, and refuses some of them.
+        if let Some(at) = self.source.find(|c: char| c.is_control() && c != '\n') {
+            self.rest = &self.source[self.source[..at].rfind('\n').map_or(0, |at| at + 1)..];
+            return None;
+        }
+        // Who wrote it, from which model.
+        if self.rest.starts_with("# ") {
+            self.line(|_| Some(()))?;
+        }
+        self.docstring()?;
+        while self.line(|line| (line.is_empty() || IMPORTS.contains(&line)).then_some(())).is_some() {}
+        while self.rest.starts_with('#') {
+            self.table()?;
+        }
+        self.helpers()?;
+        self.operators()?;
+        self.scripted()?;
+        self.take("\n\nclass Stage(Holder):\n")?;
+        self.line(|line| {
+            let about = line.strip_prefix("    \"\"\"")?.strip_suffix("\"\"\"")?;
+            (!about.contains(['"', '\\'])).then_some(())
+        })?;
+        self.take("\n    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n")?;
+        self.line(|line| {
+            matches!(line.trim_start(), "self.train(True)  # as traced" | "self.train(False)  # as traced")
+                .then_some(())
+        })?;
+        self.methods()
+    }
+
+    fn docstring(&mut self) -> Option<()> {
+        self.take("\"\"\"")?;
+        let end = self.rest.find("\"\"\"\n\n").filter(|end| !self.rest[..*end].contains(['"', '\\']))?;
+        self.rest = &self.rest[end + 5..];
+        Some(())
+    }
+
+    /// Reads `NAME = {`, lines of a name and what it has, `}`.
+    fn table(&mut self) -> Option<()> {
+        self.line(|line| line.starts_with("# ").then_some(()))?;
+        self.line(|line| TABLES.contains(&line.strip_suffix(" = {")?).then_some(()))?;
+        while self.rest.starts_with("    ") {
+            self.line(|line| {
+                let (key, value) = pair(line.strip_prefix("    ")?)?;
+                (matches!(key, Expr::Text(_)) && is_value(&value)).then_some(())
+            })?;
+        }
+        self.take("}\n")
+    }
+
+    /// Reads the helpers, which are the same in every stage but for two names.
+    fn helpers(&mut self) -> Option<()> {
+        let stage = self.rest.split_once("with_name(\"stage_")?.1.split('.').next()?;
+        let constants = self.rest.split_once("_holder(root, [\"")?.1.split('"').next()?;
+        if !stage.bytes().all(|b| b.is_ascii_digit()) || !is_name(constants) {
+            return None;
+        }
+        self.take("\n\n")?;
+        let helpers = shipped::helpers(stage, constants);
+        let (before, after) = helpers.split_once("\nWEIGHTS = None\n")?;
+        self.take(before)?;
+        self.take("\n")?;
+        self.line(weights)?;
+        self.take(after)?;
+        if self.rest.starts_with(shipped::SAVING) {
+            self.take(shipped::SAVING)?;
+        }
+        Some(())
+    }
+
+    /// Reads the names of other libraries' operators.
+    fn operators(&mut self) -> Option<()> {
+        if !self.rest.starts_with(shipped::OPERATORS) {
+            return Some(());
+        }
+        self.take(shipped::OPERATORS)?;
+        while self.rest.starts_with("        ") {
+            self.line(|line| match expression(line.strip_prefix("        ")?.strip_suffix(',')?)? {
+                Expr::Text(name) if is_foreign(name) => Some(()),
+                _ => None,
+            })?;
+        }
+        self.take("    )\n}\n")
+    }
+
+    /// Reads scripted functions: each a name and lines in quotes.
+    fn scripted(&mut self) -> Option<()> {
+        if !self.rest.starts_with(shipped::SCRIPTED) {
+            return Some(());
+        }
+        self.take(shipped::SCRIPTED)?;
+        while self.rest.starts_with("\n\n_opaque_") {
+            self.take("\n\n")?;
+            self.line(|line| {
+                let number = line.strip_prefix("_opaque_")?.strip_suffix(" = _scripted(")?;
+                number.bytes().all(|b| b.is_ascii_digit()).then_some(())
+            })?;
+            while self.rest.starts_with("    ") {
+                self.line(|line| {
+                    let text = line.strip_prefix("    ")?;
+                    let text = text.strip_suffix(',').unwrap_or(text);
+                    matches!(expression(text)?, Expr::Text(_)).then_some(())
+                })?;
+            }
+            self.take(")\n")?;
+        }
+        Some(())
+    }
+
+    fn methods(&mut self) -> Option<BTreeMap<&'t str, Vec<Statement<'t>>>> {
+        let mut methods = BTreeMap::new();
+        while !self.rest.is_empty() {
+            self.take("\n")?;
+            let name = self.line(head)?;
+            let mut statements = Vec::new();
+            while self.rest.starts_with("        ") {
+                statements.push(self.line(|line| Statement::read(line.strip_prefix("        ")?))?);
+            }
+            if statements.is_empty() || methods.insert(name, statements).is_some() {
+                return None;
+            }
+        }
+        Some(methods)
+    }
+}
+
+/// Reads `    def block_0(self, x):  # path`.
+fn head(line: &str) -> Option<&str> {
+    let (name, rest) = line.strip_prefix("    def ")?.split_once("(self")?;
+    let (parameters, rest) = rest.split_once("):")?;
+    let is_block = name.strip_prefix("block_").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    let mut known = BTreeSet::new();
+    let are_right = match parameters.strip_prefix(", ") {
+        Some(names) => names.split(", ").all(|name| is_variable(name) && known.insert(name)),
+        None => parameters.is_empty(),
+    };
+    let is_right =
+        are_right && (is_block || name == "forward") && (rest.is_empty() || rest.starts_with("  # "));
+    is_right.then_some(name)
+}
+
+/// Reads the size and the checksum of the weights, or that they are not known.
+fn weights(line: &str) -> Option<()> {
+    let known = line.strip_prefix("WEIGHTS = ")?;
+    let is_known = || {
+        let (size, checksum) = known.strip_prefix('(')?.strip_suffix("\")")?.split_once(", \"")?;
+        let is_right =
+            is_number(size) && checksum.len() == 8 && checksum.bytes().all(|b| b.is_ascii_hexdigit());
+        is_right.then_some(())
+    };
+    if known == "None" { Some(()) } else { is_known() }
+}
+
+fn is_number(text: &str) -> bool {
+    matches!(expression(text), Some(Expr::Number)) && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Returns where a text begins outside of quotes and brackets.
+fn outside(line: &str, wanted: &str) -> Option<usize> {
+    let (mut depth, mut is_quoted, mut is_escaped) = (0_usize, false, false);
+    for (at, c) in line.char_indices() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
+            _ if is_quoted => {}
+            _ if depth == 0 && line[at..].starts_with(wanted) => return Some(at),
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    None
+}
