@@ -31,6 +31,20 @@ struct Extent {
     path: PathBuf,
     start: u64,
     length: u64,
+    state: State,
+}
+
+/// Tells a file from what it was before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    length: u64,
+    modified: Option<std::time::SystemTime>,
+}
+
+impl State {
+    fn of(data: &fs::Metadata) -> Self {
+        Self { length: data.len(), modified: data.modified().ok() }
+    }
 }
 
 impl Sources {
@@ -43,13 +57,19 @@ impl Sources {
         let mut start = 0_u64;
         let mut files = Vec::new();
         for path in paths {
-            let length = fs::metadata(path)
-                .map_err(|error| Failure::input(format!("{}: {error}", path.display())))?
-                .len();
-            files.push(Extent { path: path.to_path_buf(), start, length });
+            let data =
+                fs::metadata(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
+            let (length, state) = (data.len(), State::of(&data));
+            files.push(Extent { path: path.to_path_buf(), start, length, state });
             start = start.saturating_add(length);
         }
         Ok(Self { files: Arc::new(files) })
+    }
+
+    /// Returns the file that a position lies in.
+    pub fn path_at(&self, position: u64) -> &Path {
+        let index = self.files.partition_point(|file| file.start <= position).saturating_sub(1);
+        self.files.get(index).map_or(Path::new(""), |file| &file.path)
     }
 
     /// Returns a reader of its own place, which keeps the file open that it read last.
@@ -75,11 +95,39 @@ impl ReadAt for Source {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
-            self.open = Some((index, File::open(&extent.path)?));
+            let file = File::open(&extent.path).map_err(|error| of_source(&extent.path, &error))?;
+            // Another file may have taken its name since its code was read.
+            if !file.metadata().is_ok_and(|data| State::of(&data) == extent.state) {
+                return Err(of_source(&extent.path, &io::ErrorKind::UnexpectedEof.into()));
+            }
+            self.open = Some((index, file));
         }
         let (_, file) = self.open.as_mut().expect("opened above");
-        read_exact_at(file, at, buffer)
+        read_exact_at(file, at, buffer).map_err(|error| of_source(&extent.path, &error))
     }
+}
+
+/// A source that cannot be read, as an error of reading that names it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct SourceError(String);
+
+fn of_source(path: &Path, error: &io::Error) -> io::Error {
+    let path = path.display();
+    io::Error::other(SourceError(match error.kind() {
+        io::ErrorKind::UnexpectedEof => format!("{path} was changed while it was read"),
+        _ => format!("{path}: {error}"),
+    }))
+}
+
+/// Tells whether an error is of reading a source, and not of writing.
+pub fn is_of_source(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<SourceError>())
+}
+
+/// Turns an error of reading a source into a failure.
+pub fn read_failure(error: io::Error) -> Failure {
+    Failure::input(error)
 }
 
 #[cfg(unix)]

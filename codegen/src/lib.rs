@@ -27,6 +27,7 @@ mod safetensors;
 mod saving;
 mod sizes;
 mod slice;
+mod source;
 mod stale;
 mod torchscript;
 mod views;
@@ -52,5 +53,6 @@ pub use pipeline::{
 pub use python::{kept_activations, was_training};
 pub use sizes::cut_near;
 pub use slice::cut;
+pub use source::{Damaged, damaged, not_finite};
 pub use weights::{Adopted, Prefix, WeightError, adopt};
 pub use written::{Written, WrittenError, WrittenFault, check_written};

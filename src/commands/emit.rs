@@ -3,7 +3,10 @@
 mod extras;
 mod write;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
@@ -273,12 +276,46 @@ impl Cut {
         let mut manifest = self.manifest.clone();
         manifest.files = filled.iter().map(|(path, file)| (path.clone(), file.digest.clone())).collect();
         write::write(&[codegen::manifest_file(&manifest)], &self.sources, folder, &progress)?;
+        self.check_source(&filled)?;
         let copied = filled.into_iter().map(|(path, file)| (path, file.copied)).collect();
         let mut source = self.sources.open();
         let mut written = Written { folder, open: None };
         codegen::check_written(&self.program, &copied, &mut source, &mut written)
             .map_err(|error| bug(&error))?;
         Ok(total)
+    }
+}
+
+impl Cut {
+    /// Compares what was copied with the checksums of the archive, and says which weights are no numbers.
+    fn check_source(&self, filled: &BTreeMap<String, codegen::Filled>) -> Result<(), Failure> {
+        let copied = || filled.values().flat_map(|file| &file.copied);
+        let mut source = self.sources.open();
+        let damaged =
+            codegen::damaged(&self.program, copied(), &mut source).map_err(weights::read_failure)?;
+        if let Some(codegen::Damaged { tensor, record, position }) = damaged.first() {
+            let more = match damaged.len() {
+                1 => String::new(),
+                count => format!(", as have {} more", count - 1),
+            };
+            let file = self.sources.path_at(*position).display();
+            let message = format!(
+                "{file}: `{tensor}` is damaged: its record {record} has another checksum than the archive says{more}"
+            );
+            return Err(Failure::input(message)
+                .with_hint("copy the file again from where it came, or save the model again"));
+        }
+        let lost =
+            codegen::not_finite(&self.program, copied(), &mut source).map_err(weights::read_failure)?;
+        if !lost.is_empty() {
+            let is_parameter = |tensor: &&tracer::Tensor| tensor.role == tracer::Role::Parameter;
+            let all = self.program.tensors.iter().filter(is_parameter).count();
+            let more = if lost.len() > 3 { ", …" } else { "" };
+            let names = lost.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+            let count = lost.len();
+            crate::failure::note(format!("{count} of {all} parameters hold NaN or infinity: {names}{more}"));
+        }
+        Ok(())
     }
 }
 

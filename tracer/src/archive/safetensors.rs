@@ -41,6 +41,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
                 elements: bytes / dtype.bytes(),
                 position: Some(start + first),
                 bytes,
+                checksum: None,
             }),
             path: name,
             requires_grad: role == Role::Parameter,

@@ -35,6 +35,8 @@ pub(crate) struct Records<'a> {
 pub(crate) struct Extent {
     pub(crate) position: u64,
     pub(crate) bytes: u64,
+    /// CRC-32; torch writes none where it is told not to compute it.
+    pub(crate) checksum: Option<u32>,
 }
 
 impl<'a> Records<'a> {
@@ -117,7 +119,8 @@ impl<'a> Records<'a> {
         if unpacked.len() != size_here {
             return Err(wrong(format!("the directory says {size} bytes, there are {}", unpacked.len())));
         }
-        if crc32fast::hash(&unpacked) != crc {
+        // Torch writes 0 where it is told to compute none.
+        if crc != 0 && crc32fast::hash(&unpacked) != crc {
             return Err(wrong("its checksum is wrong".to_owned()));
         }
         self.unpacked += size;
@@ -158,7 +161,8 @@ impl<'a> Records<'a> {
                 reason: "tensor data must be stored, not compressed or encrypted".to_owned(),
             });
         }
-        let extent = Extent { position: file.data_start(), bytes: file.size() };
+        let checksum = Some(file.crc32()).filter(|crc| *crc != 0);
+        let extent = Extent { position: file.data_start(), bytes: file.size(), checksum };
         match extent.position.checked_add(extent.bytes) {
             Some(end) if end <= file_bytes => Ok(extent),
             _ => Err(TraceError::Record {
