@@ -31,20 +31,7 @@ struct Extent {
     path: PathBuf,
     start: u64,
     length: u64,
-    state: State,
-}
-
-/// Tells a file from what it was before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct State {
-    length: u64,
-    modified: Option<std::time::SystemTime>,
-}
-
-impl State {
-    fn of(data: &fs::Metadata) -> Self {
-        Self { length: data.len(), modified: data.modified().ok() }
-    }
+    state: files::State,
 }
 
 impl Sources {
@@ -59,11 +46,19 @@ impl Sources {
         for path in paths {
             let data =
                 fs::metadata(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
-            let (length, state) = (data.len(), State::of(&data));
+            let (length, state) = (data.len(), files::State::of(&data));
             files.push(Extent { path: path.to_path_buf(), start, length, state });
             start = start.saturating_add(length);
         }
         Ok(Self { files: Arc::new(files) })
+    }
+
+    /// Refuses what was made of files that are not what they were when their places were read.
+    pub fn check_unchanged(&self) -> Result<(), Failure> {
+        let is_changed = |file: &&Extent| {
+            !fs::metadata(&file.path).is_ok_and(|data| files::State::of(&data) == file.state)
+        };
+        self.files.iter().find(is_changed).map_or(Ok(()), |file| Err(files::changed(&file.path)))
     }
 
     /// Returns the file that a position lies in.
@@ -97,7 +92,7 @@ impl ReadAt for Source {
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
             let file = File::open(&extent.path).map_err(|error| of_source(&extent.path, &error))?;
             // Another file may have taken its name since its code was read.
-            if !file.metadata().is_ok_and(|data| State::of(&data) == extent.state) {
+            if !file.metadata().is_ok_and(|data| files::State::of(&data) == extent.state) {
                 return Err(of_source(&extent.path, &io::ErrorKind::UnexpectedEof.into()));
             }
             self.open = Some((index, file));
@@ -113,10 +108,9 @@ impl ReadAt for Source {
 struct SourceError(String);
 
 fn of_source(path: &Path, error: &io::Error) -> io::Error {
-    let path = path.display();
     io::Error::other(SourceError(match error.kind() {
-        io::ErrorKind::UnexpectedEof => format!("{path} was changed while it was read"),
-        _ => format!("{path}: {error}"),
+        io::ErrorKind::UnexpectedEof => files::changed(path).to_string(),
+        _ => format!("{}: {error}", path.display()),
     }))
 }
 
@@ -252,12 +246,12 @@ struct Part {
 
 impl Part {
     fn tensors(&self) -> Result<Vec<Tensor>, Failure> {
-        let bytes = files::map(&self.path)?;
-        let tensors = tracer::read_tensors(&bytes).map_err(|error| {
+        let file = files::open(&self.path)?;
+        let tensors = file.unless_changed(tracer::read_tensors_at(&file).map_err(|error| {
             trace_failure(&self.path, &error).with_hint(
                 "--weights takes .safetensors and what torch.save(model.state_dict(), FILE) writes",
             )
-        })?;
+        }))?;
         // A trace has more than weights, or less.
         let tensors = tensors.into_iter().filter(|tensor| tensor.role != Role::Constant);
         let tensors: Vec<Tensor> = tensors.collect();

@@ -269,3 +269,29 @@ fn weights_that_are_no_numbers_are_said_once() {
     let output = run(folder, "emit ROOT/fixtures/traces/gpt2_tiny.pt --stages 2 -o masked");
     assert!(!String::from_utf8_lossy(&output.stderr).contains("NaN"), "masks may hold infinity");
 }
+
+#[test]
+fn predictions_stand_beside_what_they_are_of() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let split = "split ROOT/fixtures/traces/unet_small.pt --devices";
+    done(folder, &format!("{split} 2xt4 --strategy 1f1b --stages 2 -o out"));
+    done(folder, &format!("{split} 2xcpu --strategy 1f1b --stages 2 -o processors"));
+    let check = |line: &str, expected: &str| {
+        let output = run(folder, line);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.contains(expected), "{line}: {said}");
+        assert_eq!(said.contains("\npredicted "), expected == "\npredicted ", "{said}");
+    };
+    check("run out --steps 1 --backend null", "\npredicted ");
+    check("run out --steps 1 --backend null --micro-batches 2", "which this is not");
+    check("run out --steps 1 --backend null --schedule gpipe", "under 1f1b, which this is not");
+    if cfg!(feature = "torch") {
+        check("run out --steps 1", "the plan predicts for T4, which this is not");
+        check("run processors --steps 1", "\npredicted ");
+    }
+    let output = run(folder, &format!("{split} 2xt4 --strategy pipedream -o endless"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("note: train.py does not execute pipedream yet"), "{said}");
+}

@@ -128,9 +128,11 @@ impl Emit {
 
     /// Cuts the model; nothing is written yet.
     fn cut(&self) -> Result<Cut, Failure> {
-        let mapping = files::map(&self.model)?;
-        let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&self.model, &error))?;
-        let (program, sources) = self.weighted(program)?;
+        let file = files::open(&self.model)?;
+        let program = tracer::read_archive_at(&file).map_err(|error| trace_failure(&self.model, &error));
+        let (program, sources) = self.weighted(file.unless_changed(program)?)?;
+        // What weights are copied from is what the code was read from.
+        file.unless_changed(Ok(()))?;
         let plan = self.plan.as_deref().map(|path| plan_file::read_for(path, &program)).transpose()?;
         let assignment = match (&plan, self.stages) {
             (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
@@ -276,12 +278,15 @@ impl Cut {
         let mut manifest = self.manifest.clone();
         manifest.files = filled.iter().map(|(path, file)| (path.clone(), file.digest.clone())).collect();
         write::write(&[codegen::manifest_file(&manifest)], &self.sources, folder, &progress)?;
+        self.sources.check_unchanged()?;
         self.check_source(&filled)?;
         let copied = filled.into_iter().map(|(path, file)| (path, file.copied)).collect();
         let mut source = self.sources.open();
         let mut written = Written { folder, open: None };
-        codegen::check_written(&self.program, &copied, &mut source, &mut written)
-            .map_err(|error| bug(&error))?;
+        let checked = codegen::check_written(&self.program, &copied, &mut source, &mut written);
+        // It is compared with the source, which may have become another meanwhile.
+        self.sources.check_unchanged()?;
+        checked.map_err(|error| bug(&error))?;
         Ok(total)
     }
 }
