@@ -9,8 +9,10 @@ use std::{
 use crate::{PROGRAM, failure::Failure, nearest::nearest, unfinished};
 
 mod folder;
+mod opened;
 
 pub use folder::{Beside, Folder};
+pub use opened::{Opened, State, changed, open};
 
 /// Reads a text file.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
@@ -26,13 +28,13 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, Failure> {
     fs::read(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
 }
 
-/// Maps a file into memory: what is not looked at is not read.
+/// Maps a file that we have written into memory: what is not looked at is not read.
 pub fn map(path: &Path) -> Result<memmap2::Mmap, Failure> {
     check_regular(path)?;
     let in_file = |error| Failure::input(format!("{}: {error}", path.display()));
     let file = fs::File::open(path).map_err(in_file)?;
-    // SAFETY: the mapping is read-only and private to this process. Invariant: nobody shortens the file while
-    // we read it; a process that does gets SIGBUS, as with any mapped file.
+    // SAFETY: the mapping is read-only and private to this process. Invariant: nobody shortens the file while we read it, which
+    // would be SIGBUS: it lies in a folder that we are making and that nobody else knows. Files of others are read, not mapped.
     #[allow(unsafe_code)]
     let mapping = unsafe { memmap2::Mmap::map(&file) };
     mapping.map_err(in_file)

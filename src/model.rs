@@ -1,4 +1,4 @@
-//! From a file to a model: mapped, read, built, and every fault shown with its place.
+//! From a file to a model: read, built, and every fault shown with its place.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -23,9 +23,7 @@ pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
 /// Reads a trace with the sizes of its parameters from another file, where the trace does not say them.
 pub fn load_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> Result<Model, Failure> {
     let inputs = inputs.iter().map(|text| input_shape(text)).collect::<Result<Vec<_>, _>>()?;
-    let bytes = files::map(path)?;
-    let mut program = read(path, &bytes)?;
-    crate::trace_notes::tell(&program);
+    let mut program = program(path)?;
     if let Some(parameters) = parameters {
         adopt(&mut program, tensors(parameters)?, parameters)?;
     }
@@ -46,20 +44,19 @@ pub fn program(path: &Path) -> Result<Program, Failure> {
 
 /// Reads a trace without building its graph.
 pub fn program_quietly(path: &Path) -> Result<Program, Failure> {
-    read(path, &files::map(path)?)
+    let file = files::open(path)?;
+    file.unless_changed(read(path, &file))
 }
 
 /// Reads what the bytes are: an archive or IR text.
-fn read(path: &Path, bytes: &[u8]) -> Result<Program, Failure> {
+fn read(path: &Path, file: &files::Opened) -> Result<Program, Failure> {
     // Only a text with a graph in it is taken for IR; everything else is best explained by the reader of archives.
-    let text = match tracer::is_archive(bytes) {
-        true => None,
-        false => std::str::from_utf8(bytes).ok().filter(|text| text.contains("graph(")),
-    };
+    let text = if tracer::is_archive(&file.start(4)?) { None } else { file.text()? };
+    let text = text.filter(|text| text.contains("graph("));
     // Editors of some systems mark UTF-8.
-    let text = text.map(|text| text.strip_prefix('\u{feff}').unwrap_or(text));
+    let text = text.as_deref().map(|text| text.strip_prefix('\u{feff}').unwrap_or(text));
     let Some(text) = text else {
-        return tracer::read_archive(bytes).map_err(|error| trace_failure(path, &error));
+        return tracer::read_archive_at(file).map_err(|error| trace_failure(path, &error));
     };
     tracer::ir::read_ir(text).map_err(|error| {
         let failure = Failure::input(format!("{}: {error}", path.display())).with_hint(
@@ -76,18 +73,20 @@ fn read(path: &Path, bytes: &[u8]) -> Result<Program, Failure> {
 
 /// Reads the sizes of tensors by path.
 fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
-    let bytes = files::map(path)?;
-    if tracer::is_archive(&bytes) || !bytes.trim_ascii_start().starts_with(b"{") {
-        return tracer::read_tensors(&bytes).map_err(|error| {
+    let file = files::open(path)?;
+    let start = file.start(1 << 12)?;
+    if tracer::is_archive(&start) || !start.trim_ascii_start().starts_with(b"{") {
+        return file.unless_changed(tracer::read_tensors_at(&file).map_err(|error| {
             trace_failure(path, &error).with_hint(
                 "--parameters takes what torch.save(model.state_dict(), FILE) writes, .safetensors, an archive, or JSON",
             )
-        });
+        }));
     }
-    let sizes: BTreeMap<String, Vec<u64>> = serde_json::from_slice(&bytes).map_err(|error| {
-        Failure::input(format!("{}: {error}", path.display()))
-            .with_hint("write the sizes as {\"conv1.weight\": [64, 3, 7, 7], …}")
-    })?;
+    let sizes: BTreeMap<String, Vec<u64>> =
+        serde_json::from_slice(&files::read_bytes(path)?).map_err(|error| {
+            Failure::input(format!("{}: {error}", path.display()))
+                .with_hint("write the sizes as {\"conv1.weight\": [64, 3, 7, 7], …}")
+        })?;
     let tensor = |(path, shape): (String, Vec<u64>)| {
         let strides = tracer::dense_strides(&shape);
         let role = tracer::role_by_name(&path, graph::DType::Float32);

@@ -31,6 +31,7 @@ struct Extent {
     path: PathBuf,
     start: u64,
     length: u64,
+    state: files::State,
 }
 
 impl Sources {
@@ -43,13 +44,27 @@ impl Sources {
         let mut start = 0_u64;
         let mut files = Vec::new();
         for path in paths {
-            let length = fs::metadata(path)
-                .map_err(|error| Failure::input(format!("{}: {error}", path.display())))?
-                .len();
-            files.push(Extent { path: path.to_path_buf(), start, length });
+            let data =
+                fs::metadata(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
+            let (length, state) = (data.len(), files::State::of(&data));
+            files.push(Extent { path: path.to_path_buf(), start, length, state });
             start = start.saturating_add(length);
         }
         Ok(Self { files: Arc::new(files) })
+    }
+
+    /// Refuses what was made of files that are not what they were when their places were read.
+    pub fn check_unchanged(&self) -> Result<(), Failure> {
+        let is_changed = |file: &&Extent| {
+            !fs::metadata(&file.path).is_ok_and(|data| files::State::of(&data) == file.state)
+        };
+        self.files.iter().find(is_changed).map_or(Ok(()), |file| Err(files::changed(&file.path)))
+    }
+
+    /// Returns the file that a position lies in.
+    pub fn path_at(&self, position: u64) -> &Path {
+        let index = self.files.partition_point(|file| file.start <= position).saturating_sub(1);
+        self.files.get(index).map_or(Path::new(""), |file| &file.path)
     }
 
     /// Returns a reader of its own place, which keeps the file open that it read last.
@@ -75,11 +90,38 @@ impl ReadAt for Source {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
-            self.open = Some((index, File::open(&extent.path)?));
+            let file = File::open(&extent.path).map_err(|error| of_source(&extent.path, &error))?;
+            // Another file may have taken its name since its code was read.
+            if !file.metadata().is_ok_and(|data| files::State::of(&data) == extent.state) {
+                return Err(of_source(&extent.path, &io::ErrorKind::UnexpectedEof.into()));
+            }
+            self.open = Some((index, file));
         }
         let (_, file) = self.open.as_mut().expect("opened above");
-        read_exact_at(file, at, buffer)
+        read_exact_at(file, at, buffer).map_err(|error| of_source(&extent.path, &error))
     }
+}
+
+/// A source that cannot be read, as an error of reading that names it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct SourceError(String);
+
+fn of_source(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::other(SourceError(match error.kind() {
+        io::ErrorKind::UnexpectedEof => files::changed(path).to_string(),
+        _ => format!("{}: {error}", path.display()),
+    }))
+}
+
+/// Tells whether an error is of reading a source, and not of writing.
+pub fn is_of_source(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<SourceError>())
+}
+
+/// Turns an error of reading a source into a failure.
+pub fn read_failure(error: io::Error) -> Failure {
+    Failure::input(error)
 }
 
 #[cfg(unix)]
@@ -204,12 +246,12 @@ struct Part {
 
 impl Part {
     fn tensors(&self) -> Result<Vec<Tensor>, Failure> {
-        let bytes = files::map(&self.path)?;
-        let tensors = tracer::read_tensors(&bytes).map_err(|error| {
+        let file = files::open(&self.path)?;
+        let tensors = file.unless_changed(tracer::read_tensors_at(&file).map_err(|error| {
             trace_failure(&self.path, &error).with_hint(
                 "--weights takes .safetensors and what torch.save(model.state_dict(), FILE) writes",
             )
-        })?;
+        }))?;
         // A trace has more than weights, or less.
         let tensors = tensors.into_iter().filter(|tensor| tensor.role != Role::Constant);
         let tensors: Vec<Tensor> = tensors.collect();

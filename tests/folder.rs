@@ -211,3 +211,87 @@ fn force_replaces_what_the_manifest_lists_and_nothing_else() {
     refused(&format!("{emit} 2"), "out/stages/manifest.json: ");
     assert!(is_kept());
 }
+
+/// Copies a fixture with one bit of a parameter's bytes flipped; returns the parameter's name.
+fn flipped(model: &str, to: &Path, which: usize) -> String {
+    let mut bytes = fs::read(root().join("fixtures/traces").join(model)).unwrap();
+    let program = tracer::read_archive(&bytes).unwrap();
+    let tensor = program.tensors.iter().filter(|t| t.role == tracer::Role::Parameter).nth(which).unwrap();
+    let elements: u64 = tensor.shape.iter().product();
+    let at = tensor.first_byte().unwrap() + (elements - 1) / 2 * tensor.dtype.bytes();
+    bytes[usize::try_from(at).unwrap()] ^= 1;
+    fs::write(to, bytes).unwrap();
+    tensor.path.clone()
+}
+
+#[test]
+fn damage_of_the_model_is_not_written_with_a_new_checksum() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    // The second lays several tensors into one record, of which a Python stage takes parts.
+    for (model, which) in [("unet_small.pt", 7), ("lstm_seq2seq_small.pt", 3), ("numbers.pt", 0)] {
+        let name = flipped(model, &folder.join("m.pt"), which);
+        for line in ["emit m.pt --stages 1 -o out", "emit m.pt --stages 1 -o out --targets python"] {
+            let output = run(folder, line);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{model}: {said}");
+            // Tensors that lie together are damaged together; the first is named.
+            assert!(said.starts_with("error: m.pt: `") && said.contains("is damaged: its record"), "{said}");
+            assert!(said.contains(&format!("`{name}`")) || model != "unet_small.pt", "{name}: {said}");
+            assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "something was left");
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_said_once() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    done(folder, "emit ROOT/fixtures/traces/cnn_basic.pt --stages 1 -o whole");
+    let mut bytes = fs::read(folder.join("whole/stages/stage_0.safetensors")).unwrap();
+    let header = u64::from_le_bytes(*bytes.first_chunk().unwrap());
+    let text = String::from_utf8(bytes[8..8 + usize::try_from(header).unwrap()].to_vec()).unwrap();
+    let about: serde_json::Value = serde_json::from_str(text.trim()).unwrap();
+    for (name, number) in [("conv1.weight", f32::NAN), ("conv1.bias", f32::INFINITY)] {
+        let at = (8 + header + about[name]["data_offsets"][0].as_u64().unwrap()) as usize;
+        bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    }
+    fs::write(folder.join("lost.safetensors"), bytes).unwrap();
+    let model = "ROOT/fixtures/traces/cnn_basic.pt --weights lost.safetensors";
+    for line in [format!("emit {model} --stages 2 -o out"), format!("split {model} --devices 2xt4 -o other")]
+    {
+        let output = run(folder, &line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches("parameters hold NaN or infinity: conv1.").count(), 1, "{said}");
+        assert!(said.contains("note: 2 of "), "{said}");
+    }
+    let output = run(folder, "emit ROOT/fixtures/traces/gpt2_tiny.pt --stages 2 -o masked");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("NaN"), "masks may hold infinity");
+}
+
+#[test]
+fn predictions_stand_beside_what_they_are_of() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let split = "split ROOT/fixtures/traces/unet_small.pt --devices";
+    done(folder, &format!("{split} 2xt4 --strategy 1f1b --stages 2 -o out"));
+    done(folder, &format!("{split} 2xcpu --strategy 1f1b --stages 2 -o processors"));
+    let check = |line: &str, expected: &str| {
+        let output = run(folder, line);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.contains(expected), "{line}: {said}");
+        assert_eq!(said.contains("\npredicted "), expected == "\npredicted ", "{said}");
+    };
+    check("run out --steps 1 --backend null", "\npredicted ");
+    check("run out --steps 1 --backend null --micro-batches 2", "which this is not");
+    check("run out --steps 1 --backend null --schedule gpipe", "under 1f1b, which this is not");
+    if cfg!(feature = "torch") {
+        check("run out --steps 1", "the plan predicts for T4, which this is not");
+        check("run processors --steps 1", "\npredicted ");
+    }
+    let output = run(folder, &format!("{split} 2xt4 --strategy pipedream -o endless"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("note: train.py does not execute pipedream yet"), "{said}");
+}

@@ -288,6 +288,41 @@ fn what_killed_runs_left_goes_with_the_next_run_and_what_others_make_stays() {
 }
 
 #[test]
+fn a_model_that_shrinks_while_it_is_read_is_told() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let model = folder.join("m.pt");
+    let bytes = fs::read(root().join("fixtures/traces/unet_small.pt")).unwrap();
+    let (mut told, mut early, mut late) = (0, 0, 0);
+    for line in ["split m.pt --devices 2xt4 --stages 2 -o out", "emit m.pt --stages 2 -o out", "inspect m.pt"]
+    {
+        fs::write(&model, &bytes).unwrap();
+        let longest = finish(folder, line);
+        let _ = fs::remove_dir_all(folder.join("out"));
+        for moment in 0..16 {
+            fs::write(&model, &bytes).unwrap();
+            let share = f64::from(moment).mul_add(0.618_033_988_749_895, 0.5).fract();
+            let child = start(folder, line);
+            std::thread::sleep(longest.mul_f64(share));
+            let file = fs::OpenOptions::new().write(true).open(&model).unwrap();
+            file.set_len(bytes.len() as u64 / if moment % 2 == 0 { 2 } else { 200 }).unwrap();
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            match output.status.code() {
+                Some(0) => late += 1,
+                Some(2) if said.starts_with("error: m.pt was changed while it was read\n") => told += 1,
+                // It was short before the command looked at it.
+                Some(2) if said.starts_with("error: m.pt: ") => early += 1,
+                code => panic!("{line} at {share:.3}: {code:?} {said}"),
+            }
+            let _ = fs::remove_dir_all(folder.join("out"));
+            assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "{line} at {share:.3} left something");
+        }
+    }
+    println!("{told} were told, {early} began too late, {late} were done before");
+}
+
+#[test]
 fn limits_are_told_and_leave_nothing() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path();

@@ -6,9 +6,9 @@
 use std::io::{self, Write};
 
 use schema::FileDigest;
-use tracer::{Program, Tensor, TensorId};
+use tracer::{DType, Program, Tensor, TensorId};
 
-use crate::error::CutError;
+use crate::{error::CutError, source::is_all_finite};
 
 /// A file of the output.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +48,8 @@ pub enum Piece {
         position: u64,
         /// How many.
         length: u64,
+        /// Type of the elements in it.
+        dtype: DType,
     },
     /// Elements of the source archive in the order of a tensor's sizes.
     Gather(Gather),
@@ -60,6 +62,7 @@ pub struct Gather {
     shape: Vec<u64>,
     strides: Vec<u64>,
     item: u64,
+    dtype: DType,
 }
 
 /// A piece of the source archive that went into a file.
@@ -71,6 +74,8 @@ pub struct Copied {
     pub piece: Piece,
     /// CRC-32 of all of it, as it went by.
     pub crc32: u32,
+    /// False where it holds NaN or infinity.
+    pub is_finite: bool,
     /// CRC-32 of its windows that are read back, as they went by.
     pub checksums: Vec<u32>,
 }
@@ -226,6 +231,28 @@ impl Piece {
         }
     }
 
+    /// Returns the type of its elements.
+    fn dtype(&self) -> DType {
+        match self {
+            Piece::Bytes(_) => DType::UInt8,
+            Piece::Copy { dtype, .. } => *dtype,
+            Piece::Gather(gather) => gather.dtype,
+        }
+    }
+
+    /// Returns the first byte of the source that it is made of, and how many bytes it spans there.
+    pub(crate) fn extent(&self) -> Option<(u64, u64)> {
+        match self {
+            Piece::Bytes(_) => None,
+            Piece::Copy { position, length, .. } => Some((*position, *length)),
+            Piece::Gather(Gather { position, shape, strides, item, .. }) => {
+                let last: u64 =
+                    shape.iter().zip(strides).map(|(size, stride)| size.saturating_sub(1) * stride).sum();
+                Some((*position, if shape.contains(&0) { 0 } else { (last + 1) * item }))
+            }
+        }
+    }
+
     /// Tells whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -247,17 +274,26 @@ impl Piece {
             return Ok(whole);
         }
         let mut sampler = Sampler::new(windows(self.len()));
+        let dtype = self.dtype();
+        let mut is_finite = true;
         self.write(source, buffer, &mut |bytes| {
             whole.update(bytes);
+            is_finite &= is_all_finite(dtype, bytes);
             sampler.feed(bytes);
             sink(bytes)
         })?;
-        copied.push(Copied { at, piece: self.clone(), crc32: whole.crc32(), checksums: sampler.checksums });
+        copied.push(Copied {
+            at,
+            piece: self.clone(),
+            crc32: whole.crc32(),
+            is_finite,
+            checksums: sampler.checksums,
+        });
         Ok(whole)
     }
 
     /// Hands its bytes to `sink`, a bufferful at a time.
-    fn write(
+    pub(crate) fn write(
         &self,
         source: &mut dyn ReadAt,
         buffer: &mut Vec<u8>,
@@ -265,7 +301,7 @@ impl Piece {
     ) -> io::Result<()> {
         match self {
             Piece::Bytes(bytes) => sink(bytes),
-            Piece::Copy { position, length } => {
+            Piece::Copy { position, length, .. } => {
                 buffer.resize(BUFFER, 0);
                 let mut done = 0;
                 while done < *length {
@@ -346,9 +382,10 @@ pub(crate) fn dense(program: &Program, id: TensorId) -> Result<Piece, CutError> 
         expected = expected.saturating_mul(size);
     }
     if is_dense || extent == 0 {
-        return Ok(Piece::Copy { position, length: extent * item });
+        return Ok(Piece::Copy { position, length: extent * item, dtype: tensor.dtype });
     }
-    Ok(Piece::Gather(Gather { position, shape: tensor.shape.clone(), strides: tensor.strides.clone(), item }))
+    let (shape, strides) = (tensor.shape.clone(), tensor.strides.clone());
+    Ok(Piece::Gather(Gather { position, shape, strides, item, dtype: tensor.dtype }))
 }
 
 /// Returns a tensor's first byte in the archive and how many elements it spans; checks both against the record.

@@ -232,6 +232,7 @@ mod tests {
                 elements,
                 position,
                 bytes: 4 * elements,
+                checksum: None,
             }),
             requires_grad: role == Role::Parameter,
             role,

@@ -3,7 +3,10 @@
 mod extras;
 mod write;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
@@ -130,11 +133,14 @@ impl Emit {
 
     /// Cuts the model; nothing is written yet.
     fn cut(&self) -> Result<Cut, Failure> {
-        let mapping = files::map(&self.model)?;
-        let program = tracer::read_archive(&mapping).map_err(|error| trace_failure(&self.model, &error))?;
+        let file = files::open(&self.model)?;
+        let program = tracer::read_archive_at(&file).map_err(|error| trace_failure(&self.model, &error));
+        let program = file.unless_changed(program)?;
         crate::trace_notes::tell(&program);
         crate::trace_notes::require_gradients(&program, &self.model)?;
         let (program, sources) = self.weighted(program)?;
+        // What weights are copied from is what the code was read from.
+        file.unless_changed(Ok(()))?;
         check_operators(&program, &self.model, &self.allow_operators)?;
         let plan = self.plan.as_deref().map(|path| plan_file::read_for(path, &program)).transpose()?;
         let assignment = match (&plan, self.stages) {
@@ -285,12 +291,49 @@ impl Cut {
         let mut manifest = self.manifest.clone();
         manifest.files = filled.iter().map(|(path, file)| (path.clone(), file.digest.clone())).collect();
         write::write(&[codegen::manifest_file(&manifest)], &self.sources, folder, &progress)?;
+        self.sources.check_unchanged()?;
+        self.check_source(&filled)?;
         let copied = filled.into_iter().map(|(path, file)| (path, file.copied)).collect();
         let mut source = self.sources.open();
         let mut written = Written { folder, open: None };
-        codegen::check_written(&self.program, &copied, &mut source, &mut written)
-            .map_err(|error| bug(&error))?;
+        let checked = codegen::check_written(&self.program, &copied, &mut source, &mut written);
+        // It is compared with the source, which may have become another meanwhile.
+        self.sources.check_unchanged()?;
+        checked.map_err(|error| bug(&error))?;
         Ok(total)
+    }
+}
+
+impl Cut {
+    /// Compares what was copied with the checksums of the archive, and says which weights are no numbers.
+    fn check_source(&self, filled: &BTreeMap<String, codegen::Filled>) -> Result<(), Failure> {
+        let copied = || filled.values().flat_map(|file| &file.copied);
+        let mut source = self.sources.open();
+        let damaged =
+            codegen::damaged(&self.program, copied(), &mut source).map_err(weights::read_failure)?;
+        if let Some(codegen::Damaged { tensor, record, position }) = damaged.first() {
+            let more = match damaged.len() {
+                1 => String::new(),
+                count => format!(", as have {} more", count - 1),
+            };
+            let file = self.sources.path_at(*position).display();
+            let message = format!(
+                "{file}: `{tensor}` is damaged: its record {record} has another checksum than the archive says{more}"
+            );
+            return Err(Failure::input(message)
+                .with_hint("copy the file again from where it came, or save the model again"));
+        }
+        let lost =
+            codegen::not_finite(&self.program, copied(), &mut source).map_err(weights::read_failure)?;
+        if !lost.is_empty() {
+            let is_parameter = |tensor: &&tracer::Tensor| tensor.role == tracer::Role::Parameter;
+            let all = self.program.tensors.iter().filter(is_parameter).count();
+            let more = if lost.len() > 3 { ", …" } else { "" };
+            let names = lost.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+            let count = lost.len();
+            crate::failure::note(format!("{count} of {all} parameters hold NaN or infinity: {names}{more}"));
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! `model-analyze run`: the stages as a pipeline on the devices of this machine, measured beside predicted.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 use runtime::{Measured, Null};
@@ -90,7 +90,8 @@ impl Run {
             BackendChoice::Null => (self.run_null(&job, n_steps)?, Vec::new(), Vec::new()),
             BackendChoice::Torch => self.run_torch(&job, n_steps)?,
         };
-        let executed = executed(&job, &measured, losses, &names);
+        let predicted = predicted(&job, self.backend, &names);
+        let executed = executed(&job, &measured, losses, &names, &predicted);
         if let Some(path) = &self.timeline {
             let timeline = timeline(&job, &measured, &names);
             let text = serde_json::to_string(&timeline).map_err(Failure::input)?;
@@ -98,7 +99,7 @@ impl Run {
         }
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&executed).map_err(Failure::input)?),
-            Format::Text => output.text(&text(&executed)),
+            Format::Text => output.text(&text(&executed, &predicted)),
         }
     }
 
@@ -221,6 +222,38 @@ impl Run {
     }
 }
 
+/// What the plan says of the step that was run.
+enum Predicted {
+    /// Its time.
+    Step(Seconds),
+    /// Nothing: it is of other devices, or of other work.
+    Of(String),
+    /// Nothing at all.
+    Nothing,
+}
+
+fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
+    let Some(plan) = &job.stages.plan else { return Predicted::Nothing };
+    let Some(step) = plan.predicted.step else { return Predicted::Nothing };
+    let used: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
+    let devices = plan.cluster.devices.iter().filter(|device| used.contains(&device.name));
+    let kinds: BTreeSet<&str> = devices.map(|device| device.type_.as_str()).collect();
+    let is_processor = |kind: &&&str| kind.to_lowercase().starts_with("cpu");
+    let n_processors = kinds.iter().filter(is_processor).count();
+    // libtorch does not say which GPU it is; a processor and a GPU are told apart.
+    let is_cpu = |name: &String| name == "cpu";
+    let is_there = (n_processors > 0) == names.iter().any(is_cpu)
+        && (n_processors == kinds.len()) == names.iter().all(is_cpu);
+    if backend == BackendChoice::Torch && !is_there {
+        return Predicted::Of(kinds.into_iter().collect::<Vec<_>>().join(" and "));
+    }
+    let is_planned = Schedule::from_name(&plan.schedule).is_ok_and(|planned| planned == job.schedule);
+    match is_planned && plan.micro_batches == job.micro_batches {
+        true => Predicted::Step(step),
+        false => Predicted::Of(format!("{} micro-batches under {}", plan.micro_batches, plan.schedule)),
+    }
+}
+
 /// Stages a device holds under the plan.
 fn chunks(plan: Option<&Plan>, n_stages: u32) -> u32 {
     let Some(plan) = plan else { return 1 };
@@ -236,7 +269,13 @@ fn seconds(nanoseconds: u64) -> Seconds {
     Seconds(nanoseconds as f64 * 1e-9)
 }
 
-fn executed(job: &Job, measured: &Measured, losses: Vec<f64>, names: &[String]) -> Executed {
+fn executed(
+    job: &Job,
+    measured: &Measured,
+    losses: Vec<f64>,
+    names: &[String],
+    predicted: &Predicted,
+) -> Executed {
     let steps = &measured.steps[1..];
     let step = median(steps.to_vec());
     let timed = || measured.devices.iter().flatten().filter(|op| op.step > 0);
@@ -270,7 +309,10 @@ fn executed(job: &Job, measured: &Measured, losses: Vec<f64>, names: &[String]) 
         micro_batches: job.micro_batches,
         steps: steps.len(),
         step_seconds: seconds(step),
-        predicted_step_seconds: job.stages.plan.as_ref().and_then(|plan| plan.predicted.step),
+        predicted_step_seconds: match predicted {
+            Predicted::Step(step) => Some(*step),
+            Predicted::Of(_) | Predicted::Nothing => None,
+        },
         samples_per_second: samples as f64 * f64::from(job.micro_batches) / (step as f64 * 1e-9),
         bubble: 1.0 - busy as f64 / (total as f64).max(1.0),
         stages: (0..job.ranks.len()).map(stage).collect(),
@@ -322,7 +364,7 @@ fn timeline(job: &Job, measured: &Measured, names: &[String]) -> Timeline {
     }
 }
 
-fn text(executed: &Executed) -> String {
+fn text(executed: &Executed, predicted: &Predicted) -> String {
     let mut text = format!(
         "{} micro-batches under {}: {} a step, {} samples/s, {:.1} % bubble (median of {})\n",
         executed.micro_batches,
@@ -332,9 +374,15 @@ fn text(executed: &Executed) -> String {
         100.0 * executed.bubble,
         executed.steps,
     );
-    if let Some(predicted) = executed.predicted_step_seconds {
-        let off = 100.0 * (predicted.0 / executed.step_seconds.0 - 1.0);
-        text.push_str(&format!("predicted {predicted} ({off:+.1} %)\n"));
+    match predicted {
+        Predicted::Step(predicted) => {
+            let off = 100.0 * (predicted.0 / executed.step_seconds.0 - 1.0);
+            text.push_str(&format!("predicted {predicted} ({off:+.1} %)\n"));
+        }
+        Predicted::Of(others) => {
+            text.push_str(&format!("the plan predicts for {others}, which this is not\n"));
+        }
+        Predicted::Nothing => {}
     }
     text.push_str("\nstage  forward    backward   devices\n");
     for stage in &executed.stages {

@@ -1,6 +1,7 @@
 //! What does a trace say? Archives and IR text become a syntax tree.
 
 mod archive;
+mod bytes;
 mod code;
 mod digest;
 mod error;
@@ -9,7 +10,8 @@ pub mod ir;
 mod known;
 mod program;
 
-pub use archive::{is_archive, read_archive, read_tensors, role_by_name};
+pub use archive::{is_archive, read_archive, read_archive_at, read_tensors, read_tensors_at, role_by_name};
+pub use bytes::Bytes;
 pub use digest::digest;
 pub use error::{PickleFault, Place, TraceError};
 pub use program::*;

@@ -168,6 +168,8 @@ pub struct Storage {
     pub position: Option<u64>,
     /// Length of the record in bytes.
     pub bytes: u64,
+    /// CRC-32 of the record by the directory of its archive, where that holds one.
+    pub checksum: Option<u32>,
 }
 
 impl Tensor {

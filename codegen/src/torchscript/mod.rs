@@ -9,7 +9,7 @@ mod tree;
 
 use std::collections::BTreeMap;
 
-use tracer::{ByteOrder, Program, TensorId};
+use tracer::{ByteOrder, DType, Program, TensorId};
 
 use crate::{
     content::{Content, Piece, Record, dense, range},
@@ -53,7 +53,11 @@ pub(crate) fn stage(
     records.push(record("data.pkl", bytes(root.finish())));
     records.push(record("byteorder", bytes(b"little".to_vec())));
     for (key, storage) in storages.list.iter().enumerate() {
-        let piece = Piece::Copy { position: storage.position, length: storage.elements * storage.item };
+        let piece = Piece::Copy {
+            position: storage.position,
+            length: storage.elements * storage.item,
+            dtype: storage.dtype,
+        };
         records.push(record(&format!("data/{key}"), vec![piece]));
     }
     let source = code::module(program, names, stage, &tree, spaces)?;
@@ -86,6 +90,7 @@ struct Stored {
     first: u64,
     elements: u64,
     item: u64,
+    dtype: DType,
 }
 
 impl Storages {
@@ -93,6 +98,7 @@ impl Storages {
     fn new(program: &Program, tensors: &[TensorId]) -> Result<Self, CutError> {
         let mut ranges: BTreeMap<(String, u64), (u64, u64, u64)> = BTreeMap::new();
         let mut order = Vec::new();
+        let mut dtypes = BTreeMap::new();
         for id in tensors {
             let tensor = &program.tensors[id.index()];
             let (first_byte, extent) = range(tensor)?;
@@ -100,6 +106,7 @@ impl Storages {
             let item = tensor.dtype.bytes();
             let (first, end) = (storage.offset, storage.offset + extent);
             let key = (storage.record.clone(), item);
+            dtypes.entry(key.clone()).or_insert(tensor.dtype);
             match ranges.get_mut(&key) {
                 Some(known) => *known = (known.0.min(first), known.1.max(end), known.2),
                 None => {
@@ -112,9 +119,15 @@ impl Storages {
         let mut by_record = BTreeMap::new();
         for key in order {
             let (first, end, position) = ranges[&key];
-            let item = key.1;
+            let (item, dtype) = (key.1, dtypes[&key]);
             by_record.insert(key, list.len());
-            list.push(Stored { position: position + first * item, first, elements: end - first, item });
+            list.push(Stored {
+                position: position + first * item,
+                first,
+                elements: end - first,
+                item,
+                dtype,
+            });
         }
         Ok(Self { list, by_record })
     }

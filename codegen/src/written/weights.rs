@@ -84,7 +84,7 @@ fn check(
         let item = place.tensor.dtype.bytes();
         let piece = copied.partition_point(|piece| piece.at <= place.at).checked_sub(1).map(|at| &copied[at]);
         let is_copied = piece.is_some_and(|piece| match &piece.piece {
-            Piece::Copy { position, length } => {
+            Piece::Copy { position, length, .. } => {
                 place.at < piece.at + length && position + (place.at - piece.at) == first
             }
             Piece::Gather(_) => piece.at == place.at,

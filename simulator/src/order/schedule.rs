@@ -132,8 +132,8 @@ pub enum OrderError {
         given: u32,
     },
     /// The schedule needs another number of micro-batches.
-    #[error("{} needs {rule}, not {given} micro-batch{}: {}", schedule.name(), if *given == 1 { "" } else { "es" },
-        match smallest { Some(smallest) => format!("the next that works is {smallest}"), None => "no number works".to_string() })]
+    #[error("{} needs {rule}, not {given} micro-batch{}{}", schedule.name(), if *given == 1 { "" } else { "es" },
+        smallest.map_or(String::new(), |smallest| format!(": the next that works is {smallest}")))]
     MicroBatches {
         /// The schedule.
         schedule: Schedule,

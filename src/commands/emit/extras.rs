@@ -25,6 +25,13 @@ pub fn extras(
     let mut files = codegen::exports(program, assignment, pipeline, &ranks_of);
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
     if let Some(plan) = plan {
+        if plan.schedule == "pipedream" {
+            notes.push(
+                "train.py does not execute pipedream yet, which keeps several versions of the weights and never drains: it \
+                 runs 1F1B and drains after each step; gradients are exact, times are not those of the plan"
+                    .to_string(),
+            );
+        }
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
             Ok(table) => files.push(File { path: "schedule.csv".into(), content: Content::text(table) }),

@@ -75,7 +75,7 @@ impl Asked {
         }
         let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
         let of_file = || -> Result<String, Failure> {
-            let digest = Sha256::digest(&files::map(&plan.model)?[..]);
+            let digest = Sha256::digest(&files::read_bytes(&plan.model)?[..]);
             Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
         };
         let (mut problem, uncertain, digest, batch, program) = match input {

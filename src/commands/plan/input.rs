@@ -23,17 +23,19 @@ pub enum Input {
 impl Input {
     /// Reads a profile or workload; leaves a trace where it is.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let map = files::map(path)?;
-        if map.is_empty() {
+        let file = files::open(path)?;
+        let start = file.start(2)?;
+        if start.is_empty() {
             return Err(crate::model::trace_failure(path, &tracer::TraceError::Empty));
         }
         // Archives are zip files; everything else that we plan from is text.
-        if map.starts_with(b"PK") {
+        if start == b"PK" {
             return Ok(Self::Trace);
         }
         let name = path.display().to_string();
         // What is neither is best explained by the reader of archives.
-        let Ok(text) = std::str::from_utf8(&map) else { return Ok(Self::Trace) };
+        let Some(text) = file.text()? else { return Ok(Self::Trace) };
+        let text = text.as_str();
         let failure = |error| failure_of(&name, text, error);
         if PiperWorkload::looks_like(text) {
             return Ok(Self::Piper(PiperWorkload::from_text(text).map_err(failure)?));

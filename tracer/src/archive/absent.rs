@@ -19,5 +19,6 @@ pub(super) fn forget(tensors: &mut [Tensor], paths: &BTreeSet<String>) {
         storage.elements = elements;
         storage.bytes = elements.saturating_mul(tensor.dtype.bytes());
         storage.position = None;
+        storage.checksum = None;
     }
 }

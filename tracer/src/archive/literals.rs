@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::bytes::{Bytes, part};
 use crate::program::{ByteOrder, Constant, DType, Operand, Program, Role, Tensor, TensorId, is_in_place};
 
 /// Reads each such tensor whose bytes lie in the file as they are.
-pub(super) fn read(bytes: &[u8], program: &Program) -> BTreeMap<TensorId, Constant> {
+pub(super) fn read(bytes: &dyn Bytes, program: &Program) -> BTreeMap<TensorId, Constant> {
     let is_little = program.archive.as_ref().is_none_or(|archive| archive.byte_order == ByteOrder::Little);
     let kept = numbers_kept(program);
     let constants = program.tensors.iter().enumerate().filter(|(index, tensor)| {
@@ -41,10 +42,10 @@ fn numbers_kept(program: &Program) -> BTreeSet<TensorId> {
     read.difference(&written).copied().collect()
 }
 
-fn value(bytes: &[u8], tensor: &Tensor) -> Option<Constant> {
+fn value(bytes: &dyn Bytes, tensor: &Tensor) -> Option<Constant> {
     let size = tensor.dtype.bytes();
     let start = tensor.first_byte()?;
-    let raw = bytes.get(usize::try_from(start).ok()?..usize::try_from(start.checked_add(size)?).ok()?)?;
+    let raw = &part(bytes, start, size).ok()?[..];
     Some(match tensor.dtype {
         DType::Int64 => Constant::Int(i64::from_le_bytes(raw.try_into().ok()?)),
         DType::Int32 => Constant::Int(i32::from_le_bytes(raw.try_into().ok()?).into()),

@@ -16,9 +16,10 @@ pub(crate) mod zip;
 
 pub(crate) use files::{Library, unmangle};
 pub(crate) use modules::{Attribute, Modules};
-pub use weights::{read_tensors, role_by_name};
+pub use weights::{read_tensors, read_tensors_at, role_by_name};
 
 use crate::{
+    bytes::Bytes,
     error::TraceError,
     flatten,
     program::{Archive, ByteOrder, Program, Source},
@@ -36,12 +37,21 @@ pub fn is_archive(bytes: &[u8]) -> bool {
 
 /// Reads what `torch.jit.save` wrote, a traced or a scripted module.
 ///
-/// `bytes` is the whole file, best mapped into memory: code and pickles are read, tensor data is not touched.
+/// `bytes` is the whole file: code and pickles are read, tensor data is not touched.
 ///
 /// # Errors
 ///
 /// The file is no TorchScript archive, is damaged, asks for more than data, or has code that cannot be followed.
 pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
+    read_archive_at(&bytes)
+}
+
+/// Reads an archive at the places that it needs: [`read_archive`] of a file that is not in memory.
+///
+/// # Errors
+///
+/// As [`read_archive`]; what cannot be read counts as not being there.
+pub fn read_archive_at(bytes: &dyn Bytes) -> Result<Program, TraceError> {
     if let Some(error) = other::recognise_file(bytes) {
         return Err(error);
     }

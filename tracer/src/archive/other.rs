@@ -5,7 +5,10 @@ use super::{
     safetensors::is_safetensors,
     zip::Records,
 };
-use crate::error::TraceError;
+use crate::{
+    bytes::{Bytes, start},
+    error::TraceError,
+};
 
 const TRACE_FIRST: &str =
     "trace the model first: torch.jit.trace(model, example).save(\"model.pt\"), or `model-analyze trace`";
@@ -15,10 +18,11 @@ fn not(found: &'static str, advice: &'static str) -> Option<TraceError> {
 }
 
 /// Recognises what is no zip at all.
-pub(super) fn recognise_file(bytes: &[u8]) -> Option<TraceError> {
-    if bytes.is_empty() {
+pub(super) fn recognise_file(source: &dyn Bytes) -> Option<TraceError> {
+    if source.size() == 0 {
         return Some(TraceError::Empty);
     }
+    let bytes = &start(source, 512)[..];
     if bytes.starts_with(b"PK\x03\x04") {
         return None;
     }
@@ -29,7 +33,7 @@ pub(super) fn recognise_file(bytes: &[u8]) -> Option<TraceError> {
     if bytes.starts_with(b"\x80") && matches!(bytes.get(1), Some(2..=5)) {
         return not("a plain pickle", TRACE_FIRST);
     }
-    if is_safetensors(bytes) {
+    if is_safetensors(source) {
         return not("a safetensors file, which holds weights and no code", TRACE_FIRST);
     }
     if bytes.starts_with(b"GGUF") {
@@ -44,7 +48,7 @@ pub(super) fn recognise_file(bytes: &[u8]) -> Option<TraceError> {
     if bytes.starts_with(b"version https://git-lfs.github.com/") {
         return not("a pointer of Git LFS instead of the file itself", "fetch the file: git lfs pull");
     }
-    let start = bytes[..bytes.len().min(512)].trim_ascii_start().to_ascii_lowercase();
+    let start = bytes.trim_ascii_start().to_ascii_lowercase();
     if start.starts_with(b"<!doctype") || start.starts_with(b"<html") {
         return not("a web page", "download the file again: this is what a server says instead of it");
     }

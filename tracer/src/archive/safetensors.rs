@@ -1,9 +1,10 @@
 //! Tensors of a `.safetensors` file by name: its header, never its data.
 
-use ::safetensors::{Dtype, SafeTensorError, SafeTensors};
+use ::safetensors::{Dtype, tensor::Metadata};
 
 use super::weights::role_by_name;
 use crate::{
+    bytes::{Bytes, part, start},
     error::TraceError,
     program::{DType, Role, Storage, Tensor, dense_strides},
 };
@@ -11,19 +12,34 @@ use crate::{
 const RECORD: &str = "header";
 
 /// Tells whether bytes begin as the format does: the length of a header that is JSON.
-pub(super) fn is_safetensors(bytes: &[u8]) -> bool {
-    let length = bytes.first_chunk::<8>().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
-    bytes.get(8) == Some(&b'{') && length < bytes.len() as u64
+pub(super) fn is_safetensors(bytes: &dyn Bytes) -> bool {
+    let start = start(bytes, 9);
+    let length = start.first_chunk::<8>().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
+    start.get(8) == Some(&b'{') && length < bytes.size()
 }
 
-/// Reads the header; the crate checks that tensors lie one behind the other and fill the file.
-pub(super) fn read(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
+/// As the crate has it.
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// Reads the header; the crate checks that tensors lie one behind the other, and they must fill the file.
+pub(super) fn read(bytes: &dyn Bytes) -> Result<Vec<Tensor>, TraceError> {
     let wrong = |reason: String| TraceError::Record { record: RECORD.to_owned(), reason };
-    let damaged = |error: SafeTensorError| wrong(error.to_string());
-    let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
-    let start = header as u64 + 8;
-    let mut tensors = Vec::new();
-    for (name, info) in metadata.tensors() {
+    let length = start(bytes, 8).first_chunk::<8>().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
+    if length > LONGEST_HEADER {
+        return Err(wrong("it is too long".to_owned()));
+    }
+    let header =
+        part(bytes, 8, length).map_err(|_| wrong("it reaches past the end of the file".to_owned()))?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| wrong(error.to_string()))?;
+    let start = length + 8;
+    let tensors = metadata.tensors();
+    let end = tensors.values().map(|info| info.data_offsets.1 as u64).max().unwrap_or(0);
+    if start.checked_add(end) != Some(bytes.size()) {
+        let found = bytes.size() - start;
+        return Err(wrong(format!("it describes {end} bytes of tensors, the file has {found}")));
+    }
+    let mut found = Vec::new();
+    for (name, info) in tensors {
         let dtype = dtype(info.dtype).ok_or_else(|| {
             wrong(format!("`{name}` has elements of type {}, which is not known", info.dtype))
         })?;
@@ -31,7 +47,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
         let shape: Vec<u64> = info.shape.iter().map(|size| *size as u64).collect();
         let role = role_by_name(&name, dtype);
         let bytes = end - first;
-        tensors.push(Tensor {
+        found.push(Tensor {
             dtype,
             strides: dense_strides(&shape),
             shape,
@@ -41,6 +57,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
                 elements: bytes / dtype.bytes(),
                 position: Some(start + first),
                 bytes,
+                checksum: None,
             }),
             path: name,
             requires_grad: role == Role::Parameter,
@@ -49,8 +66,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
         });
     }
     // The crate keeps them in no order.
-    tensors.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(tensors)
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
 }
 
 fn dtype(dtype: Dtype) -> Option<DType> {

@@ -137,6 +137,7 @@ pub(crate) fn tensor(
             elements: *elements,
             position: Some(extent.position),
             bytes: extent.bytes,
+            checksum: extent.checksum,
         }),
         requires_grad: *requires_grad,
         role,

@@ -3,11 +3,12 @@
 use super::{
     other,
     pickle::{Object, ObjectId, Pickle},
-    read_archive, safetensors,
+    read_archive_at, safetensors,
     tensor::{self, Extents},
     zip::Records,
 };
 use crate::{
+    bytes::Bytes,
     error::TraceError,
     program::{DType, Role, Tensor},
 };
@@ -24,6 +25,15 @@ const MAX_DEPTH: usize = 4;
 ///
 /// The file is none of these, is damaged, or asks for more than data.
 pub fn read_tensors(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
+    read_tensors_at(&bytes)
+}
+
+/// Reads a file at the places that it needs: [`read_tensors`] of one that is not in memory.
+///
+/// # Errors
+///
+/// As [`read_tensors`]; what cannot be read counts as not being there.
+pub fn read_tensors_at(bytes: &dyn Bytes) -> Result<Vec<Tensor>, TraceError> {
     if safetensors::is_safetensors(bytes) {
         return safetensors::read(bytes);
     }
@@ -32,7 +42,7 @@ pub fn read_tensors(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
     }
     let mut records = Records::open(bytes)?;
     if records.names_under("code/").next().is_some() {
-        return Ok(read_archive(bytes)?.tensors);
+        return Ok(read_archive_at(bytes)?.tensors);
     }
     let data = records.read("data.pkl")?;
     let pickle = Pickle::read("data.pkl", &data)?;

@@ -3,12 +3,18 @@
 //! The directory is read by the `zip` crate, which keeps the last of two equal names without a word;
 //! therefore the directory's headers are counted again here.
 
-use std::{collections::BTreeMap, io::Cursor};
+use std::{
+    collections::BTreeMap,
+    io::{Read, Seek, SeekFrom},
+};
 
 use flate2::{Decompress, FlushDecompress, Status};
 use zip::{CompressionMethod, ZipArchive};
 
-use crate::error::TraceError;
+use crate::{
+    bytes::{Bytes, Reader, part},
+    error::TraceError,
+};
 
 /// More records than any model has: NASNet-Large has 5,000.
 const MAX_RECORDS: usize = 1_000_000;
@@ -20,13 +26,13 @@ pub(crate) const MAX_TOTAL_BYTES: u64 = 1 << 30;
 
 /// An open archive.
 pub(crate) struct Records<'a> {
-    zip: ZipArchive<Cursor<&'a [u8]>>,
+    zip: ZipArchive<Reader<'a>>,
     /// Top folder, without the slash.
     pub(crate) folder: String,
     /// Index by name without the top folder.
     names: BTreeMap<String, usize>,
     unpacked: u64,
-    bytes: &'a [u8],
+    bytes: &'a dyn Bytes,
     decoder: Decompress,
 }
 
@@ -35,13 +41,15 @@ pub(crate) struct Records<'a> {
 pub(crate) struct Extent {
     pub(crate) position: u64,
     pub(crate) bytes: u64,
+    /// CRC-32; torch writes none where it is told not to compute it.
+    pub(crate) checksum: Option<u32>,
 }
 
 impl<'a> Records<'a> {
     /// Opens the directory; touches no record.
-    pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, TraceError> {
+    pub(crate) fn open(bytes: &'a dyn Bytes) -> Result<Self, TraceError> {
         let zip =
-            ZipArchive::new(Cursor::new(bytes)).map_err(|error| TraceError::Zip { reason: fault(&error) })?;
+            ZipArchive::new(Reader::new(bytes)).map_err(|error| TraceError::Zip { reason: fault(&error) })?;
         if zip.len() > MAX_RECORDS {
             return Err(TraceError::Limit { what: "records in the archive", limit: MAX_RECORDS });
         }
@@ -100,9 +108,16 @@ impl<'a> Records<'a> {
         if size > limit {
             return Err(TraceError::TooLarge { record: name.to_owned(), size, limit });
         }
-        let packed = usize::try_from(start).ok().zip(usize::try_from(packed).ok());
-        let packed = packed.and_then(|(start, length)| bytes.get(start..start.checked_add(length)?));
-        let packed = packed.ok_or_else(|| wrong("it reaches past the end of the file".to_owned()))?;
+        let is_there = start.checked_add(packed).is_some_and(|end| end <= bytes.size());
+        if !is_there {
+            return Err(wrong("it reaches past the end of the file".to_owned()));
+        }
+        // What is stored is as long as it was; packing makes nothing much longer.
+        let most = if method == CompressionMethod::Stored { size } else { size + size / 8 + 1024 };
+        if method == CompressionMethod::Stored && packed != size {
+            return Err(wrong(format!("the directory says {size} bytes, there are {packed}")));
+        }
+        let packed = &part(bytes, start, packed.min(most)).map_err(|error| wrong(error.to_string()))?[..];
         let size_here = usize::try_from(size).expect("the limit fits");
         let unpacked = match method {
             _ if encrypted => return Err(wrong("it is encrypted".to_owned())),
@@ -117,7 +132,8 @@ impl<'a> Records<'a> {
         if unpacked.len() != size_here {
             return Err(wrong(format!("the directory says {size} bytes, there are {}", unpacked.len())));
         }
-        if crc32fast::hash(&unpacked) != crc {
+        // Torch writes 0 where it is told to compute none.
+        if crc != 0 && crc32fast::hash(&unpacked) != crc {
             return Err(wrong("its checksum is wrong".to_owned()));
         }
         self.unpacked += size;
@@ -149,7 +165,7 @@ impl<'a> Records<'a> {
 
     /// Finds a stored record; only its local header is touched.
     pub(crate) fn extent(&mut self, name: &str) -> Result<Extent, TraceError> {
-        let file_bytes = self.bytes.len() as u64;
+        let file_bytes = self.bytes.size();
         let index = self.index(name)?;
         let file = self.zip.by_index_raw(index).map_err(|error| damaged(name, &error))?;
         if file.compression() != CompressionMethod::Stored || file.encrypted() {
@@ -158,7 +174,8 @@ impl<'a> Records<'a> {
                 reason: "tensor data must be stored, not compressed or encrypted".to_owned(),
             });
         }
-        let extent = Extent { position: file.data_start(), bytes: file.size() };
+        let checksum = Some(file.crc32()).filter(|crc| *crc != 0);
+        let extent = Extent { position: file.data_start(), bytes: file.size(), checksum };
         match extent.position.checked_add(extent.bytes) {
             Some(end) if end <= file_bytes => Ok(extent),
             _ => Err(TraceError::Record {
@@ -177,7 +194,7 @@ fn damaged(name: &str, error: &zip::result::ZipError) -> TraceError {
     TraceError::Record { record: name.to_owned(), reason: fault(error) }
 }
 
-/// Says what is wrong with a zip; all of it lies in memory, so what cannot be read is not there.
+/// Says what is wrong with a zip; what cannot be read is not there.
 fn fault(error: &zip::result::ZipError) -> String {
     match error {
         zip::result::ZipError::Io(_) => "it ends too early".to_owned(),
@@ -186,13 +203,17 @@ fn fault(error: &zip::result::ZipError) -> String {
 }
 
 /// Counts the central directory's headers: signature, 42 bytes, then name, extra field and comment.
-fn count_headers(bytes: &[u8], start: u64) -> usize {
-    let mut rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..)).unwrap_or(&[]);
+fn count_headers(bytes: &dyn Bytes, start: u64) -> usize {
+    let mut reader = Reader::new(bytes);
+    let mut at = start;
     let mut count = 0;
-    while rest.len() >= 46 && rest.starts_with(b"PK\x01\x02") {
-        let length = |at: usize| usize::from(u16::from_le_bytes([rest[at], rest[at + 1]]));
-        let size = 46 + length(28) + length(30) + length(32);
-        rest = rest.get(size..).unwrap_or(&[]);
+    let mut header = [0_u8; 46];
+    while reader.seek(SeekFrom::Start(at)).is_ok()
+        && reader.read_exact(&mut header).is_ok()
+        && header.starts_with(b"PK\x01\x02")
+    {
+        let length = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
+        at += 46 + length(28) + length(30) + length(32);
         count += 1;
     }
     count

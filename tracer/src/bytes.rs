@@ -1,0 +1,97 @@
+//! Where bytes come from: memory, or a file that is read at the places that are asked for.
+//!
+//! A mapped file would cost nothing either, but one that shrinks while it is read ends the process with SIGBUS.
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+/// Bytes that can be read anywhere.
+pub trait Bytes {
+    /// Returns how many there are.
+    fn size(&self) -> u64;
+
+    /// Fills the buffer from this position on.
+    ///
+    /// # Errors
+    /// When they end before, or cannot be read.
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+impl Bytes for &[u8] {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(position).ok();
+        let range = start.and_then(|start| self.get(start..start.checked_add(buffer.len())?));
+        buffer.copy_from_slice(range.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// Returns so many bytes from a position on; what reaches past the end is an error before memory is taken for it.
+pub(crate) fn part(source: &dyn Bytes, position: u64, length: u64) -> io::Result<Vec<u8>> {
+    if position.checked_add(length).is_none_or(|end| end > source.size()) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let length = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let mut bytes = vec![0; length];
+    source.read_at(position, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Returns the first bytes, so many at the most.
+pub(crate) fn start(source: &dyn Bytes, most: u64) -> Vec<u8> {
+    part(source, 0, most.min(source.size())).unwrap_or_default()
+}
+
+/// What is read ahead: a header and its neighbours.
+const AHEAD: u64 = 1 << 12;
+
+/// Reads from a place that moves, a few kilobytes at a time.
+pub(crate) struct Reader<'a> {
+    source: &'a dyn Bytes,
+    at: u64,
+    /// Bytes of the source, and the position of the first.
+    held: Vec<u8>,
+    first: u64,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(source: &'a dyn Bytes) -> Self {
+        Self { source, at: 0, held: Vec::new(), first: 0 }
+    }
+
+    /// Returns what is held from the place on.
+    fn ahead(&mut self) -> io::Result<&[u8]> {
+        let size = self.source.size();
+        let is_held = |at: u64| at >= self.first && at - self.first < self.held.len() as u64;
+        if !is_held(self.at) {
+            self.held = part(self.source, self.at.min(size), AHEAD.min(size.saturating_sub(self.at)))?;
+            self.first = self.at;
+        }
+        Ok(&self.held[(self.at - self.first) as usize..])
+    }
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let ahead = self.ahead()?;
+        let length = ahead.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&ahead[..length]);
+        self.at += length as u64;
+        Ok(length)
+    }
+}
+
+impl Seek for Reader<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let place = match to {
+            SeekFrom::Start(place) => Some(place),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.source.size().checked_add_signed(by),
+        };
+        self.at = place.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
