@@ -139,7 +139,9 @@ fn complaint(line: &str, entry: &Entry, output: &Output, out: &Path) -> Option<S
         _ => Vec::new(),
     };
     if code != 0 {
-        if !stderr.starts_with("error: ") {
+        // What was found on the way may stand before it.
+        let message = stderr.lines().find(|line| !line.starts_with("note: ")).unwrap_or_default();
+        if !message.starts_with("error: ") {
             return Some(format!("no message: {stderr}"));
         }
         if code == 2 && READS_ONE.contains(&entry.kind) && !stderr.contains(&entry.name) {

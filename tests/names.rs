@@ -39,7 +39,7 @@ const ELEMENTS: &[&str] = &[
 const PROGRAM: &str = r#"
 import ast, sys
 allowed = {"torch", "pathlib", "safetensors", "argparse", "contextlib", "csv", "functools", "hashlib", "importlib", "io", "itertools", "json", "math",
-           "os", "random", "re", "shutil", "signal", "statistics", "sys", "tempfile", "threading", "time", "traceback", "types", "warnings", "datetime", "collections", "deepspeed"}
+           "os", "random", "re", "shutil", "signal", "statistics", "sys", "tempfile", "threading", "time", "traceback", "types", "warnings", "datetime", "collections", "deepspeed", "zlib"}
 for path in sys.argv[1:]:
     text = open(path, encoding="utf-8").read()
     tree = ast.parse(text)
