@@ -17,13 +17,13 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Starts an interpreter.
+    /// Starts an interpreter; `options` are its own.
     ///
     /// # Errors
     /// When there is no such program.
-    pub fn start(program: &str, script: &str, request: &Value) -> std::io::Result<Self> {
+    pub fn start(program: &str, options: &[&str], script: &str, request: &Value) -> std::io::Result<Self> {
         let mut command = Command::new(program);
-        command.args(["-W", "ignore", "-"]).arg(request.to_string());
+        command.args(options).arg("-").arg(request.to_string());
         let mut companion = Companion::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let mut stdin = companion.process.stdin.take().expect("standard input is piped");
         // An interpreter that leaves early says why by itself.
@@ -31,18 +31,19 @@ impl Conversation {
         Ok(Self { program: program.to_string(), companion })
     }
 
-    /// Waits for the last answer; what is no answer is passed on.
+    /// Waits for the last answer, `{"done": …}` or `{"error": …}`; hands on those before it.
     ///
     /// # Errors
     /// When the interpreter ends without one.
-    pub fn finish(mut self) -> Result<Value, Failure> {
+    pub fn finish(mut self, mut hear: impl FnMut(&Value)) -> Result<Value, Failure> {
         let lines = BufReader::new(self.companion.process.stdout.take().expect("standard output is piped"));
         let mut last = None;
         for line in lines.lines() {
             let line = line?;
             match serde_json::from_str::<Value>(&line) {
-                Ok(value) if value.is_object() => last = Some(value),
-                // An interpreter that is no Python, or one that prints before our script runs.
+                Ok(value) if value.get("done").or(value.get("error")).is_some() => last = Some(value),
+                Ok(value) if value.is_object() => hear(&value),
+                // Not ours: an interpreter that is no Python, or one that prints before our script runs.
                 _ => crate::failure::say(&format!("{line}\n")),
             }
         }

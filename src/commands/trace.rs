@@ -5,9 +5,8 @@
 
 use std::{
     ffi::OsStr,
-    io::{BufRead, BufReader, IsTerminal, Write},
+    io::IsTerminal,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
 };
 
 use clap::Args;
@@ -15,9 +14,9 @@ use schema::{ANSWER_VERSION, TraceAnswer};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    companion::Companion,
     failure::Failure,
     files::Beside,
+    interpreter::Conversation,
     model,
     output::{Format, Output},
 };
@@ -230,36 +229,21 @@ impl Trace {
 
     /// Runs the script and returns what its last line says.
     fn converse(&self, request: &Value) -> Result<Value, Failure> {
-        let mut command = Command::new(&self.python);
-        command.arg("-").arg(request.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = Companion::start(&mut command).map_err(|error| self.no_interpreter(&error))?;
-        feed(&mut child.process);
-        let lines = BufReader::new(child.process.stdout.take().expect("standard output is piped"));
+        let conversation = Conversation::start(&self.python, &[], SCRIPT, request)
+            .map_err(|error| self.no_interpreter(&error))?;
         let progress = Progress::new();
-        let mut last = None;
-        for line in lines.lines() {
-            let line = line?;
-            match serde_json::from_str::<Value>(&line) {
-                Ok(value) => {
-                    if let Some(step) = value.get("step").and_then(Value::as_str) {
-                        progress.step(step);
-                    } else if let Some(note) = value.get("note").and_then(Value::as_str) {
-                        progress.note(note);
-                    } else {
-                        last = Some(value);
-                    }
-                }
-                // Not ours: an interpreter that is no Python, or one that prints before our script runs.
-                Err(_) => crate::failure::say(&format!("{line}\n")),
+        let last = conversation.finish(|value| {
+            if let Some(step) = value.get("step").and_then(Value::as_str) {
+                progress.step(step);
+            } else if let Some(note) = value.get("note").and_then(Value::as_str) {
+                progress.note(note);
             }
-        }
+        });
         progress.finish();
-        let status = child.wait()?;
-        match last.as_ref() {
-            Some(value) if value.get("done").is_some() => Ok(value["done"].clone()),
-            Some(value) if value.get("error").is_some() => Err(self.python_failure(&value["error"])),
-            _ => Err(Failure::input(format!("{} ended without a result ({status})", self.python))
-                .with_hint("--python names the interpreter; what it printed stands above")),
+        let last = last?;
+        match last.get("done") {
+            Some(done) => Ok(done.clone()),
+            None => Err(self.python_failure(&last["error"])),
         }
     }
 
@@ -362,12 +346,6 @@ fn difference(error: &Value) -> Failure {
     } else {
         "choose with torch.where, masks or index_add instead of Python's if and numbers; --no-check writes the archive as it is"
     })
-}
-
-/// Sends the script; an interpreter that leaves early says why by itself.
-fn feed(child: &mut Child) {
-    let mut stdin = child.stdin.take().expect("standard input is piped");
-    let _ = stdin.write_all(SCRIPT.as_bytes());
 }
 
 fn check_names(inputs: &[InputSpec]) -> Result<(), Failure> {

@@ -105,14 +105,14 @@ impl Python {
 
     /// Finds the first stage whose two forms differ, where they do.
     pub fn locate(&self, request: &Request<'_>) -> Option<FirstDifference> {
-        let last = self.converse(&request.json("locate", &[])).ok()?.ok()?.finish().ok()?;
+        let last = self.converse(&request.json("locate", &[])).ok()?.ok()?.finish(|_| ()).ok()?;
         let found = last.get("done")?.get("found")?;
         let stage = u32::try_from(found.get("stage")?.as_u64()?).ok()?;
         Some(FirstDifference { stage, tensor: found.get("tensor")?.as_str()?.to_string() })
     }
 
     fn converse(&self, request: &Value) -> Result<Result<Conversation, String>, Failure> {
-        let started = Conversation::start(&self.program, SCRIPT, request);
+        let started = Conversation::start(&self.program, &["-W", "ignore"], SCRIPT, request);
         Ok(started.map_err(|error| format!("cannot run {}: {error}", self.program)))
     }
 }
@@ -120,7 +120,7 @@ impl Python {
 impl Started {
     /// Waits for what was found.
     pub fn finish(self, python: &Python) -> Result<Vec<Compared>, Reason> {
-        let last = self.0.map_err(Reason::Lacking)?.finish().map_err(Reason::Failed)?;
+        let last = self.0.map_err(Reason::Lacking)?.finish(|_| ()).map_err(Reason::Failed)?;
         if let Some(error) = last.get("error") {
             let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
             if text("kind") == "no-torch" {
