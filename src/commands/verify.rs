@@ -146,6 +146,11 @@ impl Verify {
         libraries: Vec<&'static str>,
         inputs: &[DrawnInput],
     ) -> Result<Verified, Failure> {
+        // Two at the same time share the processors.
+        let needs_python = |form: &Form| form.needs_python(&libraries);
+        let is_shared = forms.iter().any(needs_python) && !forms.iter().all(needs_python);
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        let threads = is_shared.then(|| (processors / 2).max(1));
         let request = Request {
             whole,
             folder: stages.folder(),
@@ -155,6 +160,7 @@ impl Verify {
             seed: self.seed,
             device: &self.device,
             tolerance: self.tolerance,
+            threads,
         };
         let in_python: Vec<Form> =
             forms.iter().copied().filter(|form| form.needs_python(&request.libraries)).collect();
@@ -195,6 +201,9 @@ impl Verify {
     #[cfg(feature = "torch")]
     fn in_libtorch(&self, stages: &Stages, request: &Request<'_>) -> Result<Option<Compared>, Failure> {
         let failed = |error: runtime::BackendError| Failure::input(error);
+        if let Some(threads) = request.threads {
+            runtime::torch::set_threads(threads);
+        }
         let device = runtime::torch::device(&self.device).map_err(failed)?;
         let mut inputs = Vec::new();
         for step in 0..i64::from(self.steps) {

@@ -94,6 +94,11 @@ pub fn dtype(kind: Kind) -> Option<&'static str> {
     NAMES.into_iter().find(|name| self::kind(name).is_ok_and(|known| known == kind))
 }
 
+/// Lets libtorch use so many threads for one operator: more than there are processors wait for each other, busily.
+pub fn set_threads(threads: usize) {
+    tch::set_num_threads(threads.max(1) as i32);
+}
+
 /// Returns the device with this name.
 ///
 /// # Errors

@@ -28,6 +28,8 @@ pub struct Request<'r> {
     pub device: &'r str,
     /// Largest difference to accept.
     pub tolerance: f64,
+    /// Threads of an operator, where not all processors are free.
+    pub threads: Option<usize>,
 }
 
 impl Request<'_> {
@@ -45,6 +47,7 @@ impl Request<'_> {
             "seed": self.seed,
             "device": self.device,
             "tolerance": self.tolerance,
+            "threads": self.threads,
         })
     }
 }
