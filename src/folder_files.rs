@@ -85,9 +85,10 @@ pub fn check(
         changed.into_iter().for_each(note);
         return Ok(());
     }
-    let hint = match missing.is_empty() {
-        true => "emit the stages again, or take it as it is now with --allow-changes",
-        false => "emit the stages again",
+    let hint = if missing.is_empty() {
+        "emit the stages again, or take it as it is now with --allow-changes"
+    } else {
+        "emit the stages again"
     };
     missing.append(&mut changed);
     match missing.is_empty() {

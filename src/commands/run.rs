@@ -248,9 +248,10 @@ fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
         return Predicted::Of(kinds.into_iter().collect::<Vec<_>>().join(" and "));
     }
     let is_planned = Schedule::from_name(&plan.schedule).is_ok_and(|planned| planned == job.schedule);
-    match is_planned && plan.micro_batches == job.micro_batches {
-        true => Predicted::Step(step),
-        false => Predicted::Of(format!("{} micro-batches under {}", plan.micro_batches, plan.schedule)),
+    if is_planned && plan.micro_batches == job.micro_batches {
+        Predicted::Step(step)
+    } else {
+        Predicted::Of(format!("{} micro-batches under {}", plan.micro_batches, plan.schedule))
     }
 }
 

@@ -229,9 +229,10 @@ impl Folder {
                     return Err(Failure::input(format!("{shown} is not empty"))
                         .with_hint("--force replaces it if this command wrote it"));
                 }
-                replaced = Some(match is_empty {
-                    true => Replaced { listed: BTreeSet::new() },
-                    false => Replaced::read(&target)?,
+                replaced = Some(if is_empty {
+                    Replaced { listed: BTreeSet::new() }
+                } else {
+                    Replaced::read(&target)?
                 });
             }
             Err(_) => {}

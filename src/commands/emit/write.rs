@@ -66,11 +66,9 @@ fn one(
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", file.path));
     let mut out =
         BufWriter::with_capacity(1 << 16, progress.wrap_write(File::create(&path).map_err(in_file)?));
-    let filled =
-        file.content.write(source, &mut out).map_err(|error| match weights::is_of_source(&error) {
-            true => weights::read_failure(error),
-            false => in_file(error),
-        })?;
+    let filled = file.content.write(source, &mut out).map_err(|error| {
+        if weights::is_of_source(&error) { weights::read_failure(error) } else { in_file(error) }
+    })?;
     out.flush().map_err(in_file)?;
     Ok(filled)
 }

@@ -75,9 +75,8 @@ impl Compared {
         // A training that has lost its way has lost it in both.
         let is_same = |whole: f64, stages: f64| whole == stages || whole.is_nan() && stages.is_nan();
         // Losses are sums of terms of either sign, of about 1: near zero their own size is no measure.
-        let losses = self.losses.iter().map(|(whole, stages)| match is_same(*whole, *stages) {
-            true => 0.0,
-            false => (whole - stages).abs() / whole.abs().max(1.0),
+        let losses = self.losses.iter().map(|(whole, stages)| {
+            if is_same(*whole, *stages) { 0.0 } else { (whole - stages).abs() / whole.abs().max(1.0) }
         });
         let losses_max_difference = largest(losses);
         let outputs_relative = largest(self.outputs.iter().map(|d| d.relative));
@@ -127,10 +126,12 @@ impl Compared {
 
 /// NaN is a difference, too: it must not be lost in a maximum.
 pub fn largest(values: impl Iterator<Item = f64>) -> f64 {
-    values.fold(0.0, |largest: f64, value| match largest.is_nan() || value.is_nan() {
-        true => f64::NAN,
-        false => largest.max(value),
-    })
+    values.fold(
+        0.0,
+        |largest: f64, value| {
+            if largest.is_nan() || value.is_nan() { f64::NAN } else { largest.max(value) }
+        },
+    )
 }
 
 /// Reads a number; infinities and NaN are written as words.
