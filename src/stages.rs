@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use runtime::{Source, StageWiring, Wiring};
 use schema::{MANIFEST_VERSION, Manifest, OutputTree, Plan};
+use tracer::Program;
 
 use crate::{
     failure::Failure,
@@ -132,8 +133,8 @@ pub fn no_libtorch(command: &str) -> Failure {
 }
 
 impl Stages {
-    /// Returns the whole model's file and checks that the stages were cut from it.
-    pub fn model(&self, given: Option<&Path>) -> Result<PathBuf, Failure> {
+    /// Returns the whole model's file and its program, and checks that the stages were cut from it.
+    pub fn model(&self, given: Option<&Path>) -> Result<(PathBuf, Program), Failure> {
         let recorded = self.manifest.source.as_ref().map(PathBuf::from);
         let path = given.map(Path::to_path_buf).or(recorded);
         let path = path.ok_or_else(|| {
@@ -143,7 +144,7 @@ impl Stages {
         let program = crate::model::program(&path)?;
         let digest = tracer::digest(&program);
         match digest == self.manifest.model.digest {
-            true => Ok(path),
+            true => Ok((path, program)),
             false => {
                 let name = &self.manifest.model.name;
                 Err(Failure::input(format!(
@@ -156,8 +157,7 @@ impl Stages {
     }
 
     /// Returns what random inputs must look like: integers stay below every embedding's number of rows.
-    pub fn input_specs(&self, model: &Path) -> Result<Vec<DrawnInput>, Failure> {
-        let program = crate::model::program(model)?;
+    pub fn input_specs(&self, program: &Program) -> Result<Vec<DrawnInput>, Failure> {
         let embeddings = program.nodes.iter().filter(|node| node.operator.starts_with("aten::embedding"));
         let rows = embeddings.filter_map(|node| match node.arguments.first()?.operand {
             tracer::Operand::Tensor(id) => program.tensors[id.index()].shape.first().copied(),
@@ -185,12 +185,11 @@ impl Stages {
 }
 
 /// Lists the Python packages whose operators a model calls.
-pub fn libraries(model: &Path) -> Result<Vec<&'static str>, Failure> {
-    let program = crate::model::program(model)?;
+pub fn libraries(program: &Program) -> Vec<&'static str> {
     // Scripted control flow is kept as text.
     let has_vision = program.nodes.iter().any(|node| node.operator.starts_with("torchvision::"))
         || program.sources.iter().any(|source| source.text.contains("ops.torchvision."));
-    Ok(if has_vision { vec!["torchvision"] } else { Vec::new() })
+    if has_vision { vec!["torchvision"] } else { Vec::new() }
 }
 
 /// An input of the model that is drawn at random.

@@ -187,14 +187,14 @@ impl Run {
             false => self.devices.clone(),
         };
         let devices = names.iter().map(|name| runtime::torch::device(name)).collect::<Result<Vec<_>, _>>();
-        let model = job.stages.model(self.model.as_deref())?;
-        if let Some(library) = crate::stages::libraries(&model)?.first() {
+        let (_, program) = job.stages.model(self.model.as_deref())?;
+        if let Some(library) = crate::stages::libraries(&program).first() {
             return Err(Failure::input(format!(
                 "the stages call operators of {library}, which libtorch has in Python alone"
             ))
             .with_hint("torchrun runs them: train.py lies in the folder"));
         }
-        let specs = job.stages.input_specs(&model)?;
+        let specs = job.stages.input_specs(&program)?;
         let mut inputs = Vec::new();
         for micro_batch in 0..i64::from(job.micro_batches) {
             let seeds = micro_batch * specs.len() as i64..;

@@ -111,7 +111,7 @@ mod tests {
         let more = ["-o".as_ref(), out.as_os_str()];
         step::run(arguments.into_iter().chain(more).map(ToOwned::to_owned)).unwrap();
         let stages = Stages::read(&out).unwrap();
-        let specs = stages.input_specs(&archive).unwrap();
+        let specs = stages.input_specs(&crate::model::program(&archive).unwrap()).unwrap();
         let inputs: Vec<_> =
             specs.iter().map(|spec| runtime::torch::random(&spec.to_torch(), 0).unwrap()).collect();
         let (archives, device) = (stages.archives().unwrap(), runtime::torch::device("cpu").unwrap());

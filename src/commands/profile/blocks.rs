@@ -34,7 +34,7 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     let out = scratch.path().join("out");
     emit(model, arguments.weights.as_deref(), &blocks, &out)?;
     let stages = Stages::read(&out)?;
-    let specs = stages.input_specs(model)?;
+    let specs = stages.input_specs(&program)?;
     let whole_model = crate::commands::whole::on(model, arguments.weights.as_deref(), &arguments.device)?;
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
     let inputs = specs.iter().enumerate().map(|(index, spec)| {
