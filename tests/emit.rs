@@ -195,7 +195,7 @@ fn wrong_plans_and_places_are_refused() {
     fs::write(place.join("file"), "text").unwrap();
     let (model, plan) = (place.join("model.pt"), place.join("plan.yaml"));
     let arguments =
-        ["--devices", "2xh100", "--strategy", "1f1b", "--stages", "2", "-o", plan.to_str().unwrap()];
+        ["--devices", "2xh100", "--strategy", "torchgpipe", "--stages", "2", "-o", plan.to_str().unwrap()];
     assert_eq!(run(&[&["plan", model.to_str().unwrap()], &arguments[..]].concat()).0, 0);
     let written = fs::read_to_string(&plan).unwrap();
     let check = |name: &str, change: &dyn Fn(&str) -> String, shell: &str| {

@@ -499,3 +499,65 @@ fn a_step_has_as_few_micro_batches_as_serve_well() {
     assert_eq!(fixed["micro_batches"], 12);
     assert!(fixed["micro_batches_tried"].is_null());
 }
+
+/// Leaves of a model's tree of calls in order, those of no work left out.
+fn leaves(model: &str) -> Vec<String> {
+    let answer = json(&["inspect", model, "--depth", "99"]);
+    let blocks = answer["blocks"].as_array().expect("blocks are listed");
+    let paths: Vec<&str> = blocks.iter().filter_map(|block| block["path"].as_str()).collect();
+    let is_leaf =
+        |path: &&&str| !path.is_empty() && !paths.iter().any(|other| other.starts_with(&format!("{path}.")));
+    paths.iter().filter(is_leaf).map(ToString::to_string).collect()
+}
+
+#[test]
+fn no_cut_at_any_depth_beats_the_plan() {
+    let folder = folder();
+    for model in ["fixtures/traces/unet_small.pt", "fixtures/traces/gpt2_tiny.pt"] {
+        let file = folder.path().join("plan.yaml").display().to_string();
+        let asked = [
+            "plan",
+            model,
+            "--devices",
+            "2xt4",
+            "--stages",
+            "2",
+            "--strategy",
+            "1f1b",
+            "--micro-batches",
+            "8",
+        ];
+        let planned = json(&[&asked[..], &["-o", &file]].concat());
+        let seconds = planned["step_seconds"].as_f64().expect("a plan takes time");
+        let text = std::fs::read_to_string(&file).expect("the plan was written");
+        let mut plan: schema::Plan = schema::from_yaml(&text).expect("a plan reads back");
+        let leaves = leaves(model);
+        let mut n_checked = 0;
+        for cut in (1..leaves.len()).step_by(leaves.len() / 12 + 1) {
+            plan.stages[0].blocks = leaves[..cut].to_vec();
+            plan.stages[1].blocks = leaves[cut..].to_vec();
+            plan.stages.iter_mut().for_each(|stage| stage.recompute.clear());
+            let other = write(&folder, "other.yaml", &schema::to_yaml(&plan));
+            let output = run(&["plan", model, "--check", &other, "--format", "json"]);
+            // Some cuts part what belongs together.
+            if !output.status.success() {
+                continue;
+            }
+            let checked: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            let other = checked["step_seconds"].as_f64().expect("a plan takes time");
+            assert!(seconds <= other * 1.005, "{model}, cut at {}: {other} s, not {seconds} s", leaves[cut]);
+            n_checked += 1;
+        }
+        assert!(n_checked > 4, "{model}: {n_checked} cuts were compared");
+    }
+}
+
+#[test]
+fn a_plan_says_between_how_many_blocks_it_looked() {
+    let answer = json(&["plan", "fixtures/traces/unet_small.pt", "--devices", "2xt4"]);
+    let (blocks, operators) = (answer["blocks"].as_u64(), answer["operators"].as_u64());
+    assert!(blocks.is_some() && blocks <= operators, "{blocks:?} of {operators:?}");
+    // A profile's nodes are its blocks: nothing finer is there to be left out.
+    let answer = json(&["plan", PROFILE, "--machines", "2", "--bandwidth", "1e9"]);
+    assert!(answer["blocks"].as_u64() > Some(0) && answer["operators"].is_null());
+}

@@ -4,16 +4,16 @@
 //! operator that nobody names goes with the one before it. What writes in place keeps its order, so no stage takes a
 //! reader away from between two writers.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use graph::{Flow, Item, Level, ModelGraph, OperatorCosts, Role};
+use graph::{Flow, ModelGraph, OperatorCosts, Role};
 use petgraph::visit::EdgeRef;
-use schema::{Bytes, OperatorPaths, Seconds};
+use schema::{Bytes, Seconds};
 
-use crate::{Block, Machine, Problem, Tie, Training, Value};
+use crate::{
+    Block, Machine, Problem, Tie, Training, Value,
+    grain::{Grain, Run, Sliceable},
+};
 
 /// Seconds of one operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,32 +26,24 @@ pub struct OperatorSeconds {
     pub weight_gradient: f64,
 }
 
-/// Makes a problem of a traced model; `seconds` are by operator, on a device of speed 1.
-///
-/// Blocks are the units that the model repeats where there are enough of them for `wanted` stages, single layers where not.
-/// Those whose path is among `joined` go with the one before them.
+/// Makes a problem of a traced model taken apart at a grain; `seconds` are by operator, on a device of speed 1.
 pub fn from_graph(
-    graph: &ModelGraph,
+    model: &Sliceable<'_>,
+    grain: &Grain,
     costs: &OperatorCosts,
     seconds: &[OperatorSeconds],
     machine: Machine,
     training: Training,
-    wanted: usize,
-    joined: &BTreeSet<String>,
 ) -> Problem {
-    let runs_at = |level| join(runs(graph, &graph.level(level)), joined);
-    let runs = [Level::Block, Level::Layer, Level::Operator]
-        .into_iter()
-        .map(runs_at)
-        .find(|runs| runs.len() >= wanted)
-        .unwrap_or_else(|| runs_at(Level::Operator));
+    let graph = model.graph;
+    let runs = model.runs(grain);
     let mut run_of = vec![0; graph.operators.len()];
     for (index, Run { operators, .. }) in runs.iter().enumerate() {
         operators.clone().for_each(|operator| run_of[operator as usize] = index);
     }
     let mut blocks: Vec<Block> = runs
         .iter()
-        .map(|Run { paths, operators }| {
+        .map(|Run { paths, operators, .. }| {
             let of = |field: &dyn Fn(&OperatorSeconds) -> f64| {
                 Seconds(operators.clone().map(|operator| field(&seconds[operator as usize])).sum())
             };
@@ -70,62 +62,6 @@ pub fn from_graph(
         .collect();
     let ties = parameters(graph, &run_of, &mut blocks);
     Problem { blocks, values: values(graph, &run_of), ties, machine, training }
-}
-
-/// Operators in a row.
-struct Run {
-    /// What stands for them, first to last.
-    ///
-    /// Invariant: at least one.
-    paths: Vec<String>,
-    operators: Range<u32>,
-}
-
-/// Puts the runs of these paths to the ones before them.
-fn join(all: Vec<(String, Range<u32>)>, joined: &BTreeSet<String>) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::with_capacity(all.len());
-    for (path, operators) in all {
-        match runs.last_mut().filter(|_| joined.contains(&path)) {
-            Some(before) => {
-                before.paths.push(path);
-                before.operators.end = operators.end;
-            }
-            None => runs.push(Run { paths: vec![path], operators }),
-        }
-    }
-    runs
-}
-
-/// Runs of operators with the path that stands for each.
-fn runs(graph: &ModelGraph, items: &[Item]) -> Vec<(String, Range<u32>)> {
-    let has_blocks = items.iter().any(|item| matches!(item, Item::Block(_)));
-    let mut paths = OperatorPaths::default();
-    let mut runs: Vec<(String, Range<u32>)> = Vec::new();
-    for &item in items {
-        let operators = item.operators(graph);
-        if operators.is_empty() {
-            continue;
-        }
-        match item {
-            Item::Block(block) => runs.push((graph.block(block).path.clone(), operators)),
-            Item::Operator(_) if has_blocks => match runs.last_mut() {
-                Some((_, before)) => before.end = operators.end,
-                None => runs.push((String::new(), operators)),
-            },
-            // Without blocks every operator is an item, so that all are counted.
-            Item::Operator(id) => {
-                let operator = graph.operator(id);
-                let path = &graph.block(operator.block).path;
-                runs.push((paths.next(operator.block.0, path, &operator.name), operators));
-            }
-        }
-    }
-    // What stands before the first call goes with it.
-    if runs.len() > 1 && runs[0].0.is_empty() {
-        let (_, first) = runs.remove(0);
-        runs[0].1.start = first.start;
-    }
-    runs
 }
 
 /// Values between runs, and the order that writing in place imposes.

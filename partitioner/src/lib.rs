@@ -22,6 +22,7 @@ mod placed;
 mod why;
 
 mod from_graph;
+mod grain;
 mod plan_file;
 mod simulated;
 
@@ -65,6 +66,8 @@ mod node_set;
 pub use batches::{ENOUGH, Planned, plan_model};
 pub use compat::{CompatError, CompatPlan, CompatQuestion, CompatSplit, CompatStage, compat_plan};
 pub use from_graph::{OperatorSeconds, from_graph};
+pub use grain::{Grain, Sliceable};
+pub use grids::bound_of_any_cut;
 pub use ideals::Ideals;
 pub use load_balance::{LoadDevice, LoadError, LoadPlan, load_plan, load_plan_within};
 pub use node_set::NodeSet;

@@ -99,6 +99,20 @@ impl Solution {
         }
     }
 
+    /// Takes a bound that holds for more plans than those that were looked at, in seconds for each micro-batch.
+    pub fn bound_by(&mut self, seconds_each: f64) {
+        let each = match self.objective {
+            Objective::Period(_) => 1.0,
+            Objective::Step(_) => f64::from(self.micro_batches),
+        };
+        self.lower_bound = self.lower_bound.min(seconds_each * each);
+    }
+
+    /// Tells whether activations are thrown away or sent away, which is chosen block by block.
+    pub fn saves_memory(&self) -> bool {
+        self.stages.iter().any(|stage| !stage.score.recompute.is_empty() || !stage.score.offload.is_empty())
+    }
+
     /// Returns by how much the plan may be worse than the best of its family, as a share.
     pub fn gap(&self) -> f64 {
         match self.seconds() > 0.0 {

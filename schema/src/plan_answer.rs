@@ -38,6 +38,12 @@ pub struct PlanAnswer {
     pub gap: f64,
     /// Whether no plan of the family is better.
     pub optimal: bool,
+    /// Blocks between which cuts were looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
+    /// Operators of the model that take time; as many as blocks where every cut was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operators: Option<u64>,
     /// Share of device time spent idle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,

@@ -101,7 +101,7 @@ impl<'a> Stages<'a> {
             if let Some(stage) = self.0.get(path) {
                 return Some(*stage);
             }
-            path = &path[..path.rfind('.')?];
+            path = &path[..path.rfind(['.', '/'])?];
         }
     }
 }
@@ -113,19 +113,26 @@ fn moved(before: &Plan, after: &Plan) -> Vec<MovedBlock> {
         .0
         .keys()
         .chain(new.0.keys())
-        .flat_map(|path| path.match_indices('.').map(|(at, _)| &path[..at]))
+        .flat_map(|path| path.match_indices(['.', '/']).map(|(at, _)| &path[..at]))
         .collect();
     let mut seen = BTreeSet::new();
     let all = |plan: &'_ Plan| -> Vec<String> {
         plan.stages.iter().flat_map(|stage| stage.blocks.clone()).collect()
     };
     let mut moved = Vec::new();
+    let mut last = (None, None);
     for block in all(before).into_iter().chain(all(after)) {
         // A block that the other plan cuts into is compared part by part.
         if around.contains(block.as_str()) || !seen.insert(block.clone()) {
             continue;
         }
-        let (before, after) = (old.of(&block), new.of(&block));
+        // An operator between calls that a plan does not name goes with what stands before it.
+        let is_loose = block.contains('/');
+        let (before, after) = match (old.of(&block), new.of(&block)) {
+            (before, after) if is_loose => (before.or(last.0), after.or(last.1)),
+            both => both,
+        };
+        last = (before, after);
         if before != after {
             moved.push(MovedBlock { block, before, after });
         }

@@ -10,6 +10,7 @@ pub(super) mod input;
 mod inseparable;
 pub(super) mod model;
 mod no_plan;
+mod refine;
 mod why;
 mod workload;
 
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+pub(super) use self::answer::looked_at;
 use self::input::Input;
 use crate::{
     failure::Failure,

@@ -196,7 +196,7 @@ impl Split {
             why,
             tried: solved.tried,
             batch: asked.batch,
-            is_training: asked.program.as_ref().is_none_or(codegen::was_training),
+            is_training: asked.program.as_ref().is_none_or(|program| codegen::was_training(program)),
         })
     }
 

@@ -119,6 +119,7 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
             unit.shown(answer.lower_bound_seconds)
         ),
     };
+    let looked_at = looked_at(answer).map(|words| format!("; {words}")).unwrap_or_default();
     let chosen = chosen(answer);
     let schedule = answer.schedule.as_ref().map(|name| format!(", schedule {name}")).unwrap_or_default();
     let schedule = match chunks {
@@ -134,12 +135,21 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
     let made_by = if unit == Unit::MicroBatch { "strategy" } else { "objective" };
     format!(
-        "{}: {objective}{bubble}, {proof}\n{made_by} {}{schedule}\n{chosen}{times}\n{}\n\n{}\n",
+        "{}: {objective}{bubble}, {proof}{looked_at}\n{made_by} {}{schedule}\n{chosen}{times}\n{}\n\n{}\n",
         answer.model,
         answer.strategy,
         table.join("\n"),
         wrapped(why, 100)
     )
+}
+
+/// Says between how many blocks cuts were looked for, where the model has operators to cut between.
+pub fn looked_at(answer: &PlanAnswer) -> Option<String> {
+    let (blocks, operators) = (answer.blocks?, answer.operators?);
+    Some(match blocks < operators {
+        true => format!("cuts looked for between {blocks} blocks of {operators} operators"),
+        false => format!("cuts looked for between all {operators} operators"),
+    })
 }
 
 /// What other numbers of micro-batches would have given.

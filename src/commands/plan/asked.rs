@@ -1,12 +1,13 @@
 //! What the planner is asked of a model on a cluster, and the answer to it.
 
-use std::collections::BTreeSet;
+use std::rc::Rc;
 
+use graph::{ModelGraph, OperatorCosts};
 use partitioner::{
-    Change, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Solution, Strategy, Training, Ways,
-    from_graph, to_plan, what_if,
+    Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution, Strategy,
+    Training, Ways, from_graph, to_plan, what_if,
 };
-use schema::{Cluster, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
+use schema::{Cluster, ModelReference, PipedreamProfile, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 use sha2::{Digest, Sha256};
 use tracer::Program;
 
@@ -16,51 +17,62 @@ use crate::{PROGRAM, commands::simulate, cost_models::CostModels, failure::Failu
 /// The most micro-batches of a step that are planned: each of their passes is timed.
 const MICRO_BATCHES: u32 = 1_000_000;
 
-/// A model on a cluster, ready to be planned.
+/// A model on a cluster, not yet taken apart into blocks.
+pub(super) struct Question<'a> {
+    plan: &'a Plan,
+    subject: Subject<'a>,
+    machine: Machine,
+    training: Training,
+    /// Samples in one micro-batch, where the model tells.
+    batch: Option<u64>,
+    /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
+    model: ModelReference,
+    cluster: Cluster,
+}
+
+/// What is to be planned.
+enum Subject<'a> {
+    /// A profile, whose nodes are its blocks.
+    Profile(&'a PipedreamProfile),
+    Traced(Box<Traced>),
+}
+
+/// A traced model and what its operators cost.
+struct Traced {
+    program: Rc<Program>,
+    graph: ModelGraph,
+    operators: OperatorCosts,
+    times: costs::Times,
+}
+
+/// A model taken apart into blocks, on a cluster.
 pub struct Asked {
     /// What the planner is asked.
     pub problem: Problem,
     /// Samples in one micro-batch, where the model tells.
     pub batch: Option<u64>,
-    /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
+    /// Operators that take time, where the model is made of operators.
+    n_operators: Option<u64>,
     /// What stages are cut from; none where that is no archive.
-    pub program: Option<Program>,
+    pub program: Option<Rc<Program>>,
 }
 
-/// How a traced model is taken apart.
-#[derive(Default)]
-pub(super) struct Grain {
-    /// Blocks that go with the ones before them.
-    pub(super) joined: BTreeSet<String>,
-    /// So many blocks, and twice as many as devices, where the model has as many.
-    pub(super) n_blocks: usize,
-}
-
-/// A traced model's problem, and what else is known of it.
-struct Traced {
-    problem: Problem,
-    uncertain: (costs::Ends, schema::TimesFrom),
-    batch: Option<u64>,
-    program: Program,
-}
-
-impl Asked {
-    /// Reads the model and predicts its blocks.
+impl<'a> Question<'a> {
+    /// Reads the model and predicts its operators.
     pub(super) fn new(
-        plan: &Plan,
-        input: &Input,
+        plan: &'a Plan,
+        input: &'a Input,
         cluster: Cluster,
         models: &CostModels,
-        grain: &Grain,
     ) -> Result<Self, Failure> {
         cluster.validate().map_err(|error| match (&plan.check, &plan.cluster) {
             (Some(path), None) | (None, Some(path)) => cluster_failure(error).in_file(path),
             _ => cluster_failure(error),
         })?;
-        let training = Training {
+        let mut training = Training {
             micro_batches: plan.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
             stages: plan.stages,
             optimizer_factor: plan.optimizer.factor(),
@@ -73,35 +85,73 @@ impl Asked {
                 "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"
             )));
         }
-        let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
-        let of_file = || -> Result<String, Failure> {
-            let digest = Sha256::digest(&files::read_bytes(&plan.model)?[..]);
-            Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
-        };
-        let (mut problem, uncertain, digest, batch, program) = match input {
+        let mut machine = Machine::from_cluster(&cluster, !plan.no_overlap);
+        let (subject, digest, batch) = match input {
             Input::Pipedream(_) if !plan.cost_models.is_empty() => {
                 return Err(Failure::input(
                     "a profile graph brings its own times; --cost-model is for traced models",
                 ));
             }
             Input::Pipedream(profile) => {
-                (Problem::from_profile(profile, machine, training), None, of_file()?, None, None)
+                let digest = Sha256::digest(&files::read_bytes(&plan.model)?[..]);
+                let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                (Subject::Profile(profile), digest, None)
             }
             _ => {
-                let Traced { problem, uncertain, batch, program } =
-                    traced((plan, models), &cluster, machine, training, grain)?;
-                let digest = tracer::digest(&program);
-                let program = Some(program).filter(|program| program.archive.is_some());
-                (problem, Some(uncertain), digest, batch, program)
+                let traced = traced((plan, models), &cluster, &mut machine)?;
+                let (digest, batch) = (tracer::digest(&traced.program), batch(&traced.graph));
+                (Subject::Traced(Box::new(traced)), digest, batch)
             }
         };
         if let Some(samples) = plan.batch {
-            problem.training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
+            training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
         }
         let model = ModelReference { name: plan.model_name(), digest };
-        Ok(Self { problem, batch, model, cluster, uncertain, program })
+        Ok(Self { plan, subject, machine, training, batch, model, cluster })
     }
 
+    /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
+    pub(super) fn sliceable(&self) -> Option<Sliceable<'_>> {
+        match &self.subject {
+            Subject::Profile(_) => None,
+            Subject::Traced(traced) => Some(Sliceable::new(&traced.graph, &traced.times.seconds)),
+        }
+    }
+
+    /// Returns the devices of the cluster.
+    pub(super) fn n_devices(&self) -> usize {
+        self.machine.devices.len()
+    }
+
+    /// Returns the number of stages that is asked for.
+    pub(super) fn stages(&self) -> Option<u32> {
+        self.plan.stages
+    }
+
+    /// Takes the model apart.
+    pub(super) fn asked(&self, grain: &Grain) -> Asked {
+        let (problem, uncertain, n_operators, program) = match &self.subject {
+            Subject::Profile(profile) => {
+                (Problem::from_profile(profile, self.machine.clone(), self.training), None, None, None)
+            }
+            Subject::Traced(traced) => {
+                let Traced { program, graph, operators, times } = &**traced;
+                let model = Sliceable::new(graph, &times.seconds);
+                let problem = |seconds: &[OperatorSeconds]| {
+                    from_graph(&model, grain, operators, seconds, self.machine.clone(), self.training)
+                };
+                let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
+                let program = Some(Rc::clone(program)).filter(|program| program.archive.is_some());
+                let n_operators = Some(model.n_working() as u64);
+                (problem(&times.seconds), Some((ends, times.from.clone())), n_operators, program)
+            }
+        };
+        let (model, cluster) = (self.model.clone(), self.cluster.clone());
+        Asked { problem, batch: self.batch, model, cluster, uncertain, n_operators, program }
+    }
+}
+
+impl Asked {
     /// Returns a solution as a plan that can be simulated.
     pub fn plan(&self, solution: &Solution) -> schema::Plan {
         to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
@@ -136,6 +186,7 @@ impl Asked {
         let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
         answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
         answer.bubble = file.predicted.bubble;
+        answer.operators = self.n_operators;
         answer.band = file.predicted.band;
         answer.times.clone_from(&file.predicted.times);
         answer
@@ -156,13 +207,11 @@ fn set_bubble(plan: &mut schema::Plan) {
     }
 }
 
-/// Reads a traced model and predicts its blocks on the cluster's devices.
+/// Reads a traced model, predicts its operators on the cluster's devices, and tells the machine how fast these are for it.
 fn traced(
     (plan, models): (&Plan, &CostModels),
     cluster: &Cluster,
-    mut machine: Machine,
-    training: Training,
-    grain: &Grain,
+    machine: &mut Machine,
 ) -> Result<Traced, Failure> {
     models.require_used(cluster)?;
     let model = model::load(&plan.model, &plan.input)?;
@@ -195,21 +244,11 @@ fn traced(
             }
         }
     }
-    let wanted = grain.n_blocks.max(2 * machine.devices.len().min(64));
-    let problem = |seconds: &[OperatorSeconds]| {
-        from_graph(&model.graph, &operators, seconds, machine.clone(), training, wanted, &grain.joined)
-    };
-    let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
-    Ok(Traced {
-        problem: problem(&times.seconds),
-        uncertain: (ends, times.from),
-        batch: batch(&model.graph),
-        program: model.program,
-    })
+    Ok(Traced { program: Rc::new(model.program), graph: model.graph, operators, times })
 }
 
 /// Samples in one micro-batch: the first size of the first input.
-fn batch(graph: &graph::ModelGraph) -> Option<u64> {
+fn batch(graph: &ModelGraph) -> Option<u64> {
     let tensors = graph.values[graph.inputs.first()?.index()].fact.tensors();
     *tensors.first()?.shape.as_ref()?.first()?
 }
@@ -302,6 +341,8 @@ fn answer_of(
         lower_bound_seconds: solution.lower_bound,
         gap: solution.gap(),
         optimal: solution.is_optimal(),
+        blocks: Some(problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
+        operators: None,
         bubble: solution.bubble,
         band: None,
         times: None,

@@ -77,6 +77,8 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         lower_bound_seconds: found.lower_bound,
         gap: if found.lower_bound > 0.0 { found.period / found.lower_bound - 1.0 } else { 0.0 },
         optimal: found.compressed.is_none(),
+        blocks: None,
+        operators: None,
         bubble: None,
         band: None,
         times: None,

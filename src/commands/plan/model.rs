@@ -1,19 +1,21 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
+use std::collections::BTreeSet;
+
 use partitioner::{
-    CheckError, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, check_plan, plan_model,
-    plan_with,
+    CheckError, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, check_plan, plan_with,
 };
 use schema::{Cluster, to_yaml};
 
 use super::{
     Plan, answer,
     answer::Unit,
-    asked::{Asked, Grain},
+    asked::{Asked, Question},
     clusters::cluster,
     input::Input,
     inseparable::Inseparable,
     no_plan::no_plan,
+    refine,
     why::why,
 };
 use crate::{
@@ -68,7 +70,7 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     answer::print(plan, &answer, Unit::MicroBatch, &why, output)
 }
 
-/// Reads a model and scores a plan of it. Its blocks may be smaller ones than would be taken for its cluster.
+/// Reads a model and scores a plan of it, whose blocks may be calls of any depth, and operators.
 fn checked(
     plan: &Plan,
     input: &Input,
@@ -76,33 +78,15 @@ fn checked(
     models: &CostModels,
     given: &schema::Plan,
 ) -> Result<(Asked, Result<Solution, CheckError>), Failure> {
+    let question = Question::new(plan, input, cluster.clone(), models)?;
+    let named = given.stages.iter().flat_map(|stage| &stage.blocks).map(String::as_str);
+    let grain = question.sliceable().map(|model| model.named(named)).unwrap_or_default();
+    let mut asked = question.asked(&grain);
     // A plan says itself whether stages wait for what they send.
     let waits = given.execution.is_some_and(|execution| execution.blocking_sends == Some(true));
-    let asked = |n_blocks: usize| -> Result<Asked, Failure> {
-        let grain = Grain { n_blocks, ..Grain::default() };
-        let mut asked = Asked::new(plan, input, cluster.clone(), models, &grain)?;
-        asked.problem.machine.overlaps &= !waits;
-        Ok(asked)
-    };
-    let is_known =
-        |found: &Result<Solution, CheckError>| !matches!(found, Err(CheckError::UnknownBlock { .. }));
-    let first = asked(0)?;
-    let found = check_plan(&first.problem, given);
-    let mut n_blocks = first.problem.blocks.len();
-    if is_known(&found) {
-        return Ok((first, found));
-    }
-    loop {
-        let finer = asked(n_blocks + 1)?;
-        if finer.problem.blocks.len() <= n_blocks {
-            return Ok((first, found));
-        }
-        n_blocks = finer.problem.blocks.len();
-        let other = check_plan(&finer.problem, given);
-        if is_known(&other) {
-            return Ok((finer, other));
-        }
-    }
+    asked.problem.machine.overlaps &= !waits;
+    let found = check_plan(&asked.problem, given);
+    Ok((asked, found))
 }
 
 /// Adds the strategies that were not asked for, best first: cuts by a rule and pipelines without an end among them.
@@ -138,12 +122,12 @@ pub fn planned(
     models: &CostModels,
     strategy: Option<Strategy>,
 ) -> Result<(Asked, Planned), Failure> {
-    let mut grain = Grain::default();
+    let question = Question::new(plan, input, cluster, models)?;
+    let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;
     for _ in 0..MAX_ROUNDS {
-        let mut asked = Asked::new(plan, input, cluster.clone(), models, &grain)?;
-        let solved = plan_model(&mut asked.problem, strategy).map_err(|error| {
-            let failure = no_plan(plan, &asked.problem, error);
+        let (asked, solved) = refine::planned(&question, strategy, &joined).map_err(|(problem, error)| {
+            let failure = no_plan(plan, &problem, error);
             match &reason {
                 Some(reason) => failure.with_hint(format!("not every cut can be: {reason}")),
                 None => failure,
@@ -157,7 +141,7 @@ pub fn planned(
             }
             return Ok((asked, solved));
         };
-        grain.joined.extend(paths);
+        joined.extend(paths);
         reason.get_or_insert(why);
     }
     let message = format!("no stages were found that can be written: {}", reason.unwrap_or_default());

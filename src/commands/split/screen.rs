@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
-use super::{Found, compare::Row, explain};
+use super::{super::plan, Found, compare::Row, explain};
 use crate::{
     columns::{columns, rate},
     visible::cell,
@@ -228,6 +228,9 @@ fn figures(found: &Found) -> String {
             Seconds(answer.lower_bound_seconds)
         ),
     });
+    if let Some(looked_at) = plan::looked_at(answer) {
+        text.push_str(&format!("            {looked_at}\n"));
+    }
     let slowest = answer.stages.iter().enumerate().max_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
     if let Some((index, stage)) = slowest.filter(|_| answer.stages.len() > 1) {
         let part = if answer.stages.len() > found.plan.n_ranks() { "chunk" } else { "stage" };

@@ -1,0 +1,131 @@
+//! Which blocks a model is planned in: coarse ones first, finer ones around the borders of the plans that were found.
+//!
+//! The coarse blocks are always among those that are planned, whatever the number of devices, so that more devices never make a
+//! plan slower. A model of few operators is planned over all of them.
+
+use std::collections::BTreeSet;
+
+use partitioner::{
+    Grain, MicroBatches, PlanError, Planned, Problem, Sliceable, Strategy, bound_of_any_cut, plan_model,
+};
+
+use super::asked::{Asked, Question};
+
+/// Operators × devices up to which every operator is a block of its own.
+const FEW: usize = 1_500;
+/// Blocks that there should be at the most for pipelines of as many stages as devices.
+const MOST_WANTED: usize = 64;
+/// Times that blocks are opened around borders, and how many of these in a row may gain nothing.
+const ROUNDS: usize = 8;
+const IDLE_ROUNDS: usize = 2;
+/// Share by which a plan must be faster to be called better: times are no surer than that.
+const GAIN: f64 = 1e-4;
+
+/// A model taken apart, and its plans.
+type Found = (Asked, Planned);
+/// The blocks of which there is no plan, and why.
+type NoPlan = (Box<Problem>, PlanError);
+
+/// Finds the best plan over all grains that are looked at.
+pub(super) fn planned(
+    question: &Question<'_>,
+    strategy: Option<Strategy>,
+    joined: &BTreeSet<String>,
+) -> Result<Found, NoPlan> {
+    let model = question.sliceable();
+    let mut search = Search { question, model: model.as_ref(), strategy, best: None, error: None };
+    let Some(model) = &model else {
+        search.look(&Grain::default());
+        return search.finish();
+    };
+    let devices = question.n_devices();
+    let next = search.look(&model.enough(question.stages().unwrap_or(1) as usize, joined));
+    if strategy.is_some_and(Strategy::is_rule) {
+        return search.finish();
+    }
+    if model.n_working() * devices <= FEW {
+        search.look(&model.finest(joined));
+        return search.finish();
+    }
+    let wanted = devices.min(MOST_WANTED);
+    let next = match search.n_blocks() < wanted || next.is_none() {
+        true => search.look(&model.enough(wanted, joined)).or(next),
+        false => next,
+    };
+    if let Some(next) = next {
+        search.refine(next);
+    }
+    search.finish()
+}
+
+/// The best plan of the grains that were looked at.
+struct Search<'a> {
+    question: &'a Question<'a>,
+    model: Option<&'a Sliceable<'a>>,
+    strategy: Option<Strategy>,
+    best: Option<Found>,
+    error: Option<NoPlan>,
+}
+
+impl Search<'_> {
+    /// Plans a model at a grain and keeps the plan where it is the best; returns the grain that follows from its borders.
+    fn look(&mut self, grain: &Grain) -> Option<Grain> {
+        self.look_at(self.question.asked(grain), grain)
+    }
+
+    fn look_at(&mut self, mut asked: Asked, grain: &Grain) -> Option<Grain> {
+        let mut solved = match plan_model(&mut asked.problem, self.strategy) {
+            Ok(solved) => solved,
+            Err(error) => {
+                // The finer the blocks, the less a stage needs.
+                self.error = Some((Box::new(asked.problem), error));
+                return None;
+            }
+        };
+        let plans = std::iter::once(&solved.best).chain(&solved.others);
+        let next = self.model.map(|model| model.around(grain, &asked.problem, plans));
+        let seconds = solved.best.seconds_each();
+        if self.model.is_some() && (!grain.is_finest() || solved.best.saves_memory()) {
+            // What was proven of these blocks says nothing of finer ones.
+            solved.best.bound_by(bound_of_any_cut(&asked.problem, &solved.ways, self.strategy));
+        }
+        if self.seconds().is_none_or(|best| seconds < best * (1.0 - GAIN)) {
+            self.best = Some((asked, solved));
+        }
+        next
+    }
+
+    /// Opens blocks around the borders of the plans of each round, and closes others.
+    fn refine(&mut self, mut next: Grain) {
+        let mut seen: Vec<Grain> = Vec::new();
+        let mut idle = 0;
+        for _ in 0..ROUNDS {
+            if seen.contains(&next) || idle == IDLE_ROUNDS {
+                return;
+            }
+            let mut asked = self.question.asked(&next);
+            // How many micro-batches serve best is known by now.
+            if let (MicroBatches::Enough, Some((_, solved))) =
+                (asked.problem.training.micro_batches, &self.best)
+            {
+                asked.problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
+            }
+            let before = self.seconds();
+            let Some(following) = self.look_at(asked, &next) else { return };
+            idle = if self.seconds() < before { 0 } else { idle + 1 };
+            seen.push(std::mem::replace(&mut next, following));
+        }
+    }
+
+    fn seconds(&self) -> Option<f64> {
+        self.best.as_ref().map(|(_, solved)| solved.best.seconds_each())
+    }
+
+    fn n_blocks(&self) -> usize {
+        self.best.as_ref().map_or(0, |(asked, _)| asked.problem.blocks.len())
+    }
+
+    fn finish(self) -> Result<Found, NoPlan> {
+        self.best.ok_or_else(|| self.error.expect("what has no plan says why"))
+    }
+}
