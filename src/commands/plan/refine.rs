@@ -6,18 +6,21 @@
 use std::collections::BTreeSet;
 
 use partitioner::{
-    Grain, MicroBatches, PlanError, Planned, Problem, Sliceable, Strategy, bound_of_any_cut, plan_model,
+    Grain, MicroBatches, PlanError, Planned, Problem, Sliceable, Solution, Strategy, bound_of_any_cut,
+    plan_model, plan_with,
 };
 
 use super::asked::{Asked, Question};
 
 /// Operators × devices up to which every operator is a block of its own.
-const FEW: usize = 1_500;
+const FEW: usize = 3_000;
 /// Blocks that there should be at the most for pipelines of as many stages as devices.
 const MOST_WANTED: usize = 64;
 /// Times that blocks are opened around borders, and how many of these in a row may gain nothing.
 const ROUNDS: usize = 8;
 const IDLE_ROUNDS: usize = 2;
+/// The fastest pipelines around whose borders blocks are opened.
+const PIPELINES: usize = 2;
 /// Share by which a plan must be faster to be called better: times are no surer than that.
 const GAIN: f64 = 1e-4;
 
@@ -90,30 +93,58 @@ impl Search<'_> {
             solved.best.bound_by(bound_of_any_cut(&asked.problem, &solved.ways, self.strategy));
         }
         if self.seconds().is_none_or(|best| seconds < best * (1.0 - GAIN)) {
+            if let Some((_, before)) = self.best.take().filter(|_| solved.tried.is_empty()) {
+                // Other numbers of micro-batches were tried with other blocks; what was taken is as fast as it is now.
+                solved.tried = before.tried;
+                let own = solved.best.micro_batches;
+                solved
+                    .tried
+                    .iter_mut()
+                    .filter(|one| one.micro_batches == own)
+                    .for_each(|one| one.seconds_each = seconds);
+            }
             self.best = Some((asked, solved));
         }
         next
     }
 
-    /// Opens blocks around the borders of the plans of each round, and closes others.
+    /// Opens blocks around the borders of the plans of each round, and closes others; then plans the best of these grains with all
+    /// strategies.
     fn refine(&mut self, mut next: Grain) {
+        let (Some(model), Some((_, solved))) = (self.model, &self.best) else { return };
+        let micro_batches = MicroBatches::About(solved.best.micro_batches);
+        let pipelines = std::iter::once(&solved.best).chain(&solved.others);
+        let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
+        let strategies: Vec<Strategy> =
+            pipelines.filter_map(|plan| Strategy::from_name(plan.strategy)).collect();
+        let mut best: Option<(f64, Grain)> = None;
         let mut seen: Vec<Grain> = Vec::new();
         let mut idle = 0;
-        for _ in 0..ROUNDS {
-            if seen.contains(&next) || idle == IDLE_ROUNDS {
-                return;
-            }
-            let mut asked = self.question.asked(&next);
+        while seen.len() < ROUNDS && idle < IDLE_ROUNDS && !seen.contains(&next) {
+            let mut problem = self.question.asked(&next).problem;
             // How many micro-batches serve best is known by now.
-            if let (MicroBatches::Enough, Some((_, solved))) =
-                (asked.problem.training.micro_batches, &self.best)
-            {
-                asked.problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
+            if problem.training.micro_batches == MicroBatches::Enough {
+                problem.training.micro_batches = micro_batches;
             }
-            let before = self.seconds();
-            let Some(following) = self.look_at(asked, &next) else { return };
-            idle = if self.seconds() < before { 0 } else { idle + 1 };
+            let plans: Vec<Solution> =
+                strategies.iter().filter_map(|strategy| plan_with(&problem, *strategy).ok()).collect();
+            let least = plans.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
+            idle += 1;
+            if best.as_ref().is_none_or(|(seconds, _)| least < seconds * (1.0 - GAIN)) {
+                best = Some((least, next.clone()));
+                idle = 0;
+            }
+            let following = model.around(&next, &problem, plans.iter());
             seen.push(std::mem::replace(&mut next, following));
+        }
+        let is_better =
+            |(seconds, _): &(f64, Grain)| self.seconds().is_none_or(|best| *seconds < best * (1.0 - GAIN));
+        if let Some((_, grain)) = best.filter(is_better) {
+            let mut asked = self.question.asked(&grain);
+            if asked.problem.training.micro_batches == MicroBatches::Enough {
+                asked.problem.training.micro_batches = micro_batches;
+            }
+            self.look_at(asked, &grain);
         }
     }
 
