@@ -5,8 +5,9 @@ PYTHON ?= python3
 	bench-emit bench-stages bench-split gpu oracle zoo-stages properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model pictures programs
 
+# Says last how many tests passed, failed, and did nothing for want of something.
 test: .venv/ready
-	cargo test --workspace --features torch
+	.ci/test
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -173,7 +174,7 @@ pictures:
 	cargo run --release --quiet -- graph fixtures/traces/unet_small.pt --depth 1 -o fixtures/pictures/unet_small.svg
 	cargo run --release --quiet -- graph fixtures/traces/amoebanet_6_small.pt --depth 1 --color cost -o fixtures/pictures/amoebanet_6_small.svg
 
-# Programs of the system that some tests use, which say so and pass without them: Chromium shows the report, Graphviz
+# Programs of the system that some tests use, and skip without: Chromium shows the report, Graphviz
 # serves `graph --renderer dot`.
 programs:
 	apt-get install -y --no-install-recommends chromium graphviz

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
+use needs::python;
 use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
+
+mod needs;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -231,16 +234,6 @@ fn wrong_plans_and_places_are_refused() {
     // A limit on the size of files stands for a full disk: half of a stage can be written.
     let full = format!("trap '' XFSZ; ulimit -f 40; {emit}");
     check("a_full_disk", &same, &full);
-}
-
-/// Returns the interpreter with torch, or says that the test is skipped.
-fn python() -> Option<PathBuf> {
-    let python = root().join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return None;
-    }
-    Some(python)
 }
 
 /// Lets torch compare models with the folders that follow each, and expects so many forms to be right.

@@ -2,12 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
+use needs::python;
 use std::{
     collections::BTreeSet,
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output},
 };
+
+mod needs;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -32,16 +35,6 @@ fn done(folder: &Path, line: &str) {
 }
 
 const SPLIT: &str = "split ROOT/fixtures/traces/unet_small.pt --devices 2xt4 --stages 2 -o out";
-
-/// Returns the interpreter with torch, or says that the test is skipped.
-fn python() -> Option<PathBuf> {
-    let python = root().join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return None;
-    }
-    Some(python)
-}
 
 /// Lists the files below a folder by their path in it.
 fn files(folder: &Path) -> BTreeSet<String> {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 
+mod needs;
+
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
     command.arg("graph");
@@ -179,11 +181,12 @@ fn wrong_wishes_are_explained() {
 }
 
 /// Tells whether Graphviz is installed; says so where it is not.
+#[track_caller]
 fn has_graphviz() -> bool {
     let is_there =
         std::process::Command::new("dot").arg("-V").output().is_ok_and(|output| output.status.success());
     if !is_there {
-        println!("skipped: there is no `dot` on the PATH (`make programs` installs it)");
+        needs::skip(needs::Need::Graphviz);
     }
     is_there
 }

@@ -22,6 +22,8 @@ use std::{
 
 use corpus::{Entry, entries, root};
 
+mod needs;
+
 /// Address space in KiB, seconds of the processor, and 512-byte blocks of a file: far more than any honest file of this size needs.
 /// A sanitizer (`make sanitize`) reserves address space without end, limits memory by itself, and is slow.
 const LIMITS: &str = "if [ -z \"$ASAN_OPTIONS\" ]; then ulimit -v 1500000 && ulimit -t 20; fi && ulimit -f 200000 && exec \"$@\"";
@@ -248,11 +250,7 @@ fn operators() {
 /// Everything that is emitted of the corpus and of the fixtures compiles, and training with it runs nothing but operators.
 #[test]
 fn what_is_emitted_runs_nothing_but_operators() {
-    let python = root().join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: there is no .venv");
-        return;
-    }
+    let Some(python) = needs::python() else { return };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
     let all = entries("operator");

@@ -5,6 +5,8 @@ use std::{collections::HashMap, path::Path, process::Command};
 
 use serde_json::Value;
 
+mod needs;
+
 const MODELS: [&str; 7] = [
     "amoebanet_6_small",
     "bert_tiny",
@@ -155,7 +157,7 @@ fn archive_and_ir_text_agree_on_every_call() {
 fn archive_and_ir_text_agree_on_the_zoo() {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("out/zoo");
     let Ok(entries) = std::fs::read_dir(&zoo) else {
-        println!("skipped: no out/zoo; `make zoo` makes it");
+        needs::skip(needs::Need::Zoo);
         return;
     };
     for archive in entries.map(|entry| entry.expect("a file").path()) {

@@ -15,6 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+mod needs;
+
 /// Begins the name of what was not finished; whoever sees it knows that it is not whole.
 const UNFINISHED: &str = ".model-analyze-unfinished-";
 
@@ -199,11 +201,7 @@ fn signals_leave_nothing_and_say_so() {
 
 #[test]
 fn an_interrupted_trace_takes_its_python_along() {
-    let python = root().join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return;
-    }
+    let Some(python) = needs::python() else { return };
     let place = tempfile::tempdir().unwrap();
     let folder = place.path();
     // Something that Python would go on with for a minute, and that starts a process of its own.

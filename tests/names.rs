@@ -9,6 +9,8 @@ use std::{
     process::Command,
 };
 
+mod needs;
+
 /// Elements that a picture of ours has; none of them loads, runs or links.
 const ELEMENTS: &[&str] = &[
     "circle",
@@ -202,13 +204,10 @@ fn programs_are_the_programs_that_we_meant() {
 
 #[test]
 fn stages_of_such_a_model_run() {
-    if !root().join(".venv/bin/python").exists() {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return;
-    }
+    let Some(python) = needs::python() else { return };
     let place = tempfile::tempdir().unwrap();
     run(place.path(), "emit MODEL --stages 3 -o emitted");
-    let output = Command::new(python())
+    let output = Command::new(python)
         .args(["-c", STAGES])
         .arg(root().join("fixtures/hostile/names.pt"))
         .current_dir(place.path().join("emitted"))

@@ -12,6 +12,8 @@ use std::{
     process::{Command, Output},
 };
 
+mod needs;
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -110,7 +112,7 @@ fn a_full_disk_is_told_and_left_as_it_was() {
         assert!(!text.contains("unfinished"), "{line}: {text}");
     }
     if tried == 0 {
-        println!("skipped: no file system of our own can be mounted here");
+        needs::skip(needs::Need::Mounts);
     }
 }
 
@@ -142,12 +144,12 @@ fn folders_without_the_right_to_write_stay_as_they_are() {
         }
         let output = match command.args(words(line)).output() {
             Ok(output) if stderr(&output).contains(".pt: Permission denied") => {
-                println!("skipped: others may not read this checkout");
+                needs::skip(needs::Need::OtherUser);
                 break;
             }
             Ok(output) => output,
-            Err(error) => {
-                println!("skipped: {error}");
+            Err(_) => {
+                needs::skip(needs::Need::OtherUser);
                 break;
             }
         };

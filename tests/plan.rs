@@ -1,10 +1,9 @@
 //! `model-analyze plan`, end to end: answers, files and faults as a user meets them.
 
-#![allow(clippy::print_stdout)]
-
-use std::path::{Path, PathBuf};
-
 use assert_cmd::Command;
+use needs::outside;
+
+mod needs;
 
 fn run(arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
@@ -385,30 +384,24 @@ fn short_memory_takes_fewer_micro_batches() {
     assert!(answer["micro_batches"].as_u64() < Some(8), "{answer}");
 }
 
-/// Outside data, or `None` with a word about it.
-fn outside(path: &str) -> Option<String> {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/partitioners").join(path);
-    if !path.exists() {
-        println!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path.display().to_string())
-}
-
 #[test]
 fn outside_formats_are_told_apart() {
     let check = |path: &str, key: &str, expected: f64| {
-        let Some(path) = outside(path) else { return };
+        let path = outside(path).expect("the sample has it").display().to_string();
         let answer = json(&["plan", &path]);
         let found = answer[key].as_f64().expect(key);
         assert!((found - expected).abs() < 1e-6, "{path}: {found} is not {expected}");
     };
-    check("dnn-partitioning/LayerGraphs/bert24_training.json", "period_seconds", 41.745812);
-    check("dnn-partitioning/LayerGraphs/resnet50_training.json", "lower_bound_seconds", 78.631813);
-    let Some(profile) = outside("pipedream/resnet50/graph.txt") else { return };
+    check("partitioners/dnn-partitioning/LayerGraphs/bert24_training.json", "period_seconds", 41.745812);
+    check(
+        "partitioners/dnn-partitioning/LayerGraphs/resnet50_training.json",
+        "lower_bound_seconds",
+        78.631813,
+    );
+    let profile = outside("partitioners/pipedream/resnet50/graph.txt").expect("the sample has it");
     let answer = json(&[
         "plan",
-        &profile,
+        &profile.display().to_string(),
         "--compat",
         "pipedream",
         "--machines",

@@ -2,6 +2,8 @@
 
 use std::{path::Path, process::Command};
 
+mod needs;
+
 #[cfg(feature = "torch")]
 mod validate;
 
@@ -196,11 +198,10 @@ mod with_libtorch {
 
     /// Linkers drop libtorch's half for CUDA, which nothing calls by name; without it no GPU is ever seen.
     #[test]
-    #[allow(clippy::print_stdout)]
     fn libtorch_is_asked_for_gpus_with_the_half_that_knows_them() {
         let half = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/libtorch/lib/libtorch_cuda.so");
         if !half.exists() {
-            println!("skipped: the libtorch in .venv was built without CUDA");
+            needs::skip(needs::Need::Cuda);
             return;
         }
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,7 +1,7 @@
 //! The report in a real browser: nothing fetched, nothing run that a name brings along, and fast when large.
 //!
 //! The browser is driven over the DevTools protocol on its standard input and output; nothing but Chromium is needed.
-//! `make programs` installs it. Without one, the tests that need it say so and pass.
+//! `make programs` installs it. Without one, the tests that need it are skipped.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
@@ -9,6 +9,8 @@ use std::{fs, path::Path, process::Command, time::Instant};
 
 use browser::Browser;
 use serde_json::json;
+
+mod needs;
 
 #[path = "report/browser.rs"]
 mod browser;

@@ -2,27 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use assert_cmd::Command;
+use needs::python;
 use tempfile::TempDir;
 use tracer::{DType, Program, read_archive};
 use validate::validate;
 
-mod validate;
+mod needs;
 
-/// Returns the interpreter with torch, or says that the test is skipped.
-fn python() -> Option<PathBuf> {
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: no .venv; `make test` makes it");
-        return None;
-    }
-    Some(python)
-}
+mod validate;
 
 fn command(python: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
@@ -296,11 +286,11 @@ fn wrong_usage_is_refused_before_python_starts() {
 #[test]
 fn an_interpreter_without_torch_is_named() {
     let Ok(found) = std::process::Command::new("python3").args(["-c", "import torch"]).output() else {
-        println!("skipped: no python3");
+        needs::skip(needs::Need::BarePython);
         return;
     };
     if found.status.success() {
-        println!("skipped: python3 has torch");
+        needs::skip(needs::Need::BarePython);
         return;
     }
     let message = refuse(Path::new("python3"), &["fixtures/models/cnn.py:BasicCNN", "--input=1"]);

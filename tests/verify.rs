@@ -16,7 +16,10 @@ use std::{
 };
 
 use assert_cmd::Command;
+use needs::python;
 use serde_json::Value;
+
+mod needs;
 
 const MODELS: &str = "
 import torch
@@ -91,16 +94,6 @@ const CASES: [(&str, &str); 6] = [
 
 fn command() -> Command {
     Command::cargo_bin("model-analyze").unwrap()
-}
-
-/// Returns the interpreter with torch, or says that the test is skipped.
-fn python() -> Option<PathBuf> {
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: no .venv; `make test` makes it");
-        return None;
-    }
-    Some(python)
 }
 
 /// Traces a model and splits it into two stages; returns the folder of the stages.

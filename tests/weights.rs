@@ -10,8 +10,11 @@ use std::{
 };
 
 use assert_cmd::Command;
+use needs::python;
 use tempfile::TempDir;
 use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
+
+mod needs;
 
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
@@ -201,16 +204,6 @@ fn sizes_of_a_trace_in_text_come_from_safetensors_too() {
     let expected = whole.tensors.iter().filter(|tensor| tensor.role == tracer::Role::Parameter);
     let expected: u64 = expected.map(|tensor| tensor.shape.iter().product::<u64>()).sum();
     assert_eq!(parameters(&["--parameters", weights.to_str().unwrap()]), expected);
-}
-
-/// Returns the interpreter with torch, or says that the test is skipped.
-fn python() -> Option<PathBuf> {
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
-    if !python.exists() {
-        println!("skipped: no .venv; `make test` makes it");
-        return None;
-    }
-    Some(python)
 }
 
 fn trace(python: &Path, arguments: &[&str], name: &str) -> (TempDir, PathBuf) {

@@ -23,6 +23,9 @@ use proptest::{
 };
 use tracer::{CallId, NodeId, Operand, Program};
 
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
+
 const MODELS: [&str; 13] = [
     "amoebanet_6_small",
     "bert_tiny",
@@ -192,11 +195,9 @@ struct Torch {
 }
 
 impl Torch {
+    #[track_caller]
     fn start(root: &Path, folder: &Path) -> Option<Self> {
-        let python = root.join(".venv/bin/python");
-        if !python.exists() {
-            return None;
-        }
+        let python = needs::python()?;
         let mut child = Command::new(python)
             .args(["-W", "ignore"])
             .arg(root.join("tests/oracle/random_cuts.py"))
@@ -223,10 +224,7 @@ fn any_legal_cut_gives_what_the_whole_model_gives() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cuts-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
-    let Some(torch) = Torch::start(&root, &folder) else {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return;
-    };
+    let Some(torch) = Torch::start(&root, &folder) else { return };
     let torch = RefCell::new(torch);
     let cases = std::env::var("CUT_CASES").map_or(CASES, |cases| cases.parse().expect("a number"));
     let (right, refused, crossed) = (Cell::new(0), Cell::new(0), Cell::new(0));

@@ -353,7 +353,7 @@ impl<'a> Predictor<'a> {
     fn busy(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) -> [bool; 3] {
         let Subject { operator, cost, machine, .. } = subject;
         let sort = Sort::of(operator.class, kind(operator), subject.shape.as_ref().map(|shape| &shape.size));
-        let rates = efficiency::of(&self.model.device, &self.model.figures, sort);
+        let rates = efficiency::of(&self.model.figures, sort);
         let [forward_sheet, input_sheet, weight_sheet] =
             [Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
                 .map(|phase| self.data_sheet(subject, sort, &rates, phase));
@@ -637,7 +637,7 @@ impl<'a> Predictor<'a> {
         match curve {
             Some(curve) => (curve.predict_warm(&work, shares), TimeSource::Curve),
             None => {
-                let rates = efficiency::of(&self.model.device, &self.model.figures, Sort::Elementwise);
+                let rates = efficiency::of(&self.model.figures, Sort::Elementwise);
                 let bytes = work.bytes() / machine.bandwidth;
                 let seconds = rates.seconds(Phase::Forward, 0.0, bytes, machine.launch);
                 (Estimate::about(seconds, rates.band), TimeSource::Roofline)

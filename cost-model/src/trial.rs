@@ -124,8 +124,8 @@ fn estimate(
         }
         Features::Roofline => Ok((all(&|work| Estimate::exact(work.roofline(machine))), 0)),
         Features::DataSheet => {
-            let Group { device, figures, kind, .. } = group;
-            Ok((all(&|work| efficiency::estimate(device, figures, kind, work, machine)), 0))
+            let Group { figures, kind, .. } = group;
+            Ok((all(&|work| efficiency::estimate(figures, kind, work, machine)), 0))
         }
     }
 }

@@ -29,7 +29,7 @@ fn times_of(
     change: impl Fn(&mut CostModelFile),
 ) -> Costs {
     let device = "CPU-EPYC-ZEN4-1T";
-    let mut file = CostModel::shipped(device, &catalogue()[device]).expect("a shipped model").to_file();
+    let mut file = CostModel::shipped(&catalogue()[device]).expect("a shipped model").to_file();
     file.overhead.as_mut().expect("an overhead").cold = cold;
     for curve in &mut file.curves {
         curve.flushed = flushed;

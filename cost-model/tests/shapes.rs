@@ -15,7 +15,7 @@ fn seconds(inputs: &str, operator: &str) -> f64 {
     let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
     let device = "CPU-EPYC-ZEN4-1T";
-    let model = CostModel::shipped(device, &catalogue()[device]).expect("a shipped model");
+    let model = CostModel::shipped(&catalogue()[device]).expect("a shipped model");
     let costs = predict(&graph, &graph::costs(&graph), &model, &PredictOptions::default());
     let total = costs.total();
     total.forward.seconds + total.backward().seconds

@@ -7,7 +7,7 @@ use schema::catalogue;
 /// Predicts by a profile that was measured in fresh memory: later ones keep it, and clear nothing.
 fn gradients(graph: &ModelGraph) -> Costs {
     let device = "CPU-EPYC-ZEN3-1T";
-    let model = CostModel::shipped(device, &catalogue()[device]).expect("a shipped model");
+    let model = CostModel::shipped(&catalogue()[device]).expect("a shipped model");
     predict(graph, &graph::costs(graph), &model, &PredictOptions::default())
 }
 

@@ -1,35 +1,22 @@
 //! The released PipeDream optimizer's figures, from its own runs on its own profiles.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used, clippy::type_complexity, clippy::approx_constant)]
-
-use std::path::Path;
+#![allow(clippy::unwrap_used, clippy::type_complexity, clippy::approx_constant)]
 
 use partitioner::{CompatPlan, CompatQuestion, compat_plan};
 use schema::{BytesPerSecond, PipedreamProfile};
 
-/// Reads a profile of the outside data, or says that it is not there.
-fn profile(name: &str) -> Option<PipedreamProfile> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../shared/data/partitioners/pipedream")
-        .join(name)
-        .join("graph.txt");
-    match std::fs::read_to_string(&path) {
-        Ok(text) => Some(PipedreamProfile::from_text(&text).expect("outside profiles are right")),
-        Err(_) => {
-            println!("skipped: {} is not there", path.display());
-            None
-        }
-    }
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
+
+/// Reads a profile of the outside data.
+fn profile(name: &str) -> PipedreamProfile {
+    let path =
+        needs::outside(&format!("partitioners/pipedream/{name}/graph.txt")).expect("the sample has it");
+    PipedreamProfile::from_text(&std::fs::read_to_string(path).unwrap()).expect("outside profiles are right")
 }
 
-fn plan(
-    name: &str,
-    machines: &[u32],
-    bandwidths: &[f64],
-    transfer: bool,
-    straight: bool,
-) -> Option<CompatPlan> {
-    let profile = profile(name)?;
+fn plan(name: &str, machines: &[u32], bandwidths: &[f64], transfer: bool, straight: bool) -> CompatPlan {
+    let profile = profile(name);
     let bandwidths: Vec<_> = bandwidths.iter().map(|&rate| BytesPerSecond(rate)).collect();
     let question = CompatQuestion {
         profile: &profile,
@@ -42,7 +29,7 @@ fn plan(
     let mut nodes: Vec<usize> = plan.stages.iter().flat_map(|stage| stage.nodes.clone()).collect();
     nodes.sort_unstable();
     assert_eq!(nodes, (0..profile.nodes.len()).collect::<Vec<_>>(), "every node is in one stage");
-    Some(plan)
+    plan
 }
 
 /// Seconds with six decimals, as the original prints them.
@@ -75,7 +62,7 @@ fn runs_of_the_original_give_the_same_time() {
         ("resnet50", &[8, 2], &[30e9, 3.125e9], 0.031989, 1.02),
     ];
     for &(name, machines, bandwidths, period, speedup) in rows {
-        let Some(plan) = plan(name, machines, bandwidths, true, false) else { return };
+        let plan = plan(name, machines, bandwidths, true, false);
         let case = format!("{name} {machines:?} {bandwidths:?}");
         assert!((plan.period - period).abs() < 0.6e-6, "{case}: {} is not {period}", plan.period);
         let ours = plan.data_parallel / plan.period;
@@ -103,7 +90,7 @@ fn flat_machines_give_the_table() {
     for &(name, machines, expected) in rows {
         for (column, expected) in expected.into_iter().enumerate() {
             let bandwidth = [1e9, 1.25e9, 3.125e9, 16e9, 1e9][column];
-            let Some(plan) = plan(name, &[machines], &[bandwidth], true, column == 4) else { return };
+            let plan = plan(name, &[machines], &[bandwidth], true, column == 4);
             let ours = plan.period * 1e3;
             assert!(
                 (ours - expected).abs() < 0.0051,
@@ -116,7 +103,7 @@ fn flat_machines_give_the_table() {
 #[test]
 fn published_configurations_are_reached() {
     let check = |name: &str, machines: &[u32], bandwidths: &[f64], expected: &[u32]| {
-        let Some(plan) = plan(name, machines, bandwidths, true, false) else { return };
+        let plan = plan(name, machines, bandwidths, true, false);
         let replicas: Vec<u32> = plan.stages.iter().map(|stage| stage.replicas).collect();
         assert_eq!(replicas, expected, "{name} {machines:?}");
     };

@@ -1,21 +1,17 @@
 //! Piper's own results on its BERT-32 workload: ours must be as good or better.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used)]
-
-use std::path::Path;
+#![allow(clippy::unwrap_used)]
 
 use partitioner::{PiperOptions, piper_plan};
 use schema::PiperWorkload;
 
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
+
 #[test]
 fn bert_is_at_least_as_good_as_the_greedy_choice() {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/partitioners/piper/bert32a100.json");
-    let Ok(text) = std::fs::read_to_string(&path) else {
-        println!("skipped: {} is not there", path.display());
-        return;
-    };
-    let workload = PiperWorkload::from_text(&text).unwrap();
+    let path = needs::outside("partitioners/piper/bert32a100.json").expect("the sample has it");
+    let workload = PiperWorkload::from_text(&std::fs::read_to_string(path).unwrap()).unwrap();
     let rows = [
         (256, [true, true, true], 0.00508104534),
         (2048, [true, true, true], 0.000703591184),

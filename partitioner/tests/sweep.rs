@@ -17,6 +17,9 @@ use schema::{
 };
 use simulator::{PlanOptions, from_plan, simulate};
 
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
+
 /// What was looked at.
 #[derive(Default)]
 struct Seen {
@@ -128,25 +131,23 @@ fn try_all(name: &str, profile: &PipedreamProfile, devices: &[usize], is_whole: 
     }
 }
 
-fn read(path: &Path) -> Option<PipedreamProfile> {
-    let text = std::fs::read_to_string(path).ok()?;
-    Some(PipedreamProfile::from_text(&text).expect("these profiles are right"))
+fn read(path: &Path) -> PipedreamProfile {
+    let text = std::fs::read_to_string(path).expect("a fixture");
+    PipedreamProfile::from_text(&text).expect("these profiles are right")
 }
 
 #[test]
 fn written_plans_are_simulated_and_checked_as_they_were_made() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut seen = Seen::default();
-    let own = read(&root.join("fixtures/profiles/small_vgg.txt")).expect("a fixture");
+    let own = read(&root.join("fixtures/profiles/small_vgg.txt"));
     try_all("small_vgg", &own, &[4], false, &mut seen);
     // `all`, or one by name.
     let wanted = std::env::var("PLAN_SWEEP").unwrap_or_default();
     let outside = ["alexnet", "vgg16", "gnmt", "resnet50", "nasnetamobile"];
     for name in outside.into_iter().filter(|name| wanted == "all" || wanted == *name) {
-        let path = root.join("../shared/data/partitioners/pipedream").join(name).join("graph.txt");
-        match read(&path) {
-            Some(profile) => try_all(name, &profile, &[2, 4, 8, 16], true, &mut seen),
-            None => println!("skipped: {} is not there", path.display()),
+        if let Some(path) = needs::outside(&format!("partitioners/pipedream/{name}/graph.txt")) {
+            try_all(name, &read(&path), &[2, 4, 8, 16], true, &mut seen);
         }
     }
     println!("{} plans, {} times none fits", seen.plans, seen.unfit);

@@ -7,6 +7,9 @@
 use runtime::torch::Bench;
 use tch::{Device, Kind, Tensor};
 
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
+
 /// Pages that this process was given so far.
 fn faults() -> u64 {
     let text = std::fs::read_to_string("/proc/self/stat").expect("Linux");
@@ -33,7 +36,7 @@ fn cleared() -> u64 {
 
 fn main() {
     if !cfg!(all(target_os = "linux", target_env = "gnu")) {
-        println!("skipped: only glibc is told to keep memory");
+        needs::skip(needs::Need::Glibc);
         return;
     }
     let before = cleared();

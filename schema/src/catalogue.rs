@@ -95,6 +95,8 @@ pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), Devic
         ("host_bandwidth", device.host_bandwidth.map(|rate| rate.0)),
         ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),
         ("launch", device.launch.map(|time| time.0)),
+        ("product_slowdown", device.product_slowdown),
+        ("copy_slowdown", device.copy_slowdown),
         ("speed", device.speed),
         ("multiprocessors", device.multiprocessors.map(f64::from)),
     ];
@@ -224,6 +226,11 @@ mod tests {
             }
             assert!(device.sources.contains_key("peak"), "{name}");
             assert!(device.sources.contains_key("memory_bandwidth"), "{name}");
+            let slowdowns =
+                [("product_slowdown", device.product_slowdown), ("copy_slowdown", device.copy_slowdown)];
+            for (field, figure) in slowdowns {
+                assert_eq!(device.sources.contains_key(field), figure.is_some(), "{name}: {field}");
+            }
             assert!(
                 device.peak.contains_key("float32")
                     && device.multiprocessors.is_some()
@@ -243,6 +250,10 @@ mod tests {
         check(
             &own.replace("RATE", "-1.0"),
             "device `A100`: peak.float32 must be a positive number, 1e-30 to 1e30",
+        );
+        check(
+            &own.replace("RATE", "1.0").replace("    peak", "    copy_slowdown: 0.0\n    peak"),
+            "device `A100`: copy_slowdown must be a positive number, 1e-30 to 1e30",
         );
         check(
             &own.replace("RATE", ".nan"),

@@ -68,6 +68,12 @@ pub struct DeviceType {
     /// The shortest time any operator takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch: Option<Seconds>,
+    /// Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub product_slowdown: Option<f64>,
+    /// Time of plain copies relative to what the memory bandwidth promises; 1.25 when absent, 1.67 for processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_slowdown: Option<f64>,
     /// Where a figure comes from, by field.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub sources: IndexMap<String, String>,

@@ -8,15 +8,16 @@ use simulator::{
     order::{ALL, Order, Shape, from_csv, make_for_costs, to_csv},
 };
 
-/// Every reference schedule beside the repository, and a few of ours where it is absent.
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
+
+/// Every reference schedule that is here, and each of ours.
 fn schedules() -> Vec<(String, String)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/schedules");
     let mut all = Vec::new();
+    // The whole set holds the sample.
+    let folder = needs::outside_sets("schedules").pop().unwrap();
     for source in ["torch_2_11", "zero_bubble", "chimera", "dualpipe"] {
-        let Ok(files) = fs::read_dir(folder.join(source)) else {
-            println!("skipped: the reference schedules are not at {}", folder.display());
-            break;
-        };
+        let Ok(files) = fs::read_dir(folder.join(source)) else { continue };
         let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
         files.sort();
         all.extend(files.iter().map(|file| (file.display().to_string(), fs::read_to_string(file).unwrap())));

@@ -1,7 +1,7 @@
 //! Published numbers that the models must meet, within the bands that their sources allow.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{collections::BTreeMap, fs};
 
 use simulator::{
     Cost, Link, Machine, Measured, Offload, Stage, StageMemory, Sync, Workload, clock,
@@ -12,6 +12,9 @@ use simulator::{
     order::{Schedule, Shape, make_for_costs, replicated},
     step_time,
 };
+
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
 
 /// GPipe, table 2: Transformer-48 on K accelerators, M = 32 micro-batches, throughput relative to K = 2.
 #[test]
@@ -85,67 +88,68 @@ fn link_constants_meet_measured_bandwidth() {
 /// Leave one out: a table without a point says what was measured there.
 #[test]
 fn tables_meet_measured_collectives() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../shared/data/collectives/nccl_measured_aiconfigurator.csv");
-    let Ok(text) = fs::read_to_string(&path) else {
-        println!("skipped: the measured collectives are not at {}", path.display());
-        return;
-    };
-    let mut groups: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-    for row in text.lines().skip(1) {
-        let cells: Vec<&str> = row.split(',').collect();
-        let (size, latency): (f64, f64) = (cells[5].parse().unwrap(), cells[6].parse().unwrap());
-        groups.entry(cells[..5].join(",")).or_default().push((2.0 * size, latency * 1e6));
-    }
-    let mut errors = Vec::new();
-    for points in groups.values() {
-        for (nth, (bytes, time)) in points.iter().enumerate().skip(1).take(points.len().saturating_sub(2)) {
-            let mut others = points.clone();
-            others.remove(nth);
-            let found = Table::new(&others).unwrap().time(*bytes);
-            errors.push((found / time - 1.0).abs());
+    for path in needs::outside_sets("collectives/nccl_measured_aiconfigurator.csv") {
+        let text = fs::read_to_string(path).unwrap();
+        let mut groups: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+        for row in text.lines().skip(1) {
+            let cells: Vec<&str> = row.split(',').collect();
+            let (size, latency): (f64, f64) = (cells[5].parse().unwrap(), cells[6].parse().unwrap());
+            groups.entry(cells[..5].join(",")).or_default().push((2.0 * size, latency * 1e6));
         }
+        let mut errors = Vec::new();
+        for points in groups.values() {
+            for (nth, (bytes, time)) in points.iter().enumerate().skip(1).take(points.len().saturating_sub(2))
+            {
+                let mut others = points.clone();
+                others.remove(nth);
+                let found = Table::new(&others).unwrap().time(*bytes);
+                errors.push((found / time - 1.0).abs());
+            }
+        }
+        errors.sort_by(f64::total_cmp);
+        let (median, p90) = (errors[errors.len() / 2], errors[errors.len() * 9 / 10]);
+        println!(
+            "{} points: median {:.1} %, 90th percentile {:.1} %",
+            errors.len(),
+            100.0 * median,
+            100.0 * p90
+        );
+        assert!(median < 0.035 && p90 < 0.13, "median {median:.3}, 90th percentile {p90:.3}");
     }
-    errors.sort_by(f64::total_cmp);
-    let (median, p90) = (errors[errors.len() / 2], errors[errors.len() * 9 / 10]);
-    println!("{} points: median {:.1} %, 90th percentile {:.1} %", errors.len(), 100.0 * median, 100.0 * p90);
-    assert!(median < 0.035 && p90 < 0.13, "median {median:.3}, 90th percentile {p90:.3}");
 }
 
 /// A link fitted to measured collectives is as far off as the best constants of such a model are.
 #[test]
 fn fitted_links_meet_measured_collectives() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../shared/data/collectives/nccl_measured_aiconfigurator.csv");
-    let Ok(text) = fs::read_to_string(&path) else {
-        println!("skipped: the measured collectives are not at {}", path.display());
-        return;
-    };
-    let mut groups: BTreeMap<String, Vec<Measured>> = BTreeMap::new();
-    for row in text.lines().skip(1).filter(|row| row.contains(",all_reduce,half,")) {
-        let cells: Vec<&str> = row.split(',').collect();
-        let (size, latency): (f64, f64) = (cells[5].parse().unwrap(), cells[6].parse().unwrap());
-        groups.entry(cells[..5].join(",")).or_default().push(Measured {
-            collective: Collective::AllReduce,
-            ranks: cells[4].parse().unwrap(),
-            bytes: (2.0 * size) as u64,
-            nanoseconds: latency * 1e6,
-        });
+    for path in needs::outside_sets("collectives/nccl_measured_aiconfigurator.csv") {
+        let text = fs::read_to_string(path).unwrap();
+        let mut groups: BTreeMap<String, Vec<Measured>> = BTreeMap::new();
+        for row in text.lines().skip(1).filter(|row| row.contains(",all_reduce,half,")) {
+            let cells: Vec<&str> = row.split(',').collect();
+            let (size, latency): (f64, f64) = (cells[5].parse().unwrap(), cells[6].parse().unwrap());
+            groups.entry(cells[..5].join(",")).or_default().push(Measured {
+                collective: Collective::AllReduce,
+                ranks: cells[4].parse().unwrap(),
+                bytes: (2.0 * size) as u64,
+                nanoseconds: latency * 1e6,
+            });
+        }
+        let mut means: Vec<f64> = groups
+            .iter()
+            .filter(|(_, rows)| rows.len() >= 10)
+            .map(|(name, rows)| {
+                let found = fit_link(rows).expect(name);
+                let mean =
+                    found.errors.iter().map(|error| error.abs()).sum::<f64>() / found.errors.len() as f64;
+                println!("{name}: {:?}, {:.1} % off on average", found.link, 100.0 * mean);
+                mean
+            })
+            .collect();
+        means.sort_by(f64::total_cmp);
+        assert!(means.len() > 10, "{} systems", means.len());
+        let median = means[means.len() / 2];
+        assert!(median < 0.2, "{:.1} % off on the median system", 100.0 * median);
     }
-    let mut means: Vec<f64> = groups
-        .iter()
-        .filter(|(_, rows)| rows.len() >= 10)
-        .map(|(name, rows)| {
-            let found = fit_link(rows).expect(name);
-            let mean = found.errors.iter().map(|error| error.abs()).sum::<f64>() / found.errors.len() as f64;
-            println!("{name}: {:?}, {:.1} % off on average", found.link, 100.0 * mean);
-            mean
-        })
-        .collect();
-    means.sort_by(f64::total_cmp);
-    assert!(means.len() > 10, "{} systems", means.len());
-    let median = means[means.len() / 2];
-    assert!(median < 0.2, "{:.1} % off on the median system", 100.0 * median);
 }
 
 /// A model of one stage whose pass back takes twice its forward pass.

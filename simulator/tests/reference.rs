@@ -1,25 +1,27 @@
 //! The reference schedules beside the repository: every expected time, and every order that we can make.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use simulator::{
     Cost, clock,
     order::{Op, Order, Schedule, Shape, from_csv, make, make_for_costs},
 };
 
-fn folder() -> Option<PathBuf> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/schedules");
-    if !folder.is_dir() {
-        println!("skipped: the reference schedules are not at {}", folder.display());
-        return None;
-    }
-    Some(folder)
-}
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
 
 #[test]
 fn every_expected_row_is_equal() {
-    let Some(folder) = folder() else { return };
+    for (folder, at_least) in needs::outside_sets("schedules").iter().zip([655, 1135]) {
+        let n_rows = equal_rows(folder);
+        println!("{}: {n_rows} rows equal", folder.display());
+        assert!(n_rows >= at_least, "{}: {n_rows}", folder.display());
+    }
+}
+
+/// Holds every row of a folder's table against our clock; returns how many there are.
+fn equal_rows(folder: &Path) -> usize {
     let table = fs::read_to_string(folder.join("expected.csv")).unwrap();
     let mut orders: BTreeMap<String, Order> = BTreeMap::new();
     let mut n_rows = 0;
@@ -51,18 +53,22 @@ fn every_expected_row_is_equal() {
         assert_eq!(wide(&found.peak_until_input_gradient), list(10), "peak until input gradient of {row}");
         n_rows += 1;
     }
-    println!("{n_rows} rows equal");
-    assert!(n_rows > 1000);
+    n_rows
 }
 
 #[test]
 fn every_order_is_made_operation_by_operation() {
-    let Some(folder) = folder() else { return };
+    let mut n_files = 0;
     let mut wrong = Vec::new();
     let mut equal: BTreeMap<String, (u32, u32)> = BTreeMap::new();
-    for source in ["torch_2_11", "zero_bubble", "chimera", "dualpipe"] {
-        let mut files: Vec<_> =
-            fs::read_dir(folder.join(source)).unwrap().map(|f| f.unwrap().path()).collect();
+    let folders = needs::outside_sets("schedules");
+    let sources = ["torch_2_11", "zero_bubble", "chimera", "dualpipe"];
+    let each = folders.iter().flat_map(|folder| sources.map(|source| (folder, source)));
+    for (folder, source) in each {
+        // The sample lacks what nobody may hand on.
+        let Ok(files) = fs::read_dir(folder.join(source)) else { continue };
+        let mut files: Vec<_> = files.map(|f| f.unwrap().path()).collect();
+        n_files += files.len();
         files.sort();
         for file in files {
             let name = file.file_name().unwrap().to_str().unwrap().to_string();
@@ -83,6 +89,7 @@ fn every_order_is_made_operation_by_operation() {
         println!("{name}: {equal} of {all} equal");
     }
     assert!(wrong.is_empty(), "differ: {wrong:#?}");
+    assert!(n_files >= 131, "{n_files} files");
 }
 
 /// Makes the order that a file of the reference holds.

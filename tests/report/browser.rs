@@ -12,6 +12,8 @@ use std::{
 
 use serde_json::{Value, json};
 
+use crate::needs;
+
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 const FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run \
     --disable-background-networking --disable-component-update --disable-sync --disable-dev-shm-usage \
@@ -33,12 +35,13 @@ pub struct Browser {
 
 impl Browser {
     /// Starts a browser, or says that there is none.
+    #[track_caller]
     pub fn start() -> Option<Self> {
         let is_there = |name: &&&str| {
             Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
         };
         let Some(name) = NAMES.iter().find(is_there) else {
-            println!("skipped: no chromium here, `make programs` installs it");
+            needs::skip(needs::Need::Browser);
             return None;
         };
         let profile = tempfile::tempdir().unwrap();

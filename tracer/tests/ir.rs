@@ -9,6 +9,9 @@ use std::{
 
 use tracer::{Argument, CallId, Constant, Operand, Program, Type, ir};
 
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -18,7 +21,7 @@ fn dumps() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for folder in ["fixtures/ir", "out/zoo"] {
         let Ok(entries) = fs::read_dir(root().join(folder)) else {
-            println!("no {folder}: skipped");
+            needs::shorten(needs::Need::Zoo);
             continue;
         };
         found.extend(

@@ -4,17 +4,16 @@
 //! submodules on the way there (scalar round trips, dead code, `cat` of `cat`), which the saved code has not.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use std::{path::Path, process::Command};
+use std::process::Command;
+
+#[path = "../../tests/needs/mod.rs"]
+mod needs;
 
 const SCRIPT: &str = include_str!("trace_small.py");
 
 #[test]
 fn operators_and_scopes_are_those_of_torch() {
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
-    if !python.exists() {
-        println!("skipped: there is no .venv/bin/python with torch");
-        return;
-    }
+    let Some(python) = needs::python() else { return };
     let folder = std::env::temp_dir().join(format!("tracer-torch-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let output = Command::new(python)
@@ -26,7 +25,7 @@ fn operators_and_scopes_are_those_of_torch() {
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
         assert!(reason.contains("ModuleNotFoundError"), "{reason}");
-        println!("skipped: {reason}");
+        needs::skip(needs::Need::Torch);
         return;
     }
     let mut models = 0;
