@@ -104,6 +104,7 @@ const fn is_same(a: &str, b: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Flops, InPlace, Keeps, Memory, OperatorClass, Python, ShapeRule};
 
     #[test]
     fn every_row_is_found_by_its_name_and_no_other() {
@@ -112,6 +113,53 @@ mod tests {
         }
         for name in ["", "_", "relu_", "Relu", "relu ", "aten::relu", "no_such_operator"] {
             assert!(find(name).is_none(), "{name}");
+        }
+    }
+
+    /// What the columns of one row say of each other: an answer that was forgotten shows here.
+    #[test]
+    fn the_columns_of_a_row_agree() {
+        use OperatorClass::{
+            Attention, Convolution, Create, Embedding, Matmul, Plumbing, Recurrent, Unknown, View,
+        };
+        let allowed = |names: &str, row: &Operator| names.split(' ').any(|name| name == row.name);
+        for row in all() {
+            let check = |holds: bool, what: &str| assert!(holds, "`{}`: {what}", row.name);
+            let is_unknown = row.class == Unknown;
+            check(
+                is_unknown == (row.shape == ShapeRule::Unknown),
+                "a class without a shape rule, or the reverse",
+            );
+            check(
+                is_unknown == (row.keeps == Keeps::Unknown),
+                "what it keeps is known and its class is not, or the reverse",
+            );
+            let is_product = matches!(row.class, Matmul | Convolution | Attention | Recurrent);
+            check(!is_product || row.flops != Flops::Nothing, "a product without operations");
+            let is_attention = row.class == Attention;
+            check(
+                is_attention == (row.keeps == Keeps::Attention),
+                "attention that keeps as others do, or the reverse",
+            );
+            check(
+                row.class != Embedding || row.keeps != Keeps::Nothing || row.name == "_embedding_bag",
+                "a table without its indices",
+            );
+            check(
+                !matches!(row.class, Create | Plumbing) || row.keeps == Keeps::Nothing,
+                "nothing flows through, and it keeps",
+            );
+            let is_fresh = row.memory == Memory::Fresh;
+            check(
+                row.class != View || !is_fresh || allowed("_view_copy lift set_data", row),
+                "a view of its own memory",
+            );
+            check(
+                row.in_place != InPlace::Absent || row.in_place_python == Python::Dispatcher,
+                "a spelling of no form",
+            );
+            check(!row.has(Mark::Cheap) || !row.has(Mark::Random), "random, and repeated");
+            check(!row.has(Mark::Unset) || row.class == Create, "an operand, and unset memory");
         }
     }
 }

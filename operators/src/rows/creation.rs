@@ -30,11 +30,11 @@ pub(super) const ROWS: &[Operator] = rows! {
     bernoulli              Create  CreateLike     -      -           -       -       Torch   Other     -           [Random];
     fill                   Create  CreateLike     -      -           Cheap   -       -       Other     Method      [Cheap];
     zero                   Create  CreateLike     -      -           -       -       -       Other     Method      [];
-    uniform                Create  CreateLike     -      -           -       -       -       Other     -           [];
+    uniform                Create  CreateLike     -      -           -       -       -       Other     -           [Random];
     normal                 Create  CreateLike     -      -           -       -       -       Other     -           [Random];
-    random                 Create  CreateLike     -      -           -       -       -       Other     -           [];
-    cauchy                 Create  CreateLike     -      -           -       -       -       Other     -           [];
-    geometric              Create  CreateLike     -      -           -       -       -       Other     -           [];
+    random                 Create  CreateLike     -      -           -       -       -       Other     -           [Random];
+    cauchy                 Create  CreateLike     -      -           -       -       -       Other     -           [Random];
+    geometric              Create  CreateLike     -      -           -       -       -       Other     -           [Random];
     arange                 Create  Sequence       -      -           -       -       Torch   -         -           [NoGradient OnDevice];
     range                  Create  Sequence       -      -           -       -       -       -         -           [OnDevice];
     linspace               Create  Sequence       -      -           -       -       Torch   -         -           [NoGradient OnDevice];

@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     hardshrink                              Elementwise  Unary             Operand           -      -           -        -           -         -           [];
     threshold                               Elementwise  Unary             Operand           -      -           -        Torch       Same      -           [];
     rrelu                                   Elementwise  Unary             RRelu             -      -           -        -           Other     -           [Random];
-    rrelu_with_noise                        Elementwise  Unary             -                 -      -           -        -           Other     -           [];
+    rrelu_with_noise                        Elementwise  Unary             -                 -      -           -        -           Other     -           [Random];
     neg                                     Elementwise  Unary             -                 -      Cheap       -        Torch       Same      Method      [Cheap KeepsSizes];
     negative                                Elementwise  Unary             -                 -      -           -        -           Other     -           [];
     positive                                Elementwise  Unary             -                 -      -           View     -           -         -           [];
@@ -41,8 +41,8 @@ pub(super) const ROWS: &[Operator] = rows! {
     log_sigmoid                             Elementwise  Unary             LogSigmoid        -      -           -        -           -         -           [];
     conj_physical                           Elementwise  Unary             -                 -      -           MayView  -           Other     -           [];
     _conj_physical                          Elementwise  Unary             -                 -      -           -        -           -         -           [];
-    log_normal                              Elementwise  Unary             -                 -      -           -        -           Other     -           [];
-    exponential                             Elementwise  Unary             -                 -      -           -        -           Other     -           [];
+    log_normal                              Elementwise  Unary             -                 -      -           -        -           Other     -           [Random];
+    exponential                             Elementwise  Unary             -                 -      -           -        -           Other     -           [Random];
     fake_quantize_per_tensor_affine         Elementwise  Unary             FakeQuantize      -      -           -        -           -         -           [];
     fake_quantize_per_channel_affine        Elementwise  Unary             FakeQuantize      -      -           -        -           -         -           [];
     floor                                   Elementwise  Rounding          -                 -      -           -        Torch       Same      -           [Cheap];
