@@ -4,18 +4,30 @@ use std::{collections::BTreeMap, process::Command};
 
 /// Every crate of the workspace with the members it may use.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("model-analyze-operators", &[]),
     ("model-analyze-schema", &[]),
-    ("model-analyze-tracer", &[]),
-    ("model-analyze-graph", &["tracer", "schema"]),
+    ("model-analyze-tracer", &["operators"]),
+    ("model-analyze-graph", &["tracer", "schema", "operators"]),
     ("model-analyze-simulator", &["schema"]),
-    ("model-analyze-cost-model", &["graph", "schema"]),
-    ("model-analyze-codegen", &["graph", "tracer", "schema"]),
-    ("model-analyze-viz", &["graph", "schema"]),
-    ("model-analyze-runtime", &["simulator", "schema"]),
+    ("model-analyze-cost-model", &["graph", "schema", "operators"]),
+    ("model-analyze-codegen", &["graph", "tracer", "schema", "operators"]),
+    ("model-analyze-viz", &["graph", "schema", "operators"]),
+    ("model-analyze-runtime", &["simulator", "schema", "operators"]),
     ("model-analyze-partitioner", &["graph", "simulator", "schema"]),
     (
         "model-analyze",
-        &["tracer", "graph", "cost-model", "simulator", "partitioner", "codegen", "viz", "runtime", "schema"],
+        &[
+            "tracer",
+            "graph",
+            "cost-model",
+            "simulator",
+            "partitioner",
+            "codegen",
+            "viz",
+            "runtime",
+            "schema",
+            "operators",
+        ],
     ),
 ];
 
@@ -77,8 +89,18 @@ fn what_one_crate_knows_stays_there() {
 #[test]
 fn only_schema_is_serialisable() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let members =
-        ["tracer", "graph", "cost-model", "simulator", "partitioner", "codegen", "viz", "runtime", "src"];
+    let members = [
+        "operators",
+        "tracer",
+        "graph",
+        "cost-model",
+        "simulator",
+        "partitioner",
+        "codegen",
+        "viz",
+        "runtime",
+        "src",
+    ];
     let mut folders: Vec<_> = members.iter().map(|member| root.join(member)).collect();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).expect("a folder of ours").flatten() {

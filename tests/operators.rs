@@ -1,8 +1,15 @@
-//! What is inferred of torch's operators, on the samples that torch tests them with.
+//! The table of operators beside torch's registry, and what is inferred of them on the samples that torch tests them with.
 #![cfg(feature = "torch")]
 #![allow(clippy::print_stdout, missing_docs)]
 
 mod oracle;
+
+/// `tests/oracle/operator_table.py` says what is compared, and where a row says another thing than torch on purpose.
+#[test]
+fn the_table_says_what_torch_says() {
+    let said = oracle::run("operator_table");
+    assert!(said.trim_end().ends_with(" rows, 0 differences"), "{said}");
+}
 
 /// The samples come with torch; `tests/oracle/operators.py` says what is asked of each.
 #[test]

@@ -78,6 +78,7 @@ fn each_unsafe_block_states_why_it_is_sound() {
     let mut files = Vec::new();
     for folder in [
         "src",
+        "operators",
         "schema",
         "tracer",
         "graph",

@@ -13,7 +13,7 @@ use tracer::{NodeId, Operand, Program, TensorId, ValueId};
 
 use crate::{
     error::CutError,
-    operators::{leaves, mutated_arguments, out_of_place, split},
+    nodes::{leaves, mutated_arguments, out_of_place, split},
     views::{is_view, is_wide_view, may_copy, may_share},
 };
 

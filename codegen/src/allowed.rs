@@ -1,14 +1,12 @@
 //! Which operators a stage may call: names from a file are not trusted to be operators.
 //!
 //! `torch.ops.NAMESPACE.NAME` is an attribute of a Python object: of `torch.ops` itself, of a name space, of an operator. Only the
-//! names in `operators.txt` are written that way, each of which torch finds as an operator (`fixtures/signatures.py --names`).
+//! names of `operators::argument_names` are written that way, each of which torch finds as an operator.
 //! Those of other libraries are called where the user allows their name space, through a look-up that finds operators alone.
 
-use std::{
-    cmp::Ordering,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
+use operators::{argument_names, refusal};
 use thiserror::Error;
 use tracer::{Node, NodeId, Operand, Program};
 
@@ -16,13 +14,10 @@ use crate::{
     called::{Part, parts},
     error::CutError,
     names::is_identifier,
+    nodes::split,
     opaque::{place, statement},
-    operators::split,
     python::{self, keyword},
 };
-
-/// Operators of torch 2.11 and of torchvision, each with the names of its arguments, sorted.
-static OPERATORS: &str = include_str!("operators.txt");
 
 /// Name spaces whose operators are allowed by name.
 const LISTED: &[&str] = &["aten", "prim", "torchvision"];
@@ -36,39 +31,6 @@ const SPELLED: &[&str] = &[
     "prim::SetAttr",
     "prim::TupleConstruct",
 ];
-
-/// Operators that do more than compute, with what they do.
-const REFUSED: &[(&str, &str)] = &[
-    ("aten::from_file", "it opens a file of any name, and makes it"),
-    ("aten::save", "it writes a file of any name"),
-    ("prim::rpc_async", OTHER_PROCESSES),
-    ("prim::rpc_remote", OTHER_PROCESSES),
-    ("prim::rpc_sync", OTHER_PROCESSES),
-    ("aten::to_here", OTHER_PROCESSES),
-    ("aten::dist_backward", OTHER_PROCESSES),
-    ("aten::get_gradients", OTHER_PROCESSES),
-    ("prim::PythonOp", "it runs Python"),
-    ("prim::IgnoredPythonOp", "it runs Python"),
-    ("aten::backward", GRADIENTS),
-    ("aten::_backward", GRADIENTS),
-    ("aten::set_grad_enabled", "it turns gradients on or off for all that runs after it"),
-    ("aten::manual_seed", SEED),
-    ("aten::seed", SEED),
-    ("aten::_cufft_set_plan_cache_max_size", "it changes a setting of the process"),
-    ("aten::_cufft_clear_plan_cache", "it changes a setting of the process"),
-    ("aten::_nested_view_from_buffer", UNCHECKED),
-    ("aten::_nested_view_from_buffer_copy", UNCHECKED),
-    ("aten::_sparse_bsc_tensor_unsafe", UNCHECKED),
-    ("aten::_sparse_bsr_tensor_unsafe", UNCHECKED),
-    ("aten::_sparse_compressed_tensor_unsafe", UNCHECKED),
-    ("aten::_sparse_coo_tensor_unsafe", UNCHECKED),
-    ("aten::_sparse_csc_tensor_unsafe", UNCHECKED),
-    ("aten::_sparse_csr_tensor_unsafe", UNCHECKED),
-];
-const OTHER_PROCESSES: &str = "it runs code in other processes";
-const GRADIENTS: &str = "it runs a backward pass inside the forward pass";
-const SEED: &str = "it seeds the random numbers of the whole process";
-const UNCHECKED: &str = "it reads memory at places that it does not check";
 
 /// Words of the archive's language that run code elsewhere or later.
 const REFUSED_WORDS: &[&str] = &["fork", "rpc_async", "rpc_remote", "rpc_sync"];
@@ -147,9 +109,9 @@ pub(crate) fn is_foreign(operator: &str) -> bool {
     !LISTED.contains(&split(operator).0)
 }
 
-/// Tells whether `operators.txt` has an operator.
+/// Tells whether an operator is one of torch's.
 pub(crate) fn is_listed(operator: &str) -> bool {
-    arguments_of(operator).is_some()
+    argument_names(operator).is_some()
 }
 
 /// An operator and what is wrong with it.
@@ -177,7 +139,7 @@ fn faults_of(node: &Node, spaces: &[String]) -> Vec<Found> {
     }
     // The arguments of a statement are named by its own variables, which do not reach code.
     if faults.is_empty() && !is_spelled {
-        let known = arguments_of(&node.operator);
+        let known = argument_names(&node.operator);
         let mut names = BTreeSet::new();
         for (index, argument) in node.arguments.iter().enumerate() {
             let Some(name) = keyword(split(&node.operator).1, index, argument) else { continue };
@@ -194,7 +156,7 @@ fn faults_of(node: &Node, spaces: &[String]) -> Vec<Found> {
 
 /// Returns what stands against calling an operator.
 fn fault_of(operator: &str, spaces: &[String]) -> Option<OperatorFault> {
-    if let Some((_, reason)) = REFUSED.iter().find(|(name, _)| *name == operator) {
+    if let Some(reason) = refusal(operator) {
         return Some(OperatorFault::Refused(reason));
     }
     let (space, name) = split(operator);
@@ -244,7 +206,7 @@ fn named_in(text: &str) -> Vec<String> {
                 // A method of a tensor, a list or a string is an operator; an attribute may be a field.
                 for (at, name) in attributes.iter().enumerate() {
                     let both = [format!("aten::{name}"), format!("prim::{name}")];
-                    let is_refused = |name: &String| REFUSED.iter().any(|(refused, _)| refused == name);
+                    let is_refused = |name: &String| refusal(name).is_some();
                     let is_method = is_called && at + 1 == attributes.len();
                     match both.iter().find(|name| is_refused(name)) {
                         Some(refused) => names.push(refused.clone()),
@@ -259,25 +221,6 @@ fn named_in(text: &str) -> Vec<String> {
         }
     }
     names
-}
-
-/// Returns the names of an operator's arguments, separated by spaces. Binary search over the bytes.
-fn arguments_of(operator: &str) -> Option<&'static str> {
-    let name = |line: &'static str| line.split(' ').next().unwrap_or(line);
-    let (mut low, mut high) = (0, OPERATORS.len());
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let start = OPERATORS[..middle].rfind('\n').map_or(0, |at| at + 1);
-        let end = OPERATORS[middle..].find('\n').map_or(OPERATORS.len(), |at| middle + at);
-        match name(&OPERATORS[start..end]).cmp(operator) {
-            Ordering::Equal => {
-                return Some(OPERATORS[start..end].split_once(' ').map_or("", |(_, names)| names));
-            }
-            Ordering::Less => low = end + 1,
-            Ordering::Greater => high = start,
-        }
-    }
-    None
 }
 
 /// Returns how deep lists lie inside lists.
@@ -304,23 +247,6 @@ fn depth(operand: &Operand) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_operator_of_the_list_is_found_and_no_other() {
-        for line in OPERATORS.lines() {
-            let (name, arguments) = line.split_once(' ').unwrap_or((line, ""));
-            assert_eq!(arguments_of(name), Some(arguments), "{line}");
-            assert!(split(name).1.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{line}");
-        }
-        for name in
-            ["", "aten", "aten::", "aten::relu.out", "aten::relu self", "aten::zzz", "zzz", "prim::name"]
-        {
-            assert_eq!(arguments_of(name), None, "{name}");
-        }
-        for (name, _) in REFUSED {
-            assert!(is_listed(name), "{name}");
-        }
-    }
 
     #[test]
     fn operators_are_torchs_or_allowed() {

@@ -10,7 +10,7 @@ use thiserror::Error;
 use tracer::{NodeId, Operand, Program, Role, TensorId, ValueId};
 
 use crate::{
-    operators::{leaves, mutated_arguments},
+    nodes::{leaves, mutated_arguments},
     pipeline::{Carried, Form, Pipeline, Source, Step},
     stale::{Stale, stale},
 };

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use tracer::{NodeId, Operand, Program, ValueId};
 
 use crate::{
-    operators::{Kind, values_of},
+    nodes::{Kind, values_of},
     pipeline::{Carried, Stage, Step},
 };
 

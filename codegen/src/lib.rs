@@ -19,8 +19,8 @@ mod launch;
 mod manifest;
 mod names;
 mod nearest;
+mod nodes;
 mod opaque;
-mod operators;
 mod origin;
 mod pipeline;
 mod python;
@@ -48,7 +48,7 @@ pub use launch::{Defaults, Launcher, Prediction, Ranks, launch, train_script};
 pub use manifest::{About, Facts, facts, manifest};
 pub use names::Names;
 pub use nearest::nearest;
-pub use operators::{Kind, is_detour};
+pub use nodes::{Kind, is_detour};
 pub use origin::sign;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,

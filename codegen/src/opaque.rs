@@ -11,7 +11,7 @@ use crate::{
     called::Called,
     error::CutError,
     names::is_identifier,
-    operators::values_of,
+    nodes::values_of,
     pipeline::{Stage, Step},
 };
 

@@ -2,7 +2,7 @@
 
 use tracer::{NodeId, Operand, TensorId, ValueId};
 
-use crate::operators::Kind;
+use crate::nodes::Kind;
 
 /// How values travel that are needed more than one stage later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use crate::{
     blocks::Paths,
     fold::Folded,
     manifest::About,
-    operators::{leaves, mutated_arguments, split, values_of},
+    nodes::{leaves, mutated_arguments, split, values_of},
     pipeline::{Carried, Form, Stage, Step},
 };
 

@@ -6,23 +6,10 @@
 
 use std::borrow::Cow;
 
+use operators::{Mark, has};
 use tracer::{Constant, DType, NodeId, Operand, Program, Role, TensorId};
 
-use crate::{manifest::Facts, operators::split};
-
-/// Operators that Python's arithmetic calls with a number as their second operand, each with its form in place.
-const ARITHMETIC: &[&str] = &[
-    "add",
-    "div",
-    "divide",
-    "floor_divide",
-    "mul",
-    "multiply",
-    "remainder",
-    "sub",
-    "subtract",
-    "true_divide",
-];
+use crate::{manifest::Facts, nodes::split};
 
 /// Returns the program with numbers where its trace has tensors that stand for them.
 pub fn with_scalars<'p>(program: &'p Program, facts: &Facts) -> Cow<'p, Program> {
@@ -57,7 +44,7 @@ fn scalars<'p>(
 ) -> impl Iterator<Item = (NodeId, TensorId, Constant)> + 'p {
     program.nodes.iter().enumerate().filter_map(|(index, node)| {
         let ("aten", name) = split(&node.operator) else { return None };
-        if !ARITHMETIC.contains(&name.strip_suffix('_').unwrap_or(name)) {
+        if !has(operators::plain(name).0, Mark::TakesNumbers) {
             return None;
         }
         let [first, second, ..] = node.arguments.as_slice() else { return None };

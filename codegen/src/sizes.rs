@@ -7,46 +7,17 @@
 
 use std::borrow::Cow;
 
+use operators::{Mark, has};
 use tracer::{Constant, DType, NodeId, Operand, Program, ValueId};
 
 use crate::{
     error::CutError,
     manifest::Facts,
     names::Names,
-    operators::{is_cheap, split},
+    nodes::{is_cheap, split},
     pipeline::{Assignment, Carried, CutOptions, Pipeline, Source},
     slice::cut,
 };
-
-/// Operators whose result has the sizes of their first argument.
-const SAME: &[&str] = &[
-    "layer_norm",
-    "dropout",
-    "batch_norm",
-    "group_norm",
-    "relu",
-    "gelu",
-    "silu",
-    "tanh",
-    "sigmoid",
-    "softmax",
-    "log_softmax",
-    "contiguous",
-    "clone",
-    "detach",
-    "to",
-    "type_as",
-    "neg",
-    "exp",
-    "sqrt",
-    "rsqrt",
-    "masked_fill",
-    "clamp",
-    "cumsum",
-];
-
-/// Operators whose result has the sizes of an argument of those very sizes.
-const BROADCAST: &[&str] = &["add", "sub", "mul", "div", "rsub"];
 
 /// Operators followed for one size.
 const MAX_STEPS: u32 = 1000;
@@ -153,8 +124,8 @@ fn input_with(
         _ => None,
     };
     match name.trim_end_matches('_') {
-        name if SAME.contains(&name) => asked(0),
-        name if BROADCAST.contains(&name) && sizes[dim] > 1 => {
+        name if has(name, Mark::KeepsSizes) => asked(0),
+        name if has(name, Mark::Broadcasts) && sizes[dim] > 1 => {
             let has_same_sizes = |index: &usize| match node.arguments.get(*index).map(|a| &a.operand) {
                 Some(Operand::Value(read)) => shape(facts, *read) == Some(sizes),
                 _ => false,

@@ -16,7 +16,7 @@ use crate::{
     alias,
     error::CutError,
     names::Names,
-    operators::{Kind, cuts_gradient, is_cheap, is_plumbing, is_unpacking, kinds, leaves, split, values_of},
+    nodes::{Kind, cuts_gradient, is_cheap, is_plumbing, is_unpacking, kinds, leaves, split, values_of},
     pipeline::{
         Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
     },

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use tracer::{Node, NodeId, Operand, Program, ValueId};
 
 use crate::{
-    operators::{mutated_arguments, values_of},
+    nodes::{mutated_arguments, values_of},
     pipeline::{Carried, Form, Pipeline, Source, Step},
     views::{is_view, is_wide_view, may_copy},
 };

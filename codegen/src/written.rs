@@ -23,7 +23,7 @@ use tracer::{Program, Role, Tensor};
 use crate::{
     content::{Copied, ReadAt},
     names::python_quoted,
-    operators::is_detour,
+    nodes::is_detour,
 };
 
 /// What is wrong with a written file.
@@ -284,7 +284,7 @@ fn check_archive(
         return Err(Fault::Signature { expected, found: taken });
     }
     let mut returned = 0;
-    crate::operators::leaves(&found.output, &mut |_| returned += 1);
+    crate::nodes::leaves(&found.output, &mut |_| returned += 1);
     if returned != stage.outputs.len() {
         let expected = format!("{} outputs", stage.outputs.len());
         return Err(Fault::Signature { expected, found: format!("{returned} outputs") });

@@ -7,6 +7,7 @@
 use std::mem::{Discriminant, discriminant};
 
 use graph::{Constant, ModelGraph, Operand, Operator, OperatorClass, OperatorCost, TensorFact};
+use operators::Kernel;
 use schema::WorkSize;
 
 /// An operator as profiles have it.
@@ -61,12 +62,12 @@ pub(crate) fn shape<'a>(
     let look = Look { graph, operator };
     let out = look.result()?;
     let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
-    let name = operator.short_name();
-    let name = name.strip_suffix('_').unwrap_or(name);
+    let (name, _) = operators::plain(operator.short_name());
+    let kernel = operators::find(name).map_or(Kernel::OfClass, |row| row.kernel);
     match operator.class {
         OperatorClass::Matmul => {
-            let is_flat = matches!(name, "linear" | "_linear" | "addmm" | "mm" | "_addmm_activation")
-                || look.shape_of("other").is_some_and(|other| other.len() == 2);
+            let is_flat =
+                kernel == Kernel::FlatProduct || look.shape_of("other").is_some_and(|other| other.len() == 2);
             let elements = product(&out);
             let n = at_least_one(*out.last()? as f64);
             let k = at_least_one(cost.forward_flops as f64 / (2.0 * elements));
@@ -103,27 +104,29 @@ pub(crate) fn shape<'a>(
             known(&["embedding"], WorkSize::Table { rows, cols, vocabulary })
         }
         OperatorClass::Norm => {
-            let split = match name {
+            let split = match kernel {
                 // A table has its channels side by side, as images have their pixels.
-                "batch_norm" if out.len() == 2 => 1,
-                "batch_norm" | "group_norm" | "instance_norm" => 2,
+                Kernel::BatchNorm if out.len() == 2 => 1,
+                Kernel::BatchNorm | Kernel::GroupNorm | Kernel::InstanceNorm => 2,
                 _ => {
                     let normalized = look.length("normalized_shape").unwrap_or(1);
                     out.len().saturating_sub(normalized)
                 }
             };
             let groups = look.number("num_groups").unwrap_or(1.0);
-            match name {
-                "group_norm" => {
+            match kernel {
+                Kernel::GroupNorm => {
                     let rows = at_least_one(*out.first()? as f64 * groups);
                     known(
                         &["group_norm"],
                         WorkSize::Rows { rows, cols: at_least_one(product(&out) / rows), inputs: 1.0 },
                     )
                 }
-                "batch_norm" if look.is_true("training") => known(&["batch_norm"], matrix(&out, split, 1.0)),
-                "batch_norm" => known(&["batch_norm_eval", "batch_norm"], matrix(&out, split, 1.0)),
-                "layer_norm" => known(&["layer_norm"], matrix(&out, split, 1.0)),
+                Kernel::BatchNorm if look.is_true("training") => {
+                    known(&["batch_norm"], matrix(&out, split, 1.0))
+                }
+                Kernel::BatchNorm => known(&["batch_norm_eval", "batch_norm"], matrix(&out, split, 1.0)),
+                Kernel::LayerNorm => known(&["layer_norm"], matrix(&out, split, 1.0)),
                 _ => Some(Shape {
                     kinds: Kinds::Own(name),
                     alike: &["layer_norm"],
@@ -131,8 +134,8 @@ pub(crate) fn shape<'a>(
                 }),
             }
         }
-        OperatorClass::Pool => look.pool(name, &out),
-        _ => look.rows(name, &out),
+        OperatorClass::Pool => look.pool(name, kernel, &out),
+        _ => look.rows(name, kernel, &out),
     }
 }
 
@@ -246,32 +249,31 @@ impl<'a> Look<'a> {
         Some(Shape { kinds: Kinds::Known(kinds), alike, size })
     }
 
-    fn pool(self, name: &'a str, out: &[u64]) -> Option<Shape<'a>> {
+    fn pool(self, name: &'a str, kernel: Kernel, out: &[u64]) -> Option<Shape<'a>> {
         let input = self.input()?;
         let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
-        if name.starts_with("upsample") || name.contains("interpolate") {
-            let size = matrix(out, 2, product(&input) / product(out).max(1.0));
-            return match name.contains("nearest") {
-                true => known(&["upsample_nearest"], size),
-                false => Some(Shape {
+        let resampled = || matrix(out, 2, product(&input) / product(out).max(1.0));
+        match kernel {
+            Kernel::UpsampleNearest => return known(&["upsample_nearest"], resampled()),
+            Kernel::Upsample => {
+                return Some(Shape {
                     kinds: Kinds::Known(&["upsample_bilinear"]),
                     alike: &["upsample_nearest"],
-                    size,
-                }),
-            };
-        }
-        if input.len() < 3 || input.len() != out.len() {
-            return self.rows(name, out);
+                    size: resampled(),
+                });
+            }
+            _ if input.len() < 3 || input.len() != out.len() => return self.rows(name, kernel, out),
+            _ => {}
         }
         let (from, to) = (spatial(&input), spatial(out));
-        let is_global = name.starts_with("adaptive") && to == [1.0; 3];
+        let is_global = matches!(kernel, Kernel::AdaptivePool | Kernel::AdaptiveMaxPool) && to == [1.0; 3];
         if is_global {
             return known(&["global_avg_pool"], matrix(&input, 2, 1.0));
         }
         let channels = at_least_one(input[1] as f64);
         let ratio = |axis: usize| (from[axis] / to[axis]).round().max(1.0);
         let shrunk = [ratio(0), ratio(1), ratio(2)];
-        let kernel = self.axes("kernel_size").unwrap_or(shrunk);
+        let window = self.axes("kernel_size").unwrap_or(shrunk);
         let size = WorkSize::Convolution {
             batch: at_least_one(input[0] as f64),
             in_channels: channels,
@@ -279,16 +281,16 @@ impl<'a> Look<'a> {
             groups: channels,
             input: from,
             output: to,
-            kernel,
+            kernel: window,
             stride: self.axes("stride").unwrap_or(shrunk),
         };
-        match name.contains("max") {
-            true => known(&["max_pool"], size),
-            false => known(&["avg_pool"], size),
+        match kernel {
+            Kernel::MaxPool | Kernel::AdaptiveMaxPool => known(&["max_pool"], size),
+            _ => known(&["avg_pool"], size),
         }
     }
 
-    fn rows(self, name: &'a str, out: &[u64]) -> Option<Shape<'a>> {
+    fn rows(self, name: &'a str, kernel: Kernel, out: &[u64]) -> Option<Shape<'a>> {
         let image = if out.len() == 4 { 2 } else { out.len().saturating_sub(1) };
         let plain = |inputs| matrix(out, image, inputs);
         let n_tensors = self.operator.inputs.len() + self.operator.tensors.len();
@@ -296,34 +298,24 @@ impl<'a> Look<'a> {
         let is_pair = n_tensors > 1;
         let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
         let alike = |alike, size| Some(Shape { kinds: Kinds::Own(name), alike, size });
-        match name {
-            "add" | "mul" if is_pair => {
-                known(if name == "add" { &["add"] } else { &["mul", "add"] }, plain(2.0))
-            }
-            "add" | "mul" => alike(CHEAP, plain(1.0)),
-            "sub" | "rsub" | "div" | "addcmul" | "where" | "maximum" | "minimum" => {
-                alike(if is_pair { &["add", "mul"] } else { CHEAP }, plain(if is_pair { 2.0 } else { 1.0 }))
-            }
-            "relu" | "gelu" | "silu" | "sigmoid" | "tanh" => {
-                Some(Shape { kinds: Kinds::Own(name), alike: &[], size: plain(1.0) })
-            }
-            "relu6" | "hardtanh" | "leaky_relu" | "hardswish" | "hardsigmoid" | "clamp" | "neg" | "abs"
-            | "masked_fill" | "pow" | "square" | "sqrt" | "rsqrt" | "reciprocal" | "to" | "fill" => {
-                alike(CHEAP, plain(1.0))
-            }
-            "exp" | "log" | "cos" | "sin" | "erf" | "softplus" | "elu" | "mish" => alike(DEAR, plain(1.0)),
-            "dropout" | "feature_dropout" | "alpha_dropout" => known(&["dropout"], plain(1.0)),
-            "softmax" | "_softmax" => known(&["softmax"], matrix(out, out.len().saturating_sub(1), 1.0)),
-            "log_softmax" => alike(&["softmax"], matrix(out, out.len().saturating_sub(1), 1.0)),
-            "cat" | "concat" | "stack" => {
+        let last = || matrix(out, out.len().saturating_sub(1), 1.0);
+        match kernel {
+            Kernel::Add if is_pair => known(&["add"], plain(2.0)),
+            Kernel::Mul if is_pair => known(&["mul", "add"], plain(2.0)),
+            Kernel::Pairwise if is_pair => alike(&["add", "mul"], plain(2.0)),
+            Kernel::Add | Kernel::Mul | Kernel::Pairwise | Kernel::Cheap => alike(CHEAP, plain(1.0)),
+            Kernel::Activation => alike(&[], plain(1.0)),
+            Kernel::Costly => alike(DEAR, plain(1.0)),
+            Kernel::Dropout => known(&["dropout"], plain(1.0)),
+            Kernel::Softmax => known(&["softmax"], last()),
+            Kernel::LogSoftmax => alike(&["softmax"], last()),
+            Kernel::Cat => {
                 let axis = self.number("dim").unwrap_or(0.0);
                 let axis = if axis < 0.0 { out.len() as f64 + axis } else { axis };
                 known(&["cat", "copy"], matrix(out, axis.max(0.0) as usize, 1.0))
             }
-            "contiguous" | "clone" | "reshape" | "flatten" | "view" if self.is_reordered() => {
-                known(&["permute", "copy"], matrix(out, out.len().saturating_sub(1), 1.0))
-            }
-            "mean" | "sum" | "max" | "min" | "amax" | "norm" | "var" => {
+            Kernel::Reorder if self.is_reordered() => known(&["permute", "copy"], last()),
+            Kernel::Reduce => {
                 let input = self.input()?;
                 let reduced = product(&input) / product(out).max(1.0);
                 let rows = at_least_one(product(&input) / reduced.max(1.0));

@@ -2,15 +2,11 @@
 
 use std::borrow::Cow;
 
+use operators::{Default as SignatureDefault, Signature};
 use smallvec::SmallVec;
 use tracer::{Constant, Node, Operand, Program, Type};
 
-use crate::{
-    fact::Fact,
-    infer::Scope,
-    model::Argument,
-    signature::{Default as SignatureDefault, Signature},
-};
+use crate::{fact::Fact, infer::Scope, model::Argument};
 
 /// Picks the overload whose parameters fit the arguments.
 pub fn choose<'s>(
@@ -163,19 +159,25 @@ pub fn normalise(node: &Node, signature: Option<&Signature>) -> Vec<Argument> {
 }
 
 fn default_operand(default: &SignatureDefault, type_: &str) -> Operand {
-    match default {
+    Operand::Constant(match default {
         SignatureDefault::Integers(list) => {
-            Operand::List(list.iter().map(|value| Operand::Constant(Constant::Int(*value))).collect())
+            return Operand::List(
+                list.iter().map(|value| Operand::Constant(Constant::Int(*value))).collect(),
+            );
         }
         // `int[2] padding=0` means a list of two.
-        SignatureDefault::Constant(Constant::Int(value)) if type_.contains('[') => {
+        SignatureDefault::Int(value) if type_.contains('[') => {
             let length = type_
                 .split('[')
                 .nth(1)
                 .and_then(|rest| rest.split(']').next()?.parse().ok())
                 .unwrap_or(1_usize);
-            Operand::List(vec![Operand::Constant(Constant::Int(*value)); length.min(8)])
+            return Operand::List(vec![Operand::Constant(Constant::Int(*value)); length.min(8)]);
         }
-        SignatureDefault::Constant(constant) => Operand::Constant(constant.clone()),
-    }
+        SignatureDefault::None => Constant::None,
+        SignatureDefault::Bool(value) => Constant::Bool(*value),
+        SignatureDefault::Int(value) => Constant::Int(*value),
+        SignatureDefault::Float(value) => Constant::Float(*value),
+        SignatureDefault::Str(text) => Constant::Str(text.clone()),
+    })
 }

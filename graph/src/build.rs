@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use operators::{OperatorClass, Signature, overloads};
 use tracer::{Constant, Operand, Program, TensorType, Type, ValueId};
 
 use crate::{
@@ -14,13 +15,9 @@ use crate::{
     fact::{Fact, Number, Shape, StorageId, TensorFact},
     flow,
     infer::{Call, Rule, Scope, Stop, fresh, rule},
-    model::{
-        Disagreement, ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage, UnknownOperator,
-        Value,
-    },
+    model::{Disagreement, ModelGraph, Operator, OperatorId, Origin, Storage, UnknownOperator, Value},
     operand::{collect, unique},
     recorded::{adopt, align, compare, plain, recorded_input, sized},
-    signature::{self, Signature},
     stored::place_tensors,
     structure,
 };
@@ -257,12 +254,11 @@ impl<'p> Builder<'p> {
         let id = OperatorId(index as u32);
         let (signatures, rule) = self.signatures.entry(&node.operator).or_insert_with(|| {
             let short = node.operator.rsplit("::").next().unwrap_or(&node.operator);
-            let plain = short.strip_suffix('_').filter(|rest| !rest.ends_with('_') && !rest.is_empty());
             // Somebody else's `linear` may be anything.
             let is_ours =
                 ["aten::", "prim::", "torchvision::"].iter().any(|ns| node.operator.starts_with(ns));
-            let rule = if is_ours { rule(plain.unwrap_or(short)) } else { None };
-            (signature::overloads(&node.operator), rule)
+            let rule = if is_ours { rule(operators::plain(short).0) } else { None };
+            (overloads(&node.operator), rule)
         });
         let scope = Scope { values: &self.facts, tensors: &self.tensor_facts };
         let signature = choose(signatures, node, &scope, program);

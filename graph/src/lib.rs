@@ -16,7 +16,6 @@ mod lost;
 mod model;
 mod operand;
 mod recorded;
-mod signature;
 mod sizes;
 mod stored;
 mod structure;
@@ -32,8 +31,9 @@ pub use level::Quotient;
 pub use liveness::{Lifetime, Liveness, liveness};
 pub use lost::{LostSizes, lost_sizes};
 pub use model::{
-    Argument, Disagreement, Flow, ModelGraph, Operator, OperatorClass, OperatorId, Origin, Storage,
-    StoredTensor, UnknownOperator, Value,
+    Argument, Disagreement, Flow, ModelGraph, Operator, OperatorId, Origin, Storage, StoredTensor,
+    UnknownOperator, Value,
 };
+pub use operators::OperatorClass;
 pub use tracer::{CallId, DType, ModuleId, NodeId, Role, TensorId, ValueId};
 pub use tracer::{Constant, Operand};

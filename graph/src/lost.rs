@@ -1,12 +1,13 @@
 //! Where sizes get lost: `nonzero` finds as many elements as the values have, and no trace says how many those are.
 
 use indexmap::IndexMap;
+use operators::OperatorClass;
 use tracer::{DType, ValueId};
 
 use crate::{
     fact::TensorFact,
     infer::is_sized_by_values,
-    model::{ModelGraph, Operator, OperatorClass, OperatorId},
+    model::{ModelGraph, Operator, OperatorId},
 };
 
 /// Operators of one name behind which sizes are unknown.

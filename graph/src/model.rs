@@ -8,6 +8,7 @@
 use std::{fmt, ops::Range};
 
 use indexmap::IndexMap;
+use operators::OperatorClass;
 use petgraph::graph::DiGraph;
 use tracer::{CallId, Constant, DType, NodeId, Operand, Role, Span, TensorId, ValueId};
 
@@ -98,41 +99,6 @@ pub struct Argument {
     pub operand: Operand,
     /// False for a default that the source does not write.
     pub is_given: bool,
-}
-
-/// Families of operators, as far as costs and pictures care.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OperatorClass {
-    /// Integers, lists and sizes: no tensor of weight comes out.
-    Plumbing,
-    /// Looks at the same storage in another way; moves no bytes.
-    View,
-    /// Makes a tensor of nothing: `zeros`, `arange`.
-    Create,
-    /// Moves bytes: `cat`, `contiguous`, `index`, `pad`.
-    Copy,
-    /// One result for each element, broadcasting.
-    Elementwise,
-    /// Sums, means, maxima, soft-maxima over dimensions.
-    Reduce,
-    /// Batch, layer, group and instance norm.
-    Norm,
-    /// Matrix products.
-    Matmul,
-    /// Convolutions.
-    Convolution,
-    /// Pools and resampling.
-    Pool,
-    /// Scaled dot-product and multi-head attention.
-    Attention,
-    /// LSTM, GRU and plain recurrent layers.
-    Recurrent,
-    /// Table look-ups.
-    Embedding,
-    /// Known, but of no family above.
-    Other,
-    /// No rule knows it.
-    Unknown,
 }
 
 /// One value and what is known about it.

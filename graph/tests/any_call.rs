@@ -7,7 +7,7 @@ use std::{fmt::Write, panic};
 
 use graph::BuildOptions;
 
-const SIGNATURES: &str = include_str!("../src/signatures.txt");
+const SIGNATURES: &str = include_str!("../../operators/src/signatures.txt");
 
 /// Tensors that calls are made with: name, type, sizes.
 const TENSORS: [(&str, &str, &[u64]); 14] = [

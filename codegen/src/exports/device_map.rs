@@ -13,7 +13,7 @@ use tracer::{Operand, Program, Role};
 use super::Export;
 use crate::{
     names::comment,
-    operators::{Kind, kinds, leaves},
+    nodes::{Kind, kinds, leaves},
     pipeline::{Assignment, Pipeline},
 };
 

@@ -1,12 +1,13 @@
 //! One operator as one line of Python.
 
+use operators::{Mark, has};
 use tracer::{Argument, Constant, Node, Operand, Program, Role, TensorId};
 
 use super::spelling::{Spelling, dtype_of_code, memory_format, operator, spelling};
 use crate::{
     fold::Folded,
     names::{Names, float, is_identifier, python_quoted as quoted},
-    operators::{Kind, out_of_place, split},
+    nodes::{Kind, out_of_place, split},
     pipeline::Form,
 };
 
@@ -25,39 +26,6 @@ pub(crate) struct Writer<'p> {
     pub folded: &'p Folded,
 }
 
-/// Operators that make a tensor on a device that the trace names.
-const FACTORIES: &[&str] = &[
-    "arange",
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "rand",
-    "randn",
-    "randint",
-    "randperm",
-    "eye",
-    "linspace",
-    "scalar_tensor",
-    "tensor",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "empty_like",
-    "rand_like",
-    "randn_like",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-    "to",
-    "tril_indices",
-    "triu_indices",
-    "range",
-    "hann_window",
-    "_to_copy",
-];
-
 /// Arguments of `aten::tensor` that Python takes by name alone.
 const TENSOR: [Option<&str>; 4] = [None, Some("dtype"), Some("device"), Some("requires_grad")];
 
@@ -65,7 +33,7 @@ const TENSOR: [Option<&str>; 4] = [None, Some("dtype"), Some("device"), Some("re
 pub(crate) fn follows_device(node: &Node, on_host: &std::collections::HashSet<tracer::ValueId>) -> bool {
     let (space, name) = split(&node.operator);
     space == "aten"
-        && FACTORIES.contains(&name)
+        && has(name, Mark::OnDevice)
         && !node.outputs.iter().any(|output| on_host.contains(output))
 }
 
@@ -262,7 +230,7 @@ impl Writer<'_> {
         let named = named.into_iter().map(|(name, text)| format!("{name}={text}"));
         // Python's functions take tensors; those of the dispatcher take numbers, too, and give numbers.
         let is_of_numbers = !node.arguments.is_empty()
-            && !FACTORIES.contains(&name)
+            && !has(name, Mark::OnDevice)
             && node.arguments.iter().all(|a| self.is_number(&a.operand));
         let spelling = match is_public && !is_of_numbers {
             true => spelling(space, name),

@@ -12,8 +12,8 @@ use crate::{
     error::CutError,
     fold::Folded,
     names::{Names, float, is_identifier, quoted},
+    nodes::{Kind, draws, kinds, leaves, mutated_arguments, out_of_place, split, values_of},
     opaque::{Function, functions, written},
-    operators::{Kind, draws, kinds, leaves, mutated_arguments, out_of_place, split, values_of},
     pipeline::{Carried, Form, Source, Stage, Step},
     python::{follows_device, on_host},
 };

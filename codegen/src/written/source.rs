@@ -16,7 +16,7 @@ use super::{
 use crate::{
     allowed::{is_foreign, is_listed},
     names::comment,
-    operators::{is_detour, split},
+    nodes::{is_detour, split},
     python,
 };
 

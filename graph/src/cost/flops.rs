@@ -4,32 +4,60 @@
 //! on purpose: torch's formula for a grouped convolution's weight gradient leaves the groups out and is too large by
 //! their number; ours is what is computed. A first layer has no input gradient when the model's input needs none.
 
+use operators::{Flops, OperatorClass};
+
 use super::{OperatorCost, chain, linalg, look::Look, times};
 use crate::{
     fact::{Shape, TensorFact},
     infer::{Call, Einsum, Factor, recurrence},
-    model::{Operator, OperatorClass},
+    model::Operator,
 };
 
 /// Counts one operator. What has unknown sizes counts nothing and says so.
 pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
-    use OperatorClass::{Attention, Convolution, Matmul, Recurrent};
-    let is_solver = linalg::SOLVERS.split_ascii_whitespace().any(|name| name == call.name);
-    let is_product = is_solver || matches!(operator.class, Matmul | Convolution | Attention | Recurrent);
-    let counted = match operator.class {
-        Matmul => product(look, call),
-        Convolution => convolution(look, operator, call),
-        Attention => attention(call),
-        Recurrent => recurrent(call),
-        _ if is_solver => linalg::solver(look, operator, call),
+    // A call of another library's operator, or one whose inside is not shown.
+    let is_unknown = operator.class == OperatorClass::Unknown;
+    let flops = call.row().filter(|_| !is_unknown).map_or(Flops::Nothing, |row| row.flops);
+    let counted = match flops {
+        Flops::Nothing | Flops::Unseen => None,
+        Flops::Linear => linear(look, call),
+        Flops::Product => product(look, call.at(0).tensor(), call.at(1).tensor()),
+        Flops::AddedProduct => product(look, call.at(1).tensor(), call.at(2).tensor()),
+        Flops::Inner => inner(look, call),
+        Flops::GroupedProduct => grouped(look, call),
+        Flops::Tensordot => tensordot(look, call),
+        Flops::Einsum => einsum(look, call),
+        Flops::Chain => chain::chain_flops(look, call),
+        Flops::MatrixPower => chain::power(look, call),
+        Flops::Covariance => linalg::covariance(look, call),
+        Flops::Convolution => convolution(look, operator, call),
+        Flops::Attention => attention(call),
+        Flops::TransformerLayer => transformer_layer(call),
+        Flops::Recurrent => recurrent(call),
+        Flops::RecurrentCell => cell(call),
         // Its kernel is not seen forward, its gradient is a product.
-        _ if call.name == "affine_grid_generator" => grid(look, operator, call),
-        _ => None,
+        Flops::AffineGrid => grid(look, operator, call),
+        Flops::Solve
+        | Flops::TriangularSolve
+        | Flops::SolveFromFactors
+        | Flops::LuSolve
+        | Flops::CholeskyInverse
+        | Flops::Inverse
+        | Flops::TensorInverse
+        | Flops::PseudoInverse
+        | Flops::TensorSolve
+        | Flops::EigenValues
+        | Flops::Eigen
+        | Flops::HermitianEigen
+        | Flops::SingularValues
+        | Flops::Svd
+        | Flops::MatrixNorm
+        | Flops::Condition => linalg::solver(look, operator, call, flops),
     };
+    let is_product = !matches!(flops, Flops::Nothing | Flops::AffineGrid);
     let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
     // What is not known may hide products with what is stored, as may a call whose inside is not shown.
-    let hides_products = operator.class == OperatorClass::Unknown
-        && (!operator.tensors.is_empty() || operator.name == "prim::CallMethod");
+    let hides_products = is_unknown && (!operator.tensors.is_empty() || operator.name == "prim::CallMethod");
     let uncounted = u32::from(!is_counted && is_product || hides_products);
     OperatorCost { uncounted, ..counted.unwrap_or_default() }
 }
@@ -58,60 +86,52 @@ fn batch(sizes: &[u64]) -> Shape {
     sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
 }
 
-fn product(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
-    let (a, b) = match call.name {
-        "linear" | "_linear" => (call.tensor("input").ok()?, call.tensor("weight").ok()?),
-        "addmm" | "baddbmm" | "addbmm" | "_addmm_activation" => (call.at(1).tensor()?, call.at(2).tensor()?),
-        "einsum" => return einsum(look, call),
-        "linalg_multi_dot" | "chain_matmul" => return chain::chain_flops(look, call),
-        "linalg_matrix_power" | "matrix_power" => return chain::power(look, call),
-        "cov" | "corrcoef" => return linalg::covariance(look, call),
-        "matmul" | "linalg_matmul" | "__matmul__" | "mm" | "bmm" | "_int_mm" => {
-            (call.at(0).tensor()?, call.at(1).tensor()?)
-        }
-        "inner" => {
-            let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
-            let (x, y) = (a.sizes()?, b.sizes()?);
-            let inner = x.last().copied()?.max(1);
-            return Some(of_two(look, a, b, times([2, times(x), times(y) / inner])));
-        }
-        // Rows meet the matrix of their own group only.
-        "_grouped_mm" => {
-            let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
-            let (x, y) = (a.sizes()?, b.sizes()?);
-            let flops = if x.len() == 2 && y.len() == 2 {
-                times([2, times(x), y[1]])
-            } else {
-                times([2, times(x), *y.last()?])
-            };
-            return Some(OperatorCost { fused_flops: flops, ..of_two(look, a, b, flops) });
-        }
-        "tensordot" => {
-            let (a, b) = (call.tensor("self").ok()?, call.tensor("other").ok()?);
-            let (x, y) = (a.sizes()?, b.sizes()?);
-            let over = call.dims("dims_self", x.len()).ok()?;
-            let inner = times(over.iter().map(|dim| x[*dim])).max(1);
-            return Some(of_two(look, a, b, times([2, times(x), times(y) / inner])));
-        }
-        _ => return None,
+fn linear(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+    let (input, weight) = (call.tensor("input").ok()?, call.tensor("weight").ok()?);
+    let (x, w) = (input.sizes()?, weight.sizes()?);
+    let flops = match w.as_slice() {
+        [out, _] => times([2, *out, times(x)]),
+        _ => 0,
     };
+    Some(of_two(look, input, weight, flops))
+}
+
+fn product(look: &Look<'_>, a: Option<&TensorFact>, b: Option<&TensorFact>) -> Option<OperatorCost> {
+    let (a, b) = (a?, b?);
     let (x, y) = (a.sizes()?, b.sizes()?);
-    let flops = match call.name {
-        "linear" | "_linear" => match y.as_slice() {
-            [out, _] => times([2, *out, times(x)]),
-            _ => 0,
-        },
-        // A matrix with a vector is `mv`, which is not counted; a vector with a matrix is `mm`.
-        _ if y.len() == 1 => 0,
-        _ if x.len() == 1 && y.len() > 2 => 0,
-        _ => {
-            let (k, n) = (*x.last()?, *y.last()?);
-            let m = if x.len() > 1 { x[x.len() - 2] } else { 1 };
-            let batch = crate::infer::broadcast(&[&batch(&x), &batch(&y)]).ok()?;
-            times([2, m, n, k, times(batch.iter().map(|size| size.unwrap_or(1)))])
-        }
+    // A matrix with a vector is `mv`, which is not counted; a vector with a matrix is `mm`.
+    let flops = if y.len() == 1 || x.len() == 1 && y.len() > 2 {
+        0
+    } else {
+        let (k, n) = (*x.last()?, *y.last()?);
+        let m = if x.len() > 1 { x[x.len() - 2] } else { 1 };
+        let batch = crate::infer::broadcast(&[&batch(&x), &batch(&y)]).ok()?;
+        times([2, m, n, k, times(batch.iter().map(|size| size.unwrap_or(1)))])
     };
     Some(of_two(look, a, b, flops))
+}
+
+fn inner(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+    let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
+    let (x, y) = (a.sizes()?, b.sizes()?);
+    let inner = x.last().copied()?.max(1);
+    Some(of_two(look, a, b, times([2, times(x), times(y) / inner])))
+}
+
+/// Rows meet the matrix of their own group only.
+fn grouped(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+    let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
+    let (x, y) = (a.sizes()?, b.sizes()?);
+    let flops = times([2, times(x), *y.last()?]);
+    Some(OperatorCost { fused_flops: flops, ..of_two(look, a, b, flops) })
+}
+
+fn tensordot(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+    let (a, b) = (call.tensor("self").ok()?, call.tensor("other").ok()?);
+    let (x, y) = (a.sizes()?, b.sizes()?);
+    let over = call.dims("dims_self", x.len()).ok()?;
+    let inner = times(over.iter().map(|dim| x[*dim])).max(1);
+    Some(of_two(look, a, b, times([2, times(x), times(y) / inner])))
 }
 
 /// Products of two, each batched, over the letters that go away.
@@ -172,15 +192,16 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
     Some(of_two(look, input, weight, flops))
 }
 
+fn transformer_layer(call: &Call<'_>) -> Option<OperatorCost> {
+    let query = call.first().ok()?.sizes()?;
+    let [batch, length, width] = query.as_slice() else { return None };
+    let projections = times([2, *batch, *length, *width, *width, 4]);
+    let scores = times([4, *batch, *length, *length, *width]);
+    let forward_flops = projections.saturating_add(scores);
+    Some(OperatorCost { forward_flops, fused_flops: forward_flops, ..OperatorCost::default() })
+}
+
 fn attention(call: &Call<'_>) -> Option<OperatorCost> {
-    if call.name.ends_with("multi_head_attention") || call.name.ends_with("encoder_layer_fwd") {
-        let query = call.first().ok()?.sizes()?;
-        let [batch, length, width] = query.as_slice() else { return None };
-        let projections = times([2, *batch, *length, *width, *width, 4]);
-        let scores = times([4, *batch, *length, *length, *width]);
-        let forward_flops = projections.saturating_add(scores);
-        return Some(OperatorCost { forward_flops, fused_flops: forward_flops, ..OperatorCost::default() });
-    }
     let [query, key, value] = ["query", "key", "value"].map(|name| call.tensor(name).ok());
     let (query, key, value) = (query?, key?, value?);
     let (q, k, v) = (query.sizes()?, key.sizes()?, value.sizes()?);
@@ -207,28 +228,27 @@ fn attention(call: &Call<'_>) -> Option<OperatorCost> {
     })
 }
 
+fn cell(call: &Call<'_>) -> Option<OperatorCost> {
+    let (input, state) = (call.first().ok()?, call.get("hx")?.tensors().first().copied()?);
+    let batch =
+        |tensor: &TensorFact| tensor.sizes().map(|s| times(s[..s.len().saturating_sub(1)].iter().copied()));
+    let [w_ih, w_hh] = ["w_ih", "w_hh"].map(|name| call.tensor(name).ok().and_then(|tensor| tensor.sizes()));
+    let (forward_input, forward_state) =
+        (times([2, batch(input)?, times(w_ih?)]), times([2, batch(state)?, times(w_hh?)]));
+    let forward_flops = forward_input.saturating_add(forward_state);
+    let inputs = [(input, forward_input), (state, forward_state)];
+    Some(OperatorCost {
+        forward_flops,
+        backward_flops_weight: forward_flops,
+        backward_flops_input: inputs
+            .iter()
+            .filter(|(t, _)| t.requires_grad)
+            .fold(0, |sum, (_, flops)| sum.saturating_add(*flops)),
+        ..OperatorCost::default()
+    })
+}
+
 fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
-    if call.name.ends_with("_cell") {
-        let (input, state) = (call.first().ok()?, call.get("hx")?.tensors().first().copied()?);
-        let batch = |tensor: &TensorFact| {
-            tensor.sizes().map(|s| times(s[..s.len().saturating_sub(1)].iter().copied()))
-        };
-        let [w_ih, w_hh] =
-            ["w_ih", "w_hh"].map(|name| call.tensor(name).ok().and_then(|tensor| tensor.sizes()));
-        let (forward_input, forward_state) =
-            (times([2, batch(input)?, times(w_ih?)]), times([2, batch(state)?, times(w_hh?)]));
-        let forward_flops = forward_input.saturating_add(forward_state);
-        let inputs = [(input, forward_input), (state, forward_state)];
-        return Some(OperatorCost {
-            forward_flops,
-            backward_flops_weight: forward_flops,
-            backward_flops_input: inputs
-                .iter()
-                .filter(|(t, _)| t.requires_grad)
-                .fold(0, |sum, (_, flops)| sum.saturating_add(*flops)),
-            ..OperatorCost::default()
-        });
-    }
     let layer = recurrence(call).ok()?;
     let (steps, batch) = (layer.steps?, layer.batch?);
     let input = call.first().ok()?;

@@ -1,6 +1,8 @@
 //! What linear algebra costs: factors that are kept beside the result, and products behind other names; measured with
 //! torch's own hooks and counter.
 
+use operators::{Flops, Keeps};
+
 use super::{
     OperatorCost,
     chain::{keep_chain, keep_power},
@@ -15,9 +17,10 @@ use crate::{
     model::Operator,
 };
 
-/// Keeps what such an operator keeps; false when it is none of them.
+/// Keeps what such an operator keeps; false where its operands are not as they should be.
 pub(super) fn keep_linear_algebra(
     keep: &mut Keep<'_>,
+    keeps: Keeps,
     call: &Call<'_>,
     result: Option<&TensorFact>,
     outputs: &[&Fact],
@@ -26,81 +29,73 @@ pub(super) fn keep_linear_algebra(
     let keep_outputs = |keep: &mut Keep<'_>, n: usize| {
         outputs.iter().take(n).flat_map(|fact| fact.tensors()).for_each(|tensor| keep.tensor(tensor));
     };
-    match call.name {
+    match keeps {
         // The factors, with a pivot for each row.
-        "linalg_det" | "det" | "logdet" | "linalg_slogdet" | "slogdet" => {
+        Keeps::Determinant => {
             keep.tensor(first);
             keep_factors(keep, first);
-            match call.name {
-                // The sign, and where it is negative.
-                "logdet" => {
-                    let one = first.dtype.map(tracer::DType::bytes);
-                    let numbers = result.and_then(TensorFact::elements);
-                    keep.fresh(numbers.zip(one).map(|(n, one)| times([n, one + 1])));
-                }
-                _ => keep_outputs(keep, 1),
-            }
-        }
-        "linalg_solve" | "linalg_solve_ex" | "linalg_tensorsolve" => {
-            keep.tensor(first);
-            match call.name {
-                "linalg_tensorsolve" => {
-                    keep.fresh(first.bytes());
-                    keep.fresh(result.and_then(TensorFact::elements).map(|rows| rows.saturating_mul(4)));
-                }
-                _ => keep_factors(keep, first),
-            }
             keep_outputs(keep, 1);
         }
-        "cholesky_solve"
-        | "lu_solve"
-        | "triangular_solve"
-        | "linalg_householder_product"
-        | "orgqr"
-        | "ormqr" => {
+        Keeps::LogDeterminant => {
+            keep.tensor(first);
+            keep_factors(keep, first);
+            // The sign, and where it is negative.
+            let one = first.dtype.map(tracer::DType::bytes);
+            let numbers = result.and_then(TensorFact::elements);
+            keep.fresh(numbers.zip(one).map(|(n, one)| times([n, one + 1])));
+        }
+        Keeps::Solve => {
+            keep.tensor(first);
+            keep_factors(keep, first);
+            keep_outputs(keep, 1);
+        }
+        Keeps::TensorSolve => {
+            keep.tensor(first);
+            keep.fresh(first.bytes());
+            keep.fresh(result.and_then(TensorFact::elements).map(|rows| rows.saturating_mul(4)));
+            keep_outputs(keep, 1);
+        }
+        Keeps::AllAndFirstResult => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
             keep_outputs(keep, 1);
         }
-        "linalg_lu_solve" => {
+        Keeps::LuSolve => {
             call.tensors().into_iter().take(2).for_each(|tensor| keep.tensor(tensor));
             keep_outputs(keep, 1);
         }
-        "linalg_lstsq" => {
+        Keeps::LeastSquares => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
             keep_outputs(keep, 1);
             // The solution is written over a copy of the right sides, which are longer where there are too many.
             keep.fresh(result.and_then(|solution| beyond(first, solution)));
         }
-        "linalg_eig" | "linalg_eigh" | "linalg_svd" | "svd" | "linalg_qr" | "qr" | "linalg_lu" => {
-            keep_outputs(keep, outputs.len());
-        }
-        "linalg_lu_factor" | "linalg_lu_factor_ex" => keep_outputs(keep, 2),
-        "lu_unpack" => {}
+        Keeps::Results => keep_outputs(keep, outputs.len()),
+        Keeps::LuFactors => keep_outputs(keep, 2),
         // The vectors are computed as well.
-        "linalg_eigvals" => {
+        Keeps::EigenValues => {
             keep_outputs(keep, 1);
             let bytes = result.and_then(|values| values.dtype).map(tracer::DType::bytes);
             keep.fresh(first.elements().zip(bytes).map(|(n, bytes)| n.saturating_mul(bytes)));
         }
-        "linalg_eigvalsh" => {
+        Keeps::HermitianEigenValues => {
             keep_outputs(keep, 1);
             keep.fresh(first.bytes());
         }
-        "linalg_svdvals" => {
+        Keeps::SingularValues => {
             keep_outputs(keep, 1);
             keep.fresh(singular_vectors(first, OWN));
         }
-        "linalg_matrix_norm" => keep_norm(keep, call, first, result),
-        "linalg_cond" => match call.get("p") {
+        Keeps::MatrixNorm => keep_norm(keep, call, first, result),
+        Keeps::Condition => match call.get("p") {
             None | Some(Fact::None) => {
                 let all = singular_vectors(first, OWN).zip(singular_values(first, OWN));
                 keep.fresh(all.map(|(vectors, values)| vectors.saturating_add(values)));
             }
             _ => keep.is_all = false,
         },
-        "linalg_matrix_power" | "matrix_power" => keep.is_all &= keep_power(keep, call, result).is_some(),
-        "linalg_multi_dot" | "chain_matmul" => keep.is_all &= keep_chain(keep, call).is_some(),
-        "linalg_vander" => {
+        Keeps::MatrixPower => keep.is_all &= keep_power(keep, call, result).is_some(),
+        Keeps::Chain => keep.is_all &= keep_chain(keep, call).is_some(),
+        Keeps::Vander => {
             keep.tensor(first);
             let power = first.bytes().zip(first.elements().filter(|n| *n > 0)).map(|(bytes, n)| bytes / n);
             let columns = result.and_then(|result| result.shape.as_ref()?.last().copied().flatten());
@@ -193,43 +188,39 @@ fn beyond(matrices: &TensorFact, solution: &TensorFact) -> Option<u64> {
     Some(per_row.saturating_mul(rows.saturating_sub(columns)))
 }
 
-/// Counted backward only, where the gradient of their matrix is made of products.
-pub(super) const SOLVERS: &str = " linalg_solve_triangular linalg_inv inverse linalg_cholesky cholesky linalg_inv_ex \
-    linalg_cholesky_ex linalg_solve linalg_solve_ex triangular_solve cholesky_solve lu_solve linalg_lu_solve \
-    cholesky_inverse linalg_eigh linalg_eig linalg_eigvalsh linalg_svdvals \
-    linalg_svd svd linalg_pinv pinverse linalg_cond linalg_matrix_norm linalg_tensorsolve linalg_tensorinv ";
-
-/// Products with the result, and of square matrices.
-pub(super) fn solver(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
-    let (at, with_result, square) = match call.name {
-        "triangular_solve" => (1, 1, 0),
-        "cholesky_solve" | "lu_solve" => (1, 1, 1),
-        "linalg_lu_solve" => (0, 1, 1),
-        "cholesky_inverse" => (0, 0, 3),
-        "linalg_eigvalsh" => (0, 0, 1),
-        "linalg_eig" | "linalg_eigh" if is_used(look, operator, 1) => (0, 0, 3),
-        "linalg_eigh" => (0, 0, 1),
-        "linalg_eig" => (0, 0, 0),
-        name if name.contains("inv") => (0, 2, 0),
+/// Products with the result, and of square matrices: what gradients cost, for the forward pass is not counted.
+pub(super) fn solver(
+    look: &Look<'_>,
+    operator: &Operator,
+    call: &Call<'_>,
+    solver: Flops,
+) -> Option<OperatorCost> {
+    let (at, with_result, square) = match solver {
+        Flops::TriangularSolve => (1, 1, 0),
+        Flops::SolveFromFactors => (1, 1, 1),
+        Flops::LuSolve => (0, 1, 1),
+        Flops::CholeskyInverse => (0, 0, 3),
+        Flops::EigenValues => (0, 0, 1),
+        Flops::Eigen | Flops::HermitianEigen if is_used(look, operator, 1) => (0, 0, 3),
+        Flops::HermitianEigen => (0, 0, 1),
+        Flops::Eigen => (0, 0, 0),
+        Flops::Inverse => (0, 2, 0),
         _ => (0, 1, 0),
     };
     let (matrices, result) = (call.at(at).tensor()?, look.result(operator)?.sizes()?);
     let sizes = matrices.sizes()?;
-    let flops = match call.name {
-        "linalg_svdvals" | "linalg_cond" | "linalg_matrix_norm" | "linalg_svd" | "svd" | "linalg_pinv"
-        | "pinverse" => {
-            let back = match call.name {
-                "linalg_matrix_norm" => {
-                    matrix_dims(call, sizes.len())?.map(|dim| sizes.len().saturating_sub(dim + 1))
-                }
-                _ => OWN,
-            };
-            let [rows, columns, count] = matrix(matrices, back)?;
-            times([2, count, of_one(look, operator, call, [rows, columns])])
+    let of_all = |back: [usize; 2]| {
+        let [rows, columns, count] = matrix(matrices, back)?;
+        Some(times([2, count, of_one(look, operator, call, solver, [rows, columns])]))
+    };
+    let flops = match solver {
+        Flops::SingularValues | Flops::Condition | Flops::Svd | Flops::PseudoInverse => of_all(OWN)?,
+        Flops::MatrixNorm => {
+            of_all(matrix_dims(call, sizes.len())?.map(|dim| sizes.len().saturating_sub(dim + 1)))?
         }
         // One matrix of all the dimensions.
-        "linalg_tensorsolve" => times([2, times(sizes)]),
-        "linalg_tensorinv" => {
+        Flops::TensorSolve => times([2, times(sizes)]),
+        Flops::TensorInverse => {
             let side = times(sizes.iter().take(usize::try_from(call.int("ind")?).ok()?).copied());
             times([4, side, times(sizes)])
         }
@@ -247,17 +238,23 @@ pub(super) fn solver(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> O
 
 /// The multiplications for one matrix when gradients flow back through its singular values and vectors, or through its
 /// pseudo-inverse.
-fn of_one(look: &Look<'_>, operator: &Operator, call: &Call<'_>, [rows, columns]: [u64; 2]) -> u64 {
+fn of_one(
+    look: &Look<'_>,
+    operator: &Operator,
+    call: &Call<'_>,
+    solver: Flops,
+    [rows, columns]: [u64; 2],
+) -> u64 {
     let (least, most) = (rows.min(columns), rows.max(columns));
     let has_vectors = is_used(look, operator, 0) || is_used(look, operator, 2);
-    match call.name {
-        "linalg_pinv" | "pinverse" if rows <= columns => times([8, rows, rows, columns]),
-        "linalg_pinv" | "pinverse" => times([4, rows, columns, rows.saturating_add(columns)]),
+    match solver {
+        Flops::PseudoInverse if rows <= columns => times([8, rows, rows, columns]),
+        Flops::PseudoInverse => times([4, rows, columns, rows.saturating_add(columns)]),
         // Both sides' vectors and the way back, more for the vectors that are not there.
-        "linalg_svd" | "svd" if has_vectors && least == most => times([4, least, least, least]),
-        "linalg_svd" | "svd" if has_vectors => times([least, least, times([5, most]).saturating_add(least)]),
-        "linalg_matrix_norm" if !is_of_singular_values(call) => 0,
-        "linalg_cond" if call.has("p") => 0,
+        Flops::Svd if has_vectors && least == most => times([4, least, least, least]),
+        Flops::Svd if has_vectors => times([least, least, times([5, most]).saturating_add(least)]),
+        Flops::MatrixNorm if !is_of_singular_values(call) => 0,
+        Flops::Condition if call.has("p") => 0,
         _ => times([rows, columns, least]),
     }
 }

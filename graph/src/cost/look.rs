@@ -1,12 +1,13 @@
 //! Looking up an operator's operands once the graph is built, and the bytes that it moves.
 
+use operators::OperatorClass;
 use tracer::{Role, TensorId};
 
 use super::OperatorCost;
 use crate::{
     fact::{Fact, TensorFact},
     infer::{Call, Scope},
-    model::{ModelGraph, Operator, OperatorClass, Origin},
+    model::{ModelGraph, Operator, Origin},
 };
 
 /// Facts by id, as rules want them.

@@ -4,6 +4,7 @@
 //! keep share it. Parameters and buffers are not counted, and nothing is kept where no gradient flows. A product that
 //! must first copy its operand into order keeps the copy.
 
+use operators::{Keeps, OperatorClass};
 use smallvec::SmallVec;
 use tracer::DType;
 
@@ -11,43 +12,13 @@ use super::{look::Look, times};
 use crate::{
     fact::{Fact, Shape, StorageId, TensorFact},
     infer::{Call, attention_by_parts, is_dropout_idle, like, viewed_strides},
-    model::{ModelGraph, Operator, OperatorClass, Origin},
+    model::{ModelGraph, Operator, Origin},
 };
 
 /// What has been kept so far.
 pub(super) struct Saved {
     is_kept: Vec<bool>,
 }
-
-/// Operators that keep their result.
-const RESULT: &str = " relu sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal softmax log_softmax _softmax _log_softmax \
-    softmin tan erfinv _safe_softmax special_expit special_softmax special_log_softmax polar linalg_inv inverse \
-    linalg_cholesky cholesky linalg_inv_ex linalg_cholesky_ex linalg_tensorinv special_ndtri ";
-/// In-place forms that keep their result, where the plain form keeps its operand.
-const RESULT_IN_PLACE: &str = " leaky_relu elu selu celu ";
-/// Operators that keep their first operand.
-const OPERAND: &str = " gelu silu mish hardswish hardsigmoid hardtanh relu6 leaky_relu elu selu celu softplus softshrink \
-    hardshrink threshold logit log log2 log10 log1p sin cos sinh cosh asin acos atan asinh acosh atanh erf erfc \
-    abs square clamp clamp_min clamp_max clip nan_to_num glu lgamma digamma angle sgn var var_mean i0 sinc \
-    special_log1p adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d \
-    reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d \
-    absolute arccos arcsin arctan hypot matrix_exp linalg_matrix_exp special_digamma special_psi special_entr \
-    special_multigammaln mvlgamma ";
-/// Operators that keep operand and result.
-const BOTH: &str = " norm linalg_norm linalg_vector_norm frobenius_norm std std_mean amax amin prod cumprod logsumexp \
-    logcumsumexp pow_tensor special_erfcx special_i0e special_i1 special_i1e special_log_ndtr linalg_pinv pinverse \
-    cholesky_inverse ";
-/// Operators that keep every tensor among their operands that is not the first.
-const OTHERS: &str = " masked_fill index_select index index_put scatter scatter_add index_add index_fill index_copy \
-    fmod remainder repeat_interleave _unsafe_index _unsafe_masked_index \
-    _unsafe_masked_index_put_accumulate ";
-/// Operators that keep all tensors among their operands.
-const ALL: &str = " gather take masked_select maximum minimum fmax fmin atan2 mse_loss l1_loss smooth_l1_loss \
-    huber_loss binary_cross_entropy binary_cross_entropy_with_logits dot outer ger mv bilinear grid_sampler grid_sampler_2d grid_sampler_3d deform_conv2d roi_align cross \
-    linalg_cross xlogy special_xlogy special_xlog1py special_zeta igamma igammac special_gammainc special_gammaincc \
-    logaddexp logaddexp2 ";
-/// Operators that keep only indices among their results.
-const INDICES: &str = " sort topk kthvalue mode median frexp ";
 
 impl Saved {
     pub fn new(graph: &ModelGraph) -> Self {
@@ -178,60 +149,80 @@ fn copy_bytes(tensor: &TensorFact, sizes: &[u64]) -> Option<u64> {
 }
 
 fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
-    let is = |names: &str| names.split_ascii_whitespace().any(|name| name == call.name);
+    let keeps = call.row().map_or(Keeps::Unknown, |row| row.keeps);
+    if !keep_by_rule(keep, keeps, look, operator, call, outputs) && operator.class == OperatorClass::Other {
+        // Differentiable, and of no rule for these operands: most keep what they read.
+        all(keep, call);
+    }
+}
+
+fn all(keep: &mut Keep<'_>, call: &Call<'_>) {
+    call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
+}
+
+/// Keeps what the table of operators says; false where the rule is not for operands such as these.
+fn keep_by_rule(
+    keep: &mut Keep<'_>,
+    keeps: Keeps,
+    look: &Look<'_>,
+    operator: &Operator,
+    call: &Call<'_>,
+    outputs: &[&Fact],
+) -> bool {
     let result = look.result(operator);
     let keep_result = |keep: &mut Keep<'_>| {
         if let Some(result) = result {
             keep.tensor(result);
         }
     };
+    let keep_indices = |keep: &mut Keep<'_>| {
+        outputs.iter().skip(1).flat_map(|fact| fact.tensors()).for_each(|tensor| keep.tensor(tensor));
+    };
     let first = call.at(0).tensor();
     let second = call.at(1).tensor();
-    if call.is_in_place && is(RESULT_IN_PLACE) || is(RESULT) {
-        return keep_result(keep);
-    }
-    if is(BOTH) {
-        first.into_iter().for_each(|tensor| keep.tensor(tensor));
-        return keep_result(keep);
-    }
-    if super::unusual::keep_unusual(keep, call, result)
-        || super::linalg::keep_linear_algebra(keep, call, result, outputs)
-    {
-        return;
-    }
-    if is("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
-        && call.ints("output_size").is_some_and(|sizes| sizes.iter().all(|size| *size == Some(1)))
-    {
-        // One average over everything is a mean, which keeps nothing.
-        return;
-    }
-    if is(OPERAND) {
-        match first {
+    match (keeps, first, second) {
+        (Keeps::Nothing, ..) => {}
+        (Keeps::Unknown, ..) => return false,
+        (Keeps::Result, ..) => keep_result(keep),
+        (Keeps::OperandOrResult, ..) if call.is_in_place => keep_result(keep),
+        (Keeps::AdaptiveMean, ..)
+            if call.ints("output_size").is_some_and(|sizes| sizes.iter().all(|size| *size == Some(1))) =>
+        {
+            // One average over everything is a mean, which keeps nothing.
+        }
+        (Keeps::Operand | Keeps::OperandOrResult | Keeps::AdaptiveMean, ..) => match first {
             // The operand is overwritten, so a copy of it is kept.
             Some(tensor) if call.is_in_place => keep.fresh(tensor.bytes()),
             Some(tensor) => keep.tensor(tensor),
             None => {}
+        },
+        (Keeps::OperandAndResult, ..) => {
+            first.into_iter().for_each(|tensor| keep.tensor(tensor));
+            keep_result(keep);
         }
-        return;
-    }
-    if is(OTHERS) {
-        let others = call.facts().skip(1).flat_map(Fact::tensors);
-        others.filter(|tensor| !tensor.requires_grad).for_each(|tensor| keep.tensor(tensor));
-        return;
-    }
-    if is(ALL) {
-        call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
-        return;
-    }
-    if is("cummax cummin") {
-        first.into_iter().for_each(|tensor| keep.tensor(tensor));
-    }
-    if is(INDICES) || is("max min cummax cummin") && outputs.len() > 1 {
-        outputs.iter().skip(1).flat_map(|fact| fact.tensors()).for_each(|tensor| keep.tensor(tensor));
-        return;
-    }
-    match (call.name, first, second) {
-        ("mul" | "multiply", Some(a), Some(b)) => {
+        (Keeps::OtherOperands, ..) => {
+            let others = call.facts().skip(1).flat_map(Fact::tensors);
+            others.filter(|tensor| !tensor.requires_grad).for_each(|tensor| keep.tensor(tensor));
+        }
+        (Keeps::AllButFirst, ..) => {
+            call.facts().skip(1).flat_map(Fact::tensors).for_each(|tensor| keep.tensor(tensor));
+        }
+        (Keeps::AllOperands, ..) => all(keep, call),
+        (Keeps::OperandAndIndices, ..) => {
+            first.into_iter().for_each(|tensor| keep.tensor(tensor));
+            keep_indices(keep);
+        }
+        (Keeps::Indices, ..) => keep_indices(keep),
+        (Keeps::Extreme, ..) if outputs.len() > 1 => keep_indices(keep),
+        (Keeps::Extreme, Some(a), Some(b)) => {
+            keep.tensor(a);
+            keep.tensor(b);
+        }
+        (Keeps::Extreme, Some(a), None) => {
+            keep.tensor(a);
+            keep_result(keep);
+        }
+        (Keeps::Product, Some(a), Some(b)) => {
             if b.requires_grad && !call.is_in_place {
                 keep.tensor(a);
             } else if b.requires_grad {
@@ -241,7 +232,7 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 keep.tensor(b);
             }
         }
-        ("div" | "divide" | "true_divide", Some(a), Some(b)) => {
+        (Keeps::Quotient, Some(a), Some(b)) => {
             keep.tensor(b);
             match b.requires_grad {
                 // The quotient takes the dividend's place: a copy of it is kept.
@@ -250,65 +241,51 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 false => {}
             }
         }
-        ("linalg_solve_triangular", Some(a), _) => {
+        (Keeps::SolveTriangular, Some(a), _) => {
             keep.tensor(a);
             keep_result(keep);
         }
-        ("complex", Some(a), Some(b)) => {
+        (Keeps::Complex, Some(a), Some(b)) => {
             [a, b].into_iter().filter(|part| part.requires_grad).for_each(|part| keep.tensor(part));
         }
-        ("copysign", Some(a), _) => {
+        (Keeps::CopySign, Some(a), _) => {
             if a.requires_grad {
                 keep.tensor(a);
             }
             keep_result(keep);
         }
-        ("ldexp", Some(a), Some(b)) => {
+        (Keeps::Ldexp, Some(a), Some(b)) => {
             if a.requires_grad {
                 keep.tensor(b);
             }
             keep_result(keep);
         }
-        ("max" | "min", Some(a), Some(b)) => {
-            keep.tensor(a);
-            keep.tensor(b);
-        }
-        ("max" | "min", Some(a), None) => {
-            keep.tensor(a);
-            keep_result(keep);
-        }
-        ("pow" | "float_power", Some(a), None) => keep.tensor(a),
-        ("pow", a, Some(b)) => {
+        (Keeps::Power | Keeps::FloatPower, Some(a), None) => keep.tensor(a),
+        (Keeps::Power, a, Some(b)) => {
             a.into_iter().for_each(|a| keep.tensor(a));
             keep.tensor(b);
             keep_result(keep);
         }
-        ("where", Some(condition), _) => keep.tensor(condition),
-        ("masked_scatter", _, Some(mask)) => keep.tensor(mask),
-        ("addcmul" | "addcdiv" | "lerp", ..) => {
-            call.facts().skip(1).flat_map(Fact::tensors).for_each(|tensor| keep.tensor(tensor));
-        }
-        ("prelu" | "_prelu_kernel", ..) => {
-            call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
-        }
-        ("embedding", ..) => keep.named(call, "indices"),
-        ("cross_entropy_loss", Some(a), _) => {
+        (Keeps::Selection, Some(condition), _) => keep.tensor(condition),
+        (Keeps::MaskedScatter, _, Some(mask)) => keep.tensor(mask),
+        (Keeps::Embedding, ..) => keep.named(call, "indices"),
+        (Keeps::CrossEntropy, Some(a), _) => {
             keep.fresh(a.bytes());
             keep.named(call, "target");
             // The sum of the targets' weights.
             keep.fresh(a.dtype.map(DType::bytes));
         }
-        ("dropout" | "native_dropout" | "alpha_dropout", Some(a), _) if !is_dropout_idle(call) => {
+        (Keeps::DropoutMask, Some(a), _) if !is_dropout_idle(call) => {
             // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
             keep.fresh(a.elements());
         }
-        ("feature_dropout" | "feature_alpha_dropout", Some(a), _) if !is_dropout_idle(call) => {
+        (Keeps::ChannelMask, Some(a), _) if !is_dropout_idle(call) => {
             // One factor a channel, written as the input's numbers.
             let factors =
                 a.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
             keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(dtype.bytes())));
         }
-        ("linear" | "_linear", Some(input), Some(weight)) => {
+        (Keeps::Linear, Some(input), Some(weight)) => {
             if weight.requires_grad {
                 keep.rows(input);
             }
@@ -316,38 +293,32 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 keep.tensor(weight);
             }
         }
-        ("matmul" | "__matmul__" | "linalg_matmul", Some(a), Some(b)) => matmul(keep, a, b),
-        ("mm" | "bmm" | "_int_mm", Some(a), Some(b)) => keep.factors(a, b),
-        ("addmm" | "baddbmm" | "addbmm" | "addmv" | "addr" | "_addmm_activation", ..) => {
+        (Keeps::Matmul, Some(a), Some(b)) => matmul(keep, a, b),
+        (Keeps::Factors, Some(a), Some(b)) => keep.factors(a, b),
+        (Keeps::AddedFactors, ..) => {
             if let (Some(a), Some(b)) = (call.at(1).tensor(), call.at(2).tensor()) {
                 keep.factors(a, b);
             }
         }
-        ("_grouped_mm", Some(a), Some(b)) => {
+        (Keeps::GroupedFactors, Some(a), Some(b)) => {
             keep.factors(a, b);
             keep.named(call, "offs");
         }
         // From real numbers to complex ones torch keeps what it transformed.
-        (
-            "fft_fft" | "fft_ifft" | "fft_rfft" | "fft_rfft2" | "fft_rfftn" | "fft_ihfft" | "fft_ihfft2"
-            | "fft_ihfftn",
-            Some(input),
-            _,
-        ) if input.dtype.is_some_and(|dtype| !dtype.is_complex()) => {
+        (Keeps::RealTransform, Some(input), _) if input.dtype.is_some_and(|dtype| !dtype.is_complex()) => {
             match super::unusual::padded(call, input) {
                 Some(bytes) => keep.fresh(bytes),
                 None => keep.tensor(input),
             }
         }
         // Linear: the backward pass needs nothing but sizes.
-        (name, ..) if name.starts_with("fft_") => {}
-        ("pad", Some(input), _) if !matches!(call.get("mode"), Some(Fact::Str(mode)) if mode == "constant") =>
+        (Keeps::RealTransform, ..) => {}
+        (Keeps::Pad, Some(input), _) if !matches!(call.get("mode"), Some(Fact::Str(mode)) if mode == "constant") =>
         {
             keep.tensor(input);
         }
-        ("einsum", ..) => super::einsum::keep_einsum(keep, call),
-        ("tensordot", ..) => call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor)),
-        ("batch_norm" | "native_batch_norm", Some(input), _) => {
+        (Keeps::Einsum, ..) => super::einsum::keep_einsum(keep, call),
+        (Keeps::BatchNorm, Some(input), _) => {
             keep.tensor(input);
             // Stored as a rule, and then not counted; but they may be computed.
             ["weight", "running_mean", "running_var"].into_iter().for_each(|name| keep.named(call, name));
@@ -357,7 +328,7 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 keep.fresh(channels.map(|channels| channels.saturating_mul(8)));
             }
         }
-        ("instance_norm", Some(input), _) => {
+        (Keeps::InstanceNorm, Some(input), _) => {
             keep.tensor(input);
             let groups =
                 input.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
@@ -367,20 +338,20 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
             let fresh = if call.flag("use_input_stats") == Some(false) { 0 } else { 8 };
             keep.fresh(groups.map(|groups| groups.saturating_mul(weight + running + fresh)));
         }
-        ("layer_norm" | "native_layer_norm" | "rms_norm" | "_fused_rms_norm", Some(input), _) => {
+        (Keeps::LayerNorm | Keeps::RmsNorm | Keeps::FusedRmsNorm, Some(input), _) => {
             keep.tensor(input);
             keep.named(call, "weight");
             let inner = call.ints("normalized_shape").map_or(1, |sizes| sizes.len());
             let rows =
                 input.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(inner)].iter().copied()));
-            let statistics = if call.name.contains("rms") { 4 } else { 8 };
+            let statistics = if keeps == Keeps::LayerNorm { 8 } else { 4 };
             keep.fresh(rows.map(|rows| rows.saturating_mul(statistics)));
             // In parts on a CPU: what the weight is multiplied with.
-            if call.name == "rms_norm" && call.tensor("weight").is_ok_and(|weight| weight.requires_grad) {
+            if keeps == Keeps::RmsNorm && call.tensor("weight").is_ok_and(|weight| weight.requires_grad) {
                 keep.fresh(input.bytes());
             }
         }
-        ("group_norm", Some(input), _) => {
+        (Keeps::GroupNorm, Some(input), _) => {
             match input.is_contiguous() {
                 Some(false) if !crate::infer::channels_last(input) => keep.fresh(input.bytes()),
                 _ => keep.tensor(input),
@@ -391,7 +362,7 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                 batch.zip(groups).map(|(batch, groups)| batch.saturating_mul(groups).saturating_mul(8)),
             );
         }
-        (name, Some(input), _) if name.contains("max_pool") => {
+        (Keeps::MaxPool, Some(input), _) => {
             keep.tensor(input);
             match outputs.get(1).and_then(|fact| fact.tensor()) {
                 Some(indices) => keep.tensor(indices),
@@ -399,58 +370,126 @@ fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'
                     .fresh(result.and_then(TensorFact::elements).map(|elements| elements.saturating_mul(8))),
             }
         }
-        ("_weight_norm" | "_weight_norm_interface", ..) => {
+        (Keeps::WeightNorm, ..) => {
             keep.fresh(call.at(1).tensor().and_then(TensorFact::bytes));
         }
-        _ => by_class(keep, look, operator, call),
-    }
-}
-
-fn by_class(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>) {
-    match operator.class {
-        OperatorClass::Convolution => {
+        (Keeps::Convolution, ..) => {
             let (Ok(input), Ok(weight)) =
                 (call.tensor("input").or_else(|_| call.first()), call.tensor("weight"))
             else {
-                return;
+                return true;
             };
             // Both, whatever needs a gradient: one backward function makes all of them.
             keep.tensor(input);
             keep.tensor(weight);
         }
-        OperatorClass::Attention if attention_by_parts(call) => {
+        (Keeps::Attention, ..) if attention_by_parts(call) => {
             keep.is_all &= attention(keep, call).is_some();
         }
-        OperatorClass::Attention => {
-            for name in ["query", "key", "value"] {
-                keep.named(call, name);
-            }
-            match (call.tensor("attn_mask"), call.tensor("query").ok().and_then(|query| query.dtype)) {
-                // A mask of booleans is first written as one of numbers.
-                (Ok(mask), Some(dtype)) if mask.dtype == Some(DType::Bool) => {
-                    keep.fresh(mask.elements().map(|elements| elements.saturating_mul(dtype.bytes())));
-                }
-                (Ok(mask), _) => keep.tensor(mask),
-                _ => {}
-            }
-            if let Some(result) = look.result(operator) {
-                keep.tensor(result);
-                // The logarithm of each row's sum.
-                let width = result.shape.as_ref().and_then(|shape| *shape.last()?).filter(|width| *width > 0);
-                keep.fresh(
-                    result
-                        .elements()
-                        .zip(width)
-                        .map(|(elements, width)| (elements / width).saturating_mul(4)),
-                );
-            }
+        (Keeps::Attention, ..) => fused_attention(keep, call, result),
+        (Keeps::Recurrent, ..) => super::recurrent::keep_recurrent(keep, look, operator, call),
+        // Operands such as these are of no rule.
+        (
+            Keeps::Extreme
+            | Keeps::Product
+            | Keeps::Quotient
+            | Keeps::SolveTriangular
+            | Keeps::Complex
+            | Keeps::CopySign
+            | Keeps::Ldexp
+            | Keeps::Power
+            | Keeps::FloatPower
+            | Keeps::Selection
+            | Keeps::MaskedScatter
+            | Keeps::CrossEntropy
+            | Keeps::DropoutMask
+            | Keeps::ChannelMask
+            | Keeps::Linear
+            | Keeps::Matmul
+            | Keeps::Factors
+            | Keeps::GroupedFactors
+            | Keeps::Pad
+            | Keeps::BatchNorm
+            | Keeps::InstanceNorm
+            | Keeps::LayerNorm
+            | Keeps::RmsNorm
+            | Keeps::FusedRmsNorm
+            | Keeps::GroupNorm
+            | Keeps::MaxPool,
+            ..,
+        ) => return false,
+        (
+            Keeps::LogSigmoid
+            | Keeps::RRelu
+            | Keeps::FakeQuantize
+            | Keeps::Polygamma
+            | Keeps::Ndtr
+            | Keeps::Kron
+            | Keeps::Quantile
+            | Keeps::Covariance
+            | Keeps::Correlation
+            | Keeps::Trapezoid
+            | Keeps::SegmentReduce
+            | Keeps::CosineSimilarity
+            | Keeps::PairwiseDistance
+            | Keeps::AllAndResult
+            | Keeps::NllLoss
+            | Keeps::KlDiv
+            | Keeps::MarginLoss
+            | Keeps::MarginRankingLoss
+            | Keeps::PoissonNllLoss
+            | Keeps::TripletMarginLoss
+            | Keeps::CtcLoss
+            | Keeps::EmbeddingBag
+            | Keeps::MaxUnpool
+            | Keeps::Combinations
+            | Keeps::TakeAlongDim
+            | Keeps::Stft,
+            ..,
+        ) => return super::unusual::keep_unusual(keep, keeps, call, result),
+        (
+            Keeps::Results
+            | Keeps::AllAndFirstResult
+            | Keeps::Chain
+            | Keeps::MatrixPower
+            | Keeps::MatrixNorm
+            | Keeps::Condition
+            | Keeps::Determinant
+            | Keeps::LogDeterminant
+            | Keeps::Solve
+            | Keeps::LuSolve
+            | Keeps::TensorSolve
+            | Keeps::LeastSquares
+            | Keeps::LuFactors
+            | Keeps::EigenValues
+            | Keeps::HermitianEigenValues
+            | Keeps::SingularValues
+            | Keeps::Vander,
+            ..,
+        ) => return super::linalg::keep_linear_algebra(keep, keeps, call, result, outputs),
+    }
+    true
+}
+
+/// What fused attention keeps: what it reads, its result, and the logarithm of each row's sum.
+fn fused_attention(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) {
+    for name in ["query", "key", "value"] {
+        keep.named(call, name);
+    }
+    match (call.tensor("attn_mask"), call.tensor("query").ok().and_then(|query| query.dtype)) {
+        // A mask of booleans is first written as one of numbers.
+        (Ok(mask), Some(dtype)) if mask.dtype == Some(DType::Bool) => {
+            keep.fresh(mask.elements().map(|elements| elements.saturating_mul(dtype.bytes())));
         }
-        OperatorClass::Recurrent => super::recurrent::keep_recurrent(keep, look, operator, call),
-        // Differentiable, but of no rule: most keep what they read.
-        OperatorClass::Unknown | OperatorClass::Other => {
-            call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
-        }
+        (Ok(mask), _) => keep.tensor(mask),
         _ => {}
+    }
+    if let Some(result) = result {
+        keep.tensor(result);
+        let width = result.shape.as_ref().and_then(|shape| *shape.last()?).filter(|width| *width > 0);
+        keep.fresh(
+            result.elements().zip(width).map(|(elements, width)| (elements / width).saturating_mul(4)),
+        );
     }
 }
 

@@ -1,63 +1,70 @@
 //! What losses, bags of embeddings, distances and a few others keep; measured with torch's own hooks.
 
+use operators::Keeps;
+
 use super::{saved::Keep, times};
 use crate::{
     fact::{Shape, TensorFact},
     infer::Call,
 };
 
-/// Keeps what such an operator keeps; false when it is none of them.
-pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
-    if let ("polygamma" | "special_polygamma", Ok(tensor)) = (call.name, call.tensor("self")) {
+/// Keeps what such an operator keeps; false where its operands are not as they should be.
+pub(super) fn keep_unusual(
+    keep: &mut Keep<'_>,
+    keeps: Keeps,
+    call: &Call<'_>,
+    result: Option<&TensorFact>,
+) -> bool {
+    if let (Keeps::Polygamma, Ok(tensor)) = (keeps, call.tensor("self")) {
         keep.tensor(tensor);
         return true;
     }
     let Ok(first) = call.first() else { return false };
     let second = call.at(1).tensor();
     let one = first.dtype.map(tracer::DType::bytes);
-    match (call.name, second) {
-        ("nll_loss" | "nll_loss_nd" | "nll_loss2d", Some(target)) => {
+    match (keeps, second) {
+        (Keeps::NllLoss, Some(target)) => {
             keep.tensor(first);
             keep.tensor(target);
             // The sum of the targets' weights.
             keep.fresh(one);
         }
-        ("kl_div", Some(target)) => {
+        (Keeps::KlDiv, Some(target)) => {
             keep.tensor(target);
             if target.requires_grad {
                 keep.tensor(first);
             }
         }
-        ("soft_margin_loss" | "multi_margin_loss" | "multilabel_margin_loss", Some(target)) => {
+        (Keeps::MarginLoss, Some(target)) => {
             keep.tensor(first);
             keep.tensor(target);
         }
         // The difference, and what of it is beyond the margin.
-        ("margin_ranking_loss", Some(_)) => {
+        (Keeps::MarginRankingLoss, Some(_)) => {
             [first, first].into_iter().for_each(|tensor| keep.fresh(tensor.bytes()));
         }
-        ("triplet_margin_loss", Some(_)) => {
+        (Keeps::TripletMarginLoss, Some(_)) => {
             let rows = rows(first).zip(one).map(|(rows, one)| rows.saturating_mul(one));
             [first.bytes(), first.bytes(), rows, rows, rows].into_iter().for_each(|bytes| keep.fresh(bytes));
         }
-        ("poisson_nll_loss", Some(target)) => {
+        (Keeps::PoissonNllLoss, Some(target)) => {
             keep.tensor(target);
             match call.flag("log_input") {
                 Some(false) => keep.tensor(first),
                 _ => keep.fresh(first.bytes()),
             }
         }
-        ("ctc_loss", Some(targets)) => {
+        (Keeps::CtcLoss, Some(targets)) => {
             keep.tensor(first);
             keep.tensor(targets);
             keep.fresh(connections(first, targets));
         }
-        ("cosine_similarity", Some(other)) => cosine(keep, first, other, result),
-        ("pairwise_distance", Some(other)) => {
+        (Keeps::CosineSimilarity, Some(other)) => cosine(keep, first, other, result),
+        (Keeps::PairwiseDistance, Some(other)) => {
             keep.fresh(spread(first, other));
             result.into_iter().for_each(|distances| keep.tensor(distances));
         }
-        ("pdist" | "cdist" | "scatter_reduce" | "index_reduce", _) => {
+        (Keeps::AllAndResult, _) => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
             // What was there before is asked for, too.
             if call.is_in_place {
@@ -66,11 +73,11 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
             result.into_iter().for_each(|distances| keep.tensor(distances));
         }
         // The places are spread to the tensor's size first, as a copy.
-        ("take_along_dim", Some(places)) => {
+        (Keeps::TakeAlongDim, Some(places)) => {
             keep.tensor(first);
             keep.fresh(places.bytes());
         }
-        ("kron", Some(other)) => {
+        (Keeps::Kron, Some(other)) => {
             if other.requires_grad {
                 keep.tensor(first);
             }
@@ -79,19 +86,19 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
             }
         }
         // The sorted elements with their places, and for each result two ranks and how far it lies between them.
-        ("quantile", _) => {
+        (Keeps::Quantile, _) => {
             let results = result.and_then(TensorFact::elements);
             let sorted = first.elements().zip(one).map(|(n, one)| n.saturating_mul(8 + one));
             keep.fresh(sorted);
             keep.fresh(results.zip(one).map(|(n, one)| n.saturating_mul(16 + one)));
         }
-        ("fake_quantize_per_tensor_affine" | "fake_quantize_per_channel_affine", _) => {
+        (Keeps::FakeQuantize, _) => {
             keep.fresh(first.elements());
         }
-        ("max_unpool2d" | "max_unpool3d", Some(indices)) => keep.tensor(indices),
-        ("special_ndtr", _) => keep.fresh(first.bytes()),
+        (Keeps::MaxUnpool, Some(indices)) => keep.tensor(indices),
+        (Keeps::Ndtr, _) => keep.fresh(first.bytes()),
         // Steps between the places, and sums of neighbours, each for the other's gradient.
-        ("trapezoid" | "trapz" | "cumulative_trapezoid", Some(places)) => {
+        (Keeps::Trapezoid, Some(places)) => {
             let between = |of: &TensorFact| {
                 let rank = of.shape.as_ref()?.len();
                 let dim = if rank == 1 { 0 } else { call.dim("dim", rank).ok()? };
@@ -106,7 +113,7 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
             }
         }
         // What is left without the mean; with weights also what these make of it, and their sum.
-        ("cov" | "corrcoef", _) => {
+        (Keeps::Covariance | Keeps::Correlation, _) => {
             keep.fresh(first.bytes());
             let weights = ["fweights", "aweights"].map(|name| call.tensor(name).ok());
             match weights.iter().flatten().next() {
@@ -117,7 +124,7 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
                 }
                 None => keep.fresh(Some(16)),
             }
-            if call.name == "corrcoef" {
+            if keeps == Keeps::Correlation {
                 let variables = result.and_then(|result| result.shape.as_ref()?.first().copied());
                 keep.fresh(match variables {
                     // The products, and those divided by the rows' deviations one after the other.
@@ -129,17 +136,17 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
             }
         }
         // A mask over all choices with repetition in any order.
-        ("combinations", _) => {
+        (Keeps::Combinations, _) => {
             keep.tensor(first);
             let length = call.int("r").and_then(|r| u32::try_from(r).ok());
             keep.fresh(first.elements().zip(length).and_then(|(n, length)| n.checked_pow(length)));
         }
-        ("segment_reduce", _) => {
+        (Keeps::SegmentReduce, _) => {
             keep.tensor(first);
             ["lengths", "offsets"].into_iter().for_each(|name| keep.named(call, name));
             result.into_iter().for_each(|rows| keep.tensor(rows));
         }
-        ("stft", _) => match call.tensor("window") {
+        (Keeps::Stft, _) => match call.tensor("window") {
             Ok(window) => {
                 keep.tensor(window);
                 let frames = result.and_then(|spectrum| spectrum.shape.as_ref()?.last().copied().flatten());
@@ -158,20 +165,20 @@ pub(super) fn keep_unusual(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<
             }
             Err(_) => keep.tensor(first),
         },
-        ("log_sigmoid", _) => {
+        (Keeps::LogSigmoid, _) => {
             keep.tensor(first);
             // A CPU keeps the exponentials beside.
             keep.fresh(first.bytes());
         }
         // Its slopes are noise, also where they are the mean of it.
-        ("rrelu", _) => {
+        (Keeps::RRelu, _) => {
             keep.fresh(first.bytes());
             match (call.is_in_place, result) {
                 (true, Some(result)) => keep.tensor(result),
                 _ => keep.tensor(first),
             }
         }
-        ("embedding_bag", Some(indices)) => {
+        (Keeps::EmbeddingBag, Some(indices)) => {
             let Ok(offsets) = call.tensor("offsets") else { return false };
             keep.tensor(indices);
             keep.tensor(offsets);

@@ -103,9 +103,14 @@ impl<'a> Call<'a> {
     /// Looks up every argument.
     pub fn new(name: &'a str, arguments: &'a [Argument], n_outputs: usize, scope: &Scope<'a>) -> Self {
         let short = name.rsplit("::").next().unwrap_or(name);
-        let plain = short.strip_suffix('_').filter(|rest| !rest.ends_with('_') && !rest.is_empty());
+        let (name, is_in_place) = operators::plain(short);
         let facts = arguments.iter().map(|argument| scope.fact(&argument.operand)).collect();
-        Self { name: plain.unwrap_or(short), is_in_place: plain.is_some(), n_outputs, arguments, facts }
+        Self { name, is_in_place, n_outputs, arguments, facts }
+    }
+
+    /// Returns the operator's row of the table, whatever its name space.
+    pub fn row(&self) -> Option<&'static operators::Operator> {
+        operators::find(self.name)
     }
 
     /// Returns the same call of another operator.

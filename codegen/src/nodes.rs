@@ -1,270 +1,14 @@
-//! What cutting must know of operators: which write in place, which are cheap and exact to repeat.
+//! What cutting must know of the nodes of a trace: which write in place, which are cheap and exact to repeat.
 //!
 //! Unknown operators are taken for the worst: they carry gradients and cost much.
 
+use operators::{InPlace, Mark, Memory, find, has, plain};
 use tracer::{Constant, Node, Operand, Program, Type, Value, ValueId};
-
-use crate::views::may_share;
 
 /// Splits `aten::conv2d` into name space and name.
 pub fn split(operator: &str) -> (&str, &str) {
     operator.split_once("::").unwrap_or(("", operator))
 }
-
-/// Operators whose result never carries a gradient.
-const CUT_GRADIENT: &[&str] = &[
-    "size",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "logical_and",
-    "logical_or",
-    "logical_not",
-    "logical_xor",
-    "argmax",
-    "argmin",
-    "argsort",
-    "arange",
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "empty_like",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-    "detach",
-    "shape_as_tensor",
-    "_shape_as_tensor",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_not",
-    "bitwise_xor",
-    "__and__",
-    "__or__",
-    "__xor__",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "isin",
-    "dim",
-    "numel",
-    "Int",
-    "Bool",
-    "IntImplicit",
-    "ScalarImplicit",
-    "FloatImplicit",
-    "Float",
-    "item",
-    "NumToTensor",
-    "any",
-    "all",
-    "floor_divide",
-    "randperm",
-    "eye",
-    "linspace",
-    "one_hot",
-    "nonzero",
-    "bincount",
-    "scalar_tensor",
-    "tril_indices",
-    "triu_indices",
-    "searchsorted",
-    "bucketize",
-    "is_floating_point",
-    "len",
-    "floordiv",
-    "dtype",
-    "device",
-    "layout",
-    "stride",
-    "equal",
-    "allclose",
-    "count_nonzero",
-];
-
-/// Operators that are cheap, exact and without side effect: they may be repeated instead of sent.
-const CHEAP: &[&str] = &[
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "rsub",
-    "neg",
-    "abs",
-    "pow",
-    "sqrt",
-    "rsqrt",
-    "exp",
-    "log",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "reciprocal",
-    "square",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-    "remainder",
-    "fmod",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "minimum",
-    "maximum",
-    "where",
-    "masked_fill",
-    "cumsum",
-    "diff",
-    "tril",
-    "triu",
-    "cat",
-    "stack",
-    "repeat",
-    "repeat_interleave",
-    "tile",
-    "index",
-    "index_select",
-    "gather",
-    "clone",
-    "sum",
-    "mean",
-    "max",
-    "min",
-    "amax",
-    "amin",
-    "outer",
-    "sign",
-    "fill",
-    "meshgrid",
-    "broadcast_tensors",
-    "log2",
-    "true_divide",
-    "divide",
-    "multiply",
-    "subtract",
-    "flip",
-    "roll",
-    "pad",
-    "constant_pad_nd",
-    "ge",
-    "view",
-    "matmul",
-    "bmm",
-    "einsum",
-    "mm",
-    "rms_norm",
-    "prod",
-    "copy",
-    "alias",
-    "tensor",
-    "polar",
-    "complex",
-    "ListUnpack",
-    "TupleUnpack",
-    "TupleIndex",
-    "__getitem__",
-    "atan",
-    "asin",
-    "acos",
-    "scatter",
-    "masked_select",
-    "full",
-];
-
-/// Operators that draw random numbers, though their names are in the lists above under other circumstances.
-const RANDOM: &[&str] = &[
-    "rand",
-    "randn",
-    "randint",
-    "rand_like",
-    "randn_like",
-    "randint_like",
-    "randperm",
-    "bernoulli",
-    "normal",
-    "multinomial",
-    "poisson",
-    "dropout",
-    "feature_dropout",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "native_dropout",
-    "rrelu",
-];
-
-/// Operators whose result holds what was in memory.
-const UNSET: &[&str] = &["empty", "empty_like", "new_empty", "empty_strided"];
-
-/// In-place operators with an out-of-place form that takes the same arguments and gives the same numbers.
-const OUT_OF_PLACE: &[&str] = &[
-    "relu_",
-    "add_",
-    "sub_",
-    "mul_",
-    "div_",
-    "hardtanh_",
-    "relu6_",
-    "silu_",
-    "hardswish_",
-    "hardsigmoid_",
-    "leaky_relu_",
-    "elu_",
-    "celu_",
-    "selu_",
-    "sigmoid_",
-    "tanh_",
-    "dropout_",
-    "feature_dropout_",
-    "masked_fill_",
-    "clamp_",
-    "clamp_min_",
-    "clamp_max_",
-    "exp_",
-    "neg_",
-    "sqrt_",
-    "rsqrt_",
-    "abs_",
-    "gelu_",
-    "mish_",
-    "pow_",
-    "squeeze_",
-    "unsqueeze_",
-    "transpose_",
-    "t_",
-    "addcmul_",
-    "addcdiv_",
-    "lerp_",
-    "floor_",
-    "ceil_",
-    "round_",
-    "index_put_",
-    "index_fill_",
-    "index_add_",
-    "scatter_",
-    "scatter_add_",
-    "cumsum_",
-    "tril_",
-    "triu_",
-    "threshold_",
-    "alpha_dropout_",
-    "feature_alpha_dropout_",
-    "log_",
-    "sin_",
-    "cos_",
-    "reciprocal_",
-    "square_",
-    "logical_not_",
-];
 
 /// Tells whether an operator draws random numbers.
 pub fn draws(node: &Node) -> bool {
@@ -273,7 +17,7 @@ pub fn draws(node: &Node) -> bool {
         let flag = node.arguments.get(2).map(|argument| &argument.operand);
         name.ends_with("dropout") && matches!(flag, Some(Operand::Constant(Constant::Bool(false))))
     };
-    space == "aten" && RANDOM.contains(&name) && !in_evaluation()
+    space == "aten" && has(name, Mark::Random) && !in_evaluation()
 }
 
 /// Tells whether a name is that of an operator that changes the elements of its first argument.
@@ -314,35 +58,31 @@ pub fn mutated_arguments(node: &Node) -> Vec<usize> {
 /// Returns the out-of-place form of an in-place operator, where one takes the same arguments.
 pub fn out_of_place(operator: &str) -> Option<String> {
     let (space, name) = split(operator);
-    (space == "aten" && OUT_OF_PLACE.contains(&name)).then(|| operator.trim_end_matches('_').to_string())
+    let (plain, is_in_place) = plain(name);
+    let has_form = is_in_place && find(plain).is_some_and(|row| row.in_place == InPlace::Same);
+    (space == "aten" && has_form).then(|| format!("{space}::{plain}"))
 }
 
 /// Tells whether a node may be repeated in another stage instead of sending what it makes.
 pub fn is_cheap(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
-    let known = matches!(space, "aten" | "prim")
-        && (CHEAP.contains(&name) || CUT_GRADIENT.contains(&name) || may_share(name));
-    known
-        && !RANDOM.contains(&name)
-        && !UNSET.contains(&name)
-        && name != "Opaque"
+    let Some(row) = find(name).filter(|_| matches!(space, "aten" | "prim")) else { return false };
+    (row.has(Mark::Cheap) || row.has(Mark::NoGradient) || row.memory != Memory::Fresh)
+        && !row.has(Mark::Random)
+        && !row.has(Mark::Unset)
         && mutated_arguments(node).is_empty()
 }
 
 /// Tells whether a node only looks at its first argument in another way, or unpacks it.
 pub fn is_plumbing(node: &Node) -> bool {
     let (_, name) = split(&node.operator);
-    let looks = matches!(
-        name,
-        "chunk" | "split" | "split_with_sizes" | "unbind" | "tensor_split" | "meshgrid" | "broadcast_tensors"
-    );
-    looks || name == "ScalarImplicit" || is_unpacking(node)
+    has(name, Mark::GivesParts) || name == "ScalarImplicit" || is_unpacking(node)
 }
 
 /// Tells whether a node takes a list, tuple or dictionary apart.
 pub fn is_unpacking(node: &Node) -> bool {
     let (_, name) = split(&node.operator);
-    matches!(name, "ListUnpack" | "TupleUnpack" | "TupleIndex" | "__getitem__" | "DictIndex" | "tolist")
+    has(name, Mark::Unpacks)
 }
 
 /// Tells whether an operator only turns numbers into tensors and back, or takes lists apart: such steps come and go with a cut.
@@ -365,7 +105,7 @@ pub fn is_detour(operator: &str) -> bool {
 /// Tells whether the results carry no gradient whatever goes in.
 pub fn cuts_gradient(node: &Node) -> bool {
     let (_, name) = split(&node.operator);
-    CUT_GRADIENT.contains(&name)
+    has(name, Mark::NoGradient)
 }
 
 /// What a value is, as far as sending it goes.

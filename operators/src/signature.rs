@@ -4,8 +4,6 @@
 //! operators that a model uses are ever parsed. `Tensor(a!)` marks a tensor that is written, `Tensor(a)` one that the
 //! result may look at.
 
-use tracer::Constant;
-
 static SIGNATURES: &str = include_str!("signatures.txt");
 
 /// One overload of an operator.
@@ -36,10 +34,13 @@ pub struct Parameter {
 
 /// A default value.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // Literals.
 pub enum Default {
-    /// A literal.
-    Constant(Constant),
-    /// A list of integers.
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Str(String),
     Integers(Vec<i64>),
 }
 
@@ -150,26 +151,22 @@ fn without_alias(type_: &'static str) -> &'static str {
 }
 
 fn parse_default(text: &str) -> Default {
-    let constant = match text {
-        "None" => Constant::None,
-        "True" => Constant::Bool(true),
-        "False" => Constant::Bool(false),
-        _ => {
-            if let Some(list) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
-                return Default::Integers(
-                    list.split(',').filter_map(|item| item.trim().parse().ok()).collect(),
-                );
-            }
-            if let Ok(value) = text.parse() {
-                Constant::Int(value)
-            } else if let Ok(value) = text.parse() {
-                Constant::Float(value)
-            } else {
-                Constant::Str(text.trim_matches(['"', '\'']).to_string())
-            }
-        }
-    };
-    Default::Constant(constant)
+    match text {
+        "None" => return Default::None,
+        "True" => return Default::Bool(true),
+        "False" => return Default::Bool(false),
+        _ => {}
+    }
+    if let Some(list) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+        return Default::Integers(list.split(',').filter_map(|item| item.trim().parse().ok()).collect());
+    }
+    if let Ok(value) = text.parse() {
+        Default::Int(value)
+    } else if let Ok(value) = text.parse() {
+        Default::Float(value)
+    } else {
+        Default::Str(text.trim_matches(['"', '\'']).to_string())
+    }
 }
 
 #[cfg(test)]
@@ -207,9 +204,9 @@ mod tests {
                 "Tensor self None",
                 "int[2] kernel_size None",
                 "int[2] stride Some(Integers([]))",
-                "int[2] padding Some(Constant(Int(0)))",
-                "int[2] dilation Some(Constant(Int(1)))",
-                "bool ceil_mode Some(Constant(Bool(false)))"
+                "int[2] padding Some(Int(0))",
+                "int[2] dilation Some(Int(1))",
+                "bool ceil_mode Some(Bool(false))"
             ]
         );
         assert!(overloads("aten::relu_")[0].parameters[0].is_written);

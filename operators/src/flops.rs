@@ -1,0 +1,49 @@
+//! How the operations of an operator are counted: as `torch.utils.flop_counter` does, a multiply-add as two.
+
+/// How operations are counted. `graph/src/cost/flops.rs` has the formulas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Most are named after the operator.
+pub enum Flops {
+    /// It has no product inside.
+    Nothing,
+    /// A product that torch runs as one of vectors, which its counter does not see.
+    Unseen,
+    Linear,
+    /// Of two matrices, or of two batches of them.
+    Product,
+    /// The same, of the two operands behind the one that is added.
+    AddedProduct,
+    Inner,
+    GroupedProduct,
+    Tensordot,
+    Einsum,
+    Chain,
+    MatrixPower,
+    Covariance,
+    Convolution,
+    Attention,
+    /// Attention with its projections.
+    TransformerLayer,
+    Recurrent,
+    RecurrentCell,
+
+    // -- only backward: the gradient is made of products --
+    AffineGrid,
+    Solve,
+    /// With the matrix second.
+    TriangularSolve,
+    SolveFromFactors,
+    LuSolve,
+    CholeskyInverse,
+    Inverse,
+    TensorInverse,
+    PseudoInverse,
+    TensorSolve,
+    EigenValues,
+    Eigen,
+    HermitianEigen,
+    SingularValues,
+    Svd,
+    MatrixNorm,
+    Condition,
+}

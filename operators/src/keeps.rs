@@ -1,0 +1,122 @@
+//! What autograd keeps of an operator's operands and results, after PyTorch's `derivatives.yaml`.
+
+/// What an operator keeps for its gradient. `graph/src/cost/saved.rs` turns it into bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Those below the rule are named after the operator or family that they are the exception for.
+pub enum Keeps {
+    /// Nothing but sizes.
+    Nothing,
+    /// Not known: no rule knows the operator.
+    Unknown,
+    /// Its first result.
+    Result,
+    /// Its first operand; a copy of it, where the result takes its place.
+    Operand,
+    /// Its first operand; in place its result.
+    OperandOrResult,
+    /// Its first operand and its first result.
+    OperandAndResult,
+    /// Its first operand, and the indices among its results.
+    OperandAndIndices,
+    /// Every tensor behind the first operand that needs no gradient itself: indices and masks.
+    OtherOperands,
+    /// Every tensor behind the first operand.
+    AllButFirst,
+    /// All tensors among its operands.
+    AllOperands,
+    /// All tensors among its operands, its result, and in place what was there before.
+    AllAndResult,
+    /// All tensors among its operands, and its first result.
+    AllAndFirstResult,
+    /// The indices among its results.
+    Indices,
+    /// All its results.
+    Results,
+    /// Both factors, each where the other needs a gradient.
+    Factors,
+    /// The same, of the two operands behind the one that is added.
+    AddedFactors,
+    /// A mask of one byte an element.
+    DropoutMask,
+    /// One factor a channel.
+    ChannelMask,
+
+    // -- exceptions --
+    // Element by element.
+    Product,
+    Quotient,
+    Power,
+    FloatPower,
+    Selection,
+    MaskedScatter,
+    Complex,
+    CopySign,
+    Ldexp,
+    LogSigmoid,
+    RRelu,
+    FakeQuantize,
+    Polygamma,
+    Ndtr,
+    Kron,
+    // Reductions and losses.
+    Extreme,
+    Quantile,
+    Covariance,
+    Correlation,
+    Trapezoid,
+    SegmentReduce,
+    CosineSimilarity,
+    PairwiseDistance,
+    CrossEntropy,
+    NllLoss,
+    KlDiv,
+    MarginLoss,
+    MarginRankingLoss,
+    PoissonNllLoss,
+    TripletMarginLoss,
+    CtcLoss,
+    // Products.
+    Linear,
+    Matmul,
+    GroupedFactors,
+    Einsum,
+    Chain,
+    MatrixPower,
+    Attention,
+    Convolution,
+    Recurrent,
+    Embedding,
+    EmbeddingBag,
+    // Norms and pools.
+    BatchNorm,
+    InstanceNorm,
+    LayerNorm,
+    RmsNorm,
+    FusedRmsNorm,
+    GroupNorm,
+    WeightNorm,
+    MaxPool,
+    MaxUnpool,
+    AdaptiveMean,
+    // Linear algebra.
+    MatrixNorm,
+    Condition,
+    Determinant,
+    LogDeterminant,
+    Solve,
+    SolveTriangular,
+    LuSolve,
+    TensorSolve,
+    LeastSquares,
+    LuFactors,
+    EigenValues,
+    HermitianEigenValues,
+    SingularValues,
+    Vander,
+    // Others.
+    Combinations,
+    TakeAlongDim,
+    Pad,
+    Stft,
+    RealTransform,
+}

@@ -1,0 +1,34 @@
+//! What is an operator of torch? One row says it for all other crates.
+//!
+//! ```
+//! let gelu = operators::find("gelu").expect("torch has it");
+//! assert_eq!(gelu.class, operators::OperatorClass::Elementwise);
+//! assert_eq!(gelu.keeps, operators::Keeps::Operand);
+//! assert_eq!(operators::plain("gelu_"), ("gelu", true));
+//! ```
+//!
+//! A row holds facts, never code: which rule gives the sizes of the result, what autograd keeps, how operations are counted. The
+//! rules are functions of the crates that need them, chosen by a `match` over the row's value without a wildcard: a new value
+//! without its function does not compile, nor does a row that leaves a column out, nor a name that has two rows.
+//! `docs/add-an-operator.md` goes through it once. The next column, how an operator may be sharded, goes beside [`Keeps`].
+//!
+//! Beside the table stand two lists that torch itself prints: its signatures, and the names that stages may call.
+
+mod flops;
+mod keeps;
+mod kernel;
+mod names;
+mod operator;
+mod rows;
+mod shape_rule;
+mod signature;
+mod table;
+
+pub use flops::Flops;
+pub use keeps::Keeps;
+pub use kernel::Kernel;
+pub use names::{argument_names, refusal};
+pub use operator::{InPlace, Mark, Memory, Operator, OperatorClass, Python, plain};
+pub use shape_rule::ShapeRule;
+pub use signature::{Default, Parameter, Signature, overloads};
+pub use table::{all, find, has};

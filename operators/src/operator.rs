@@ -1,0 +1,160 @@
+//! One row of the table.
+
+use crate::{Flops, Keeps, Kernel, ShapeRule};
+
+/// What is known of one operator, and of its in-place form.
+#[derive(Clone, Copy, Debug)]
+pub struct Operator {
+    /// Its name without name space, and without the `_` of its in-place form: `relu`.
+    pub name: &'static str,
+    /// Its family.
+    pub class: OperatorClass,
+    /// What gives the sizes and types of its results.
+    pub shape: ShapeRule,
+    /// What autograd keeps for its gradient.
+    pub keeps: Keeps,
+    /// How its operations are counted.
+    pub flops: Flops,
+    /// How a profile measures it.
+    pub kernel: Kernel,
+    /// Whose memory its result lies in.
+    pub memory: Memory,
+    /// How it is spelled in Python.
+    pub python: Python,
+    /// Whether there is `relu_`, which writes to its first operand.
+    pub in_place: InPlace,
+    /// How that is spelled in Python.
+    pub in_place_python: Python,
+    /// What else is true of it, one bit for each [`Mark`].
+    pub(crate) marks: u16,
+}
+
+impl Operator {
+    /// Tells whether something is true of it.
+    pub fn has(&self, mark: Mark) -> bool {
+        self.marks & mark.bit() != 0
+    }
+
+    /// Returns the name of its in-place form; `None` where there is none.
+    pub fn in_place_name(&self) -> Option<String> {
+        (self.in_place != InPlace::Absent).then(|| format!("{}_", self.name))
+    }
+}
+
+/// Families of operators, as far as costs and pictures care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OperatorClass {
+    /// Integers, lists and sizes: no tensor of weight comes out.
+    Plumbing,
+    /// Looks at the same storage in another way; moves no bytes.
+    View,
+    /// Makes a tensor of nothing: `zeros`, `arange`.
+    Create,
+    /// Moves bytes: `cat`, `contiguous`, `index`, `pad`.
+    Copy,
+    /// One result for each element, broadcasting.
+    Elementwise,
+    /// Sums, means, maxima, soft-maxima over dimensions.
+    Reduce,
+    /// Batch, layer, group and instance norm.
+    Norm,
+    /// Matrix products.
+    Matmul,
+    /// Convolutions.
+    Convolution,
+    /// Pools and resampling.
+    Pool,
+    /// Scaled dot-product and multi-head attention.
+    Attention,
+    /// LSTM, GRU and plain recurrent layers.
+    Recurrent,
+    /// Table look-ups.
+    Embedding,
+    /// Known, but of no family above.
+    Other,
+    /// No rule knows it.
+    Unknown,
+}
+
+/// Whose memory a result lies in, for the form that is not in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Its own.
+    Fresh,
+    /// That of the first operand.
+    View,
+    /// That of the first operand or its own, as layout, type or mode have it.
+    MayView,
+}
+
+/// The form that writes to its first operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlace {
+    /// Torch has none.
+    Absent,
+    /// The form out of place takes the same arguments and gives the same numbers.
+    Same,
+    /// The form out of place is another operator, or was not compared.
+    Other,
+}
+
+/// The spelling in Python of an operator's call with the trace's own arguments in their order.
+///
+/// `torch.einsum`, `torch.norm` and others are left out: their Python wrappers may choose another way to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Python {
+    /// `torch.ops.aten.relu`, which every operator has.
+    Dispatcher,
+    /// `torch.relu`.
+    Torch,
+    /// `x.view`.
+    Method,
+    /// `F.gelu`.
+    Functional,
+    /// `torch.ops.aten.index.Tensor`: without the overload's name each other one is tried first, and unpacks tensors into lists of
+    /// numbers.
+    OverloadTensor,
+    /// `torch.ops.aten.index_put.default`, for the same reason.
+    OverloadDefault,
+}
+
+/// What else is true of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Cheap, exact and without side effect: it may be repeated instead of sent.
+    Cheap,
+    /// It draws random numbers, unless an argument turns that off.
+    Random,
+    /// Its result holds what was in memory.
+    Unset,
+    /// Its result carries no gradient whatever goes in.
+    NoGradient,
+    /// Its result has the sizes of its first operand.
+    KeepsSizes,
+    /// Its result has the sizes that its first two operands have together.
+    Broadcasts,
+    /// It makes a tensor on a device that one of its arguments names.
+    OnDevice,
+    /// Its results may lie in the memory of each operand, not of the first alone.
+    AliasesAll,
+    /// It gives a list of parts that lie in its operand's memory.
+    GivesParts,
+    /// It takes a list, tuple or dictionary apart.
+    Unpacks,
+    /// Python's arithmetic calls it with a number as second operand.
+    TakesNumbers,
+}
+
+impl Mark {
+    pub(crate) const fn bit(self) -> u16 {
+        1 << self as u16
+    }
+}
+
+/// Splits the name of an in-place form, without name space: `relu_` is `relu` in place. Names such as `__or__` stay whole.
+pub fn plain(name: &str) -> (&str, bool) {
+    match name.strip_suffix('_') {
+        Some(rest) if !rest.ends_with('_') && !rest.is_empty() => (rest, true),
+        _ => (name, false),
+    }
+}

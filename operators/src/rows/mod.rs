@@ -1,0 +1,60 @@
+//! The rows, by family. A `-` is the plain answer: nothing kept, nothing counted, fresh memory, the dispatcher's spelling.
+//!
+//! Each row fills each column, so that whoever adds one has answered every question.
+
+mod copies;
+mod creation;
+mod elementwise;
+mod linear_algebra;
+mod norms_and_pools;
+mod plumbing;
+mod products;
+mod reductions;
+mod views;
+mod without_shape_rule;
+
+use crate::Operator;
+
+pub(crate) const FAMILIES: usize = 10;
+pub(crate) const ALL: [&[Operator]; FAMILIES] = [
+    elementwise::ROWS,
+    reductions::ROWS,
+    products::ROWS,
+    linear_algebra::ROWS,
+    norms_and_pools::ROWS,
+    views::ROWS,
+    copies::ROWS,
+    creation::ROWS,
+    plumbing::ROWS,
+    without_shape_rule::ROWS,
+];
+
+macro_rules! rows {
+    ($($name:ident $class:ident $shape:ident $keeps:tt $flops:tt $kernel:tt $memory:tt $python:tt $in_place:tt $in_place_python:tt
+        [$($mark:ident)*];)*) => {
+        &[$(Operator {
+            name: stringify!($name),
+            class: crate::OperatorClass::$class,
+            shape: crate::ShapeRule::$shape,
+            keeps: super::cell!(Keeps, Nothing, $keeps),
+            flops: super::cell!(Flops, Nothing, $flops),
+            kernel: super::cell!(Kernel, OfClass, $kernel),
+            memory: super::cell!(Memory, Fresh, $memory),
+            python: super::cell!(Python, Dispatcher, $python),
+            in_place: super::cell!(InPlace, Absent, $in_place),
+            in_place_python: super::cell!(Python, Dispatcher, $in_place_python),
+            marks: 0 $(| crate::Mark::$mark.bit())*,
+        }),*]
+    };
+}
+use rows;
+
+macro_rules! cell {
+    ($column:ident, $plain:ident, -) => {
+        crate::$column::$plain
+    };
+    ($column:ident, $plain:ident, $value:ident) => {
+        crate::$column::$value
+    };
+}
+use cell;

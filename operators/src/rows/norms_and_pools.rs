@@ -1,0 +1,70 @@
+//! Norms, pools and resampling.
+
+use super::rows;
+use crate::Operator;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Operator] = rows! {
+    // name                    class  shape           keeps         flops  kernel           memory  python      in place  its Python  marks
+    batch_norm                 Norm   Norm            BatchNorm     -      BatchNorm        -       Torch       -         -           [KeepsSizes];
+    layer_norm                 Norm   Norm            LayerNorm     -      LayerNorm        -       Torch       -         -           [KeepsSizes];
+    group_norm                 Norm   Norm            GroupNorm     -      GroupNorm        -       Torch       -         -           [KeepsSizes];
+    instance_norm              Norm   Norm            InstanceNorm  -      InstanceNorm     -       Torch       -         -           [];
+    rms_norm                   Norm   Norm            RmsNorm       -      -                -       -           -         -           [Cheap];
+    _fused_rms_norm            Norm   Norm            FusedRmsNorm  -      -                -       -           -         -           [];
+    native_batch_norm          Norm   Norm            BatchNorm     -      -                -       -           -         -           [];
+    native_layer_norm          Norm   Norm            LayerNorm     -      -                -       Torch       -         -           [];
+    native_group_norm          Norm   Norm            -             -      -                -       -           -         -           [];
+    _native_batch_norm_legit   Norm   Norm            -             -      -                -       -           -         -           [];
+    _batch_norm_impl_index     Norm   Norm            -             -      -                -       -           -         -           [];
+    local_response_norm        Norm   SameSizes       -             -      -                -       -           -         -           [];
+    renorm                     Norm   SameSizes       -             -      -                -       -           Other     -           [];
+    normalize                  Norm   SameSizes       -             -      -                -       -           -         -           [];
+    embedding_renorm           Norm   SameSizes       -             -      -                -       -           Other     -           [];
+    _weight_norm               Norm   WeightNorm      WeightNorm    -      -                -       -           -         -           [];
+    _weight_norm_interface     Norm   WeightNorm      WeightNorm    -      -                -       -           -         -           [];
+    max_pool1d                 Pool   Pool            MaxPool       -      MaxPool          -       Torch       -         -           [];
+    max_pool2d                 Pool   Pool            MaxPool       -      MaxPool          -       Torch       -         -           [];
+    max_pool3d                 Pool   Pool            MaxPool       -      MaxPool          -       Torch       -         -           [];
+    avg_pool1d                 Pool   Pool            Operand       -      Pool             -       Torch       -         -           [];
+    avg_pool2d                 Pool   Pool            Operand       -      Pool             -       Functional  -         -           [];
+    avg_pool3d                 Pool   Pool            Operand       -      Pool             -       Functional  -         -           [];
+    max_pool2d_with_indices    Pool   Pool            MaxPool       -      MaxPool          -       -           -         -           [];
+    max_pool3d_with_indices    Pool   Pool            MaxPool       -      MaxPool          -       -           -         -           [];
+    max_pool1d_with_indices    Pool   Pool            MaxPool       -      MaxPool          -       -           -         -           [];
+    mkldnn_max_pool2d          Pool   Pool            MaxPool       -      MaxPool          -       -           -         -           [];
+    quantized_max_pool2d       Pool   Pool            MaxPool       -      MaxPool          -       -           -         -           [];
+    adaptive_avg_pool1d        Pool   AdaptivePool    -             -      AdaptivePool     -       Torch       -         -           [];
+    adaptive_avg_pool2d        Pool   AdaptivePool    AdaptiveMean  -      AdaptivePool     -       Functional  -         -           [];
+    adaptive_avg_pool3d        Pool   AdaptivePool    AdaptiveMean  -      AdaptivePool     -       Functional  -         -           [];
+    adaptive_max_pool1d        Pool   AdaptivePool    MaxPool       -      AdaptiveMaxPool  -       -           -         -           [];
+    adaptive_max_pool2d        Pool   AdaptivePool    MaxPool       -      AdaptiveMaxPool  -       -           -         -           [];
+    adaptive_max_pool3d        Pool   AdaptivePool    MaxPool       -      AdaptiveMaxPool  -       -           -         -           [];
+    _adaptive_avg_pool2d       Pool   AdaptivePool    Operand       -      Pool             -       -           -         -           [];
+    _adaptive_avg_pool3d       Pool   AdaptivePool    -             -      Pool             -       -           -         -           [];
+    upsample_nearest1d         Pool   Upsample        -             -      UpsampleNearest  -       -           -         -           [];
+    upsample_nearest2d         Pool   Upsample        -             -      UpsampleNearest  -       -           -         -           [];
+    upsample_nearest3d         Pool   Upsample        -             -      UpsampleNearest  -       -           -         -           [];
+    upsample_linear1d          Pool   Upsample        -             -      Upsample         -       -           -         -           [];
+    upsample_bilinear2d        Pool   Upsample        -             -      Upsample         -       -           -         -           [];
+    upsample_bicubic2d         Pool   Upsample        -             -      Upsample         -       -           -         -           [];
+    upsample_trilinear3d       Pool   Upsample        -             -      Upsample         -       -           -         -           [];
+    _upsample_bilinear2d_aa    Pool   Upsample        -             -      Pool             -       -           -         -           [];
+    _upsample_bicubic2d_aa     Pool   Upsample        -             -      Pool             -       -           -         -           [];
+    _upsample_nearest_exact1d  Pool   Upsample        -             -      Pool             -       -           -         -           [];
+    _upsample_nearest_exact2d  Pool   Upsample        -             -      Pool             -       -           -         -           [];
+    _upsample_nearest_exact3d  Pool   Upsample        -             -      Pool             -       -           -         -           [];
+    __interpolate              Pool   Upsample        -             -      Upsample         -       -           -         -           [];
+    interpolate                Pool   Upsample        -             -      Upsample         -       -           -         -           [];
+    max_unpool2d               Pool   MaxUnpool       MaxUnpool     -      MaxPool          -       -           -         -           [];
+    max_unpool3d               Pool   MaxUnpool       MaxUnpool     -      MaxPool          -       -           -         -           [];
+    fractional_max_pool2d      Pool   FractionalPool  MaxPool       -      MaxPool          -       -           -         -           [];
+    fractional_max_pool3d      Pool   FractionalPool  MaxPool       -      MaxPool          -       -           -         -           [];
+    grid_sampler               Pool   GridSample      AllOperands   -      Pool             -       -           -         -           [];
+    grid_sampler_2d            Pool   GridSample      AllOperands   -      Pool             -       -           -         -           [];
+    grid_sampler_3d            Pool   GridSample      AllOperands   -      Pool             -       -           -         -           [];
+    roi_align                  Pool   Boxes           AllOperands   -      Pool             -       -           -         -           [];
+    roi_pool                   Pool   Boxes           -             -      Pool             -       -           -         -           [];
+    ps_roi_align               Pool   Boxes           -             -      Pool             -       -           -         -           [];
+    ps_roi_pool                Pool   Boxes           -             -      Pool             -       -           -         -           [];
+};

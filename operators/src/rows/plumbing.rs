@@ -1,0 +1,78 @@
+//! Numbers, lists and questions: no tensor of weight comes out.
+
+use super::rows;
+use crate::Operator;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Operator] = rows! {
+    // name                   class     shape            keeps  flops  kernel  memory   python  in place  its Python  marks
+    size                      Plumbing  Size             -      -      -       -        -       -         -           [NoGradient];
+    sizes                     Plumbing  Size             -      -      -       -        -       -         -           [];
+    dim                       Plumbing  Question         -      -      -       -        Method  -         -           [NoGradient];
+    ndimension                Plumbing  Question         -      -      -       -        -       -         -           [];
+    numel                     Plumbing  Question         -      -      -       -        Torch   -         -           [NoGradient];
+    len                       Plumbing  Question         -      -      -       -        -       -         -           [NoGradient];
+    dtype                     Plumbing  Question         -      -      -       -        -       -         -           [NoGradient];
+    layout                    Plumbing  Question         -      -      -       -        -       -         -           [NoGradient];
+    device                    Plumbing  Question         -      -      -       -        -       -         -           [NoGradient];
+    requires_grad             Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_floating_point         Plumbing  Question         -      -      -       -        -       -         -           [NoGradient];
+    is_complex                Plumbing  Question         -      -      -       -        -       -         -           [];
+    stride                    Plumbing  Question         -      -      -       -        -       -         -           [NoGradient];
+    __is__                    Plumbing  Question         -      -      -       -        -       -         -           [];
+    __isnot__                 Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_cuda                   Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_cpu                    Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_nested                 Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_quantized              Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_sparse                 Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_mkldnn                 Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_same_size              Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_contiguous             Plumbing  Question         -      -      -       -        -       -         -           [];
+    format                    Plumbing  Question         -      -      -       -        -       -         -           [];
+    str                       Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_scripting              Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_tracing                Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_meta                   Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_xpu                    Plumbing  Question         -      -      -       -        -       -         -           [];
+    is_mps                    Plumbing  Question         -      -      -       -        -       -         -           [];
+    Int                       Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    IntImplicit               Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    Float                     Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    FloatImplicit             Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    Bool                      Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    ScalarImplicit            Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    item                      Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    _local_scalar_dense       Plumbing  Convert          -      -      -       -        -       -         -           [];
+    NumToTensor               Plumbing  Convert          -      -      -       -        -       -         -           [NoGradient];
+    scalar_tensor             Plumbing  Convert          -      -      -       -        Torch   -         -           [NoGradient OnDevice];
+    tensor                    Plumbing  Convert          -      -      -       -        Torch   -         -           [Cheap OnDevice];
+    as_tensor                 Plumbing  Convert          -      -      -       MayView  -       -         -           [];
+    __getitem__               Plumbing  Item             -      -      -       View     -       -         -           [Cheap AliasesAll Unpacks];
+    TupleIndex                Plumbing  Item             -      -      -       -        -       -         -           [Cheap Unpacks];
+    ListUnpack                Plumbing  Unpack           -      -      -       -        -       -         -           [Cheap Unpacks];
+    TupleUnpack               Plumbing  Unpack           -      -      -       -        -       -         -           [Cheap Unpacks];
+    ListConstruct             Plumbing  List             -      -      -       -        -       -         -           [];
+    TupleConstruct            Plumbing  List             -      -      -       -        -       -         -           [];
+    DictConstruct             Plumbing  Dictionary       -      -      -       -        -       -         -           [];
+    keys                      Plumbing  DictionaryParts  -      -      -       -        -       -         -           [];
+    values                    Plumbing  DictionaryParts  -      -      -       View     -       -         -           [];
+    items                     Plumbing  DictionaryParts  -      -      -       -        -       -         -           [];
+    list                      Plumbing  Same             -      -      -       -        -       -         -           [];
+    dict                      Plumbing  Same             -      -      -       -        -       -         -           [];
+    annotate                  Plumbing  Same             -      -      -       -        -       -         -           [];
+    unchecked_cast            Plumbing  Same             -      -      -       -        -       -         -           [];
+    Uninitialized             Plumbing  Same             -      -      -       -        -       -         -           [];
+    append                    Plumbing  Same             -      -      -       -        -       -         -           [];
+    extend                    Plumbing  Same             -      -      -       -        -       -         -           [];
+    insert                    Plumbing  Same             -      -      -       -        -       -         -           [];
+    _set_item                 Plumbing  Same             -      -      -       -        -       -         -           [];
+    RaiseException            Plumbing  Same             -      -      -       -        -       -         -           [];
+    warn                      Plumbing  Same             -      -      -       -        -       -         -           [];
+    print                     Plumbing  Same             -      -      -       -        -       -         -           [];
+    Print                     Plumbing  Same             -      -      -       -        -       -         -           [];
+    Constant                  Plumbing  Same             -      -      -       -        -       -         -           [];
+    __not__                   Plumbing  Fold             -      -      -       -        -       -         -           [];
+    __contains__              Plumbing  Fold             -      -      -       -        -       -         -           [];
+    __round_to_zero_floordiv  Plumbing  Fold             -      -      -       -        -       -         -           [];
+};

@@ -1,0 +1,75 @@
+//! Other ways to look at the same memory.
+
+use super::rows;
+use crate::Operator;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Operator] = rows! {
+    // name                  class  shape         keeps  flops  kernel   memory   python  in place  its Python  marks
+    view                     View   Reshape       -      -      Reorder  View     Method  -         -           [Cheap];
+    reshape                  View   Reshape       -      -      Reorder  MayView  Torch   -         -           [];
+    view_as                  View   Reshape       -      -      -        View     Method  -         -           [];
+    _unsafe_view             View   Reshape       -      -      -        View     -       -         -           [];
+    _reshape_alias           View   Reshape       -      -      -        View     -       -         -           [];
+    _view_copy               View   Reshape       -      -      -        -        -       -         -           [];
+    reshape_as               View   Reshape       -      -      -        MayView  Method  -         -           [];
+    flatten                  View   Flatten       -      -      Reorder  MayView  Torch   -         -           [];
+    unflatten                View   Flatten       -      -      -        View     Torch   -         -           [];
+    ravel                    View   Flatten       -      -      -        MayView  -       -         -           [];
+    permute                  View   Permute       -      -      -        View     Torch   -         -           [];
+    transpose                View   Permute       -      -      -        View     Torch   Same      Method      [];
+    t                        View   Permute       -      -      -        View     Torch   Same      Method      [];
+    numpy_T                  View   Permute       -      -      -        View     -       -         -           [];
+    matrix_H                 View   Permute       -      -      -        View     -       -         -           [];
+    mT                       View   Permute       -      -      -        View     -       -         -           [];
+    mH                       View   Permute       -      -      -        View     -       -         -           [];
+    adjoint                  View   Permute       -      -      -        View     -       -         -           [];
+    movedim                  View   Permute       -      -      -        View     Torch   -         -           [];
+    moveaxis                 View   Permute       -      -      -        View     -       -         -           [];
+    swapaxes                 View   Permute       -      -      -        View     Torch   Other     -           [];
+    swapdims                 View   Permute       -      -      -        View     -       Other     -           [];
+    expand                   View   Expand        -      -      -        View     Method  -         -           [];
+    expand_as                View   Expand        -      -      -        View     Method  -         -           [];
+    broadcast_to             View   Expand        -      -      -        View     -       -         -           [];
+    squeeze                  View   Squeeze       -      -      -        View     Torch   Same      Method      [];
+    unsqueeze                View   Squeeze       -      -      -        View     Torch   Same      Method      [];
+    slice                    View   Slice         -      -      -        View     -       -         -           [];
+    narrow                   View   Slice         -      -      -        View     Torch   -         -           [];
+    select                   View   Select        -      -      -        View     Torch   -         -           [];
+    unbind                   View   Unbind        -      -      -        View     Torch   -         -           [GivesParts];
+    split                    View   Split         -      -      -        View     Method  -         -           [GivesParts];
+    split_with_sizes         View   Split         -      -      -        View     Torch   -         -           [GivesParts];
+    chunk                    View   Split         -      -      -        View     Torch   -         -           [GivesParts];
+    tensor_split             View   Split         -      -      -        View     -       -         -           [GivesParts];
+    hsplit                   View   Split         -      -      -        View     -       -         -           [];
+    vsplit                   View   Split         -      -      -        View     -       -         -           [];
+    dsplit                   View   Split         -      -      -        View     -       -         -           [];
+    unsafe_split             View   Split         -      -      -        View     -       -         -           [];
+    unsafe_chunk             View   Split         -      -      -        View     -       -         -           [];
+    unsafe_split_with_sizes  View   Split         -      -      -        View     -       -         -           [];
+    contiguous               View   Contiguous    -      -      Reorder  MayView  Method  -         -           [KeepsSizes];
+    detach                   View   Identity      -      -      -        View     Torch   Other     -           [NoGradient KeepsSizes];
+    alias                    View   Identity      -      -      -        View     -       -         -           [Cheap];
+    lift_fresh               View   Identity      -      -      -        View     -       -         -           [];
+    lift                     View   Identity      -      -      -        -        -       -         -           [];
+    resolve_conj             View   Identity      -      -      -        MayView  -       -         -           [];
+    resolve_neg              View   Identity      -      -      -        MayView  -       -         -           [];
+    conj                     View   Identity      -      -      -        View     -       -         -           [];
+    _conj                    View   Identity      -      -      -        View     -       -         -           [];
+    _neg_view                View   Identity      -      -      -        View     -       -         -           [];
+    set_data                 View   Identity      -      -      -        -        -       -         -           [];
+    data                     View   Identity      -      -      -        View     -       -         -           [];
+    as_strided               View   AsStrided     -      -      -        View     -       Other     -           [];
+    unfold                   View   Unfold        -      -      -        View     Method  -         -           [];
+    diagonal                 View   Diagonal      -      -      -        View     Torch   -         -           [];
+    linalg_diagonal          View   Diagonal      -      -      -        View     -       -         -           [];
+    view_as_real             View   ComplexParts  -      -      -        View     Torch   -         -           [];
+    view_as_complex          View   ComplexParts  -      -      -        View     Torch   -         -           [];
+    real                     View   ComplexParts  -      -      -        View     Torch   -         -           [];
+    imag                     View   ComplexParts  -      -      -        View     Torch   -         -           [];
+    atleast_1d               View   AtLeast       -      -      -        View     -       -         -           [AliasesAll];
+    atleast_2d               View   AtLeast       -      -      -        View     -       -         -           [];
+    atleast_3d               View   AtLeast       -      -      -        View     -       -         -           [];
+    meshgrid                 View   Meshgrid      -      -      -        View     -       -         -           [Cheap AliasesAll GivesParts];
+    broadcast_tensors        View   Meshgrid      -      -      -        View     -       -         -           [Cheap AliasesAll GivesParts];
+};

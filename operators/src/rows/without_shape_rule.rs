@@ -1,0 +1,37 @@
+//! Operators whose sizes no rule infers; what cutting must know of them is known all the same.
+
+use super::rows;
+use crate::Operator;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Operator] = rows! {
+    // name            class    shape    keeps    flops  kernel  memory   python           in place  its Python  marks
+    shape_as_tensor    Unknown  Unknown  Unknown  -      -       -        -                -         -           [NoGradient];
+    allclose           Unknown  Unknown  Unknown  -      -       -        -                -         -           [NoGradient];
+    poisson            Unknown  Unknown  Unknown  -      -       -        -                -         -           [Random];
+    DictIndex          Unknown  Unknown  Unknown  -      -       -        -                -         -           [Unpacks];
+    tolist             Unknown  Unknown  Unknown  -      -       -        -                -         -           [Unpacks];
+    T                  Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    H                  Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    requires_grad_     Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    align_as           Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    slice_inverse      Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    align_to           Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    rename             Unknown  Unknown  Unknown  -      -       View     -                Other     -           [];
+    refine_names       Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    indices            Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    col_indices        Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    crow_indices       Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    ccol_indices       Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    row_indices        Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    _fw_primal         Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    _unpack_dual       Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    _ncf_view          Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    _ncf_unsqueeze     Unknown  Unknown  Unknown  -      -       View     -                -         -           [];
+    pin_memory         Unknown  Unknown  Unknown  -      -       MayView  -                -         -           [];
+    coalesce           Unknown  Unknown  Unknown  -      -       MayView  -                -         -           [];
+    _grad_sum_to_size  Unknown  Unknown  Unknown  -      -       MayView  -                -         -           [];
+    to_dense           Unknown  Unknown  Unknown  -      -       MayView  -                -         -           [];
+    dequantize         Unknown  Unknown  Unknown  -      -       MayView  -                -         -           [];
+    _unsafe_index_put  Unknown  Unknown  Unknown  -      -       -        OverloadDefault  -         -           [];
+};
