@@ -56,7 +56,7 @@ fn names_of_operators_stand_in_the_table_alone() {
     for (file, names) in &found {
         match allowed.get(file.as_str()) {
             Some(n) if names.len() < *n => {
-                wrong.push(format!("{file}: {} now, write that down", names.len()))
+                wrong.push(format!("{file}: {} now, write that down", names.len()));
             }
             Some(n) if names.len() == *n => {}
             None if names.len() < FEW => {}
