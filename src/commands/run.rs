@@ -187,7 +187,7 @@ impl Run {
             false => self.devices.clone(),
         };
         let devices = names.iter().map(|name| runtime::torch::device(name)).collect::<Result<Vec<_>, _>>();
-        let (_, program) = job.stages.model(self.model.as_deref())?;
+        let program = job.stages.model(self.model.as_deref())?.program;
         if let Some(library) = crate::stages::libraries(&program).first() {
             return Err(Failure::input(format!(
                 "the stages call operators of {library}, which libtorch has in Python alone"

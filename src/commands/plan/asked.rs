@@ -8,13 +8,9 @@ use partitioner::{
 };
 use schema::{Cluster, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 use sha2::{Digest, Sha256};
-use tracer::Program;
 
-use super::{Plan, answer, clusters::cluster_failure, costs, input::Input};
-use crate::{PROGRAM, commands::simulate, cost_models::CostModels, failure::Failure, files, model};
-
-/// The most micro-batches of a step that are planned: each of their passes is timed.
-const MICRO_BATCHES: u32 = 1_000_000;
+use super::{PlanRequest, Subject, answer, costs};
+use crate::{PROGRAM, commands::simulate, failure::Failure, files, model, workspace::Workspace};
 
 /// A model on a cluster, ready to be planned.
 pub struct Asked {
@@ -26,8 +22,6 @@ pub struct Asked {
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
-    /// What stages are cut from; none where that is no archive.
-    pub program: Option<Program>,
 }
 
 /// How a traced model is taken apart.
@@ -44,62 +38,34 @@ struct Traced {
     problem: Problem,
     uncertain: (costs::Ends, schema::TimesFrom),
     batch: Option<u64>,
-    program: Program,
 }
 
 impl Asked {
-    /// Reads the model and predicts its blocks.
-    pub(super) fn new(
-        plan: &Plan,
-        input: &Input,
-        cluster: Cluster,
-        models: &CostModels,
-        grain: &Grain,
-    ) -> Result<Self, Failure> {
-        cluster.validate().map_err(|error| match (&plan.check, &plan.cluster) {
-            (Some(path), None) | (None, Some(path)) => cluster_failure(error).in_file(path),
-            _ => cluster_failure(error),
-        })?;
-        let training = Training {
-            micro_batches: plan.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
-            stages: plan.stages,
-            optimizer_factor: plan.optimizer.factor(),
-            recompute: !plan.no_recompute,
-            offload: plan.offload,
-            ..Training::default()
-        };
-        if let Some(count) = plan.micro_batches.filter(|&count| count > MICRO_BATCHES) {
-            return Err(Failure::input(format!(
-                "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"
-            )));
-        }
-        let machine = Machine::from_cluster(&cluster, !plan.no_overlap);
-        let of_file = || -> Result<String, Failure> {
-            let digest = Sha256::digest(&files::read_bytes(&plan.model)?[..]);
-            Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
-        };
-        let (mut problem, uncertain, digest, batch, program) = match input {
-            Input::Pipedream(_) if !plan.cost_models.is_empty() => {
+    /// Predicts the blocks of a model.
+    pub(super) fn new(request: &PlanRequest, subject: Subject<'_>, grain: &Grain) -> Result<Self, Failure> {
+        let (training, machine) = (request.training(), request.machine());
+        let (mut problem, uncertain, digest, batch) = match subject {
+            Subject::Profile(..) if !request.cost_models.is_empty() => {
                 return Err(Failure::input(
                     "a profile graph brings its own times; --cost-model is for traced models",
                 ));
             }
-            Input::Pipedream(profile) => {
-                (Problem::from_profile(profile, machine, training), None, of_file()?, None, None)
+            Subject::Profile(path, profile) => {
+                let digest = Sha256::digest(&files::read_bytes(path)?[..]);
+                let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                (Problem::from_profile(profile, machine, training), None, digest, None)
             }
-            _ => {
-                let Traced { problem, uncertain, batch, program } =
-                    traced((plan, models), &cluster, machine, training, grain)?;
-                let digest = tracer::digest(&program);
-                let program = Some(program).filter(|program| program.archive.is_some());
-                (problem, Some(uncertain), digest, batch, program)
+            Subject::Model(workspace) => {
+                let Traced { problem, uncertain, batch } =
+                    traced(workspace, request, machine, training, grain)?;
+                (problem, Some(uncertain), workspace.file.digest().to_string(), batch)
             }
         };
-        if let Some(samples) = plan.batch {
+        if let Some(samples) = request.batch {
             problem.training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
         }
-        let model = ModelReference { name: plan.model_name(), digest };
-        Ok(Self { problem, batch, model, cluster, uncertain, program })
+        let model = ModelReference { name: subject.name(), digest };
+        Ok(Self { problem, batch, model, cluster: request.cluster.clone(), uncertain })
     }
 
     /// Returns a solution as a plan that can be simulated.
@@ -121,7 +87,7 @@ impl Asked {
     /// Returns the answer about a solution: its stages, what came next, and what would help.
     pub fn answer(
         &self,
-        plan: &Plan,
+        request: &PlanRequest,
         ways: Option<&Ways>,
         solution: &Solution,
         (others, failed): (&[Solution], &[(Strategy, PlanError)]),
@@ -130,10 +96,10 @@ impl Asked {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
         let changes = match ways {
-            Some(ways) if is_small => what_if(problem, ways, solution, Strategy::from_name(&plan.strategy)),
+            Some(ways) if is_small => what_if(problem, ways, solution, request.alternatives),
             _ => Vec::new(),
         };
-        let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
+        let mut answer = answer_of(&self.model.name, problem, solution, others, failed, &changes);
         answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
         answer.bubble = file.predicted.bubble;
         answer.band = file.predicted.band;
@@ -156,20 +122,19 @@ fn set_bubble(plan: &mut schema::Plan) {
     }
 }
 
-/// Reads a traced model and predicts its blocks on the cluster's devices.
+/// Predicts the blocks of a traced model on the cluster's devices.
 fn traced(
-    (plan, models): (&Plan, &CostModels),
-    cluster: &Cluster,
+    workspace: &Workspace,
+    request: &PlanRequest,
     mut machine: Machine,
     training: Training,
     grain: &Grain,
 ) -> Result<Traced, Failure> {
-    models.require_used(cluster)?;
-    let model = model::load(&plan.model, &plan.input)?;
-    let operators = graph::costs(&model.graph);
+    let Workspace { file: model, graph, costs: operators } = workspace;
+    let (cluster, models) = (&request.cluster, &request.cost_models);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
-        let times = costs::times(&model.graph, &operators, &models.of(name, cluster.types.get(name)?));
+        let times = costs::times(graph, operators, &models.of(name, cluster.types.get(name)?));
         let sum = times.seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient);
         let total = sum.sum::<f64>();
         Some((times, total))
@@ -183,7 +148,7 @@ fn traced(
                 "are the shapes right? give others with --input, or trace with `model-analyze trace`".into()
             }
         };
-        let failure = Failure::input("no operator is known to take time").in_file(&plan.model);
+        let failure = Failure::input("no operator is known to take time").in_file(model.path());
         return Err(failure.with_hint(hint));
     }
     for (name, type_) in &cluster.types {
@@ -197,15 +162,10 @@ fn traced(
     }
     let wanted = grain.n_blocks.max(2 * machine.devices.len().min(64));
     let problem = |seconds: &[OperatorSeconds]| {
-        from_graph(&model.graph, &operators, seconds, machine.clone(), training, wanted, &grain.joined)
+        from_graph(graph, operators, seconds, machine.clone(), training, wanted, &grain.joined)
     };
     let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
-    Ok(Traced {
-        problem: problem(&times.seconds),
-        uncertain: (ends, times.from),
-        batch: batch(&model.graph),
-        program: model.program,
-    })
+    Ok(Traced { problem: problem(&times.seconds), uncertain: (ends, times.from), batch: batch(graph) })
 }
 
 /// Samples in one micro-batch: the first size of the first input.
@@ -236,7 +196,7 @@ fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
 }
 
 fn answer_of(
-    plan: &Plan,
+    model: &str,
     problem: &Problem,
     solution: &Solution,
     others: &[Solution],
@@ -291,7 +251,7 @@ fn answer_of(
     };
     PlanAnswer {
         schema_version: answer::SCHEMA_VERSION,
-        model: plan.model_name(),
+        model: model.to_string(),
         strategy: solution.strategy.to_string(),
         schedule: Some(solution.schedule.to_string()),
         micro_batches: Some(solution.micro_batches),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use partitioner::Strategy;
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
 use super::{Found, compare::Row, explain};
@@ -18,9 +19,8 @@ const STAGES: usize = 10;
 /// Everything in one JSON document; the parts are the answers of `plan` and `simulate`.
 pub fn answer(found: &Found) -> SplitAnswer {
     let answers = |rows: &[Row]| rows.iter().map(|row| row.answer.clone()).collect::<Vec<_>>();
-    let by_hand = ["even-layers", "even-parameters", "torchgpipe", "deepspeed"];
-    let by_hand = found.compared.strategies.iter().filter(|row| by_hand.contains(&row.answer.name.as_str()));
-    let by_hand = by_hand.map(|row| ByHand {
+    let is_by_hand = |row: &&Row| Strategy::from_name(&row.answer.name).is_some_and(Strategy::is_rule);
+    let by_hand = found.compared.strategies.iter().filter(is_by_hand).map(|row| ByHand {
         strategy: row.answer.name.clone(),
         step_seconds: row.answer.step_seconds,
         fails: row.answer.fails.clone(),
