@@ -183,9 +183,10 @@ pub fn notes(program: &Program) -> impl Iterator<Item = String> {
         let source = program.sources.get(note.span.source as usize);
         if let Some(source) = source.filter(|_| note.span.end > note.span.start) {
             let line = source.line(note.span.start as usize);
-            text.push_str(&match source.name.is_empty() {
-                true => format!(" (line {line})"),
-                false => format!(" ({}:{line})", source.name),
+            text.push_str(&if source.name.is_empty() {
+                format!(" (line {line})")
+            } else {
+                format!(" ({}:{line})", source.name)
             });
         }
         text

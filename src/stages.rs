@@ -109,9 +109,10 @@ fn wiring(manifest: &Manifest) -> Result<Wiring, String> {
         Ok(StageWiring { inputs: inputs.collect::<Result<_, String>>()?, n_outputs: stage.outputs.len() })
     };
     let stages = manifest.stages.iter().map(stage).collect::<Result<Vec<_>, String>>()?;
-    match stages.is_empty() {
-        true => Err("there are no stages".to_string()),
-        false => Ok(Wiring { stages, n_inputs: manifest.inputs.len() }),
+    if stages.is_empty() {
+        Err("there are no stages".to_string())
+    } else {
+        Ok(Wiring { stages, n_inputs: manifest.inputs.len() })
     }
 }
 

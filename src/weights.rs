@@ -296,9 +296,10 @@ impl Part {
 /// Finds the files of a checkpoint.
 fn parts(checkpoint: &Path) -> Result<Vec<Part>, Failure> {
     if !checkpoint.is_dir() {
-        return match checkpoint.extension().is_some_and(|extension| extension == "json") {
-            true => indexed(checkpoint),
-            false => Ok(vec![Part { path: checkpoint.to_path_buf(), wanted: None }]),
+        return if checkpoint.extension().is_some_and(|extension| extension == "json") {
+            indexed(checkpoint)
+        } else {
+            Ok(vec![Part { path: checkpoint.to_path_buf(), wanted: None }])
         };
     }
     let mut names: Vec<PathBuf> = fs::read_dir(checkpoint)?.flatten().map(|entry| entry.path()).collect();

@@ -188,9 +188,10 @@ fn notes(model: &Workspace, total: &graph::OperatorCost) -> Vec<String> {
 fn lost_note(graph: &ModelGraph, lost: &LostSizes) -> String {
     let first = place(&graph.block(graph.operator(lost.operators[0]).block).path);
     let what = format!("{} ×{}", lost.name, lost.operators.len());
-    let fault = match lost.by_values {
-        true => format!("sizes behind {what} depend on the values that run through"),
-        false => format!("the trace does not say the sizes behind {what}"),
+    let fault = if lost.by_values {
+        format!("sizes behind {what} depend on the values that run through")
+    } else {
+        format!("the trace does not say the sizes behind {what}")
     };
     format!("{fault} (first in {first}); `model-analyze trace` records those of its example")
 }

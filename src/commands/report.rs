@@ -170,9 +170,10 @@ fn command_line() -> String {
     let quoted = words.map(|word| {
         let is_plain =
             |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '=' | ':' | ',' | '+');
-        match !word.is_empty() && word.chars().all(is_plain) {
-            true => word,
-            false => format!("'{}'", word.replace('\'', "'\\''")),
+        if !word.is_empty() && word.chars().all(is_plain) {
+            word
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
         }
     });
     std::iter::once(program).chain(quoted).collect::<Vec<_>>().join(" ")

@@ -150,9 +150,12 @@ fn chosen(answer: &PlanAnswer) -> String {
     let tried: Vec<String> = answer
         .micro_batches_tried
         .iter()
-        .map(|one| match one.micro_batches == own {
-            true => format!("{own} (chosen) {}", Seconds(one.seconds_each)),
-            false => format!("{} {}", one.micro_batches, Seconds(one.seconds_each)),
+        .map(|one| {
+            if one.micro_batches == own {
+                format!("{own} (chosen) {}", Seconds(one.seconds_each))
+            } else {
+                format!("{} {}", one.micro_batches, Seconds(one.seconds_each))
+            }
         })
         .collect();
     format!(

@@ -97,11 +97,10 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--offload", asking.offload),
     ];
     let idle: Vec<&str> = arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
-    match idle.is_empty() {
-        true => Ok(()),
-        false => {
-            let failure = Failure::input(format!("--check takes no {}", idle.join(", ")));
-            Err(failure.with_hint("a plan is scored as it stands; edit the file, or plan without --check"))
-        }
+    if idle.is_empty() {
+        Ok(())
+    } else {
+        let failure = Failure::input(format!("--check takes no {}", idle.join(", ")));
+        Err(failure.with_hint("a plan is scored as it stands; edit the file, or plan without --check"))
     }
 }

@@ -61,9 +61,10 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         if names.iter().any(|name| name == "train.py") {
             let train = format!("torchrun --nproc-per-node {} {folder}/train.py", devices.len());
             next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
-            next.push(match found.is_training {
-                true => (train, "train them, one process a device"),
-                false => (format!("{train} --allow-eval"), "train them as they were traced: in eval mode"),
+            next.push(if found.is_training {
+                (train, "train them, one process a device")
+            } else {
+                (format!("{train} --allow-eval"), "train them as they were traced: in eval mode")
             });
         }
         text.push_str("\nnext\n");
@@ -220,13 +221,14 @@ fn figures(found: &Found) -> String {
     text.push_str(&chosen(found));
     text.push_str(&times(found));
     let answer = &found.answer;
-    text.push_str(&match answer.optimal {
-        true => "optimal     proven, by the planner's objective\n".to_string(),
-        false => format!(
+    text.push_str(&if answer.optimal {
+        "optimal     proven, by the planner's objective\n".to_string()
+    } else {
+        format!(
             "optimal     at most {:.1} % away: no plan is faster than {}\n",
             (100.0 * answer.gap).max(0.1),
             Seconds(answer.lower_bound_seconds)
-        ),
+        )
     });
     let slowest = answer.stages.iter().enumerate().max_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
     if let Some((index, stage)) = slowest.filter(|_| answer.stages.len() > 1) {
@@ -261,18 +263,18 @@ fn chosen(found: &Found) -> String {
     };
     let fewer = at.checked_sub(1).and_then(beside);
     let fewer = fewer.map(|(n, by)| format!("{n} take {:.0} % longer a sample", 100.0 * by));
-    let more = beside(at + 1).map(|(n, by)| match by <= -0.001 {
-        true => format!("{n} save {:.1} %", -100.0 * by),
-        false => format!("{n} save nothing"),
+    let more = beside(at + 1).map(|(n, by)| {
+        if by <= -0.001 { format!("{n} save {:.1} %", -100.0 * by) } else { format!("{n} save nothing") }
     });
     let reasons: Vec<String> = [fewer, more].into_iter().flatten().collect();
-    match reasons.is_empty() {
-        true => String::new(),
-        false => format!(
+    if reasons.is_empty() {
+        String::new()
+    } else {
+        format!(
             "chosen      {} micro-batches: {} (--batch sets the samples)\n",
             found.plan.micro_batches,
             reasons.join(", ")
-        ),
+        )
     }
 }
 
