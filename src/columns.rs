@@ -13,9 +13,9 @@ pub fn columns<R: AsRef<[String]>>(rows: &[R], indent: &str, is_number: impl Fn(
     let mut text = String::new();
     for row in rows {
         let cells = row.as_ref().iter().zip(&widths).enumerate();
-        let cells = cells.map(|(column, (cell, width))| match is_number(column) {
-            true => format!("{cell:>width$}"),
-            false => format!("{cell:<width$}"),
+        let cells = cells.map(|(column, (cell, width))| {
+            let is_right = is_number(column);
+            if is_right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
         });
         let line = format!("{indent}{}", cells.collect::<Vec<_>>().join("  "));
         text.push_str(line.trim_end());

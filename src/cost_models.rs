@@ -37,6 +37,11 @@ impl CostModels {
         Ok(Self(models))
     }
 
+    /// Tells whether the user gave none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns the devices that they are of: a device that was measured need not be in the catalogue.
     pub fn devices(&self) -> IndexMap<String, DeviceType> {
         self.0.iter().map(|model| (model.device.clone(), model.figures.clone())).collect()

@@ -44,10 +44,7 @@ pub fn map(path: &Path) -> Result<memmap2::Mmap, Failure> {
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", path.display()));
     let is_link = fs::symlink_metadata(path).is_ok_and(|data| data.is_symlink());
-    let place = match is_link {
-        true => fs::canonicalize(path).map_err(in_file)?,
-        false => path.to_path_buf(),
-    };
+    let place = if is_link { fs::canonicalize(path).map_err(in_file)? } else { path.to_path_buf() };
     match fs::metadata(&place) {
         Ok(data) if data.is_dir() => {
             return Err(Failure::input(format!("{} is a directory, not a file", path.display())));
@@ -97,9 +94,10 @@ fn not_in(path: &Path, parent: &Path, error: std::io::Error) -> Failure {
     // The temporary file's name is nothing to anybody.
     let error = std::io::Error::from(error.kind());
     let failure = Failure::input(format!("cannot write {}: {error}", path.display()));
-    match parent.is_dir() {
-        true => failure,
-        false => failure.with_hint(format!("there is no folder {}", parent.display())),
+    if parent.is_dir() {
+        failure
+    } else {
+        failure.with_hint(format!("there is no folder {}", parent.display()))
     }
 }
 
@@ -132,13 +130,13 @@ pub fn peak_memory() -> Option<schema::Bytes> {
 
 fn check_regular(path: &Path) -> Result<(), Failure> {
     let data = fs::metadata(path).map_err(|error| missing(path, &error))?;
-    match data.is_file() {
-        true => Ok(()),
-        false if data.is_dir() => {
-            Err(Failure::input(format!("{} is a directory, not a file", path.display()))
-                .with_hint("name the file itself"))
-        }
-        false => Err(Failure::input(format!("{} is not a regular file", path.display()))),
+    if data.is_file() {
+        Ok(())
+    } else if data.is_dir() {
+        Err(Failure::input(format!("{} is a directory, not a file", path.display()))
+            .with_hint("name the file itself"))
+    } else {
+        Err(Failure::input(format!("{} is not a regular file", path.display())))
     }
 }
 

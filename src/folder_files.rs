@@ -91,10 +91,7 @@ pub fn check(
         "emit the stages again"
     };
     missing.append(&mut changed);
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::input(missing.join("\n       ")).with_hint(hint)),
-    }
+    if missing.is_empty() { Ok(()) } else { Err(Failure::input(missing.join("\n       ")).with_hint(hint)) }
 }
 
 /// Lists the files, links and empty folders below a folder by their path in it, sorted.

@@ -26,6 +26,7 @@ mod trace_notes;
 mod unfinished;
 mod visible;
 mod weights;
+mod workspace;
 
 use std::process::ExitCode;
 

@@ -7,32 +7,14 @@ use tracer::{Program, Span, Tensor, TraceError};
 
 use crate::{commands::trace::input_spec::InputSpec, failure::Failure, files};
 
-/// A model that was read.
-pub struct Model {
-    /// What the trace says.
-    pub program: Program,
-    /// What it is made of.
-    pub graph: ModelGraph,
-}
-
-/// Reads a trace, an archive or IR text, and builds its graph for the given inputs (`[NAME=]SHAPE[:DTYPE]`).
-pub fn load(path: &Path, inputs: &[String]) -> Result<Model, Failure> {
-    load_with(path, inputs, None)
-}
-
-/// Reads a trace with the sizes of its parameters from another file, where the trace does not say them.
-pub fn load_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> Result<Model, Failure> {
-    let inputs = inputs.iter().map(|text| input_shape(text)).collect::<Result<Vec<_>, _>>()?;
-    let mut program = program(path)?;
-    if let Some(parameters) = parameters {
-        adopt(&mut program, tensors(parameters)?, parameters)?;
-    }
-    let graph = graph::build(&program, &BuildOptions { inputs })
-        .map_err(|errors| build_failure(path, &program, &errors))?;
+/// Builds the graph of a trace for inputs of the given shapes.
+pub fn build(path: &Path, program: &Program, inputs: Vec<InputShape>) -> Result<ModelGraph, Failure> {
+    let graph = graph::build(program, &BuildOptions { inputs })
+        .map_err(|errors| build_failure(path, program, &errors))?;
     if let Some(note) = disagreements(&graph) {
         crate::failure::note(note);
     }
-    Ok(Model { program, graph })
+    Ok(graph)
 }
 
 /// Reads a trace without building its graph, and tells what was found while it was made.
@@ -45,19 +27,23 @@ pub fn program(path: &Path) -> Result<Program, Failure> {
 /// Reads a trace without building its graph.
 pub fn program_quietly(path: &Path) -> Result<Program, Failure> {
     let file = files::open(path)?;
-    file.unless_changed(read(path, &file))
+    file.unless_changed(read(&file))
+}
+
+/// Reads an archive.
+pub fn read_archive(file: &files::Opened) -> Result<Program, Failure> {
+    tracer::read_archive_at(file).map_err(|error| trace_failure(file.path(), &error))
 }
 
 /// Reads what the bytes are: an archive or IR text.
-fn read(path: &Path, file: &files::Opened) -> Result<Program, Failure> {
+pub fn read(file: &files::Opened) -> Result<Program, Failure> {
     // Only a text with a graph in it is taken for IR; everything else is best explained by the reader of archives.
     let text = if tracer::is_archive(&file.start(4)?) { None } else { file.text()? };
     let text = text.filter(|text| text.contains("graph("));
     // Editors of some systems mark UTF-8.
     let text = text.as_deref().map(|text| text.strip_prefix('\u{feff}').unwrap_or(text));
-    let Some(text) = text else {
-        return tracer::read_archive_at(file).map_err(|error| trace_failure(path, &error));
-    };
+    let Some(text) = text else { return read_archive(file) };
+    let path = file.path();
     tracer::ir::read_ir(text).map_err(|error| {
         let failure = Failure::input(format!("{}: {error}", path.display())).with_hint(
             "IR text is what str(traced.graph) or str(traced.inlined_graph) gives, whole and unchanged",
@@ -97,9 +83,9 @@ fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
 }
 
 /// Gives the trace's tensors what another file knows of them, and adds those that no operator reads.
-fn adopt(program: &mut Program, known: Vec<Tensor>, from: &Path) -> Result<(), Failure> {
+pub fn adopt_sizes(program: &mut Program, from: &Path) -> Result<(), Failure> {
     let mut rest: BTreeMap<String, Tensor> =
-        known.into_iter().map(|tensor| (tensor.path.clone(), tensor)).collect();
+        tensors(from)?.into_iter().map(|tensor| (tensor.path.clone(), tensor)).collect();
     let mut n_found = 0;
     for tensor in program.tensors.iter_mut().filter(|tensor| tensor.role != graph::Role::Constant) {
         if let Some(known) = rest.remove(&tensor.path) {
@@ -129,6 +115,11 @@ fn disagreements(graph: &ModelGraph) -> Option<String> {
         "{count} other sizes or types in the trace than are inferred; the trace's are used (`{}` in {place}: {}, recorded {})",
         operator.name, first.inferred, first.recorded
     ))
+}
+
+/// Reads the shapes of inputs.
+pub fn input_shapes(inputs: &[String]) -> Result<Vec<InputShape>, Failure> {
+    inputs.iter().map(|text| input_shape(text)).collect()
 }
 
 fn input_shape(text: &str) -> Result<InputShape, Failure> {
@@ -192,9 +183,10 @@ pub fn notes(program: &Program) -> impl Iterator<Item = String> {
         let source = program.sources.get(note.span.source as usize);
         if let Some(source) = source.filter(|_| note.span.end > note.span.start) {
             let line = source.line(note.span.start as usize);
-            text.push_str(&match source.name.is_empty() {
-                true => format!(" (line {line})"),
-                false => format!(" ({}:{line})", source.name),
+            text.push_str(&if source.name.is_empty() {
+                format!(" (line {line})")
+            } else {
+                format!(" ({}:{line})", source.name)
             });
         }
         text

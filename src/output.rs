@@ -1,10 +1,6 @@
 //! Standard output: data only, quiet when the reader leaves.
 
-use std::{
-    cell::RefCell,
-    io::{self, Write},
-    rc::Rc,
-};
+use std::io::{self, Write};
 
 use clap::ValueEnum;
 
@@ -31,12 +27,6 @@ impl Output {
         Self { writer: Box::new(anstream::AutoStream::auto(io::stdout())) }
     }
 
-    /// Returns an output that keeps what is written, and where it is kept.
-    pub fn captured() -> (Self, Rc<RefCell<Vec<u8>>>) {
-        let kept = Rc::default();
-        (Self { writer: Box::new(Captured(Rc::clone(&kept))) }, kept)
-    }
-
     /// Writes a text for people; names in it cannot speak to their terminal.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         self.document(&visible(text))
@@ -55,18 +45,5 @@ impl Output {
     /// Writes one JSON document.
     pub fn json(&mut self, value: &serde_json::Value) -> Result<(), Failure> {
         self.document(&format!("{value:#}\n"))
-    }
-}
-
-struct Captured(Rc<RefCell<Vec<u8>>>);
-
-impl Write for Captured {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.borrow_mut().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use schema::{Plan, PlanFileError};
-use tracer::Program;
 
-use crate::{failure::Failure, files};
+use crate::{failure::Failure, files, workspace::ModelFile};
 
 /// Reads a plan and checks what it says about itself.
 pub fn read(path: &Path) -> Result<Plan, Failure> {
@@ -17,13 +16,13 @@ pub fn read(path: &Path) -> Result<Plan, Failure> {
 }
 
 /// Reads a plan that was made for this model.
-pub fn read_for(path: &Path, program: &Program) -> Result<Plan, Failure> {
+pub fn read_for(path: &Path, model: &ModelFile) -> Result<Plan, Failure> {
     let plan = read(path)?;
-    let digest = tracer::digest(program);
+    let digest = model.digest();
     if plan.model.digest == digest {
         return Ok(plan);
     }
-    let (theirs, ours) = (short(&plan.model.digest), short(&digest));
+    let (theirs, ours) = (short(&plan.model.digest), short(digest));
     Err(Failure::input(format!("{} was made for another model, `{}`", path.display(), plan.model.name))
         .with_hint(format!("its digest is {theirs}, this model's is {ours}; plan again")))
 }

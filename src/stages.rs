@@ -11,6 +11,7 @@ use crate::{
     files,
     folder_files::{self, Changes},
     plan_file,
+    workspace::ModelFile,
 };
 
 /// A folder written by `emit` or `split`.
@@ -108,9 +109,10 @@ fn wiring(manifest: &Manifest) -> Result<Wiring, String> {
         Ok(StageWiring { inputs: inputs.collect::<Result<_, String>>()?, n_outputs: stage.outputs.len() })
     };
     let stages = manifest.stages.iter().map(stage).collect::<Result<Vec<_>, String>>()?;
-    match stages.is_empty() {
-        true => Err("there are no stages".to_string()),
-        false => Ok(Wiring { stages, n_inputs: manifest.inputs.len() }),
+    if stages.is_empty() {
+        Err("there are no stages".to_string())
+    } else {
+        Ok(Wiring { stages, n_inputs: manifest.inputs.len() })
     }
 }
 
@@ -133,27 +135,21 @@ pub fn no_libtorch(command: &str) -> Failure {
 }
 
 impl Stages {
-    /// Returns the whole model's file and its program, and checks that the stages were cut from it.
-    pub fn model(&self, given: Option<&Path>) -> Result<(PathBuf, Program), Failure> {
+    /// Reads the whole model, and checks that the stages were cut from it.
+    pub fn model(&self, given: Option<&Path>) -> Result<ModelFile, Failure> {
         let recorded = self.manifest.source.as_ref().map(PathBuf::from);
         let path = given.map(Path::to_path_buf).or(recorded);
         let path = path.ok_or_else(|| {
             Failure::input("the stages do not say which file they were cut from")
                 .with_hint("name it with --model FILE")
         })?;
-        let program = crate::model::program(&path)?;
-        let digest = tracer::digest(&program);
-        match digest == self.manifest.model.digest {
-            true => Ok((path, program)),
-            false => {
-                let name = &self.manifest.model.name;
-                Err(Failure::input(format!(
-                    "{} is not the model the stages were cut from ({name})",
-                    path.display()
-                ))
-                .with_hint("emit the stages again, or name the right file with --model"))
-            }
+        let model = ModelFile::read(&path)?;
+        if model.digest() == self.manifest.model.digest {
+            return Ok(model);
         }
+        let name = &self.manifest.model.name;
+        Err(Failure::input(format!("{} is not the model the stages were cut from ({name})", path.display()))
+            .with_hint("emit the stages again, or name the right file with --model"))
     }
 
     /// Returns what random inputs must look like: integers stay below every embedding's number of rows.

@@ -1,10 +1,8 @@
 //! What was found while a model was traced: told in one line a kind by every command that reads its archive.
 
-use std::path::Path;
-
 use tracer::{Comparison, Program, TraceNote};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, workspace::ModelFile};
 
 /// Places that one line names.
 const NAMED_PLACES: usize = 3;
@@ -69,14 +67,14 @@ fn place(note: &TraceNote) -> Option<String> {
 }
 
 /// Refuses to make stages of a model whose gradients are not those that it was given.
-pub fn require_gradients(program: &Program, path: &Path) -> Result<(), Failure> {
-    let names = program.recorded.as_ref().map_or(&[][..], |recorded| &recorded.inlined_functions);
+pub fn require_gradients(model: &ModelFile) -> Result<(), Failure> {
+    let names = model.program.recorded.as_ref().map_or(&[][..], |recorded| &recorded.inlined_functions);
     if names.is_empty() {
         return Ok(());
     }
     Err(Failure::input(format!(
         "{} was traced with --inline-functions: stages would not train with the gradients of {}",
-        path.display(),
+        model.path().display(),
         names.join(", ")
     ))
     .with_hint(

@@ -6,9 +6,10 @@ use std::borrow::Cow;
 
 /// Makes controls and direction overrides visible; line feeds and tabs stay.
 pub fn visible(text: &str) -> Cow<'_, str> {
-    match text.chars().any(is_harmful) {
-        false => Cow::Borrowed(text),
-        true => Cow::Owned(text.chars().map(mark).collect()),
+    if text.chars().any(is_harmful) {
+        Cow::Owned(text.chars().map(mark).collect())
+    } else {
+        Cow::Borrowed(text)
     }
 }
 

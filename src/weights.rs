@@ -12,12 +12,13 @@ use std::{
 };
 
 use codegen::{Adopted, Prefix, ReadAt, WeightError};
-use tracer::{Program, Role, Tensor};
+use tracer::{Bytes, Role, Tensor};
 
 use crate::{
     failure::{Failure, note},
-    files,
+    files::{self, Opened},
     model::trace_failure,
+    workspace::ModelFile,
 };
 
 /// Files one behind the other.
@@ -32,22 +33,38 @@ struct Extent {
     start: u64,
     length: u64,
     state: files::State,
+    /// The file itself, where it is open anyway: a model's.
+    opened: Option<Arc<Opened>>,
 }
 
 impl Sources {
     /// One file.
     pub fn of(path: &Path) -> Result<Self, Failure> {
-        Self::joined([path])
+        Self::joined(None, [path])
     }
 
-    fn joined<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Result<Self, Failure> {
+    /// A model's file.
+    pub fn of_model(model: &ModelFile) -> Result<Self, Failure> {
+        Self::joined(Some(model), [])
+    }
+
+    fn joined<'p>(
+        model: Option<&ModelFile>,
+        paths: impl IntoIterator<Item = &'p Path>,
+    ) -> Result<Self, Failure> {
         let mut start = 0_u64;
         let mut files = Vec::new();
+        if let Some(model) = model {
+            let (opened, state) = (model.opened(), model.opened().state());
+            start = opened.size();
+            let path = model.path().to_path_buf();
+            files.push(Extent { path, start: 0, length: start, state, opened: Some(opened.clone()) });
+        }
         for path in paths {
             let data =
                 fs::metadata(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
             let (length, state) = (data.len(), files::State::of(&data));
-            files.push(Extent { path: path.to_path_buf(), start, length, state });
+            files.push(Extent { path: path.to_path_buf(), start, length, state, opened: None });
             start = start.saturating_add(length);
         }
         Ok(Self { files: Arc::new(files) })
@@ -88,6 +105,9 @@ impl ReadAt for Source {
         // A tensor lies in one file.
         if at.checked_add(buffer.len() as u64).is_none_or(|end| end > extent.length) {
             return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if let Some(opened) = &extent.opened {
+            return opened.read_at(at, buffer).map_err(|error| of_source(&extent.path, &error));
         }
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
             let file = File::open(&extent.path).map_err(|error| of_source(&extent.path, &error))?;
@@ -137,13 +157,13 @@ fn read_exact_at(file: &mut File, position: u64, buffer: &mut [u8]) -> io::Resul
 }
 
 /// Refuses a model whose trace has no weights, before anything is planned or written.
-pub fn require(program: &Program, model: &Path) -> Result<(), Failure> {
-    match program.tensors.iter().any(is_absent) {
-        false => Ok(()),
-        true => Err(Failure::input(format!("{} was traced without its weights", model.display())).with_hint(
-            "name the checkpoint that holds them: --weights FILE or FOLDER (.safetensors, or what torch.save wrote of a state dict)",
-        )),
+pub fn require(model: &ModelFile) -> Result<(), Failure> {
+    if !model.program.tensors.iter().any(is_absent) {
+        return Ok(());
     }
+    Err(Failure::input(format!("{} was traced without its weights", model.path().display())).with_hint(
+        "name the checkpoint that holds them: --weights FILE or FOLDER (.safetensors, or what torch.save wrote of a state dict)",
+    ))
 }
 
 /// Tells whether a trace has the tensor's place, but no numbers of it.
@@ -160,10 +180,9 @@ pub struct Weighted {
 }
 
 /// Takes the weights of a model from a checkpoint: where its tensors lie in the model's file and those of the checkpoint.
-pub fn adopt(program: &Program, model: &Path, checkpoint: &Path) -> Result<Weighted, Failure> {
+pub fn adopt(model: &ModelFile, checkpoint: &Path) -> Result<Weighted, Failure> {
     let parts = parts(checkpoint)?;
-    let sources =
-        Sources::joined(std::iter::once(model).chain(parts.iter().map(|part| part.path.as_path())))?;
+    let sources = Sources::joined(Some(model), parts.iter().map(|part| part.path.as_path()))?;
     let starts = sources.files[1..].iter().map(|file| file.start);
     let mut tensors = Vec::new();
     let mut met: BTreeMap<String, &Path> = BTreeMap::new();
@@ -184,8 +203,8 @@ pub fn adopt(program: &Program, model: &Path, checkpoint: &Path) -> Result<Weigh
             tensors.push(tensor);
         }
     }
-    let adopted =
-        codegen::adopt(program, &tensors).map_err(|errors| mismatch(&errors, tensors.len(), checkpoint))?;
+    let adopted = codegen::adopt(&model.program, &tensors)
+        .map_err(|errors| mismatch(&errors, tensors.len(), checkpoint))?;
     Ok(Weighted { adopted, sources })
 }
 
@@ -277,9 +296,10 @@ impl Part {
 /// Finds the files of a checkpoint.
 fn parts(checkpoint: &Path) -> Result<Vec<Part>, Failure> {
     if !checkpoint.is_dir() {
-        return match checkpoint.extension().is_some_and(|extension| extension == "json") {
-            true => indexed(checkpoint),
-            false => Ok(vec![Part { path: checkpoint.to_path_buf(), wanted: None }]),
+        return if checkpoint.extension().is_some_and(|extension| extension == "json") {
+            indexed(checkpoint)
+        } else {
+            Ok(vec![Part { path: checkpoint.to_path_buf(), wanted: None }])
         };
     }
     let mut names: Vec<PathBuf> = fs::read_dir(checkpoint)?.flatten().map(|entry| entry.path()).collect();

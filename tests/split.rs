@@ -106,6 +106,37 @@ fn stages_around_what_no_cut_may_part_are_right() {
     }
 }
 
+/// The system tells of every opening of the file, whoever opens it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_model_is_opened_once() {
+    use rustix::fs::inotify;
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.pt");
+    std::fs::copy(fixture("traces/unet_small.pt"), &model).unwrap();
+    let plan = folder.path().join("plan.yaml");
+    let out = |name: &str| folder.path().join(name).into_os_string();
+    let check = |arguments: &[&std::ffi::OsStr]| {
+        let watched = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+        // What stands between two openings keeps the system from telling of both as one.
+        let wanted = inotify::WatchFlags::OPEN | inotify::WatchFlags::ACCESS | inotify::WatchFlags::CLOSE;
+        inotify::add_watch(&watched, &model, wanted).unwrap();
+        command().arg(arguments[0]).arg(&model).args(&arguments[1..]).assert().success();
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 1 << 16];
+        let mut events = inotify::Reader::new(&watched, &mut buffer);
+        let mut opened = 0;
+        while let Ok(event) = events.next() {
+            opened += usize::from(event.events().contains(inotify::ReadFlags::OPEN));
+        }
+        assert_eq!(opened, 1, "{arguments:?}");
+    };
+    let two = ["--devices", "2xt4", "--stages", "2", "-o"].map(std::ffi::OsStr::new);
+    check(&[&["split".as_ref()], &two[..], &[&out("split")]].concat());
+    check(&[&["plan".as_ref()], &two[..], &[plan.as_os_str()]].concat());
+    check(&["plan".as_ref(), "--check".as_ref(), plan.as_os_str()]);
+    check(&["emit".as_ref(), plan.as_os_str(), "-o".as_ref(), &out("emit")]);
+}
+
 #[test]
 fn a_folder_in_use_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();

@@ -197,9 +197,10 @@ fn text(answer: &DiffAnswer) -> String {
         );
     }
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let points = match answer.bubble_change.abs() < 5e-4 {
-        true => String::new(),
-        false => format!("{:+.1} points", 100.0 * answer.bubble_change),
+    let points = if answer.bubble_change.abs() < 5e-4 {
+        String::new()
+    } else {
+        format!("{:+.1} points", 100.0 * answer.bubble_change)
     };
     row("bubble", percent(before.bubble), percent(after.bubble), points);
     let shown = |bytes: Option<Bytes>| bytes.map_or_else(|| "–".to_string(), |bytes| bytes.to_string());
@@ -227,9 +228,10 @@ fn text(answer: &DiffAnswer) -> String {
 /// Tells what moved, neighbours that move alike on one line.
 fn moves(answer: &DiffAnswer) -> String {
     if answer.moved.is_empty() && answer.kept_otherwise.is_empty() {
-        return match answer.before.stages == answer.after.stages {
-            true => "\nno block moves, and every stage has the same devices\n".to_string(),
-            false => "\nno block moves between stages, but stages have other devices\n".to_string(),
+        return if answer.before.stages == answer.after.stages {
+            "\nno block moves, and every stage has the same devices\n".to_string()
+        } else {
+            "\nno block moves between stages, but stages have other devices\n".to_string()
         };
     }
     let stage =

@@ -4,6 +4,7 @@ mod extras;
 mod write;
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
@@ -20,10 +21,10 @@ use crate::{
     PROGRAM,
     failure::Failure,
     files,
-    model::trace_failure,
     output::{Format, Output},
     plan_file,
     weights::{self, Source, Sources},
+    workspace::ModelFile,
 };
 
 /// Arguments of `emit`.
@@ -45,10 +46,8 @@ pub struct Emit {
     /// Cut into this many stages with as many operators each, instead of following a plan
     #[arg(long, value_name = "N", conflicts_with = "cut", value_parser = clap::value_parser!(u32).range(1..))]
     stages: Option<u32>,
-    /// Take the weights from here instead of the trace: a .safetensors, what torch.save wrote of a state dict, the index of a
-    /// checkpoint in parts, or a folder of such files
-    #[arg(long, value_name = "CHECKPOINT")]
-    weights: Option<PathBuf>,
+    #[command(flatten)]
+    forms: FormArguments,
     /// Folder for the stages; must be new or empty
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
@@ -58,16 +57,9 @@ pub struct Emit {
     /// Refuse a cut that puts one parameter into two stages
     #[arg(long)]
     no_tied: bool,
-    /// Forms of the stages
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "torchscript,python")]
-    targets: Vec<Target>,
     /// How values travel that skip a stage
     #[arg(long, value_enum, default_value_t)]
     skips: SkipsArgument,
-    /// Let stages call the operators of this name space, too, which another library than torch registers; say it again for
-    /// more. Do that only for a file that you trust
-    #[arg(long, value_name = "NAMESPACE", value_parser = name_space)]
-    allow_operators: Vec<String>,
     /// Launch files to write beside train.py
     #[arg(long, value_enum, value_delimiter = ',')]
     launch: Vec<Launch>,
@@ -76,9 +68,25 @@ pub struct Emit {
     format: Format,
 }
 
+/// What stages are written as: arguments of everything that writes them.
+#[derive(Args)]
+pub struct FormArguments {
+    /// Take the weights from here instead of the trace: a .safetensors, what torch.save wrote of a state dict, the index of a
+    /// checkpoint in parts, or a folder of such files
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub weights: Option<PathBuf>,
+    /// Forms of the stages; each holds the weights once
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "torchscript,python")]
+    targets: Vec<Target>,
+    /// Let stages call the operators of this name space, too, which another library than torch registers; say it again for
+    /// more. Do that only for a file that you trust
+    #[arg(long, value_name = "NAMESPACE", value_parser = name_space)]
+    pub allow_operators: Vec<String>,
+}
+
 /// A form of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Target {
+enum Target {
     /// Archives for torch.jit.load, libtorch and tch
     Torchscript,
     /// Python source and safetensors
@@ -116,87 +124,83 @@ impl Launch {
     }
 }
 
-impl Emit {
-    /// Writes the stages.
-    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let cut = self.cut()?;
-        let folder = files::Folder::create(&self.output, self.force)?;
-        let bytes = cut.write(&folder)?;
-        folder.finish()?;
-        self.answer(&cut.program, &cut.pipeline, bytes, output)
-    }
+/// Where a model is cut.
+pub enum CutAt {
+    /// Where a plan says.
+    Plan(Box<Plan>),
+    /// Before these blocks.
+    Blocks(Vec<String>),
+    /// Into so many stages, with as many operators each.
+    Even(usize),
+}
 
-    /// Writes the stages into a folder that somebody else finishes.
-    pub fn write_into(&self, folder: &files::Folder) -> Result<(), Failure> {
-        self.cut()?.write(folder).map(|_| ())
-    }
+/// What stages are asked for, whoever asks.
+pub struct EmitRequest {
+    /// Where the model is cut.
+    pub cut: CutAt,
+    /// The checkpoint that weights are taken from, instead of the model's file.
+    pub weights: Option<PathBuf>,
+    /// Name spaces of operators that stages may call beside torch's.
+    pub operators: Vec<String>,
+    /// Forms of the stages.
+    pub targets: Targets,
+    /// How values travel that skip a stage, and what becomes of a parameter of two stages.
+    pub options: CutOptions,
+    /// Launch files beside train.py.
+    pub launchers: Vec<Launcher>,
+}
 
-    /// Cuts the model; nothing is written yet.
-    fn cut(&self) -> Result<Cut, Failure> {
-        let file = files::open(&self.model)?;
-        let program = tracer::read_archive_at(&file).map_err(|error| trace_failure(&self.model, &error));
-        let program = file.unless_changed(program)?;
-        crate::trace_notes::tell(&program);
-        crate::trace_notes::require_gradients(&program, &self.model)?;
-        let (program, sources) = self.weighted(program)?;
-        // What weights are copied from is what the code was read from.
-        file.unless_changed(Ok(()))?;
-        check_operators(&program, &self.model, &self.allow_operators)?;
-        let plan = self.plan.as_deref().map(|path| plan_file::read_for(path, &program)).transpose()?;
-        let assignment = match (&plan, self.stages) {
-            (None, Some(stages)) => Ok(codegen::even(&program, stages as usize)),
-            (Some(plan), _) => {
-                let stages: Vec<Vec<String>> = plan.stages.iter().map(|stage| stage.blocks.clone()).collect();
-                codegen::assign(&program, &stages)
-            }
-            (None, None) => codegen::cut_before(&program, &self.cut),
-        };
-        let assignment = assignment.map_err(|errors| cut_failure(&errors, None).in_file(&self.model))?;
-        let names = Names::new(&program);
-        let options = CutOptions {
-            skips: match self.skips {
-                SkipsArgument::Relay => Skips::Relay,
-                SkipsArgument::Portal => Skips::Portal,
-            },
-            tied: if self.no_tied { Tied::Refuse } else { Tied::Replicate },
-        };
-        let about = About {
-            operators: self.allow_operators.clone(),
-            ..about(&program, &self.model, self.weights.as_deref(), plan.as_ref())
-        };
-        let facts = facts(&program);
-        let program = codegen::with_scalars(&program, &facts);
-        let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &options)
-            .map_err(|errors| {
-                cut_failure(&errors, nearest(&program, &assignment, &names, &options, &errors))
-                    .in_file(&self.model)
-            })?;
-        codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
+impl EmitRequest {
+    /// Asks for archives alone, which this process can run.
+    pub fn archives(cut: CutAt, skips: Skips, weights: Option<&Path>) -> Self {
+        Self {
+            cut,
+            weights: weights.map(Path::to_path_buf),
+            operators: Vec::new(),
+            targets: Targets { torchscript: true, python: false },
+            options: CutOptions { skips, tied: Tied::Replicate },
+            launchers: Vec::new(),
+        }
+    }
+}
+
+impl FormArguments {
+    /// Turns the arguments into what is asked for.
+    pub fn request(&self, cut: CutAt) -> EmitRequest {
         let targets = Targets {
             torchscript: self.targets.contains(&Target::Torchscript),
             python: self.targets.contains(&Target::Python),
         };
-        let (mut files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
-            .map_err(|error| cut_failure(&[error], None).in_file(&self.model))?;
-        let launchers: Vec<Launcher> = self.launch.iter().map(|launch| launch.launcher()).collect();
-        let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan.as_ref(), &launchers);
-        files.extend(beside);
-        codegen::sign(&mut files, &about);
-        for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {
-            crate::failure::note(note);
+        EmitRequest {
+            operators: self.allow_operators.clone(),
+            targets,
+            ..EmitRequest::archives(cut, Skips::Relay, self.weights.as_deref())
         }
-        Ok(Cut { program: program.into_owned(), pipeline, files, manifest, sources })
     }
+}
 
-    /// Returns the program with the places of its weights, and the files that they lie in.
-    fn weighted(&self, program: Program) -> Result<(Program, Sources), Failure> {
-        let Some(checkpoint) = &self.weights else {
-            weights::require(&program, &self.model)?;
-            return Ok((program, Sources::of(&self.model)?));
+impl Emit {
+    /// Writes the stages.
+    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        let model = ModelFile::read_archive(&self.model)?;
+        let cut = match (&self.plan, self.stages) {
+            (Some(plan), _) => CutAt::Plan(Box::new(plan_file::read_for(plan, &model)?)),
+            (None, Some(stages)) => CutAt::Even(stages as usize),
+            (None, None) => CutAt::Blocks(self.cut.clone()),
         };
-        let weighted = weights::adopt(&program, &self.model, checkpoint)?;
-        weighted.say(checkpoint);
-        Ok((weighted.adopted.program, weighted.sources))
+        let skips = match self.skips {
+            SkipsArgument::Relay => Skips::Relay,
+            SkipsArgument::Portal => Skips::Portal,
+        };
+        let tied = if self.no_tied { Tied::Refuse } else { Tied::Replicate };
+        let request = EmitRequest {
+            options: CutOptions { skips, tied },
+            launchers: self.launch.iter().map(|launch| launch.launcher()).collect(),
+            ..self.forms.request(cut)
+        };
+        let emitted = emit(&model, &request)?;
+        let bytes = emitted.write_folder(&self.output, self.force)?;
+        self.answer(&emitted.program, &emitted.pipeline, bytes, output)
     }
 
     fn answer(
@@ -261,8 +265,60 @@ impl Emit {
     }
 }
 
+/// Cuts a model into stages; nothing is written yet.
+pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure> {
+    model.require_archive()?;
+    crate::trace_notes::require_gradients(model)?;
+    let (program, sources) = weighted(model, request.weights.as_deref())?;
+    // What weights are copied from is what the code was read from.
+    model.opened().unless_changed(Ok(()))?;
+    check_operators(&program, model.path(), &request.operators)?;
+    let (assignment, plan) = match &request.cut {
+        CutAt::Plan(plan) => {
+            let stages: Vec<Vec<String>> = plan.stages.iter().map(|stage| stage.blocks.clone()).collect();
+            (codegen::assign(&program, &stages), Some(plan.as_ref()))
+        }
+        CutAt::Blocks(blocks) => (codegen::cut_before(&program, blocks), None),
+        CutAt::Even(stages) => (Ok(codegen::even(&program, *stages)), None),
+    };
+    let assignment = assignment.map_err(|errors| cut_failure(&errors, None).in_file(model.path()))?;
+    let names = Names::new(&program);
+    let about = about(model, request, plan);
+    let facts = facts(&program);
+    let program = codegen::with_scalars(&program, &facts);
+    let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &request.options)
+        .map_err(|errors| {
+            cut_failure(&errors, nearest(&program, &assignment, &names, &request.options, &errors))
+                .in_file(model.path())
+        })?;
+    codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
+    let (mut files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, request.targets)
+        .map_err(|error| cut_failure(&[error], None).in_file(model.path()))?;
+    let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan, &request.launchers);
+    files.extend(beside);
+    codegen::sign(&mut files, &about);
+    for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {
+        crate::failure::note(note);
+    }
+    Ok(Emitted { program: program.into_owned(), pipeline, files, manifest, sources })
+}
+
+/// Returns the program with the places of its weights, and the files that they lie in.
+fn weighted<'m>(
+    model: &'m ModelFile,
+    checkpoint: Option<&Path>,
+) -> Result<(Cow<'m, Program>, Sources), Failure> {
+    let Some(checkpoint) = checkpoint else {
+        weights::require(model)?;
+        return Ok((Cow::Borrowed(&model.program), Sources::of_model(model)?));
+    };
+    let weighted = weights::adopt(model, checkpoint)?;
+    weighted.say(checkpoint);
+    Ok((Cow::Owned(weighted.adopted.program), weighted.sources))
+}
+
 /// A model that was cut, and what will be written of it.
-struct Cut {
+pub struct Emitted {
     program: Program,
     pipeline: Pipeline,
     files: Vec<codegen::File>,
@@ -271,9 +327,17 @@ struct Cut {
     sources: Sources,
 }
 
-impl Cut {
+impl Emitted {
+    /// Writes a folder that appears whole or not at all; returns the bytes of weights and texts.
+    pub fn write_folder(&self, target: &Path, force: bool) -> Result<u64, Failure> {
+        let folder = files::Folder::create(target, force)?;
+        let bytes = self.write(&folder)?;
+        folder.finish()?;
+        Ok(bytes)
+    }
+
     /// Writes all files, the manifest last, and reads them back; returns the bytes of weights and texts.
-    fn write(&self, folder: &files::Folder) -> Result<u64, Failure> {
+    pub fn write(&self, folder: &files::Folder) -> Result<u64, Failure> {
         let total: u64 = self.files.iter().map(|file| file.content.size()).sum();
         let progress = progress(total);
         // A Python source knows the checksum of its weights, which are written before.
@@ -304,7 +368,7 @@ impl Cut {
     }
 }
 
-impl Cut {
+impl Emitted {
     /// Compares what was copied with the checksums of the archive, and says which weights are no numbers.
     fn check_source(&self, filled: &BTreeMap<String, codegen::Filled>) -> Result<(), Failure> {
         let copied = || filled.values().flat_map(|file| &file.copied);
@@ -387,20 +451,21 @@ fn progress(total: u64) -> indicatif::ProgressBar {
     bar
 }
 
-fn about(program: &Program, model: &Path, weights: Option<&Path>, plan: Option<&Plan>) -> About {
+fn about(model: &ModelFile, request: &EmitRequest, plan: Option<&Plan>) -> About {
     let found_again =
         |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf()).to_str().map(str::to_string);
+    let of_stages = |of: fn(&schema::PlanStage) -> &Vec<String>| {
+        plan.map(|plan| plan.stages.iter().map(|stage| of(stage).clone()).collect()).unwrap_or_default()
+    };
     About {
-        source: found_again(model),
-        weights: weights.and_then(found_again),
-        model: Some(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
+        source: found_again(model.path()),
+        weights: request.weights.as_deref().and_then(found_again),
+        model: Some(ModelReference { name: model.program.name.clone(), digest: model.digest().to_string() }),
         written_by: PROGRAM.to_string(),
-        devices: plan.map(|plan| plan.stages.iter().map(|s| s.devices.clone()).collect()).unwrap_or_default(),
-        recompute: plan
-            .map(|plan| plan.stages.iter().map(|s| s.recompute.clone()).collect())
-            .unwrap_or_default(),
-        offload: plan.map(|plan| plan.stages.iter().map(|s| s.offload.clone()).collect()).unwrap_or_default(),
-        operators: Vec::new(),
+        devices: of_stages(|stage| &stage.devices),
+        recompute: of_stages(|stage| &stage.recompute),
+        offload: of_stages(|stage| &stage.offload),
+        operators: request.operators.clone(),
     }
 }
 
@@ -462,7 +527,7 @@ pub fn check_operators(program: &Program, model: &Path, allowed: &[String]) -> R
 const SHOWN_OPERATORS: usize = 8;
 
 /// Reads the name of a name space of operators.
-pub fn name_space(text: &str) -> Result<String, String> {
+fn name_space(text: &str) -> Result<String, String> {
     let is_name = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     match text {

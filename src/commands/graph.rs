@@ -10,9 +10,14 @@ use graph::{ModelGraph, OperatorCosts};
 use schema::{Bytes, Flops};
 use viz::{Amounts, Caption, Color, Depth, Diagram, Direction, Overlay};
 
-use crate::{failure::Failure, files, model, operator_stages, output::Output, plan_file};
+use crate::{
+    failure::Failure, files, model, operator_stages, output::Output, plan_file, workspace::Workspace,
+};
 
 mod graphviz;
+
+/// What is said while it works.
+pub const WORKING: &str = "drawing the model";
 
 /// Arguments of `graph`.
 #[derive(Args)]
@@ -120,104 +125,53 @@ enum Renderer {
     Dot,
 }
 
+/// What is drawn, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct GraphRequest {
+    kind: Kind,
+    color: ColorBy,
+    depth: Option<u32>,
+    direction: Towards,
+    renderer: Renderer,
+}
+
+impl GraphRequest {
+    /// Asks for a picture of the stages.
+    pub fn of_stages() -> Self {
+        Self {
+            kind: Kind::Svg,
+            color: ColorBy::Stage,
+            depth: None,
+            direction: Towards::default(),
+            renderer: Renderer::default(),
+        }
+    }
+}
+
 impl Graph {
     /// Draws the model.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let kind = self.kind()?;
-        let color = self.color()?;
-        let model = model::load_with(&self.model, &self.inputs, self.parameters.as_deref())?;
-        let notes = crate::failure::shown_notes(model::notes(&model.program).collect());
-        notes.iter().for_each(crate::failure::note);
+        let request = GraphRequest {
+            kind: self.kind()?,
+            color: self.color()?,
+            depth: self.depth,
+            direction: self.direction,
+            renderer: self.renderer,
+        };
+        let workspace = Workspace::read_with(&self.model, &self.inputs, self.parameters.as_deref())?;
+        tell_notes(&workspace);
         let stages = match &self.plan {
             Some(path) => {
-                let plan = plan_file::read_for(path, &model.program)?;
-                Some(operator_stages::of_plan(&path.display().to_string(), &plan, &model.program)?)
+                let plan = plan_file::read_for(path, &workspace.file)?;
+                Some(operator_stages::of_plan(&path.display().to_string(), &plan, workspace.program())?)
             }
             None => None,
         };
-        let costs = graph::costs(&model.graph);
-        let values = amounts(&model.graph, &costs, color);
-        let overlay = Overlay {
-            amounts: values.as_ref().map(|(name, values, show)| Amounts {
-                name: name.to_string(),
-                values,
-                show,
-            }),
-            stages: stages.as_deref(),
-        };
-        let mut diagram = viz::from_graph(&model.graph, &overlay);
-        if model.graph.name.is_empty()
-            && let Some(name) = self.model.file_stem()
-        {
-            diagram.set_title(&name.to_string_lossy());
-        }
-        let text = match kind {
-            Kind::Adjacency => {
-                let document = graph::document(&model.graph, &costs);
-                format!("{}\n", serde_json::to_string(&document).map_err(Failure::input)?)
-            }
-            Kind::Explorer => format!("{}\n", viz::explorer(&diagram)),
-            Kind::ExplorerCosts => match viz::explorer_costs(&diagram) {
-                Some(costs) => format!("{costs}\n"),
-                None => {
-                    return Err(Failure::input("there are no costs to write")
-                        .with_hint("say which with --color cost or --color memory"));
-                }
-            },
-            Kind::Svg | Kind::Dot => self.picture(&diagram, &model.graph, &costs, kind, color)?,
-        };
+        let text = graph(&workspace, stages.as_deref(), &request)?;
         match &self.output {
             Some(path) if path.as_os_str() != "-" => files::write(path, files::signed(path, text).as_bytes()),
             _ => output.document(&text),
         }
-    }
-
-    fn picture(
-        &self,
-        diagram: &Diagram,
-        graph: &ModelGraph,
-        costs: &OperatorCosts,
-        kind: Kind,
-        color: ColorBy,
-    ) -> Result<String, Failure> {
-        let direction = match self.direction {
-            Towards::Bottom => Direction::TopToBottom,
-            Towards::Right => Direction::LeftToRight,
-        };
-        let deepest = diagram.depths().into_iter().max().unwrap_or(1);
-        let (view, depth) = viz::view(diagram, self.depth.map_or(Depth::Automatic, Depth::At));
-        if kind == Kind::Dot {
-            return Ok(viz::dot(&view, direction));
-        }
-        if self.renderer == Renderer::Dot {
-            match graphviz::render(&viz::dot(&view, direction), view.boxes().len()) {
-                Ok(svg) => return Ok(svg),
-                Err(reason) => crate::failure::note(format_args!("{reason}; drawn without Graphviz")),
-            }
-        }
-        let scene = viz::lay_out_diagram(&view, direction)
-            .map_err(|error| Failure::input(format!("{}: {error}", self.model.display())))?;
-        let mut parts = vec![
-            format!("{} parameters", viz::count(graph.parameters())),
-            match costs.total() {
-                total if total.uncounted == 0 => Flops(total.forward_flops).to_string(),
-                total if total.forward_flops == 0 => "an unknown number of FLOP".to_string(),
-                total => format!("{} and more that is not known", Flops(total.forward_flops)),
-            },
-            format!("{} operators", graph.operators.len()),
-        ];
-        if depth < deepest {
-            parts.push(format!("opened to depth {depth}"));
-        }
-        let caption = Caption { title: diagram.boxes()[0].title.clone(), subtitle: parts.join(" · ") };
-        let color = match color {
-            ColorBy::Family => Color::Family,
-            ColorBy::Cost => Color::Cost,
-            ColorBy::Memory => Color::Memory,
-            ColorBy::Stage => Color::Stage,
-            ColorBy::None => Color::None,
-        };
-        Ok(viz::draw(&view, &scene, &caption, color))
     }
 
     /// Decides what is written, from the option or from the file's name.
@@ -254,6 +208,85 @@ impl Graph {
             (None, None) => Ok(ColorBy::Family),
         }
     }
+}
+
+/// Tells what could not be followed exactly.
+pub fn tell_notes(workspace: &Workspace) {
+    let notes = crate::failure::shown_notes(model::notes(workspace.program()).collect());
+    notes.iter().for_each(crate::failure::note);
+}
+
+/// Draws a model, with the stages of its operators where there are any.
+pub fn graph(
+    workspace: &Workspace,
+    stages: Option<&[Option<u32>]>,
+    request: &GraphRequest,
+) -> Result<String, Failure> {
+    let values = amounts(&workspace.graph, &workspace.costs, request.color);
+    let overlay = Overlay {
+        amounts: values.as_ref().map(|(name, values, show)| Amounts { name: name.to_string(), values, show }),
+        stages,
+    };
+    let mut diagram = viz::from_graph(&workspace.graph, &overlay);
+    if workspace.graph.name.is_empty()
+        && let Some(name) = workspace.file.path().file_stem()
+    {
+        diagram.set_title(&name.to_string_lossy());
+    }
+    match request.kind {
+        Kind::Adjacency => {
+            let document = graph::document(&workspace.graph, &workspace.costs);
+            Ok(format!("{}\n", serde_json::to_string(&document).map_err(Failure::input)?))
+        }
+        Kind::Explorer => Ok(format!("{}\n", viz::explorer(&diagram))),
+        Kind::ExplorerCosts => match viz::explorer_costs(&diagram) {
+            Some(costs) => Ok(format!("{costs}\n")),
+            None => Err(Failure::input("there are no costs to write")
+                .with_hint("say which with --color cost or --color memory")),
+        },
+        Kind::Svg | Kind::Dot => picture(workspace, &diagram, request),
+    }
+}
+
+fn picture(workspace: &Workspace, diagram: &Diagram, request: &GraphRequest) -> Result<String, Failure> {
+    let direction = match request.direction {
+        Towards::Bottom => Direction::TopToBottom,
+        Towards::Right => Direction::LeftToRight,
+    };
+    let deepest = diagram.depths().into_iter().max().unwrap_or(1);
+    let (view, depth) = viz::view(diagram, request.depth.map_or(Depth::Automatic, Depth::At));
+    if request.kind == Kind::Dot {
+        return Ok(viz::dot(&view, direction));
+    }
+    if request.renderer == Renderer::Dot {
+        match graphviz::render(&viz::dot(&view, direction), view.boxes().len()) {
+            Ok(svg) => return Ok(svg),
+            Err(reason) => crate::failure::note(format_args!("{reason}; drawn without Graphviz")),
+        }
+    }
+    let scene = viz::lay_out_diagram(&view, direction)
+        .map_err(|error| Failure::input(format!("{}: {error}", workspace.file.path().display())))?;
+    let mut parts = vec![
+        format!("{} parameters", viz::count(workspace.graph.parameters())),
+        match workspace.costs.total() {
+            total if total.uncounted == 0 => Flops(total.forward_flops).to_string(),
+            total if total.forward_flops == 0 => "an unknown number of FLOP".to_string(),
+            total => format!("{} and more that is not known", Flops(total.forward_flops)),
+        },
+        format!("{} operators", workspace.graph.operators.len()),
+    ];
+    if depth < deepest {
+        parts.push(format!("opened to depth {depth}"));
+    }
+    let caption = Caption { title: diagram.boxes()[0].title.clone(), subtitle: parts.join(" · ") };
+    let color = match request.color {
+        ColorBy::Family => Color::Family,
+        ColorBy::Cost => Color::Cost,
+        ColorBy::Memory => Color::Memory,
+        ColorBy::Stage => Color::Stage,
+        ColorBy::None => Color::None,
+    };
+    Ok(viz::draw(&view, &scene, &caption, color))
 }
 
 type ShowNumber = fn(f64) -> String;

@@ -18,6 +18,7 @@ use crate::{
     model,
     output::{Format, Output},
     visible::cell,
+    workspace::Workspace,
 };
 
 /// Rows that a table without `--depth` may have.
@@ -78,11 +79,10 @@ impl Inspect {
     /// Prints the table.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let cost_model = CostModels::read(&self.cost_models)?.of_catalogue(self.device.as_deref())?;
-        let model = model::load_with(&self.model, &self.inputs, self.parameters.as_deref())?;
+        let model = Workspace::read_with(&self.model, &self.inputs, self.parameters.as_deref())?;
         let timed = cost_model.map(|cost_model| {
-            let operators = graph::costs(&model.graph);
             let options = PredictOptions::default();
-            let costs = cost_model::predict(&model.graph, &operators, &cost_model, &options);
+            let costs = cost_model::predict(&model.graph, &model.costs, &cost_model, &options);
             Timed { model: cost_model, costs }
         });
         match self.format {
@@ -100,15 +100,15 @@ impl Inspect {
     }
 }
 
-fn report(model: &model::Model, depth: Option<u32>, timed: Option<&Timed>) -> InspectReport {
+fn report(model: &Workspace, depth: Option<u32>, timed: Option<&Timed>) -> InspectReport {
     let graph = &model.graph;
-    let costs = graph::costs(graph);
+    let costs = &model.costs;
     let parameters = graph::parameters_by_block(graph);
     let depth = depth.unwrap_or(u32::MAX);
     let unsized_blocks = unsized_blocks(graph);
     let blocks = graph.blocks.iter().filter(|block| block.depth <= depth);
     let blocks =
-        blocks.map(|block| row(graph, &costs, &parameters, block.id, &unsized_blocks, timed)).collect();
+        blocks.map(|block| row(graph, costs, &parameters, block.id, &unsized_blocks, timed)).collect();
     let total = costs.total();
     let all_known = graph.tensors.iter().all(|t| t.has_shape || t.role != graph::Role::Parameter);
     let once = |role| graph.tensors.iter().filter(move |t| t.role == role && t.first == t.id);
@@ -154,13 +154,13 @@ fn report(model: &model::Model, depth: Option<u32>, timed: Option<&Timed>) -> In
             })
             .collect(),
         notes: notes(model, &total),
-        trace_notes: crate::trace_notes::all(&model.program),
+        trace_notes: crate::trace_notes::all(model.program()),
         times: timed.map(|timed| costs::from(&timed.model, &timed.costs, graph)),
     }
 }
 
-fn notes(model: &model::Model, total: &graph::OperatorCost) -> Vec<String> {
-    let mut notes: Vec<String> = model::notes(&model.program).collect();
+fn notes(model: &Workspace, total: &graph::OperatorCost) -> Vec<String> {
+    let mut notes: Vec<String> = model::notes(model.program()).collect();
     let without: Vec<&graph::StoredTensor> =
         model.graph.tensors.iter().filter(|tensor| !tensor.has_shape).collect();
     if !without.is_empty() {
@@ -188,9 +188,10 @@ fn notes(model: &model::Model, total: &graph::OperatorCost) -> Vec<String> {
 fn lost_note(graph: &ModelGraph, lost: &LostSizes) -> String {
     let first = place(&graph.block(graph.operator(lost.operators[0]).block).path);
     let what = format!("{} ×{}", lost.name, lost.operators.len());
-    let fault = match lost.by_values {
-        true => format!("sizes behind {what} depend on the values that run through"),
-        false => format!("the trace does not say the sizes behind {what}"),
+    let fault = if lost.by_values {
+        format!("sizes behind {what} depend on the values that run through")
+    } else {
+        format!("the trace does not say the sizes behind {what}")
     };
     format!("{fault} (first in {first}); `model-analyze trace` records those of its example")
 }

@@ -91,13 +91,13 @@ impl Command {
         match self {
             Command::Split(_) | Command::Plan(_) => Some("looking for the best stages"),
             Command::Inspect(_) => Some("reading the model"),
-            Command::Graph(_) => Some("drawing the model"),
+            Command::Graph(_) => Some(graph::WORKING),
             Command::Fit(_) => Some("fitting curves"),
             Command::Simulate(_) => Some("simulating the step"),
             Command::Diff(_) => Some("simulating both plans"),
             Command::Verify(_) => Some("comparing the stages with the whole model"),
             Command::Run(_) => Some("running the stages"),
-            Command::Report(_) => Some("writing the page"),
+            Command::Report(_) => Some(report::WORKING),
             Command::Trace(_) | Command::Profile(_) | Command::Emit(_) => None,
             Command::Schema(_) | Command::Completions(_) | Command::Man(_) => None,
         }

@@ -2,24 +2,31 @@
 
 mod answer;
 mod applies;
-pub(super) mod asked;
-pub(super) mod clusters;
+mod arguments;
+mod asked;
+mod clusters;
 mod compat;
 pub(super) mod costs;
-pub(super) mod input;
+mod input;
 mod inseparable;
-pub(super) mod model;
+mod model;
 mod no_plan;
 mod refine;
+mod request;
 mod why;
 mod workload;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-pub(super) use self::answer::looked_at;
-use self::input::Input;
+pub use self::{
+    answer::looked_at,
+    arguments::PlanArguments,
+    input::Input,
+    model::{Subject, planned},
+    request::PlanRequest,
+};
 use crate::{
     failure::Failure,
     output::{Format, Output},
@@ -41,42 +48,8 @@ MODEL is a traced model, a PipeDream profile (graph.txt), or a workload of dnn-p
 pub struct Plan {
     /// Traced model or profile graph
     model: PathBuf,
-    /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
-    #[arg(long, value_name = "SHAPE")]
-    input: Vec<String>,
-    /// Cluster on one line: 4xh100, 2x8xa100 (two nodes of eight), 4xa100+4xv100
-    #[arg(long, value_name = "N×NAME", conflicts_with = "cluster")]
-    devices: Option<String>,
-    /// Cluster file
-    #[arg(long, value_name = "FILE")]
-    cluster: Option<PathBuf>,
-    /// auto, one-device, layer, data-parallel, gpipe, pipedream, 1f1b, interleaved, zero-bubble, hybrid,
-    /// even-layers, even-parameters, torchgpipe, deepspeed
-    #[arg(long, default_value = "auto", value_name = "NAME")]
-    strategy: String,
-    /// Samples in a step, of all devices together [default: see --micro-batches]
-    #[arg(long, value_name = "N", conflicts_with = "micro_batches")]
-    batch: Option<u64>,
-    /// Micro-batches in a step, each as large as the model's inputs: more make a larger batch [default: as few
-    /// as give 95 % of the throughput]
-    #[arg(long, value_name = "M")]
-    micro_batches: Option<u32>,
-    /// Stages in a row, each on devices of its own: the degree of pipeline parallelism; `interleaved` makes several
-    /// parts of each [default: as many as serve best]
-    #[arg(long, value_name = "N")]
-    stages: Option<u32>,
-    /// What the optimizer keeps beside each parameter
-    #[arg(long, value_enum, default_value_t)]
-    optimizer: Optimizer,
-    /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
-    #[arg(long = "cost-model", value_name = "FILE")]
-    pub cost_models: Vec<PathBuf>,
-    /// Never compute activations again in the backward pass
-    #[arg(long)]
-    no_recompute: bool,
-    /// Let activations wait in host memory where nothing else fits
-    #[arg(long)]
-    offload: bool,
+    #[command(flatten)]
+    asking: PlanArguments,
     /// Add transfers to compute instead of overlapping them
     #[arg(long)]
     no_overlap: bool,
@@ -119,32 +92,10 @@ enum Compat {
     Pipedream,
 }
 
-/// What an optimizer keeps.
-#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Optimizer {
-    /// Two numbers beside each parameter
-    #[default]
-    Adam,
-    /// One number beside each parameter
-    Momentum,
-    /// Nothing
-    Sgd,
-}
-
-impl Optimizer {
-    fn factor(self) -> f64 {
-        match self {
-            Self::Adam => 2.0,
-            Self::Momentum => 1.0,
-            Self::Sgd => 0.0,
-        }
-    }
-}
-
 impl Plan {
     /// Makes or checks a plan and prints it.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        self.check_counts()?;
+        self.asking.check_counts()?;
         if let Some(memory) = self.memory.filter(|memory| !(*memory > 0.0 && memory.is_finite())) {
             return Err(Failure::input(format!(
                 "--memory is {memory}; it must be a positive number of bytes"
@@ -152,32 +103,25 @@ impl Plan {
         }
         let input = Input::read(&self.model)?;
         applies::check(&self, &input)?;
-        match (&input, self.compat) {
-            (Input::Pipedream(profile), Some(Compat::Pipedream)) => compat::run(&self, profile, output),
+        match (input, self.compat) {
+            (Input::Pipedream(profile), Some(Compat::Pipedream)) => compat::run(&self, &profile, output),
             (_, Some(Compat::Pipedream)) => {
                 Err(Failure::input("--compat pipedream takes a PipeDream profile (graph.txt)"))
             }
-            (Input::DnnPartitioning(workload), None) => workload::run_loads(&self, workload, output),
-            (Input::Piper(workload), None) => workload::run_piper(&self, workload, output),
-            (input, None) => model::run(&self, input, output),
-        }
-    }
-
-    /// Refuses counts of nothing.
-    pub(super) fn check_counts(&self) -> Result<(), Failure> {
-        let counts = [
-            ("--micro-batches is 0; a step has one at least", self.micro_batches == Some(0)),
-            ("--batch is 0; a step has one sample at least", self.batch == Some(0)),
-            ("--stages is 0; a pipeline has one at least", self.stages == Some(0)),
-        ];
-        match counts.iter().find(|(_, is_nothing)| *is_nothing) {
-            Some((message, _)) => Err(Failure::input(message)),
-            None => Ok(()),
+            (Input::DnnPartitioning(workload), None) => workload::run_loads(&self, &workload, output),
+            (Input::Piper(workload), None) => workload::run_piper(&self, &workload, output),
+            (Input::Pipedream(profile), None) => model::run_profile(&self, &profile, output),
+            (Input::Trace(file), None) => model::run_trace(&self, file, output),
         }
     }
 
     /// Returns the name of the model for messages.
     fn model_name(&self) -> String {
-        self.model.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+        name_of(&self.model)
     }
+}
+
+/// Returns the name of the model in a file.
+fn name_of(file: &Path) -> String {
+    file.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }

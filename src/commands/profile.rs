@@ -70,9 +70,10 @@ pub struct Profile {
 
 fn minutes(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_string())?;
-    match number > 0.0 && number <= 1440.0 {
-        true => Ok(number),
-        false => Err("must be more than 0 and at most 1440".to_string()),
+    if number > 0.0 && number <= 1440.0 {
+        Ok(number)
+    } else {
+        Err("must be more than 0 and at most 1440".to_string())
     }
 }
 

@@ -8,12 +8,15 @@ use viz::report::{Origin, Planned};
 
 use super::simulate;
 use crate::{
-    PROGRAM, cost_models::CostModels, failure::Failure, files, model, model::Model, operator_stages,
-    output::Output, plan_file,
+    PROGRAM, cost_models::CostModels, failure::Failure, files, operator_stages, output::Output, plan_file,
+    workspace::Workspace,
 };
 
 mod times;
 mod what_if;
+
+/// What is said while it works.
+pub const WORKING: &str = "writing the page";
 
 /// Arguments of `report`.
 #[derive(Args)]
@@ -62,19 +65,20 @@ pub struct PlannedPage {
 impl Report {
     /// Writes the page.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let model = model::load(&self.model, &self.inputs)?;
+        let workspace = Workspace::read(&self.model, &self.inputs)?;
         let models = CostModels::read(&self.cost_models)?;
         let planned = match &self.plan {
             Some(path) => {
-                let plan = plan_file::read_for(path, &model.program)?;
-                Some(PlannedPage::new(&path.display().to_string(), plan, &model, &models)?)
+                let plan = plan_file::read_for(path, &workspace.file)?;
+                let name = path.display().to_string();
+                let stages = operator_stages::of_plan(&name, &plan, workspace.program())?;
+                let simulated = simulate::simulated(&name, &plan)?;
+                Some(PlannedPage::new(plan, stages, simulated, &workspace, &models))
             }
             None => None,
         };
         let measured = self.measured.as_deref().map(read_timeline).transpose()?;
-        let name =
-            self.model.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let page = page(&name, &model, planned.as_ref(), measured.as_ref());
+        let page = report(&workspace, planned.as_ref(), measured.as_ref());
         if self.output.as_os_str() == "-" {
             return output.document(&page);
         }
@@ -83,27 +87,28 @@ impl Report {
 }
 
 impl PlannedPage {
-    /// Simulates a plan for a page, as it stands and under other circumstances.
-    ///
-    /// `name` is the plan's name in messages.
-    pub fn new(name: &str, plan: Plan, model: &Model, models: &CostModels) -> Result<Self, Failure> {
-        let stages = operator_stages::of_plan(name, &plan, &model.program)?;
-        let (mut simulated, timeline) = simulate::simulated(name, &plan)?;
-        let seconds = times::of_plan(&plan, &stages, model, models);
+    /// Gathers what a page says about a plan: the stages of operators, the simulated step, and other circumstances.
+    pub fn new(
+        plan: Plan,
+        stages: Vec<Option<u32>>,
+        (mut simulated, timeline): (SimulatedPlan, Timeline),
+        workspace: &Workspace,
+        models: &CostModels,
+    ) -> Self {
+        let seconds = times::of_plan(&plan, &stages, workspace, models);
         if let Err(reason) = &seconds {
             simulated.notes.push(format!("blocks have no predicted times here: {reason}"));
         }
         let what_if = what_if::grid(&plan, &simulated);
-        Ok(Self { plan, stages, seconds: seconds.ok(), simulated, timeline, what_if })
+        Self { plan, stages, seconds: seconds.ok(), simulated, timeline, what_if }
     }
 }
 
 /// Writes a page: of a model alone, or with its plan.
-pub fn page(name: &str, model: &Model, planned: Option<&PlannedPage>, measured: Option<&Timeline>) -> String {
-    let costs = graph::costs(&model.graph);
+pub fn report(workspace: &Workspace, planned: Option<&PlannedPage>, measured: Option<&Timeline>) -> String {
     viz::report::html(&viz::report::Report {
-        graph: &model.graph,
-        costs: &costs,
+        graph: &workspace.graph,
+        costs: &workspace.costs,
         seconds: planned.and_then(|planned| planned.seconds.as_deref()),
         stages: planned.map(|planned| planned.stages.as_slice()),
         planned: planned.map(|planned| Planned {
@@ -116,8 +121,8 @@ pub fn page(name: &str, model: &Model, planned: Option<&PlannedPage>, measured: 
         origin: Origin {
             tool: PROGRAM.to_string(),
             command: command_line(),
-            name: name.to_string(),
-            digest: tracer::digest(&model.program),
+            name: workspace.file.stem(),
+            digest: workspace.file.digest().to_string(),
         },
     })
 }
@@ -165,9 +170,10 @@ fn command_line() -> String {
     let quoted = words.map(|word| {
         let is_plain =
             |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '=' | ':' | ',' | '+');
-        match !word.is_empty() && word.chars().all(is_plain) {
-            true => word,
-            false => format!("'{}'", word.replace('\'', "'\\''")),
+        if !word.is_empty() && word.chars().all(is_plain) {
+            word
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
         }
     });
     std::iter::once(program).chain(quoted).collect::<Vec<_>>().join(" ")

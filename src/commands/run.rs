@@ -182,12 +182,9 @@ impl Run {
     #[cfg(feature = "torch")]
     fn run_torch(&self, job: &Job, n_steps: usize) -> Result<(Measured, Vec<f64>, Vec<String>), Failure> {
         let failed = |error: runtime::BackendError| Failure::input(error);
-        let names = match self.devices.is_empty() {
-            true => vec!["cpu".to_string()],
-            false => self.devices.clone(),
-        };
+        let names = if self.devices.is_empty() { vec!["cpu".to_string()] } else { self.devices.clone() };
         let devices = names.iter().map(|name| runtime::torch::device(name)).collect::<Result<Vec<_>, _>>();
-        let (_, program) = job.stages.model(self.model.as_deref())?;
+        let program = job.stages.model(self.model.as_deref())?.program;
         if let Some(library) = crate::stages::libraries(&program).first() {
             return Err(Failure::input(format!(
                 "the stages call operators of {library}, which libtorch has in Python alone"

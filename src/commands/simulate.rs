@@ -18,9 +18,7 @@ use crate::{
     plan_file,
 };
 
-/// Arguments of `simulate`.
-#[derive(Args)]
-#[command(after_help = "\
+const EXAMPLES: &str = "\
 Examples:
   model-analyze simulate plan.yaml
   model-analyze simulate plan.yaml --schedule zb2p --micro-batches 16 --timeline step.svg
@@ -31,11 +29,16 @@ Examples:
   model-analyze simulate plan.yaml --schedule pipedream --vertical-sync
   model-analyze simulate --csv order.csv --cost 10,11,7,0 --format json
   model-analyze simulate --csv order.csv --lint
-  model-analyze simulate --schedule zbv --ranks 4 --chunks 2 --micro-batches 8 --write-csv order.csv
+  model-analyze simulate --schedule zbv --ranks 4 --chunks 2 --micro-batches 8 --write-csv order.csv";
 
-Schedules: layer-parallel, gpipe, 1f1b, pipedream, pipedream-2bw, interleaved-1f1b, vpp, looped-bfs,
-interleaved-zero-bubble (zb-h1), zb1p, zb2p, zbv, zbv-search, v-half, v-min, v1f1b, dualpipe,
-dualpipev, chimera, gems, gems-master. PyTorch's class names are understood as well.")]
+fn after_help() -> String {
+    let schedules = simulator::order::ALL.map(|schedule| schedule.name()).join(", ");
+    format!("{EXAMPLES}\n\nSchedules: {schedules}. PyTorch's class names are understood as well.")
+}
+
+/// Arguments of `simulate`.
+#[derive(Args)]
+#[command(after_help = after_help())]
 pub struct Simulate {
     /// The plan
     #[arg(value_name = "PLAN", conflicts_with = "csv", required_unless_present_any = ["csv", "ranks"])]
@@ -160,7 +163,7 @@ impl Simulate {
         order: &simulator::order::Order,
     ) -> Result<(), Failure> {
         if let (Some(path), Some(timeline)) = (&self.timeline, timeline) {
-            files::write(path, files::signed(path, picture::draw(path, timeline)?).as_bytes())?;
+            write_timeline(path, timeline)?;
         }
         if let Some(path) = &self.write_csv {
             files::write(path, simulator::order::to_csv(order).as_bytes())?;
@@ -177,6 +180,11 @@ pub(super) fn simulated(
     let simulated = plan::simulate(name, plan, &simulator::PlanOptions::default())?;
     let timeline = picture::of_plan(plan, &simulated);
     Ok((simulated.answer, timeline))
+}
+
+/// Draws a timeline as the file's name says.
+pub(super) fn write_timeline(path: &Path, timeline: &Timeline) -> Result<(), Failure> {
+    files::write(path, files::signed(path, picture::draw(path, timeline)?).as_bytes())
 }
 
 /// A step of a plan, without its timeline.
@@ -208,7 +216,7 @@ pub(super) fn order_failure(error: OrderError) -> Failure {
     let failure = Failure::input(&error);
     match error {
         OrderError::Unknown { .. } => {
-            let names: Vec<&str> = simulator::order::ALL.iter().map(|schedule| schedule.name()).collect();
+            let names = simulator::order::ALL.map(|schedule| schedule.name());
             failure.with_hint(format!("schedules are {}", names.join(", ")))
         }
         OrderError::MicroBatches { smallest: Some(smallest), .. } => {

@@ -1,31 +1,37 @@
 //! `model-analyze split`: the main job in one go.
 //!
-//! What `split` shows is what `plan`, `simulate`, `emit`, `graph` and `report` say, never a second computation of it: it
-//! plans and simulates with their functions, and has them write as a user would, through their arguments.
+//! What `split` shows is what `plan`, `simulate`, `emit`, `graph` and `report` say, never a second computation of it: it calls
+//! the functions that they call, with one model that is read once.
 
 mod compare;
 mod explain;
 mod screen;
-pub(super) mod step;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use schema::{Plan, PlanAnswer, SimulatedPlan, to_yaml};
+use clap::Args;
+use partitioner::Strategy;
+use schema::{Plan, PlanAnswer, SimulatedPlan, Timeline};
+use simulator::order::Schedule;
 
 use super::{
-    emit::{self, Target},
-    plan, simulate,
+    emit::{self, CutAt, FormArguments},
+    graph::{self, GraphRequest},
+    plan::{self, PlanArguments, PlanRequest, Subject},
+    report::{self, PlannedPage},
+    simulate,
 };
 use crate::{
-    cost_models::CostModels,
     failure::Failure,
-    files, folder_files,
+    files, folder_files, model, operator_stages,
     output::{Format, Output},
+    progress,
+    workspace::{ModelFile, Workspace},
 };
 
 /// Arguments of `split`.
 #[derive(Args)]
+#[command(mut_arg("devices", |devices| devices.required_unless_present("cluster")))]
 #[command(after_help = "Examples:
   model-analyze split model.pt --devices 4xH100 -o out/
   model-analyze split model.pt --devices 2x8xa100 --micro-batches 32 -o out/
@@ -37,23 +43,13 @@ Without further flags it chooses stages, replicas, schedule and micro-batches it
 pub struct Split {
     /// A traced model (.pt)
     model: PathBuf,
-    /// Devices: 4xH100, 2x8xa100 (two nodes of eight), 4xa100+4xv100
-    #[arg(long, value_name = "N×NAME", required_unless_present = "cluster")]
-    devices: Option<String>,
-    /// Cluster file, instead of --devices
-    #[arg(long, value_name = "FILE", conflicts_with = "devices")]
-    cluster: Option<PathBuf>,
-    /// Take the weights from here instead of the trace: a .safetensors, what torch.save wrote of a state dict, the index of a
-    /// checkpoint in parts, or a folder of such files
-    #[arg(long, value_name = "CHECKPOINT")]
-    weights: Option<PathBuf>,
-    /// Forms of the stages; each holds the weights once
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "torchscript,python")]
-    targets: Vec<Target>,
-    /// Let stages call the operators of this name space, too, which another library than torch registers; say it again for
-    /// more. Do that only for a file that you trust
-    #[arg(long, value_name = "NAMESPACE", value_parser = emit::name_space)]
-    allow_operators: Vec<String>,
+    #[command(flatten)]
+    asking: PlanArguments,
+    // Its help lists the names.
+    #[arg(long, value_name = "NAME", conflicts_with = "strategy", help = schedule_help())]
+    schedule: Option<String>,
+    #[command(flatten)]
+    forms: FormArguments,
     /// Folder for everything that is written; must be new or empty
     #[arg(short, long, value_name = "FOLDER", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
@@ -63,38 +59,6 @@ pub struct Split {
     /// Only say what would be done: no weights are copied, nothing is written
     #[arg(long)]
     dry_run: bool,
-    /// Strategy, as `plan` names them
-    #[arg(long, default_value = "auto", value_name = "NAME")]
-    strategy: String,
-    /// Schedule of the pipeline, instead of the best: gpipe, 1f1b, interleaved-1f1b, interleaved-zero-bubble
-    #[arg(long, value_name = "NAME", conflicts_with = "strategy")]
-    schedule: Option<String>,
-    /// Stages in a row, each on devices of its own: the degree of pipeline parallelism; `--strategy interleaved`
-    /// makes several parts of each [default: as many as serve best]
-    #[arg(long, value_name = "N")]
-    stages: Option<u32>,
-    /// Samples in a step, of all devices together [default: see --micro-batches]
-    #[arg(long, value_name = "N", conflicts_with = "micro_batches")]
-    batch: Option<u64>,
-    /// Micro-batches in a step, each as large as the model's inputs: more make a larger batch [default: as few
-    /// as give 95 % of the throughput]
-    #[arg(long, value_name = "M")]
-    micro_batches: Option<u32>,
-    /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
-    #[arg(long, value_name = "SHAPE")]
-    input: Vec<String>,
-    /// What the optimizer keeps beside each parameter: adam, momentum or sgd
-    #[arg(long, value_name = "NAME")]
-    optimizer: Option<String>,
-    /// Never compute activations again in the backward pass
-    #[arg(long)]
-    no_recompute: bool,
-    /// Let activations wait in host memory where nothing else fits
-    #[arg(long)]
-    offload: bool,
-    /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
-    #[arg(long = "cost-model", value_name = "FILE")]
-    cost_models: Vec<PathBuf>,
     /// Say more: what bounds each stage, every strategy, what would help, the critical path
     #[arg(long)]
     explain: bool,
@@ -109,6 +73,7 @@ struct Found {
     plan: Plan,
     answer: PlanAnswer,
     simulated: SimulatedPlan,
+    timeline: Timeline,
     /// One device: seconds of a step with as many micro-batches; nothing where it does not fit.
     one_device: Option<f64>,
     compared: compare::Comparison,
@@ -120,6 +85,22 @@ struct Found {
     is_training: bool,
 }
 
+/// Schedules of pipelines that stages are planned for.
+const PIPELINES: [(Schedule, Strategy); 4] = [
+    (Schedule::GPipe, Strategy::GPipe),
+    (Schedule::OneForwardOneBackward, Strategy::OneForwardOneBackward),
+    (Schedule::Interleaved1F1B, Strategy::Interleaved),
+    (Schedule::InterleavedZeroBubble, Strategy::ZeroBubble),
+];
+
+/// Schedules that are not offered, and are planned for where they are asked for.
+const OTHERS: [(Schedule, Strategy); 2] =
+    [(Schedule::LayerParallel, Strategy::Layer), (Schedule::PipeDream, Strategy::PipeDream)];
+
+fn schedule_help() -> String {
+    format!("Schedule of the pipeline, instead of the best: {}", PIPELINES.map(|one| one.0.name()).join(", "))
+}
+
 impl Split {
     /// Does the main job.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
@@ -127,12 +108,13 @@ impl Split {
             (Some(target), false) => Some(files::Folder::create(target, self.force)?),
             _ => None,
         };
-        let found = self.find()?;
+        let (workspace, request) = self.prepare()?;
+        let found = self.find(&workspace, &request)?;
         let mut written = Vec::new();
         if let (Some(folder), Some(target)) = (folder, &self.output) {
             let made = folder.path("")?;
             written = self
-                .write(&folder, &found.plan)
+                .write(&folder, &workspace, &request, &found)
                 .map_err(|failure| failure.with_place(made.components().as_path(), target))?;
             folder.finish()?;
             written.insert(0, target.display().to_string());
@@ -146,146 +128,112 @@ impl Split {
         }
     }
 
-    /// Finds out that stages may not call what the model calls, that there are no weights to write, or that they are another
-    /// model's, before a plan is made.
-    fn check_model(&self) -> Result<(), Failure> {
-        let program = crate::model::program(&self.model)?;
-        emit::check_operators(&program, &self.model, &self.allow_operators)?;
-        if self.dry_run {
-            return Ok(());
-        }
-        crate::trace_notes::require_gradients(&program, &self.model)?;
-        match &self.weights {
-            Some(path) => crate::weights::adopt(&program, &self.model, path).map(|_| ()),
-            None => crate::weights::require(&program, &self.model),
-        }
-    }
-
-    /// Plans, simulates and compares.
-    fn find(&self) -> Result<Found, Failure> {
+    /// Reads the model, and what is asked of the planner.
+    fn prepare(&self) -> Result<(Workspace, PlanRequest), Failure> {
         let strategy = self.strategy()?;
-        let asking = step::plan_arguments(self.plan_arguments())?;
-        asking.check_counts()?;
-        let input = plan::input::Input::read(&self.model)?;
-        if !matches!(input, plan::input::Input::Trace) {
+        self.asking.check_counts()?;
+        let plan::Input::Trace(file) = plan::Input::read(&self.model)? else {
             let failure = Failure::input(format!("{} is a profile, not a model", self.model.display()));
             return Err(
                 failure.with_hint("stages are cut from a traced model; `model-analyze plan` plans profiles")
             );
+        };
+        let file = ModelFile::of(file)?;
+        self.check_model(&file)?;
+        let no_cluster = || Err(Failure::bug("there is no cluster, which the arguments require"));
+        let request = self.asking.request(strategy, no_cluster)?;
+        // What would help is told with the best plan, also to who names a strategy.
+        let request = PlanRequest { alternatives: None, ..request };
+        request.check()?;
+        request.cost_models.require_used(&request.cluster)?;
+        let inputs = model::input_shapes(&self.asking.input)?;
+        Ok((Workspace::build(file, inputs)?, request))
+    }
+
+    /// Finds out that stages may not call what the model calls, that there are no weights to write, or that they are another
+    /// model's, before a plan is made.
+    fn check_model(&self, model: &ModelFile) -> Result<(), Failure> {
+        emit::check_operators(&model.program, model.path(), &self.forms.allow_operators)?;
+        if self.dry_run {
+            return Ok(());
         }
-        self.check_model()?;
-        let models = CostModels::read(&asking.cost_models)?;
-        let cluster = plan::clusters::cluster(&asking, &models)?;
-        let (asked, solved) = plan::model::planned(&asking, &input, cluster, &models, strategy)?;
+        crate::trace_notes::require_gradients(model)?;
+        match &self.forms.weights {
+            Some(path) => crate::weights::adopt(model, path).map(|_| ()),
+            None => crate::weights::require(model),
+        }
+    }
+
+    /// Plans, simulates and compares.
+    fn find(&self, workspace: &Workspace, request: &PlanRequest) -> Result<Found, Failure> {
+        let (asked, solved) = plan::planned(Subject::Model(workspace), request)?;
         let plan = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);
-        let answer = asked.answer(&asking, Some(&solved.ways), &solved.best, beside, &plan);
-        let name = self.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let (simulated, _) = simulate::simulated(&name, &plan)?;
+        let answer = asked.answer(request, Some(&solved.ways), &solved.best, beside, &plan);
+        let name = workspace.file.stem();
+        let (simulated, timeline) = simulate::simulated(&name, &plan)?;
         let every = self.explain || self.format == Format::Json;
         let compared =
             compare::compare(&asked.problem, &solved, &simulated, every, |solution| asked.plan(solution));
         let why = compare::why(&simulated, &compared);
+        let program = workspace.program();
         Ok(Found {
             name,
             one_device: one_device(&plan),
             plan,
             answer,
             simulated,
+            timeline,
             compared,
             why,
             tried: solved.tried,
             batch: asked.batch,
-            is_training: asked.program.as_ref().is_none_or(|program| codegen::was_training(program)),
+            is_training: program.archive.is_none() || codegen::was_training(program),
         })
     }
 
     /// Returns the strategy that was asked for, by its name or by its schedule's; none to choose the best.
-    fn strategy(&self) -> Result<Option<partitioner::Strategy>, Failure> {
-        use partitioner::Strategy;
-        use simulator::order::Schedule;
-        let Some(name) = &self.schedule else {
-            return match self.strategy.as_str() {
-                "auto" => Ok(None),
-                name => plan::model::strategy(name).map(Some),
-            };
-        };
-        match Schedule::from_name(name).map_err(simulate::order_failure)? {
-            Schedule::LayerParallel => Ok(Some(Strategy::Layer)),
-            Schedule::GPipe => Ok(Some(Strategy::GPipe)),
-            Schedule::OneForwardOneBackward => Ok(Some(Strategy::OneForwardOneBackward)),
-            Schedule::Interleaved1F1B => Ok(Some(Strategy::Interleaved)),
-            Schedule::InterleavedZeroBubble => Ok(Some(Strategy::ZeroBubble)),
-            Schedule::PipeDream => Ok(Some(Strategy::PipeDream)),
-            other => Err(Failure::input(format!("no stages are planned for {} yet", other.name())).with_hint(
-                "plan for gpipe, 1f1b, interleaved-1f1b or interleaved-zero-bubble; `model-analyze simulate PLAN \
-                 --schedule NAME` times a plan under others",
-            )),
-        }
-    }
-
-    fn plan_arguments(&self) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = vec!["plan".into(), self.model.clone().into()];
-        if let Some(devices) = &self.devices {
-            arguments.extend(["--devices".into(), devices.into()]);
-        }
-        if let Some(cluster) = &self.cluster {
-            arguments.extend(["--cluster".into(), cluster.into()]);
-        }
-        if let Some(micro_batches) = self.micro_batches {
-            arguments.extend(["--micro-batches".into(), micro_batches.to_string().into()]);
-        }
-        if let Some(batch) = self.batch {
-            arguments.extend(["--batch".into(), batch.to_string().into()]);
-        }
-        if let Some(stages) = self.stages {
-            arguments.extend(["--stages".into(), stages.to_string().into()]);
-        }
-        for input in &self.input {
-            arguments.extend(["--input".into(), input.into()]);
-        }
-        if let Some(optimizer) = &self.optimizer {
-            arguments.extend(["--optimizer".into(), optimizer.into()]);
-        }
-        let flags = [("--no-recompute", self.no_recompute), ("--offload", self.offload)];
-        arguments.extend(flags.into_iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
-        arguments.extend(self.cost_model_arguments());
-        arguments
-    }
-
-    fn cost_model_arguments(&self) -> impl Iterator<Item = OsString> {
-        self.cost_models.iter().flat_map(|path| ["--cost-model".into(), path.into()])
+    fn strategy(&self) -> Result<Option<Strategy>, Failure> {
+        let Some(name) = &self.schedule else { return self.asking.strategy() };
+        let schedule = Schedule::from_name(name).map_err(simulate::order_failure)?;
+        let planned = PIPELINES.iter().chain(&OTHERS).find(|(known, _)| *known == schedule);
+        let (_, strategy) = planned.ok_or_else(|| {
+            let [first @ .., last] = PIPELINES.map(|one| one.0.name());
+            let hint = format!(
+                "plan for {} or {last}; `model-analyze simulate PLAN --schedule NAME` times a plan under others",
+                first.join(", ")
+            );
+            Failure::input(format!("no stages are planned for {} yet", schedule.name())).with_hint(hint)
+        })?;
+        Ok(Some(*strategy))
     }
 
     /// Fills the folder; returns what lies in it.
-    fn write(&self, folder: &files::Folder, plan: &Plan) -> Result<Vec<String>, Failure> {
+    fn write(
+        &self,
+        folder: &files::Folder,
+        workspace: &Workspace,
+        request: &PlanRequest,
+        found: &Found,
+    ) -> Result<Vec<String>, Failure> {
         let root = folder.path("")?;
-        let plan_file = folder.path("plan.yaml")?;
-        files::write(&plan_file, to_yaml(plan).as_bytes())?;
-        let plan = plan_file.as_path();
-        let mut emit: Vec<OsString> = vec!["emit".into(), self.model.clone().into(), plan.into()];
-        emit.extend(["-o".into(), root.clone().into()]);
-        for value in self.targets.iter().filter_map(Target::to_possible_value) {
-            emit.extend(["--targets".into(), value.get_name().into()]);
-        }
-        emit.extend(self.allow_operators.iter().flat_map(|space| ["--allow-operators".into(), space.into()]));
-        emit.extend(self.weights.iter().flat_map(|path| ["--weights".into(), path.into()]));
-        step::emit_arguments(emit)?.write_into(folder)?;
-        let mut graph: Vec<OsString> = vec!["graph".into(), self.model.clone().into()];
-        graph.extend(["--plan".into(), plan.into(), "-o".into(), root.join("graph.svg").into()]);
-        for input in &self.input {
-            graph.extend(["--input".into(), input.into()]);
-        }
-        step::run(graph)?;
-        let mut report: Vec<OsString> = vec!["report".into(), self.model.clone().into(), plan.into()];
-        report.extend(["-o".into(), root.join("report.html").into()]);
-        for input in &self.input {
-            report.extend(["--input".into(), input.into()]);
-        }
-        report.extend(self.cost_model_arguments());
-        step::run(report)?;
-        let timeline = root.join("timeline.svg");
-        step::run(["simulate".into(), plan.into(), "--timeline".into(), timeline.into()])?;
+        // Stages have a bar of their own.
+        progress::done();
+        let stages = self.forms.request(CutAt::Plan(Box::new(found.plan.clone())));
+        emit::emit(&workspace.file, &stages)?.write(folder)?;
+        progress::working(graph::WORKING);
+        graph::tell_notes(workspace);
+        let plan_name = root.join("plan.yaml").display().to_string();
+        let stages = operator_stages::of_plan(&plan_name, &found.plan, workspace.program())?;
+        let picture = graph::graph(workspace, Some(&stages), &GraphRequest::of_stages())?;
+        let path = root.join("graph.svg");
+        files::write(&path, files::signed(&path, picture).as_bytes())?;
+        progress::working(report::WORKING);
+        let simulated = (found.simulated.clone(), found.timeline.clone());
+        let page = PlannedPage::new(found.plan.clone(), stages, simulated, workspace, &request.cost_models);
+        let page = report::report(workspace, Some(&page), None);
+        files::write(&root.join("report.html"), page.as_bytes())?;
+        simulate::write_timeline(&root.join("timeline.svg"), &found.timeline)?;
         folder_files::list_more(folder)?;
         let mut names: Vec<String> = std::fs::read_dir(&root)?
             .flatten()

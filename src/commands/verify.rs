@@ -104,11 +104,12 @@ impl Verify {
             file.starts_with("stages/") || ["train.py", "schedule.csv", "plan.yaml"].contains(&file)
         })?;
         let forms = self.wanted(&stages)?;
-        let (model, program) = stages.model(self.model.as_deref())?;
+        let model = stages.model(self.model.as_deref())?;
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
         let whole = whole::on(&model, weights.as_deref(), &self.device)?;
-        let inputs = stages.input_specs(&program)?;
-        let answer = self.compare(&stages, &forms, &whole, crate::stages::libraries(&program), &inputs)?;
+        let inputs = stages.input_specs(&model.program)?;
+        let answer =
+            self.compare(&stages, &forms, &whole, crate::stages::libraries(&model.program), &inputs)?;
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)?,
             Format::Text => output.text(&text(&answer, self.tolerance))?,

@@ -7,11 +7,12 @@
 
 use std::path::{Path, PathBuf};
 
+use codegen::Skips;
 use runtime::Source;
 use tracer::{Constant, Operand, Program};
 
-use super::split::step;
-use crate::{failure::Failure, files::Beside, stages::Stages};
+use super::emit::{CutAt, EmitRequest, emit};
+use crate::{failure::Failure, files::Beside, stages::Stages, workspace::ModelFile};
 
 /// A whole model, and the folder that it lies in where it had to be written.
 pub struct Whole {
@@ -37,29 +38,26 @@ impl Whole {
 }
 
 /// Returns the model as it can run on a device, with its weights from a checkpoint where one is named.
-pub fn on(archive: &Path, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
-    let program = crate::model::program(archive)?;
-    crate::trace_notes::require_gradients(&program, archive)?;
+pub fn on(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
+    let program = &model.program;
+    crate::trace_notes::require_gradients(model)?;
     if weights.is_none() {
-        crate::weights::require(&program, archive)?;
+        crate::weights::require(model)?;
     }
     // Without TorchScript's optimizer, which adds gradients up in an order of its own, numbers of Python are tensors.
-    let is_right = !codegen::needs_scalars(&program, &codegen::facts(&program));
-    if weights.is_none() && is_right && names_only(&program, device) {
+    let is_right = !codegen::needs_scalars(program, &codegen::facts(program));
+    if weights.is_none() && is_right && names_only(program, device) {
         let inputs = (0..program.inputs.len()).collect();
-        return Ok(Whole { archive: archive.to_path_buf(), inputs, outputs: None, _written: None });
+        return Ok(Whole { archive: model.path().to_path_buf(), inputs, outputs: None, _written: None });
     }
-    as_one_stage(archive, weights)
+    as_one_stage(model, weights)
 }
 
 /// Writes the model as one stage.
-fn as_one_stage(archive: &Path, weights: Option<&Path>) -> Result<Whole, Failure> {
+fn as_one_stage(model: &ModelFile, weights: Option<&Path>) -> Result<Whole, Failure> {
     let folder = Beside::scratch()?;
     let out = folder.path().join("out");
-    let arguments = ["emit".as_ref(), archive.as_os_str(), "--stages".as_ref(), "1".as_ref()];
-    let more = ["--targets".as_ref(), "torchscript".as_ref(), "-o".as_ref(), out.as_os_str()];
-    let weights = weights.into_iter().flat_map(|path| ["--weights".as_ref(), path.as_os_str()]);
-    step::run(arguments.into_iter().chain(more).chain(weights).map(ToOwned::to_owned))?;
+    emit(model, &EmitRequest::archives(CutAt::Even(1), Skips::Relay, weights))?.write_folder(&out, false)?;
     let stages = Stages::read(&out)?;
     let [joints] = stages.wiring.stages.as_slice() else {
         return Err(Failure::bug("one stage was asked for"));
@@ -91,7 +89,7 @@ mod tests {
     fn a_model_that_names_its_device_is_written_anew_for_another() {
         let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces").join(name);
         let check = |name: &str, device: &str, is_written: bool| {
-            let whole = on(&fixture(name), None, device).unwrap();
+            let whole = on(&ModelFile::read(&fixture(name)).unwrap(), None, device).unwrap();
             assert_eq!(whole._written.is_some(), is_written, "{name} on {device}");
             assert_eq!(whole.inputs.len(), 1);
             assert!(whole.archive.exists());
@@ -107,15 +105,15 @@ mod tests {
         let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/lstm_seq2seq_small.pt");
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
-        let arguments = ["emit".as_ref(), archive.as_os_str(), "--stages".as_ref(), "2".as_ref()];
-        let more = ["-o".as_ref(), out.as_os_str()];
-        step::run(arguments.into_iter().chain(more).map(ToOwned::to_owned)).unwrap();
+        let model = ModelFile::read(&archive).unwrap();
+        let request = EmitRequest::archives(CutAt::Even(2), Skips::Relay, None);
+        emit(&model, &request).unwrap().write_folder(&out, false).unwrap();
         let stages = Stages::read(&out).unwrap();
-        let specs = stages.input_specs(&crate::model::program(&archive).unwrap()).unwrap();
+        let specs = stages.input_specs(&model.program).unwrap();
         let inputs: Vec<_> =
             specs.iter().map(|spec| runtime::torch::random(&spec.to_torch(), 0).unwrap()).collect();
         let (archives, device) = (stages.archives().unwrap(), runtime::torch::device("cpu").unwrap());
-        let whole = as_one_stage(&archive, None).unwrap();
+        let whole = as_one_stage(&model, None).unwrap();
         let (wiring, outputs) = (&stages.wiring, &stages.model_outputs);
         let same =
             runtime::torch::verify(&whole.model(), &archives, wiring, outputs, &[inputs], device).unwrap();

@@ -15,6 +15,9 @@ pub struct Opened {
     path: PathBuf,
     file: fs::File,
     state: State,
+    /// Where reading moves the file's only place, one thread reads at a time.
+    #[cfg(not(unix))]
+    turn: std::sync::Mutex<()>,
 }
 
 /// Tells a file from what it was before, and from another of its name.
@@ -47,7 +50,13 @@ pub fn open(path: &Path) -> Result<Opened, Failure> {
     let in_file = |error| Failure::input(format!("{}: {error}", path.display()));
     let file = fs::File::open(path).map_err(in_file)?;
     let state = State::of(&file.metadata().map_err(in_file)?);
-    Ok(Opened { path: path.to_path_buf(), file, state })
+    Ok(Opened {
+        path: path.to_path_buf(),
+        file,
+        state,
+        #[cfg(not(unix))]
+        turn: std::sync::Mutex::default(),
+    })
 }
 
 /// The failure of a file that somebody else writes.
@@ -57,6 +66,16 @@ pub fn changed(path: &Path) -> Failure {
 }
 
 impl Opened {
+    /// Returns its place.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns what it was when it was opened.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
     /// Returns its first bytes, so many at the most.
     pub fn start(&self, most: usize) -> Result<Vec<u8>, Failure> {
         let length = usize::try_from(self.state.length).unwrap_or(usize::MAX).min(most);
@@ -102,6 +121,7 @@ impl Opened {
     #[cfg(not(unix))]
     fn read(&self, position: u64, buffer: &mut [u8]) -> io::Result<()> {
         use std::io::{Read, Seek, SeekFrom};
+        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut file = &self.file;
         file.seek(SeekFrom::Start(position))?;
         file.read_exact(buffer)

@@ -107,9 +107,10 @@ fn ranks(plan: Option<&Plan>, world: usize) -> Ranks {
     }
     let per_node = nodes.values().copied().max().unwrap_or(world);
     // torchrun starts as many ranks on each machine.
-    match nodes.len() * per_node == world && !nodes.is_empty() {
-        true => Ranks { nodes: nodes.len(), per_node },
-        false => Ranks { nodes: 1, per_node: world },
+    if nodes.len() * per_node == world && !nodes.is_empty() {
+        Ranks { nodes: nodes.len(), per_node }
+    } else {
+        Ranks { nodes: 1, per_node: world }
     }
 }
 

@@ -25,9 +25,8 @@ pub fn draw(tried: &[Tried], features: Features) -> Result<String, Failure> {
         }
         name
     };
-    let family = |one: &Tried| match has_devices {
-        true => one.group.device.clone(),
-        false => one.group.phase.name().replace('_', " "),
+    let family = |one: &Tried| {
+        if has_devices { one.group.device.clone() } else { one.group.phase.name().replace('_', " ") }
     };
     let series = tried
         .iter()

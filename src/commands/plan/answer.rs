@@ -108,7 +108,7 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         _ => String::new(),
     };
     // What bounds one strategy's plans says nothing of the others.
-    let is_asked = plan.strategy != "auto" && plan.check.is_none();
+    let is_asked = plan.asking.strategy != "auto" && plan.check.is_none();
     let of = if is_asked { format!("{} ", answer.strategy) } else { String::new() };
     let proof = match (answer.optimal, of.is_empty()) {
         (true, true) => "proven optimal".to_string(),
@@ -160,9 +160,12 @@ fn chosen(answer: &PlanAnswer) -> String {
     let tried: Vec<String> = answer
         .micro_batches_tried
         .iter()
-        .map(|one| match one.micro_batches == own {
-            true => format!("{own} (chosen) {}", Seconds(one.seconds_each)),
-            false => format!("{} {}", one.micro_batches, Seconds(one.seconds_each)),
+        .map(|one| {
+            if one.micro_batches == own {
+                format!("{own} (chosen) {}", Seconds(one.seconds_each))
+            } else {
+                format!("{} {}", one.micro_batches, Seconds(one.seconds_each))
+            }
         })
         .collect();
     format!(

@@ -1,6 +1,6 @@
 //! Which arguments apply to which kind of model: the others are refused by name, so that nobody believes they were heard.
 
-use super::{Optimizer, Plan, input::Input};
+use super::{Plan, arguments::Optimizer, input::Input};
 use crate::failure::Failure;
 
 /// What is planned, as far as arguments differ.
@@ -34,23 +34,24 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         (Input::Pipedream(_), None) => Profile,
         (Input::DnnPartitioning(_), _) => Loads,
         (Input::Piper(_), _) => Piper,
-        (Input::Trace, _) => Traced,
+        (Input::Trace(_), _) => Traced,
     };
+    let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
     let arguments: [(&str, bool, &[Kind]); 19] = [
-        ("--input", !plan.input.is_empty(), &[Traced]),
+        ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
-        ("--cost-model", !plan.cost_models.is_empty(), planned),
-        ("--batch", plan.batch.is_some(), planned),
+        ("--cost-model", !asking.cost_models.is_empty(), planned),
+        ("--batch", asking.batch.is_some(), planned),
         // The released optimizer's own refusal says what it takes instead.
-        ("--devices", plan.devices.is_some(), &[Traced, Profile, Released]),
-        ("--cluster", plan.cluster.is_some(), &[Traced, Profile, Released]),
-        ("--strategy", plan.strategy != "auto", planned),
-        ("--stages", plan.stages.is_some(), planned),
-        ("--micro-batches", plan.micro_batches.is_some(), &[Traced, Profile, Piper]),
-        ("--optimizer", plan.optimizer != Optimizer::default(), planned),
-        ("--no-recompute", plan.no_recompute, &[Traced, Profile, Piper]),
-        ("--offload", plan.offload, planned),
+        ("--devices", asking.devices.is_some(), &[Traced, Profile, Released]),
+        ("--cluster", asking.cluster.is_some(), &[Traced, Profile, Released]),
+        ("--strategy", asking.strategy != "auto", planned),
+        ("--stages", asking.stages.is_some(), planned),
+        ("--micro-batches", asking.micro_batches.is_some(), &[Traced, Profile, Piper]),
+        ("--optimizer", asking.optimizer != Optimizer::default(), planned),
+        ("--no-recompute", asking.no_recompute, &[Traced, Profile, Piper]),
+        ("--offload", asking.offload, planned),
         ("--no-overlap", plan.no_overlap, planned),
         ("--compare", plan.compare, planned),
         ("--check", plan.check.is_some(), planned),
@@ -86,20 +87,20 @@ fn given(plan: &Plan) -> Result<(), Failure> {
     if plan.check.is_none() {
         return Ok(());
     }
+    let asking = &plan.asking;
     let arguments = [
-        ("--strategy", plan.strategy != "auto"),
-        ("--batch", plan.batch.is_some()),
-        ("--micro-batches", plan.micro_batches.is_some()),
-        ("--stages", plan.stages.is_some()),
-        ("--no-recompute", plan.no_recompute),
-        ("--offload", plan.offload),
+        ("--strategy", asking.strategy != "auto"),
+        ("--batch", asking.batch.is_some()),
+        ("--micro-batches", asking.micro_batches.is_some()),
+        ("--stages", asking.stages.is_some()),
+        ("--no-recompute", asking.no_recompute),
+        ("--offload", asking.offload),
     ];
     let idle: Vec<&str> = arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
-    match idle.is_empty() {
-        true => Ok(()),
-        false => {
-            let failure = Failure::input(format!("--check takes no {}", idle.join(", ")));
-            Err(failure.with_hint("a plan is scored as it stands; edit the file, or plan without --check"))
-        }
+    if idle.is_empty() {
+        Ok(())
+    } else {
+        let failure = Failure::input(format!("--check takes no {}", idle.join(", ")));
+        Err(failure.with_hint("a plan is scored as it stands; edit the file, or plan without --check"))
     }
 }

@@ -1,48 +1,28 @@
 //! What the planner is asked of a model on a cluster, and the answer to it.
 
-use std::rc::Rc;
-
-use graph::{ModelGraph, OperatorCosts};
+use graph::ModelGraph;
 use partitioner::{
     Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution, Strategy,
     Training, Ways, from_graph, to_plan, what_if,
 };
-use schema::{Cluster, ModelReference, PipedreamProfile, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
+use schema::{Cluster, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 use sha2::{Digest, Sha256};
-use tracer::Program;
 
-use super::{Plan, answer, clusters::cluster_failure, costs, input::Input};
-use crate::{PROGRAM, commands::simulate, cost_models::CostModels, failure::Failure, files, model};
-
-/// The most micro-batches of a step that are planned: each of their passes is timed.
-const MICRO_BATCHES: u32 = 1_000_000;
+use super::{PlanRequest, Subject, answer, costs};
+use crate::{PROGRAM, commands::simulate, failure::Failure, files, model, workspace::Workspace};
 
 /// A model on a cluster, not yet taken apart into blocks.
 pub(super) struct Question<'a> {
-    plan: &'a Plan,
+    request: &'a PlanRequest,
     subject: Subject<'a>,
     machine: Machine,
     training: Training,
+    /// What operators take; none where a profile brings its own times.
+    times: Option<costs::Times>,
     /// Samples in one micro-batch, where the model tells.
     batch: Option<u64>,
     /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
-    cluster: Cluster,
-}
-
-/// What is to be planned.
-enum Subject<'a> {
-    /// A profile, whose nodes are its blocks.
-    Profile(&'a PipedreamProfile),
-    Traced(Box<Traced>),
-}
-
-/// A traced model and what its operators cost.
-struct Traced {
-    program: Rc<Program>,
-    graph: ModelGraph,
-    operators: OperatorCosts,
-    times: costs::Times,
 }
 
 /// A model taken apart into blocks, on a cluster.
@@ -56,65 +36,41 @@ pub struct Asked {
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
     /// Operators that take time, where the model is made of operators.
     n_operators: Option<u64>,
-    /// What stages are cut from; none where that is no archive.
-    pub program: Option<Rc<Program>>,
 }
 
 impl<'a> Question<'a> {
-    /// Reads the model and predicts its operators.
-    pub(super) fn new(
-        plan: &'a Plan,
-        input: &'a Input,
-        cluster: Cluster,
-        models: &CostModels,
-    ) -> Result<Self, Failure> {
-        cluster.validate().map_err(|error| match (&plan.check, &plan.cluster) {
-            (Some(path), None) | (None, Some(path)) => cluster_failure(error).in_file(path),
-            _ => cluster_failure(error),
-        })?;
-        let mut training = Training {
-            micro_batches: plan.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
-            stages: plan.stages,
-            optimizer_factor: plan.optimizer.factor(),
-            recompute: !plan.no_recompute,
-            offload: plan.offload,
-            ..Training::default()
-        };
-        if let Some(count) = plan.micro_batches.filter(|&count| count > MICRO_BATCHES) {
-            return Err(Failure::input(format!(
-                "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"
-            )));
-        }
-        let mut machine = Machine::from_cluster(&cluster, !plan.no_overlap);
-        let (subject, digest, batch) = match input {
-            Input::Pipedream(_) if !plan.cost_models.is_empty() => {
+    /// Predicts the operators of a model.
+    pub(super) fn new(request: &'a PlanRequest, subject: Subject<'a>) -> Result<Self, Failure> {
+        let (mut training, mut machine) = (request.training(), request.machine());
+        let (times, digest, batch) = match subject {
+            Subject::Profile(..) if !request.cost_models.is_empty() => {
                 return Err(Failure::input(
                     "a profile graph brings its own times; --cost-model is for traced models",
                 ));
             }
-            Input::Pipedream(profile) => {
-                let digest = Sha256::digest(&files::read_bytes(&plan.model)?[..]);
-                let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-                (Subject::Profile(profile), digest, None)
+            Subject::Profile(path, _) => {
+                let digest = Sha256::digest(&files::read_bytes(path)?[..]);
+                (None, digest.iter().map(|byte| format!("{byte:02x}")).collect(), None)
             }
-            _ => {
-                let traced = traced((plan, models), &cluster, &mut machine)?;
-                let (digest, batch) = (tracer::digest(&traced.program), batch(&traced.graph));
-                (Subject::Traced(Box::new(traced)), digest, batch)
+            Subject::Model(workspace) => {
+                let times = times(workspace, request, &mut machine)?;
+                (Some(times), workspace.file.digest().to_string(), batch(&workspace.graph))
             }
         };
-        if let Some(samples) = plan.batch {
+        if let Some(samples) = request.batch {
             training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
         }
-        let model = ModelReference { name: plan.model_name(), digest };
-        Ok(Self { plan, subject, machine, training, batch, model, cluster })
+        let model = ModelReference { name: subject.name(), digest };
+        Ok(Self { request, subject, machine, training, times, batch, model })
     }
 
     /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
     pub(super) fn sliceable(&self) -> Option<Sliceable<'_>> {
-        match &self.subject {
-            Subject::Profile(_) => None,
-            Subject::Traced(traced) => Some(Sliceable::new(&traced.graph, &traced.times.seconds)),
+        match (self.subject, &self.times) {
+            (Subject::Model(workspace), Some(times)) => {
+                Some(Sliceable::new(&workspace.graph, &times.seconds))
+            }
+            _ => None,
         }
     }
 
@@ -125,29 +81,29 @@ impl<'a> Question<'a> {
 
     /// Returns the number of stages that is asked for.
     pub(super) fn stages(&self) -> Option<u32> {
-        self.plan.stages
+        self.request.stages
     }
 
     /// Takes the model apart.
     pub(super) fn asked(&self, grain: &Grain) -> Asked {
-        let (problem, uncertain, n_operators, program) = match &self.subject {
-            Subject::Profile(profile) => {
-                (Problem::from_profile(profile, self.machine.clone(), self.training), None, None, None)
+        let (machine, training) = (|| self.machine.clone(), self.training);
+        let (problem, uncertain, n_operators) = match (self.subject, &self.times) {
+            (Subject::Profile(_, profile), _) => {
+                (Problem::from_profile(profile, machine(), training), None, None)
             }
-            Subject::Traced(traced) => {
-                let Traced { program, graph, operators, times } = &**traced;
-                let model = Sliceable::new(graph, &times.seconds);
+            (Subject::Model(workspace), times) => {
+                let times = times.as_ref().expect("a traced model has times");
+                let model = Sliceable::new(&workspace.graph, &times.seconds);
                 let problem = |seconds: &[OperatorSeconds]| {
-                    from_graph(&model, grain, operators, seconds, self.machine.clone(), self.training)
+                    from_graph(&model, grain, &workspace.costs, seconds, machine(), training)
                 };
                 let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
-                let program = Some(Rc::clone(program)).filter(|program| program.archive.is_some());
                 let n_operators = Some(model.n_working() as u64);
-                (problem(&times.seconds), Some((ends, times.from.clone())), n_operators, program)
+                (problem(&times.seconds), Some((ends, times.from.clone())), n_operators)
             }
         };
-        let (model, cluster) = (self.model.clone(), self.cluster.clone());
-        Asked { problem, batch: self.batch, model, cluster, uncertain, n_operators, program }
+        let (model, cluster) = (self.model.clone(), self.request.cluster.clone());
+        Asked { problem, batch: self.batch, model, cluster, uncertain, n_operators }
     }
 }
 
@@ -171,7 +127,7 @@ impl Asked {
     /// Returns the answer about a solution: its stages, what came next, and what would help.
     pub fn answer(
         &self,
-        plan: &Plan,
+        request: &PlanRequest,
         ways: Option<&Ways>,
         solution: &Solution,
         (others, failed): (&[Solution], &[(Strategy, PlanError)]),
@@ -180,10 +136,10 @@ impl Asked {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
         let changes = match ways {
-            Some(ways) if is_small => what_if(problem, ways, solution, Strategy::from_name(&plan.strategy)),
+            Some(ways) if is_small => what_if(problem, ways, solution, request.alternatives),
             _ => Vec::new(),
         };
-        let mut answer = answer_of(plan, problem, solution, others, failed, &changes);
+        let mut answer = answer_of(&self.model.name, problem, solution, others, failed, &changes);
         answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
         answer.bubble = file.predicted.bubble;
         answer.operators = self.n_operators;
@@ -207,18 +163,17 @@ fn set_bubble(plan: &mut schema::Plan) {
     }
 }
 
-/// Reads a traced model, predicts its operators on the cluster's devices, and tells the machine how fast these are for it.
-fn traced(
-    (plan, models): (&Plan, &CostModels),
-    cluster: &Cluster,
+/// Predicts what operators take on the cluster's devices, and tells the machine how fast these are for the model.
+fn times(
+    workspace: &Workspace,
+    request: &PlanRequest,
     machine: &mut Machine,
-) -> Result<Traced, Failure> {
-    models.require_used(cluster)?;
-    let model = model::load(&plan.model, &plan.input)?;
-    let operators = graph::costs(&model.graph);
+) -> Result<costs::Times, Failure> {
+    let Workspace { file: model, graph, costs: operators } = workspace;
+    let (cluster, models) = (&request.cluster, &request.cost_models);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
-        let times = costs::times(&model.graph, &operators, &models.of(name, cluster.types.get(name)?));
+        let times = costs::times(graph, operators, &models.of(name, cluster.types.get(name)?));
         let sum = times.seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient);
         let total = sum.sum::<f64>();
         Some((times, total))
@@ -232,7 +187,7 @@ fn traced(
                 "are the shapes right? give others with --input, or trace with `model-analyze trace`".into()
             }
         };
-        let failure = Failure::input("no operator is known to take time").in_file(&plan.model);
+        let failure = Failure::input("no operator is known to take time").in_file(model.path());
         return Err(failure.with_hint(hint));
     }
     for (name, type_) in &cluster.types {
@@ -244,7 +199,7 @@ fn traced(
             }
         }
     }
-    Ok(Traced { program: Rc::new(model.program), graph: model.graph, operators, times })
+    Ok(times)
 }
 
 /// Samples in one micro-batch: the first size of the first input.
@@ -275,7 +230,7 @@ fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
 }
 
 fn answer_of(
-    plan: &Plan,
+    model: &str,
     problem: &Problem,
     solution: &Solution,
     others: &[Solution],
@@ -330,7 +285,7 @@ fn answer_of(
     };
     PlanAnswer {
         schema_version: answer::SCHEMA_VERSION,
-        model: plan.model_name(),
+        model: model.to_string(),
         strategy: solution.strategy.to_string(),
         schedule: Some(solution.schedule.to_string()),
         micro_batches: Some(solution.micro_batches),

@@ -1,5 +1,7 @@
 //! The cluster that the arguments of `plan` describe.
 
+use std::path::Path;
+
 use schema::{
     Bytes, BytesPerSecond, Cluster, ClusterError, Device, DeviceType, Level, Seconds, read_cluster,
     short_cluster,
@@ -20,40 +22,41 @@ pub(super) fn cluster_failure(error: ClusterError) -> Failure {
     Failure::input(error).with_hint(hint)
 }
 
-/// Returns the cluster that the arguments describe; devices of the user's cost models are known by their names.
-pub fn cluster(plan: &Plan, models: &CostModels) -> Result<Cluster, Failure> {
-    if let Some(text) = &plan.devices {
-        return short_cluster(text, &models.devices()).map_err(cluster_failure);
+/// Returns the cluster of `--devices` or `--cluster`; devices of the user's cost models are known by their names.
+pub fn named(
+    devices: Option<&str>,
+    file: Option<&Path>,
+    models: &CostModels,
+) -> Result<Option<Cluster>, Failure> {
+    if let Some(text) = devices {
+        return short_cluster(text, &models.devices()).map(Some).map_err(cluster_failure);
     }
-    if let Some(path) = &plan.cluster {
-        let text = files::read_text(path)?;
-        let name = path.display().to_string();
-        return read_cluster(&text, &models.devices()).map_err(|error| match &error {
-            ClusterError::Yaml(yaml) => {
-                let failure = Failure::input(format!("{name}: {}", yaml.message));
-                let start = yaml.place.map(|(line, column)| {
-                    let lines = text.split_inclusive('\n').take(line.saturating_sub(1));
-                    (lines.map(str::len).sum::<usize>() + column.saturating_sub(1)).min(text.len())
-                });
-                match start {
-                    Some(start) if text.is_char_boundary(start) => {
-                        failure.at(&name, &text, start..start, "here")
-                    }
-                    _ => failure,
-                }
+    let Some(path) = file else { return Ok(None) };
+    let text = files::read_text(path)?;
+    let name = path.display().to_string();
+    let cluster = read_cluster(&text, &models.devices()).map_err(|error| match &error {
+        ClusterError::Yaml(yaml) => {
+            let failure = Failure::input(format!("{name}: {}", yaml.message));
+            let start = yaml.place.map(|(line, column)| {
+                let lines = text.split_inclusive('\n').take(line.saturating_sub(1));
+                (lines.map(str::len).sum::<usize>() + column.saturating_sub(1)).min(text.len())
+            });
+            match start {
+                Some(start) if text.is_char_boundary(start) => failure.at(&name, &text, start..start, "here"),
+                _ => failure,
             }
-            _ => cluster_failure(error).in_file(path),
-        });
-    }
+        }
+        _ => cluster_failure(error).in_file(path),
+    });
+    cluster.map(Some)
+}
+
+/// Makes a cluster of `--machines`, `--bandwidth` and `--memory`.
+pub fn machines(plan: &Plan) -> Result<Cluster, Failure> {
     if plan.machines.is_empty() {
         return Err(Failure::input("a plan needs a cluster: --devices 4xh100, or --cluster FILE")
             .with_hint("profile graphs also take --machines 8,2 --bandwidth 30e9,3.125e9"));
     }
-    machines(plan)
-}
-
-/// Makes a cluster of `--machines`, `--bandwidth` and `--memory`.
-fn machines(plan: &Plan) -> Result<Cluster, Failure> {
     let bandwidths =
         if plan.bandwidth.is_empty() { vec![1e9; plan.machines.len()] } else { plan.bandwidth.clone() };
     if bandwidths.len() != plan.machines.len() {

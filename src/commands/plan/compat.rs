@@ -45,10 +45,12 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         let devices = (first..first + stage.replicas).map(|device| device.to_string()).collect();
         first += stage.replicas;
         let seconds = (stage.compute + stage.sync).max(stage.transfer);
-        let bound_by = match stage.transfer > stage.compute + stage.sync {
-            true => "transfer",
-            false if stage.sync > stage.compute => "sync",
-            false => "compute",
+        let bound_by = if stage.transfer > stage.compute + stage.sync {
+            "transfer"
+        } else if stage.sync > stage.compute {
+            "sync"
+        } else {
+            "compute"
         };
         StageAnswer {
             blocks: stage.nodes.iter().map(|&node| profile.nodes[node].id.clone()).collect(),

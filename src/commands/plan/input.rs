@@ -6,7 +6,10 @@ use schema::{
     DnnWorkload, PipedreamProfile, PiperWorkload, ProfileGraphError, ProfileGraphFault, ProfileGraphPlace,
 };
 
-use crate::{failure::Failure, files};
+use crate::{
+    failure::Failure,
+    files::{self, Opened},
+};
 
 /// What there is to plan.
 pub enum Input {
@@ -16,8 +19,8 @@ pub enum Input {
     DnnPartitioning(DnnWorkload),
     /// A workload of Piper.
     Piper(PiperWorkload),
-    /// A traced model, still to be read.
-    Trace,
+    /// A traced model, open and still to be read.
+    Trace(Opened),
 }
 
 impl Input {
@@ -30,11 +33,11 @@ impl Input {
         }
         // Archives are zip files; everything else that we plan from is text.
         if start == b"PK" {
-            return Ok(Self::Trace);
+            return Ok(Self::Trace(file));
         }
         let name = path.display().to_string();
         // What is neither is best explained by the reader of archives.
-        let Some(text) = file.text()? else { return Ok(Self::Trace) };
+        let Some(text) = file.text()? else { return Ok(Self::Trace(file)) };
         let text = text.as_str();
         let failure = |error| failure_of(&name, text, error);
         if PiperWorkload::looks_like(text) {
@@ -50,7 +53,7 @@ impl Input {
             let failure = Failure::input(format!("{name}: JSON of no known workload"));
             return Err(failure.with_hint("dnn-partitioning has `maxFPGAs`, Piper has `TMPCs`"));
         }
-        Ok(Self::Trace)
+        Ok(Self::Trace(file))
     }
 }
 

@@ -1,44 +1,102 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
-use partitioner::{
-    CheckError, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, check_plan, plan_with,
-};
-use schema::{Cluster, to_yaml};
+use partitioner::{CheckError, MicroBatches, PlanError, Planned, Problem, Solution, check_plan, plan_with};
+use schema::{PipedreamProfile, to_yaml};
+use tracer::Program;
 
 use super::{
-    Plan, answer,
+    Plan, PlanRequest, answer,
     answer::Unit,
     asked::{Asked, Question},
-    clusters::cluster,
-    input::Input,
+    clusters::machines,
     inseparable::Inseparable,
     no_plan::no_plan,
     refine,
     why::why,
 };
 use crate::{
-    cost_models::CostModels,
     failure::{self, Failure},
-    files,
-    nearest::nearest,
+    files::{self, Opened},
     output::Output,
     plan_file,
+    workspace::Workspace,
 };
 
-/// Plans a model on a cluster, or checks a plan.
-pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failure> {
+/// What is planned.
+#[derive(Clone, Copy)]
+pub enum Subject<'a> {
+    /// A profile graph and its file.
+    Profile(&'a Path, &'a PipedreamProfile),
+    /// A traced model.
+    Model(&'a Workspace),
+}
+
+impl Subject<'_> {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Profile(path, _) => path,
+            Self::Model(workspace) => workspace.file.path(),
+        }
+    }
+
+    /// Returns the name of the model.
+    pub(super) fn name(&self) -> String {
+        super::name_of(self.path())
+    }
+
+    /// Returns what stages are cut from; none where that is no archive.
+    fn archive(&self) -> Option<&Program> {
+        match self {
+            Self::Profile(..) => None,
+            Self::Model(workspace) => {
+                Some(&workspace.file.program).filter(|program| program.archive.is_some())
+            }
+        }
+    }
+}
+
+/// Plans a profile graph on a cluster, or checks a plan of it.
+pub fn run_profile(plan: &Plan, profile: &PipedreamProfile, output: &mut Output) -> Result<(), Failure> {
+    let (request, given) = request(plan)?;
+    run(plan, Subject::Profile(&plan.model, profile), &request, given, output)
+}
+
+/// Plans a traced model on a cluster, or checks a plan of it; the model is read once the rest is known to make sense.
+pub fn run_trace(plan: &Plan, file: Opened, output: &mut Output) -> Result<(), Failure> {
+    let (request, given) = request(plan)?;
+    request.cost_models.require_used(&request.cluster)?;
+    let workspace = Workspace::of(file, &plan.asking.input)?;
+    run(plan, Subject::Model(&workspace), &request, given, output)
+}
+
+/// Returns what the arguments ask for, and the plan that is to be checked.
+fn request(plan: &Plan) -> Result<(PlanRequest, Option<schema::Plan>), Failure> {
     let given = plan.check.as_deref().map(plan_file::read).transpose()?;
-    let has_cluster = plan.devices.is_some() || plan.cluster.is_some() || !plan.machines.is_empty();
-    let models = CostModels::read(&plan.cost_models)?;
-    let cluster = match &given {
+    let request = plan.asking.request(plan.asking.strategy()?, || match &given {
         // A plan brings its cluster along.
-        Some(given) if !has_cluster => given.cluster.clone(),
-        _ => cluster(plan, &models)?,
+        Some(given) if plan.machines.is_empty() => Ok(given.cluster.clone()),
+        _ => machines(plan),
+    })?;
+    let cluster_file = match (&plan.check, &plan.asking.cluster) {
+        (Some(path), None) | (None, Some(path)) => Some(path.clone()),
+        _ => None,
     };
+    let request = PlanRequest { overlap: !plan.no_overlap, cluster_file, ..request };
+    request.check()?;
+    Ok((request, given))
+}
+
+fn run(
+    plan: &Plan,
+    subject: Subject<'_>,
+    request: &PlanRequest,
+    given: Option<schema::Plan>,
+    output: &mut Output,
+) -> Result<(), Failure> {
     if let Some(given) = given {
-        let (asked, checked) = checked(plan, input, &cluster, &models, &given)?;
+        let (asked, checked) = checked(subject, request, &given)?;
         let problem = &asked.problem;
         let solution = checked.map_err(|error| {
             let failure = match error {
@@ -50,18 +108,17 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
             };
             plan.check.iter().fold(failure, |failure, path| failure.in_file(path))
         })?;
-        let answer = asked.answer(plan, None, &solution, (&[], &[]), &asked.file(&solution));
+        let answer = asked.answer(request, None, &solution, (&[], &[]), &asked.file(&solution));
         let why = why(problem, &solution, &answer);
         return answer::print(plan, &answer, Unit::MicroBatch, &why, output);
     }
-    let strategy = if plan.strategy == "auto" { None } else { Some(strategy(&plan.strategy)?) };
-    let (asked, mut solved) = planned(plan, input, cluster, &models, strategy)?;
+    let (asked, mut solved) = planned(subject, request)?;
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }
     let file = asked.file(&solved.best);
     let beside = (&solved.others[..], &solved.failed[..]);
-    let mut answer = asked.answer(plan, Some(&solved.ways), &solved.best, beside, &file);
+    let mut answer = asked.answer(request, Some(&solved.ways), &solved.best, beside, &file);
     answer.micro_batches_tried = solved.tried;
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file).as_bytes())?;
@@ -70,15 +127,13 @@ pub fn run(plan: &Plan, input: &Input, output: &mut Output) -> Result<(), Failur
     answer::print(plan, &answer, Unit::MicroBatch, &why, output)
 }
 
-/// Reads a model and scores a plan of it, whose blocks may be calls of any depth, and operators.
+/// Scores a plan of a model, whose blocks may be calls of any depth, and operators.
 fn checked(
-    plan: &Plan,
-    input: &Input,
-    cluster: &Cluster,
-    models: &CostModels,
+    subject: Subject<'_>,
+    request: &PlanRequest,
     given: &schema::Plan,
 ) -> Result<(Asked, Result<Solution, CheckError>), Failure> {
-    let question = Question::new(plan, input, cluster.clone(), models)?;
+    let question = Question::new(request, subject)?;
     let named = given.stages.iter().flat_map(|stage| &stage.blocks).map(String::as_str);
     let grain = question.sliceable().map(|model| model.named(named)).unwrap_or_default();
     let mut asked = question.asked(&grain);
@@ -113,28 +168,22 @@ fn with_all(problem: &Problem, solved: &mut Planned) {
 /// Times that blocks are joined: where they become too few for the cluster, smaller ones are taken and asked again.
 const MAX_ROUNDS: usize = 4;
 
-/// Reads a model and finds its best plan, whose stages can be written; chooses the number of micro-batches where none is
-/// asked for.
-pub fn planned(
-    plan: &Plan,
-    input: &Input,
-    cluster: Cluster,
-    models: &CostModels,
-    strategy: Option<Strategy>,
-) -> Result<(Asked, Planned), Failure> {
-    let question = Question::new(plan, input, cluster, models)?;
+/// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches where none is asked for.
+pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
+    let question = Question::new(request, subject)?;
     let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;
     for _ in 0..MAX_ROUNDS {
-        let (asked, solved) = refine::planned(&question, strategy, &joined).map_err(|(problem, error)| {
-            let failure = no_plan(plan, &problem, error);
+        let found = refine::planned(&question, request.strategy, &joined);
+        let (asked, solved) = found.map_err(|(problem, error)| {
+            let failure = no_plan(request, subject.path(), &problem, error);
             match &reason {
                 Some(reason) => failure.with_hint(format!("not every cut can be: {reason}")),
                 None => failure,
             }
         })?;
-        let found = asked.program.as_ref();
-        let found = found.and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));
+        let found =
+            subject.archive().and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));
         let Some(Inseparable { paths, reason: why }) = found else {
             if let Some(reason) = reason {
                 failure::note(format!("not every cut can be ({reason}); planned with those that can"));
@@ -146,15 +195,4 @@ pub fn planned(
     }
     let message = format!("no stages were found that can be written: {}", reason.unwrap_or_default());
     Err(Failure::no(message).with_hint("`model-analyze emit --cut` tells which cuts near a given one can be"))
-}
-
-/// Returns the strategy of this name, or the names that there are.
-pub fn strategy(name: &str) -> Result<Strategy, Failure> {
-    Strategy::from_name(name).ok_or_else(|| {
-        let names = || ["auto"].into_iter().chain(partitioner::STRATEGIES.iter().map(|one| one.name()));
-        let meant =
-            nearest(name, names(), 3).map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
-        Failure::input(format!("no strategy is called `{name}`{meant}"))
-            .with_hint(format!("strategies are {}", names().collect::<Vec<_>>().join(", ")))
-    })
 }

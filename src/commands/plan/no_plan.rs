@@ -1,37 +1,39 @@
 //! Why there is no plan, and what would have to change.
 
+use std::path::Path;
+
 use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training};
 use schema::Bytes;
 
-use super::Plan;
+use super::PlanRequest;
 use crate::failure::Failure;
 
 /// Says why there is no plan, in which file, and what would have to change.
-pub(super) fn no_plan(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
-    match (&error, &plan.cluster) {
+pub(super) fn no_plan(request: &PlanRequest, model: &Path, problem: &Problem, error: PlanError) -> Failure {
+    match (&error, &request.cluster_file) {
         (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
-            changes(plan, problem, error).in_file(&plan.model)
+            changes(request, problem, error).in_file(model)
         }
         (
             PlanError::TooManyStages { .. }
             | PlanError::TooManyWorking { .. }
             | PlanError::TooFewDevices { .. },
             _,
-        ) => changes(plan, problem, error).in_file(&plan.model),
-        (PlanError::Problem(_), Some(cluster)) => changes(plan, problem, error).in_file(cluster),
-        _ => changes(plan, problem, error),
+        ) => changes(request, problem, error).in_file(model),
+        (PlanError::Problem(_), Some(cluster)) => changes(request, problem, error).in_file(cluster),
+        _ => changes(request, problem, error),
     }
 }
 
 /// Says what would have to change: each change alone, and only those that were tried and do.
-fn changes(plan: &Plan, problem: &Problem, error: PlanError) -> Failure {
+fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failure {
     match &error {
         PlanError::Memory { needed, limit, .. } => {
             let (needed, limit) = (Bytes(*needed), Bytes(*limit));
             let short = rounded_up(Bytes(needed.0.saturating_sub(limit.0)));
             let needed = rounded_up(needed);
             let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
-            changes.extend(smaller_changes(problem, Strategy::from_name(&plan.strategy)));
+            changes.extend(smaller_changes(problem, request.alternatives));
             Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
         }
         PlanError::NothingFits => Failure::no(error),

@@ -93,10 +93,7 @@ fn thrown_away(solution: &Solution) -> Option<String> {
                 format!("{verb} {count} of {} blocks{again}", stage.blocks.len())
             })
             .collect();
-        let cost = match score.again > 0.0 {
-            true => format!(" (+{})", Seconds(score.again)),
-            false => String::new(),
-        };
+        let cost = if score.again > 0.0 { format!(" (+{})", Seconds(score.again)) } else { String::new() };
         told.push(format!("{part} {index} {}{cost}", what.join(" and ")));
     }
     let n_more = short().count().saturating_sub(STAGES);
@@ -112,9 +109,10 @@ fn memory(problem: &Problem, solution: &Solution) -> String {
     let held = solution.held(devices.len());
     let share = held.iter().zip(devices).filter(|(held, _)| **held > 0.0);
     let share = share.map(|(held, device)| held / device.memory.0 as f64).fold(0.0, f64::max);
-    match share < 0.005 {
-        true => "The fullest device uses less than 1 % of its memory.".to_string(),
-        false => format!("The fullest device uses {:.0} % of its memory.", share * 100.0),
+    if share < 0.005 {
+        "The fullest device uses less than 1 % of its memory.".to_string()
+    } else {
+        format!("The fullest device uses {:.0} % of its memory.", share * 100.0)
     }
 }
 
@@ -158,15 +156,14 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
         free.training.stages = None;
         partitioner::fits(&free, Strategy::OneDevice)
     };
-    Some(match fits {
-        true => {
-            format!("One device would take {} a micro-batch, {:.2} times as long.", Seconds(one), one / each)
-        }
-        false => format!(
+    Some(if fits {
+        format!("One device would take {} a micro-batch, {:.2} times as long.", Seconds(one), one / each)
+    } else {
+        format!(
             "The model does not fit one device; with memory enough it would take {} a micro-batch there, {:.2} times as long.",
             Seconds(one),
             one / each
-        ),
+        )
     })
 }
 

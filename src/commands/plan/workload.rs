@@ -119,8 +119,8 @@ pub fn run_piper(plan: &Plan, workload: &PiperWorkload, output: &mut Output) -> 
         workload.bandwidth = bandwidth;
     }
     workload.memory = plan.memory.unwrap_or(workload.memory);
-    workload.micro_batches = plan.micro_batches.unwrap_or(workload.micro_batches);
-    let options = PiperOptions { recompute: !plan.no_recompute, ..PiperOptions::default() };
+    workload.micro_batches = plan.asking.micro_batches.unwrap_or(workload.micro_batches);
+    let options = PiperOptions { recompute: !plan.asking.no_recompute, ..PiperOptions::default() };
     let found = piper_plan(&workload, options).map_err(Failure::no)?;
     let answer = piper_answer(plan, &workload, &found);
     let why = format!(

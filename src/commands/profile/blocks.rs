@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use codegen::Skips;
 use runtime::{
     profile::{Row, header_line},
     torch::{Bench, BlockTimes, measure_blocks},
@@ -10,7 +11,13 @@ use schema::Phase;
 use tracer::Program;
 
 use super::{Answer, Profile, countdown, failed, moment, tick};
-use crate::{commands::split::step, failure::Failure, files, stages::Stages};
+use crate::{
+    commands::emit::{CutAt, EmitRequest, emit},
+    failure::Failure,
+    files,
+    stages::Stages,
+    workspace::ModelFile,
+};
 
 pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failure> {
     let path = &arguments.output;
@@ -23,19 +30,23 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     tempfile::NamedTempFile::new_in(folder)
         .map_err(|error| Failure::input(format!("cannot write {}: {error}", path.display())))?;
     let device = runtime::torch::device(&arguments.device).map_err(failed)?;
-    let program = crate::model::program(model)?;
+    let model = ModelFile::read(model)?;
+    let program = &model.program;
     // A model inside a wrapper is one block at the top.
-    let blocks = (arguments.depth..=64).map(|depth| blocks(&program, depth)).find(|blocks| blocks.len() > 1);
+    let blocks = (arguments.depth..=64).map(|depth| blocks(program, depth)).find(|blocks| blocks.len() > 1);
     let blocks = blocks.ok_or_else(|| {
-        Failure::input(format!("{} has no blocks to measure apart", model.display()))
+        Failure::input(format!("{} has no blocks to measure apart", model.path().display()))
             .with_hint("`model-analyze inspect` shows what is in it")
     })?;
     let scratch = files::Beside::scratch()?;
     let out = scratch.path().join("out");
-    emit(model, arguments.weights.as_deref(), &blocks, &out)?;
+    // The first stage begins with the model.
+    let cut = CutAt::Blocks(blocks[1..].to_vec());
+    let weights = arguments.weights.as_deref();
+    emit(&model, &EmitRequest::archives(cut, Skips::Portal, weights))?.write_folder(&out, false)?;
     let stages = Stages::read(&out)?;
-    let specs = stages.input_specs(&program)?;
-    let whole_model = crate::commands::whole::on(model, arguments.weights.as_deref(), &arguments.device)?;
+    let specs = stages.input_specs(program)?;
+    let whole_model = crate::commands::whole::on(&model, weights, &arguments.device)?;
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
     let inputs = specs.iter().enumerate().map(|(index, spec)| {
         runtime::torch::random(&spec.to_torch(), i64::from(arguments.seed) + index as i64)
@@ -63,7 +74,7 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
         "method",
         "each block is a stage of its own on what the blocks before it hand on; median of rounds over the whole model; backward: what a training step takes more than the forward pass without recording",
     );
-    header.set("model", format!("{}, {}", program.name, tracer::digest(&program)));
+    header.set("model", format!("{}, {}", program.name, model.digest()));
     header.set("date", moment());
     header.set("command", arguments.conditions());
     let mut rows = Vec::new();
@@ -98,19 +109,6 @@ fn blocks(program: &Program, depth: u32) -> Vec<String> {
         }
     }
     named.into_iter().map(|(_, path)| path).collect()
-}
-
-/// Writes each block as a stage.
-fn emit(model: &Path, weights: Option<&Path>, blocks: &[String], out: &Path) -> Result<(), Failure> {
-    let mut arguments: Vec<std::ffi::OsString> = vec!["emit".into(), model.into()];
-    // The first stage begins with the model.
-    arguments.extend(["--cut".into(), blocks[1..].join(",").into()]);
-    for pair in [["--targets", "torchscript"], ["--skips", "portal"]] {
-        arguments.extend(pair.map(Into::into));
-    }
-    arguments.extend(weights.into_iter().flat_map(|path| ["--weights".into(), path.into()]));
-    arguments.extend(["-o".into(), out.into()]);
-    step::run(arguments)
 }
 
 fn of(path: &str, times: &BlockTimes, device: &str) -> Vec<Row> {

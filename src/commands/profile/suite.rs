@@ -34,14 +34,7 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
     let kinds: Result<Vec<Kind>, _> = arguments.kinds.iter().map(|name| Kind::find(name)).collect();
     let kinds = kinds.map_err(Failure::input)?;
-    let dtypes = match (&arguments.dtype[..], bench.is_cuda()) {
-        ([], true) => vec![DType::Float32, DType::Tf32, DType::BFloat16, DType::Float16],
-        ([], false) => vec![DType::Float32],
-        (given, _) => given.to_vec(),
-    };
-    if !bench.is_cuda() && dtypes.contains(&DType::Tf32) {
-        return Err(Failure::input("tf32 is a data type of CUDA devices").with_hint("--device cuda:0"));
-    }
+    let dtypes = dtypes(&arguments.dtype, bench.is_cuda())?;
     let mut header = bench.conditions().map_err(failed)?;
     let mut plan = Plan::new(
         u64::from(arguments.seed),
@@ -116,16 +109,46 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     file.write_all(format!("# until: {}, {n_measured} operators in {seconds:.0} s\n", moment()).as_bytes())
         .map_err(in_file)?;
     file.sync_all().map_err(in_file)?;
-    let mut text = format!(
-        "measured {n_measured} operators on {} in {:.1} minutes{}; {shown} has {n_rows} rows\n",
-        bench.name(),
-        seconds / 60.0,
-        if n_before > 0 { format!(", after {n_before} that were there") } else { String::new() },
-    );
-    if n_failed > 0 {
-        text.push_str(&format!("{n_failed} could not be measured; comments in the file say why\n"));
+    let counts = Counts { measured: n_measured, failed: n_failed, before: n_before, rows: n_rows, seconds };
+    Ok(answer(path, bench.name(), &counts, &paces))
+}
+
+/// Returns the data types to measure.
+fn dtypes(given: &[DType], is_cuda: bool) -> Result<Vec<DType>, Failure> {
+    let dtypes = match (given, is_cuda) {
+        ([], true) => vec![DType::Float32, DType::Tf32, DType::BFloat16, DType::Float16],
+        ([], false) => vec![DType::Float32],
+        (given, _) => given.to_vec(),
+    };
+    if !is_cuda && dtypes.contains(&DType::Tf32) {
+        return Err(Failure::input("tf32 is a data type of CUDA devices").with_hint("--device cuda:0"));
     }
-    if let Some(how) = Pace::unsteady(&paces) {
+    Ok(dtypes)
+}
+
+/// What was done.
+struct Counts {
+    measured: usize,
+    failed: usize,
+    /// Operators that an earlier run has measured.
+    before: usize,
+    /// Rows in the file.
+    rows: usize,
+    seconds: f64,
+}
+
+fn answer(path: &Path, device: &str, counts: &Counts, paces: &[Pace]) -> Answer {
+    let shown = path.display();
+    let Counts { measured, failed, before, rows, seconds } = counts;
+    let mut text = format!(
+        "measured {measured} operators on {device} in {:.1} minutes{}; {shown} has {rows} rows\n",
+        seconds / 60.0,
+        if *before > 0 { format!(", after {before} that were there") } else { String::new() },
+    );
+    if *failed > 0 {
+        text.push_str(&format!("{failed} could not be measured; comments in the file say why\n"));
+    }
+    if let Some(how) = Pace::unsteady(paces) {
         text.push_str(&format!(
             "the machine's pace changed meanwhile, {how}: something else ran, or its clock moved\n"
         ));
@@ -134,14 +157,14 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let json = serde_json::json!({
         "schema_version": 1,
         "file": path,
-        "device": bench.name(),
-        "operators": n_measured,
-        "operators_before": n_before,
-        "failed": n_failed,
-        "rows": n_rows,
+        "device": device,
+        "operators": measured,
+        "operators_before": before,
+        "failed": failed,
+        "rows": rows,
         "seconds": seconds,
     });
-    Ok(Answer { text, json })
+    Answer { text, json }
 }
 
 /// Reads what an earlier run left; nothing when there is no file.

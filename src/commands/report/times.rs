@@ -2,7 +2,7 @@
 
 use schema::Plan;
 
-use crate::{commands::plan::costs, cost_models::CostModels, model::Model, operator_stages};
+use crate::{commands::plan::costs, cost_models::CostModels, operator_stages, workspace::Workspace};
 
 /// Predicts operators, forward and backward, each on its stage's first device; blocks that no stage names on the
 /// cluster's first. The sums over stages are the plan's.
@@ -12,17 +12,16 @@ use crate::{commands::plan::costs, cost_models::CostModels, model::Model, operat
 pub fn of_plan(
     plan: &Plan,
     stages: &[Option<u32>],
-    model: &Model,
+    workspace: &Workspace,
     models: &CostModels,
 ) -> Result<Vec<f64>, String> {
-    let operators = graph::costs(&model.graph);
     let type_of = |name: &str| {
         let device = plan.cluster.devices.iter().find(|device| device.name == name);
         device.map(|device| device.type_.as_str()).ok_or_else(|| format!("`{name}` is not in the cluster"))
     };
     let times_of = |name: &str| {
         let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` is not described"))?;
-        Ok::<_, String>(costs::times(&model.graph, &operators, &models.of(name, figures)))
+        Ok::<_, String>(costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures)))
     };
     let each = |times: &costs::Times| -> Vec<f64> {
         times.seconds.iter().map(|one| one.forward + one.input_gradient + one.weight_gradient).collect()
@@ -40,7 +39,7 @@ pub fn of_plan(
     }
     let mut seconds = each(&times);
     for (operator, _) in
-        operator_stages::again(plan, &model.program).iter().enumerate().filter(|(_, again)| **again)
+        operator_stages::again(plan, workspace.program()).iter().enumerate().filter(|(_, again)| **again)
     {
         seconds[operator] += times.seconds[operator].forward;
     }

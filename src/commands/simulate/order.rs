@@ -74,14 +74,13 @@ pub(super) fn versions(
     micro_batches: u32,
     vertical_sync: bool,
 ) -> Result<Vec<Kept>, Failure> {
-    let updates = match vertical_sync {
-        true => {
-            let refuse = |reason| {
-                Failure::input(format!("vertical sync cannot be combined with {}: {reason}", schedule.name()))
-            };
-            Some(schedule.vertical_sync().map_err(refuse)?)
-        }
-        false => schedule.updates(micro_batches),
+    let updates = if vertical_sync {
+        let refuse = |reason| {
+            Failure::input(format!("vertical sync cannot be combined with {}: {reason}", schedule.name()))
+        };
+        Some(schedule.vertical_sync().map_err(refuse)?)
+    } else {
+        schedule.updates(micro_batches)
     };
     Ok(updates.map_or_else(Vec::new, |updates| simulator::kept(&vec![1; ranks as usize], updates)))
 }

@@ -48,12 +48,11 @@ pub fn compare(
     problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
     let row = |name: &str, solution: &Solution| -> Result<Row, Failure> {
         let is_ours = *solution == solved.best;
-        let (step, split, n) = match is_ours {
-            true => (simulated.step_seconds, simulated.split, simulated.micro_batches),
-            false => {
-                let other = simulate::step(name, &plan(solution))?;
-                (other.step, other.split, other.micro_batches)
-            }
+        let (step, split, n) = if is_ours {
+            (simulated.step_seconds, simulated.split, simulated.micro_batches)
+        } else {
+            let other = simulate::step(name, &plan(solution))?;
+            (other.step, other.split, other.micro_batches)
         };
         // Replicas may want a few micro-batches more or less.
         let scale = f64::from(simulated.micro_batches) / f64::from(n.max(1));

@@ -77,9 +77,10 @@ fn help(found: &Found) -> String {
         let share = 100.0 * saving.seconds.0 / step;
         [format!("10 % more of {}", saving.what), format!("saves {} ({share:.1} %)", saving.seconds)]
     }));
-    match rows.is_empty() {
-        true => String::new(),
-        false => format!("\nwhat would help\n{}", columns(&rows, "  ", |_| false)),
+    if rows.is_empty() {
+        String::new()
+    } else {
+        format!("\nwhat would help\n{}", columns(&rows, "  ", |_| false))
     }
 }
 

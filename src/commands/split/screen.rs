@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use partitioner::Strategy;
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
 use super::{super::plan, Found, compare::Row, explain};
@@ -18,9 +19,8 @@ const STAGES: usize = 10;
 /// Everything in one JSON document; the parts are the answers of `plan` and `simulate`.
 pub fn answer(found: &Found) -> SplitAnswer {
     let answers = |rows: &[Row]| rows.iter().map(|row| row.answer.clone()).collect::<Vec<_>>();
-    let by_hand = ["even-layers", "even-parameters", "torchgpipe", "deepspeed"];
-    let by_hand = found.compared.strategies.iter().filter(|row| by_hand.contains(&row.answer.name.as_str()));
-    let by_hand = by_hand.map(|row| ByHand {
+    let is_by_hand = |row: &&Row| Strategy::from_name(&row.answer.name).is_some_and(Strategy::is_rule);
+    let by_hand = found.compared.strategies.iter().filter(is_by_hand).map(|row| ByHand {
         strategy: row.answer.name.clone(),
         step_seconds: row.answer.step_seconds,
         fails: row.answer.fails.clone(),
@@ -61,9 +61,10 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         if names.iter().any(|name| name == "train.py") {
             let train = format!("torchrun --nproc-per-node {} {folder}/train.py", devices.len());
             next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
-            next.push(match found.is_training {
-                true => (train, "train them, one process a device"),
-                false => (format!("{train} --allow-eval"), "train them as they were traced: in eval mode"),
+            next.push(if found.is_training {
+                (train, "train them, one process a device")
+            } else {
+                (format!("{train} --allow-eval"), "train them as they were traced: in eval mode")
             });
         }
         text.push_str("\nnext\n");
@@ -220,13 +221,14 @@ fn figures(found: &Found) -> String {
     text.push_str(&chosen(found));
     text.push_str(&times(found));
     let answer = &found.answer;
-    text.push_str(&match answer.optimal {
-        true => "optimal     proven, by the planner's objective\n".to_string(),
-        false => format!(
+    text.push_str(&if answer.optimal {
+        "optimal     proven, by the planner's objective\n".to_string()
+    } else {
+        format!(
             "optimal     at most {:.1} % away: no plan is faster than {}\n",
             (100.0 * answer.gap).max(0.1),
             Seconds(answer.lower_bound_seconds)
-        ),
+        )
     });
     if let Some(looked_at) = plan::looked_at(answer) {
         text.push_str(&format!("            {looked_at}\n"));
@@ -264,18 +266,18 @@ fn chosen(found: &Found) -> String {
     };
     let fewer = at.checked_sub(1).and_then(beside);
     let fewer = fewer.map(|(n, by)| format!("{n} take {:.0} % longer a sample", 100.0 * by));
-    let more = beside(at + 1).map(|(n, by)| match by <= -0.001 {
-        true => format!("{n} save {:.1} %", -100.0 * by),
-        false => format!("{n} save nothing"),
+    let more = beside(at + 1).map(|(n, by)| {
+        if by <= -0.001 { format!("{n} save {:.1} %", -100.0 * by) } else { format!("{n} save nothing") }
     });
     let reasons: Vec<String> = [fewer, more].into_iter().flatten().collect();
-    match reasons.is_empty() {
-        true => String::new(),
-        false => format!(
+    if reasons.is_empty() {
+        String::new()
+    } else {
+        format!(
             "chosen      {} micro-batches: {} (--batch sets the samples)\n",
             found.plan.micro_batches,
             reasons.join(", ")
-        ),
+        )
     }
 }
 

@@ -1,0 +1,134 @@
+//! What `plan` and `split` are asked in the same words: each argument is spelt here once, with its help.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use partitioner::{STRATEGIES, Strategy};
+use schema::Cluster;
+
+use super::{PlanRequest, clusters};
+use crate::{cost_models::CostModels, failure::Failure, nearest::nearest};
+
+/// Arguments of everything that plans.
+#[derive(Args)]
+pub struct PlanArguments {
+    /// Devices on one line: 4xH100, 2x8xa100 (two nodes of eight), 4xa100+4xv100
+    #[arg(long, value_name = "N×NAME", conflicts_with = "cluster")]
+    pub devices: Option<String>,
+    /// Cluster file, instead of --devices
+    #[arg(long, value_name = "FILE", conflicts_with = "devices")]
+    pub cluster: Option<PathBuf>,
+    // Its help lists the names.
+    #[arg(long, default_value = "auto", value_name = "NAME", help = strategy_help())]
+    pub strategy: String,
+    /// Stages in a row, each on devices of its own: the degree of pipeline parallelism; `--strategy interleaved`
+    /// makes several parts of each [default: as many as serve best]
+    #[arg(long, value_name = "N")]
+    pub stages: Option<u32>,
+    /// Samples in a step, of all devices together [default: see --micro-batches]
+    #[arg(long, value_name = "N", conflicts_with = "micro_batches")]
+    pub batch: Option<u64>,
+    /// Micro-batches in a step, each as large as the model's inputs: more make a larger batch [default: as few
+    /// as give 95 % of the throughput]
+    #[arg(long, value_name = "M")]
+    pub micro_batches: Option<u32>,
+    /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
+    #[arg(long, value_name = "SHAPE")]
+    pub input: Vec<String>,
+    /// What the optimizer keeps beside each parameter
+    #[arg(long, value_enum, default_value_t)]
+    pub optimizer: Optimizer,
+    /// Never compute activations again in the backward pass
+    #[arg(long)]
+    pub no_recompute: bool,
+    /// Let activations wait in host memory where nothing else fits
+    #[arg(long)]
+    pub offload: bool,
+    /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
+    #[arg(long = "cost-model", value_name = "FILE")]
+    pub cost_models: Vec<PathBuf>,
+}
+
+/// What an optimizer keeps.
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Optimizer {
+    /// Two numbers beside each parameter
+    #[default]
+    Adam,
+    /// One number beside each parameter
+    Momentum,
+    /// Nothing
+    Sgd,
+}
+
+impl Optimizer {
+    fn factor(self) -> f64 {
+        match self {
+            Self::Adam => 2.0,
+            Self::Momentum => 1.0,
+            Self::Sgd => 0.0,
+        }
+    }
+}
+
+impl PlanArguments {
+    /// Refuses counts of nothing.
+    pub fn check_counts(&self) -> Result<(), Failure> {
+        let counts = [
+            ("--micro-batches is 0; a step has one at least", self.micro_batches == Some(0)),
+            ("--batch is 0; a step has one sample at least", self.batch == Some(0)),
+            ("--stages is 0; a pipeline has one at least", self.stages == Some(0)),
+        ];
+        match counts.iter().find(|(_, is_nothing)| *is_nothing) {
+            Some((message, _)) => Err(Failure::input(message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the strategy that was asked for; none to choose the best.
+    pub fn strategy(&self) -> Result<Option<Strategy>, Failure> {
+        let name = self.strategy.as_str();
+        if name == "auto" {
+            return Ok(None);
+        }
+        Strategy::from_name(name).map(Some).ok_or_else(|| {
+            let meant = nearest(name, strategies(), 3)
+                .map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
+            Failure::input(format!("no strategy is called `{name}`{meant}"))
+                .with_hint(format!("strategies are {}", strategies().join(", ")))
+        })
+    }
+
+    /// Turns the arguments into what is asked of the planner; `other` knows the cluster where none is named.
+    pub fn request(
+        &self,
+        strategy: Option<Strategy>,
+        other: impl FnOnce() -> Result<Cluster, Failure>,
+    ) -> Result<PlanRequest, Failure> {
+        let cost_models = CostModels::read(&self.cost_models)?;
+        let cluster = clusters::named(self.devices.as_deref(), self.cluster.as_deref(), &cost_models)?;
+        Ok(PlanRequest {
+            strategy,
+            alternatives: strategy,
+            stages: self.stages,
+            batch: self.batch,
+            micro_batches: self.micro_batches,
+            optimizer_factor: self.optimizer.factor(),
+            recompute: !self.no_recompute,
+            offload: self.offload,
+            overlap: true,
+            cluster: cluster.map_or_else(other, Ok)?,
+            cluster_file: self.cluster.clone(),
+            cost_models,
+        })
+    }
+}
+
+fn strategy_help() -> String {
+    format!("Strategy: {}", strategies().join(", "))
+}
+
+/// Returns what `--strategy` takes.
+fn strategies() -> Vec<&'static str> {
+    std::iter::once("auto").chain(STRATEGIES.iter().map(|strategy| strategy.name())).collect()
+}

@@ -1,0 +1,73 @@
+//! What is asked of the planner, whoever asks: `plan` and `split` turn their arguments into this.
+
+use std::path::PathBuf;
+
+use partitioner::{Machine, MicroBatches, Strategy, Training};
+use schema::Cluster;
+
+use super::clusters::cluster_failure;
+use crate::{cost_models::CostModels, failure::Failure};
+
+/// The most micro-batches of a step that are planned: each of their passes is timed.
+const MICRO_BATCHES: u32 = 1_000_000;
+
+/// A request for a plan.
+pub struct PlanRequest {
+    /// Strategy; none for the best.
+    pub strategy: Option<Strategy>,
+    /// Strategy of the plans that are tried under other circumstances; none for the best.
+    pub alternatives: Option<Strategy>,
+    /// Stages in a row; none for as many as serve best.
+    pub stages: Option<u32>,
+    /// Samples in a step, which decide the micro-batches.
+    pub batch: Option<u64>,
+    /// Micro-batches in a step; none for as few as are enough.
+    pub micro_batches: Option<u32>,
+    /// Bytes that the optimizer keeps beside each byte of parameters.
+    pub optimizer_factor: f64,
+    /// Activations may be computed again.
+    pub recompute: bool,
+    /// Activations may wait in host memory.
+    pub offload: bool,
+    /// Transfers run beside compute.
+    pub overlap: bool,
+    /// Devices and links.
+    pub cluster: Cluster,
+    /// The file that says so, for messages.
+    pub cluster_file: Option<PathBuf>,
+    /// Times of devices.
+    pub cost_models: CostModels,
+}
+
+impl PlanRequest {
+    /// Refuses a cluster that contradicts itself, and steps too long to be timed.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.cluster.validate().map_err(|error| match &self.cluster_file {
+            Some(path) => cluster_failure(error).in_file(path),
+            None => cluster_failure(error),
+        })?;
+        if let Some(count) = self.micro_batches.filter(|&count| count > MICRO_BATCHES) {
+            return Err(Failure::input(format!(
+                "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns how the model is trained.
+    pub(super) fn training(&self) -> Training {
+        Training {
+            micro_batches: self.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
+            stages: self.stages,
+            optimizer_factor: self.optimizer_factor,
+            recompute: self.recompute,
+            offload: self.offload,
+            ..Training::default()
+        }
+    }
+
+    /// Returns the devices as the planner sees them.
+    pub(super) fn machine(&self) -> Machine {
+        Machine::from_cluster(&self.cluster, self.overlap)
+    }
+}
