@@ -39,7 +39,7 @@ const LEFT: &[(&str, usize)] = &[
     ("tracer/src/flatten/expression.rs", 12),
     ("tracer/src/flatten/opaque.rs", 13),
     ("tracer/src/flatten/operators.rs", 13),
-    ("tracer/src/flatten/types.rs", 128),
+    ("tracer/src/flatten/types.rs", 10),
     ("tracer/src/ir/control.rs", 11),
     ("tracer/src/known.rs", 28),
     ("viz/src/from_graph.rs", 8),

@@ -15,6 +15,7 @@
 //! Beside the table stand two lists that torch itself prints: its signatures, and the names that stages may call.
 
 mod flops;
+mod gives;
 mod keeps;
 mod kernel;
 mod names;
@@ -25,6 +26,7 @@ mod signature;
 mod table;
 
 pub use flops::Flops;
+pub use gives::Gives;
 pub use keeps::Keeps;
 pub use kernel::Kernel;
 pub use names::{argument_names, refusal};

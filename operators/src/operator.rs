@@ -1,6 +1,6 @@
 //! One row of the table.
 
-use crate::{Flops, Keeps, Kernel, ShapeRule};
+use crate::{Flops, Gives, Keeps, Kernel, ShapeRule};
 
 /// What is known of one operator, and of its in-place form.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,8 @@ pub struct Operator {
     pub kernel: Kernel,
     /// Whose memory its result lies in.
     pub memory: Memory,
+    /// What it gives where that is no tensor.
+    pub gives: Gives,
     /// How it is spelled in Python.
     pub python: Python,
     /// Whether there is `relu_`, which writes to its first operand.

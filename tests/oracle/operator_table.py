@@ -18,12 +18,12 @@ import torch
 import torchvision  # noqa: F401  registers torchvision::*
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS = "name class shape keeps flops kernel memory python in_place in_place_python".split()
-ROW = re.compile(r"^    ((?:[\w-]+ +){10})\[([\w ]*)\];$", re.M)
+COLUMNS = "name class shape keeps flops kernel memory gives python in_place in_place_python".split()
+ROW = re.compile(r"^    ((?:[\w-]+ +){11})\[([\w ]*)\];$", re.M)
 
 NOT_IN_TORCH = {
     "functions of Python and operators of older torch, which IR text names": "softmin gaussian_nll_loss unique _linear __matmul__ "
-    "interpolate local_response_norm normalize _view_copy where_self sizes ndimension is_tracing shape_as_tensor",
+    "interpolate local_response_norm normalize _view_copy where_self sizes ndimension is_tracing shape_as_tensor Scalar mod truediv where_list",
     "methods and attributes that code names like operators": "float half bfloat16 double long int short bool T H",
     "words of graphs, which are no operators": "ListUnpack ListConstruct TupleConstruct DictConstruct DictIndex annotate print Constant",
     "only the form in place exists": "fill_diagonal",

@@ -30,7 +30,7 @@ pub(crate) const ALL: [&[Operator]; FAMILIES] = [
 ];
 
 macro_rules! rows {
-    ($($name:ident $class:ident $shape:ident $keeps:tt $flops:tt $kernel:tt $memory:tt $python:tt $in_place:tt $in_place_python:tt
+    ($($name:ident $class:ident $shape:ident $keeps:tt $flops:tt $kernel:tt $memory:tt $gives:tt $python:tt $in_place:tt $in_place_python:tt
         [$($mark:ident)*];)*) => {
         &[$(Operator {
             name: stringify!($name),
@@ -40,6 +40,7 @@ macro_rules! rows {
             flops: super::cell!(Flops, Nothing, $flops),
             kernel: super::cell!(Kernel, OfClass, $kernel),
             memory: super::cell!(Memory, Fresh, $memory),
+            gives: super::cell!(Gives, Tensor, $gives),
             python: super::cell!(Python, Dispatcher, $python),
             in_place: super::cell!(InPlace, Absent, $in_place),
             in_place_python: super::cell!(Python, Dispatcher, $in_place_python),

@@ -1,5 +1,7 @@
 //! Types: those that code declares, and the few that operators are known to return.
 
+use operators::Gives;
+
 use crate::{
     archive::Library,
     code::ast::{Expr, ExprKind},
@@ -105,51 +107,50 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
             _ => tensor(),
         };
     };
-    match name {
-        "size" if arguments.len() > 1 => Type::Int,
-        "size" => Type::List(Box::new(Type::Int)),
-        "stride" => Type::List(Box::new(Type::Int)),
-        "len" | "dim" | "numel" | "Int" | "IntImplicit" | "ord" | "storage_offset" => Type::Int,
-        "Float" | "FloatImplicit" => Type::Float,
-        "Bool" | "__is__" | "__isnot__" | "__not__" | "__contains__" | "is_floating_point" | "is_complex"
-        | "is_grad_enabled" | "is_scripting" => Type::Bool,
-        "ScalarImplicit" | "Scalar" | "item" | "ComplexImplicit" | "Complex" => Type::Number,
-        "str" | "format" | "join" | "replace" => Type::Str,
-        "device" => Type::Device,
-        "split"
-        | "split_with_sizes"
-        | "chunk"
-        | "unbind"
-        | "meshgrid"
-        | "broadcast_tensors"
-        | "tensor_split"
-        | "hsplit"
-        | "vsplit"
-        | "dsplit"
-        | "unsafe_split"
-        | "unsafe_chunk"
-        | "unsafe_split_with_sizes"
-        | "where_list"
-        | "nonzero_numpy"
-        | "align_tensors"
-        | "gradient" => Type::List(Box::new(tensor())),
-        "__getitem__" => match arguments.first() {
+    let gives = operators::find(name).map_or(Gives::Tensor, |row| row.gives);
+    match gives {
+        Gives::Size if arguments.len() > 1 => Type::Int,
+        Gives::Size | Gives::Integers => Type::List(Box::new(Type::Int)),
+        Gives::Int => Type::Int,
+        Gives::Float => Type::Float,
+        Gives::Bool => Type::Bool,
+        Gives::Number => Type::Number,
+        Gives::Str => Type::Str,
+        Gives::Device => Type::Device,
+        Gives::Tensors => Type::List(Box::new(tensor())),
+        Gives::Item => match arguments.first() {
             Some(Type::List(element)) => (**element).clone(),
             Some(Type::Dict(_, value)) => (**value).clone(),
             Some(Type::Str) => Type::Str,
             _ => tensor(),
         },
-        "keys" => match arguments.first() {
+        Gives::Keys => match arguments.first() {
             Some(Type::Dict(key, _)) => Type::List(key.clone()),
             _ => tensor(),
         },
-        "append" | "extend" | "list" | "copy" | "sorted" | "slice"
-            if matches!(arguments.first(), Some(Type::List(_))) =>
-        {
-            arguments[0].clone()
-        }
-        _ if !arguments.is_empty() && !arguments.iter().any(is_tensor) => plain(name, arguments),
-        _ => tensor(),
+        Gives::SameList => match arguments.first() {
+            Some(list @ Type::List(_)) => list.clone(),
+            _ => tensor(),
+        },
+        Gives::Tensor => tensor(),
+        _ if arguments.is_empty() || arguments.iter().any(is_tensor) => tensor(),
+        Gives::BoolOfNumbers => Type::Bool,
+        Gives::BitsOfNumbers if arguments.contains(&Type::Int) => Type::Int,
+        Gives::BitsOfNumbers => Type::Bool,
+        Gives::Arithmetic => arithmetic(arguments),
+        Gives::IntOfNumbers => Type::Int,
+        Gives::Rounded | Gives::FunctionOfNumbers if arguments.contains(&Type::Number) => Type::Number,
+        Gives::Rounded => Type::Int,
+        Gives::FloatOfNumbers | Gives::FunctionOfNumbers => Type::Float,
+        Gives::Sum => match arguments.first() {
+            Some(Type::List(element)) if **element == Type::Bool => Type::Int,
+            Some(Type::List(element)) => (**element).clone(),
+            _ => tensor(),
+        },
+        Gives::Popped => match arguments.first() {
+            Some(Type::List(element)) => (**element).clone(),
+            _ => tensor(),
+        },
     }
 }
 
@@ -158,52 +159,6 @@ pub(super) fn item(tuple: &Type, index: i64) -> Option<Type> {
     let Type::Tuple(items) = tuple else { return None };
     let from_end = if index < 0 { items.len() as i64 } else { 0 };
     items.get(usize::try_from(from_end + index).ok()?).cloned()
-}
-
-/// Returns the type of what an operator makes of plain values, as torch's signatures have it; of lists of tensors it makes one.
-fn plain(name: &str, arguments: &[Type]) -> Type {
-    let is_number = arguments.contains(&Type::Number);
-    match name {
-        "eq" | "ne" | "lt" | "gt" | "le" | "ge" | "isnan" | "isinf" | "isfinite" | "any" | "all" => {
-            Type::Bool
-        }
-        "__and__" | "__or__" | "__xor__" if arguments.contains(&Type::Int) => Type::Int,
-        "__and__" | "__or__" | "__xor__" => Type::Bool,
-        "add" | "sub" | "mul" | "neg" | "floordiv" | "remainder" | "abs" | "mod" | "floor_divide" => {
-            arithmetic(arguments)
-        }
-        "__lshift__"
-        | "__rshift__"
-        | "__range_length"
-        | "__derive_index"
-        | "__round_to_zero_floordiv"
-        | "gcd"
-        | "factorial"
-        | "count"
-        | "index" => Type::Int,
-        "floor" | "ceil" if is_number => Type::Number,
-        "floor" | "ceil" => Type::Int,
-        "div" | "truediv" | "pow" | "atan2" | "copysign" | "fmod" | "ldexp" | "mathremainder" => Type::Float,
-        "round" | "sqrt" | "log" | "log10" | "log1p" | "exp" | "expm1" | "erf" | "erfc" | "sin" | "cos"
-        | "tan" | "asin" | "acos" | "atan" | "sinh" | "cosh" | "tanh" | "asinh" | "acosh" | "atanh"
-        | "degrees" | "radians" | "fabs" | "gamma" | "lgamma" => {
-            if is_number {
-                Type::Number
-            } else {
-                Type::Float
-            }
-        }
-        "sum" => match arguments.first() {
-            Some(Type::List(element)) if **element == Type::Bool => Type::Int,
-            Some(Type::List(element)) => (**element).clone(),
-            _ => tensor(),
-        },
-        "pop" => match arguments.first() {
-            Some(Type::List(element)) => (**element).clone(),
-            _ => tensor(),
-        },
-        _ => tensor(),
-    }
 }
 
 /// Arithmetic on plain numbers stays a number, on lists a list.
