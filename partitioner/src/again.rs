@@ -281,8 +281,9 @@ impl Scorer<'_> {
         let (flying, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
         let training = &self.problem.training;
         let activations = self.activations(index);
-        let is_again = training.recompute && self.inputs[index] < activations;
-        let is_away = training.offload && activations > 0.0 && held < flying;
+        let is_whole = !self.problem.blocks[index].is_operator;
+        let is_again = training.recompute && is_whole && self.inputs[index] < activations;
+        let is_away = training.offload && is_whole && activations > 0.0 && held < flying;
         Choices {
             kept: Choice { time: 0.0, memory: activations * flying },
             again: is_again.then(|| Choice {

@@ -48,6 +48,7 @@ pub(crate) fn problem(
         parameters: Bytes(dice.below(40)),
         activations: Bytes(dice.below(20)),
         workspace: Bytes(dice.below(5)),
+        is_operator: false,
     };
     let blocks = (0..n_blocks).map(|index| block(index, dice)).collect();
     let mut values = Vec::new();

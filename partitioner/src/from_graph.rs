@@ -43,7 +43,8 @@ pub fn from_graph(
     }
     let mut blocks: Vec<Block> = runs
         .iter()
-        .map(|Run { paths, operators, .. }| {
+        .map(|run| {
+            let Run { paths, operators, .. } = run;
             let of = |field: &dyn Fn(&OperatorSeconds) -> f64| {
                 Seconds(operators.clone().map(|operator| field(&seconds[operator as usize])).sum())
             };
@@ -57,6 +58,7 @@ pub fn from_graph(
                 parameters: Bytes(0),
                 activations: Bytes(costs.run(operators).saved_bytes),
                 workspace: Bytes(widest.max().unwrap_or(0)),
+                is_operator: model.is_operator(run),
             }
         })
         .collect();

@@ -129,6 +129,11 @@ impl<'a> Sliceable<'a> {
         operators.filter(|&operator| self.is_working(operator as usize)).take(2).count() > 1
     }
 
+    /// Tells whether a run has but one operator that takes time.
+    pub(crate) fn is_operator(&self, run: &Run) -> bool {
+        run.operators.clone().filter(|&operator| self.is_working(operator as usize)).take(2).count() < 2
+    }
+
     /// Opens the heaviest calls until so many blocks have work, or nothing is left to open.
     pub fn enough(&self, n_blocks: usize, joined: &BTreeSet<String>) -> Grain {
         let mut calls = Calls::default();

@@ -41,6 +41,9 @@ pub struct Block {
     pub activations: Bytes,
     /// Scratch memory while it runs.
     pub workspace: Bytes,
+    /// Whether it is one operator. Computed again alone it would save nothing: what it is given has to be kept, and what it gives
+    /// is kept by those who take it.
+    pub is_operator: bool,
 }
 
 impl Block {
@@ -324,6 +327,7 @@ impl Problem {
                 parameters: data.parameters,
                 activations: if is_free { Bytes(0) } else { data.activations },
                 workspace: Bytes(0),
+                is_operator: false,
             }
         });
         let values = order.iter().filter(|&&node| !takers[node].is_empty()).map(|&node| {

@@ -80,8 +80,14 @@ impl Search<'_> {
         let mut solved = match plan_model(&mut asked.problem, self.strategy) {
             Ok(solved) => solved,
             Err(error) => {
-                // The finer the blocks, the less a stage needs.
-                self.error = Some((Box::new(asked.problem), error));
+                // What comes nearest says what would do.
+                let needed = |error: &PlanError| match error {
+                    PlanError::Memory { needed, .. } => *needed,
+                    _ => u64::MAX,
+                };
+                if self.error.as_ref().is_none_or(|(_, other)| needed(&error) < needed(other)) {
+                    self.error = Some((Box::new(asked.problem), error));
+                }
                 return None;
             }
         };
