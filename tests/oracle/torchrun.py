@@ -395,8 +395,8 @@ def saved_bytes(out, stage, inputs):
 
 def recomputed(cases):
     """Blocks that the plan wants computed again, or held in host memory: less is kept, and the losses are the same."""
-    plain = planned(cases, "gpt2_tiny", "1f1b")
-    out = planned(cases, "gpt2_tiny", "1f1b", ("recompute", "transformer.h.0"), ("offload", "transformer.h.1"))
+    plain = planned(cases, "gpt2_tiny", "torchgpipe")
+    out = planned(cases, "gpt2_tiny", "torchgpipe", ("recompute", "transformer.h.0"), ("offload", "transformer.h.1"))
     tokens = torch.zeros(json.loads((out / "stages/manifest.json").read_text())["inputs"][0]["shape"], dtype=torch.int64)
     less, more = saved_bytes(out, 0, [tokens]), saved_bytes(plain, 0, [tokens])
     if not less < 0.5 * more:
@@ -442,7 +442,7 @@ def merged(cases):
 
     Blocks are computed again on the way, which must not count statistics twice.
     """
-    out = planned(cases, "resnet", "1f1b", ("recompute", "layer1"), ("recompute", "layer4"))
+    out = planned(cases, "resnet", "torchgpipe", ("recompute", "layer1"), ("recompute", "layer4"))
     text = "".join(path.read_text() for path in sorted((out / "stages").glob("*.py")))
     if text.count("= again(self.block_0") != 2:
         raise Failed("the stages compute nothing again")

@@ -46,7 +46,8 @@ pub(super) fn planned(
     if strategy.is_some_and(Strategy::is_rule) {
         return search.finish();
     }
-    if model.n_working() * devices <= FEW {
+    let is_small = model.n_working() * devices <= FEW;
+    if is_small && search.has_room() {
         search.look(&model.finest(joined));
         return search.finish();
     }
@@ -55,7 +56,8 @@ pub(super) fn planned(
         true => search.look(&model.enough(wanted, joined)).or(next),
         false => next,
     };
-    if let Some(next) = next {
+    // Where memory is short, small parts of a small model save less than whole calls.
+    if let Some(next) = next.filter(|_| !is_small) {
         search.refine(next);
     }
     search.finish()
@@ -156,6 +158,11 @@ impl Search<'_> {
 
     fn seconds(&self) -> Option<f64> {
         self.best.as_ref().map(|(_, solved)| solved.best.seconds_each())
+    }
+
+    /// Tells whether there is a plan, and one that keeps all activations.
+    fn has_room(&self) -> bool {
+        self.best.as_ref().is_some_and(|(_, solved)| !solved.best.saves_memory())
     }
 
     fn n_blocks(&self) -> usize {
