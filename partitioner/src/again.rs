@@ -9,6 +9,8 @@
 
 use std::rc::Rc;
 
+use schema::ShardingLevel;
+
 use crate::{
     knapsack::{Choice, Items, pick},
     pipeline::Cut,
@@ -55,15 +57,36 @@ impl Choices {
 impl Scorer<'_> {
     /// Memory without activations.
     pub(crate) fn fixed(&self, start: usize, end: usize, run: Run, in_flight: usize) -> f64 {
-        let training = &self.problem.training;
         let parameters = self.parameters(start, end);
         let older = || match self.versions.get(&run.first) {
             Some(&versions) => f64::from(versions) - 1.0,
             None => in_flight as f64 - 1.0,
         };
         let versions = if self.rules.is_asynchronous { older() } else { 0.0 };
-        let copies = 1.0 + training.gradient_factor + training.optimizer_factor + versions;
-        parameters * copies + self.buffers(start, end, run, in_flight as f64, parameters)
+        let copies = self.problem.training.copies(run.count) + versions;
+        parameters * copies
+            + self.gathered(start, end, run)
+            + self.buffers(start, end, run, in_flight as f64, parameters)
+    }
+
+    /// Where replicas share them out: parameters brought together for a pass, and gradients that are whole until they are shared out.
+    /// Those of two blocks at a time.
+    fn gathered(&self, start: usize, end: usize, run: Run) -> f64 {
+        let kinds = match self.problem.training.sharding {
+            ShardingLevel::Zero3 => 2.0,
+            ShardingLevel::Zero2 => 1.0,
+            ShardingLevel::None | ShardingLevel::Zero1 => return 0.0,
+        };
+        if run.count < 2 {
+            return 0.0;
+        }
+        let mut known = self.gathered.borrow_mut();
+        let two = *known.entry((start, end)).or_insert_with(|| {
+            let blocks = self.states.blocks(start, end);
+            let bytes = blocks.iter().map(|&block| self.problem.blocks[block].parameters.0);
+            2.0 * bytes.max().unwrap_or(0) as f64
+        });
+        kinds * two.min(self.parameters(start, end))
     }
 
     /// Values on their way, and gradients while replicas add them up.
@@ -182,11 +205,10 @@ impl Scorer<'_> {
         let last = self.states.len() - 1;
         let most = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
         let in_flight = self.rules.in_flight.count(1, n_devices) as f64;
-        let training = &self.problem.training;
         let versions = if self.rules.is_asynchronous { in_flight } else { 0.0 };
         let ahead = if self.rules.is_asynchronous { n_devices as f64 } else { 1.0 };
         // One more copy for the buckets of gradients.
-        let copies = 2.0 + training.gradient_factor + training.optimizer_factor + versions;
+        let copies = 1.0 + self.problem.training.copies(1) + versions;
         let ways = 2.0 + ahead + 2.0 * in_flight;
         let values = ways * (most(&self.states.crossing) + most(&self.states.crossing_back));
         let activations = self.states.activations[last] * in_flight;

@@ -7,7 +7,7 @@
 use schema::MicroBatchesTried;
 
 use crate::{
-    MicroBatches, PlanError, Problem, Solution, Strategy,
+    MicroBatches, PlanError, Problem, Solution, Strategy, sharded,
     strategy::{Goal, Ranked, candidates, fastest, fastest_within, plan_over, rank},
     ways::Ways,
 };
@@ -33,15 +33,17 @@ pub struct Planned {
 
 /// Finds the best plan of a strategy or of all; chooses the number of micro-batches where none is asked for.
 ///
-/// The problem is left with the number that was taken, or with the one that needs the least memory.
+/// Replicas share out what the training allows where that is faster. The problem is left with what was taken, or with the number of
+/// micro-batches that needs the least memory.
 ///
 /// # Errors
 /// When the problem makes no sense or nothing fits.
 pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
     problem.validate()?;
     let ways = Ways::of(problem);
-    let ((best, others, failed), tried) = plan_batches(problem, &ways, strategy)?;
-    Ok(Planned { best, others, failed, tried, ways })
+    let whole = plan_batches(problem, &ways, strategy);
+    let whole = whole.map(|((best, others, failed), tried)| Planned { best, others, failed, tried, ways });
+    sharded::or_better(problem, strategy, whole)
 }
 
 /// Plans with known ways to cut; also returns the numbers of micro-batches that were tried.

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use schema::{Bytes, Execution};
+use schema::{Bytes, Execution, ShardingLevel};
 use simulator::{
     Cost,
     order::{Schedule, make_for_costs},
@@ -29,6 +29,11 @@ use crate::{
     step::{StageTimes, StepTime, step_time},
     strategy::{Goal, PlanError, Strategy, stages_of, tries_all_orders},
 };
+
+/// What replicas share out, where there are any and they do.
+pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Option<ShardingLevel> {
+    Some(problem.training.sharding).filter(|level| *level != ShardingLevel::None && replicas > 1)
+}
 
 /// Micro-batches that a stage holds under a schedule, `each` being those of one replica.
 pub(crate) fn in_flight_of(
@@ -286,7 +291,7 @@ impl GridSolver<'_> {
                 schedule: grid.schedule.name(),
                 micro_batches: (each * grid.replicas) as u32,
                 stages,
-                execution: Execution::default(),
+                execution: Execution { sharding: shared_out(whole, grid.replicas), ..Execution::default() },
                 objective: Objective::Step(time.seconds),
                 lower_bound,
                 bubble: Some(time.bubble),
@@ -431,6 +436,18 @@ fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
     (n_buckets as usize, place.all_reduce(bytes / n_buckets))
 }
 
+/// Seconds in which replicas bring the parameters that they share out together for a pass, and add up one micro-batch's gradients and
+/// share them out: each half of an all-reduce, which runs beside a pass and bounds it.
+fn shared(scorer: &Scorer, cut: &Cut) -> (f64, f64) {
+    let place = scorer.place(cut.run);
+    let half = || place.all_reduce(scorer.parameters(cut.start, cut.end)) / 2.0;
+    match shared_out(scorer.problem, cut.run.count) {
+        Some(ShardingLevel::Zero3) => (half(), half()),
+        Some(ShardingLevel::Zero2) => (0.0, half()),
+        _ => (0.0, 0.0),
+    }
+}
+
 /// Times of one micro-batch on one replica of a stage.
 pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
     let problem = scorer.problem;
@@ -453,10 +470,12 @@ pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> 
     let send = |bytes: f64, level: Option<crate::MachineLevel>| {
         level.map_or((0.0, 0.0), |level| (bytes / level.bandwidth.0, level.latency.0))
     };
+    let (gather, scatter) = shared(scorer, cut);
+    let input_gradient = sum(&|block| block.input_gradient.0) + again;
     StageTimes {
-        forward: sum(&|block| block.forward.0),
-        input_gradient: sum(&|block| block.input_gradient.0) + again,
-        weight_gradient: sum(&|block| block.weight_gradient.0),
+        forward: sum(&|block| block.forward.0).max(gather),
+        input_gradient: input_gradient.max(gather),
+        weight_gradient: sum(&|block| block.weight_gradient.0).max(scatter),
         send: send(scorer.states.crossing[cut.end], after),
         send_back: send(scorer.states.crossing_back[cut.start], before),
         buckets: buckets(scorer, cut),

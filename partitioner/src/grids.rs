@@ -413,6 +413,7 @@ impl<'a> Floors<'a> {
             micro_batches,
             shares_ports,
             limit,
+            copies: self.problem.training.copies(replicas),
             in_flight,
             floor,
         }

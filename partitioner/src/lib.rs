@@ -24,6 +24,7 @@ mod why;
 mod from_graph;
 mod grain;
 mod plan_file;
+mod sharded;
 mod simulated;
 
 mod all_cuts;

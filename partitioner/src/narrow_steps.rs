@@ -42,19 +42,19 @@ pub(crate) struct Border {
     pub(crate) held: Option<Held>,
 }
 
-/// Bytes of blocks at the least and at the most: what a device holds once, and what it holds of each micro-batch in flight, whatever is
+/// Bytes of blocks at the least and at the most: their parameters, and what a device holds of each micro-batch in flight, whatever is
 /// computed again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
-    pub(crate) once: (f64, f64),
+    pub(crate) parameters: (f64, f64),
     pub(crate) each: (f64, f64),
 }
 
 impl Held {
-    /// Returns what blocks between two cuts hold at the least.
-    fn between(before: Self, behind: Self, in_flight: f64) -> f64 {
-        let once = (behind.once.0 - before.once.1).max(0.0);
-        once + (behind.each.0 - before.each.1).max(0.0) * in_flight
+    /// Returns what blocks between two cuts hold at the least, with so many copies of their parameters.
+    fn between(before: Self, behind: Self, copies: f64, in_flight: f64) -> f64 {
+        let parameters = (behind.parameters.0 - before.parameters.1).max(0.0);
+        parameters * copies + (behind.each.0 - before.each.1).max(0.0) * in_flight
     }
 }
 
@@ -63,6 +63,8 @@ impl Held {
 pub(crate) struct Room {
     /// Bytes of the largest device.
     pub(crate) limit: f64,
+    /// Bytes held for each byte of parameters.
+    pub(crate) copies: f64,
     /// Micro-batches in flight at each stage.
     pub(crate) in_flight: Vec<f64>,
     /// What all blocks hold.
@@ -296,7 +298,7 @@ impl Steps<'_> {
         };
         let fits = |end: Option<Held>| match (self.room, begin.held, end) {
             (Some(room), Some(begin), Some(end)) => {
-                Held::between(begin, end, room.in_flight[stage]) <= room.limit * (1.0 + 1e-9)
+                Held::between(begin, end, room.copies, room.in_flight[stage]) <= room.limit * (1.0 + 1e-9)
             }
             _ => true,
         };

@@ -63,7 +63,7 @@ enum Cuts {
 }
 
 /// A question to the bit.
-type Key = ([u64; 4], [usize; 3], Schedule, bool);
+type Key = ([u64; 5], [usize; 3], Schedule, bool);
 
 /// How long a step takes at the least.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +84,8 @@ pub(crate) struct Question {
     pub(crate) shares_ports: bool,
     /// Bytes of the largest device.
     pub(crate) limit: f64,
+    /// Bytes that a device holds for each byte of its stage's parameters.
+    pub(crate) copies: f64,
     /// Micro-batches that stages hold, by how many devices are behind each of their replicas.
     pub(crate) in_flight: InFlight,
     /// Seconds that are known to be too few.
@@ -105,10 +107,10 @@ impl Narrowest {
                 low,
                 high: high * (1.0 + 1e-12),
                 seconds: bytes.fold(f64::INFINITY, f64::min),
-                held: Some(held(problem, states, within)),
+                held: Some(held(states, within)),
             }
         };
-        let all = held(problem, states, states.len() - 1..states.len());
+        let all = held(states, states.len() - 1..states.len());
         Self::with(problem, Cuts::All((0..n_windows).map(window).collect(), all), PAIRS)
     }
 
@@ -143,8 +145,9 @@ impl Narrowest {
         if question.ranks < 2 || self.total <= 0.0 || question.floor <= 0.0 {
             return question.floor;
         }
-        let Question { schedule, speed, rate, ranks, chunks, micro_batches, limit, floor, .. } = *question;
-        let numbers = [speed, rate, limit, floor].map(f64::to_bits);
+        let Question { schedule, speed, rate, ranks, chunks, micro_batches, limit, copies, floor, .. } =
+            *question;
+        let numbers = [speed, rate, limit, copies, floor].map(f64::to_bits);
         let key = (numbers, [ranks, chunks, micro_batches], schedule, question.shares_ports);
         let known = self.known.borrow().get(&key).copied();
         match known {
@@ -290,6 +293,7 @@ impl Narrowest {
             // Chunks share their device's memory as they like.
             Cuts::All(_, all) if chunks == 1 => Some(Room {
                 limit: question.limit,
+                copies: question.copies,
                 in_flight: (1..=ranks)
                     .rev()
                     .map(|behind| question.in_flight.count(1, behind) as f64)
@@ -316,14 +320,12 @@ impl Narrowest {
 }
 
 /// What blocks before some states hold, whatever is computed again.
-fn held(problem: &Problem, states: &States, within: Range<usize>) -> Held {
+fn held(states: &States, within: Range<usize>) -> Held {
     let ends = |bytes: &[f64]| {
         let bytes = bytes[within.clone()].iter();
         bytes.fold((f64::INFINITY, 0.0_f64), |(least, most), &bytes| (least.min(bytes), most.max(bytes)))
     };
-    let copies = 1.0 + problem.training.gradient_factor + problem.training.optimizer_factor;
-    let (least, most) = ends(&states.parameters);
-    Held { once: (least * copies, most * copies), each: ends(&states.least_kept) }
+    Held { parameters: ends(&states.parameters), each: ends(&states.least_kept) }
 }
 
 /// Blocks in an order, and where stages could end in it.
@@ -508,6 +510,7 @@ mod tests {
                     micro_batches,
                     shares_ports: problem.machine.levels.len() == 1,
                     limit: problem.machine.devices.iter().map(|d| d.memory.0 as f64).fold(0.0, f64::max),
+                    copies: problem.training.copies(1),
                     in_flight: in_flight_of(schedule, ranks, chunks, micro_batches, 1),
                     floor: micro_batches as f64 * problem.seconds() / ranks as f64,
                 };

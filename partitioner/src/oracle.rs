@@ -3,14 +3,15 @@
 //! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
 //! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
 
-use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, Seconds};
+use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, Seconds, ShardingLevel};
 use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
     MachineLevel, MicroBatches, PlanError, Problem, Solution, Strategy,
     dice::{Dice, cases, is_skipped, problem},
+    grid::shared_out,
     placed::{Placed, score_placed},
-    plan_auto, plan_with,
+    plan_auto, plan_model, plan_with,
     strategy::candidates,
 };
 
@@ -217,7 +218,8 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                             offload: of(part, 2),
                         });
                         let placed: Vec<Placed> = placed.collect();
-                        let execution = Execution { offload: Some(mode), ..Execution::default() };
+                        let sharding = shared_out(problem, groups[0].len());
+                        let execution = Execution { offload: Some(mode), sharding, ..Execution::default() };
                         let scored =
                             score_placed(problem, &placed, n_ranks, form.schedule, micro_batches, execution);
                         match scored {
@@ -346,6 +348,61 @@ fn strategies_say_the_truth_about_all_plans() {
         "of {n_plans} plans, {n_equal} are the fastest and {n_optimal} said so; bounds come to {}; {n_none} none",
         bounds / n
     );
+}
+
+#[test]
+fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
+    let mut dice = Dice(47);
+    let (mut n_found, mut n_equal, mut n_chosen) = (0, 0, 0);
+    for case in 0..cases(60) {
+        let (n_blocks, n_devices) = (1 + dice.below(4) as usize, 2 + dice.below(3) as usize);
+        let mut problem = problem(&mut dice, n_blocks, n_devices, true, true);
+        let memory = 60 + dice.below(400);
+        problem.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(memory));
+        problem.training.micro_batches = MicroBatches::About(1 + dice.below(6) as u32);
+        if is_skipped(case) {
+            continue;
+        }
+        let mut fastest_of_all = f64::INFINITY;
+        for level in ShardingLevel::ALL {
+            problem.training.sharding = level;
+            for strategy in [Strategy::DataParallel, Strategy::Hybrid] {
+                let Some(best) = fastest(&problem, strategy) else { continue };
+                fastest_of_all = fastest_of_all.min(best.seconds_each());
+                let Ok(plan) = plan_with(&problem, strategy) else {
+                    panic!("case {case}, {level:?}: no plan, but {}\n{problem:?}", told(&best));
+                };
+                let bound = plan.lower_bound * plan.seconds_each() / plan.seconds();
+                assert!(
+                    bound <= best.seconds_each() * (1.0 + 1e-6),
+                    "case {case}, {level:?}: {}",
+                    told(&best)
+                );
+                assert!(plan.seconds_each() >= best.seconds_each() * (1.0 - 1e-6), "case {case}, {level:?}");
+                n_found += 1;
+                n_equal += u32::from(plan.seconds_each() <= best.seconds_each() * (1.0 + 1e-6));
+            }
+        }
+        problem.training.sharding = ShardingLevel::None;
+        problem.training.sharding_up_to = ShardingLevel::Zero3;
+        if let Ok(planned) = plan_model(&mut problem, None) {
+            // Others may be faster still: those are compared by the test above.
+            let seconds = planned.best.seconds_each();
+            let bound = planned.best.lower_bound * seconds / planned.best.seconds();
+            assert!(
+                bound <= fastest_of_all * (1.0 + 1e-6),
+                "case {case}: bound {bound}, {fastest_of_all} exists"
+            );
+            n_chosen += u32::from(planned.best.sharding() > ShardingLevel::None);
+        } else {
+            assert_eq!(fastest_of_all, f64::INFINITY, "case {case}: nothing fits?\n{problem:?}");
+        }
+    }
+    if is_skipped(0) {
+        return;
+    }
+    assert!(f64::from(n_equal) > 0.95 * f64::from(n_found), "{n_equal} of {n_found} are the fastest");
+    assert!(n_chosen > 5, "{n_chosen} plans share anything out");
 }
 
 /// Stages in a line: blocks, devices, and what is computed again or offloaded.

@@ -260,8 +260,8 @@ impl<'a> Layers<'a> {
 
 /// Bytes that what lies between two states needs at the least, whatever is thrown away.
 pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight: usize) -> f64 {
-    let (training, parameters) = (&scorer.problem.training, &scorer.states.parameters);
-    let copies = 1.0 + training.gradient_factor + training.optimizer_factor;
+    let (problem, parameters) = (scorer.problem, &scorer.states.parameters);
+    let copies = problem.training.copies(problem.machine.devices.len());
     (parameters[end] - parameters[start]) * copies + scorer.least_held(start, end, in_flight)
 }
 

@@ -47,9 +47,13 @@ pub(crate) fn score_placed(
     let execution = Execution { offload: Some(offload), ..execution };
     // What else a plan wants is the simulator's to count.
     let plain = Execution { vertical_sync: None, offload: None, blocking_sends: None, ..execution };
+    // What replicas share out, formulas know of pipelines with a flush.
+    let is_asynchronous = schedule.is_asynchronous();
+    let plain = Execution { sharding: plain.sharding.filter(|_| is_asynchronous), ..plain };
     let is_plain = plain == Execution::default();
     // Put the devices in the order of the stages: runs are then side by side.
     let mut ordered = problem.clone();
+    ordered.training.sharding = execution.sharding.unwrap_or_default();
     let chunks = placed.len() / n_ranks;
     ordered.machine.devices = placed
         .iter()
@@ -58,7 +62,6 @@ pub(crate) fn score_placed(
         .collect();
     let order: Vec<usize> = placed.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
     let states = States::line(&ordered, order);
-    let is_asynchronous = schedule.is_asynchronous();
     let replicas = placed[0].devices.len();
     let is_grid = placed.iter().all(|stage| stage.devices.len() == replicas);
     if !is_asynchronous && !is_grid {

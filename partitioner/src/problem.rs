@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use schema::{Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, PipedreamProfile, Seconds};
+use schema::{Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, PipedreamProfile, Seconds, ShardingLevel};
 
 /// What is to be planned.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,6 +130,10 @@ pub struct Training {
     pub gradient_factor: f64,
     /// Bytes of optimizer state for each byte of parameters: 2 for Adam.
     pub optimizer_factor: f64,
+    /// What replicas of a stage share out instead of each keeping it whole.
+    pub sharding: ShardingLevel,
+    /// The most that they may share out, where the planner chooses.
+    pub sharding_up_to: ShardingLevel,
     /// Whether blocks may be computed again in the backward pass.
     pub recompute: bool,
     /// Whether activations may wait in host memory.
@@ -164,6 +168,17 @@ impl Training {
     pub(crate) fn touched(&self) -> f64 {
         3.0 + 2.0 * self.optimizer_factor
     }
+
+    /// Bytes that each of so many replicas holds for each byte of a stage's parameters: these, their gradients and the optimizer's
+    /// state, each whole or shared out.
+    pub(crate) fn copies(&self, replicas: usize) -> f64 {
+        let held = |from: ShardingLevel, bytes: f64| {
+            if self.sharding >= from { bytes / replicas.max(1) as f64 } else { bytes }
+        };
+        held(ShardingLevel::Zero3, 1.0)
+            + held(ShardingLevel::Zero2, self.gradient_factor)
+            + held(ShardingLevel::Zero1, self.optimizer_factor)
+    }
 }
 
 impl Default for Training {
@@ -173,6 +188,8 @@ impl Default for Training {
             stages: None,
             gradient_factor: 1.0,
             optimizer_factor: 2.0,
+            sharding: ShardingLevel::None,
+            sharding_up_to: ShardingLevel::None,
             recompute: true,
             offload: false,
         }

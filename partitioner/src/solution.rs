@@ -1,6 +1,6 @@
 //! The answer: stages with their costs, and how good it can be at best.
 
-use schema::Execution;
+use schema::{Execution, ShardingLevel};
 
 use crate::stage::{Run, StageScore};
 
@@ -84,6 +84,11 @@ impl Solution {
             let is_thrown = !score.recompute.is_empty() || !score.offload.is_empty();
             is_thrown || 2.0 * chunks * score.memory > score.limit
         })
+    }
+
+    /// Returns what replicas share out.
+    pub fn sharding(&self) -> ShardingLevel {
+        self.execution.sharding.unwrap_or_default()
     }
 
     /// Tells whether activations of any stage wait in host memory.

@@ -282,6 +282,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) inputs: Vec<f64>,
     /// Bytes of the largest workspace of any block.
     pub(crate) largest_workspace: f64,
+    /// Twice the bytes of the parameters of the block that has most, between two states.
+    pub(crate) gathered: RefCell<HashMap<(usize, usize), f64>>,
     pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
     /// What throwing blocks away brings.
     pub(crate) gains: RefCell<HashMap<GainKey, Rc<Vec<Gain>>>>,
@@ -325,6 +327,7 @@ impl<'a> Scorer<'a> {
             rules,
             inputs,
             largest_workspace: workspace.unwrap_or(0) as f64,
+            gathered: RefCell::default(),
             picks: RefCell::default(),
             gains: RefCell::default(),
             least_held: RefCell::default(),

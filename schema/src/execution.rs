@@ -83,11 +83,14 @@ pub enum CollectiveKind {
     ParameterServer,
 }
 
-/// ZeRO's stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// ZeRO's stages, each of which shares out what those before it do, and more.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardingLevel {
     /// Nothing.
+    #[default]
     None,
     /// Optimizer state.
     Zero1,
@@ -95,6 +98,31 @@ pub enum ShardingLevel {
     Zero2,
     /// Optimizer state, gradients and parameters (FSDP).
     Zero3,
+}
+
+impl ShardingLevel {
+    /// All of them, what shares out least first.
+    pub const ALL: [Self; 4] = [Self::None, Self::Zero1, Self::Zero2, Self::Zero3];
+
+    /// Returns the name as files and `--sharding` have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zero1 => "zero1",
+            Self::Zero2 => "zero2",
+            Self::Zero3 => "zero3",
+        }
+    }
+
+    /// Returns the level with this name; `ddp` and `fsdp` are those of PyTorch's modules.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase();
+        match name.as_str() {
+            "ddp" => Some(Self::None),
+            "fsdp" => Some(Self::Zero3),
+            name => Self::ALL.into_iter().find(|level| level.name() == name),
+        }
+    }
 }
 
 /// How offloaded activations travel.

@@ -156,6 +156,8 @@ struct Builder<'a> {
     /// Copies out and computations of each program, in order: what bounds the copies' lead.
     copies_out: Vec<Vec<TaskId>>,
     computed: Vec<Vec<TaskId>>,
+    /// The last pass of each stage that makes gradients of its parameters, by program.
+    last_of: Vec<BTreeMap<u32, Op>>,
     /// Last gradient of each stage, by program.
     last_gradient: Vec<Vec<(usize, TaskId)>>,
     ports: BTreeMap<(usize, usize, bool), u32>,
@@ -234,6 +236,7 @@ impl<'a> Builder<'a> {
             channels: vec![Vec::new(); order.ranks.len()],
             copies_out: vec![Vec::new(); order.ranks.len()],
             computed: vec![Vec::new(); order.ranks.len()],
+            last_of: order.ranks.iter().map(|ops| last_of(ops)).collect(),
             last_gradient: vec![Vec::new(); order.ranks.len()],
             ports: BTreeMap::new(),
             members: members.into_iter().map(|programs| programs.into_iter().collect()).collect(),
@@ -406,6 +409,9 @@ impl<'a> Builder<'a> {
             self.copy_after(program, op, task);
         }
         for op in both().filter(|op| op.kind.frees_activations()) {
+            if self.workload.updates.is_none() && self.last_of[program].get(&op.stage) != Some(&op) {
+                self.scatter_after(program, op, task);
+            }
             self.count_gradient(program, op, task);
         }
         Ok(())
@@ -426,6 +432,11 @@ impl<'a> Builder<'a> {
             Kind::WeightGradient => waits.push((self.backward_done[self.cell(op.stage, op.micro_batch)], 0)),
         }
     }
+}
+
+/// Returns the last pass of each stage that makes gradients of its parameters.
+fn last_of(ops: &[Op]) -> BTreeMap<u32, Op> {
+    ops.iter().filter(|op| op.kind.frees_activations()).map(|op| (op.stage, *op)).collect()
 }
 
 /// Returns the edges of one copy: the transfers, and the chain where nothing is listed.

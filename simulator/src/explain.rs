@@ -113,7 +113,7 @@ pub fn savings(
                 let to = workload.devices[to];
                 parts.insert(Part::Link(device.min(to), device.max(to)));
             }
-            Work::Reduce { .. } | Work::Gather { .. } | Work::AllReduce { .. } => {
+            Work::Reduce { .. } | Work::Gather { .. } | Work::Scatter { .. } | Work::AllReduce { .. } => {
                 parts.extend((0..machine.levels.len()).map(Part::Level));
             }
             Work::Copy { .. } => {

@@ -5,7 +5,8 @@
 //! micro-batch live from the start of its forward to the end of the backward that frees them, but for the part that
 //! waits in host memory; workspace and recomputed activations as long as their operation; buffers from the start of
 //! a transfer to its end on the sender, and to the start of the operation that uses them on the receiver; buckets
-//! while they are on their way; gathered parameters until the pass that needs them is over.
+//! while they are on their way; of parameters that replicas share out, two layers' while a pass needs them, and of gradients that
+//! they share out, two layers' while a pass makes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -149,10 +150,11 @@ pub(crate) fn over_time(
                 changes[device].push(Change { at, bytes, used_for: Use::Activations, activation: None });
             }
             Work::Gather { stage, op: Some(_) } => {
-                // The pass computes with what was gathered.
-                let bytes = workload.stages[stage as usize].memory.parameters;
-                let used = used_by.get(&(id as TaskId)).map_or(task.end, |user| user.end.max(task.end));
-                hold(&mut changes[device], Use::Buffers, bytes, task.start, used);
+                // The pass computes with what is gathered layer by layer.
+                let bytes = workload.stages[stage as usize].gathered();
+                if let Some(user) = used_by.get(&(id as TaskId)) {
+                    hold(&mut changes[device], Use::Buffers, bytes, user.start, user.end);
+                }
             }
             Work::Reduce { bytes, .. } => {
                 // A bucket is a copy of its gradients while it is on its way.
@@ -166,7 +168,8 @@ pub(crate) fn over_time(
                 let one = bytes / u64::from(count.max(1));
                 hold(&mut changes[device], Use::Buffers, one, task.start, task.end);
             }
-            Work::Gather { .. } | Work::Optimizer => {}
+            // The pass that makes them holds what is whole of them.
+            Work::Scatter { .. } | Work::Gather { .. } | Work::Optimizer => {}
         }
     }
     let mut memory: Vec<DeviceMemory> = changes
@@ -296,6 +299,11 @@ fn compute(workload: &Workload, op: Op, task: &Task, changes: &mut Vec<Change>) 
     if op.kind.frees_activations() {
         let activation = Some(Activation::Gone(op.stage, op.micro_batch));
         changes.push(Change { at: task.end, bytes: -bytes, used_for: Use::Activations, activation });
+    }
+    if op.kind.frees_activations() && workload.sync.sharding >= Sharding::Gradients {
+        // A layer's gradients are whole until they are shared out.
+        let stage = &workload.stages[op.stage as usize % workload.stages.len()];
+        hold(changes, Use::Buffers, stage.gathered(), task.start, task.end);
     }
     let recomputed = if op.kind.makes_input_gradient() { memory.recomputed } else { 0 };
     hold(changes, Use::Workspace, memory.workspace.saturating_add(recomputed), task.start, task.end);

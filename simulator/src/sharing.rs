@@ -69,7 +69,7 @@ pub(crate) fn times(step: &StepGraph, machine: &Machine) -> Times {
 }
 
 fn is_collective(work: &Work) -> bool {
-    matches!(work, Work::Reduce { .. } | Work::Gather { .. } | Work::AllReduce { .. })
+    matches!(work, Work::Reduce { .. } | Work::Gather { .. } | Work::Scatter { .. } | Work::AllReduce { .. })
 }
 
 /// Tells whether two flows use one port at once when each goes on as if it were alone.

@@ -158,6 +158,11 @@ pub enum Work {
         /// The pass that waits for them.
         op: Option<Op>,
     },
+    /// One micro-batch's gradients of a stage, added up and shared out: what replicas keep a share of does not wait for the others.
+    Scatter {
+        /// The pass that made them.
+        op: Op,
+    },
     /// Activations to or from host memory.
     Copy {
         /// The operation that made or needs them.

@@ -222,6 +222,8 @@ fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task:
         }
         Work::Optimizer => time.optimizer += total,
         Work::Transfer { .. } | Work::Copy { .. } => time.copy += total,
-        Work::Reduce { .. } | Work::Gather { .. } | Work::AllReduce { .. } => time.collective += total,
+        Work::Reduce { .. } | Work::Gather { .. } | Work::Scatter { .. } | Work::AllReduce { .. } => {
+            time.collective += total;
+        }
     }
 }

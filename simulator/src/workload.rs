@@ -55,6 +55,15 @@ pub struct Stage {
     pub layers: Vec<Layer>,
 }
 
+impl Stage {
+    /// Bytes of parameters that are there whole at once where replicas share them out: the largest layer's beside those of the next,
+    /// or all where layers are not known.
+    pub fn gathered(&self) -> u64 {
+        let largest = self.layers.iter().map(|layer| layer.gradients).max();
+        largest.map_or(self.memory.parameters, |bytes| self.memory.parameters.min(bytes.saturating_mul(2)))
+    }
+}
+
 /// A layer's part of its stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layer {

@@ -60,6 +60,28 @@ impl Builder<'_> {
         waits.push((gather, 0));
     }
 
+    /// ZeRO-2 and FSDP: adds up a micro-batch's gradients and shares them out, beside what is computed next.
+    ///
+    /// Those of the last micro-batch before an update go in buckets with it.
+    pub(super) fn scatter_after(&mut self, program: usize, op: Op, pass: TaskId) {
+        if self.workload.sync.sharding < Sharding::Gradients {
+            return;
+        }
+        let stage = self.model_stage(op.stage);
+        let Some(team) = self.team(stage) else { return };
+        let bytes = self.workload.stages[stage].memory.gradients;
+        let parts =
+            collective::parts(Collective::ReduceScatter, self.workload.sync.algorithm, bytes, &team.group);
+        let work = Work::Scatter { op: Op { joined: false, ..op } };
+        let label = Label { program, stream: Stream::Collective, work };
+        // Gradients are there layer by layer: it begins with the pass and ends no earlier.
+        let kernels = self.kernels_of(pass);
+        let early = self.step.graph.duration(kernels).min(parts.total());
+        let early = i64::try_from(early).unwrap_or(i64::MAX);
+        let waits = if kernels == pass { (kernels, -early) } else { (pass, 0) };
+        self.collective(label, parts, &[program], &team, vec![waits]);
+    }
+
     /// Returns the kernels of a pass, which stand before its all-reduces.
     pub(super) fn kernels_of(&self, pass: TaskId) -> TaskId {
         let inside = matches!(self.step.labels[pass as usize].work, Work::AllReduce { .. });

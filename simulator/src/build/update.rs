@@ -61,6 +61,9 @@ impl Builder<'_> {
         let round = &mut self.rounds[program];
         round.done += 1;
         round.waits = round.done == round.share;
+        if !round.waits {
+            self.scatter_after(program, op, task);
+        }
         let is_serial = self.is_serial();
         if is_serial {
             self.send_ties(program, stage, op);

@@ -107,6 +107,7 @@ pub(super) fn of_plan(plan: &Plan, simulated: &Simulated) -> Timeline {
                 Work::Compute { op, .. }
                 | Work::Transfer { op, .. }
                 | Work::Copy { op, .. }
+                | Work::Scatter { op }
                 | Work::AllReduce { op, .. } => Some(op),
                 Work::Gather { op, .. } => op,
                 Work::Reduce { .. } | Work::Optimizer => None,

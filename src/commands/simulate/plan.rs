@@ -269,6 +269,7 @@ pub(super) fn describe(work: &Work) -> (String, SpanKind) {
         Work::Reduce { stage, message, .. } => (format!("gradients {stage}.{message}"), SpanKind::Collective),
         Work::AllReduce { op, count, .. } => (format!("{op} all-reduce ×{count}"), SpanKind::Collective),
         Work::Gather { stage, .. } => (format!("parameters {stage}"), SpanKind::Collective),
+        Work::Scatter { op } => (format!("{op} gradients"), SpanKind::Collective),
         Work::Copy { op, bytes } => (format!("{op} ({})", Bytes(*bytes)), SpanKind::Copy),
         Work::Optimizer => ("optimizer".to_string(), SpanKind::Optimizer),
     }

@@ -1,0 +1,139 @@
+//! Plans whose replicas share out what each would keep whole: optimizer state, gradients, parameters.
+//!
+//! ZeRO's levels (Rajbhandari et al., SC 2020, arXiv:1910.02054); the last is PyTorch's FSDP. Level by level, what shares out least
+//! first, strategies with replicas are planned again with less memory a stage and more traffic. Each level sends what the one before
+//! sends, and more, so the first that leaves memory no part in the decision ends the search. Cost: that of the strategies' own
+//! searches, once a level.
+
+use schema::ShardingLevel;
+
+use crate::{
+    MicroBatches, PlanError, Planned, Problem, Solution, Strategy,
+    batches::ENOUGH,
+    simulated::state_memory,
+    strategy::{Goal, candidates, each, solve},
+    ways::Ways,
+};
+
+/// Strategies with replicas that train as one device does.
+const REPLICATED: [Strategy; 2] = [Strategy::DataParallel, Strategy::Hybrid];
+
+/// Returns the plans of a problem, or better ones in which replicas share out as much as the training allows.
+///
+/// The problem is left with the level, and the number of micro-batches, that the best plan has.
+pub(crate) fn or_better(
+    problem: &mut Problem,
+    asked: Option<Strategy>,
+    whole: Result<Planned, PlanError>,
+) -> Result<Planned, PlanError> {
+    let (own, most) = (problem.training.sharding, problem.training.sharding_up_to);
+    let mut planned = whole;
+    for level in ShardingLevel::ALL.into_iter().filter(|level| *level > own && *level <= most) {
+        let mut shared = problem.clone();
+        shared.training.sharding = level;
+        shared.training.sharding_up_to = level;
+        let fastest = planned.as_ref().ok().map(|planned| &planned.best);
+        if let Some(fastest) = fastest {
+            shared.training.micro_batches = MicroBatches::About(fastest.micro_batches);
+        }
+        let (found, least) = at_level(&mut shared, asked, fastest);
+        let is_better = |best: &Solution| {
+            let limit = planned.as_ref().map_or(f64::INFINITY, |planned| planned.best.seconds_each());
+            best.seconds_each() < limit
+        };
+        match found {
+            Some((best, ways)) if is_better(&best) => {
+                problem.clone_from(&shared);
+                planned = Ok(in_place_of(planned.ok(), best, ways));
+            }
+            Some((other, _)) => planned.iter_mut().for_each(|planned| planned.others.push(other.clone())),
+            None => {}
+        }
+        if let Ok(planned) = &mut planned {
+            planned.best.bound_by(least);
+            // More sharing brings nothing but traffic.
+            if holds_whole(&shared) {
+                break;
+            }
+        }
+    }
+    if let Ok(planned) = &mut planned {
+        planned.others.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
+    }
+    planned
+}
+
+/// Tells whether each device has room for the whole model where all of them are its replicas, and so for any stage of it.
+fn holds_whole(problem: &Problem) -> bool {
+    let n_devices = problem.machine.devices.len();
+    // One more copy for gradients on their way.
+    let parameters = problem.parameters() * (1.0 + problem.training.copies(n_devices));
+    let activations: f64 = problem.blocks.iter().map(|block| block.activations.0 as f64).sum();
+    let workspace = problem.blocks.iter().map(|block| block.workspace.0 as f64).fold(0.0, f64::max);
+    let needed = parameters + activations + workspace;
+    problem.machine.devices.iter().all(|device| needed <= device.memory.0 as f64)
+}
+
+/// Puts a plan before those that it beats.
+fn in_place_of(beaten: Option<Planned>, best: Solution, ways: Ways) -> Planned {
+    let Some(Planned { best: second, mut others, failed, mut tried, .. }) = beaten else {
+        return Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), ways };
+    };
+    let bound = second.lower_bound / each(&second);
+    let mut best = best;
+    best.bound_by(bound);
+    let failed = failed.into_iter().filter(|(strategy, _)| strategy.name() != best.strategy).collect();
+    let seconds = best.seconds_each();
+    let is_own = |count: u32| count == best.micro_batches;
+    tried.iter_mut().filter(|one| is_own(one.micro_batches)).for_each(|one| one.seconds_each = seconds);
+    others.insert(0, second);
+    Planned { best, others, failed, tried, ways }
+}
+
+/// Finds the best plan in which replicas share out what the training says, and the seconds for each micro-batch that none beats.
+///
+/// Where there is a plan already, only what is faster is looked for. The fewest micro-batches are taken that come near the best.
+fn at_level(
+    problem: &mut Problem,
+    asked: Option<Strategy>,
+    known: Option<&Solution>,
+) -> (Option<(Solution, Ways)>, f64) {
+    let ways = Ways::of(problem);
+    let n_devices = problem.machine.devices.len() as u32;
+    let is_free = problem.training.micro_batches == MicroBatches::Enough;
+    let counts = if is_free { vec![1, 2, 4, 8] } else { vec![0] };
+    let strategies: Vec<Strategy> = match asked {
+        Some(asked) => REPLICATED.into_iter().filter(|strategy| *strategy == asked).collect(),
+        None => candidates(problem).filter(|strategy| REPLICATED.contains(strategy)).collect(),
+    };
+    let mut found: Vec<Solution> = Vec::new();
+    let mut least = f64::INFINITY;
+    for factor in counts {
+        if is_free {
+            problem.training.micro_batches = MicroBatches::About(factor * n_devices);
+        }
+        let mut best: Option<Solution> = None;
+        for &strategy in &strategies {
+            let limit = best.as_ref().or(known).map(Solution::seconds_each);
+            match solve(problem, &ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
+                Ok(plan) => {
+                    least = least.min(plan.lower_bound / each(&plan));
+                    if limit.is_none_or(|limit| plan.seconds_each() < limit) {
+                        best = Some(plan);
+                    }
+                }
+                Err((_, bound)) => least = least.min(bound),
+            }
+        }
+        found.extend(best);
+    }
+    let fastest = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
+    let Some(mut plan) = found.into_iter().find(|plan| plan.seconds_each() <= ENOUGH * fastest) else {
+        return (None, least);
+    };
+    if is_free {
+        problem.training.micro_batches = MicroBatches::About(plan.micro_batches);
+    }
+    state_memory(problem, &mut plan);
+    (Some((plan, ways)), least)
+}
