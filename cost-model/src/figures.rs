@@ -80,6 +80,7 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     ];
     Some(DeviceType {
         memory: Bytes(memory),
+        reserve: None,
         memory_bandwidth: BytesPerSecond(bandwidth),
         peak,
         host_bandwidth: None,

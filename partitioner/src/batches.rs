@@ -72,8 +72,8 @@ fn plan_batches(
     }
     let mut found: Vec<Solution> = Vec::new();
     let mut error = None;
-    for factor in [1, 2, 4, 8] {
-        problem.training.micro_batches = MicroBatches::About((factor * n_devices) as u32);
+    for count in counts(problem) {
+        problem.training.micro_batches = MicroBatches::About(count);
         // What was the best of fewer micro-batches is likely to be hard to beat.
         let first = found.last().and_then(|last| Strategy::from_name(last.strategy));
         match best(problem, first) {
@@ -127,10 +127,18 @@ fn plan_batches(
         }
         (None, error) => {
             // What would do is asked for the fewest: they need the least memory.
-            problem.training.micro_batches = MicroBatches::About(n_devices as u32);
+            problem.training.micro_batches = MicroBatches::About(counts(problem)[0]);
             Err(error.expect("each number of micro-batches has a plan or none"))
         }
     }
+}
+
+/// Numbers of micro-batches to try: one, two, four or eight for each device, but no more than a step may have.
+pub(crate) fn counts(problem: &Problem) -> Vec<u32> {
+    let (n_devices, most) = (problem.machine.devices.len() as u32, problem.training.most_micro_batches);
+    let mut counts: Vec<u32> = [1, 2, 4, 8].map(|factor| (factor * n_devices).min(most)).to_vec();
+    counts.dedup();
+    counts
 }
 
 /// Tells whether memory keeps a plan far from what its devices could do together.

@@ -49,9 +49,8 @@ impl Grid {
     /// # Errors
     /// When exactly so many were asked for as replicas cannot share evenly or the schedule does not take.
     fn micro_batches(self, problem: &Problem, strategy: Strategy) -> Result<usize, PlanError> {
-        let training = problem.training.micro_batches;
-        let wanted = training.wanted(&problem.machine) as usize;
-        let is_exact = matches!(training, MicroBatches::Exactly(_));
+        let wanted = problem.training.wanted(&problem.machine) as usize;
+        let is_exact = matches!(problem.training.micro_batches, MicroBatches::Exactly(_));
         let refused = |reason: String| PlanError::Schedule { strategy: strategy.name(), reason };
         if is_exact && !wanted.is_multiple_of(self.replicas) {
             let replicas = self.replicas;

@@ -77,6 +77,7 @@ pub use plan_file::{CheckError, check_plan, to_plan};
 pub use problem::{
     Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,
 };
+pub use sharded::beyond;
 pub use solution::{Objective, Solution, SolutionStage};
 pub use stage::{BoundBy, InFlight, Neighbours, Rules, Run, StageScore};
 pub use strategy::{PlanError, STRATEGIES, Strategy, fits, plan_auto, plan_with};

@@ -143,12 +143,11 @@ fn choices(problem: &Problem) -> Vec<Vec<u8>> {
 
 /// Micro-batches of a step under a form; none where they cannot be shared.
 fn micro_batches(problem: &Problem, form: &Form) -> Option<u32> {
-    let training = problem.training.micro_batches;
-    let wanted = training.wanted(&problem.machine);
+    let wanted = problem.training.wanted(&problem.machine);
     if form.schedule == Schedule::PipeDream {
         return Some(wanted);
     }
-    let is_exact = matches!(training, MicroBatches::Exactly(_));
+    let is_exact = matches!(problem.training.micro_batches, MicroBatches::Exactly(_));
     let replicas = form.replicas[0] as u32;
     let mut each = wanted.div_ceil(replicas);
     let shape = |micro_batches| Shape {

@@ -37,7 +37,7 @@ pub(crate) fn pipedream(problem: &Problem, ways: &Ways, goal: Goal) -> InOrder {
     let solution = |stages: Vec<SolutionStage>| Solution {
         strategy: Strategy::PipeDream.name(),
         schedule: Schedule::PipeDream.name(),
-        micro_batches: problem.training.micro_batches.wanted(&problem.machine),
+        micro_batches: problem.training.wanted(&problem.machine),
         objective: Objective::Period(slowest(&stages)),
         stages,
         execution: Execution::default(),

@@ -124,6 +124,8 @@ pub struct MachineLevel {
 pub struct Training {
     /// Micro-batches in a step.
     pub micro_batches: MicroBatches,
+    /// The most of them, where the planner chooses how many: one for each replica there may be.
+    pub most_micro_batches: u32,
     /// Stages in a row, each on devices of its own; chosen by the planner when absent.
     pub stages: Option<u32>,
     /// Bytes of gradient for each byte of parameters.
@@ -152,17 +154,18 @@ pub enum MicroBatches {
     Exactly(u32),
 }
 
-impl MicroBatches {
-    /// Returns how many are wanted on a machine.
-    pub fn wanted(self, machine: &Machine) -> u32 {
-        match self {
-            Self::Enough => (4 * machine.devices.len() as u32).clamp(4, 4096),
-            Self::About(count) | Self::Exactly(count) => count,
+impl Training {
+    /// Returns how many micro-batches are wanted on a machine.
+    pub fn wanted(&self, machine: &Machine) -> u32 {
+        match self.micro_batches {
+            MicroBatches::Enough => {
+                let some = (4 * machine.devices.len() as u32).clamp(4, 4096);
+                some.min(self.most_micro_batches)
+            }
+            MicroBatches::About(count) | MicroBatches::Exactly(count) => count,
         }
     }
-}
 
-impl Training {
     /// Bytes that the optimizer's step touches for each byte of parameters: it reads them, their gradients and its state, and
     /// writes parameters and state.
     pub(crate) fn touched(&self) -> f64 {
@@ -185,6 +188,7 @@ impl Default for Training {
     fn default() -> Self {
         Self {
             micro_batches: MicroBatches::Enough,
+            most_micro_batches: u32::MAX,
             stages: None,
             gradient_factor: 1.0,
             optimizer_factor: 2.0,
@@ -369,7 +373,7 @@ impl Machine {
             Some(MachineDevice {
                 name: device.name.clone(),
                 speed: type_.speed.unwrap_or(1.0),
-                memory: type_.memory,
+                memory: type_.usable(),
                 memory_bandwidth: type_.memory_bandwidth,
                 host_bandwidth: type_.host_bandwidth.unwrap_or(HOST_BANDWIDTH),
                 place: device.place.clone(),

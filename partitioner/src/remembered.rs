@@ -63,8 +63,12 @@ impl Remembered {
         let Sharing::Equal { stages, replicas, .. } = sharing else {
             return best_pipeline(scorer, sharing, bound);
         };
-        let training =
-            Training { micro_batches: MicroBatches::Enough, stages: None, ..scorer.problem.training };
+        let training = Training {
+            micro_batches: MicroBatches::Enough,
+            most_micro_batches: u32::MAX,
+            stages: None,
+            ..scorer.problem.training
+        };
         let machine = scorer.problem.machine.clone();
         let neighbours = scorer.rules.neighbours;
         let question = Question { machine, training, sharing, neighbours, memory: None };

@@ -9,7 +9,7 @@ use schema::ShardingLevel;
 
 use crate::{
     MicroBatches, PlanError, Planned, Problem, Solution, Strategy,
-    batches::ENOUGH,
+    batches::{ENOUGH, counts},
     simulated::state_memory,
     strategy::{Goal, candidates, each, solve},
     ways::Ways,
@@ -63,6 +63,24 @@ pub(crate) fn or_better(
     planned
 }
 
+/// Finds faster plans in which replicas share out more than the training allows: the best of each level that beats those before.
+pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> Vec<Solution> {
+    let mut found: Vec<Solution> = Vec::new();
+    for level in ShardingLevel::ALL.into_iter().filter(|level| *level > problem.training.sharding_up_to) {
+        let mut shared = problem.clone();
+        (shared.training.sharding, shared.training.sharding_up_to) = (level, level);
+        shared.training.micro_batches = MicroBatches::About(planned.best.micro_batches);
+        let fastest = found.last().unwrap_or(&planned.best);
+        if let (Some((best, _)), _) = at_level(&mut shared, asked, Some(fastest)) {
+            found.push(best);
+        }
+        if holds_whole(&shared) {
+            break;
+        }
+    }
+    found
+}
+
 /// Tells whether each device has room for the whole model where all of them are its replicas, and so for any stage of it.
 fn holds_whole(problem: &Problem) -> bool {
     let n_devices = problem.machine.devices.len();
@@ -99,19 +117,20 @@ fn at_level(
     known: Option<&Solution>,
 ) -> (Option<(Solution, Ways)>, f64) {
     let ways = Ways::of(problem);
-    let n_devices = problem.machine.devices.len() as u32;
     let is_free = problem.training.micro_batches == MicroBatches::Enough;
-    let counts = if is_free { vec![1, 2, 4, 8] } else { vec![0] };
+    let counts = if is_free {
+        counts(problem).into_iter().map(MicroBatches::About).collect()
+    } else {
+        vec![problem.training.micro_batches]
+    };
     let strategies: Vec<Strategy> = match asked {
         Some(asked) => REPLICATED.into_iter().filter(|strategy| *strategy == asked).collect(),
         None => candidates(problem).filter(|strategy| REPLICATED.contains(strategy)).collect(),
     };
     let mut found: Vec<Solution> = Vec::new();
     let mut least = f64::INFINITY;
-    for factor in counts {
-        if is_free {
-            problem.training.micro_batches = MicroBatches::About(factor * n_devices);
-        }
+    for count in counts {
+        problem.training.micro_batches = count;
         let mut best: Option<Solution> = None;
         for &strategy in &strategies {
             let limit = best.as_ref().or(known).map(Solution::seconds_each);

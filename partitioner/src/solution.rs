@@ -86,6 +86,14 @@ impl Solution {
         })
     }
 
+    /// Returns the strategy's name, and what replicas share out.
+    pub fn title(&self) -> String {
+        match self.sharding() {
+            ShardingLevel::None => self.strategy.to_string(),
+            level => format!("{} + {}", self.strategy, level.name()),
+        }
+    }
+
     /// Returns what replicas share out.
     pub fn sharding(&self) -> ShardingLevel {
         self.execution.sharding.unwrap_or_default()

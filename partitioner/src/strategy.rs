@@ -88,13 +88,14 @@ impl Strategy {
         }
     }
 
-    /// Returns the strategy with this name.
+    /// Returns the strategy with this name, or with one that it goes by elsewhere, in any case.
     pub fn from_name(name: &str) -> Option<Self> {
-        let name = match name {
-            "pipedream-flush" => "1f1b",
+        let name = name.to_ascii_lowercase();
+        let name = match name.as_str() {
+            "pipedream-flush" | "pp" | "pipeline" => "1f1b",
             "single" => "one-device",
             "model-parallel" => "layer",
-            "dp" => "data-parallel",
+            "dp" | "ddp" | "fsdp" | "zero1" | "zero2" | "zero3" => "data-parallel",
             "zb" | "zb-h1" => "zero-bubble",
             other => other,
         };

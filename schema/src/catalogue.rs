@@ -10,7 +10,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceType, YamlError, from_yaml};
+use crate::{Bytes, DeviceType, YamlError, from_yaml};
 
 /// Newest version of the device file that is understood.
 const VERSION: u32 = 1;
@@ -26,6 +26,9 @@ pub struct DeviceFile {
     pub kind: String,
     /// 1.
     pub version: u32,
+    /// Share of the memory that no tensor gets, of devices that do not say it themselves; nothing when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<f64>,
     /// Devices by name.
     pub devices: IndexMap<String, DeviceType>,
 }
@@ -42,6 +45,9 @@ pub enum DeviceFileError {
     /// Written for a later release.
     #[error("device file version {0} is not known, the newest known is {VERSION}")]
     Version(u32),
+    /// A share that leaves no memory, or more than there is.
+    #[error("`reserve` is {0}; it must be a share of the memory, at least 0 and less than 1")]
+    Reserve(f64),
     /// A figure that no device has.
     #[error("device `{device}`: {field} must be a positive number, {start:e} to {end:e}", start = FIGURES.start(), end = FIGURES.end())]
     Figure {
@@ -74,15 +80,20 @@ pub fn catalogue() -> &'static IndexMap<String, DeviceType> {
 /// # Errors
 /// When it is no such file, or a figure is zero, negative or not finite.
 pub fn read_devices(text: &str) -> Result<IndexMap<String, DeviceType>, DeviceFileError> {
-    let file: DeviceFile = from_yaml(text)?;
+    let mut file: DeviceFile = from_yaml(text)?;
     if file.kind != "devices" {
         return Err(DeviceFileError::Kind(file.kind));
     }
     if file.version != VERSION {
         return Err(DeviceFileError::Version(file.version));
     }
-    for (name, device) in &file.devices {
+    if let Some(share) = file.reserve.filter(|share| !(0.0..1.0).contains(share)) {
+        return Err(DeviceFileError::Reserve(share));
+    }
+    for (name, device) in &mut file.devices {
         check_figures(name, device)?;
+        let share = file.reserve.map(|share| Bytes((device.memory.0 as f64 * share) as u64));
+        device.reserve = device.reserve.or(share);
     }
     Ok(file.devices)
 }
@@ -91,6 +102,8 @@ pub fn read_devices(text: &str) -> Result<IndexMap<String, DeviceType>, DeviceFi
 pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), DeviceFileError> {
     let figures = [
         ("memory", Some(device.memory.0 as f64)),
+        // Something is left.
+        ("memory beside its reserve", device.reserve.map(|_| device.usable().0 as f64)),
         ("memory_bandwidth", Some(device.memory_bandwidth.0)),
         ("host_bandwidth", device.host_bandwidth.map(|rate| rate.0)),
         ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),

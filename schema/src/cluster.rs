@@ -36,6 +36,9 @@ pub struct Cluster {
 pub struct DeviceType {
     /// Memory that a process can use.
     pub memory: Bytes,
+    /// What of it no tensor gets: kernels, buffers of collectives, what the allocator cannot fill. Nothing when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<Bytes>,
     /// Memory bandwidth.
     pub memory_bandwidth: BytesPerSecond,
     /// Peak rates by data type: `float32`, `tf32`, `bfloat16`, `float16`, `float8`.
@@ -77,6 +80,13 @@ pub struct DeviceType {
     /// Where a figure comes from, by field.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub sources: IndexMap<String, String>,
+}
+
+impl DeviceType {
+    /// Returns the memory that tensors may fill.
+    pub fn usable(&self) -> Bytes {
+        Bytes(self.memory.0.saturating_sub(self.reserve.unwrap_or_default().0))
+    }
 }
 
 /// One device.

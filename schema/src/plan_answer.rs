@@ -3,10 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, MicroBatchesTried, TimesFrom};
+use crate::{Band, Bytes, MemoryPart, MicroBatchesTried, TimesFrom};
 
 /// The answer of `plan`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanAnswer {
     /// Version of this answer.
     pub schema_version: u32,
@@ -14,6 +14,9 @@ pub struct PlanAnswer {
     pub model: String,
     /// Strategy that made the plan.
     pub strategy: String,
+    /// What replicas share out, where there are any and they do: `zero1`, `zero2` or `zero3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharding: Option<String>,
     /// Schedule it runs under.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
@@ -23,6 +26,19 @@ pub struct PlanAnswer {
     /// Samples in a step, where the model's inputs tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
+    /// Samples a second, where the model's inputs tell how many a micro-batch has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples_per_second: Option<f64>,
+    /// Tokens a second, where the model takes rows of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<f64>,
+    /// Model FLOPs utilisation: the model's own operations in a second, what is computed again left out, as a share of the peak of
+    /// the devices that are used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// What keeps a step from being larger, where the planner chose its size and this was the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_limit: Option<String>,
     /// Seconds for each micro-batch in steady state; in the file's own unit for dnn-partitioning workloads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_seconds: Option<f64>,
@@ -78,7 +94,7 @@ impl PlanAnswer {
 }
 
 /// One stage.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StageAnswer {
     /// Blocks by path.
     pub blocks: Vec<String>,
@@ -96,6 +112,18 @@ pub struct StageAnswer {
     pub transfer_seconds: f64,
     /// Bytes at the peak, on each device.
     pub memory_bytes: u64,
+    /// What the peak on its fullest device consists of, largest first, where the step is simulated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_parts: Vec<MemoryPart>,
+    /// Bytes of its devices' memory that tensors may fill, and all that there is, of the smallest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_usable: Option<Bytes>,
+    /// See `memory_usable`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<Bytes>,
+    /// Bytes of one micro-batch that go on to the next stage; gradients go back the same way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sends: Option<Bytes>,
     /// `compute`, `sync`, `transfer` or `memory`.
     pub bound_by: String,
     /// Blocks that are computed again in the backward pass.
@@ -111,6 +139,9 @@ pub struct StageAnswer {
 pub struct RunnerUp {
     /// Its strategy.
     pub strategy: String,
+    /// What its replicas share out, as in the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharding: Option<String>,
     /// Seconds for each micro-batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
@@ -129,6 +160,9 @@ pub struct RunnerUp {
     /// Bytes at the peak of its fullest device's stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// What `emit` does not write of it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_written: Option<String>,
     /// Why there is no such plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fails: Option<String>,

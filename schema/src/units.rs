@@ -79,6 +79,35 @@ impl Div<f64> for Seconds {
     }
 }
 
+impl Bytes {
+    /// Reads a size as people write it: `2GiB`, `500 MB`, `1024`.
+    ///
+    /// # Errors
+    /// Says what a size looks like.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let (number, unit) =
+            text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+        let unit = match unit.to_ascii_lowercase().as_str() {
+            "" | "b" => 1.0,
+            "kb" => 1e3,
+            "mb" => 1e6,
+            "gb" => 1e9,
+            "tb" => 1e12,
+            "kib" | "k" => 1024.0,
+            "mib" | "m" => 1024.0_f64.powi(2),
+            "gib" | "g" => 1024.0_f64.powi(3),
+            "tib" | "t" => 1024.0_f64.powi(4),
+            _ => f64::NAN,
+        };
+        let bytes = number.trim().parse::<f64>().map(|number| number * unit);
+        match bytes.ok().filter(|bytes| (0.0..1e18).contains(bytes)) {
+            Some(bytes) => Ok(Self(bytes as u64)),
+            None => Err(format!("`{text}` is no size: write 2GiB, 500MB or 1024")),
+        }
+    }
+}
+
 impl Mul<u64> for Bytes {
     type Output = Self;
     fn mul(self, factor: u64) -> Self {

@@ -13,6 +13,7 @@ mod model;
 mod no_plan;
 mod refine;
 mod request;
+mod step_size;
 mod why;
 mod workload;
 

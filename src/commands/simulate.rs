@@ -202,13 +202,17 @@ pub(super) fn step(name: &str, plan: &schema::Plan) -> Result<Step, Failure> {
     plan::step(name, plan)
 }
 
-/// Returns the share of the devices' time that a plan leaves idle.
-pub(super) fn bubble(plan: &schema::Plan) -> Result<f64, Failure> {
+/// Names the uses of memory, largest first.
+pub(super) fn memory_parts(bytes: &[u64; 7]) -> Vec<schema::MemoryPart> {
+    plan::memory_parts(bytes)
+}
+
+/// Simulates a plan as it stands.
+pub(super) fn timeline(plan: &schema::Plan) -> Result<simulator::Timeline, Failure> {
     let failure = |error: &dyn std::fmt::Display| Failure::input(error.to_string());
     let step =
         simulator::from_plan(plan, &simulator::PlanOptions::default()).map_err(|error| failure(&error))?;
-    let timeline = simulator::simulate(&step.workload, &step.order, &step.machine);
-    Ok(timeline.map_err(|error| failure(&error))?.bubble())
+    simulator::simulate(&step.workload, &step.order, &step.machine).map_err(|error| failure(&error))
 }
 
 /// An order that cannot be made: the schedules are listed where the name was wrong.

@@ -167,9 +167,10 @@ impl Split {
     /// Plans, simulates and compares.
     fn find(&self, workspace: &Workspace, request: &PlanRequest) -> Result<Found, Failure> {
         let (asked, solved) = plan::planned(Subject::Model(workspace), request)?;
-        let plan = asked.file(&solved.best);
+        let file = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);
-        let answer = asked.answer(request, Some(&solved.ways), &solved.best, beside, &plan);
+        let answer = asked.answer(request, Some(&solved.ways), &solved.best, beside, &file);
+        let plan = file.plan;
         let name = workspace.file.stem();
         let (simulated, timeline) = simulate::simulated(&name, &plan)?;
         let every = self.explain || self.format == Format::Json;
@@ -187,7 +188,7 @@ impl Split {
             compared,
             why,
             tried: solved.tried,
-            batch: asked.batch,
+            batch: asked.samples(),
             is_training: program.archive.is_none() || codegen::was_training(program),
         })
     }
@@ -254,5 +255,5 @@ fn one_device(plan: &Plan) -> Option<f64> {
     // Parameters, their gradients and optimizer state stay; activations of one micro-batch at a time.
     let memory: u64 = costs.map(|c| 2 * c.parameters.0 + c.optimizer.0 + c.activations.0).sum();
     let type_ = plan.cluster.types.get(&plan.cluster.devices.first()?.type_)?;
-    (memory <= type_.memory.0).then_some(each * f64::from(plan.micro_batches))
+    (memory <= type_.usable().0).then_some(each * f64::from(plan.micro_batches))
 }

@@ -34,7 +34,7 @@ pub(super) fn machine(
         let base = Device::default();
         devices.push(Device {
             speed,
-            memory: Some(type_.memory.0),
+            memory: Some(type_.usable().0),
             host_bandwidth: host.transpose()?.unwrap_or(base.host_bandwidth),
             host_overhead: overhead,
             place: device.place.clone(),

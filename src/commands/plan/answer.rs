@@ -132,12 +132,13 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         format!("times: {}{times}\n", band.unwrap_or_default())
     });
     let times = times.unwrap_or_default();
+    let rates = rates(answer);
     let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
     let made_by = if unit == Unit::MicroBatch { "strategy" } else { "objective" };
     format!(
-        "{}: {objective}{bubble}, {proof}{looked_at}\n{made_by} {}{schedule}\n{chosen}{times}\n{}\n\n{}\n",
+        "{}: {objective}{bubble}, {proof}{looked_at}\n{made_by} {}{schedule}\n{rates}{chosen}{times}\n{}\n\n{}\n",
         answer.model,
-        answer.strategy,
+        titled(&answer.strategy, answer.sharding.as_deref()),
         table.join("\n"),
         wrapped(why, 100)
     )
@@ -152,10 +153,44 @@ pub fn looked_at(answer: &PlanAnswer) -> Option<String> {
     })
 }
 
+/// A strategy's name, and what its replicas share out.
+pub fn titled(strategy: &str, sharding: Option<&str>) -> String {
+    sharding.map_or_else(|| strategy.to_string(), |level| format!("{strategy} + {level}"))
+}
+
+/// How much is trained in a second, and how much of the devices' peak that uses.
+fn rates(answer: &PlanAnswer) -> String {
+    let rate =
+        |value: Option<f64>, what: &str| value.map(|value| format!("{} {what} a second", rounded(value)));
+    let used = answer.mfu.map(|share| format!("{:.0} % of the devices' peak (MFU)", 100.0 * share));
+    let said = [rate(answer.samples_per_second, "samples"), rate(answer.tokens_per_second, "tokens"), used];
+    let said: Vec<String> = said.into_iter().flatten().collect();
+    if said.is_empty() { String::new() } else { format!("{}\n", said.join(", ")) }
+}
+
+/// Three digits, and commas between thousands.
+fn rounded(value: f64) -> String {
+    if value < 1000.0 {
+        let digits = (2 - value.max(1e-9).log10().floor() as i32).clamp(0, 9) as usize;
+        return format!("{value:.digits$}");
+    }
+    let unit = 10_f64.powi(value.log10().floor() as i32 - 2);
+    let digits = format!("{:.0}", (value / unit).round() * unit);
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// What other numbers of micro-batches would have given.
 fn chosen(answer: &PlanAnswer) -> String {
+    let limit = answer.step_limit.as_ref().map(|limit| format!("{limit}\n")).unwrap_or_default();
     let Some(own) = answer.micro_batches.filter(|_| answer.micro_batches_tried.len() > 1) else {
-        return String::new();
+        return limit;
     };
     let tried: Vec<String> = answer
         .micro_batches_tried
@@ -169,7 +204,7 @@ fn chosen(answer: &PlanAnswer) -> String {
         })
         .collect();
     format!(
-        "micro-batches tried, and the time of each; the fewest within {:.0} % of the best are taken (--batch sets the samples of a step): {}\n",
+        "micro-batches tried, and the time of each; the fewest within {:.0} % of the best are taken (--batch sets the samples of a step): {}\n{limit}",
         100.0 * (ENOUGH - 1.0),
         tried.join(", ")
     )
@@ -183,7 +218,7 @@ pub fn compared(answer: &PlanAnswer) -> String {
     let micro_batches = f64::from(answer.micro_batches.unwrap_or(1));
     let each = answer.period_seconds.or(answer.step_seconds.map(|step| step / micro_batches));
     table.add_row([
-        answer.strategy.clone(),
+        titled(&answer.strategy, answer.sharding.as_deref()),
         answer.schedule.clone().unwrap_or_default(),
         match answer.chunks() {
             1 => answer.stages.len().to_string(),
@@ -195,7 +230,7 @@ pub fn compared(answer: &PlanAnswer) -> String {
     ]);
     for other in answer.runners_up.iter().filter(|other| other.fails.is_none()) {
         table.add_row([
-            other.strategy.clone(),
+            titled(&other.strategy, other.sharding.as_deref()),
             other.schedule.clone().unwrap_or_default(),
             match (other.stages, other.chunks) {
                 (Some(parts), Some(chunks)) => format!("{} × {chunks}", parts / chunks),
@@ -213,9 +248,9 @@ pub fn compared(answer: &PlanAnswer) -> String {
     }
     let mut lines: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
     for other in &answer.runners_up {
-        if let Some(why) = &other.fails {
-            lines.push(format!(" {}: {why}", other.strategy));
-        }
+        let title = titled(&other.strategy, other.sharding.as_deref());
+        lines.extend(other.fails.iter().map(|why| format!(" {title}: {why}")));
+        lines.extend(other.not_written.iter().map(|what| format!(" {title}: not carried out yet: {what}")));
     }
     lines.join("\n")
 }

@@ -38,7 +38,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 19] = [
+    let arguments: [(&str, bool, &[Kind]); 20] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -50,6 +50,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--stages", asking.stages.is_some(), planned),
         ("--micro-batches", asking.micro_batches.is_some(), &[Traced, Profile, Piper]),
         ("--optimizer", asking.optimizer != Optimizer::default(), planned),
+        ("--sharding", asking.sharding.is_some(), planned),
         ("--no-recompute", asking.no_recompute, &[Traced, Profile, Piper]),
         ("--offload", asking.offload, planned),
         ("--no-overlap", plan.no_overlap, planned),
@@ -93,6 +94,7 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--batch", asking.batch.is_some()),
         ("--micro-batches", asking.micro_batches.is_some()),
         ("--stages", asking.stages.is_some()),
+        ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),
         ("--offload", asking.offload),
     ];

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use partitioner::{STRATEGIES, Strategy};
-use schema::Cluster;
+use schema::{Bytes, Cluster, ShardingLevel};
 
 use super::{PlanRequest, clusters};
 use crate::{cost_models::CostModels, failure::Failure, nearest::nearest};
@@ -36,8 +36,18 @@ pub struct PlanArguments {
     #[arg(long, value_name = "SHAPE")]
     pub input: Vec<String>,
     /// What the optimizer keeps beside each parameter
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t)]
     pub optimizer: Optimizer,
+    /// What replicas share out instead of keeping it each: none (DDP), zero1 (optimizer state), zero2 (gradients, too),
+    /// zero3 (parameters, too: FSDP) [default: what serves best of that which train.py carries out]
+    #[arg(long, value_name = "LEVEL", value_parser = sharding_level)]
+    pub sharding: Option<ShardingLevel>,
+    /// Share of each device's memory that tensors may fill [default: what its type leaves; 0.9 for those of the catalogue]
+    #[arg(long, value_name = "SHARE")]
+    pub memory_fraction: Option<f64>,
+    /// Memory of each device that no tensor gets, beside what --memory-fraction leaves: 2GiB, 500MB
+    #[arg(long, value_name = "BYTES", value_parser = Bytes::from_text)]
+    pub reserve: Option<Bytes>,
     /// Never compute activations again in the backward pass
     #[arg(long)]
     pub no_recompute: bool,
@@ -49,11 +59,17 @@ pub struct PlanArguments {
     pub cost_models: Vec<PathBuf>,
 }
 
+fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
+    let names = ShardingLevel::ALL.map(ShardingLevel::name).join(", ");
+    ShardingLevel::from_name(name).ok_or_else(|| format!("levels are {names}"))
+}
+
 /// What an optimizer keeps.
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Optimizer {
     /// Two numbers beside each parameter
     #[default]
+    #[value(alias = "adamw")]
     Adam,
     /// One number beside each parameter
     Momentum,
@@ -88,7 +104,7 @@ impl PlanArguments {
     /// Returns the strategy that was asked for; none to choose the best.
     pub fn strategy(&self) -> Result<Option<Strategy>, Failure> {
         let name = self.strategy.as_str();
-        if name == "auto" {
+        if name.eq_ignore_ascii_case("auto") {
             return Ok(None);
         }
         Strategy::from_name(name).map(Some).ok_or_else(|| {
@@ -99,6 +115,42 @@ impl PlanArguments {
         })
     }
 
+    /// Keeps as much of each device's memory clear as is asked for.
+    fn set_reserves(&self, cluster: &mut Cluster) -> Result<(), Failure> {
+        if let Some(share) = self.memory_fraction.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            return Err(Failure::input(format!(
+                "--memory-fraction is {share}; it must be above 0, and 1 at most"
+            )));
+        }
+        if self.memory_fraction.is_none() && self.reserve.is_none() {
+            return Ok(());
+        }
+        for (name, type_) in &mut cluster.types {
+            let by_share = self.memory_fraction.map(|share| (type_.memory.0 as f64 * (1.0 - share)) as u64);
+            let own = self.reserve.map_or(0, |bytes| bytes.0);
+            type_.reserve = Some(Bytes(by_share.unwrap_or(0).saturating_add(own)));
+            if type_.usable() == Bytes(0) {
+                let memory = type_.memory;
+                return Err(Failure::input(format!("{name} has {memory}; nothing is left for tensors")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what replicas are to share out: `--strategy fsdp` and its like say it, too.
+    fn sharding(&self) -> Result<Option<ShardingLevel>, Failure> {
+        let named = ShardingLevel::from_name(&self.strategy).filter(|level| *level != ShardingLevel::None);
+        match (self.sharding, named) {
+            (Some(level), Some(named)) if level != named => Err(Failure::input(format!(
+                "--strategy {} shares out {}, --sharding {}",
+                self.strategy,
+                named.name(),
+                level.name()
+            ))),
+            (level, named) => Ok(level.or(named)),
+        }
+    }
+
     /// Turns the arguments into what is asked of the planner; `other` knows the cluster where none is named.
     pub fn request(
         &self,
@@ -107,6 +159,8 @@ impl PlanArguments {
     ) -> Result<PlanRequest, Failure> {
         let cost_models = CostModels::read(&self.cost_models)?;
         let cluster = clusters::named(self.devices.as_deref(), self.cluster.as_deref(), &cost_models)?;
+        let mut cluster = cluster.map_or_else(other, Ok)?;
+        self.set_reserves(&mut cluster)?;
         Ok(PlanRequest {
             strategy,
             alternatives: strategy,
@@ -114,10 +168,11 @@ impl PlanArguments {
             batch: self.batch,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
+            sharding: self.sharding()?,
             recompute: !self.no_recompute,
             offload: self.offload,
             overlap: true,
-            cluster: cluster.map_or_else(other, Ok)?,
+            cluster,
             cluster_file: self.cluster.clone(),
             cost_models,
         })

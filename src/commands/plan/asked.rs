@@ -1,14 +1,14 @@
 //! What the planner is asked of a model on a cluster, and the answer to it.
 
-use graph::ModelGraph;
 use partitioner::{
     Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution, Strategy,
     Training, Ways, from_graph, to_plan, what_if,
 };
-use schema::{Cluster, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
+use schema::{Cluster, MemoryPart, ModelReference, PlanAnswer, RunnerUp, ShardingLevel, StageAnswer, WhatIf};
 use sha2::{Digest, Sha256};
+use simulator::Timeline;
 
-use super::{PlanRequest, Subject, answer, costs};
+use super::{PlanRequest, Subject, answer, costs, request::CARRIED_OUT, step_size::StepSize};
 use crate::{PROGRAM, commands::simulate, failure::Failure, files, model, workspace::Workspace};
 
 /// A model on a cluster, not yet taken apart into blocks.
@@ -19,18 +19,24 @@ pub(super) struct Question<'a> {
     training: Training,
     /// What operators take; none where a profile brings its own times.
     times: Option<costs::Times>,
-    /// Samples in one micro-batch, where the model tells.
-    batch: Option<u64>,
+    /// What one micro-batch is, where the model tells.
+    size: Option<StepSize>,
     /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
+}
+
+/// The plan that is written, and what each device's memory consists of at its peak, where the step was simulated.
+pub struct PlanFile {
+    /// The plan.
+    pub plan: schema::Plan,
+    memory: Vec<Vec<MemoryPart>>,
 }
 
 /// A model taken apart into blocks, on a cluster.
 pub struct Asked {
     /// What the planner is asked.
     pub problem: Problem,
-    /// Samples in one micro-batch, where the model tells.
-    pub batch: Option<u64>,
+    size: Option<StepSize>,
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
@@ -42,7 +48,7 @@ impl<'a> Question<'a> {
     /// Predicts the operators of a model.
     pub(super) fn new(request: &'a PlanRequest, subject: Subject<'a>) -> Result<Self, Failure> {
         let (mut training, mut machine) = (request.training(), request.machine());
-        let (times, digest, batch) = match subject {
+        let (times, digest, size) = match subject {
             Subject::Profile(..) if !request.cost_models.is_empty() => {
                 return Err(Failure::input(
                     "a profile graph brings its own times; --cost-model is for traced models",
@@ -54,14 +60,18 @@ impl<'a> Question<'a> {
             }
             Subject::Model(workspace) => {
                 let times = times(workspace, request, &mut machine)?;
-                (Some(times), workspace.file.digest().to_string(), batch(&workspace.graph))
+                (Some(times), workspace.file.digest().to_string(), Some(StepSize::of(workspace)))
             }
         };
-        if let Some(samples) = request.batch {
-            training.micro_batches = MicroBatches::Exactly(shared(samples, batch)?);
+        let samples = size.as_ref().and_then(|size| size.samples);
+        if let Some(batch) = request.batch {
+            training.micro_batches = MicroBatches::Exactly(shared(batch, samples)?);
+        }
+        if let Some((most, _)) = size.as_ref().and_then(StepSize::limit) {
+            training.most_micro_batches = most;
         }
         let model = ModelReference { name: subject.name(), digest };
-        Ok(Self { request, subject, machine, training, times, batch, model })
+        Ok(Self { request, subject, machine, training, times, size, model })
     }
 
     /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
@@ -103,7 +113,7 @@ impl<'a> Question<'a> {
             }
         };
         let (model, cluster) = (self.model.clone(), self.request.cluster.clone());
-        Asked { problem, batch: self.batch, model, cluster, uncertain, n_operators }
+        Asked { problem, size: self.size.clone(), model, cluster, uncertain, n_operators }
     }
 }
 
@@ -113,15 +123,26 @@ impl Asked {
         to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
     }
 
+    /// Returns the samples of one micro-batch, where the model tells.
+    pub fn samples(&self) -> Option<u64> {
+        self.size.as_ref()?.samples
+    }
+
     /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
-    pub fn file(&self, solution: &Solution) -> schema::Plan {
-        let mut file = self.plan(solution);
+    pub fn file(&self, solution: &Solution) -> PlanFile {
+        let mut plan = self.plan(solution);
         if let Some((ends, from)) = &self.uncertain {
-            ends.set_bands(&self.problem, &mut file);
-            file.predicted.times = Some(from.clone());
+            ends.set_bands(&self.problem, &mut plan);
+            plan.predicted.times = Some(from.clone());
         }
-        set_bubble(&mut file);
-        file
+        let timeline = simulated(&plan);
+        if let (Some(bubble), Some(timeline)) = (&mut plan.predicted.bubble, &timeline) {
+            *bubble = timeline.bubble();
+        }
+        let memory = timeline.map_or_else(Vec::new, |timeline| {
+            timeline.memory.iter().map(|memory| simulate::memory_parts(&memory.parts)).collect()
+        });
+        PlanFile { plan, memory }
     }
 
     /// Returns the answer about a solution: its stages, what came next, and what would help.
@@ -131,7 +152,7 @@ impl Asked {
         ways: Option<&Ways>,
         solution: &Solution,
         (others, failed): (&[Solution], &[(Strategy, PlanError)]),
-        file: &schema::Plan,
+        file: &PlanFile,
     ) -> PlanAnswer {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
@@ -140,27 +161,59 @@ impl Asked {
             _ => Vec::new(),
         };
         let mut answer = answer_of(&self.model.name, problem, solution, others, failed, &changes);
-        answer.samples = self.batch.map(|samples| samples * u64::from(solution.micro_batches));
-        answer.bubble = file.predicted.bubble;
+        let predicted = &file.plan.predicted;
+        answer.bubble = predicted.bubble;
         answer.operators = self.n_operators;
-        answer.band = file.predicted.band;
-        answer.times.clone_from(&file.predicted.times);
+        answer.band = predicted.band;
+        answer.times.clone_from(&predicted.times);
+        if let Some(size) = &self.size {
+            answer.samples = size.samples.map(|samples| samples * u64::from(solution.micro_batches));
+            let devices = solution.stages.iter().flat_map(|stage| solution.devices(stage));
+            let mut used: Vec<&str> =
+                devices.map(|device| problem.machine.devices[device].name.as_str()).collect();
+            used.sort_unstable();
+            used.dedup();
+            let rates = size.rates(solution.seconds_each(), &self.cluster, &used);
+            (answer.samples_per_second, answer.tokens_per_second, answer.mfu) = rates;
+            // Said where more of them would have been tried.
+            let is_free = request.micro_batches.is_none() && request.batch.is_none();
+            let wanted = 8 * problem.machine.devices.len() as u64;
+            let limit = size.limit().filter(|(most, _)| is_free && u64::from(*most) < wanted);
+            answer.step_limit = limit.map(|(_, why)| why);
+        }
+        for (index, stage) in answer.stages.iter_mut().enumerate() {
+            self.set_memory(stage, file);
+            let sent = file.plan.transfers.iter().find(|transfer| transfer.from as usize == index);
+            stage.sends = sent.map(|transfer| transfer.forward);
+        }
         answer
+    }
+
+    /// Says what the memory of a stage's fullest device is made of, and how much of it there is.
+    fn set_memory(&self, stage: &mut StageAnswer, file: &PlanFile) {
+        let own = || {
+            let devices = self.cluster.devices.iter().enumerate();
+            devices.filter(|(_, device)| stage.devices.contains(&device.name))
+        };
+        let types = own().filter_map(|(_, device)| self.cluster.types.get(&device.type_));
+        let smallest = types.min_by_key(|type_| type_.usable());
+        let parts = own().filter_map(|(index, _)| file.memory.get(index));
+        let sum = |parts: &&Vec<MemoryPart>| parts.iter().map(|part| part.bytes.0).sum::<u64>();
+        let fullest = parts.max_by_key(sum).cloned().unwrap_or_default();
+        let limits = smallest.map(|type_| (type_.usable(), type_.memory));
+        stage.memory_usable = limits.map(|limits| limits.0);
+        stage.memory_limit = limits.map(|limits| limits.1);
+        stage.memory_parts = fullest.into_iter().filter(|part| part.bytes.0 > 0).collect();
     }
 }
 
-/// Takes the simulator's word for the bubble, so that `plan`, `simulate` and `report` say the same of a plan.
+/// Simulates a plan, so that `plan`, `simulate` and `report` say the same of it.
 ///
-/// A step too large to be simulated in passing keeps the planner's own sum.
-fn set_bubble(plan: &mut schema::Plan) {
+/// A step too large to be simulated in passing keeps the planner's own sums.
+fn simulated(plan: &schema::Plan) -> Option<Timeline> {
     const MOST_OPERATIONS: usize = 300_000;
     let is_small = plan.stages.len() * plan.micro_batches as usize * 3 <= MOST_OPERATIONS;
-    if is_small
-        && plan.predicted.bubble.is_some()
-        && let Ok(bubble) = simulate::bubble(plan)
-    {
-        plan.predicted.bubble = Some(bubble);
-    }
+    if is_small { simulate::timeline(plan).ok() } else { None }
 }
 
 /// Predicts what operators take on the cluster's devices, and tells the machine how fast these are for the model.
@@ -200,12 +253,6 @@ fn times(
         }
     }
     Ok(times)
-}
-
-/// Samples in one micro-batch: the first size of the first input.
-fn batch(graph: &ModelGraph) -> Option<u64> {
-    let tensors = graph.values[graph.inputs.first()?.index()].fact.tensors();
-    *tensors.first()?.shape.as_ref()?.first()?
 }
 
 /// Returns the micro-batches of a batch of so many samples.
@@ -251,6 +298,7 @@ fn answer_of(
         bound_by: stage.score.bound_by.name().to_string(),
         recompute: stage.score.recompute.iter().flat_map(paths).collect(),
         offload: stage.score.offload.iter().flat_map(paths).collect(),
+        ..StageAnswer::default()
     });
     // Bytes of the fullest device.
     let fullest = |solution: &Solution| {
@@ -258,6 +306,8 @@ fn answer_of(
     };
     let others = others.iter().map(|other| RunnerUp {
         strategy: other.strategy.to_string(),
+        sharding: sharding(other),
+        not_written: not_written(other),
         seconds: Some(other.seconds_each()),
         loses: Some(more(other.seconds_each(), each)),
         schedule: Some(other.schedule.to_string()),
@@ -268,6 +318,8 @@ fn answer_of(
     });
     let failed = failed.iter().map(|(strategy, error)| RunnerUp {
         strategy: strategy.name().to_string(),
+        sharding: None,
+        not_written: None,
         seconds: None,
         loses: None,
         schedule: None,
@@ -287,20 +339,16 @@ fn answer_of(
         schema_version: answer::SCHEMA_VERSION,
         model: model.to_string(),
         strategy: solution.strategy.to_string(),
+        sharding: sharding(solution),
         schedule: Some(solution.schedule.to_string()),
         micro_batches: Some(solution.micro_batches),
-        samples: None,
         period_seconds: period,
         step_seconds: step,
-        data_parallel_seconds: None,
         lower_bound_seconds: solution.lower_bound,
         gap: solution.gap(),
         optimal: solution.is_optimal(),
         blocks: Some(problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
-        operators: None,
         bubble: solution.bubble,
-        band: None,
-        times: None,
         memory_bytes: Some(fullest(solution)),
         stages: stages.collect(),
         runners_up: others.chain(failed).collect(),
@@ -312,8 +360,18 @@ fn answer_of(
                 gains: more(each, change.seconds),
             })
             .collect(),
-        micro_batches_tried: Vec::new(),
+        ..PlanAnswer::default()
     }
+}
+
+/// Returns what replicas share out, where they do.
+fn sharding(solution: &Solution) -> Option<String> {
+    Some(solution.sharding()).filter(|level| *level != ShardingLevel::None).map(|level| level.name().into())
+}
+
+/// Returns what of a plan `emit` does not write.
+fn not_written(solution: &Solution) -> Option<String> {
+    (solution.sharding() > CARRIED_OUT).then(|| format!("{} by train.py", solution.sharding().name()))
 }
 
 /// Returns by which share something is more than another; a model without known work takes no time at all.

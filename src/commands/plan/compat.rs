@@ -62,8 +62,7 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
             transfer_seconds: stage.transfer,
             memory_bytes: (stage.parameters + stage.activations) as u64,
             bound_by: bound_by.to_string(),
-            recompute: Vec::new(),
-            offload: Vec::new(),
+            ..StageAnswer::default()
         }
     });
     PlanAnswer {
@@ -71,24 +70,13 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         model: plan.model_name(),
         strategy: "pipedream (as released)".to_string(),
         schedule: Some("pipedream".to_string()),
-        micro_batches: None,
-        samples: None,
         period_seconds: Some(found.period),
-        step_seconds: None,
         data_parallel_seconds: Some(found.data_parallel),
         lower_bound_seconds: found.lower_bound,
         gap: if found.lower_bound > 0.0 { found.period / found.lower_bound - 1.0 } else { 0.0 },
         optimal: found.compressed.is_none(),
-        blocks: None,
-        operators: None,
-        bubble: None,
-        band: None,
-        times: None,
-        memory_bytes: None,
         stages: stages.collect(),
-        runners_up: Vec::new(),
-        what_if: Vec::new(),
-        micro_batches_tried: Vec::new(),
+        ..PlanAnswer::default()
     }
 }
 

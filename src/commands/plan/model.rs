@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use partitioner::{CheckError, MicroBatches, PlanError, Planned, Problem, Solution, check_plan, plan_with};
+use partitioner::{
+    CheckError, MicroBatches, PlanError, Planned, Problem, Solution, beyond, check_plan, plan_with,
+};
 use schema::{PipedreamProfile, to_yaml};
 use tracer::Program;
 
@@ -116,12 +118,16 @@ fn run(
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }
+    if request.sharding.is_none() {
+        let more = beyond(&asked.problem, request.strategy, &solved);
+        solved.others.splice(0..0, more.into_iter().rev());
+    }
     let file = asked.file(&solved.best);
     let beside = (&solved.others[..], &solved.failed[..]);
     let mut answer = asked.answer(request, Some(&solved.ways), &solved.best, beside, &file);
     answer.micro_batches_tried = solved.tried;
     if let Some(path) = &plan.output {
-        files::write(path, to_yaml(&file).as_bytes())?;
+        files::write(path, to_yaml(&file.plan).as_bytes())?;
     }
     let why = why(&asked.problem, &solved.best, &answer);
     answer::print(plan, &answer, Unit::MicroBatch, &why, output)

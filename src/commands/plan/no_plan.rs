@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training};
-use schema::Bytes;
+use schema::{Bytes, ShardingLevel};
 
 use super::PlanRequest;
 use crate::failure::Failure;
@@ -104,21 +104,26 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
     };
     let enough = fewer.find(|&count| fits(&with(count)));
     changes.extend(enough.map(|count| format!("--micro-batches {count}")));
-    let mut option = |is_open: bool, words: &str, change: fn(&mut Training)| {
+    let mut option = |is_open: bool, words: &str, change: &dyn Fn(&mut Training)| {
         let mut changed = problem.clone();
         change(&mut changed.training);
-        if is_open && fits(&changed) {
+        let is_enough = is_open && fits(&changed);
+        if is_enough {
             changes.push(words.to_string());
         }
+        is_enough
     };
-    option(!training.recompute, "computing activations again (leave --no-recompute out)", |training| {
+    option(!training.recompute, "computing activations again (leave --no-recompute out)", &|training| {
         training.recompute = true;
     });
-    option(!training.offload, "--offload", |training| training.offload = true);
-    option(training.optimizer_factor > 1.0, "--optimizer momentum", |training| {
+    option(!training.offload, "--offload", &|training| training.offload = true);
+    ShardingLevel::ALL.into_iter().filter(|level| *level > training.sharding_up_to).find(|level| {
+        option(true, &format!("--sharding {}", level.name()), &|training| training.sharding = *level)
+    });
+    option(training.optimizer_factor > 1.0, "--optimizer momentum", &|training| {
         training.optimizer_factor = 1.0;
     });
-    option(training.optimizer_factor > 0.0, "--optimizer sgd", |training| training.optimizer_factor = 0.0);
+    option(training.optimizer_factor > 0.0, "--optimizer sgd", &|training| training.optimizer_factor = 0.0);
     changes
 }
 

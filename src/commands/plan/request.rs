@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 
 use partitioner::{Machine, MicroBatches, Strategy, Training};
-use schema::Cluster;
+use schema::{Cluster, ShardingLevel};
 
 use super::clusters::cluster_failure;
 use crate::{cost_models::CostModels, failure::Failure};
 
 /// The most micro-batches of a step that are planned: each of their passes is timed.
 const MICRO_BATCHES: u32 = 1_000_000;
+
+/// The most that replicas share out in the folders that `emit` writes.
+pub const CARRIED_OUT: ShardingLevel = ShardingLevel::None;
 
 /// A request for a plan.
 pub struct PlanRequest {
@@ -25,6 +28,8 @@ pub struct PlanRequest {
     pub micro_batches: Option<u32>,
     /// Bytes that the optimizer keeps beside each byte of parameters.
     pub optimizer_factor: f64,
+    /// What replicas share out; none for what serves best of that which `train.py` carries out.
+    pub sharding: Option<ShardingLevel>,
     /// Activations may be computed again.
     pub recompute: bool,
     /// Activations may wait in host memory.
@@ -60,6 +65,8 @@ impl PlanRequest {
             micro_batches: self.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
             stages: self.stages,
             optimizer_factor: self.optimizer_factor,
+            sharding: self.sharding.unwrap_or(ShardingLevel::None),
+            sharding_up_to: self.sharding.unwrap_or(CARRIED_OUT),
             recompute: self.recompute,
             offload: self.offload,
             ..Training::default()

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use partitioner::{Objective, Problem, Solution, SolutionStage, Strategy};
-use schema::{PlanAnswer, Seconds};
+use partitioner::{MachineDevice, Objective, Problem, Solution, SolutionStage, Strategy};
+use schema::{Bytes, PlanAnswer, Seconds};
+
+use super::answer::titled;
 
 /// The most stages whose blocks computed again are told one by one.
 const STAGES: usize = 4;
@@ -14,7 +16,7 @@ pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Strin
         slowest(problem, solution),
         ends(solution),
         thrown_away(solution),
-        Some(memory(problem, solution)),
+        Some(memory(problem, solution, answer)),
         unused(problem, solution),
         one_device(problem, solution, answer),
         others(answer),
@@ -103,17 +105,36 @@ fn thrown_away(solution: &Solution) -> Option<String> {
     (!told.is_empty()).then(|| format!("To fit, {}.", told.join(", ")))
 }
 
-/// How full the fullest device is, with all that stands on it.
-fn memory(problem: &Problem, solution: &Solution) -> String {
+/// How full the fullest device is, with all that stands on it, and what it holds.
+fn memory(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
     let devices = &problem.machine.devices;
     let held = solution.held(devices.len());
-    let share = held.iter().zip(devices).filter(|(held, _)| **held > 0.0);
-    let share = share.map(|(held, device)| held / device.memory.0 as f64).fold(0.0, f64::max);
+    let used = held.iter().zip(devices).filter(|(held, _)| **held > 0.0);
+    let share = |(held, device): (&f64, &MachineDevice)| held / device.memory.0 as f64;
+    let Some((held, device)) = used.max_by(|a, b| share(*a).total_cmp(&share(*b))) else {
+        return String::new();
+    };
+    let share = share((held, device));
+    let stage = answer.stages.iter().find(|stage| stage.devices.contains(&device.name));
+    let limits = stage.and_then(|stage| Some((stage.memory_usable?, stage.memory_limit?)));
+    let reserve = match limits {
+        Some((usable, limit)) if usable < limit => {
+            format!("; {} of its {limit} are kept clear for what is no tensor", limit - usable)
+        }
+        _ => String::new(),
+    };
     if share < 0.005 {
-        "The fullest device uses less than 1 % of its memory.".to_string()
-    } else {
-        format!("The fullest device uses {:.0} % of its memory.", share * 100.0)
+        return "The fullest device uses less than 1 % of its memory.".to_string();
     }
+    let parts = stage.map_or(&[][..], |stage| &stage.memory_parts);
+    let parts: Vec<String> = parts.iter().map(|part| format!("{} {}", part.name, part.bytes)).collect();
+    let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+    let usable = device.memory;
+    format!(
+        "The fullest device holds {} of {usable}, {:.0} %{parts}{reserve}.",
+        Bytes(*held as u64),
+        share * 100.0
+    )
 }
 
 /// Devices that are left over.
@@ -174,7 +195,11 @@ fn others(answer: &PlanAnswer) -> Option<String> {
         let others = answer.runners_up.iter().filter(|other| other.strategy != Strategy::PipeDream.name());
         others
             .filter_map(|other| Some((other, other.loses.filter(|loses| is_wanted(*loses))?)))
-            .map(|(other, loses)| format!("{} ({:+.1} %)", other.strategy, loses * 100.0))
+            .map(|(other, loses)| {
+                let title = titled(&other.strategy, other.sharding.as_deref());
+                let yet = if other.not_written.is_some() { ", not carried out yet" } else { "" };
+                format!("{title} ({:+.1} %{yet})", loses * 100.0)
+            })
             .take(3)
             .collect()
     };

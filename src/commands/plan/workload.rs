@@ -65,8 +65,7 @@ fn load_answer(plan: &Plan, workload: &DnnWorkload, found: &LoadPlan) -> PlanAns
             transfer_seconds: device.transfer,
             memory_bytes: device.size as u64,
             bound_by: if device.transfer > device.compute { "transfer" } else { "compute" }.to_string(),
-            recompute: Vec::new(),
-            offload: Vec::new(),
+            ..StageAnswer::default()
         }
     });
     let gap = if found.load > 0.0 { (found.load - found.lower_bound) / found.load } else { 0.0 };
@@ -74,25 +73,12 @@ fn load_answer(plan: &Plan, workload: &DnnWorkload, found: &LoadPlan) -> PlanAns
         schema_version: answer::SCHEMA_VERSION,
         model: plan.model_name(),
         strategy: "largest load (dnn-partitioning)".to_string(),
-        schedule: None,
-        micro_batches: None,
-        samples: None,
         period_seconds: Some(found.load),
-        step_seconds: None,
-        data_parallel_seconds: None,
         lower_bound_seconds: found.lower_bound,
         gap,
         optimal: gap < 1e-9,
-        blocks: None,
-        operators: None,
-        bubble: None,
-        band: None,
-        times: None,
-        memory_bytes: None,
         stages: stages.collect(),
-        runners_up: Vec::new(),
-        what_if: Vec::new(),
-        micro_batches_tried: Vec::new(),
+        ..PlanAnswer::default()
     }
 }
 
@@ -159,7 +145,7 @@ fn piper_answer(plan: &Plan, workload: &PiperWorkload, found: &PiperPlan) -> Pla
             transfer_seconds: stage.seconds - stage.compute,
             memory_bytes: stage.memory as u64,
             bound_by: if stage.compute * 2.0 >= stage.seconds { "compute" } else { "transfer" }.to_string(),
-            offload: Vec::new(),
+            ..StageAnswer::default()
         }
     });
     let gap = if found.period > 0.0 { (found.period - found.lower_bound) / found.period } else { 0.0 };
@@ -167,24 +153,12 @@ fn piper_answer(plan: &Plan, workload: &PiperWorkload, found: &PiperPlan) -> Pla
         schema_version: answer::SCHEMA_VERSION,
         model: plan.model_name(),
         strategy: "time for each sample (Piper)".to_string(),
-        schedule: None,
         micro_batches: Some(workload.micro_batches),
-        samples: None,
         period_seconds: Some(found.period),
-        step_seconds: None,
-        data_parallel_seconds: None,
         lower_bound_seconds: found.lower_bound,
         gap,
         optimal: gap < 1e-9,
-        blocks: None,
-        operators: None,
-        bubble: None,
-        band: None,
-        times: None,
-        memory_bytes: None,
         stages: stages.collect(),
-        runners_up: Vec::new(),
-        what_if: Vec::new(),
-        micro_batches_tried: Vec::new(),
+        ..PlanAnswer::default()
     }
 }

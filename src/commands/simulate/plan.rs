@@ -157,7 +157,7 @@ fn devices(plan: &Plan, step: &PlannedStep, timeline: &Timeline) -> Vec<Simulate
                 idle: seconds(time.idle),
             },
             peak_memory_bytes: Bytes(memory.peak),
-            memory_limit_bytes: plan.cluster.types[&device.type_].memory,
+            memory_limit_bytes: plan.cluster.types[&device.type_].usable(),
             peak_at_seconds: seconds(memory.peak_at),
             parts,
             peak_activations: memory.peak_activations,
@@ -167,7 +167,7 @@ fn devices(plan: &Plan, step: &PlannedStep, timeline: &Timeline) -> Vec<Simulate
 }
 
 /// Uses of memory, largest first.
-fn memory_parts(bytes: &[u64; 7]) -> Vec<MemoryPart> {
+pub(super) fn memory_parts(bytes: &[u64; 7]) -> Vec<MemoryPart> {
     let mut parts: Vec<MemoryPart> = USES
         .iter()
         .zip(bytes)
@@ -187,7 +187,7 @@ fn out_of_memory(plan: &Plan, timeline: &Timeline) -> Vec<OutOfMemory> {
                 device: device.name.clone(),
                 at_seconds: seconds(exceeded.at),
                 needed: Bytes(memory.peak),
-                limit: plan.cluster.types[&device.type_].memory,
+                limit: plan.cluster.types[&device.type_].usable(),
                 causes,
             });
         }

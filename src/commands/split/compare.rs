@@ -59,7 +59,7 @@ pub fn compare(
         Ok(Row {
             answer: ComparedPlan {
                 name: name.to_string(),
-                strategy: Some(solution.strategy.to_string()),
+                strategy: Some(solution.title()),
                 schedule: Some(solution.schedule.to_string()),
                 stages: Some(solution.stages.len() as u32),
                 chunks: Some(solution.chunks() as u32).filter(|&chunks| chunks > 1),

@@ -1,0 +1,87 @@
+//! How large a step is, counted as people count it: samples, tokens, operations; and how large one may be where nobody says.
+
+use graph::{ModelGraph, OperatorCosts, TensorFact};
+use schema::Cluster;
+
+use crate::workspace::Workspace;
+
+/// Tokens of a step at the most: what Llama 3 405B was trained with in the end (arXiv 2407.21783, 3.4.1).
+const TOKENS: u64 = 16 << 20;
+/// Samples of a step at the most: the largest that ImageNet was trained with without loss (arXiv 1706.02677).
+const SAMPLES: u64 = 8192;
+
+/// One micro-batch of a model.
+#[derive(Clone)]
+pub(super) struct StepSize {
+    /// Samples, where the model's inputs tell.
+    pub(super) samples: Option<u64>,
+    /// Tokens, where it takes rows of them.
+    tokens: Option<u64>,
+    /// Operations there and back, and the data type of most of them; none where some are not counted.
+    operations: Option<(f64, String)>,
+}
+
+impl StepSize {
+    pub(super) fn of(workspace: &Workspace) -> Self {
+        let graph = &workspace.graph;
+        let input = graph.inputs.first().map(|input| &graph.values[input.index()].fact);
+        let tensor = input.and_then(|fact| fact.tensors().first().copied());
+        let sizes = tensor.and_then(sizes);
+        let samples = sizes.as_ref().and_then(|sizes| sizes.first().copied());
+        // Rows of whole numbers are words.
+        let is_text = tensor.is_some_and(|tensor| tensor.dtype.is_some_and(is_whole));
+        let tokens = sizes.filter(|sizes| is_text && sizes.len() == 2).map(|sizes| sizes.iter().product());
+        Self { samples, tokens, operations: operations(graph, &workspace.costs) }
+    }
+
+    /// Returns the most micro-batches of a step, and why no more.
+    pub(super) fn limit(&self) -> Option<(u32, String)> {
+        let (most, each, what) = match (self.tokens, self.samples) {
+            (Some(tokens), _) => (TOKENS, tokens, "tokens, as Llama 3 405B was trained with"),
+            (None, Some(samples)) => {
+                (SAMPLES, samples, "samples, the most that ImageNet was trained with without loss")
+            }
+            (None, None) => return None,
+        };
+        let count = u32::try_from((most / each.max(1)).max(1)).unwrap_or(u32::MAX);
+        Some((
+            count,
+            format!("a step has {most} {what}, at the most (--batch and --micro-batches set others)"),
+        ))
+    }
+
+    /// Returns samples and tokens a second, and the share of the devices' peak that the model's own operations are.
+    pub(super) fn rates(
+        &self,
+        seconds_each: f64,
+        cluster: &Cluster,
+        devices: &[&str],
+    ) -> (Option<f64>, Option<f64>, Option<f64>) {
+        let rate = |count: Option<u64>| Some(count? as f64 / seconds_each).filter(|_| seconds_each > 0.0);
+        let share = self.operations.as_ref().and_then(|(operations, dtype)| {
+            let used = cluster.devices.iter().filter(|device| devices.contains(&device.name.as_str()));
+            let peaks = used.map(|device| Some(cluster.types.get(&device.type_)?.peak.get(dtype)?.0));
+            let peak: f64 = peaks.sum::<Option<f64>>()?;
+            Some(operations / seconds_each / peak).filter(|share| share.is_finite())
+        });
+        (rate(self.samples), rate(self.tokens), share)
+    }
+}
+
+fn sizes(tensor: &TensorFact) -> Option<Vec<u64>> {
+    tensor.shape.as_ref()?.iter().copied().collect()
+}
+
+fn is_whole(dtype: tracer::DType) -> bool {
+    matches!(graph::dtype_name(dtype), "int64" | "int32" | "int16" | "uint8")
+}
+
+/// Counts a model's operations, there and back.
+fn operations(graph: &ModelGraph, costs: &OperatorCosts) -> Option<(f64, String)> {
+    let total = costs.total();
+    let sum =
+        total.forward_flops as f64 + total.backward_flops_input as f64 + total.backward_flops_weight as f64;
+    let most = graph.operators.iter().max_by_key(|operator| costs.operator(operator.id).forward_flops)?;
+    let made = graph.values[most.outputs.first()?.index()].fact.tensors().first()?.dtype?;
+    (total.uncounted == 0 && sum > 0.0).then(|| (sum, graph::dtype_name(made).to_string()))
+}
