@@ -30,9 +30,13 @@ use crate::{
     strategy::{Goal, PlanError, Strategy, stages_of, tries_all_orders},
 };
 
-/// What replicas share out, where there are any and they do.
-pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Option<ShardingLevel> {
-    Some(problem.training.sharding).filter(|level| *level != ShardingLevel::None && replicas > 1)
+/// How so many replicas share out what the training says; nothing where there is one.
+pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Execution {
+    let training = &problem.training;
+    let sharding = Some(training.sharding).filter(|level| *level != ShardingLevel::None && replicas > 1);
+    let group = training.sharding_group.filter(|_| sharding.is_some());
+    let sharding_group = group.filter(|_| training.sharers(replicas) < replicas);
+    Execution { sharding, sharding_group, ..Execution::default() }
 }
 
 /// Micro-batches that a stage holds under a schedule, `each` being those of one replica.
@@ -291,7 +295,7 @@ impl GridSolver<'_> {
                 schedule: grid.schedule.name(),
                 micro_batches: (each * grid.replicas) as u32,
                 stages,
-                execution: Execution { sharding: shared_out(whole, grid.replicas), ..Execution::default() },
+                execution: shared_out(whole, grid.replicas),
                 objective: Objective::Step(time.seconds),
                 lower_bound,
                 bubble: Some(time.bubble),
@@ -439,9 +443,12 @@ fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
 /// Seconds in which replicas bring the parameters that they share out together for a pass, and add up one micro-batch's gradients and
 /// share them out: each half of an all-reduce, which runs beside a pass and bounds it.
 fn shared(scorer: &Scorer, cut: &Cut) -> (f64, f64) {
-    let place = scorer.place(cut.run);
-    let half = || place.all_reduce(scorer.parameters(cut.start, cut.end)) / 2.0;
-    match shared_out(scorer.problem, cut.run.count) {
+    let half = || {
+        let count = scorer.problem.training.sharers(cut.run.count);
+        let place = scorer.place(Run { count, ..cut.run });
+        place.all_reduce(scorer.parameters(cut.start, cut.end)) / 2.0
+    };
+    match shared_out(scorer.problem, cut.run.count).sharding {
         Some(ShardingLevel::Zero3) => (half(), half()),
         Some(ShardingLevel::Zero2) => (0.0, half()),
         _ => (0.0, 0.0),

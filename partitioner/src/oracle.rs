@@ -217,8 +217,8 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                             offload: of(part, 2),
                         });
                         let placed: Vec<Placed> = placed.collect();
-                        let sharding = shared_out(problem, groups[0].len());
-                        let execution = Execution { offload: Some(mode), sharding, ..Execution::default() };
+                        let shared = shared_out(problem, groups[0].len());
+                        let execution = Execution { offload: Some(mode), ..shared };
                         let scored =
                             score_placed(problem, &placed, n_ranks, form.schedule, micro_batches, execution);
                         match scored {
@@ -365,6 +365,7 @@ fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
         let mut fastest_of_all = f64::INFINITY;
         for level in ShardingLevel::ALL {
             problem.training.sharding = level;
+            problem.training.sharding_group = if dice.flip() { Some(2) } else { None };
             for strategy in [Strategy::DataParallel, Strategy::Hybrid] {
                 let Some(best) = fastest(&problem, strategy) else { continue };
                 fastest_of_all = fastest_of_all.min(best.seconds_each());
@@ -383,6 +384,7 @@ fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
             }
         }
         problem.training.sharding = ShardingLevel::None;
+        problem.training.sharding_group = None;
         problem.training.sharding_up_to = ShardingLevel::Zero3;
         if let Ok(planned) = plan_model(&mut problem, None) {
             // Others may be faster still: those are compared by the test above.

@@ -49,7 +49,8 @@ pub(crate) fn score_placed(
     let plain = Execution { vertical_sync: None, offload: None, blocking_sends: None, ..execution };
     // What replicas share out, formulas know of pipelines with a flush.
     let is_asynchronous = schedule.is_asynchronous();
-    let plain = Execution { sharding: plain.sharding.filter(|_| is_asynchronous), ..plain };
+    let shared = |plain: Execution| Execution { sharding: None, sharding_group: None, ..plain };
+    let plain = if is_asynchronous { plain } else { shared(plain) };
     let is_plain = plain == Execution::default();
     // Put the devices in the order of the stages: runs are then side by side.
     let mut ordered = problem.clone();

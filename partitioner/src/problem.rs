@@ -134,6 +134,8 @@ pub struct Training {
     pub optimizer_factor: f64,
     /// What replicas of a stage share out instead of each keeping it whole.
     pub sharding: ShardingLevel,
+    /// Replicas that share out together; all of a stage when absent, or where it does not divide them.
+    pub sharding_group: Option<u32>,
     /// The most that they may share out, where the planner chooses.
     pub sharding_up_to: ShardingLevel,
     /// Whether blocks may be computed again in the backward pass.
@@ -172,11 +174,19 @@ impl Training {
         3.0 + 2.0 * self.optimizer_factor
     }
 
+    /// Returns how many of a stage's replicas share out together.
+    pub(crate) fn sharers(&self, replicas: usize) -> usize {
+        let group = self.sharding_group.map(|group| group as usize);
+        let group = group.filter(|group| *group > 0 && replicas.is_multiple_of(*group));
+        group.unwrap_or(replicas).max(1)
+    }
+
     /// Bytes that each of so many replicas holds for each byte of a stage's parameters: these, their gradients and the optimizer's
     /// state, each whole or shared out.
     pub(crate) fn copies(&self, replicas: usize) -> f64 {
+        let sharers = self.sharers(replicas) as f64;
         let held = |from: ShardingLevel, bytes: f64| {
-            if self.sharding >= from { bytes / replicas.max(1) as f64 } else { bytes }
+            if self.sharding >= from { bytes / sharers } else { bytes }
         };
         held(ShardingLevel::Zero3, 1.0)
             + held(ShardingLevel::Zero2, self.gradient_factor)
@@ -193,6 +203,7 @@ impl Default for Training {
             gradient_factor: 1.0,
             optimizer_factor: 2.0,
             sharding: ShardingLevel::None,
+            sharding_group: None,
             sharding_up_to: ShardingLevel::None,
             recompute: true,
             offload: false,

@@ -1,7 +1,8 @@
 //! Plans whose replicas share out what each would keep whole: optimizer state, gradients, parameters.
 //!
 //! ZeRO's levels (Rajbhandari et al., SC 2020, arXiv:1910.02054); the last is PyTorch's FSDP. Level by level, what shares out least
-//! first, strategies with replicas are planned again with less memory a stage and more traffic. Each level sends what the one before
+//! first, strategies with replicas are planned again with less memory a stage and more traffic, among all replicas of a stage or
+//! inside nodes (hybrid sharding). Each level sends what the one before
 //! sends, and more, so the first that leaves memory no part in the decision ends the search. Cost: that of the strategies' own
 //! searches, once a level.
 
@@ -127,12 +128,16 @@ fn at_level(
         Some(asked) => REPLICATED.into_iter().filter(|strategy| *strategy == asked).collect(),
         None => candidates(problem).filter(|strategy| REPLICATED.contains(strategy)).collect(),
     };
+    let groups = groups(problem);
     let mut found: Vec<Solution> = Vec::new();
     let mut least = f64::INFINITY;
     for count in counts {
         problem.training.micro_batches = count;
         let mut best: Option<Solution> = None;
-        for &strategy in &strategies {
+        for (&strategy, &group) in
+            strategies.iter().flat_map(|one| groups.iter().map(move |group| (one, group)))
+        {
+            problem.training.sharding_group = group;
             let limit = best.as_ref().or(known).map(Solution::seconds_each);
             match solve(problem, &ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
                 Ok(plan) => {
@@ -153,6 +158,16 @@ fn at_level(
     if is_free {
         problem.training.micro_batches = MicroBatches::About(plan.micro_batches);
     }
+    problem.training.sharding_group = plan.execution.sharding_group;
     state_memory(problem, &mut plan);
     (Some((plan, ways)), least)
+}
+
+/// Replicas that may share out together: all of a stage, or those of a node, where links between nodes are others.
+fn groups(problem: &Problem) -> Vec<Option<u32>> {
+    let devices = &problem.machine.devices;
+    let own = devices.iter().take_while(|device| device.place == devices[0].place).count();
+    let is_one_of_many = problem.machine.levels.len() > 1 && own > 1 && own < devices.len();
+    let node = is_one_of_many.then_some(Some(own as u32));
+    std::iter::once(None).chain(node).collect()
 }

@@ -90,8 +90,21 @@ impl Solution {
     pub fn title(&self) -> String {
         match self.sharding() {
             ShardingLevel::None => self.strategy.to_string(),
-            level => format!("{} + {}", self.strategy, level.name()),
+            level => format!("{} + {}", self.strategy, self.shared_out(level)),
         }
+    }
+
+    /// Returns a level's name, and among how many replicas where those are not all of a stage.
+    fn shared_out(&self, level: ShardingLevel) -> String {
+        let group = self.execution.sharding_group.map(|group| format!(" in groups of {group}"));
+        format!("{}{}", level.name(), group.unwrap_or_default())
+    }
+
+    /// Returns what replicas share out, where they do, as people read it.
+    pub fn sharing(&self) -> Option<String> {
+        Some(self.sharding())
+            .filter(|level| *level != ShardingLevel::None)
+            .map(|level| self.shared_out(level))
     }
 
     /// Returns what replicas share out.

@@ -35,6 +35,10 @@ pub struct Execution {
     /// What replicas share out instead of keeping a copy each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<ShardingLevel>,
+    /// So many replicas share out together, neighbours in a stage's list, and each such group holds all (hybrid sharding); all
+    /// replicas of a stage when absent. Stages whose replicas it does not divide share out among all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharding_group: Option<u32>,
     /// How offloaded activations travel; `both` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<OffloadMode>,
@@ -177,6 +181,7 @@ impl Execution {
             bucket: self.bucket.or(other.bucket),
             slice: self.slice.or(other.slice),
             sharding: self.sharding.or(other.sharding),
+            sharding_group: self.sharding_group.or(other.sharding_group),
             offload: self.offload.or(other.offload),
             prefetch: self.prefetch.or(other.prefetch),
             overlap_slowdown: self.overlap_slowdown.or(other.overlap_slowdown),

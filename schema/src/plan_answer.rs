@@ -14,7 +14,7 @@ pub struct PlanAnswer {
     pub model: String,
     /// Strategy that made the plan.
     pub strategy: String,
-    /// What replicas share out, where there are any and they do: `zero1`, `zero2` or `zero3`.
+    /// What replicas share out, where there are any and they do: `zero1`, `zero2`, `zero3`, `zero3 in groups of 8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<String>,
     /// Schedule it runs under.

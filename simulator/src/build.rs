@@ -165,6 +165,8 @@ struct Builder<'a> {
     members: Vec<Rc<[usize]>>,
     /// How each stage's programs talk, once they have.
     teams: Vec<Option<Rc<Team>>>,
+    /// The same of programs that share a stage out together, by stage and group, once they have.
+    groups: BTreeMap<(usize, usize), Option<Rc<Team>>>,
     /// Links on which a group's messages queue, by its programs and direction.
     queues: BTreeMap<(Rc<[usize]>, bool), u32>,
     /// What the next forward pass of each stage waits for: messages, and the share of the pass before their layer.
@@ -241,6 +243,7 @@ impl<'a> Builder<'a> {
             ports: BTreeMap::new(),
             members: members.into_iter().map(|programs| programs.into_iter().collect()).collect(),
             teams: vec![None; workload.stages.len()],
+            groups: BTreeMap::new(),
             queues: BTreeMap::new(),
             updates: vec![Vec::new(); workload.stages.len()],
             stale: vec![Vec::new(); order.ranks.len()],

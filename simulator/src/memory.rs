@@ -207,7 +207,7 @@ fn resident(workload: &Workload, n_devices: usize, tasks: &[Task]) -> Vec<[u64; 
     for (program, stage) in held {
         let stage = stage as usize % n_stages;
         let memory = workload.stages[stage].memory;
-        let shards = groups[stage].len().max(1) as u64;
+        let shards = workload.sync.sharers(groups[stage].len()) as u64;
         let from = |level: Sharding, bytes: u64| {
             if workload.sync.sharding >= level { bytes.div_ceil(shards) } else { bytes }
         };

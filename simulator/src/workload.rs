@@ -131,6 +131,8 @@ pub struct Sync {
     pub algorithm: crate::collective::Algorithm,
     /// What is kept once for the group instead of once a replica.
     pub sharding: Sharding,
+    /// Programs of a stage that share out together; all when absent.
+    pub sharding_group: Option<usize>,
     /// Where parameter servers are, which decides what their links carry at once.
     pub servers: Servers,
 }
@@ -144,8 +146,17 @@ impl Default for Sync {
             bucket: schema::BUCKET.0,
             algorithm: crate::collective::Algorithm::Fastest,
             sharding: Sharding::Replicated,
+            sharding_group: None,
             servers: Servers::default(),
         }
+    }
+}
+
+impl Sync {
+    /// Returns how many of a stage's programs share out together, and so what part of it each of them holds.
+    pub fn sharers(&self, members: usize) -> usize {
+        let group = self.sharding_group.filter(|group| *group > 0 && members.is_multiple_of(*group));
+        group.unwrap_or(members).max(1)
     }
 }
 

@@ -42,7 +42,7 @@ impl Builder<'_> {
             return;
         }
         let stage = self.model_stage(op.stage);
-        let Some(team) = self.team(stage) else { return };
+        let Some(team) = self.sharers(program, stage) else { return };
         let bytes = self.workload.stages[stage].memory.parameters;
         let parts =
             collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &team.group);
@@ -68,7 +68,7 @@ impl Builder<'_> {
             return;
         }
         let stage = self.model_stage(op.stage);
-        let Some(team) = self.team(stage) else { return };
+        let Some(team) = self.sharers(program, stage) else { return };
         let bytes = self.workload.stages[stage].memory.gradients;
         let parts =
             collective::parts(Collective::ReduceScatter, self.workload.sync.algorithm, bytes, &team.group);
@@ -210,6 +210,22 @@ impl Builder<'_> {
             self.teams[stage] = self.team_of(Rc::clone(&self.members[stage])).map(Rc::new);
         }
         self.teams[stage].clone()
+    }
+
+    /// The programs that share a stage out with one of them, as a team; `None` for fewer than two devices.
+    pub(super) fn sharers(&mut self, program: usize, stage: usize) -> Option<Rc<Team>> {
+        let members = Rc::clone(&self.members[stage]);
+        let size = self.workload.sync.sharers(members.len());
+        if size == members.len() {
+            return self.team(stage);
+        }
+        let group = members.iter().position(|member| *member == program)? / size;
+        if let Some(known) = self.groups.get(&(stage, group)) {
+            return known.clone();
+        }
+        let team = self.team_of(members[group * size..(group + 1) * size].into()).map(Rc::new);
+        self.groups.insert((stage, group), team.clone());
+        team
     }
 
     /// The same for any programs.

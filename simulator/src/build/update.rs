@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, ops::Range, rc::Rc};
 
 use super::{
     Builder,
-    collectives::Ways,
+    collectives::{Team, Ways},
     messages::{MAX_MESSAGES, Message, messages},
 };
 use crate::{
@@ -102,6 +102,11 @@ impl Builder<'_> {
         for stage in stages.rev() {
             before -= layers_of(&self.workload.stages[stage]);
             let Some(team) = self.team(stage) else { continue };
+            if sync.sharding != Sharding::Replicated && sync.sharers(team.members.len()) < team.members.len()
+            {
+                self.sync_in_groups(stage, &team, synced);
+                continue;
+            }
             let (members, group) = (&team.members, &team.group);
             let what = match sync.sharding {
                 Sharding::Replicated => Collective::AllReduce,
@@ -143,6 +148,40 @@ impl Builder<'_> {
                 };
                 self.updates[stage].extend(message.needed.map(|(before, whole)| (task, before, whole)));
             }
+        }
+    }
+
+    /// Sync of a stage whose programs share out in groups: each group adds up and shares out, then what each of its members has is
+    /// added up with what its like in the other groups have.
+    fn sync_in_groups(&mut self, stage: usize, team: &Team, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
+        let sync = self.workload.sync;
+        let size = sync.sharers(team.members.len());
+        let groups: Vec<Rc<[usize]>> = team.members.chunks(size).map(Rc::from).collect();
+        let firsts: Rc<[usize]> = groups.iter().map(|group| group[0]).collect();
+        let across = self.team_of(firsts);
+        let messages = messages(&self.workload.stages[stage], sync, self.most_messages());
+        for (nth, message) in messages.into_iter().enumerate() {
+            let label = |program: usize, bytes: u64| Label {
+                program,
+                stream: Stream::Collective,
+                work: Work::Reduce { stage: stage as u32, message: nth as u32, bytes },
+            };
+            let mut scattered = Vec::new();
+            for group in &groups {
+                let Some(own) = self.sharers(group[0], stage) else { continue };
+                let what = Collective::ReduceScatter;
+                let parts = collective::parts(what, sync.algorithm, message.bytes, &own.group);
+                let waits = group.iter().filter_map(|one| self.gradients_exist(*one, stage, &message));
+                let waits = waits.collect();
+                let task = self.collective(label(group[0], message.bytes), parts, group, &own, waits);
+                scattered.push((task, 0));
+            }
+            let Some(across) = &across else { continue };
+            let share = message.bytes.div_ceil(size as u64);
+            let parts = collective::parts(Collective::AllReduce, sync.algorithm, share, &across.group);
+            let members = &team.members;
+            let task = self.collective(label(members[0], share), parts, members, across, scattered);
+            members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
         }
     }
 
@@ -221,7 +260,7 @@ impl Builder<'_> {
         let stages: Vec<usize> = self.last_gradient[program].iter().map(|(stage, _)| *stage).collect();
         let shards = |builder: &Self, stage: usize| match builder.workload.sync.sharding {
             Sharding::Replicated => 1,
-            _ => builder.members[stage].len().max(1) as u64,
+            _ => builder.workload.sync.sharers(builder.members[stage].len()) as u64,
         };
         // Where layers are sent by themselves, they come back updated.
         let is_updated = |builder: &Self, stage: usize| !builder.updates[stage].is_empty();
@@ -245,7 +284,7 @@ impl Builder<'_> {
     fn gather_after(&mut self, program: usize) {
         let stages: Vec<usize> = self.last_gradient[program].iter().map(|(stage, _)| *stage).collect();
         for stage in stages {
-            let Some(team) = self.team(stage) else { continue };
+            let Some(team) = self.sharers(program, stage) else { continue };
             let waits = team
                 .members
                 .iter()

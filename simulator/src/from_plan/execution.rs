@@ -91,6 +91,8 @@ pub(super) fn sync(
         ShardingLevel::Zero2 => Sharding::Gradients,
         ShardingLevel::Zero3 => Sharding::Parameters,
     };
+    let sharding_group = positive("the sharding group", choices.sharding_group.map(u64::from))?;
+    let sharding_group = sharding_group.map(|group| group as usize);
     let algorithm = match choices.collective {
         None if by_layer => Algorithm::ParameterServer { servers },
         None | Some(CollectiveKind::Fastest) => Algorithm::Fastest,
@@ -123,7 +125,7 @@ pub(super) fn sync(
     let default = Sync::default();
     let bucket = bucket.unwrap_or(default.bucket);
     let first_bucket = default.first_bucket.min(bucket);
-    Ok(Sync { mode, first_bucket, bucket, algorithm, sharding, servers: places })
+    Ok(Sync { mode, first_bucket, bucket, algorithm, sharding, sharding_group, servers: places })
 }
 
 /// Sets the share of the activations that waits in host memory.

@@ -4,7 +4,7 @@ use partitioner::{
     Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution, Strategy,
     Training, Ways, from_graph, to_plan, what_if,
 };
-use schema::{Cluster, MemoryPart, ModelReference, PlanAnswer, RunnerUp, ShardingLevel, StageAnswer, WhatIf};
+use schema::{Cluster, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
@@ -306,7 +306,7 @@ fn answer_of(
     };
     let others = others.iter().map(|other| RunnerUp {
         strategy: other.strategy.to_string(),
-        sharding: sharding(other),
+        sharding: other.sharing(),
         not_written: not_written(other),
         seconds: Some(other.seconds_each()),
         loses: Some(more(other.seconds_each(), each)),
@@ -339,7 +339,7 @@ fn answer_of(
         schema_version: answer::SCHEMA_VERSION,
         model: model.to_string(),
         strategy: solution.strategy.to_string(),
-        sharding: sharding(solution),
+        sharding: solution.sharing(),
         schedule: Some(solution.schedule.to_string()),
         micro_batches: Some(solution.micro_batches),
         period_seconds: period,
@@ -364,14 +364,10 @@ fn answer_of(
     }
 }
 
-/// Returns what replicas share out, where they do.
-fn sharding(solution: &Solution) -> Option<String> {
-    Some(solution.sharding()).filter(|level| *level != ShardingLevel::None).map(|level| level.name().into())
-}
-
 /// Returns what of a plan `emit` does not write.
 fn not_written(solution: &Solution) -> Option<String> {
-    (solution.sharding() > CARRIED_OUT).then(|| format!("{} by train.py", solution.sharding().name()))
+    let sharing = solution.sharing().filter(|_| solution.sharding() > CARRIED_OUT);
+    sharing.map(|sharing| format!("{sharing} by train.py"))
 }
 
 /// Returns by which share something is more than another; a model without known work takes no time at all.

@@ -121,7 +121,7 @@ impl Search<'_> {
     fn refine(&mut self, mut next: Grain) {
         let (Some(model), Some((_, solved))) = (self.model, &self.best) else { return };
         let micro_batches = MicroBatches::About(solved.best.micro_batches);
-        let sharding = solved.best.sharding();
+        let (sharding, group) = (solved.best.sharding(), solved.best.execution.sharding_group);
         let pipelines = std::iter::once(&solved.best).chain(&solved.others);
         let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
         let strategies: Vec<Strategy> =
@@ -131,7 +131,7 @@ impl Search<'_> {
         let mut idle = 0;
         while seen.len() < ROUNDS && idle < IDLE_ROUNDS && !seen.contains(&next) {
             let mut problem = self.question.asked(&next).problem;
-            problem.training.sharding = sharding;
+            (problem.training.sharding, problem.training.sharding_group) = (sharding, group);
             // How many micro-batches serve best is known by now.
             if problem.training.micro_batches == MicroBatches::Enough {
                 problem.training.micro_batches = micro_batches;

@@ -28,6 +28,9 @@ pub(super) struct ExecutionArguments {
     /// What replicas share out instead of keeping a copy each [default: none]
     #[arg(long, visible_alias = "zero", value_enum, value_name = "LEVEL", conflicts_with_all = ["csv", "ranks"])]
     sharding: Option<ShardingName>,
+    /// Replicas that share out together, 8 for a node of eight; each such group holds all [default: all replicas]
+    #[arg(long, value_name = "N")]
+    sharding_group: Option<u32>,
     /// How offloaded activations travel [default: both]
     #[arg(long, value_enum, value_name = "MODE", conflicts_with_all = ["csv", "ranks"])]
     offload: Option<OffloadName>,
@@ -132,6 +135,7 @@ impl ExecutionArguments {
                 ShardingName::Zero2 => ShardingLevel::Zero2,
                 ShardingName::Zero3 => ShardingLevel::Zero3,
             }),
+            sharding_group: self.sharding_group,
             offload: self.offload.map(|name| match name {
                 OffloadName::Naive => OffloadMode::Naive,
                 OffloadName::Pinned => OffloadMode::Pinned,
