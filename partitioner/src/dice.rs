@@ -47,6 +47,7 @@ pub(crate) fn problem(
         weight_gradient: Seconds(1.0 + dice.below(10) as f64),
         parameters: Bytes(dice.below(40)),
         activations: Bytes(dice.below(20)),
+        kept: Bytes(0),
         workspace: Bytes(dice.below(5)),
         is_operator: false,
     };

@@ -57,6 +57,7 @@ pub fn from_graph(
                 weight_gradient: of(&|time| time.weight_gradient),
                 parameters: Bytes(0),
                 activations: Bytes(costs.run(operators).saved_bytes),
+                kept: Bytes(0),
                 workspace: Bytes(widest.max().unwrap_or(0)),
                 is_operator: model.is_operator(run),
             }

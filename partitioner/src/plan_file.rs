@@ -252,7 +252,8 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
         .map(|tie| tie.parameters.0)
         .sum();
     let parameters = bytes(&|block| block.parameters.0) + Bytes(ties);
-    let inputs: u64 = stage.score.recompute.iter().map(|&block| flow.taken[block]).sum();
+    let inputs = stage.score.recompute.iter().map(|&block| flow.taken[block] + problem.blocks[block].kept.0);
+    let inputs: u64 = inputs.sum();
     StageCost {
         forward: Seconds(sum(&|block| block.forward.0) / speed),
         input_gradient: Seconds((sum(&|block| block.input_gradient.0) + again) / speed),

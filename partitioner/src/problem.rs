@@ -39,6 +39,8 @@ pub struct Block {
     pub parameters: Bytes,
     /// What autograd keeps for one micro-batch.
     pub activations: Bytes,
+    /// The part of that which stays whatever is computed again: what the loss keeps.
+    pub kept: Bytes,
     /// Scratch memory while it runs.
     pub workspace: Bytes,
     /// Whether it is one operator. Computed again alone it would save nothing: what it is given has to be kept, and what it gives
@@ -358,6 +360,7 @@ impl Problem {
                 weight_gradient: time(data.backward) / 2.0,
                 parameters: data.parameters,
                 activations: if is_free { Bytes(0) } else { data.activations },
+                kept: Bytes(0),
                 workspace: Bytes(0),
                 is_operator: false,
             }

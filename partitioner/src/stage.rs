@@ -278,7 +278,7 @@ pub(crate) struct Scorer<'a> {
     pub(crate) problem: &'a Problem,
     pub(crate) states: &'a States,
     pub(crate) rules: Rules,
-    /// Bytes that each block takes in.
+    /// Bytes that each block takes in, and what it keeps beside them when it is computed again.
     pub(crate) inputs: Vec<f64>,
     /// Bytes of the largest workspace of any block.
     pub(crate) largest_workspace: f64,
@@ -316,7 +316,7 @@ type GainKey = (usize, [u64; 2]);
 
 impl<'a> Scorer<'a> {
     pub(crate) fn new(problem: &'a Problem, states: &'a States, rules: Rules) -> Self {
-        let mut inputs = vec![0.0; problem.blocks.len()];
+        let mut inputs: Vec<f64> = problem.blocks.iter().map(|block| block.kept.0 as f64).collect();
         for value in &problem.values {
             value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
         }

@@ -32,7 +32,7 @@ enum Sets {
 
 /// Bytes of each block that stay in memory whatever is computed again; none where they may wait in host memory.
 fn least_kept(problem: &Problem) -> Vec<f64> {
-    let mut inputs = vec![0.0; problem.blocks.len()];
+    let mut inputs: Vec<f64> = problem.blocks.iter().map(|block| block.kept.0 as f64).collect();
     for value in &problem.values {
         value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
     }

@@ -36,6 +36,9 @@ pub struct PlanAnswer {
     /// the devices that are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
+    /// The loss behind the outputs, which is part of the last stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<LossAnswer>,
     /// What keeps a step from being larger, where the planner chose its size and this was the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_limit: Option<String>,
@@ -91,6 +94,15 @@ impl PlanAnswer {
         let first = self.stages.first().map(|stage| &stage.devices);
         self.stages.iter().filter(|stage| Some(&stage.devices) == first).count().max(1)
     }
+}
+
+/// A loss.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LossAnswer {
+    /// Which, of what, and whether it was guessed.
+    pub what: String,
+    /// Bytes that it takes of one micro-batch at the most.
+    pub bytes: Bytes,
 }
 
 /// One stage.

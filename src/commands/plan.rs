@@ -9,6 +9,7 @@ mod compat;
 pub(super) mod costs;
 mod input;
 mod inseparable;
+mod loss;
 mod model;
 mod no_plan;
 mod refine;

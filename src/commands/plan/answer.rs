@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 use partitioner::ENOUGH;
-use schema::{Bytes, PlanAnswer, Seconds};
+use schema::{Bytes, LossAnswer, PlanAnswer, Seconds};
 
 use super::Plan;
 use crate::{
@@ -165,7 +165,14 @@ fn rates(answer: &PlanAnswer) -> String {
     let used = answer.mfu.map(|share| format!("{:.0} % of the devices' peak (MFU)", 100.0 * share));
     let said = [rate(answer.samples_per_second, "samples"), rate(answer.tokens_per_second, "tokens"), used];
     let said: Vec<String> = said.into_iter().flatten().collect();
-    if said.is_empty() { String::new() } else { format!("{}\n", said.join(", ")) }
+    let mut lines = if said.is_empty() { String::new() } else { format!("{}\n", said.join(", ")) };
+    // A loss that takes next to nothing is in the JSON alone.
+    let limit = answer.stages.iter().filter_map(|stage| stage.memory_usable).min();
+    let is_large = |loss: &&LossAnswer| limit.is_some_and(|limit| loss.bytes.0 >= limit.0 / 100);
+    if let Some(loss) = answer.loss.as_ref().filter(is_large) {
+        lines.push_str(&format!("loss: {}\n", loss.what));
+    }
+    lines
 }
 
 /// Three digits, and commas between thousands.

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use partitioner::{STRATEGIES, Strategy};
 use schema::{Bytes, Cluster, ShardingLevel};
 
-use super::{PlanRequest, clusters};
+use super::{PlanRequest, clusters, loss::Loss};
 use crate::{cost_models::CostModels, failure::Failure, nearest::nearest};
 
 /// Arguments of everything that plans.
@@ -38,6 +38,9 @@ pub struct PlanArguments {
     /// What the optimizer keeps beside each parameter
     #[arg(long, value_enum, ignore_case = true, default_value_t)]
     pub optimizer: Optimizer,
+    /// What training adds behind the outputs [default: guessed from them]
+    #[arg(long, value_enum)]
+    pub loss: Option<Loss>,
     /// What replicas share out instead of keeping it each: none (DDP), zero1 (optimizer state), zero2 (gradients, too),
     /// zero3 (parameters, too: FSDP) [default: what serves best of that which train.py carries out]
     #[arg(long, value_name = "LEVEL", value_parser = sharding_level)]
@@ -168,6 +171,7 @@ impl PlanArguments {
             batch: self.batch,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
+            loss: self.loss,
             sharding: self.sharding()?,
             recompute: !self.no_recompute,
             offload: self.offload,

@@ -4,11 +4,13 @@ use partitioner::{
     Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution, Strategy,
     Training, Ways, from_graph, to_plan, what_if,
 };
-use schema::{Cluster, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
+use schema::{
+    Bytes, Cluster, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf,
+};
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
-use super::{PlanRequest, Subject, answer, costs, request::CARRIED_OUT, step_size::StepSize};
+use super::{PlanRequest, Subject, answer, costs, loss::LossCost, request::CARRIED_OUT, step_size::StepSize};
 use crate::{PROGRAM, commands::simulate, failure::Failure, files, model, workspace::Workspace};
 
 /// A model on a cluster, not yet taken apart into blocks.
@@ -21,6 +23,7 @@ pub(super) struct Question<'a> {
     times: Option<costs::Times>,
     /// What one micro-batch is, where the model tells.
     size: Option<StepSize>,
+    loss: Option<LossCost>,
     /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
 }
@@ -37,6 +40,7 @@ pub struct Asked {
     /// What the planner is asked.
     pub problem: Problem,
     size: Option<StepSize>,
+    loss: Option<LossCost>,
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
@@ -71,7 +75,11 @@ impl<'a> Question<'a> {
             training.most_micro_batches = most;
         }
         let model = ModelReference { name: subject.name(), digest };
-        Ok(Self { request, subject, machine, training, times, size, model })
+        let loss = match subject {
+            Subject::Model(workspace) => loss(workspace, request),
+            Subject::Profile(..) => None,
+        };
+        Ok(Self { request, subject, machine, training, times, size, loss, model })
     }
 
     /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
@@ -105,7 +113,10 @@ impl<'a> Question<'a> {
                 let times = times.as_ref().expect("a traced model has times");
                 let model = Sliceable::new(&workspace.graph, &times.seconds);
                 let problem = |seconds: &[OperatorSeconds]| {
-                    from_graph(&model, grain, &workspace.costs, seconds, machine(), training)
+                    let mut problem =
+                        from_graph(&model, grain, &workspace.costs, seconds, machine(), training);
+                    self.loss.iter().for_each(|loss| loss.add_to(&mut problem));
+                    problem
                 };
                 let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
                 let n_operators = Some(model.n_working() as u64);
@@ -113,7 +124,15 @@ impl<'a> Question<'a> {
             }
         };
         let (model, cluster) = (self.model.clone(), self.request.cluster.clone());
-        Asked { problem, size: self.size.clone(), model, cluster, uncertain, n_operators }
+        Asked {
+            problem,
+            size: self.size.clone(),
+            loss: self.loss.clone(),
+            model,
+            cluster,
+            uncertain,
+            n_operators,
+        }
     }
 }
 
@@ -166,6 +185,10 @@ impl Asked {
         answer.operators = self.n_operators;
         answer.band = predicted.band;
         answer.times.clone_from(&predicted.times);
+        answer.loss = self
+            .loss
+            .as_ref()
+            .map(|loss| LossAnswer { what: loss.words.clone(), bytes: Bytes(loss.bytes()) });
         if let Some(size) = &self.size {
             answer.samples = size.samples.map(|samples| samples * u64::from(solution.micro_batches));
             let devices = solution.stages.iter().flat_map(|stage| solution.devices(stage));
@@ -253,6 +276,12 @@ fn times(
         }
     }
     Ok(times)
+}
+
+/// Counts the loss on the first device.
+fn loss(workspace: &Workspace, request: &PlanRequest) -> Option<LossCost> {
+    let type_ = request.cluster.types.get(&request.cluster.devices.first()?.type_)?;
+    LossCost::of(&workspace.graph, request.loss, type_.memory_bandwidth, type_.copy_slowdown)
 }
 
 /// Returns the micro-batches of a batch of so many samples.

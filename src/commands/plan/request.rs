@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use partitioner::{Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, ShardingLevel};
 
-use super::clusters::cluster_failure;
+use super::{clusters::cluster_failure, loss::Loss};
 use crate::{cost_models::CostModels, failure::Failure};
 
 /// The most micro-batches of a step that are planned: each of their passes is timed.
@@ -28,6 +28,8 @@ pub struct PlanRequest {
     pub micro_batches: Option<u32>,
     /// Bytes that the optimizer keeps beside each byte of parameters.
     pub optimizer_factor: f64,
+    /// The loss; none for the one that goes with the model's outputs.
+    pub loss: Option<Loss>,
     /// What replicas share out; none for what serves best of that which `train.py` carries out.
     pub sharding: Option<ShardingLevel>,
     /// Activations may be computed again.
