@@ -73,6 +73,8 @@ pub struct Sliceable<'a> {
     seconds: Vec<f64>,
     /// Calls that hold the repeated units and nothing else.
     containers: Vec<bool>,
+    /// Calls that are never opened.
+    closed: BTreeSet<BlockId>,
 }
 
 /// Operators in a row, and what stands for them.
@@ -87,6 +89,8 @@ pub(crate) struct Run {
 
 impl Grain {
     /// Tells whether every operator that takes time stands alone: no finer cut is left.
+    ///
+    /// A model that is kept whole in part has a grain that is as fine as it may be.
     pub fn is_finest(&self) -> bool {
         self.opened == Opened::All && self.joined.is_empty()
     }
@@ -107,7 +111,16 @@ impl<'a> Sliceable<'a> {
                 inside = graph.block(block).parent;
             }
         }
-        Self { graph, seconds: seconds.iter().map(of).collect(), containers }
+        Self { graph, seconds: seconds.iter().map(of).collect(), containers, closed: BTreeSet::new() }
+    }
+
+    /// Keeps calls whole: no cut goes through them.
+    pub fn keeping(mut self, whole: impl Fn(&graph::Block) -> bool) -> Self {
+        for block in self.graph.blocks.iter().filter(|block| block.parent.is_some() && whole(block)) {
+            self.containers[block.id.index()] = false;
+            self.closed.insert(block.id);
+        }
+        self
     }
 
     fn work(&self, operators: Range<u32>) -> f64 {
@@ -125,6 +138,9 @@ impl<'a> Sliceable<'a> {
 
     /// Tells whether a call holds more than one thing to part.
     fn is_divisible(&self, call: BlockId) -> bool {
+        if self.closed.contains(&call) {
+            return false;
+        }
         let operators = self.graph.block(call).operators.clone();
         operators.filter(|&operator| self.is_working(operator as usize)).take(2).count() > 1
     }

@@ -38,7 +38,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 21] = [
+    let arguments: [(&str, bool, &[Kind]); 22] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -50,6 +50,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--stages", asking.stages.is_some(), planned),
         ("--micro-batches", asking.micro_batches.is_some(), &[Traced, Profile, Piper]),
         ("--optimizer", asking.optimizer != Optimizer::default(), planned),
+        ("--keep-together", !asking.keep_together.is_empty(), &[Traced]),
         ("--loss", asking.loss.is_some(), &[Traced]),
         ("--sharding", asking.sharding.is_some(), planned),
         ("--no-recompute", asking.no_recompute, &[Traced, Profile, Piper]),

@@ -38,6 +38,12 @@ pub struct PlanArguments {
     /// What the optimizer keeps beside each parameter
     #[arg(long, value_enum, ignore_case = true, default_value_t)]
     pub optimizer: Optimizer,
+    /// Calls that no cut goes through, by path (encoder.*) or class (LlamaDecoderLayer); may be given several times
+    #[arg(long, value_name = "PATTERN")]
+    pub keep_together: Vec<String>,
+    /// Devices that are not planned with, by name (node0:3, node1:*); may be given several times
+    #[arg(long, value_name = "PATTERN")]
+    pub leave_out: Vec<String>,
     /// What training adds behind the outputs [default: guessed from them]
     #[arg(long, value_enum)]
     pub loss: Option<Loss>,
@@ -60,6 +66,20 @@ pub struct PlanArguments {
     /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
     #[arg(long = "cost-model", value_name = "FILE")]
     pub cost_models: Vec<PathBuf>,
+}
+
+/// Tells whether a name is what a pattern says, in which `*` stands for anything.
+pub(super) fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else { return rest.is_empty() };
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
 }
 
 fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
@@ -118,6 +138,25 @@ impl PlanArguments {
         })
     }
 
+    /// Takes devices out of the cluster.
+    fn leave_out(&self, cluster: &mut Cluster) -> Result<(), Failure> {
+        for pattern in &self.leave_out {
+            if !cluster.devices.iter().any(|device| matches(pattern, &device.name)) {
+                let names: Vec<&str> =
+                    cluster.devices.iter().take(4).map(|device| device.name.as_str()).collect();
+                return Err(Failure::input(format!("--leave-out: no device is called `{pattern}`"))
+                    .with_hint(format!("devices are {}, …", names.join(", "))));
+            }
+        }
+        let is_left_out = |name: &str| self.leave_out.iter().any(|pattern| matches(pattern, name));
+        cluster.devices.retain(|device| !is_left_out(&device.name));
+        cluster.links.retain(|link| !is_left_out(&link.from) && !is_left_out(&link.to));
+        match cluster.devices.is_empty() {
+            true => Err(Failure::input("--leave-out leaves no device")),
+            false => Ok(()),
+        }
+    }
+
     /// Keeps as much of each device's memory clear as is asked for.
     fn set_reserves(&self, cluster: &mut Cluster) -> Result<(), Failure> {
         if let Some(share) = self.memory_fraction.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
@@ -163,6 +202,7 @@ impl PlanArguments {
         let cost_models = CostModels::read(&self.cost_models)?;
         let cluster = clusters::named(self.devices.as_deref(), self.cluster.as_deref(), &cost_models)?;
         let mut cluster = cluster.map_or_else(other, Ok)?;
+        self.leave_out(&mut cluster)?;
         self.set_reserves(&mut cluster)?;
         Ok(PlanRequest {
             strategy,
@@ -171,6 +211,7 @@ impl PlanArguments {
             batch: self.batch,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
+            keep_together: self.keep_together.clone(),
             loss: self.loss,
             sharding: self.sharding()?,
             recompute: !self.no_recompute,

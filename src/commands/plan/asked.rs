@@ -10,8 +10,13 @@ use schema::{
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
-use super::{PlanRequest, Subject, answer, costs, loss::LossCost, request::CARRIED_OUT, step_size::StepSize};
-use crate::{PROGRAM, commands::simulate, failure::Failure, files, model, workspace::Workspace};
+use super::{
+    PlanRequest, Subject, answer, arguments::matches, costs, loss::LossCost, request::CARRIED_OUT,
+    step_size::StepSize,
+};
+use crate::{
+    PROGRAM, commands::simulate, failure::Failure, files, model, nearest::nearest, workspace::Workspace,
+};
 
 /// A model on a cluster, not yet taken apart into blocks.
 pub(super) struct Question<'a> {
@@ -63,6 +68,7 @@ impl<'a> Question<'a> {
                 (None, digest.iter().map(|byte| format!("{byte:02x}")).collect(), None)
             }
             Subject::Model(workspace) => {
+                check_patterns(workspace, request)?;
                 let times = times(workspace, request, &mut machine)?;
                 (Some(times), workspace.file.digest().to_string(), Some(StepSize::of(workspace)))
             }
@@ -85,9 +91,7 @@ impl<'a> Question<'a> {
     /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
     pub(super) fn sliceable(&self) -> Option<Sliceable<'_>> {
         match (self.subject, &self.times) {
-            (Subject::Model(workspace), Some(times)) => {
-                Some(Sliceable::new(&workspace.graph, &times.seconds))
-            }
+            (Subject::Model(workspace), Some(times)) => Some(sliceable(workspace, times, self.request)),
             _ => None,
         }
     }
@@ -111,7 +115,7 @@ impl<'a> Question<'a> {
             }
             (Subject::Model(workspace), times) => {
                 let times = times.as_ref().expect("a traced model has times");
-                let model = Sliceable::new(&workspace.graph, &times.seconds);
+                let model = sliceable(workspace, times, self.request);
                 let problem = |seconds: &[OperatorSeconds]| {
                     let mut problem =
                         from_graph(&model, grain, &workspace.costs, seconds, machine(), training);
@@ -276,6 +280,34 @@ fn times(
         }
     }
     Ok(times)
+}
+
+/// Returns a model as far as cutting it is concerned, with calls kept whole that are to be.
+fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanRequest) -> Sliceable<'a> {
+    let whole = |block: &graph::Block| request.keep_together.iter().any(|pattern| is_meant(pattern, block));
+    Sliceable::new(&workspace.graph, &times.seconds).keeping(whole)
+}
+
+/// Tells whether a pattern means a call, by its path or its class.
+fn is_meant(pattern: &str, block: &graph::Block) -> bool {
+    matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
+}
+
+/// Refuses patterns of calls that there are not.
+fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Failure> {
+    let blocks = &workspace.graph.blocks;
+    for pattern in &request.keep_together {
+        if !blocks.iter().any(|block| is_meant(pattern, block)) {
+            let names = blocks.iter().flat_map(|block| [block.path.as_str(), block.kind.as_str()]);
+            let meant = nearest(pattern, names, 3)
+                .map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
+            return Err(Failure::input(format!(
+                "--keep-together: no call and no class is `{pattern}`{meant}"
+            ))
+            .with_hint("`model-analyze inspect` lists calls and their classes"));
+        }
+    }
+    Ok(())
 }
 
 /// Counts the loss on the first device.

@@ -28,6 +28,8 @@ pub struct PlanRequest {
     pub micro_batches: Option<u32>,
     /// Bytes that the optimizer keeps beside each byte of parameters.
     pub optimizer_factor: f64,
+    /// Calls that no cut goes through: patterns of paths, or classes.
+    pub keep_together: Vec<String>,
     /// The loss; none for the one that goes with the model's outputs.
     pub loss: Option<Loss>,
     /// What replicas share out; none for what serves best of that which `train.py` carries out.
