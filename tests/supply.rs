@@ -85,6 +85,7 @@ fn each_unsafe_block_states_why_it_is_sound() {
         "cost-model",
         "simulator",
         "partitioner",
+        "peers",
         "codegen",
         "viz",
         "runtime",
