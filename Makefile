@@ -19,6 +19,7 @@ lint: .venv/ready
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --all-targets --features torch -- -D warnings
+	cargo clippy --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 
 # Traces a U-Net, splits it for two processors, and trains the stages under torchrun with two processes: losses, and at
@@ -42,7 +43,7 @@ bench-read: .venv/ready
 
 # Our planner's CPU seconds beside those of other planners.
 bench-plan:
-	cargo run --release -p model-analyze-partitioner --example bench_plan
+	cargo run --release -p model-analyze-peers --example bench_plan
 
 # Each processor that was profiled, and whole models as measured on it.
 WHOLE = set -e; for cpu in epyc epyc-zen3 epyc-zen5 xeon; do echo "-- $$cpu"; \
@@ -120,7 +121,7 @@ zoo-stages: .venv/ready
 PLAN_CASES ?= 10000
 # The planner's property tests on many more random models and clusters than the suite takes.
 properties:
-	PLAN_CASES=$(PLAN_CASES) cargo test --release -p model-analyze-partitioner --lib
+	PLAN_CASES=$(PLAN_CASES) cargo test --release -p model-analyze-partitioner -p model-analyze-peers --lib
 
 FUZZ_TARGETS ?= archive record pickle code ir yaml profile schedule workload
 FUZZ_SECONDS ?= 600

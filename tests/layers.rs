@@ -14,6 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("model-analyze-viz", &["graph", "schema", "operators"]),
     ("model-analyze-runtime", &["simulator", "schema", "operators"]),
     ("model-analyze-partitioner", &["graph", "simulator", "schema"]),
+    ("model-analyze-peers", &["partitioner", "schema"]),
     (
         "model-analyze",
         &[
@@ -22,6 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cost-model",
             "simulator",
             "partitioner",
+            "peers",
             "codegen",
             "viz",
             "runtime",
@@ -96,6 +98,7 @@ fn only_schema_is_serialisable() {
         "cost-model",
         "simulator",
         "partitioner",
+        "peers",
         "codegen",
         "viz",
         "runtime",

@@ -87,6 +87,7 @@ fn found() -> BTreeMap<String, BTreeSet<String>> {
         "cost-model",
         "simulator",
         "partitioner",
+        "peers",
         "codegen",
         "viz",
         "runtime",

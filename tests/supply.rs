@@ -64,6 +64,50 @@ fn the_container_has_the_libraries_that_we_test_with() {
     assert!(text("build.rs").contains(&format!("const TORCH: &str = \"{version}\";")));
 }
 
+/// Reads `1.88` or `1.88.0`.
+fn version(text: &str) -> [u32; 2] {
+    let mut parts = text.split('.').map(|part| part.parse().unwrap());
+    [parts.next().unwrap(), parts.next().unwrap()]
+}
+
+#[test]
+fn every_dependency_builds_with_the_oldest_rust_that_we_promise() {
+    let said = |text: &str, key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)).expect("the key is there");
+        version(line.trim_matches(|letter| letter == ' ' || letter == '=' || letter == '"'))
+    };
+    let promised = said(&text("Cargo.toml"), "rust-version");
+    let used = said(&text("rust-toolchain.toml"), "channel");
+    assert!(promised <= used, "rust-toolchain.toml is older than Cargo.toml promises");
+    let image = format!("docker.io/library/rust:{}.{}-bookworm", used[0], used[1]);
+    assert!(text("Containerfile").contains(&image), "Containerfile does not build with {image}");
+    // Only packages of this system are sure to be downloaded.
+    let rustc = std::process::Command::new("rustc").arg("-vV").output().unwrap();
+    let rustc = String::from_utf8(rustc.stdout).unwrap();
+    let host = rustc.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--offline", "--filter-platform", host])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    assert!(packages.len() > 100);
+    for package in packages {
+        let Some(needed) = package["rust_version"].as_str() else { continue };
+        assert!(version(needed) <= promised, "{} needs Rust {needed}", package["name"]);
+    }
+}
+
+#[test]
+fn the_forge_calls_what_people_call() {
+    let workflow = text(".github/workflows/ci.yml");
+    for script in [".ci/run", ".ci/minimum"] {
+        assert!(workflow.contains(&format!("run: {script}\n")), "no job runs {script}");
+        assert!(root().join(script).exists(), "{script} is gone");
+    }
+}
+
 /// Files of ours that may say `unsafe`, and how often they do.
 const UNSAFE: &[(&str, usize)] = &[
     ("src/files.rs", 1),
@@ -85,6 +129,7 @@ fn each_unsafe_block_states_why_it_is_sound() {
         "cost-model",
         "simulator",
         "partitioner",
+        "peers",
         "codegen",
         "viz",
         "runtime",

@@ -1,10 +1,8 @@
 //! Any text as a profile of PipeDream, dnn-partitioning or Piper; small ones are planned.
 #![no_main]
 
-use partitioner::{
-    CompatQuestion, Machine, PiperOptions, Problem, Strategy, Training, compat_plan, load_plan_within,
-    piper_plan, plan_with,
-};
+use partitioner::{Machine, Problem, Strategy, Training, plan_with};
+use peers::{CompatQuestion, PiperOptions, compat_plan, load_plan_within, piper_plan};
 use schema::{Bytes, BytesPerSecond, DnnWorkload, PipedreamProfile, PiperWorkload};
 
 /// Larger ones are only read.

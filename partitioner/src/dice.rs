@@ -4,32 +4,9 @@ use schema::{Bytes, BytesPerSecond, Seconds};
 
 use crate::{Block, Machine, MachineDevice, MachineLevel, Problem, Tie, Training, Value};
 
-/// Returns how many cases a property is tried on: `PLAN_CASES` of the environment, or `default`.
-pub(crate) fn cases(default: usize) -> usize {
-    let wanted = std::env::var("PLAN_CASES").ok().and_then(|text| text.parse::<usize>().ok());
-    wanted.unwrap_or(default)
-}
-
-/// Tells whether a case is left out: those before `PLAN_FIRST` of the environment, to come back to one that failed, or to go
-/// through many in slices. What a property asks of all of its cases together is not asked of a slice.
-pub(crate) fn is_skipped(case: usize) -> bool {
-    let first = std::env::var("PLAN_FIRST").ok().and_then(|text| text.parse::<usize>().ok());
-    first.is_some_and(|first| case < first)
-}
-
-/// Small numbers that are the same in every run.
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % limit
-    }
-
-    pub(crate) fn flip(&mut self) -> bool {
-        self.below(2) == 1
-    }
-}
+#[path = "../../tests/dice/mod.rs"]
+mod numbers;
+pub(crate) use numbers::{Dice, cases, is_skipped};
 
 /// A problem with small numbers: uniform machines have one level and room, others differ in everything.
 pub(crate) fn problem(

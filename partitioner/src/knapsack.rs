@@ -7,14 +7,16 @@
 
 /// A choice: what it takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Choice {
-    pub(crate) time: f64,
-    pub(crate) memory: f64,
+pub struct Choice {
+    /// Seconds.
+    pub time: f64,
+    /// Bytes.
+    pub memory: f64,
 }
 
 /// Items, each with its choices side by side.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Items {
+pub struct Items {
     choices: Vec<Choice>,
     /// Where each item's choices end.
     ends: Vec<usize>,
@@ -22,7 +24,7 @@ pub(crate) struct Items {
 
 impl Items {
     /// Adds an item.
-    pub(crate) fn push(&mut self, choices: impl IntoIterator<Item = Choice>) {
+    pub fn push(&mut self, choices: impl IntoIterator<Item = Choice>) {
         self.choices.extend(choices);
         self.ends.push(self.choices.len());
     }
@@ -43,7 +45,7 @@ impl Items {
     }
 
     /// Adds up what picks take.
-    pub(crate) fn sum(&self, picked: &[usize], field: impl Fn(&Choice) -> f64) -> f64 {
+    pub fn sum(&self, picked: &[usize], field: impl Fn(&Choice) -> f64) -> f64 {
         self.iter().zip(picked).map(|(choices, &choice)| field(&choices[choice])).sum()
     }
 
@@ -112,15 +114,15 @@ fn least_of(choices: &[Choice], key: &impl Fn(&Choice) -> (f64, f64)) -> Option<
 
 /// The best choices.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Picked {
+pub struct Picked {
     /// Time of all items.
-    pub(crate) time: f64,
+    pub time: f64,
     /// Choice of each item.
-    pub(crate) choices: Vec<usize>,
+    pub choices: Vec<usize>,
     /// No choices take less time.
-    pub(crate) lower_bound: f64,
+    pub lower_bound: f64,
     /// Time that memory is worth.
-    pub(crate) price: f64,
+    pub price: f64,
 }
 
 /// Steps after which the best found so far is good enough, whatever it is.
@@ -130,7 +132,7 @@ const PATIENCE: [usize; 2] = [500, 4_000];
 
 /// Picks for each item the choice that gives the least time in all, memory within `limit`; in a long search `near` more time does as
 /// well, and in a very long one ten times as much.
-pub(crate) fn pick(items: &Items, limit: f64, near: f64) -> Option<Picked> {
+pub fn pick(items: &Items, limit: f64, near: f64) -> Option<Picked> {
     let smallest = items.least(|choice| (choice.memory, choice.time));
     if smallest.len() < items.len() || items.sum(&smallest, |choice| choice.memory) > limit {
         return None;

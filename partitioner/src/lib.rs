@@ -1,7 +1,7 @@
 //! Which blocks belong on which device?
 //!
 //! One [`Problem`] (blocks, values, a machine), one [`Solution`] (stages with their costs and a lower bound), one file an
-//! algorithm. Outside formats keep their own objectives: [`compat_plan`], [`load_plan`], [`piper_plan`].
+//! algorithm. Other planners' objectives are the crate `peers`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -53,26 +53,16 @@ mod exhaustive;
 #[cfg(test)]
 mod oracle;
 
-mod branches;
-mod compat;
-mod compat_states;
-mod knapsack;
-mod load_balance;
-mod load_groups;
-mod piper;
-
 mod ideals;
+pub mod knapsack;
 mod node_set;
 
 pub use batches::{ENOUGH, Planned, plan_model};
-pub use compat::{CompatError, CompatPlan, CompatQuestion, CompatSplit, CompatStage, compat_plan};
 pub use from_graph::{OperatorSeconds, from_graph};
 pub use grain::{Grain, Sliceable};
 pub use grids::bound_of_any_cut;
 pub use ideals::Ideals;
-pub use load_balance::{LoadDevice, LoadError, LoadPlan, load_plan, load_plan_within};
 pub use node_set::NodeSet;
-pub use piper::{PiperError, PiperOptions, PiperPlan, PiperStage, piper_plan};
 pub use plan_file::{CheckError, check_plan, to_plan};
 pub use problem::{
     Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::{
     cost::Cost,
-    order::{Kind, Op, Program, Schedule, Shape, make_for_costs},
+    order::{Kind, Op, Program},
 };
 
 /// What the clock shows when an order has run.
@@ -118,28 +118,6 @@ pub fn clock_spans<P: Program>(program: &P, cost: &Cost) -> Result<(Clock, Vec<V
         (0..program.n_ranks()).map(|rank| Vec::with_capacity(program.len(rank))).collect();
     let clock = clock_with(program, cost, |op| cost.of(op.kind), |rank, span| spans[rank].push(span))?;
     Ok((clock, spans))
-}
-
-/// Returns the time that each further step adds when steps follow each other without a common pause.
-///
-/// A synchronous order is repeated as it is: a rank starts the next step when it has finished this one. An
-/// asynchronous one has no end of a step: it is longer by the micro-batches of a step.
-///
-/// # Errors
-/// As [`clock`]; the order must be one that could be made once.
-pub fn steady_period(schedule: Schedule, shape: Shape, cost: &Cost) -> Result<u64, ClockError> {
-    // By then every rank has met its slowest neighbour.
-    let settled = shape.ranks + 2;
-    let time = |steps: u32| {
-        let step = |micro_batches| make_for_costs(schedule, Shape { micro_batches, ..shape }, *cost).ok();
-        let order = if schedule.is_asynchronous() {
-            step(shape.micro_batches.saturating_mul(steps))
-        } else {
-            step(shape.micro_batches).map(|order| order.repeated(steps as usize))
-        };
-        clock(&order.ok_or(ClockError::Overflow)?, cost).map(|clock| clock.makespan)
-    };
-    Ok(time(settled + 1)? - time(settled)?)
 }
 
 /// Not yet done.
@@ -340,7 +318,7 @@ fn show(blocked: &[Blocked]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{from_csv, make};
+    use crate::order::{Schedule, Shape, from_csv, make, make_for_costs};
 
     fn cost(forward: u64, input_gradient: u64, weight_gradient: u64, hop: u64) -> Cost {
         Cost { forward, input_gradient, weight_gradient, hop }
@@ -392,6 +370,25 @@ mod tests {
         let order = make("1f1b", 2, 1, 4).unwrap();
         assert_eq!(clock(&order, &cost(u64::MAX, 1, 1, 0)), Err(ClockError::Overflow));
         assert_eq!(clock(&order, &cost(0, 0, 0, 0)).unwrap().makespan, 0);
+    }
+
+    /// Returns the time that each further step adds when steps follow each other without a common pause.
+    ///
+    /// A synchronous order is repeated as it is: a rank starts the next step when it has finished this one. An
+    /// asynchronous one has no end of a step: it is longer by the micro-batches of a step.
+    fn steady_period(schedule: Schedule, shape: Shape, cost: &Cost) -> Result<u64, ClockError> {
+        // By then every rank has met its slowest neighbour.
+        let settled = shape.ranks + 2;
+        let time = |steps: u32| {
+            let step = |micro_batches| make_for_costs(schedule, Shape { micro_batches, ..shape }, *cost).ok();
+            let order = if schedule.is_asynchronous() {
+                step(shape.micro_batches.saturating_mul(steps))
+            } else {
+                step(shape.micro_batches).map(|order| order.repeated(steps as usize))
+            };
+            clock(&order.ok_or(ClockError::Overflow)?, cost).map(|clock| clock.makespan)
+        };
+        Ok(time(settled + 1)? - time(settled)?)
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! How long does a training step take under a plan, and where does the time go?
 //!
 //! Numbers only: a [`Workload`] (stages and their costs), an [`order::Order`] of operations and a [`Machine`] go in, a
-//! [`Timeline`] comes out. [`clock()`] is the exact integer time of an order at uniform costs; [`closed_form`] and
-//! [`in_flight`] say the same in formulas where they exist.
+//! [`Timeline`] comes out. [`clock()`] is the exact integer time of an order at uniform costs; [`closed_form`] says
+//! the same in formulas where they exist.
 //!
 //! ```
 //! use simulator::{Cost, Link, Machine, Workload, order, simulate};
@@ -19,10 +19,7 @@
 pub mod closed_form;
 pub mod collective;
 pub mod data_parallel;
-pub mod in_flight;
-pub mod offload;
 pub mod order;
-pub mod task_graph;
 
 mod build;
 mod clock;
@@ -41,7 +38,7 @@ mod versions;
 mod workload;
 
 pub use build::{build, build_steps};
-pub use clock::{Blocked, Clock, ClockError, Span, clock, clock_as_torch, clock_spans, steady_period};
+pub use clock::{Blocked, Clock, ClockError, Span, clock, clock_as_torch, clock_spans};
 pub use cost::Cost;
 pub use event_graph::{EventGraph, TaskId};
 pub use explain::{Part, Split, savings, split};

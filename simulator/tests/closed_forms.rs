@@ -3,9 +3,12 @@
 
 use proptest::prelude::*;
 use simulator::{
-    Cost, clock, closed_form, in_flight,
+    Cost, clock, closed_form,
     order::{ALL, Schedule, Shape, make_for_costs},
 };
+
+#[path = "formulas/in_flight.rs"]
+mod in_flight;
 
 /// Checks one shape and cost; returns whether there was a formula to check.
 fn check(schedule: Schedule, shape: Shape, cost: Cost) -> bool {

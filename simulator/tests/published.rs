@@ -5,16 +5,23 @@ use std::{collections::BTreeMap, fs};
 
 use simulator::{
     Cost, Link, Machine, Measured, Offload, Stage, StageMemory, Sync, Workload, clock,
-    collective::{self, Algorithm, Collective, Group, Protocol, Table, Transport},
+    collective::{self, Algorithm, Collective, Group, Table},
     data_parallel::{Layer, buckets, step},
     fit_link,
-    offload::{self, HostLink},
     order::{Schedule, Shape, make_for_costs, replicated},
     step_time,
 };
 
 #[path = "../../tests/needs/mod.rs"]
 mod needs;
+
+#[path = "formulas/nccl.rs"]
+mod nccl;
+#[path = "formulas/offload.rs"]
+mod offload;
+
+use nccl::{Protocol, Transport};
+use offload::HostLink;
 
 /// GPipe, table 2: Transformer-48 on K accelerators, M = 32 micro-batches, throughput relative to K = 2.
 #[test]
@@ -43,7 +50,7 @@ fn horovod(layers: &[Layer], n_gpus: u32) -> f64 {
     // What RoCE carries of 25 Gbit/s, after headers and NCCL's simple protocol.
     let network = Link { latency: 0, bandwidth: 3.125e9 * 0.85 };
     let group = Group { nodes, per_node: 4, inner: Link { latency: 0, bandwidth: 10e9 }, outer: network };
-    let latency = collective::nccl_ring_latency(Protocol::Simple, Transport::Pci, n_gpus, nodes);
+    let latency = nccl::ring_latency(Protocol::Simple, Transport::Pci, n_gpus, nodes);
     let all_reduce =
         |bytes| collective::time(Collective::AllReduce, Algorithm::Ring, bytes, &group) + latency;
     let alone: u64 = layers.iter().map(|layer| layer.forward + layer.backward).sum();

@@ -1,10 +1,13 @@
 //! `model-analyze plan`: the best stages for a model on a cluster, why, and how far from optimal they can be.
 
+// Two units are other planners' alone.
+#[cfg_attr(not(feature = "peers"), allow(dead_code))]
 mod answer;
 mod applies;
 mod arguments;
 mod asked;
 mod clusters;
+#[cfg(feature = "peers")]
 mod compat;
 pub(super) mod costs;
 mod input;
@@ -16,12 +19,17 @@ mod refine;
 mod request;
 mod step_size;
 mod why;
+#[cfg(not(feature = "peers"))]
+mod without_peers;
+#[cfg(feature = "peers")]
 mod workload;
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
+#[cfg(not(feature = "peers"))]
+use self::without_peers::{compat, workload};
 pub use self::{
     answer::looked_at,
     arguments::PlanArguments,
@@ -118,6 +126,7 @@ impl Plan {
     }
 
     /// Returns the name of the model for messages.
+    #[cfg(feature = "peers")]
     fn model_name(&self) -> String {
         name_of(&self.model)
     }

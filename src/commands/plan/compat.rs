@@ -1,6 +1,6 @@
 //! `plan GRAPH.txt --compat pipedream`: what the released optimizer would say.
 
-use partitioner::{CompatPlan, CompatQuestion, compat_plan};
+use peers::{CompatPlan, CompatQuestion, compat_plan};
 use schema::{BytesPerSecond, PipedreamProfile, PlanAnswer, StageAnswer};
 
 use super::{
@@ -30,9 +30,7 @@ pub fn run(plan: &Plan, profile: &PipedreamProfile, output: &mut Output) -> Resu
         straight: plan.straight,
     };
     let found = compat_plan(&question).map_err(|error| match error {
-        partitioner::CompatError::TooManyStages { .. } | partitioner::CompatError::TooWide(_) => {
-            Failure::no(error)
-        }
+        peers::CompatError::TooManyStages { .. } | peers::CompatError::TooWide(_) => Failure::no(error),
         _ => Failure::input(error),
     })?;
     let answer = answer(plan, profile, &found);

@@ -1,6 +1,6 @@
 //! `plan WORKLOAD.json`: dnn-partitioning's and Piper's own objectives.
 
-use partitioner::{LoadPlan, PiperOptions, PiperPlan, load_plan, piper_plan};
+use peers::{LoadPlan, PiperOptions, PiperPlan, load_plan, piper_plan};
 use schema::{DnnWorkload, PiperWorkload, PlanAnswer, StageAnswer};
 
 use super::{

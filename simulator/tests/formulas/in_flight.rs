@@ -1,19 +1,10 @@
 //! Peak activations by rank as formulas: how many micro-batches of its chunks a rank holds at once.
 //!
-//! For planners that need memory before there is an order. Exact where `Some`; the order itself
-//! ([`crate::clock()`]) answers for the rest, which depend on costs or have no formula.
+//! Exact where `Some`; the rest depend on costs or have no formula.
 
-use crate::order::{Schedule, Shape};
+use simulator::order::{Schedule, Shape};
 
 /// Returns the most activations (of one chunk and micro-batch) that a rank holds, freed with the weight gradient.
-///
-/// ```
-/// use simulator::{in_flight, order::{Schedule, Shape}};
-///
-/// let shape = Shape { ranks: 4, chunks: 1, micro_batches: 8 };
-/// assert_eq!(in_flight::activations(Schedule::OneForwardOneBackward, shape, 1), Some(3));
-/// assert_eq!(in_flight::activations(Schedule::GPipe, shape, 1), Some(8));
-/// ```
 pub fn activations(schedule: Schedule, shape: Shape, rank: u32) -> Option<u32> {
     schedule.check(shape).ok()?;
     let Shape { ranks: p, chunks: v, micro_batches: m } = shape;

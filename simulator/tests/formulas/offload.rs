@@ -5,7 +5,8 @@
 //! copy out, the copy in before it and a buffer (backward of `i + k` done), its backward for its copy in.
 //! Nobody is faster than `max(Σ(f + b), Σ s/out, Σ s/in)`.
 
-use crate::{event_graph::EventGraph, machine::transfer_time, workload::Offload};
+use proptest::prelude::*;
+use simulator::{EventGraph, Offload};
 
 /// One layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,11 @@ pub struct HostLink {
     pub back: f64,
     /// Share of them that pageable memory reaches.
     pub pageable: f64,
+}
+
+/// Returns the time to move bytes at a rate, rounded up to whole nanoseconds.
+fn transfer_time(bytes: u64, bandwidth: f64) -> u64 {
+    (bytes as f64 * 1e9 / bandwidth).ceil() as u64
 }
 
 /// Returns the time of one step.
@@ -63,7 +69,7 @@ pub fn step(layers: &[Layer], link: HostLink, mode: Offload) -> u64 {
 }
 
 /// Returns a bound that no mode beats.
-pub fn bound(layers: &[Layer], link: HostLink) -> u64 {
+fn bound(layers: &[Layer], link: HostLink) -> u64 {
     let sum = |time: &dyn Fn(&Layer) -> u64| layers.iter().map(time).sum::<u64>();
     sum(&|layer| layer.forward + layer.backward)
         .max(sum(&|layer| transfer_time(layer.bytes, link.out)))
@@ -71,7 +77,7 @@ pub fn bound(layers: &[Layer], link: HostLink) -> u64 {
 }
 
 /// The same by events: every wait written down, and the longest path taken. For checking [`step`].
-pub fn step_by_events(layers: &[Layer], link: HostLink, depth: u32) -> u64 {
+fn step_by_events(layers: &[Layer], link: HostLink, depth: u32) -> u64 {
     let (n, depth) = (layers.len(), depth.max(1) as usize);
     let mut graph = EventGraph::with_capacity(4 * n);
     let (mut forward, mut out) = (Vec::new(), Vec::new());
@@ -99,42 +105,35 @@ pub fn step_by_events(layers: &[Layer], link: HostLink, depth: u32) -> u64 {
     graph.ends().into_iter().max().unwrap_or(0)
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+const LINK: HostLink = HostLink { out: 1e9, back: 2e9, pageable: 0.5 };
 
-    use super::*;
+#[test]
+fn the_modes_by_hand() {
+    let layer = Layer { forward: 10, backward: 20, bytes: 8 };
+    let check = |mode, expected| assert_eq!(step(&[layer; 3], LINK, mode), expected, "{mode:?}");
+    check(Offload::Naive, 3 * (10 + 16 + 20 + 8));
+    check(Offload::Pinned, 3 * (10 + 8 + 20 + 4));
+    check(Offload::NonBlocking, 3 * (10 + 16 + 20 + 8));
+    // Copies hide but for the last out and the first in.
+    check(Offload::Overlapped { depth: 2 }, 3 * 10 + 8 + 4 + 3 * 20);
+    assert_eq!(bound(&[layer; 3], LINK), 90);
+}
 
-    const LINK: HostLink = HostLink { out: 1e9, back: 2e9, pageable: 0.5 };
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn the_modes_by_hand() {
-        let layer = Layer { forward: 10, backward: 20, bytes: 8 };
-        let check = |mode, expected| assert_eq!(step(&[layer; 3], LINK, mode), expected, "{mode:?}");
-        check(Offload::Naive, 3 * (10 + 16 + 20 + 8));
-        check(Offload::Pinned, 3 * (10 + 8 + 20 + 4));
-        check(Offload::NonBlocking, 3 * (10 + 16 + 20 + 8));
-        // Copies hide but for the last out and the first in.
-        check(Offload::Overlapped { depth: 2 }, 3 * 10 + 8 + 4 + 3 * 20);
-        assert_eq!(bound(&[layer; 3], LINK), 90);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
-
-        #[test]
-        fn recurrences_equal_events(
-            layers in prop::collection::vec((1_u64..50, 1_u64..50, 0_u64..90), 1..12),
-            depth in 1_u32..6,
-        ) {
-            let layers: Vec<Layer> =
-                layers.into_iter().map(|(forward, backward, bytes)| Layer { forward, backward, bytes }).collect();
-            let overlapped = step(&layers, LINK, Offload::Overlapped { depth });
-            prop_assert_eq!(overlapped, step_by_events(&layers, LINK, depth));
-            let [naive, pinned] = [Offload::Naive, Offload::Pinned].map(|mode| step(&layers, LINK, mode));
-            prop_assert!(naive >= pinned && pinned >= overlapped && overlapped >= bound(&layers, LINK));
-            let more = step(&layers, LINK, Offload::Overlapped { depth: depth + 1 });
-            prop_assert!(more <= overlapped);
-        }
+    fn recurrences_equal_events(
+        layers in prop::collection::vec((1_u64..50, 1_u64..50, 0_u64..90), 1..12),
+        depth in 1_u32..6,
+    ) {
+        let layers: Vec<Layer> =
+            layers.into_iter().map(|(forward, backward, bytes)| Layer { forward, backward, bytes }).collect();
+        let overlapped = step(&layers, LINK, Offload::Overlapped { depth });
+        prop_assert_eq!(overlapped, step_by_events(&layers, LINK, depth));
+        let [naive, pinned] = [Offload::Naive, Offload::Pinned].map(|mode| step(&layers, LINK, mode));
+        prop_assert!(naive >= pinned && pinned >= overlapped && overlapped >= bound(&layers, LINK));
+        let more = step(&layers, LINK, Offload::Overlapped { depth: depth + 1 });
+        prop_assert!(more <= overlapped);
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use partitioner::load_plan;
+use peers::load_plan;
 use schema::DnnWorkload;
 
 #[path = "../../tests/needs/mod.rs"]

@@ -11,12 +11,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use partitioner::Ideals;
 use schema::DnnWorkload;
 
-use crate::{
-    ideals::Ideals,
-    load_groups::{Groups, groups},
-};
+use crate::load_groups::{Groups, groups};
 
 /// A placement and how good it is.
 #[derive(Clone, Debug, PartialEq)]

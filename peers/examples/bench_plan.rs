@@ -7,10 +7,8 @@
 
 use std::{hint::black_box, path::PathBuf, time::Instant};
 
-use partitioner::{
-    Block, CompatQuestion, Machine, PiperOptions, Problem, Strategy, Training, Value, compat_plan, load_plan,
-    piper_plan, plan_model, plan_with, what_if,
-};
+use partitioner::{Block, Machine, Problem, Strategy, Training, Value, plan_model, plan_with, what_if};
+use peers::{CompatQuestion, PiperOptions, compat_plan, load_plan, piper_plan};
 use schema::{Bytes, BytesPerSecond, DnnWorkload, PipedreamProfile, PiperWorkload, Seconds};
 
 fn main() {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use partitioner::{PiperOptions, piper_plan};
+use peers::{PiperOptions, piper_plan};
 use schema::PiperWorkload;
 
 #[path = "../../tests/needs/mod.rs"]

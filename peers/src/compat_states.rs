@@ -6,9 +6,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use partitioner::NodeSet;
 use schema::PipedreamProfile;
-
-use crate::NodeSet;
 
 /// The states in topological order, with sums over their ideals.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::type_complexity, clippy::approx_constant)]
 
-use partitioner::{CompatPlan, CompatQuestion, compat_plan};
+use peers::{CompatPlan, CompatQuestion, compat_plan};
 use schema::{BytesPerSecond, PipedreamProfile};
 
 #[path = "../../tests/needs/mod.rs"]

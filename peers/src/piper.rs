@@ -11,12 +11,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use schema::{PiperImplementation, PiperWorkload};
-
-use crate::{
-    ideals::Ideals,
+use partitioner::{
+    Ideals,
     knapsack::{Choice, Items, Picked, pick},
 };
+use schema::{PiperImplementation, PiperWorkload};
 
 /// What may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

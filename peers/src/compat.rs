@@ -14,10 +14,10 @@
 //! Ties: the plan found first wins, trying one stage, then few replicas for the last stage before many, then the
 //! earliest split.
 
+use partitioner::NodeSet;
 use schema::{BytesPerSecond, PipedreamProfile};
 
 use crate::{
-    NodeSet,
     branches::Branches,
     compat_states::{States, states},
 };
