@@ -59,6 +59,8 @@ mod knapsack;
 mod load_balance;
 mod load_groups;
 mod piper;
+mod piper_recent;
+mod piper_sums;
 
 mod ideals;
 mod node_set;
