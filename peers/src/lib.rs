@@ -12,6 +12,8 @@ mod compat_states;
 mod load_balance;
 mod load_groups;
 mod piper;
+mod piper_recent;
+mod piper_sums;
 
 #[cfg(test)]
 #[path = "../../tests/dice/mod.rs"]

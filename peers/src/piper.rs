@@ -7,7 +7,9 @@
 //! Where Piper fills a table over (ideal, devices, replicas) and picks implementations greedily, we ask "can every stage
 //! keep within T?" for a few T. Under one T, more devices or more replicas behind a stage never help those before it, so
 //! each ideal keeps only the frontier of (replicas, devices), each stage takes the smallest `d` that
-//! keeps within T, and implementations are picked exactly. Cost: O(probes · Q² · |t| · frontier).
+//! keeps within T, and implementations are picked exactly. Cost: O(probes · Q² · |t| · frontier) time, O(Q · frontier)
+//! memory: a stage is looked at when it is asked for, after sums over ideals have said that it may fit ([`Sums`]), and what was
+//! worked out is kept while there is room ([`Recent`]).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,6 +18,8 @@ use partitioner::{
     knapsack::{Choice, Items, Picked, pick},
 };
 use schema::{PiperImplementation, PiperWorkload};
+
+use crate::{piper_recent::Recent, piper_sums::Sums};
 
 /// What may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +76,16 @@ pub enum PiperError {
     /// More ideals than can be looked at.
     #[error("the graph has more than {0} ideals")]
     TooWide(usize),
+    /// More pairs of ideals than can be looked at.
+    #[error(
+        "the graph has {ideals} ideals, and pairs of them were looked at {visits} times without finding any plan"
+    )]
+    TooLong {
+        /// Ideals.
+        ideals: usize,
+        /// Pairs looked at.
+        visits: u64,
+    },
     /// A layer without implementations.
     #[error("node `{0}` has no implementation that may be used")]
     NoImplementation(String),
@@ -101,6 +115,12 @@ pub enum PiperError {
 
 /// The most ideals; pairs of them are looked at.
 const IDEALS: usize = 40_000;
+/// The most nodes of all ideals together, as bits.
+const BITS: usize = 1 << 28;
+/// Pairs of ideals after which the best plan so far is the answer; picking implementations counts as many.
+const VISITS: u64 = 20_000_000_000;
+/// What picking implementations for one node counts as.
+const VISITS_OF_A_PICK: u64 = 50;
 
 /// Finds the best plan.
 ///
@@ -108,8 +128,10 @@ const IDEALS: usize = 40_000;
 /// When no plan fits into memory, or the graph is too wide.
 pub fn piper_plan(workload: &PiperWorkload, options: PiperOptions) -> Result<PiperPlan, PiperError> {
     let mut solver = Solver::new(workload, options)?;
-    let Some(mut best) = solver.within(f64::INFINITY) else {
-        return Err(solver.why_not(workload, options));
+    let mut best = match solver.within(f64::INFINITY) {
+        Within::Plan(plan) => plan,
+        Within::None => return Err(solver.why_not()),
+        Within::Unfinished => return Err(solver.too_long()),
     };
     let mut low = solver.lower_bound();
     while low < best.period * (1.0 - 1e-12) {
@@ -117,8 +139,12 @@ pub fn piper_plan(workload: &PiperWorkload, options: PiperOptions) -> Result<Pip
         let is_near = best.period - low < best.period * 1e-3;
         let target = if is_near { best.period * (1.0 - 1e-12) } else { (low + best.period) / 2.0 };
         match solver.within(target) {
-            Some(better) => best = better,
-            None => low = target,
+            Within::Plan(better) => best = better,
+            Within::None => low = target,
+            Within::Unfinished => {
+                best.lower_bound = low.min(best.period * (1.0 - solver.doubt));
+                return Ok(best);
+            }
         }
     }
     // Picks that were cut short leave a doubt of this size.
@@ -126,11 +152,19 @@ pub fn piper_plan(workload: &PiperWorkload, options: PiperOptions) -> Result<Pip
     Ok(best)
 }
 
-/// A node's way to run, as numbers.
+/// What a probe comes to.
+enum Within {
+    Plan(PiperPlan),
+    None,
+    /// The limit on the work was met first.
+    Unfinished,
+}
+
 struct Solver<'a> {
     workload: &'a PiperWorkload,
+    /// Bytes of a device; the workload's but where a plan is looked for that would fit.
+    memory: f64,
     ideals: Ideals,
-    n_nodes: usize,
     /// Degrees of tensor parallelism that are tried.
     degrees: Vec<u32>,
     /// Replica counts that divide the batch.
@@ -142,18 +176,23 @@ struct Solver<'a> {
     ids: Vec<i64>,
     /// Least device-seconds of each ideal.
     work: Vec<f64>,
-    pairs: HashMap<(u32, u32, u8), Pair>,
+    sums: Sums,
+    recent: Recent,
     doubt: f64,
+    visits: u64,
 }
 
 /// A stage between two ideals at one degree, whatever its replicas: nodes with (compute, bytes cut, parameters, A, B).
-struct Pair {
+pub(crate) struct Stage {
     nodes: Vec<usize>,
-    /// Least compute and least bytes cut of all nodes: a quick bound.
-    least_compute: f64,
     choices: Vec<Vec<[f64; 5]>>,
-    /// Time by replicas and micro-batches in flight.
-    known: HashMap<(u32, u32), f64>,
+}
+
+impl Stage {
+    /// Counts what it holds.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
 }
 
 /// A point of a frontier: what the stages from here to the end take.
@@ -163,6 +202,25 @@ struct Point {
     devices: u32,
     /// Ideal, point, degree and replicas of the stage that led here.
     came: (u32, u32, u8, u32),
+}
+
+/// Points of which none takes as few replicas and devices as another: by replicas, devices fall.
+#[derive(Clone, Default)]
+struct Frontier(Vec<Point>);
+
+impl Frontier {
+    /// Tells whether a point takes no more of either.
+    fn has(&self, replicas: u32, devices: u32) -> bool {
+        let after = self.0.partition_point(|point| point.replicas <= replicas);
+        after > 0 && self.0[after - 1].devices <= devices
+    }
+
+    /// Adds a point that [`Self::has`] not, in the place of those that take as much.
+    fn insert(&mut self, point: Point) {
+        let first = self.0.partition_point(|other| other.replicas < point.replicas);
+        let n_worse = self.0[first..].iter().take_while(|other| other.devices >= point.devices).count();
+        self.0.splice(first..first + n_worse, [point]);
+    }
 }
 
 impl<'a> Solver<'a> {
@@ -179,27 +237,10 @@ impl<'a> Solver<'a> {
             edges[to].push((from, edge.bytes, true));
             outputs[from].push(to);
         }
-        let ideals = Ideals::enumerate(&outputs, IDEALS).ok_or(PiperError::TooWide(IDEALS))?;
-        let is_usable = |implementation: &&PiperImplementation| {
-            options.recompute || implementation.id != "activation recomp"
-        };
-        let n_devices = workload.n_devices;
-        let mut by_degree: BTreeMap<u32, Vec<Vec<&PiperImplementation>>> = BTreeMap::new();
-        for (index, node) in workload.nodes.iter().enumerate() {
-            for (&degree, implementations) in &node.implementations {
-                if degree >= 1 && degree <= n_devices && (degree == 1 || options.tensor_parallel) {
-                    by_degree.entry(degree).or_insert_with(|| vec![Vec::new(); n_nodes])[index] =
-                        implementations.iter().filter(is_usable).collect();
-                }
-            }
-        }
-        let (degrees, implementations): (Vec<u32>, Vec<_>) = by_degree.into_iter().unzip();
-        for (index, node) in workload.nodes.iter().enumerate() {
-            if implementations.iter().all(|by_node| by_node[index].is_empty()) {
-                return Err(PiperError::NoImplementation(name(workload, index, &node.name)));
-            }
-        }
-        let most = n_devices.min(workload.micro_batches);
+        let limit = IDEALS.min(BITS / n_nodes.max(1));
+        let ideals = Ideals::enumerate(&outputs, limit).ok_or(PiperError::TooWide(limit))?;
+        let (degrees, implementations) = implementations(workload, options)?;
+        let most = workload.n_devices.min(workload.micro_batches);
         let replicas = (1..=if options.data_parallel { most } else { 1 })
             .filter(|count| workload.micro_batches.is_multiple_of(*count))
             .collect();
@@ -213,18 +254,21 @@ impl<'a> Solver<'a> {
             .collect();
         let work = (0..ideals.len()).map(|ideal| ideals.nodes(ideal).map(|node| least[node]).sum()).collect();
         let ids = workload.nodes.iter().map(|node| node.id).collect();
+        let sums = Sums::new(&ideals, &implementations);
         Ok(Self {
             workload,
+            memory: workload.memory,
             ideals,
-            n_nodes,
             degrees,
             replicas,
             implementations,
             edges,
             ids,
             work,
-            pairs: HashMap::new(),
+            sums,
+            recent: Recent::default(),
             doubt: 0.0,
+            visits: 0,
         })
     }
 
@@ -232,16 +276,12 @@ impl<'a> Solver<'a> {
         self.work[self.work.len() - 1] / f64::from(self.workload.n_devices)
     }
 
-    fn pair(&self, start: usize, end: usize, degree: usize) -> Option<Pair> {
+    /// Puts together what a stage may be made of; every node has an implementation at the degree.
+    fn stage_between(&self, start: usize, end: usize, degree: usize) -> Stage {
         let nodes: Vec<usize> = self.ideals.between(start, end).collect();
         let is_inside = |node: usize| self.ideals.is_between(start, end, node);
-        let mut choices = Vec::with_capacity(nodes.len());
-        for &node in &nodes {
-            let implementations = &self.implementations[degree][node];
-            if implementations.is_empty() {
-                return None;
-            }
-            let numbers = implementations.iter().map(|implementation| {
+        let choices = nodes.iter().map(|&node| {
+            let numbers = self.implementations[degree][node].iter().map(|implementation| {
                 let outside = self.edges[node].iter().filter(|(other, ..)| !is_inside(*other));
                 let cut = outside.map(|&(other, bytes, comes_in)| {
                     let syncs =
@@ -252,17 +292,13 @@ impl<'a> Solver<'a> {
                 let memory = (implementation.memory_in_flight, implementation.memory_fixed);
                 [implementation.time, cut, implementation.parameters, memory.0, memory.1]
             });
-            choices.push(numbers.collect::<Vec<_>>());
-        }
-        let least_compute = choices
-            .iter()
-            .map(|choices| choices.iter().map(|choice| choice[0]).fold(f64::INFINITY, f64::min))
-            .sum();
-        Some(Pair { nodes, least_compute, choices, known: HashMap::new() })
+            numbers.collect()
+        });
+        Stage { choices: choices.collect(), nodes }
     }
 
     /// Picks implementations for a stage of `replicas` with `in_flight` micro-batches.
-    fn picks(&self, pair: &Pair, replicas: u32, in_flight: u32) -> Option<Picked> {
+    fn picks(&self, stage: &Stage, replicas: u32, in_flight: u32) -> Option<Picked> {
         let (d, y) = (f64::from(replicas), f64::from(in_flight));
         let batch = f64::from(self.workload.micro_batches);
         let item = |choices: &Vec<[f64; 5]>| {
@@ -273,107 +309,138 @@ impl<'a> Solver<'a> {
             };
             choices.iter().map(choice).collect()
         };
-        let items: Items = pair.choices.iter().map(item).collect();
-        pick(&items, self.workload.memory, 0.0)
+        let items: Items = stage.choices.iter().map(item).collect();
+        pick(&items, self.memory, 0.0)
     }
 
     fn time(&mut self, key: (u32, u32, u8), replicas: u32, in_flight: u32) -> f64 {
-        let pair = &self.pairs[&key];
-        if let Some(&time) = pair.known.get(&(replicas, in_flight)) {
+        if let Some(time) = self.recent.time(key, replicas, in_flight) {
             return time;
         }
-        let picked = self.picks(pair, replicas, in_flight);
+        let stage = self
+            .recent
+            .stage(key)
+            .unwrap_or_else(|| self.stage_between(key.0 as usize, key.1 as usize, usize::from(key.2)).into());
+        self.visits += stage.len() as u64 * VISITS_OF_A_PICK;
+        let picked = self.picks(&stage, replicas, in_flight);
         let time = picked.as_ref().map_or(f64::INFINITY, |picked| picked.time);
         if let Some(picked) = picked.filter(|picked| picked.lower_bound < picked.time) {
             self.doubt = self.doubt.max(1.0 - picked.lower_bound / picked.time);
         }
-        let pair = self.pairs.get_mut(&key).expect("looked up above");
-        pair.known.insert((replicas, in_flight), time);
+        self.recent.keep(key, replicas, in_flight, time, stage);
         time
     }
 
     /// Finds a plan whose stages all take at most `target`.
-    fn within(&mut self, target: f64) -> Option<PiperPlan> {
+    fn within(&mut self, target: f64) -> Within {
         let n_ideals = self.ideals.len();
-        let n_devices = self.workload.n_devices;
-        let most_replicas = n_devices.min(self.workload.micro_batches);
         let total = self.work[n_ideals - 1];
-        let mut frontiers: Vec<Vec<Point>> = vec![Vec::new(); n_ideals];
-        frontiers[0].push(Point { replicas: 0, devices: 0, came: (0, 0, 0, 0) });
+        let mut frontiers = vec![Frontier::default(); n_ideals];
+        frontiers[0].insert(Point { replicas: 0, devices: 0, came: (0, 0, 0, 0) });
+        // Ideals that some stages end at, and the fewest devices that these take.
+        let mut reached = vec![(0_usize, 0_u32)];
         for end in 1..n_ideals {
             // Devices that the rest of the model needs at the least.
             let rest = ((total - self.work[end]) / target * (1.0 - 1e-9)).ceil();
             let rest = if rest.is_finite() { rest as u32 } else { 0 };
-            let mut points: Vec<Point> = Vec::new();
-            for start in (0..end).rev() {
-                if frontiers[start].is_empty() || !self.ideals.is_subset(start, end) {
-                    continue;
-                }
+            let mut frontier = Frontier::default();
+            for &(start, devices) in reached.iter().rev() {
                 for degree in 0..self.degrees.len() {
-                    let key = (start as u32, end as u32, degree as u8);
-                    if !self.pairs.contains_key(&key) {
-                        let pair = self.pair(start, end, degree);
-                        let none = Pair {
-                            nodes: vec![],
-                            least_compute: f64::INFINITY,
-                            choices: vec![],
-                            known: HashMap::new(),
-                        };
-                        self.pairs.insert(key, pair.unwrap_or(none));
-                    }
-                    let least_compute = self.pairs[&key].least_compute;
-                    if least_compute == f64::INFINITY {
+                    let key = (start, end, degree);
+                    let Some(first) = self.fewest(key, target, devices.saturating_add(rest)) else {
                         continue;
-                    }
-                    let least = least_compute / target * (1.0 - 1e-9);
-                    let first = self.replicas.partition_point(|&count| f64::from(count) < least);
-                    for (index, point) in frontiers[start].iter().enumerate() {
-                        for which in first..self.replicas.len() {
-                            let count = self.replicas[which];
-                            let replicas = point.replicas + count;
-                            let devices = point.devices + count * self.degrees[degree];
-                            if replicas > most_replicas || devices.saturating_add(rest) > n_devices {
-                                break;
-                            }
-                            let time = self.time(key, count, replicas.div_ceil(count));
-                            if time <= target && time.is_finite() {
-                                let came = (start as u32, index as u32, degree as u8, count);
-                                points.push(Point { replicas, devices, came });
-                                break;
-                            }
-                        }
-                    }
+                    };
+                    self.grow(&frontiers[start], key, first, target, rest, &mut frontier);
                 }
             }
-            points.sort_by_key(|point| (point.replicas, point.devices));
-            let frontier = &mut frontiers[end];
-            for point in points {
-                if frontier.last().is_none_or(|last| point.devices < last.devices) {
-                    frontier.push(point);
+            self.visits += reached.len() as u64;
+            if self.visits > VISITS {
+                return Within::Unfinished;
+            }
+            if let Some(fewest) = frontier.0.last() {
+                reached.push((end, fewest.devices));
+                frontiers[end] = frontier;
+            }
+        }
+        self.plan(&frontiers).map_or(Within::None, Within::Plan)
+    }
+
+    /// Returns which number of replicas a stage from `start` to `end` needs at the least; none where that is too many beside
+    /// the devices that others take, or where there is no such stage.
+    fn fewest(&self, (start, end, degree): (usize, usize, usize), target: f64, others: u32) -> Option<usize> {
+        let least = self.sums.compute(degree, start, end)? / target * (1.0 - 1e-9);
+        let (width, n_devices) = (self.degrees[degree], self.workload.n_devices);
+        if least * f64::from(width) + f64::from(others) > f64::from(n_devices)
+            || !self.ideals.is_subset(start, end)
+        {
+            return None;
+        }
+        let first = self.replicas.partition_point(|&count| f64::from(count) < least);
+        let fewest = *self.replicas.get(first)?;
+        (others.saturating_add(fewest * width) <= n_devices).then_some(first)
+    }
+
+    /// Adds what a stage from `start` to `end` leads to from the points there, `first` the number of replicas that it needs.
+    fn grow(
+        &mut self,
+        points: &Frontier,
+        (start, end, degree): (usize, usize, usize),
+        first: usize,
+        target: f64,
+        rest: u32,
+        frontier: &mut Frontier,
+    ) {
+        let (width, n_devices) = (self.degrees[degree], self.workload.n_devices);
+        let most_replicas = n_devices.min(self.workload.micro_batches);
+        let key = (start as u32, end as u32, degree as u8);
+        for (index, point) in points.0.iter().enumerate() {
+            for which in first..self.replicas.len() {
+                let count = self.replicas[which];
+                let (replicas, devices) = (point.replicas + count, point.devices + count * width);
+                if replicas > most_replicas
+                    || devices.saturating_add(rest) > n_devices
+                    || frontier.has(replicas, devices)
+                {
+                    break;
+                }
+                let in_flight = replicas.div_ceil(count);
+                let memory =
+                    self.sums.memory(&self.ideals, &self.implementations, degree, in_flight, start, end);
+                if memory > self.memory {
+                    continue;
+                }
+                let time = self.time(key, count, in_flight);
+                if time <= target && time.is_finite() {
+                    let came = (start as u32, index as u32, degree as u8, count);
+                    frontier.insert(Point { replicas, devices, came });
+                    break;
                 }
             }
         }
-        let mut ideal = n_ideals - 1;
-        let mut point = *frontiers[ideal].first()?;
+    }
+
+    /// Follows the points back from the whole model.
+    fn plan(&self, frontiers: &[Frontier]) -> Option<PiperPlan> {
+        let mut ideal = frontiers.len() - 1;
+        let mut point = *frontiers[ideal].0.first()?;
         let mut stages = Vec::new();
         while ideal != 0 {
             let (start, index, degree, count) = point.came;
-            let pair = &self.pairs[&(start, ideal as u32, degree)];
-            stages.push(self.stage(pair, degree as usize, count, point.replicas.div_ceil(count))?);
+            let stage = self.stage_between(start as usize, ideal, usize::from(degree));
+            stages.push(self.stage(&stage, usize::from(degree), count, point.replicas.div_ceil(count))?);
             ideal = start as usize;
-            point = frontiers[ideal][index as usize];
+            point = frontiers[ideal].0[index as usize];
         }
         let period = stages.iter().map(|stage: &PiperStage| stage.seconds).fold(0.0, f64::max);
-        debug_assert_eq!(stages.iter().map(|stage| stage.nodes.len()).sum::<usize>(), self.n_nodes);
-        Some(PiperPlan { period, lower_bound: 0.0, stages, n_ideals })
+        Some(PiperPlan { period, lower_bound: 0.0, stages, n_ideals: frontiers.len() })
     }
 
-    fn stage(&self, pair: &Pair, degree: usize, replicas: u32, in_flight: u32) -> Option<PiperStage> {
-        let picked = self.picks(pair, replicas, in_flight)?;
-        let chosen = || pair.choices.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice]);
-        let names = pair.nodes.iter().zip(&picked.choices);
+    fn stage(&self, stage: &Stage, degree: usize, replicas: u32, in_flight: u32) -> Option<PiperStage> {
+        let picked = self.picks(stage, replicas, in_flight)?;
+        let chosen = || stage.choices.iter().zip(&picked.choices).map(|(choices, &choice)| choices[choice]);
+        let names = stage.nodes.iter().zip(&picked.choices);
         Some(PiperStage {
-            nodes: pair.nodes.clone(),
+            nodes: stage.nodes.clone(),
             data_parallel: replicas,
             tensor_parallel: self.degrees[degree],
             implementations: names
@@ -385,21 +452,25 @@ impl<'a> Solver<'a> {
         })
     }
 
+    fn too_long(&self) -> PiperError {
+        PiperError::TooLong { ideals: self.ideals.len(), visits: self.visits }
+    }
+
     /// Finds what is in the way when nothing fits.
-    fn why_not(&self, workload: &PiperWorkload, options: PiperOptions) -> PiperError {
-        let available = workload.memory;
-        for (index, node) in workload.nodes.iter().enumerate() {
+    fn why_not(&mut self) -> PiperError {
+        let available = self.workload.memory;
+        for (index, node) in self.workload.nodes.iter().enumerate() {
             let implementations = self.implementations.iter().flat_map(|by_node| by_node[index].iter());
             let memory = implementations.map(|choice| choice.memory_in_flight + choice.memory_fixed);
             let needed = memory.fold(f64::INFINITY, f64::min);
             if needed > available {
-                let node = name(workload, index, &node.name);
+                let node = name(self.workload, index, &node.name);
                 return PiperError::Node { node, needed, available };
             }
         }
-        let fits = |memory: f64| {
-            let larger = PiperWorkload { memory, ..workload.clone() };
-            Solver::new(&larger, options).is_ok_and(|mut solver| solver.within(f64::INFINITY).is_some())
+        let mut fits = |memory: f64| {
+            (self.memory, self.recent) = (memory, Recent::default());
+            matches!(self.within(f64::INFINITY), Within::Plan(_))
         };
         let (mut low, mut high) = (available, available * 2.0);
         while !fits(high) && high < 1e30 {
@@ -409,10 +480,73 @@ impl<'a> Solver<'a> {
             let middle = (low + high) / 2.0;
             if fits(middle) { high = middle } else { low = middle }
         }
-        PiperError::Memory { devices: workload.n_devices, available, would_fit: high }
+        if self.visits > VISITS {
+            return self.too_long();
+        }
+        PiperError::Memory { devices: self.workload.n_devices, available, would_fit: high }
     }
+}
+
+/// Finds the degrees that may be used, and by degree, then node, the implementations.
+#[allow(clippy::type_complexity)]
+fn implementations(
+    workload: &PiperWorkload,
+    options: PiperOptions,
+) -> Result<(Vec<u32>, Vec<Vec<Vec<&PiperImplementation>>>), PiperError> {
+    let n_nodes = workload.nodes.len();
+    let is_usable =
+        |implementation: &&PiperImplementation| options.recompute || implementation.id != "activation recomp";
+    let mut by_degree: BTreeMap<u32, Vec<Vec<&PiperImplementation>>> = BTreeMap::new();
+    for (index, node) in workload.nodes.iter().enumerate() {
+        for (&degree, implementations) in &node.implementations {
+            if degree >= 1 && degree <= workload.n_devices && (degree == 1 || options.tensor_parallel) {
+                by_degree.entry(degree).or_insert_with(|| vec![Vec::new(); n_nodes])[index] =
+                    implementations.iter().filter(is_usable).collect();
+            }
+        }
+    }
+    let (degrees, implementations): (Vec<u32>, Vec<_>) = by_degree.into_iter().unzip();
+    for (index, node) in workload.nodes.iter().enumerate() {
+        if implementations.iter().all(|by_node: &Vec<Vec<_>>| by_node[index].is_empty()) {
+            return Err(PiperError::NoImplementation(name(workload, index, &node.name)));
+        }
+    }
+    Ok((degrees, implementations))
 }
 
 fn name(workload: &PiperWorkload, index: usize, name: &str) -> String {
     if name.is_empty() { workload.nodes[index].id.to_string() } else { name.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_without_an_end_ends() {
+        let node = |id: i64| {
+            let ways = vec![PiperImplementation {
+                id: "vanilla".into(),
+                time: 1.0,
+                parameters: 0.0,
+                memory_in_flight: 0.0,
+                memory_fixed: 0.0,
+                sync_forward: BTreeMap::new(),
+                sync_backward: BTreeMap::new(),
+            }];
+            schema::PiperNode { id, name: String::new(), implementations: [(1, ways)].into() }
+        };
+        let workload = PiperWorkload {
+            n_devices: 2,
+            memory: 1.0,
+            bandwidth: 1.0,
+            micro_batches: 1,
+            nodes: vec![node(0), node(1)],
+            edges: vec![],
+        };
+        let mut solver = Solver::new(&workload, PiperOptions::default()).unwrap();
+        assert!(matches!(solver.within(1.0), Within::Plan(_)));
+        solver.visits = VISITS;
+        assert!(matches!(solver.within(1.0), Within::Unfinished));
+    }
 }
