@@ -8,7 +8,7 @@ use std::{collections::HashMap, ops::Range};
 
 use graph::{
     BlockId, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId, TensorFact,
-    TensorId, dtype_name,
+    TensorId, ValueId, dtype_name,
 };
 use schema::{Bytes, Phase, Seconds, WorkSize};
 
@@ -20,7 +20,7 @@ use crate::{
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
     recurrent::{self, Products},
-    shape::{Key, Shape, is_true, key, matrix, scaled, shape},
+    shape::{Key, Shape, flat, is_true, key, matrix, scaled, shape},
     work::{Machine, Work},
 };
 
@@ -259,24 +259,18 @@ impl<'a> Predictor<'a> {
             source: TimeSource::Free,
             is_launch_bound: false,
         };
-        let makes_tensor = operator.outputs.iter().any(|value| {
-            self.graph
-                .value(*value)
-                .fact
-                .tensors()
-                .iter()
-                .any(|one| one.shape.as_ref().is_none_or(|shape| !shape.is_empty()))
-        });
-        if operator.class == OperatorClass::Plumbing || !makes_tensor {
+        if operator.class == OperatorClass::Plumbing || !self.has_work(operator) {
             return own;
         }
         let dtype = self.dtype(operator);
         let machine = *self.machines.entry(dtype).or_insert_with(|| Machine::of(&self.model.figures, dtype));
-        let shape = shape(self.graph, operator, &cost)
-            .map(|shape| Shape { size: scaled(shape.size, self.scale(operator)), ..shape });
+        let shape = shape(self.graph, operator, &cost).map(|shape| {
+            let size = scaled(shape.size, self.scale(operator));
+            Shape { size: if machine.host.is_none() { flat(kind(operator), size) } else { size }, ..shape }
+        });
         let subject = Subject { operator, cost, dtype, machine, shape };
-        let is_idle = operator.class == OperatorClass::View
-            || cost.read_bytes + cost.written_bytes + cost.forward_flops == 0;
+        // A `reshape` that cannot look at what lies there moves bytes.
+        let is_idle = cost.read_bytes + cost.written_bytes + cost.forward_flops == 0;
         let wants_gradient = self.wants_gradient(operator);
         let is_whole = match is_idle {
             true => {
@@ -485,6 +479,17 @@ impl<'a> Predictor<'a> {
             sums.extend(std::iter::repeat_n(one, readers - 1));
         }
         (!sums.is_empty()).then(|| (combine(sums.into_iter()), source))
+    }
+
+    /// Tells whether tensors come out, or one number of many: a loss, a mean.
+    fn has_work(&self, operator: &Operator) -> bool {
+        let has_axes = |fact: &TensorFact| fact.shape.as_ref().is_none_or(|shape| !shape.is_empty());
+        let facts = |values: &[ValueId]| -> Vec<&TensorFact> {
+            values.iter().flat_map(|value| self.graph.value(*value).fact.tensors()).collect()
+        };
+        let outputs = facts(&operator.outputs);
+        let is_summed = || !operator.tensors.is_empty() || facts(&operator.inputs).into_iter().any(has_axes);
+        outputs.iter().any(|fact| has_axes(fact)) || !outputs.is_empty() && is_summed()
     }
 
     fn wants_gradient(&self, operator: &Operator) -> bool {
@@ -723,7 +728,9 @@ fn kind(operator: &Operator) -> &str {
 
 /// Tells whether the gradient is the output's own: nothing is computed.
 fn is_passed_on(operator: &Operator) -> bool {
-    matches!(kind(operator), "add" | "sub" | "contiguous" | "clone" | "to")
+    // The gradient of a copy in another order is a view.
+    operator.class == OperatorClass::View
+        || matches!(kind(operator), "add" | "sub" | "contiguous" | "clone" | "to")
 }
 
 /// Estimates scratch memory: convolutions unfold or transform their input, at most to a gibibyte.

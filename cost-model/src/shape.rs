@@ -239,8 +239,10 @@ impl<'a> Look<'a> {
             kernel: spatial(&weight),
             stride,
         };
+        let is_plain = groups == 1.0 && spatial(&weight) == [1.0, 3.0, 3.0] && stride == [1.0; 3];
         let kinds: &[&str] = match groups {
             _ if is_transposed => &["transposed_convolution"],
+            _ if is_plain && input_axes == output_axes => &["convolution_3x3", "convolution", "conv2d"],
             1.0 => &["convolution", "conv2d"],
             _ if groups == channels => &["depthwise_convolution", "convolution", "conv2d"],
             _ => &["grouped_convolution", "convolution", "conv2d"],
@@ -293,9 +295,11 @@ impl<'a> Look<'a> {
     fn rows(self, name: &'a str, kernel: Kernel, out: &[u64]) -> Option<Shape<'a>> {
         let image = if out.len() == 4 { 2 } else { out.len().saturating_sub(1) };
         let plain = |inputs| matrix(out, image, inputs);
-        let n_tensors = self.operator.inputs.len() + self.operator.tensors.len();
-        // `x + 1` reads one tensor: it costs what other operators of one tensor do.
-        let is_pair = n_tensors > 1;
+        // `x + 1` reads one tensor: it costs what other operators of one tensor do. So does `x + bias`, whose second
+        // operand is read once for all.
+        let inputs = self.whole_operands(out);
+        let is_pair = inputs > 1.5;
+        let single = || matrix(out, image, inputs.max(1.0));
         let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
         let alike = |alike, size| Some(Shape { kinds: Kinds::Own(name), alike, size });
         let last = || matrix(out, out.len().saturating_sub(1), 1.0);
@@ -303,7 +307,17 @@ impl<'a> Look<'a> {
             Kernel::Add if is_pair => known(&["add"], plain(2.0)),
             Kernel::Mul if is_pair => known(&["mul", "add"], plain(2.0)),
             Kernel::Pairwise if is_pair => alike(&["add", "mul"], plain(2.0)),
-            Kernel::Add | Kernel::Mul | Kernel::Pairwise | Kernel::Cheap => alike(CHEAP, plain(1.0)),
+            Kernel::Add => Some(Shape {
+                kinds: Kinds::Known(&["add_scalar", "mul_scalar"]),
+                alike: CHEAP,
+                size: single(),
+            }),
+            Kernel::Mul => Some(Shape {
+                kinds: Kinds::Known(&["mul_scalar", "add_scalar"]),
+                alike: CHEAP,
+                size: single(),
+            }),
+            Kernel::Pairwise | Kernel::Cheap => alike(CHEAP, single()),
             Kernel::Activation => alike(&[], plain(1.0)),
             Kernel::Costly => alike(DEAR, plain(1.0)),
             Kernel::Dropout => known(&["dropout"], plain(1.0)),
@@ -314,7 +328,11 @@ impl<'a> Look<'a> {
                 let axis = if axis < 0.0 { out.len() as f64 + axis } else { axis };
                 known(&["cat", "copy"], matrix(out, axis.max(0.0) as usize, 1.0))
             }
-            Kernel::Reorder if self.is_reordered() => known(&["permute", "copy"], last()),
+            // The axes of the result are only names for what was copied.
+            Kernel::Reorder if self.is_reordered() => {
+                let input = self.input()?;
+                known(&["permute", "copy"], matrix(&input, input.len().saturating_sub(1), 1.0))
+            }
             Kernel::Reduce => {
                 let input = self.input()?;
                 let reduced = product(&input) / product(out).max(1.0);
@@ -323,13 +341,25 @@ impl<'a> Look<'a> {
             }
             _ => {
                 let copies: &[&str] = match self.operator.class {
-                    OperatorClass::Copy => &["copy"],
+                    // Of views only those come here that cannot look at what lies there.
+                    OperatorClass::Copy | OperatorClass::View => &["copy"],
                     OperatorClass::Elementwise | OperatorClass::Create => CHEAP,
                     _ => &[],
                 };
                 alike(copies, plain(1.0))
             }
         }
+    }
+
+    /// Returns how many tensors of the result's size are read: what is broadcast counts by its own size.
+    fn whole_operands(self, out: &[u64]) -> f64 {
+        let all = product(out).max(1.0);
+        let share = |elements: Option<u64>| elements.map_or(1.0, |elements| (elements as f64 / all).min(1.0));
+        let values = self.operator.inputs.iter().map(|value| self.graph.value(*value));
+        let values = values.flat_map(|value| value.fact.tensors()).map(|fact| share(fact.elements()));
+        let stored = self.operator.tensors.iter().map(|tensor| self.graph.tensor(*tensor));
+        let stored = stored.map(|tensor| share(tensor.has_shape.then(|| tensor.elements())));
+        values.chain(stored).sum()
     }
 
     /// Tells whether what is read lies in memory in another order.
@@ -357,6 +387,34 @@ pub(crate) fn scaled(size: WorkSize, scale: f64) -> WorkSize {
         | WorkSize::Table { rows, .. } => *rows = at_least_one(*rows * scale),
     }
     size
+}
+
+/// Columns of an element-wise operator on an accelerator.
+const FLAT: f64 = 1024.0;
+
+/// Sees an element-wise operator as an accelerator does: one long row of elements, whatever the axes. It is cut into rows of
+/// one length, so that a tensor of four axes lies among the matrices that were measured.
+pub(crate) fn flat(kind: &str, size: WorkSize) -> WorkSize {
+    let name = kind.strip_suffix("_scalar").unwrap_or(kind);
+    let kernel = operators::find(operators::plain(name).0).map_or(Kernel::OfClass, |row| row.kernel);
+    let is_flat = matches!(
+        kernel,
+        Kernel::Add
+            | Kernel::Mul
+            | Kernel::Pairwise
+            | Kernel::Activation
+            | Kernel::Cheap
+            | Kernel::Costly
+            | Kernel::Dropout
+    );
+    match size {
+        WorkSize::Rows { rows, cols, inputs } if is_flat => {
+            let elements = rows * cols;
+            let cols = FLAT.min(elements);
+            WorkSize::Rows { rows: elements / cols, cols, inputs }
+        }
+        other => other,
+    }
 }
 
 /// Sees a tensor as a matrix whose rows are its first axes.

@@ -1,0 +1,89 @@
+//! What is charged is what runs: copies behind views, sums to one number, operands that are no whole tensors.
+
+use cost_model::{CostModel, PredictOptions, predict};
+use graph::BuildOptions;
+use schema::catalogue;
+
+const CONSTANTS: &str = "  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %less : int = prim::Constant[value=-1]()
+  %none : NoneType = prim::Constant()
+  %no : bool = prim::Constant[value=0]()
+  %quarter : float = prim::Constant[value=0.25]()
+";
+
+/// Seconds of the forward pass over some operators.
+fn seconds(device: &str, inputs: &str, operators: &str) -> f64 {
+    let text = format!("graph({inputs}):\n{CONSTANTS}{operators}\n  return (%out)\n");
+    let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
+    let figures = &catalogue()[device];
+    let model = CostModel::shipped(figures).unwrap_or_else(|| CostModel::of_data_sheet(device, figures));
+    predict(&graph, &graph::costs(&graph), &model, &PredictOptions::default()).total().forward.seconds
+}
+
+const DEVICES: [&str; 3] = ["CPU-XEON-AMX-1T", "A100-SXM4-80GB", "T4"];
+const X: &str = "%x : Float(64, 12, 128, 64, strides=[98304, 8192, 64, 1], requires_grad=0, device=cpu)";
+const TURNED: &str = "  %turned : Tensor = aten::transpose(%x, %one, %two)\n";
+
+fn near(what: &str, one: f64, other: f64, share: f64) {
+    assert!((one / other - 1.0).abs() < share, "{what}: {one:e} {other:e}");
+}
+
+#[test]
+fn a_view_that_copies_takes_as_long_as_a_copy() {
+    for device in DEVICES {
+        let time = |operator: &str| seconds(device, X, &format!("{TURNED}{operator}"));
+        let view = seconds(device, X, "  %out : Tensor = aten::transpose(%x, %one, %two)");
+        let contiguous = time("  %out : Tensor = aten::contiguous(%turned, %one)") - view;
+        let shape = "  %list : int[] = prim::ListConstruct(%less)\n";
+        let reshaped = time(&format!("{shape}  %out : Tensor = aten::reshape(%turned, %list)")) - view;
+        // Written once and read once, at the memory's rate or slower.
+        let bytes = 2.0 * 4.0 * 64.0 * 12.0 * 128.0 * 64.0;
+        let least = bytes / catalogue()[device].memory_bandwidth.0;
+        assert!(contiguous > 0.9 * least, "{device}: {contiguous:e}, {least:e}");
+        near(device, reshaped, contiguous, 0.01);
+        // In order already: nothing moves.
+        let still = seconds(device, X, "  %out : Tensor = aten::contiguous(%x, %one)");
+        assert!(still < 0.01 * contiguous, "{device}: {still:e}");
+    }
+}
+
+#[test]
+fn a_sum_to_one_number_reads_everything() {
+    for device in DEVICES {
+        let bytes = 4.0 * 64.0 * 12.0 * 128.0 * 64.0;
+        let time = seconds(device, X, "  %out : Tensor = aten::sum(%x, %none)");
+        assert!(time > 0.5 * bytes / catalogue()[device].memory_bandwidth.0, "{device}: {time:e}");
+    }
+}
+
+#[test]
+fn a_number_or_a_bias_is_no_second_tensor() {
+    for device in DEVICES {
+        let bias = format!("{X}, %bias : Float(64, strides=[1], requires_grad=0, device=cpu)");
+        let pair = X.replace("%x", "%y");
+        let plain = seconds(device, X, "  %out : Tensor = aten::relu(%x)");
+        let scaled = seconds(device, X, "  %out : Tensor = aten::mul(%x, %quarter)");
+        let shifted = seconds(device, &bias, "  %out : Tensor = aten::add(%x, %bias, %one)");
+        let sum = seconds(device, &format!("{X}, {pair}"), "  %out : Tensor = aten::add(%x, %y, %one)");
+        near(device, scaled, plain, 0.1);
+        near(device, shifted, plain, 0.1);
+        assert!(sum > 1.25 * plain, "{device}: {sum:e} {plain:e}");
+    }
+}
+
+#[test]
+fn elements_count_and_not_axes() {
+    let sizes = |sizes: &str, strides: &str| {
+        format!("%x : Float({sizes}, strides=[{strides}], requires_grad=0, device=cpu)")
+    };
+    for device in ["A100-SXM4-80GB", "T4"] {
+        let time = |x: &str| seconds(device, x, "  %out : Tensor = aten::relu(%x)");
+        let scores = time(&sizes("2, 24, 2048, 2048", "100663296, 4194304, 2048, 1"));
+        let rows = time(&sizes("98304, 2048", "2048, 1"));
+        near(device, scores, rows, 1e-9);
+        let bytes = 2.0 * 4.0 * 2.0 * 24.0 * 2048.0 * 2048.0;
+        near(device, scores, bytes / catalogue()[device].memory_bandwidth.0, 0.5);
+    }
+}
