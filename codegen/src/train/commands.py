@@ -27,6 +27,14 @@ def train(arguments, manifest):
             if arguments.resume:
                 run.resume(arguments.save)
             steps(run, arguments)
+    except NotFinite as error:
+        if "another rank" not in str(error):
+            print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+        dist.barrier()
+        if rank == 0:
+            kept = f"the last checkpoint in {arguments.save} is from before" if arguments.save else "nothing was saved"
+            print(f"stopped before the update: {kept}", file=sys.stderr, flush=True)
+        os._exit(1)
     except (RuntimeError, dist.DistError, ConnectionError) as error:
         message = str(error).strip().splitlines()
         lost = re.search(r"[Cc]onnection (closed|reset|refused)|timed? ?out|peer|NCCL|Broken pipe", str(error))
@@ -41,8 +49,7 @@ def train(arguments, manifest):
 
 
 def steps(run, arguments):
-    reporters = run.layout.ranks_of_stage(len(run.manifest["stages"]) - 1)
-    leader = reporters[0]
+    leader = run.reporters[0]
     if run.start >= arguments.steps:
         if run.rank == leader:
             print(f"nothing to do: the checkpoint is from after step {run.start}, --steps is {arguments.steps}", file=sys.stderr)
@@ -55,27 +62,57 @@ def steps(run, arguments):
             file=sys.stderr,
             flush=True,
         )
-    begun, all_seconds = time.perf_counter(), []
+    samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
+    progress = Progress(run.task, arguments, samples, run.start) if run.rank == leader else None
     for step in range(run.start, arguments.steps):
-        before = time.perf_counter()
-        loss = run.step(step)
-        if len(reporters) > 1 and run.rank in reporters:
+        loss, known = run.step(step)
+        if len(run.reporters) > 1 and run.rank in run.reporters:
             total = torch.tensor([loss or 0.0], dtype=torch.float64, device=run.device)
-            dist.all_reduce(total, group=run.groups[tuple(reporters)])
+            dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
             loss = float(total)
-        if run.rank == leader:
-            samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
-            seconds = time.perf_counter() - before
-            all_seconds.append(seconds)
-            print(f"step {step + 1} loss {loss:.9g} {rated(samples / seconds)} samples/s", flush=True)
+        if progress:
+            progress.tell(step + 1, {"loss": loss} | known)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
             run.save(arguments.save, step + 1)
-    if run.rank == leader:
+    if progress:
         done = arguments.steps - run.start
-        print(f"{done} steps in {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
-        print(beside_prediction(arguments, all_seconds), end="", file=sys.stderr, flush=True)
+        print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
+        print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Tells each step: a line for people, one of JSON in `--log`, the task's own `log`."""
+
+    def __init__(self, task, arguments, samples, start):
+        self.task, self.arguments, self.samples = task, arguments, samples
+        self.begun, self.seconds = time.perf_counter(), []
+        self.before = self.begun
+        self.file = open(arguments.log, "a" if start else "w") if arguments.log else None
+
+    def tell(self, step, known):
+        now = time.perf_counter()
+        self.seconds.append(now - self.before)
+        self.before = now
+        rate = self.samples / self.seconds[-1]
+        left = (self.arguments.steps - step) * statistics.median(self.seconds[-20:])
+        text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s, norm {known['norm']:.4g}"
+        text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
+        print(f"{text}, {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left", flush=True)
+        self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
+
+    def write(self, values):
+        if self.file:
+            self.file.write(json.dumps(values) + "\n")
+            self.file.flush()
+        if hasattr(self.task.file, "log"):
+            self.task.file.log(values["step"], values)
+
+
+def lasting(seconds):
+    hours, minutes = int(seconds // 3600), int(seconds % 3600 // 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 def rated(rate):
@@ -119,26 +156,32 @@ def single(arguments, manifest):
     """The same steps in one process: the stages one after the other, each micro-batch by itself."""
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
-    parameters = parameters_of(stages)
-    optimizer = task.optimizer(parameters)
-    count = arguments.micro_batches * math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
+    update, replicas = Update(task, dict(enumerate(stages))), replicas_of(arguments)
+    batches = [Batches(task, replica, replicas, arguments.micro_batches) for replica in range(replicas)]
+    progress = Progress(task, arguments, task.micro_batch * arguments.micro_batches * replicas, 0)
     for step in range(arguments.steps):
         seed_step(arguments.seed, step, 0)
-        if optimizer:
-            optimizer.zero_grad(set_to_none=True)
-        loss = chained(arguments, manifest, task, stages, step, count)
-        if is_no_number(loss, parameters):
-            sys.exit(f"the loss or a gradient is not finite in step {step + 1}: stopped before the update")
-        if optimizer:
-            optimizer.step()
-        print(f"step {step + 1} loss {loss:.9g}", flush=True)
+        update.zero_grad()
+        loss = chained(arguments, manifest, task, stages, whole_batch(batches, step, arguments.device))
+        loaders = [each.loader for each in batches if each.loader]
+        try:
+            known, ended = update.apply(step, loss, any(each.has_ended for each in loaders), torch.device(arguments.device))
+        except NotFinite as error:
+            sys.exit(str(error))
+        for loader in loaders if ended else ():
+            loader.begin(loader.epoch + 1)
+        progress.tell(step + 1, {"loss": loss} | known)
     return stages
 
 
-def chained(arguments, manifest, task, stages, step, count):
+def replicas_of(arguments):
+    return math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
+
+
+def chained(arguments, manifest, task, stages, batch):
     """Leaves the gradients of a step in the stages, by one backward pass through all of them; returns the loss."""
-    total = 0.0
-    for number, (micro_batch, part) in enumerate(zip(*task.batch(step, count, arguments.device))):
+    total, count = 0.0, len(batch[0])
+    for number, (micro_batch, part) in enumerate(zip(*batch)):
         known = {f"input:{name}": value for name, value in micro_batch.items()}
         with autocast(arguments):
             for module, about in zip(stages, manifest["stages"]):
@@ -198,6 +241,13 @@ def counted(text):
     return number
 
 
+def positive(text):
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
@@ -206,9 +256,12 @@ def main():
     parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step")
     parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; as traced by default")
     parser.add_argument("--steps", type=counted, default=10)
-    parser.add_argument("--task", help="Python file with inputs, target, loss, optimizer")
+    parser.add_argument("--task", help="Python file with what is trained on, see above")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
+    parser.add_argument("--sharding", choices=["none", "zero1", "zero2"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too")
+    parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
@@ -244,9 +297,11 @@ def main():
         or arguments.micro_batch_size is not None
         or arguments.schedule not in (None, default)
         or arguments.replicas != DEFAULTS.get("replicas", "1")
+        or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
+    arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     arguments.csv_ranks, arguments.csv_is_split = None, False
     if arguments.schedule.endswith(".csv"):
         arguments.csv_ranks, in_table, arguments.csv_is_split = read_csv(arguments.schedule)

@@ -14,8 +14,15 @@ A task is a Python file with any of these:
 
     def inputs(step, samples): ...     a tuple of the model's inputs, `samples` in the first dimension
     def target(step, samples): ...     tensors with `samples` in the first dimension, in any nesting of dict, list, tuple
+        (with two more arguments, replica and replicas, they make the samples of one replica only)
+    def loader(replica, replicas, samples): ...    instead of both: a DataLoader, or anything that gives pairs of inputs and
+                                       targets with `samples` each, again in each epoch; only ranks that need data make one
     def loss(outputs, target): ...     the mean loss of a micro-batch; `outputs` is what the model returns, flat
-    def optimizer(parameters): ...
+    groups = [{"match": "*.bias|*norm*", "weight_decay": 0.0}, {"match": "*"}]    by names in the model; the first that fits
+    def optimizer(parameters): ...     gets parameters, or the groups
+    def lr(step): ...                  the learning rate, times a group's `lr_scale`; or: def scheduler(optimizer): ...
+    clip = 1.0                         the largest norm that all gradients may have together
+    def log(step, values): ...
     whole = ["name"]                   inputs that each micro-batch takes all of, where that is not seen from the trace
 
 Ranks are laid out replica by replica: of two pipelines of three ranks, the first has ranks 0, 1, 2. Where
@@ -25,11 +32,14 @@ replicas of each stage in turn, and the replicas work side by side.
 
 import argparse
 import csv
+import difflib
+import fnmatch
 import importlib.util
 import json
 import math
 import os
 import re
+import resource
 import signal
 import statistics
 import sys
@@ -38,13 +48,22 @@ import zlib
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+try:
+    from train_parts.data import Batches, whole_batch
+    from train_parts.deferred import DEFERRAL, let_wait
+    from train_parts.sync import Sharded, Sync, is_by_element
+except ModuleNotFoundError as error:
+    if not str(error.name).startswith("train_parts"):
+        raise
+    sys.exit(f"{HERE / 'train_parts'} is missing, or a file of it: emit the stages again")
+
 STAGES = HERE / "stages"
 # Of the plan, where there was one.
 DEFAULTS = {}

@@ -44,10 +44,12 @@ pub fn extras(
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
     // Said only of what the script will run.
     let is_whole = |plan: &&Plan| (plan.micro_batches as usize).is_multiple_of(pipelines.max(1));
+    files.extend(codegen::train_parts());
     files.push(codegen::train_script(&Defaults {
         micro_batches,
         replicas: &replicas,
         schedule: plan.map(|plan| plan.schedule.as_str()),
+        sharding: plan.and_then(|plan| plan.execution?.sharding),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
     let ranks = ranks(plan, groups.iter().sum());
