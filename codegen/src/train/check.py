@@ -36,9 +36,10 @@ def check(run):
             expected = [gradients_of(stage) for stage in stages]
             known = [g for gradients in expected for g in gradients.values() if g is not None and g.numel()]
             largest = max((float(g.abs().max()) for g in known), default=0.0)
+        own = {stage: gradients_of(module) for stage, module in run.modules.items()}  # all replicas together
         for stage in range(len(run.manifest["stages"])):
             for owner in layout.ranks_of_stage(stage):
-                box = [gradients_of(run.stages[stage].module) if owner == run.rank else None]
+                box = [own[stage] if owner == run.rank else None]
                 if owner != 0 and run.rank == owner:
                     dist.send_object_list(box, dst=0, device=run.object_device)
                 if run.rank == 0:
@@ -50,7 +51,7 @@ def check(run):
 
 def gradients_of(module):
     named = module.named_parameters()
-    return {name: None if p.grad is None else p.grad.detach().cpu() for name, p in named if p.requires_grad}
+    return {name: None if p.grad is None else whole(p.grad.detach()).cpu() for name, p in named if p.requires_grad}
 
 
 def compared(step, stage, rank, expected, found, largest):

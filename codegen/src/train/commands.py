@@ -260,7 +260,7 @@ def main():
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
-    parser.add_argument("--sharding", choices=["none", "zero1", "zero2"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too")
+    parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 all (FSDP2)")
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")

@@ -58,6 +58,7 @@ sys.path.insert(0, str(HERE))
 try:
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
+    from train_parts.fsdp import FullySharded, load_whole, whole, whole_state
     from train_parts.sync import Sharded, Sync, is_by_element
 except ModuleNotFoundError as error:
     if not str(error.name).startswith("train_parts"):

@@ -52,7 +52,13 @@ class Run:
             return Sync(parameters, self.groups[ranks], passes)
         holders = [holder for tied in self.manifest["tied"] for holder in tied["holders"] if holder["stage"] in self.stages]
         tied = {parameter_at(self.modules[holder["stage"]], holder["name"]) for holder in holders}
-        return Sharded(parameters, self.groups[ranks], passes, tied, arguments.sharding == "zero2")
+        if arguments.sharding != "zero3":
+            return Sharded(parameters, self.groups[ranks], passes, tied, arguments.sharding == "zero2")
+        if splits_backward(arguments):  # FSDP2 would sum gradients before the weight halves have made them
+            sys.exit(f"zero3 does not go with split backward passes ({arguments.schedule}): choose 1F1B or Interleaved1F1B, or zero2")
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
+            sys.exit("zero3 needs stages in Python: --form python, or zero2")
+        return FullySharded(self.modules.values(), self.groups[ranks], passes, tied, self.device)
 
     def make_groups(self):
         """All ranks make all groups, in one order."""
@@ -129,7 +135,7 @@ class Run:
             parameter = parameter_at(self.modules[holder["stage"]], holder["name"])
             copies.append(parameter)
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-            if not self.update.is_shared:  # replicas have the sum already
+            if self.sync is None or self.sync.sums_tied:  # replicas have the sum already
                 gradient = gradient / len(self.layout.ranks_of_stage(holder["stage"]))
             total = gradient if total is None else total + gradient
         if len(ranks) > 1:
@@ -141,10 +147,11 @@ class Run:
 
     def save(self, folder, step):
         target = Path(folder) / f"step_{step:08d}"
+        states = {stage: whole_state(module) for stage, module in self.modules.items()}
         target.mkdir(parents=True, exist_ok=True)
         if self.replica == 0:
-            for stage, wrapped in self.stages.items():
-                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": wrapped.module.state_dict()})
+            for stage, state in states.items():
+                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": state})
         if self.replica == 0 or self.update.is_shared:
             own = f"_{self.replica}" if self.replica else ""
             parts = self.sync.size if self.update.is_shared else 1
@@ -170,7 +177,7 @@ class Run:
         for stage, wrapped in self.stages.items():
             saved = torch.load(source / f"stage_{stage}.pt", map_location=self.device, weights_only=True)
             try:
-                wrapped.module.load_state_dict(saved["model"])
+                load_whole(wrapped.module, saved["model"])
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:300]
                 sys.exit(f"{source / f'stage_{stage}.pt'} is no checkpoint of this stage: {reason}")

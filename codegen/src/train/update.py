@@ -23,10 +23,11 @@ class Update:
         for holder in (holder for tied in task.manifest["tied"] for holder in tied["holders"][1:]):
             if holder["stage"] in stages:
                 later.add(parameter_at(stages[holder["stage"]], holder["name"]))
-        counts = self.is_shared or replica == 0
         # What this rank steps: its name, the tensor, whether it counts in the norm.
-        self.stepped = [(name, self.own(p), counts and p not in later) for _, name, p in self.named]
-        self.stepped = [item for item in self.stepped if item[1] is not None]
+        stepped = [(name, self.own(p), p) for _, name, p in self.named]
+        self.stepped = [
+            (name, own, (own is not p or replica == 0) and p not in later) for name, own, p in stepped if own is not None
+        ]
 
     def own(self, parameter):
         """Returns what is stepped of a parameter here: all of it, a piece, or nothing."""

@@ -17,6 +17,8 @@ class Sync:
     at the end.
     """
 
+    sums_tied = True  # whether what is tied is summed here, too
+
     def __init__(self, parameters, group, passes):
         self.group, self.passes = group, passes
         self.buckets = cut(list(reversed(parameters)))
@@ -89,6 +91,8 @@ class Sharded(Sync):
     What is tied across stages gets its sum elsewhere (`Run.sum_tied`) and is shared out in buckets of its own.
     """
 
+    sums_tied = False
+
     def __init__(self, parameters, group, passes, tied, each_pass):
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.each_pass, self.parameters = each_pass, parameters
@@ -111,16 +115,7 @@ class Sharded(Sync):
 
     def take(self, optimizer):
         """Lets an optimizer that was made for whole parameters step the pieces of this rank."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                state = optimizer.state.pop(parameter, None)
-                if state and parameter in self.pieces:
-                    piece, at, _ = self.pieces[parameter]
-                    optimizer.state[piece] = {
-                        key: value.reshape(-1)[at : at + piece.numel()].clone() if is_by_element(key, value, parameter) else value
-                        for key, value in state.items()
-                    }
-            group["params"] = [self.pieces[parameter][0] for parameter in group["params"] if parameter in self.pieces]
+        let_take(optimizer, self.pieces)
 
     def begin(self):
         super().begin()
@@ -200,6 +195,20 @@ class Sharded(Sync):
         """Takes the values of the parameters again: a piece may be a copy."""
         for parameter, (piece, at, _) in self.pieces.items():
             piece.copy_(parameter.reshape(-1)[at : at + piece.numel()])
+
+
+def let_take(optimizer, pieces):
+    """Lets an optimizer that was made for whole parameters step pieces of them: (piece, where it begins, …) by parameter."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            piece, at = pieces.get(parameter, (None, 0))[:2]
+            state = optimizer.state.pop(parameter, None) if piece is not parameter else None
+            if state and piece is not None:
+                optimizer.state[piece] = {
+                    key: value.reshape(-1)[at : at + piece.numel()].clone() if is_by_element(key, value, parameter) else value
+                    for key, value in state.items()
+                }
+        group["params"] = [pieces[parameter][0] for parameter in group["params"] if parameter in pieces]
 
 
 def gradients_of(parameters):
