@@ -12,6 +12,7 @@ import json
 import os
 import re
 import runpy
+import subprocess
 import sys
 import time
 import warnings
@@ -333,6 +334,52 @@ def refused(cases):
     return f"{len(faults)} faults"
 
 
+def failing(at, what):
+    """A task whose loss does something from its `at`-th call on: three steps of four micro-batches go well before 13."""
+    return {
+        "old": "return torch.nn.functional.mse",
+        "new": "torn()\n    return torch.nn.functional.mse",
+        "more": f"\n\nCALLS = []\n\n\ndef torn():\n    CALLS.append(1)\n    if len(CALLS) >= {at}:\n        {what}\n",
+    }
+
+
+def failures(cases):
+    """`python train.py` starts its ranks; what happened is the last line, within five seconds."""
+    picture = lambda **about: task(cases.place, "picture", **about)  # noqa: E731
+    out = cases.emit("resnet_plain", "--stages", "2", "--targets", "python")
+    short = '(samples - (step == 3), 3'
+    again = "go on from the last checkpoint with: python train.py"
+    faults = [
+        # what the last line says, the task, arguments, seconds that a rank is waited for
+        ("rank 0 was ended by SIGKILL, after", picture(), ["--crash", "0,3"], 0),
+        ("rank 1 was ended by SIGKILL, after", picture(), ["--crash", "1,3"], 0),
+        ("rank 1 failed: ValueError: no such label in the forward pass", picture(**failing(14, "raise ValueError('no such label')")), [], 0),
+        ("rank 1 was ended by SIGSEGV, after", picture(**failing(14, "import os; os.kill(os.getpid(), 11)")), [], 0),
+        ("rank 1 failed with exit code 3, after", picture(**failing(14, "import os; os._exit(3)")), [], 0),
+        ("no answer from rank 1 (it was at: see", picture(**failing(14, "import time; time.sleep(100)")), ["--timeout", "4"], 4),
+        ("rank 1 failed: the loss is not finite in step 4", picture(**failing(13, "return float('nan')"), clip=None), [], 0),
+        ("rank 0 failed: inputs() of the task returned 7 rows", picture(old="(samples, 3", new=short), [], 0),
+    ]
+    slowest = 0.0
+    for message, path, arguments, waits in faults:
+        if "not finite" in message:
+            Path(path).write_text(Path(path).read_text().replace("torn()\n    return", "return (torn() or 1.0) *"))
+        log = out / "log.jsonl"
+        log.unlink(missing_ok=True)
+        command = [sys.executable, "train.py", "--device", "cpu", "--steps", "8", "--task", path, "--log", log, *two(4)]
+        done = subprocess.run([*command, *arguments], cwd=out, capture_output=True, text=True, timeout=120)
+        seconds = time.time() - log.stat().st_mtime - waits
+        lines = done.stderr.strip().splitlines()
+        if done.returncode != 1 or message not in lines[-1] or again not in lines[-1] or "Traceback" in done.stderr:
+            raise Failed(f"not `{message}`: {done.returncode}\n{done.stderr}")
+        if len(lines) > 1 or len(log.read_text().splitlines()) != 3:
+            raise Failed(f"more is said:\n{done.stderr}\n{log.read_text()}")
+        slowest = max(slowest, seconds)
+    if slowest > 5:
+        raise Failed(f"a job ended only after {slowest:.1f} s")
+    return f"{len(faults)} faults, each told last and alone; the slowest end took {slowest:.1f} s"
+
+
 def not_finite(cases):
     """A gradient that is NaN ends all ranks before the update, with the step, the rank and the parameter's name."""
     path = task(cases.place, "picture", old="return torch.nn.functional.mse", new="return (1e30 if COUNT(outputs) > 12 else 1) ** 2 * torch.nn.functional.mse", more="\n\nSEEN = []\n\n\ndef COUNT(outputs):\n    SEEN.append(1)\n    return len(SEEN)\n")
@@ -371,6 +418,7 @@ def cases():
         ),
         "a task's faults": refused,
         "not finite": not_finite,
+        "failures": failures,
         "a plan's sharding": planned_sharding,
     }
     for level in ("zero1", "zero2", "zero3"):

@@ -2,23 +2,23 @@
 
 
 def train(arguments, manifest):
-    backend = "nccl" if arguments.device == "cuda" else "gloo"
+    """Runs one rank; what goes wrong ends it with a line, or with a report for whoever started the ranks."""
+    rank = int(os.environ["RANK"])
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)  # prints whole schedules
+    is_launched = REPORTS in os.environ
+
+    def ended(number, frame):
+        print(f"rank {rank}: stopped, because another rank failed; {go_on(arguments)}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
+        os._exit(143)
+
+    # A handler waits until a collective gives way to Python; our own launcher needs no word.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if is_launched else ended)
     if arguments.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(local)
         arguments.device = f"cuda:{local}"
-    if "RANK" not in os.environ:
-        sys.exit("start with torchrun, or use --single")
-    rank = int(os.environ["RANK"])
-    again = f"torchrun … {Path(__file__).name} … --save {arguments.save or 'DIR'} --resume"
-
-    def ended(number, frame):
-        print(f"rank {rank}: stopped, because another rank failed; go on from the last checkpoint with: {again}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
-        os._exit(143)
-
-    signal.signal(signal.SIGTERM, ended)
-    dist.init_process_group(backend, timeout=timedelta(seconds=arguments.timeout))
     try:
+        dist.init_process_group("nccl" if "cuda" in arguments.device else "gloo", timeout=timedelta(seconds=arguments.timeout))
         run = Run(arguments, manifest)
         is_same = True
         if arguments.check:
@@ -27,25 +27,45 @@ def train(arguments, manifest):
             if arguments.resume:
                 run.resume(arguments.save)
             steps(run, arguments)
-    except NotFinite as error:
-        if "another rank" not in str(error):
-            print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
         dist.barrier()
-        if rank == 0:
-            kept = f"the last checkpoint in {arguments.save} is from before" if arguments.save else "nothing was saved"
-            print(f"stopped before the update: {kept}", file=sys.stderr, flush=True)
-        os._exit(1)
-    except (RuntimeError, dist.DistError, ConnectionError) as error:
-        message = str(error).strip().splitlines()
-        lost = re.search(r"[Cc]onnection (closed|reset|refused)|timed? ?out|peer|NCCL|Broken pipe", str(error))
-        if lost is None:
-            raise
-        print(f"rank {rank}: lost a peer ({message[0][:200]}); go on from the last checkpoint with: {again}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
-        os._exit(1)
-    dist.barrier()
+    except SystemExit as error:
+        if isinstance(error.code, str) and report(rank, "error", error.code):
+            os._exit(1)
+        raise
+    except Exception as error:
+        failed(error, rank, arguments, is_launched)
     dist.destroy_process_group()
     if not is_same:
+        report(rank, "error", "the check found differences")
         sys.exit(1)
+
+
+def go_on(arguments):
+    launcher = "python" if REPORTS in os.environ or "RANK" not in os.environ else "torchrun …"
+    return f"go on from the last checkpoint with: {launcher} {Path(__file__).name} … --save {arguments.save or 'DIR'} --resume"
+
+
+def failed(error, rank, arguments, is_launched):
+    """Tells what became of a rank, and ends it."""
+    text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
+    kind, details = "error", None
+    if isinstance(error, NotFinite):
+        kind = "other" if "another rank" in text else "error"
+    elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
+        kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{place.replace(' in ', ' after ', 1)}"
+    elif re.search(r"[Cc]onnection (closed|reset|refused)|peer|NCCL|Broken pipe", str(error)):
+        kind, text = "lost", f"lost a peer ({text[:200]})"
+    else:
+        text, details = f"{type(error).__name__}: {text}{place}", error
+    if not report(rank, kind, text, details):
+        if details:
+            traceback.print_exception(details)
+        if kind != "other":
+            line = f"rank {rank}: {text}; {go_on(arguments)}\n"
+            print(line, end="", file=sys.stderr, flush=True)  # in one piece: others write too
+    # Whoever waited gives the others time to say so, and a cause comes before what it caused.
+    time.sleep({"timeout": 2.0, "lost": 0.5, "other": 1.0}.get(kind, 0.0) if is_launched else 0.0)
+    os._exit(1)
 
 
 def steps(run, arguments):
@@ -64,7 +84,10 @@ def steps(run, arguments):
         )
     samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
     progress = Progress(run.task, arguments, samples, run.start) if run.rank == leader else None
+    hangs = hangs_file(run.rank)
     for step in range(run.start, arguments.steps):
+        if hangs:
+            faulthandler.dump_traceback_later(arguments.timeout, file=hangs)
         loss, known = run.step(step)
         if len(run.reporters) > 1 and run.rank in run.reporters:
             total = torch.tensor([loss or 0.0], dtype=torch.float64, device=run.device)
@@ -76,6 +99,7 @@ def steps(run, arguments):
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
             run.save(arguments.save, step + 1)
+    faulthandler.cancel_dump_traceback_later()
     if progress:
         done = arguments.steps - run.start
         print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
@@ -276,6 +300,9 @@ def main():
     parser.add_argument("--any-torch", action="store_true", help="run with another torch than 2.11")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=600, help="seconds after which a silent peer is given up")
+    parser.add_argument("--nnodes", type=counted, default=1, help="machines; start the script on each")
+    parser.add_argument("--rdzv-endpoint", help="where machines meet: the first one's name and a port")
+    parser.add_argument("--max-restarts", type=int, default=0, help="how often all ranks are started again when one fails; with --save and --resume")
     parser.add_argument("--crash", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.__version__.startswith("2.11.") and not arguments.any_torch:
@@ -315,8 +342,12 @@ def main():
         merge(arguments, manifest)
     elif arguments.single:
         single(arguments, manifest)
-    else:
+    elif "RANK" in os.environ:
         train(arguments, manifest)
+    else:
+        world = Layout(manifest, arguments, arguments.schedule.lower()).world
+        Task(manifest, arguments)  # what it lacks is known before any process starts
+        launch(__file__, world, arguments.nnodes, arguments.rdzv_endpoint, arguments.max_restarts, go_on(arguments))
 
 
 if __name__ == "__main__":

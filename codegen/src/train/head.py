@@ -1,14 +1,16 @@
 """Trains the stages of this folder with torch.distributed.pipelining. Written by model-analyze; needs torch 2.11.
 
-    torchrun --nproc-per-node RANKS train.py                     one rank a stage, 1F1B, synthetic data
-    torchrun --nproc-per-node 4 train.py --replicas 2            2 stages, each on 2 ranks
-    torchrun --nproc-per-node 3 train.py --replicas 2,1          stage 0 on 2 ranks, stage 1 on one
-    torchrun --nproc-per-node 2 train.py --schedule schedule.csv
-    torchrun --nproc-per-node 2 train.py --task task.py --save checkpoints --save-every 100
-    torchrun --nproc-per-node 2 train.py --task task.py --save checkpoints --resume
-    python train.py --merge model.safetensors --save checkpoints  the stages' weights as one state dict
-    python train.py --single --steps 10                          the same steps in one process, to compare
-    torchrun --nproc-per-node 2 train.py --check                 one step: losses and all gradients beside one process
+    python train.py                                       one rank a stage, 1F1B, synthetic data; starts its own processes
+    python train.py --replicas 2                          each stage on 2 ranks
+    python train.py --replicas 2,1                        stage 0 on 2 ranks, stage 1 on one
+    python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
+    python train.py --schedule schedule.csv
+    python train.py --task task.py --save checkpoints --save-every 100
+    python train.py --task task.py --save checkpoints --resume
+    python train.py --merge model.safetensors --save checkpoints    the stages' weights as one state dict
+    python train.py --single --steps 10                   the same steps in one process, to compare
+    python train.py --check                               two steps: losses and all gradients beside one process
+    torchrun --nproc-per-node RANKS train.py              the same, started by torchrun
 
 A task is a Python file with any of these:
 
@@ -33,9 +35,11 @@ replicas of each stage in turn, and the replicas work side by side.
 import argparse
 import csv
 import difflib
+import faulthandler
 import fnmatch
 import importlib.util
 import json
+import logging
 import math
 import os
 import re
@@ -44,6 +48,7 @@ import signal
 import statistics
 import sys
 import time
+import traceback
 import zlib
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -59,6 +64,7 @@ try:
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
     from train_parts.fsdp import FullySharded, load_whole, whole, whole_state
+    from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.sync import Sharded, Sync, is_by_element
 except ModuleNotFoundError as error:
     if not str(error.name).startswith("train_parts"):
@@ -66,6 +72,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"{HERE / 'train_parts'} is missing, or a file of it: emit the stages again")
 
 STAGES = HERE / "stages"
+DOING = {"pass": None}  # the pass that began last, to be told when something fails
 # Of the plan, where there was one.
 DEFAULTS = {}
 

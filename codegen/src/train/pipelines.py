@@ -13,9 +13,11 @@ def make_stage_class():
 
         def forward_one_chunk(self, chunk, *arguments, **keywords):
             self.submod.micro_batch = (self.pipeline, chunk)
+            DOING["pass"] = f"the forward pass of micro-batch {chunk} in stage {self.stage_index}"
             return super().forward_one_chunk(chunk, *arguments, **keywords)
 
         def backward_one_chunk(self, chunk, loss=None, full_backward=True, last_backward=False):
+            DOING["pass"] = f"the backward pass of micro-batch {chunk} in stage {self.stage_index}"
             if full_backward or not self.has_backward:
                 return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
             self.queues[chunk] = {}

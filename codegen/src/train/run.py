@@ -65,15 +65,18 @@ class Run:
         wanted = {tuple(self.layout.members(number)) for number in range(self.layout.pipelines)}
         wanted |= {tuple(ranks) for ranks in self.layout.ranks if len(ranks) > 1}
         wanted |= {self.tied_ranks(tied) for tied in self.manifest["tied"]}
-        self.groups = {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
+        self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted)}
         self.ways = {}
         if self.layout.is_unequal:
             for ranks in sorted({tuple(self.layout.members(number)) for number in range(self.layout.pipelines)}):
-                self.ways[ranks] = (dist.new_group(list(ranks)), dist.new_group(list(ranks)))
+                self.ways[ranks] = (self.group_of(ranks), self.group_of(ranks))
         if self.device.type == "cuda":
             for ranks, group in self.groups.items():  # opens the connections
                 if self.rank in ranks:
                     dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+
+    def group_of(self, ranks):
+        return dist.new_group(list(ranks), timeout=timedelta(seconds=self.arguments.timeout))
 
     def tied_ranks(self, tied):
         return tuple(sorted({rank for holder in tied["holders"] for rank in self.layout.ranks_of_stage(holder["stage"])}))
@@ -91,6 +94,7 @@ class Run:
     def step(self, step):
         """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
         loss = self.gradients(step)
+        DOING["pass"] = f"all passes of step {step + 1}"
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
         known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
         if ended:  # all begin the next epoch together

@@ -80,7 +80,8 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
     if execution.collective == Some(CollectiveKind::ParameterServer) {
         otherwise("a parameter server", "replicas sum among themselves");
     }
-    let splits = ["zero-bubble", "zbv", "zb", "dualpipe"].iter().any(|name| plan.schedule.contains(name));
+    let splits =
+        ["zero-bubble", "zb", "v-half", "v-min", "dualpipe"].iter().any(|name| plan.schedule.contains(name));
     if execution.sharding == Some(ShardingLevel::Zero3) && splits {
         notes.push(format!(
             "train.py refuses zero3 under {}: FSDP2 sums gradients before the weight halves have made them; run it with \
