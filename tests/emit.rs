@@ -57,7 +57,7 @@ fn a_folder_is_written_whole_and_never_mixed() {
     let (code, stdout, stderr) = emit(&model, &out, &["--stages", "2"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.contains("stage 1:"), "{stdout}");
-    assert_eq!(names(&out), ["exports", "stages", "train.py"]);
+    assert_eq!(names(&out), ["exports", "stages", "train.py", "train_parts"]);
     let expected = [
         "manifest.json",
         "stage_0.pt",
@@ -164,7 +164,10 @@ fn plans_are_checked_against_the_model() {
     let (code, _, stderr) =
         emit(&model, &out, &[plan.to_str().unwrap(), "--launch", "torchrun,slurm,kubernetes"]);
     assert_eq!(code, 0, "{stderr}");
-    assert_eq!(names(&out), ["exports", "launch", "plan.yaml", "schedule.csv", "stages", "train.py"]);
+    assert_eq!(
+        names(&out),
+        ["exports", "launch", "plan.yaml", "schedule.csv", "stages", "train.py", "train_parts"]
+    );
     assert_eq!(names(&out.join("launch")), ["torchrun.sh", "train.sbatch", "trainjob.yaml"]);
 }
 

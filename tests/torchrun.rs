@@ -10,6 +10,12 @@ fn several_processes_train_as_one() {
     oracle::run("torchrun");
 }
 
+/// The cases stand in `tests/oracle/trainer.py`.
+#[test]
+fn what_a_task_asks_for_is_what_a_plain_loop_does() {
+    oracle::run("trainer");
+}
+
 /// The cases stand in `tests/oracle/schedules.py`.
 #[test]
 fn every_schedule_gives_the_gradients_of_one_process() {

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import runpy
@@ -154,7 +155,7 @@ def losses_in(text):
 # -- the whole model ------------------------------------------------------------------------------------------------
 
 
-def whole(path, out, count, task=None, steps=STEPS, state=None):
+def whole(path, out, count, task=None, steps=STEPS, state=None, replicas=1):
     """Trains the whole traced model in one process, micro-batch by micro-batch; prints its losses."""
 
     def run():
@@ -164,12 +165,13 @@ def whole(path, out, count, task=None, steps=STEPS, state=None):
             task=task, seed=0, learning_rate=1e-3, optimizer="sgd", micro_batch_size=None, device="cpu"
         )
         model, data = torch.jit.load(path), train.Task(manifest, arguments)
-        optimizer = data.optimizer(train.parameters_of([model]))
+        optimizer = data.optimizer(train.named_parameters_of({0: model}))
+        batches = [train.Batches(data, replica, replicas, count // replicas) for replica in range(replicas)]
         for step in range(steps):
             train.seed_step(0, step, 0)
             optimizer.zero_grad()
             total = 0.0
-            for part, target in zip(*data.batch(step, count, "cpu")):
+            for part, target in zip(*train.whole_batch(batches, step, "cpu")):
                 loss = data.loss(leaves(model(*part.values())), target) / count
                 loss.backward()
                 total += float(loss.detach())
@@ -235,10 +237,10 @@ class Cases:
             self.emitted[key] = out
         return self.emitted[key]
 
-    def expected(self, model, out, count, task=None):
-        key = (model, count, task)
+    def expected(self, model, out, count, task=None, replicas=1):
+        key = (model, count, task, replicas)
         if key not in self.known:
-            self.known[key] = whole(str(self.models[model]), out, count, task)
+            self.known[key] = whole(str(self.models[model]), out, count, task, replicas=replicas)
         return self.known[key]
 
     def train(self, out, world, *arguments):
@@ -249,7 +251,9 @@ class Cases:
 
     def same(self, model, stages, world, *arguments, form="python", count, task=None, expected=None):
         out = self.emit(model, *stages, "--targets", form)
-        expected = expected or self.expected(model, out, count, task)
+        each = arguments[arguments.index("--replicas") + 1] if "--replicas" in arguments else "1"
+        replicas = math.lcm(*map(int, each.split(",")))
+        expected = expected or self.expected(model, out, count, task, replicas)
         if task:
             arguments = (*arguments, "--task", task)
         return close(expected, self.train(out, world, *arguments, "--form", form))

@@ -1,7 +1,7 @@
 //! Launch files for `train.py`: a shell script, a Slurm batch script, a Kubernetes TrainJob.
 
 use minijinja::{Environment, context};
-use schema::{Band, Seconds};
+use schema::{Band, Seconds, ShardingLevel};
 
 use crate::{
     content::{Content, File},
@@ -45,17 +45,32 @@ pub fn launch(launcher: Launcher, ranks: Ranks) -> File {
 /// One file for the user, several for who reads it here.
 const TRAIN: &str = concat!(
     include_str!("../train/head.py"),
-    include_str!("../train/deferred.py"),
     include_str!("../train/stages.py"),
     include_str!("../train/task.py"),
     include_str!("../train/layout.py"),
     include_str!("../train/pipelines.py"),
     include_str!("../train/dealt.py"),
-    include_str!("../train/sync.py"),
+    include_str!("../train/update.py"),
     include_str!("../train/run.py"),
     include_str!("../train/check.py"),
     include_str!("../train/commands.py"),
 );
+
+/// What `train.py` imports: modules that are read, and changed, one by one.
+const PARTS: [(&str, &str); 5] = [
+    ("train_parts/data.py", include_str!("../train/parts/data.py")),
+    ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
+    ("train_parts/fsdp.py", include_str!("../train/parts/fsdp.py")),
+    ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
+    ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
+];
+
+/// The modules beside the training script.
+pub fn train_parts() -> impl Iterator<Item = File> {
+    PARTS
+        .iter()
+        .map(|(path, text)| File { path: (*path).into(), content: Content::text((*text).to_string()) })
+}
 
 /// What a plan says of a training run.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +81,8 @@ pub struct Defaults<'a> {
     pub replicas: &'a [usize],
     /// The schedule by our name.
     pub schedule: Option<&'a str>,
+    /// What the replicas of a stage share out.
+    pub sharding: Option<ShardingLevel>,
     /// What a step takes.
     pub prediction: Option<Prediction>,
 }
@@ -103,10 +120,16 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         Some("pipedream") => "\"pipedream\"",
         _ => "None",
     };
+    let sharding = match defaults.sharding {
+        None | Some(ShardingLevel::None) => "None",
+        Some(ShardingLevel::Zero1) => "\"zero1\"",
+        Some(ShardingLevel::Zero2) => "\"zero2\"",
+        Some(ShardingLevel::Zero3) => "\"zero3\"",
+    };
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
-         \"prediction\": {prediction}, \"planned\": {planned}}}"
+         \"sharding\": {sharding}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -155,10 +178,11 @@ mod tests {
             micro_batches: Some(8),
             replicas: &[2, 1],
             schedule: Some("gpipe"),
+            sharding: Some(ShardingLevel::Zero1),
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
-        let expected = "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \
+        let expected = "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \"sharding\": \"zero1\", \
                         \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");

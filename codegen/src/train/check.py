@@ -19,23 +19,27 @@ def check(run):
     stages = None
     if run.rank == 0:
         stages = [load_stage(about, arguments.form, arguments.device) for about in run.manifest["stages"]]
-    reporters = layout.ranks_of_stage(len(run.manifest["stages"]) - 1)
+        replicas = layout.pipelines
+        batches = [Batches(run.task, replica, replicas, arguments.micro_batches) for replica in range(replicas)]
     losses, differences = [], []
     for step in range(2):
         loss = run.gradients(step)
-        total = torch.tensor([(loss or 0.0) if run.rank in reporters else 0.0], dtype=torch.float64, device=device)
+        if run.update.is_shared:
+            run.sync.gather_gradients()
+        total = torch.tensor([(loss or 0.0) if run.rank in run.reporters else 0.0], dtype=torch.float64, device=device)
         dist.all_reduce(total)
         if run.rank == 0:
             for stage in stages:
                 stage.zero_grad(set_to_none=True)
-            count = arguments.micro_batches * layout.pipelines
-            losses.append((chained(arguments, run.manifest, run.task, stages, step, count), float(total)))
+            batch = whole_batch(batches, step, arguments.device)
+            losses.append((chained(arguments, run.manifest, run.task, stages, batch), float(total)))
             expected = [gradients_of(stage) for stage in stages]
             known = [g for gradients in expected for g in gradients.values() if g is not None and g.numel()]
             largest = max((float(g.abs().max()) for g in known), default=0.0)
+        own = {stage: gradients_of(module) for stage, module in run.modules.items()}  # all replicas together
         for stage in range(len(run.manifest["stages"])):
             for owner in layout.ranks_of_stage(stage):
-                box = [gradients_of(run.stages[stage].module) if owner == run.rank else None]
+                box = [own[stage] if owner == run.rank else None]
                 if owner != 0 and run.rank == owner:
                     dist.send_object_list(box, dst=0, device=run.object_device)
                 if run.rank == 0:
@@ -47,7 +51,7 @@ def check(run):
 
 def gradients_of(module):
     named = module.named_parameters()
-    return {name: None if p.grad is None else p.grad.detach().cpu() for name, p in named if p.requires_grad}
+    return {name: None if p.grad is None else whole(p.grad.detach()).cpu() for name, p in named if p.requires_grad}
 
 
 def compared(step, stage, rank, expected, found, largest):

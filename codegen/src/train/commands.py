@@ -2,23 +2,23 @@
 
 
 def train(arguments, manifest):
-    backend = "nccl" if arguments.device == "cuda" else "gloo"
+    """Runs one rank; what goes wrong ends it with a line, or with a report for whoever started the ranks."""
+    rank = int(os.environ["RANK"])
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)  # prints whole schedules
+    is_launched = REPORTS in os.environ
+
+    def ended(number, frame):
+        print(f"rank {rank}: stopped, because another rank failed; {go_on(arguments)}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
+        os._exit(143)
+
+    # A handler waits until a collective gives way to Python; our own launcher needs no word.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if is_launched else ended)
     if arguments.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(local)
         arguments.device = f"cuda:{local}"
-    if "RANK" not in os.environ:
-        sys.exit("start with torchrun, or use --single")
-    rank = int(os.environ["RANK"])
-    again = f"torchrun … {Path(__file__).name} … --save {arguments.save or 'DIR'} --resume"
-
-    def ended(number, frame):
-        print(f"rank {rank}: stopped, because another rank failed; go on from the last checkpoint with: {again}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
-        os._exit(143)
-
-    signal.signal(signal.SIGTERM, ended)
-    dist.init_process_group(backend, timeout=timedelta(seconds=arguments.timeout))
     try:
+        dist.init_process_group("nccl" if "cuda" in arguments.device else "gloo", timeout=timedelta(seconds=arguments.timeout))
         run = Run(arguments, manifest)
         is_same = True
         if arguments.check:
@@ -27,22 +27,49 @@ def train(arguments, manifest):
             if arguments.resume:
                 run.resume(arguments.save)
             steps(run, arguments)
-    except (RuntimeError, dist.DistError, ConnectionError) as error:
-        message = str(error).strip().splitlines()
-        lost = re.search(r"[Cc]onnection (closed|reset|refused)|timed? ?out|peer|NCCL|Broken pipe", str(error))
-        if lost is None:
-            raise
-        print(f"rank {rank}: lost a peer ({message[0][:200]}); go on from the last checkpoint with: {again}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
-        os._exit(1)
-    dist.barrier()
+        dist.barrier()
+    except SystemExit as error:
+        if isinstance(error.code, str) and report(rank, "error", error.code):
+            os._exit(1)
+        raise
+    except Exception as error:
+        failed(error, rank, arguments, is_launched)
     dist.destroy_process_group()
     if not is_same:
+        report(rank, "error", "the check found differences")
         sys.exit(1)
 
 
+def go_on(arguments):
+    launcher = "python" if REPORTS in os.environ or "RANK" not in os.environ else "torchrun …"
+    return f"go on from the last checkpoint with: {launcher} {Path(__file__).name} … --save {arguments.save or 'DIR'} --resume"
+
+
+def failed(error, rank, arguments, is_launched):
+    """Tells what became of a rank, and ends it."""
+    text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
+    kind, details = "error", None
+    if isinstance(error, NotFinite):
+        kind = "other" if "another rank" in text else "error"
+    elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
+        kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{place.replace(' in ', ' after ', 1)}"
+    elif re.search(r"[Cc]onnection (closed|reset|refused)|peer|NCCL|Broken pipe", str(error)):
+        kind, text = "lost", f"lost a peer ({text[:200]})"
+    else:
+        text, details = f"{type(error).__name__}: {text}{place}", error
+    if not report(rank, kind, text, details):
+        if details:
+            traceback.print_exception(details)
+        if kind != "other":
+            line = f"rank {rank}: {text}; {go_on(arguments)}\n"
+            print(line, end="", file=sys.stderr, flush=True)  # in one piece: others write too
+    # Whoever waited gives the others time to say so, and a cause comes before what it caused.
+    time.sleep({"timeout": 2.0, "lost": 0.5, "other": 1.0}.get(kind, 0.0) if is_launched else 0.0)
+    os._exit(1)
+
+
 def steps(run, arguments):
-    reporters = run.layout.ranks_of_stage(len(run.manifest["stages"]) - 1)
-    leader = reporters[0]
+    leader = run.reporters[0]
     if run.start >= arguments.steps:
         if run.rank == leader:
             print(f"nothing to do: the checkpoint is from after step {run.start}, --steps is {arguments.steps}", file=sys.stderr)
@@ -55,27 +82,61 @@ def steps(run, arguments):
             file=sys.stderr,
             flush=True,
         )
-    begun, all_seconds = time.perf_counter(), []
+    samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
+    progress = Progress(run.task, arguments, samples, run.start) if run.rank == leader else None
+    hangs = hangs_file(run.rank)
     for step in range(run.start, arguments.steps):
-        before = time.perf_counter()
-        loss = run.step(step)
-        if len(reporters) > 1 and run.rank in reporters:
+        if hangs:
+            faulthandler.dump_traceback_later(arguments.timeout, file=hangs)
+        loss, known = run.step(step)
+        if len(run.reporters) > 1 and run.rank in run.reporters:
             total = torch.tensor([loss or 0.0], dtype=torch.float64, device=run.device)
-            dist.all_reduce(total, group=run.groups[tuple(reporters)])
+            dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
             loss = float(total)
-        if run.rank == leader:
-            samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
-            seconds = time.perf_counter() - before
-            all_seconds.append(seconds)
-            print(f"step {step + 1} loss {loss:.9g} {rated(samples / seconds)} samples/s", flush=True)
+        if progress:
+            progress.tell(step + 1, {"loss": loss} | known)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
             run.save(arguments.save, step + 1)
-    if run.rank == leader:
+    faulthandler.cancel_dump_traceback_later()
+    if progress:
         done = arguments.steps - run.start
-        print(f"{done} steps in {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
-        print(beside_prediction(arguments, all_seconds), end="", file=sys.stderr, flush=True)
+        print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
+        print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Tells each step: a line for people, one of JSON in `--log`, the task's own `log`."""
+
+    def __init__(self, task, arguments, samples, start):
+        self.task, self.arguments, self.samples = task, arguments, samples
+        self.begun, self.seconds = time.perf_counter(), []
+        self.before = self.begun
+        self.file = open(arguments.log, "a" if start else "w") if arguments.log else None
+
+    def tell(self, step, known):
+        now = time.perf_counter()
+        self.seconds.append(now - self.before)
+        self.before = now
+        rate = self.samples / self.seconds[-1]
+        left = (self.arguments.steps - step) * statistics.median(self.seconds[-20:])
+        text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s, norm {known['norm']:.4g}"
+        text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
+        print(f"{text}, {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left", flush=True)
+        self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
+
+    def write(self, values):
+        if self.file:
+            self.file.write(json.dumps(values) + "\n")
+            self.file.flush()
+        if hasattr(self.task.file, "log"):
+            self.task.file.log(values["step"], values)
+
+
+def lasting(seconds):
+    hours, minutes = int(seconds // 3600), int(seconds % 3600 // 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 def rated(rate):
@@ -119,26 +180,32 @@ def single(arguments, manifest):
     """The same steps in one process: the stages one after the other, each micro-batch by itself."""
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
-    parameters = parameters_of(stages)
-    optimizer = task.optimizer(parameters)
-    count = arguments.micro_batches * math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
+    update, replicas = Update(task, dict(enumerate(stages))), replicas_of(arguments)
+    batches = [Batches(task, replica, replicas, arguments.micro_batches) for replica in range(replicas)]
+    progress = Progress(task, arguments, task.micro_batch * arguments.micro_batches * replicas, 0)
     for step in range(arguments.steps):
         seed_step(arguments.seed, step, 0)
-        if optimizer:
-            optimizer.zero_grad(set_to_none=True)
-        loss = chained(arguments, manifest, task, stages, step, count)
-        if is_no_number(loss, parameters):
-            sys.exit(f"the loss or a gradient is not finite in step {step + 1}: stopped before the update")
-        if optimizer:
-            optimizer.step()
-        print(f"step {step + 1} loss {loss:.9g}", flush=True)
+        update.zero_grad()
+        loss = chained(arguments, manifest, task, stages, whole_batch(batches, step, arguments.device))
+        loaders = [each.loader for each in batches if each.loader]
+        try:
+            known, ended = update.apply(step, loss, any(each.has_ended for each in loaders), torch.device(arguments.device))
+        except NotFinite as error:
+            sys.exit(str(error))
+        for loader in loaders if ended else ():
+            loader.begin(loader.epoch + 1)
+        progress.tell(step + 1, {"loss": loss} | known)
     return stages
 
 
-def chained(arguments, manifest, task, stages, step, count):
+def replicas_of(arguments):
+    return math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
+
+
+def chained(arguments, manifest, task, stages, batch):
     """Leaves the gradients of a step in the stages, by one backward pass through all of them; returns the loss."""
-    total = 0.0
-    for number, (micro_batch, part) in enumerate(zip(*task.batch(step, count, arguments.device))):
+    total, count = 0.0, len(batch[0])
+    for number, (micro_batch, part) in enumerate(zip(*batch)):
         known = {f"input:{name}": value for name, value in micro_batch.items()}
         with autocast(arguments):
             for module, about in zip(stages, manifest["stages"]):
@@ -198,6 +265,13 @@ def counted(text):
     return number
 
 
+def positive(text):
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
@@ -206,9 +280,12 @@ def main():
     parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step")
     parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; as traced by default")
     parser.add_argument("--steps", type=counted, default=10)
-    parser.add_argument("--task", help="Python file with inputs, target, loss, optimizer")
+    parser.add_argument("--task", help="Python file with what is trained on, see above")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
+    parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 all (FSDP2)")
+    parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
@@ -223,6 +300,9 @@ def main():
     parser.add_argument("--any-torch", action="store_true", help="run with another torch than 2.11")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=600, help="seconds after which a silent peer is given up")
+    parser.add_argument("--nnodes", type=counted, default=1, help="machines; start the script on each")
+    parser.add_argument("--rdzv-endpoint", help="where machines meet: the first one's name and a port")
+    parser.add_argument("--max-restarts", type=int, default=0, help="how often all ranks are started again when one fails; with --save and --resume")
     parser.add_argument("--crash", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.__version__.startswith("2.11.") and not arguments.any_torch:
@@ -244,9 +324,11 @@ def main():
         or arguments.micro_batch_size is not None
         or arguments.schedule not in (None, default)
         or arguments.replicas != DEFAULTS.get("replicas", "1")
+        or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
+    arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     arguments.csv_ranks, arguments.csv_is_split = None, False
     if arguments.schedule.endswith(".csv"):
         arguments.csv_ranks, in_table, arguments.csv_is_split = read_csv(arguments.schedule)
@@ -260,8 +342,12 @@ def main():
         merge(arguments, manifest)
     elif arguments.single:
         single(arguments, manifest)
-    else:
+    elif "RANK" in os.environ:
         train(arguments, manifest)
+    else:
+        world = Layout(manifest, arguments, arguments.schedule.lower()).world
+        Task(manifest, arguments)  # what it lacks is known before any process starts
+        launch(__file__, world, arguments.nnodes, arguments.rdzv_endpoint, arguments.max_restarts, go_on(arguments))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ def make_stage_class():
 
         def forward_one_chunk(self, chunk, *arguments, **keywords):
             self.submod.micro_batch = (self.pipeline, chunk)
+            DOING["pass"] = f"the forward pass of micro-batch {chunk} in stage {self.stage_index}"
             return super().forward_one_chunk(chunk, *arguments, **keywords)
 
         def backward_one_chunk(self, chunk, loss=None, full_backward=True, last_backward=False):
+            DOING["pass"] = f"the backward pass of micro-batch {chunk} in stage {self.stage_index}"
             if full_backward or not self.has_backward:
                 return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
             self.queues[chunk] = {}
@@ -46,64 +48,6 @@ def make_stage_class():
             return tuple(found), None
 
     return Stage
-
-
-def split_inputs(manifest, task, inputs, samples, count):
-    """Cuts inputs along their first dimension; what has no samples goes to each part whole.
-
-    An input has samples where its first size was that of the first input when the model was traced, or a multiple of it.
-    A size that is neither what was asked for nor the traced one is refused: a guess would train on wrong data.
-    """
-    if len(inputs) != len(manifest["inputs"]):
-        sys.exit(f"inputs() of the task returned {len(inputs)} values, the model takes {len(manifest['inputs'])}")
-    parts = [{} for _ in range(count)]
-    for about, value in zip(manifest["inputs"], inputs):
-        pieces = [value] * count
-        if isinstance(value, torch.Tensor) and value.dim() and about["name"] not in task.whole:
-            traced = about["shape"][0] if about["shape"] else None
-            has_samples = traced is None or traced % task.traced == 0
-            wanted = traced // task.traced * samples if traced and has_samples else samples
-            if has_samples and value.shape[0] == wanted:
-                pieces = value.chunk(count)
-            elif value.shape[0] != traced or traced == task.traced:
-                sys.exit(
-                    f"inputs() of the task returned {value.shape[0]} rows of `{about['name']}`, {wanted} were asked for "
-                    f"({samples} samples a step); name it in a list `whole` if each micro-batch takes all of it"
-                )
-        for part, piece in zip(parts, pieces):
-            part[about["name"]] = piece
-    return parts
-
-
-def split_targets(value, samples, count, place="target()"):
-    """Cuts a target of any nesting into parts: tensors along their first dimension, or a list with an item a sample."""
-    if isinstance(value, torch.Tensor) and value.dim():
-        if value.shape[0] != samples:
-            sys.exit(f"{place} of the task returned {value.shape[0]} rows, {samples} were asked for")
-        return list(value.chunk(count))
-    if isinstance(value, dict):
-        parts = {key: split_targets(item, samples, count, f"{place}[{key!r}]") for key, item in value.items()}
-        return [{key: items[index] for key, items in parts.items()} for index in range(count)]
-    if isinstance(value, (list, tuple)):
-        is_cut = value and all(isinstance(item, torch.Tensor) and item.dim() and len(item) == samples for item in value)
-        if not is_cut and len(value) == samples:
-            size = samples // count
-            return [value[at * size : (at + 1) * size] for at in range(count)]
-        parts = [split_targets(item, samples, count, f"{place}[{index}]") for index, item in enumerate(value)]
-        remade = type(value)._make if hasattr(value, "_make") else type(value)
-        return [remade(items) for items in zip(*parts)] if parts else [value] * count
-    return [value] * count
-
-
-def moved(value, device):
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        items = [moved(item, device) for item in value]
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: moved(item, device) for key, item in value.items()}
-    return value
 
 
 class Pipeline:
@@ -205,8 +149,10 @@ def make_schedule(arguments, stages, chunks, loss):
         schedule._load_csv(arguments.schedule)
         return schedule
     cls = schedules.get_schedule_class(arguments.schedule)
-    if issubclass(cls, schedules.PipelineScheduleSingle):
-        return cls(stages[0], chunks, loss_fn=loss, scale_grads=False)
-    return cls(stages, chunks, loss_fn=loss, scale_grads=False)
+    stages = stages[0] if issubclass(cls, schedules.PipelineScheduleSingle) else stages
+    try:
+        return cls(stages, chunks, loss_fn=loss, scale_grads=False)
+    except ValueError as error:  # another number of micro-batches, most often
+        return sys.exit(f"schedule {arguments.schedule}: {error}")
 
 

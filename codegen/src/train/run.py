@@ -13,6 +13,7 @@ class Run:
                 f"{world} ranks were started, {self.layout.world} are needed: "
                 f"torchrun --nproc-per-node {self.layout.world} {Path(__file__).name} …"
             )
+        self.reporters = self.layout.ranks_of_stage(len(manifest["stages"]) - 1)  # know the loss; the first one tells
         self.device = torch.device(arguments.device)
         self.object_device = self.device if self.device.type == "cuda" else None
         self.task = Task(manifest, arguments)
@@ -23,6 +24,7 @@ class Run:
             module = load_stage(about, arguments.form, arguments.device, waits=splits_backward(arguments))
             self.stages[stage] = Wrapped(module, about, arguments)
             self.stages[stage].is_last = stage == len(manifest["stages"]) - 1
+        self.modules = {stage: wrapped.module for stage, wrapped in self.stages.items()}
         self.make_groups()
         self.pipelines = [
             Pipeline(self, number)
@@ -30,27 +32,51 @@ class Run:
             if self.rank in self.layout.members(number)
         ]
         self.dealt = Dealt(self) if self.layout.is_unequal else None
-        parameters, ranks = parameters_of(self.stages.values()), tuple(self.layout.ranks[place])
-        self.parameters = parameters
-        passes = len(self.dealt.order) // 2 if self.dealt else arguments.micro_batches
-        self.sync = Sync(parameters, self.groups[ranks], passes) if len(ranks) > 1 else None
-        self.optimizer = self.task.optimizer(parameters)
+        self.sync = self.make_sync(tuple(self.layout.ranks[place]))
+        self.update = Update(self.task, self.modules, self.sync, self.replica, world, self.rank)
+        # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
+        self.wants = any(wrapped.late for wrapped in self.stages.values()), len(manifest["stages"]) - 1 in self.stages
+        self.batches = {}
+        for pipeline in self.pipelines if any(self.wants) else ():
+            made = Batches(self.task, pipeline.number, self.layout.pipelines, arguments.micro_batches)
+            self.batches[pipeline.number] = made
         self.start = 0
+
+    def make_sync(self, ranks):
+        """Joins the gradients of this rank's replicas, which share out what `--sharding` says."""
+        if len(ranks) == 1:
+            return None
+        arguments, parameters = self.arguments, [p for _, _, p in named_parameters_of(self.modules)]
+        passes = len(self.dealt.order) // 2 if self.dealt else arguments.micro_batches
+        if arguments.sharding == "none":
+            return Sync(parameters, self.groups[ranks], passes)
+        holders = [holder for tied in self.manifest["tied"] for holder in tied["holders"] if holder["stage"] in self.stages]
+        tied = {parameter_at(self.modules[holder["stage"]], holder["name"]) for holder in holders}
+        if arguments.sharding != "zero3":
+            return Sharded(parameters, self.groups[ranks], passes, tied, arguments.sharding == "zero2")
+        if splits_backward(arguments):  # FSDP2 would sum gradients before the weight halves have made them
+            sys.exit(f"zero3 does not go with split backward passes ({arguments.schedule}): choose 1F1B or Interleaved1F1B, or zero2")
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
+            sys.exit("zero3 needs stages in Python: --form python, or zero2")
+        return FullySharded(self.modules.values(), self.groups[ranks], passes, tied, self.device)
 
     def make_groups(self):
         """All ranks make all groups, in one order."""
         wanted = {tuple(self.layout.members(number)) for number in range(self.layout.pipelines)}
         wanted |= {tuple(ranks) for ranks in self.layout.ranks if len(ranks) > 1}
         wanted |= {self.tied_ranks(tied) for tied in self.manifest["tied"]}
-        self.groups = {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
+        self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted)}
         self.ways = {}
         if self.layout.is_unequal:
             for ranks in sorted({tuple(self.layout.members(number)) for number in range(self.layout.pipelines)}):
-                self.ways[ranks] = (dist.new_group(list(ranks)), dist.new_group(list(ranks)))
+                self.ways[ranks] = (self.group_of(ranks), self.group_of(ranks))
         if self.device.type == "cuda":
             for ranks, group in self.groups.items():  # opens the connections
                 if self.rank in ranks:
                     dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+
+    def group_of(self, ranks):
+        return dist.new_group(list(ranks), timeout=timedelta(seconds=self.arguments.timeout))
 
     def tied_ranks(self, tied):
         return tuple(sorted({rank for holder in tied["holders"] for rank in self.layout.ranks_of_stage(holder["stage"])}))
@@ -66,22 +92,25 @@ class Run:
             return self.task.loss(outputs, target) / (self.arguments.micro_batches * self.layout.pipelines)
 
     def step(self, step):
-        """Trains a step; returns the loss where this rank knows it."""
+        """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
         loss = self.gradients(step)
-        self.stop_if_lost(step, loss)
-        if self.optimizer:
-            self.optimizer.step()
-        return loss
+        DOING["pass"] = f"all passes of step {step + 1}"
+        loaders = [batches.loader for batches in self.batches.values() if batches.loader]
+        known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
+        if ended:  # all begin the next epoch together
+            for loader in loaders:
+                loader.begin(loader.epoch + 1)
+        return loss, known
 
     def gradients(self, step):
         """Leaves the gradients of a step in the parameters; returns the loss where this rank knows it."""
         seed_step(self.arguments.seed, step, self.rank)
-        if self.optimizer:
-            self.optimizer.zero_grad(set_to_none=True)
-        parts, targets = self.task.batch(step, self.layout.pipelines * self.arguments.micro_batches, self.device)
-        each = self.arguments.micro_batches
-        parts = [parts[at * each : (at + 1) * each] for at in range(self.layout.pipelines)]
-        targets = [targets[at * each : (at + 1) * each] for at in range(self.layout.pipelines)]
+        self.update.zero_grad()
+        nothing = [{}] * self.arguments.micro_batches, [None] * self.arguments.micro_batches
+        parts, targets = {}, {}
+        for number in (pipeline.number for pipeline in self.pipelines):
+            own = self.batches.get(number)
+            parts[number], targets[number] = own.at(step, self.device, *self.wants) if own else nothing
         if self.dealt:
             loss = self.dealt.step(parts, targets)
         else:
@@ -90,28 +119,14 @@ class Run:
         self.average_gradients()
         return loss
 
-    def stop_if_lost(self, step, loss):
-        """Ends all ranks before the update when the loss or a gradient is no number: what is saved stays good."""
-        is_lost = is_no_number(loss, self.parameters)
-        flag = torch.tensor([float(is_lost)], device=self.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        if not flag.item():
-            return
-        if is_lost:
-            what = "the loss" if loss is not None and not math.isfinite(loss) else "a gradient"
-            print(f"rank {self.rank}: {what} is not finite in step {step + 1}", file=sys.stderr, flush=True)
-        dist.barrier()
-        if self.rank == 0:
-            kept = f"the last checkpoint in {self.arguments.save} is from before" if self.arguments.save else "nothing was saved"
-            print(f"stopped before the update of step {step + 1}: {kept}", file=sys.stderr, flush=True)
-        os._exit(1)
-
     def average_gradients(self):
         """Sums gradients over the replicas of each stage, then over the copies of each tied parameter."""
         if self.sync:
             self.sync.finish()
         for tied in self.manifest["tied"]:
             self.sum_tied(tied)
+        if self.update.is_shared:
+            self.sync.take_tied()
 
     def sum_tied(self, tied):
         ranks = self.tied_ranks(tied)
@@ -121,11 +136,11 @@ class Run:
         for holder in tied["holders"]:
             if holder["stage"] not in self.stages:
                 continue
-            module = self.stages[holder["stage"]].module
-            parameter = dict(module.named_parameters(remove_duplicate=False))[holder["name"]]
+            parameter = parameter_at(self.modules[holder["stage"]], holder["name"])
             copies.append(parameter)
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-            gradient = gradient / len(self.layout.ranks_of_stage(holder["stage"]))
+            if self.sync is None or self.sync.sums_tied:  # replicas have the sum already
+                gradient = gradient / len(self.layout.ranks_of_stage(holder["stage"]))
             total = gradient if total is None else total + gradient
         if len(ranks) > 1:
             dist.all_reduce(total, group=self.groups[ranks])
@@ -136,11 +151,18 @@ class Run:
 
     def save(self, folder, step):
         target = Path(folder) / f"step_{step:08d}"
+        states = {stage: whole_state(module) for stage, module in self.modules.items()}
         target.mkdir(parents=True, exist_ok=True)
         if self.replica == 0:
-            for stage, wrapped in self.stages.items():
-                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": wrapped.module.state_dict()})
-            write(target / f"optimizer_{min(self.stages)}.pt", self.optimizer.state_dict() if self.optimizer else {})
+            for stage, state in states.items():
+                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": state})
+        if self.replica == 0 or self.update.is_shared:
+            own = f"_{self.replica}" if self.replica else ""
+            parts = self.sync.size if self.update.is_shared else 1
+            write(target / f"optimizer_{min(self.stages)}{own}.pt", self.update.state() | {"parts": parts})
+        loaders = [batches.loader for batches in self.batches.values() if batches.loader]
+        if self.rank == self.reporters[0] and loaders:
+            write(target / "data.pt", {"epoch": loaders[0].epoch, "taken": loaders[0].taken})
         if self.replica != 0 and has_buffers(self.stages.values()):
             # Batch-norm statistics of other replicas are their own.
             for stage, wrapped in self.stages.items():
@@ -159,7 +181,7 @@ class Run:
         for stage, wrapped in self.stages.items():
             saved = torch.load(source / f"stage_{stage}.pt", map_location=self.device, weights_only=True)
             try:
-                wrapped.module.load_state_dict(saved["model"])
+                load_whole(wrapped.module, saved["model"])
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:300]
                 sys.exit(f"{source / f'stage_{stage}.pt'} is no checkpoint of this stage: {reason}")
@@ -169,28 +191,19 @@ class Run:
                 buffers = dict(wrapped.module.named_buffers())
                 for name, value in torch.load(own, map_location=self.device, weights_only=True).items():
                     buffers[name].copy_(value)
-        if self.optimizer:
-            state = torch.load(source / f"optimizer_{min(self.stages)}.pt", map_location=self.device, weights_only=True)
-            self.optimizer.load_state_dict(state)
+        if self.update.is_shared:
+            self.sync.refresh()
+        parts = [torch.load(source / f"optimizer_{min(self.stages)}.pt", map_location=self.device, weights_only=True)]
+        for number in range(1, parts[0].get("parts", 1)):
+            path = source / f"optimizer_{min(self.stages)}_{number}.pt"
+            parts.append(torch.load(path, map_location=self.device, weights_only=True))
+        self.update.load(parts)
+        if (source / "data.pt").is_file():
+            position = torch.load(source / "data.pt", weights_only=True)
+            for batches in self.batches.values():
+                batches.loader.begin(position["epoch"], position["taken"])
         if self.rank == 0:
             print(f"resumed after step {self.start}", file=sys.stderr, flush=True)
-
-
-def parameters_of(modules):
-    seen = {}
-    for module in modules:
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                seen[id(parameter)] = parameter
-    return list(seen.values())
-
-
-def is_no_number(loss, parameters):
-    """Tells whether a loss, or the gradient of one of these parameters, is infinite or NaN."""
-    if loss is not None and not math.isfinite(loss):
-        return True
-    norms = [parameter.grad.detach().norm() for parameter in parameters if parameter.grad is not None]
-    return bool(norms) and not bool(torch.stack([norm.double() for norm in norms]).isfinite().all())
 
 
 def has_buffers(modules):

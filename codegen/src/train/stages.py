@@ -14,7 +14,8 @@ def read_manifest(arguments):
     except ValueError as error:
         sys.exit(f"{place} is damaged ({error}): emit the stages again")
     digests = manifest.get("files", {})
-    names = ["train.py"] + ["schedule.csv"] * (arguments.schedule is None and "schedule.csv" in digests)
+    names = ["train.py"] + [name for name in digests if name.startswith("train_parts/")]
+    names += ["schedule.csv"] * (arguments.schedule is None and "schedule.csv" in digests)
     for about in manifest["stages"]:
         form = form_of(about, arguments.form)
         about["digests"], about["allow_changes"] = digests, arguments.allow_changes

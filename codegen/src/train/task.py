@@ -1,11 +1,17 @@
 # -- data and loss --------------------------------------------------------------------------------------------------
 
 
+# What a task file may have.
+TASK_NAMES = "clip groups inputs loader log loss lr optimizer scheduler target validate validation whole".split()
+# Their update of an element looks at that element alone, so that replicas may share it out.
+BY_ELEMENT = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
+
+
 class Task:
     """What is trained on; synthetic unless a task file says otherwise."""
 
     def __init__(self, manifest, arguments):
-        self.file = load_module(arguments.task, "task") if arguments.task else None
+        self.file = load_task(arguments.task) if arguments.task else None
         self.manifest, self.seed = manifest, arguments.seed
         self.learning_rate = arguments.learning_rate
         self.optimizer_name = arguments.optimizer
@@ -14,12 +20,35 @@ class Task:
         self.traced = shapes[0][0] if shapes and shapes[0] else 1
         self.ramps = {}
         self.whole = getattr(self.file, "whole", [])
+        self.lr = getattr(self.file, "lr", None)
+        clip = getattr(arguments, "clip", None)
+        self.clip = clip if clip is not None else getattr(self.file, "clip", None)
+        self.inputs = getattr(self.file, "inputs", self.synthetic)
+        self.target = getattr(self.file, "target", lambda step, samples: torch.zeros(samples))
+        self.check()
 
-    def inputs(self, step, samples):
-        if hasattr(self.file, "inputs"):
-            made = self.file.inputs(step, samples)
-            return (made,) if isinstance(made, torch.Tensor) else tuple(made)
-        generator = torch.Generator().manual_seed(self.seed + step)
+    def check(self):
+        """Refuses what does not fit together, before the first step."""
+        has = {name for name in TASK_NAMES if hasattr(self.file, name)}
+        for one, other in (("loader", "inputs"), ("loader", "target"), ("lr", "scheduler")):
+            if {one, other} <= has:
+                sys.exit(f"the task has both `{one}` and `{other}`: one of them is enough")
+        for one, other in (("loader", "loss"), ("target", "loss"), ("validate", "validation")):
+            if one in has and other not in has:
+                sys.exit(f"the task has `{one}` and lacks `{other}`")
+        for name in sorted(has - {"whole", "groups", "clip"}):
+            if not callable(getattr(self.file, name)):
+                sys.exit(f"`{name}` of the task is no function")
+        if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
+            sys.exit(f"`clip` is the largest norm that gradients may have, a number above 0, not {self.clip!r}")
+        known = set(TASK_NAMES)
+        for name, value in vars(self.file or object()).items() if self.file else ():
+            if name not in known and getattr(value, "__module__", None) == "task" and callable(value):
+                if near := difflib.get_close_matches(name, TASK_NAMES, 1, 0.8):
+                    print(f"note: `{name}` of the task is not called; did you mean `{near[0]}`?", file=sys.stderr, flush=True)
+
+    def synthetic(self, step, samples, replica, replicas):
+        generator = torch.Generator().manual_seed(self.seed + step + replica * 1_000_003)
         made = []
         for about in self.manifest["inputs"]:
             if about["shape"] is None or about["dtype"] is None:
@@ -42,17 +71,6 @@ class Task:
                 made.append(torch.randint(low, high, shape, generator=generator, dtype=dtype))
         return tuple(made)
 
-    def target(self, step, samples):
-        if hasattr(self.file, "target"):
-            return self.file.target(step, samples)
-        return torch.zeros(samples)
-
-    def batch(self, step, count, device):
-        """Returns the inputs and targets of a step's micro-batches."""
-        samples = self.micro_batch * count
-        inputs = split_inputs(self.manifest, self, self.inputs(step, samples), samples, count)
-        return moved(inputs, device), moved(split_targets(self.target(step, samples), samples, count), device)
-
     def loss(self, outputs, target):
         if hasattr(self.file, "loss"):
             return self.file.loss(outputs, target)
@@ -70,14 +88,60 @@ class Task:
             self.ramps[about] = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).reshape(output.shape)
         return self.ramps[about]
 
-    def optimizer(self, parameters):
-        parameters = list(parameters)
+    def optimizer(self, named):
+        """Makes the optimizer of (stage, name, parameter) triples: in the task's groups where it has some."""
+        parameters = [parameter for _, _, parameter in named]
         if not parameters:
             return None
+        if hasattr(self.file, "groups"):
+            parameters = self.grouped(named)
         if hasattr(self.file, "optimizer"):
-            return self.file.optimizer(parameters)
+            made = self.file.optimizer(parameters)
+            if not isinstance(made, torch.optim.Optimizer):
+                sys.exit(f"optimizer() of the task returns {type(made).__name__}, not an optimizer of torch")
+            return made
         if self.optimizer_name == "adamw":
             return torch.optim.AdamW(parameters, lr=self.learning_rate)
         return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9)
+
+    def group_of(self, name):
+        """Returns the number of the first group whose pattern fits a parameter's name."""
+        for number, group in enumerate(self.file.groups):
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in group["match"].split("|")):
+                return number
+        return sys.exit(f"no group of the task takes `{name}`: end the list with {{'match': '*'}}")
+
+    def grouped(self, named):
+        """Sorts parameters into the task's groups. Each stage has all groups, if with nothing in them."""
+        groups = self.file.groups
+        for group in groups:
+            if not isinstance(group, dict) or not isinstance(group.get("match"), str):
+                sys.exit(f"a group of the task is a dict with `match`, patterns of names with | between them, not {group!r}")
+            if self.lr and "lr" in group:
+                sys.exit("the task has `lr(step)`, and a group with its own `lr`: give the group an `lr_scale`")
+        for tied in self.manifest["tied"]:
+            if len({self.group_of(holder["name"]) for holder in tied["holders"]}) > 1:
+                names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
+                sys.exit(f"{names} are one parameter, and the task has them in different groups")
+        made = [{key: value for key, value in group.items() if key != "match"} | {"params": []} for group in groups]
+        for _, name, parameter in named:
+            made[self.group_of(name)]["params"].append(parameter)
+        return made
+
+    def scheduler(self, optimizer):
+        if optimizer is None or not hasattr(self.file, "scheduler"):
+            return None
+        made = self.file.scheduler(optimizer)
+        if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            sys.exit("ReduceLROnPlateau needs the validation's result, which only one rank has: use another scheduler, or lr(step)")
+        if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+            sys.exit(f"scheduler() of the task returns {type(made).__name__}, not a scheduler of torch")
+        return made
+
+
+def load_task(path):
+    if not Path(path).is_file():
+        sys.exit(f"--task {path}: there is no such file")
+    return load_module(path, "task")
 
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks};
 use indexmap::IndexMap;
-use schema::{Plan, Predicted};
+use schema::{CollectiveKind, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
 
 /// Returns all files beside `stages/`, and what could not be written.
@@ -32,6 +32,7 @@ pub fn extras(
                     .to_string(),
             );
         }
+        notes.extend(unexecuted(plan));
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
             Ok(table) => files.push(File { path: "schedule.csv".into(), content: Content::text(table) }),
@@ -43,16 +44,52 @@ pub fn extras(
     let micro_batches = plan.map(|plan| (plan.micro_batches / pipelines.max(1) as u32).max(1));
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
     // Said only of what the script will run.
-    let is_whole = |plan: &&Plan| (plan.micro_batches as usize).is_multiple_of(pipelines.max(1));
+    let is_whole = |plan: &&Plan| {
+        (plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) && unexecuted(plan).is_empty()
+    };
+    files.extend(codegen::train_parts());
     files.push(codegen::train_script(&Defaults {
         micro_batches,
         replicas: &replicas,
         schedule: plan.map(|plan| plan.schedule.as_str()),
+        sharding: plan.and_then(|plan| plan.execution?.sharding),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
     let ranks = ranks(plan, groups.iter().sum());
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));
     (files, notes)
+}
+
+/// Says which of a plan's choices train.py runs otherwise, or refuses.
+fn unexecuted(plan: &Plan) -> Vec<String> {
+    let execution = plan.execution.unwrap_or_default();
+    let mut notes = Vec::new();
+    let mut otherwise = |what: &str, instead: &str| {
+        notes.push(format!(
+            "train.py does not execute {what} yet: {instead}; times are not those of the plan"
+        ));
+    };
+    match execution.sync {
+        Some(SyncOrder::P3) => otherwise("`sync: p3`", "gradients go in buckets, as they come"),
+        Some(SyncOrder::Fifo) => otherwise("`sync: fifo`", "gradients go in buckets, as they come"),
+        Some(SyncOrder::AfterBackward) => {
+            otherwise("`sync: after-backward`", "gradients go in buckets, as they come");
+        }
+        Some(SyncOrder::Bucketed) | None => {}
+    }
+    if execution.collective == Some(CollectiveKind::ParameterServer) {
+        otherwise("a parameter server", "replicas sum among themselves");
+    }
+    let splits =
+        ["zero-bubble", "zb", "v-half", "v-min", "dualpipe"].iter().any(|name| plan.schedule.contains(name));
+    if execution.sharding == Some(ShardingLevel::Zero3) && splits {
+        notes.push(format!(
+            "train.py refuses zero3 under {}: FSDP2 sums gradients before the weight halves have made them; run it with \
+             --schedule Interleaved1F1B, or --sharding zero2",
+            plan.schedule
+        ));
+    }
+    notes
 }
 
 /// What a plan predicts of a step, and for how many devices of which types.

@@ -1,4 +1,10 @@
-# -- split backward passes --------------------------------------------------------------------------------------------
+"""Split backward passes: weight gradients that wait for the weight half."""
+
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+from torch import nn
 
 
 class Deferral:
@@ -168,5 +174,3 @@ def let_wait(stage):
             made.addmm = addmm
         if name in vars(stage):
             setattr(stage, name, made)
-
-

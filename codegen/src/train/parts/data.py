@@ -1,0 +1,194 @@
+"""Batches: the task's own functions, or a loader for each replica; cut into micro-batches."""
+
+import inspect
+import random
+import sys
+from contextlib import contextmanager
+
+import torch
+
+
+class Batches:
+    """What one replica trains on, step by step. `replica` counts pipelines."""
+
+    def __init__(self, task, replica, replicas, micro_batches):
+        self.task, self.replica, self.replicas, self.count = task, replica, replicas, micro_batches
+        self.samples = task.micro_batch * micro_batches
+        make = getattr(task.file, "loader", None)
+        self.loader = Loader(make, "loader()", task.seed, replica, replicas, self.samples) if make else None
+        if self.loader:
+            self.cut(*self.loader.batch)  # a wrong size ends the script before the first step
+
+    def at(self, step, device, wants_inputs=True, wants_targets=True):
+        """Returns the inputs and targets of a step's micro-batches; of what is not wanted nothing is made."""
+        if self.loader:
+            inputs, targets = self.cut(*self.loader.take(step))
+        else:
+            inputs = self.made(self.task.inputs, split_inputs, step) if wants_inputs else []
+            targets = self.made(self.task.target, split_targets, step) if wants_targets else []
+        inputs = moved(inputs, device) if wants_inputs else [{}] * self.count
+        return inputs, moved(targets, device) if wants_targets else [None] * self.count
+
+    def made(self, make, split, step):
+        """Calls a function of the task, which makes this replica's samples or, without replicas, those of all."""
+        if takes_replica(make):
+            return split(self.task, make(step, self.samples, self.replica, self.replicas), self.samples, self.count)
+        samples, count = self.samples * self.replicas, self.count * self.replicas
+        return split(self.task, make(step, samples), samples, count)[self.replica * self.count :][: self.count]
+
+    def cut(self, inputs, targets):
+        if isinstance(inputs, dict):
+            names = [about["name"] for about in self.task.manifest["inputs"]]
+            if set(names) != set(inputs):
+                sys.exit(f"loader() of the task gives the inputs {sorted(inputs)}, the model takes {sorted(names)}")
+            inputs = [inputs[name] for name in names]
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        made = split_inputs(self.task, inputs, self.samples, self.count, "loader()")
+        return made, split_targets(self.task, targets, self.samples, self.count, "the targets of loader()")
+
+
+class Loader:
+    """An iterable of (inputs, targets), one batch ahead, gone through again each epoch.
+
+    Its random numbers are those of seed, epoch and batch, so that going on after a checkpoint gives the batches that would
+    have come. Torch's own sampler is told the epoch.
+    """
+
+    def __init__(self, make, name, seed, replica, replicas, samples):
+        self.name, self.seed, self.replica, self.samples = name, seed, replica, samples
+        with drawn(seed):  # what is shuffled while it is made is the same for all replicas
+            self.iterable = make(replica, replicas, samples)
+        self.check()
+        self.epoch, self.taken, self.step, self.current = 0, 0, None, None
+        self.begin(0)
+
+    def check(self):
+        """Refuses what would end the first epoch, before the first step."""
+        size, sampler = getattr(self.iterable, "batch_size", None), getattr(self.iterable, "sampler", None)
+        if size is not None and size != self.samples:
+            sys.exit(f"{self.name} of the task gives batches of {size}, {self.samples} samples are asked for")
+        if size is not None and not getattr(self.iterable, "drop_last", True) and hasattr(sampler, "__len__"):
+            if rest := len(sampler) % size:
+                sys.exit(f"the last batch of {self.name} has {rest} samples of {size}: give the DataLoader drop_last=True")
+
+    def begin(self, epoch, taken=0):
+        """Begins an epoch, after so many of its batches."""
+        self.epoch, self.taken = epoch, taken
+        for sampler in (getattr(self.iterable, "sampler", None), self.iterable):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        with drawn(self.seed, epoch, self.replica):
+            try:
+                self.iterator = iter(self.iterable)
+            except TypeError:
+                sys.exit(f"{self.name} of the task returns no iterable, but {type(self.iterable).__name__}")
+        for number in range(taken + 1):
+            self.batch = self.fetch(number)
+        if self.batch is None:
+            again = "" if epoch == 0 else f" in epoch {epoch + 1}: return an iterable that can be gone through again"
+            sys.exit(f"{self.name} of the task gives no batch{again}")
+
+    def fetch(self, number):
+        with drawn(self.seed, self.epoch, self.replica, number):
+            batch = next(self.iterator, None)
+        if batch is not None and not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+            sys.exit(f"{self.name} of the task gives {type(batch).__name__}, not pairs of inputs and targets")
+        return batch
+
+    @property
+    def has_ended(self):
+        return self.batch is None
+
+    def take(self, step):
+        """Returns the batch of a step, and has the next one ready."""
+        if step != self.step:
+            self.step, self.current = step, self.batch
+            self.taken += 1
+            self.batch = self.fetch(self.taken)
+        return self.current
+
+
+@contextmanager
+def drawn(*numbers):
+    """Lets what runs inside draw random numbers of its own, and gives back what was there."""
+    before, states = random.getstate(), torch.default_generator.get_state()
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (1 << 61)
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        torch.default_generator.set_state(states)
+
+
+def whole_batch(batches, step, device):
+    """Returns a step's micro-batches of all replicas, in one process."""
+    pairs = [each.at(step, device) for each in batches]
+    return [part for parts, _ in pairs for part in parts], [target for _, targets in pairs for target in targets]
+
+
+def takes_replica(function):
+    """Tells whether a function of the task makes one replica's samples: (step, samples, replica, replicas)."""
+    return len(inspect.signature(function).parameters) >= 4
+
+
+def split_inputs(task, inputs, samples, count, place="inputs()"):
+    """Cuts inputs along their first dimension; what has no samples goes to each part whole.
+
+    An input has samples where its first size was that of the first input when the model was traced, or a multiple of it.
+    A size that is neither what was asked for nor the traced one is refused: a guess would train on wrong data.
+    """
+    expected = task.manifest["inputs"]
+    if len(inputs) != len(expected):
+        sys.exit(f"inputs() of the task returned {len(inputs)} values, the model takes {len(expected)}")
+    parts = [{} for _ in range(count)]
+    for about, value in zip(expected, inputs):
+        pieces = [value] * count
+        if isinstance(value, torch.Tensor) and value.dim() and about["name"] not in task.whole:
+            traced = about["shape"][0] if about["shape"] else None
+            has_samples = traced is None or traced % task.traced == 0
+            wanted = traced // task.traced * samples if traced and has_samples else samples
+            if has_samples and value.shape[0] == wanted:
+                pieces = value.chunk(count)
+            elif value.shape[0] != traced or traced == task.traced:
+                sys.exit(
+                    f"{place} of the task returned {value.shape[0]} rows of `{about['name']}`, {wanted} were asked for "
+                    f"({samples} samples a step); name it in a list `whole` if each micro-batch takes all of it"
+                )
+        for part, piece in zip(parts, pieces):
+            part[about["name"]] = piece
+    return parts
+
+
+def split_targets(task, value, samples, count, place="target()"):
+    """Cuts a target of any nesting into parts: tensors along their first dimension, or a list with an item a sample."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        if value.shape[0] != samples:
+            sys.exit(f"{place} of the task returned {value.shape[0]} rows, {samples} were asked for")
+        return list(value.chunk(count))
+    if isinstance(value, dict):
+        parts = {key: split_targets(task, item, samples, count, f"{place}[{key!r}]") for key, item in value.items()}
+        return [{key: items[index] for key, items in parts.items()} for index in range(count)]
+    if isinstance(value, (list, tuple)):
+        is_cut = value and all(isinstance(item, torch.Tensor) and item.dim() and len(item) == samples for item in value)
+        if not is_cut and len(value) == samples:
+            size = samples // count
+            return [value[at * size : (at + 1) * size] for at in range(count)]
+        parts = [split_targets(task, item, samples, count, f"{place}[{index}]") for index, item in enumerate(value)]
+        remade = type(value)._make if hasattr(value, "_make") else type(value)
+        return [remade(items) for items in zip(*parts)] if parts else [value] * count
+    return [value] * count
+
+
+def moved(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, (list, tuple)):
+        items = [moved(item, device) for item in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    return value

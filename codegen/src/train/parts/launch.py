@@ -1,0 +1,109 @@
+"""`python train.py` starts its own ranks, so that the line that says what happened comes last and alone.
+
+A rank that fails writes a report; whoever started the ranks picks the cause out of them: an error before those that merely
+lost a peer, and of ranks that waited for each other the one that did not answer.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+REPORTS = "TRAIN_REPORTS"  # where reports go, in the ranks' environment
+
+
+def launch(script, world, nodes, endpoint, restarts, again):
+    """Runs this script in so many processes; ends with their exit code."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if world % nodes:
+        sys.exit(f"{world} ranks do not spread over {nodes} machines evenly: use torchrun")
+    logging.disable(logging.CRITICAL)  # the agent's own reports
+    folder = os.environ[REPORTS] = tempfile.mkdtemp(prefix="train-")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does it
+    config = LaunchConfig(
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=world // nodes,
+        run_id="train",
+        rdzv_backend="c10d",
+        rdzv_endpoint=endpoint or "localhost:0",
+        max_restarts=restarts,
+        monitor_interval=0.2,
+    )
+    begun = time.monotonic()
+    try:
+        elastic_launch(config, sys.executable)("-u", script, *sys.argv[1:])
+    except ChildFailedError as error:
+        text = cause(Path(folder), error.failures, world)
+        print(f"{text}, after {time.monotonic() - begun:.1f} s; {again}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except BaseException as error:  # the agent's, for signals and for machines that do not come
+        shutil.rmtree(folder, ignore_errors=True)
+        name = signal.Signals(error.sigval).name if hasattr(error, "sigval") else f"{type(error).__name__}: {first_line(error)}"
+        print(f"stopped ({name}); {again}", file=sys.stderr, flush=True)
+        os._exit(1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def cause(folder, failures, world):
+    """Returns what happened first, in words."""
+    reports = {}
+    for path in folder.glob("rank_*.json"):
+        report = json.loads(path.read_text())
+        reports[report["rank"]] = report
+    for report in sorted(reports.values(), key=lambda report: report["time"]):
+        if report["kind"] == "error":
+            details = f" (see {report['details']})" if report["details"] else ""
+            return f"rank {report['rank']} failed: {report['text']}{details}"
+    waited = [report for report in reports.values() if report["kind"] == "timeout"]
+    for rank, failure in failures.items():
+        # Ranks that are left over are ended by SIGTERM.
+        if rank not in reports and not (waited and failure.exitcode == -signal.SIGTERM):
+            if failure.exitcode < 0:
+                return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
+            return f"rank {rank} failed with exit code {failure.exitcode}"
+    silent = [rank for rank in range(world) if rank not in reports]
+    if waited:
+        ranks = ", ".join(map(str, silent)) or "a rank of another machine"
+        who = "; ".join(f"rank {report['rank']} {report['text']}" for report in sorted(waited, key=lambda r: r["rank"])[:3])
+        where = f" (it was at: see {folder / f'hangs_{silent[0]}.txt'})" if silent else ""
+        return f"no answer from rank {ranks}{where}: {who}"
+    report = min(reports.values(), key=lambda report: report["time"])
+    return f"rank {report['rank']}: {report['text']}"
+
+
+def report(rank, kind, text, error=None):
+    """Leaves a report for whoever started the ranks; tells whether somebody did."""
+    folder = os.environ.get(REPORTS)
+    if folder is None:
+        return False
+    details = None
+    if error is not None:
+        details = str(Path(folder) / f"rank_{rank}.txt")
+        Path(details).write_text("".join(traceback.format_exception(error)))
+    about = {"rank": rank, "kind": kind, "text": text, "time": time.time(), "details": details}
+    beside = Path(folder) / f"rank_{rank}.part"
+    beside.write_text(json.dumps(about))
+    os.replace(beside, Path(folder) / f"rank_{rank}.json")
+    return True
+
+
+def hangs_file(rank):
+    """Returns where a rank's stack goes when a step lasts too long."""
+    folder = os.environ.get(REPORTS)
+    return open(Path(folder) / f"hangs_{rank}.txt", "w") if folder else None
+
+
+def first_line(error):
+    while error.__cause__ is not None:  # torch's schedules wrap what a stage raised
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

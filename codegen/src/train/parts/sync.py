@@ -1,0 +1,227 @@
+"""Sums of gradients over the replicas of a stage, while the backward pass goes on; ZeRO 1 and 2."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from train_parts.deferred import DEFERRAL
+
+BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes; the first one is small, so that the network starts early
+
+
+class Sync:
+    """Sums the gradients of a stage's replicas while the backward pass goes on.
+
+    A bucket leaves when the last of its gradients is final: after as many passes as this rank has micro-batches. All
+    replicas cut alike, and send in one order, so a bucket waits for those before it. What the passes leave unused goes
+    at the end.
+    """
+
+    sums_tied = True  # whether what is tied is summed here, too
+
+    def __init__(self, parameters, group, passes):
+        self.group, self.passes = group, passes
+        self.buckets = cut(list(reversed(parameters)))
+        self.bucket_of = {}
+        for number, bucket in enumerate(self.buckets):
+            for parameter in bucket:
+                self.bucket_of[parameter] = number
+                parameter.register_post_accumulate_grad_hook(self.accumulated)
+        DEFERRAL.arrived.append(self.arrived)
+        self.begin()
+
+    def begin(self):
+        self.seen = dict.fromkeys(self.bucket_of, 0)
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.sent = []
+
+    def accumulated(self, parameter):
+        if not DEFERRAL.holds(parameter):
+            self.arrived(parameter)
+
+    def arrived(self, parameter):
+        """Counts a pass that has added all that it adds to a parameter's gradient."""
+        if parameter not in self.seen:
+            return
+        self.seen[parameter] += 1
+        if self.seen[parameter] == self.passes:
+            self.missing[self.bucket_of[parameter]] -= 1
+            while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
+                self.send()
+
+    def send(self):
+        gradients = gradients_of(self.buckets[len(self.sent)])
+        # A large gradient is summed where it lies.
+        is_alone = len(gradients) == 1 and gradients[0].is_contiguous()
+        flat = gradients[0].view(-1) if is_alone else torch.cat([gradient.reshape(-1) for gradient in gradients])
+        copied = [] if is_alone else gradients
+        self.sent.append((dist.all_reduce(flat, group=self.group, async_op=True), flat, copied))
+
+    def finish(self):
+        while len(self.sent) < len(self.buckets):
+            self.send()
+        for work, flat, copied in self.sent:
+            work.wait()
+            parts = flat.split([gradient.numel() for gradient in copied]) if copied else ()
+            for gradient, part in zip(copied, parts):
+                gradient.copy_(part.view_as(gradient))
+        self.begin()
+
+
+def cut(parameters):
+    """Cuts parameters into buckets of one type each, closed by the one that fills them."""
+    buckets, limit = [], FIRST_BUCKET
+    size = 0
+    for parameter in parameters:
+        if not buckets or size >= limit or buckets[-1][0].dtype != parameter.dtype:
+            limit = BUCKET if buckets else FIRST_BUCKET
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return buckets
+
+
+class Sharded(Sync):
+    """ZeRO 1 and 2 ("ZeRO: Memory Optimizations", 2020): each replica keeps the optimizer state of an equal slice of every bucket.
+
+    A bucket's gradients are summed by reduce-scatter, so that a replica has the sum of its slice; after the optimizer's step
+    the slices are gathered. With `each_pass` (ZeRO 2) a bucket leaves after every pass, and gradients are kept as slices only.
+    Optimizers whose update of an element looks at that element alone cannot tell slices from whole parameters.
+    What is tied across stages gets its sum elsewhere (`Run.sum_tied`) and is shared out in buckets of its own.
+    """
+
+    sums_tied = False
+
+    def __init__(self, parameters, group, passes, tied, each_pass):
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.each_pass, self.parameters = each_pass, parameters
+        super().__init__([p for p in parameters if p not in tied], group, 1 if each_pass else passes)
+        self.tied = cut([p for p in parameters if p in tied])
+        self.pieces = {}  # of a parameter: its piece that is stepped here, with the piece's place in it and in the slice
+        for bucket in self.buckets + self.tied:
+            share, at = self.share(bucket), 0
+            first = self.rank * share
+            for parameter in bucket:
+                begin, end = max(at, first), min(at + parameter.numel(), first + share)
+                if begin < end:
+                    piece = nn.Parameter(parameter.detach().reshape(-1)[begin - at : end - at])
+                    self.pieces[parameter] = (piece, begin - at, begin - first)
+                at += parameter.numel()
+
+    def share(self, bucket):
+        """Returns the number of elements that each replica steps; the last one may have fewer."""
+        return -(-sum(parameter.numel() for parameter in bucket) // self.size)
+
+    def take(self, optimizer):
+        """Lets an optimizer that was made for whole parameters step the pieces of this rank."""
+        let_take(optimizer, self.pieces)
+
+    def begin(self):
+        super().begin()
+        self.own = getattr(self, "own", [])  # what each message brings, and of which bucket
+
+    def arrived(self, parameter):
+        super().arrived(parameter)
+        if self.each_pass and len(self.sent) == len(self.buckets):
+            self.begin()
+
+    def send(self):
+        bucket = self.buckets[len(self.sent)]
+        flat = self.packed(gradients_of(bucket), self.size * self.share(bucket))
+        for parameter in bucket:
+            parameter.grad = None
+        own = flat.new_empty(len(flat) // self.size)
+        work = dist.reduce_scatter_tensor(real(own), real(flat), group=self.group, async_op=True)
+        self.sent.append(work)
+        self.own.append((work, own, flat, bucket))
+        if self.each_pass and len(self.own) > len(self.buckets):
+            self.keep(*self.own.pop(0))
+
+    def packed(self, tensors, size):
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        return nn.functional.pad(flat, (0, size - len(flat)))
+
+    def keep(self, work, own, flat, bucket):
+        """Adds a slice of sums to the gradients of the pieces in it."""
+        work.wait()
+        for piece, _, at in (self.pieces[parameter] for parameter in bucket if parameter in self.pieces):
+            part = own[at : at + piece.numel()]
+            piece.grad = part if piece.grad is None else piece.grad + part
+
+    def finish(self):
+        if not self.each_pass or self.sent or any(parameter.grad is not None for parameter in self.seen):
+            while len(self.sent) < len(self.buckets):
+                self.send()
+        for message in self.own:
+            self.keep(*message)
+        self.own = []
+        self.begin()
+
+    def take_tied(self):
+        """Takes the sums of what is tied, when they are known."""
+        for parameter in (p for bucket in self.tied for p in bucket):
+            if parameter in self.pieces and parameter.grad is not None:
+                piece, at, _ = self.pieces[parameter]
+                piece.grad = parameter.grad.reshape(-1)[at : at + piece.numel()].clone()
+            parameter.grad = None
+
+    @torch.no_grad()
+    def gather(self, read=lambda piece: piece.detach(), write=lambda parameter, value: parameter.copy_(value)):
+        """Brings the pieces of all replicas together: the stepped parameters, unless something else is read and written."""
+        messages = []
+        for bucket in self.buckets + self.tied:
+            found = [self.pieces[parameter][0] for parameter in bucket if parameter in self.pieces]
+            own = self.packed([read(piece) for piece in found] or [bucket[0].new_empty(0)], self.share(bucket))
+            flat = own.new_empty(len(own) * self.size)
+            work = dist.all_gather_into_tensor(real(flat), real(own), group=self.group, async_op=True)
+            messages.append((work, own, flat, bucket))
+        for work, _, flat, bucket in messages:
+            work.wait()
+            sizes = [parameter.numel() for parameter in bucket]
+            for parameter, value in zip(bucket, flat[: sum(sizes)].split(sizes)):
+                write(parameter, value.view(parameter.shape))
+
+    def gather_gradients(self):
+        """Gives all parameters their summed gradients, to look at."""
+        zeros = torch.zeros_like
+        self.gather(
+            lambda piece: zeros(piece) if piece.grad is None else piece.grad,
+            lambda parameter, value: setattr(parameter, "grad", value.clone()),
+        )
+
+    @torch.no_grad()
+    def refresh(self):
+        """Takes the values of the parameters again: a piece may be a copy."""
+        for parameter, (piece, at, _) in self.pieces.items():
+            piece.copy_(parameter.reshape(-1)[at : at + piece.numel()])
+
+
+def let_take(optimizer, pieces):
+    """Lets an optimizer that was made for whole parameters step pieces of them: (piece, where it begins, …) by parameter."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            piece, at = pieces.get(parameter, (None, 0))[:2]
+            state = optimizer.state.pop(parameter, None) if piece is not parameter else None
+            if state and piece is not None:
+                optimizer.state[piece] = {
+                    key: value.reshape(-1)[at : at + piece.numel()].clone() if is_by_element(key, value, parameter) else value
+                    for key, value in state.items()
+                }
+        group["params"] = [pieces[parameter][0] for parameter in group["params"] if parameter in pieces]
+
+
+def gradients_of(parameters):
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [parameter.grad for parameter in parameters]
+
+
+def real(tensor):
+    return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
+
+
+def is_by_element(key, value, parameter):
+    """Tells whether a part of an optimizer's state has an element for each of the parameter's."""
+    return isinstance(value, torch.Tensor) and key != "step" and value.shape == parameter.shape

@@ -1,0 +1,156 @@
+# -- the update -----------------------------------------------------------------------------------------------------
+
+
+class Update:
+    """What follows the gradients of a step: are they finite, their norm over the whole model, the optimizer's step.
+
+    The norm counts each parameter once: of replicas the first one has it, of copies in several stages the first holder. Where
+    replicas share the update out, each counts its pieces. What ranks tell each other here takes one sum over all of them.
+    """
+
+    def __init__(self, task, stages, sync=None, replica=0, ranks=1, rank=0):
+        self.task, self.sync, self.rank, self.ranks = task, sync, rank, ranks
+        self.named = named_parameters_of(stages)
+        self.optimizer = task.optimizer(self.named)
+        self.is_shared = hasattr(sync, "pieces")
+        if self.is_shared and self.optimizer:
+            kind = type(self.optimizer)
+            if kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in BY_ELEMENT:
+                sys.exit(f"replicas cannot share out the update of {kind.__name__}, which may look at whole parameters: --sharding none")
+            sync.take(self.optimizer)
+        self.scheduler = task.scheduler(self.optimizer)
+        later = set()
+        for holder in (holder for tied in task.manifest["tied"] for holder in tied["holders"][1:]):
+            if holder["stage"] in stages:
+                later.add(parameter_at(stages[holder["stage"]], holder["name"]))
+        # What this rank steps: its name, the tensor, whether it counts in the norm.
+        stepped = [(name, self.own(p), p) for _, name, p in self.named]
+        self.stepped = [
+            (name, own, (own is not p or replica == 0) and p not in later) for name, own, p in stepped if own is not None
+        ]
+
+    def own(self, parameter):
+        """Returns what is stepped of a parameter here: all of it, a piece, or nothing."""
+        return self.sync.pieces.get(parameter, (None,))[0] if self.is_shared else parameter
+
+    def apply(self, step, loss, has_ended, device):
+        """Steps where all is finite; returns what is known of the step, and whether some replica's data have ended."""
+        found = [(name, own.grad.detach(), counts) for name, own, counts in self.stepped if own.grad is not None]
+        norms = torch.stack(torch._foreach_norm([g for _, g, _ in found])).double() if found else torch.zeros(0)
+        counted = torch.tensor([counts for _, _, counts in found], dtype=torch.bool, device=norms.device)
+        is_lost = not bool(norms.isfinite().all()) or (loss is not None and not math.isfinite(loss))
+        sums = torch.zeros(3 + self.ranks, dtype=torch.float64)
+        sums[0] = norms[counted].square().sum()
+        sums[1], sums[2], sums[3 + self.rank] = float(has_ended), float(is_lost), memory_of(device)
+        if self.ranks > 1:
+            sums = sums.to(device)
+            dist.all_reduce(sums)
+        sums = sums.tolist()
+        if sums[2]:
+            self.stop(step, is_lost, loss, [name for (name, _, _), norm in zip(found, norms) if not math.isfinite(norm)])
+        norm, groups = math.sqrt(sums[0]), self.optimizer.param_groups if self.optimizer else []
+        if self.task.clip and norm > self.task.clip:
+            torch._foreach_mul_([g for _, g, _ in found], self.task.clip / (norm + 1e-6))
+        for group in groups if self.task.lr else []:
+            group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
+        rates = [group["lr"] for group in groups]
+        if self.optimizer:
+            self.optimizer.step()
+        if self.scheduler:
+            self.scheduler.step()
+        if self.is_shared:
+            self.sync.gather()
+        return {"lr": float(rates[0]) if rates else None, "norm": norm, "memory": max(sums[3:])}, int(sums[1])
+
+    def stop(self, step, is_lost, loss, names):
+        """Ends all ranks before the update: what is saved stays good."""
+        if is_lost:
+            what = "the loss" if loss is not None and not math.isfinite(loss) else f"the gradient of `{names[0]}`"
+            raise NotFinite(f"{what} is not finite in step {step + 1}: stopped before the update")
+        raise NotFinite(f"another rank has a number that is not finite in step {step + 1}: stopped before the update")
+
+    def zero_grad(self):
+        for _, _, parameter in self.named:
+            parameter.grad = None
+        for _, own, _ in self.stepped:
+            own.grad = None
+
+    # -- checkpoints
+
+    def state(self):
+        """Returns what is to be saved: the optimizer's state by stage and name, as pieces of parameters."""
+        if self.optimizer is None:
+            return {}
+        state = {}
+        for stage, name, parameter in self.named:
+            own = self.own(parameter)
+            if own is not None and own in self.optimizer.state:
+                begin = self.sync.pieces[parameter][1] if self.is_shared else 0
+                kept = self.optimizer.state[own]
+                by_element = [key for key, value in kept.items() if is_by_element(key, value, own)]
+                state[f"{stage}:{name}"] = [(begin, begin + own.numel(), by_element, kept)]
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        return {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
+
+    def load(self, parts):
+        """Takes what was saved, by so many replicas: each takes the pieces that it steps."""
+        if self.optimizer is None:
+            return
+        if "groups" not in parts[0]:  # of an earlier version: the optimizer as it was
+            self.optimizer.load_state_dict(parts[0])
+            return
+        numbers, state = {}, {}
+        for group in self.optimizer.param_groups:
+            for own in group["params"]:
+                numbers[own] = len(numbers)
+        for stage, name, parameter in self.named:
+            own = self.own(parameter)
+            pieces = [piece for part in parts for piece in part["state"].get(f"{stage}:{name}", [])]
+            if own in numbers and pieces:
+                begin = self.sync.pieces[parameter][1] if self.is_shared else 0
+                state[numbers[own]] = joined(pieces, parameter.numel(), begin, own)
+        groups = [
+            saved | {"params": [numbers[own] for own in group["params"]]}
+            for saved, group in zip(parts[0]["groups"], self.optimizer.param_groups, strict=True)
+        ]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if self.scheduler:
+            self.scheduler.load_state_dict(parts[0]["scheduler"])
+
+
+class NotFinite(Exception):
+    """A loss or a gradient is infinite or NaN."""
+
+
+def parameter_at(module, name):
+    return dict(module.named_parameters(remove_duplicate=False))[name]
+
+
+def named_parameters_of(stages):
+    """Returns what trains, as (stage, name, parameter); `stages` are modules by number."""
+    seen = {}
+    for stage, module in stages.items():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                seen.setdefault(id(parameter), (stage, name, parameter))
+    return list(seen.values())
+
+
+def joined(pieces, size, begin, own):
+    """Returns the state of what is stepped here, which begins at `begin` of a parameter, out of saved pieces of it."""
+    found = dict(pieces[0][3])
+    for key in pieces[0][2]:
+        flat = found[key].new_zeros(size)
+        for first, last, _, state in pieces:
+            flat[first:last] = state[key].reshape(-1)
+        found[key] = flat[begin : begin + own.numel()].view(own.shape)
+    return found
+
+
+def memory_of(device):
+    """Returns the most bytes that this rank has used: of the GPU, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+

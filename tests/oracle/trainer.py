@@ -1,0 +1,465 @@
+"""`train.py` as a trainer, in several gloo processes, beside the plain loop of one process.
+
+    python tests/oracle/trainer.py COMMAND FOLDER [CASE …]
+
+Groups by name, learning rates, schedulers, clipping, loaders, sharded optimizer states: the loop beside them is what
+a textbook has, on a model that was never cut, with torch's own `clip_grad_norm_`. Prints a line for each case and exits 1
+when one fails.
+"""
+
+import fnmatch
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import torchrun as processes
+from torchrun import STEPS, Failed
+
+warnings.filterwarnings("ignore")
+# Largest error of a parameter after all steps, beside its largest value or a hundredth of the model's: biases begin at zero.
+LIMIT = 2e-6
+TRAINS = '''
+import torch
+
+
+def data(step, samples, kind):
+    generator = torch.Generator().manual_seed(step)
+    if kind == "gpt":
+        return torch.randint(0, 64, (samples, 12), generator=generator)
+    return torch.randn(samples, 3, 32, 32, generator=generator)
+
+
+def inputs(step, samples):
+    return (data(step, samples, KIND),)
+
+
+def target(step, samples):
+    if KIND == "gpt":
+        return {"tokens": data(step, samples, KIND)}
+    generator = torch.Generator().manual_seed(1000 + step)
+    return {"tokens": torch.randn(samples, 10, generator=generator)}
+
+
+def loss(outputs, target):
+    if KIND == "gpt":
+        return torch.nn.functional.cross_entropy(outputs[0].flatten(0, 1), target["tokens"].flatten())
+    return torch.nn.functional.mse_loss(outputs[0], target["tokens"])
+
+
+groups = [{"match": "*bias|*ln_*|*bn*", "weight_decay": 0.0, "lr_scale": 2.0}, {"match": "*", "weight_decay": 0.1}]
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def lr(step):
+    return 0.02 * min(1.0, (step + 1) / 4)
+
+
+clip = CLIP
+'''
+
+
+def task(place, kind, clip=0.5, old="", new="", more=""):
+    """Writes a task; returns its path."""
+    text = TRAINS.replace("KIND", repr(kind)).replace("CLIP", repr(clip))
+    assert old in text
+    path = place / f"task_{len(list(place.glob('task_*.py')))}.py"
+    path.write_text(text.replace(old, new) + more)
+    return str(path)
+
+
+def plain(model, path, micro_batches, steps=STEPS, batches=None):
+    """The loop of one process: returns losses and norms, and leaves the parameters trained."""
+    trains = processes.module_of(Path(path), "task")
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [{**group, "params": []} for group in getattr(trains, "groups", [{"match": "*"}])]
+    for name, parameter in named:
+        fits = (g for g in groups if any(fnmatch.fnmatch(name, each) for each in g["match"].split("|")))
+        next(fits)["params"].append(parameter)
+    optimizer = trains.optimizer(groups)
+    scheduler = trains.scheduler(optimizer) if hasattr(trains, "scheduler") else None
+    losses, norms = [], []
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = batches[step] if batches else (trains.inputs(step, 2 * micro_batches)[0], trains.target(step, 2 * micro_batches))
+        total = 0.0
+        for part in range(micro_batches):
+            rows = slice(2 * part, 2 * part + 2)
+            out = processes.leaves(model(x[rows]))
+            loss = trains.loss(out, {key: value[rows] for key, value in y.items()}) / micro_batches
+            loss.backward()
+            total += float(loss.detach())
+        norms.append(float(torch.nn.utils.clip_grad_norm_([p for _, p in named], trains.clip or 1e9)))
+        for group in optimizer.param_groups if hasattr(trains, "lr") else []:
+            group["lr"] = trains.lr(step) * group.get("lr_scale", 1.0)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        losses.append(total)
+    return losses, norms
+
+
+class Trained:
+    """One folder of stages, trained by several processes."""
+
+    def __init__(self, cases, model, stages=2):
+        self.cases, self.out = cases, cases.emit(model, "--stages", str(stages), "--targets", "python")
+
+    def run(self, world, *arguments, fails=False):
+        """Returns what the log says of each step, and all that was printed."""
+        log = self.out / "log.jsonl"
+        log.unlink(missing_ok=True)
+        codes, texts = processes.ranks(self.out, world, ["--log", "log.jsonl", *arguments])
+        if any(codes) != fails:
+            raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+        return lines, "\n".join(texts)
+
+    def merged(self, folder):
+        def merge():
+            os.chdir(self.out)
+            sys.argv = ["train.py", "--save", folder, "--merge", f"{folder}.pt"]
+            runpy.run_path("train.py", run_name="__main__")
+
+        (code,), (text,) = processes.ended([processes.forked(merge)])
+        if code:
+            raise Failed(text)
+        return torch.load(self.out / f"{folder}.pt")
+
+
+def whole_model(cases, model):
+    return processes.resnet(False) if model == "resnet_plain" else torch.jit.load(cases.models[model])
+
+
+def near(expected, found, what, limit=LIMIT):
+    if len(expected) != len(found):
+        raise Failed(f"{what}: {len(expected)} and {len(found)}")
+    worst = max(abs(a - b) / max(abs(a), 1e-30) for a, b in zip(expected, found))
+    if not worst <= limit:
+        raise Failed(f"{what} differ by {worst:.1e}: {expected} {found}")
+    return worst
+
+
+def near_state(model, state):
+    worst, at = 0.0, None
+    least = 1e-2 * max(float(value.detach().abs().max()) for value in model.parameters())
+    for name, value in model.named_parameters():
+        value = value.detach().double()
+        off = float((value - state[name].double()).abs().max() / value.abs().max().clamp_min(least))
+        worst, at = max((worst, at), (off, name), key=lambda pair: pair[0])
+    if not worst <= LIMIT:
+        raise Failed(f"parameters differ by {worst:.1e}: {at} of {dict(model.named_parameters())[at].abs().max():.1e}")
+    return worst
+
+
+def trains(cases, model, world, *arguments, count, stages=2, **about):
+    """Trains under a task with groups, warm-up and clipping; losses, norms and parameters are those of the plain loop."""
+    path = task(cases.place, "gpt" if model.startswith("gpt") else "picture", **about)
+    expected, run = whole_model(cases, model), Trained(cases, model, stages)
+    losses, norms = plain(expected, path, count)
+    lines, text = run.run(world, "--task", path, "--save", "whole", *arguments)
+    if about.get("clip", 1) and not sum(norm > 0.5 for norm in norms) >= 3:
+        raise Failed(f"too few steps are clipped: {norms}")
+    off = near(losses, [line["loss"] for line in lines], "losses", 1e-5)
+    of_norms = near(norms, [line["norm"] for line in lines], "norms", 1e-5)
+    state = near_state(expected, run.merged("whole"))
+    return f"losses differ by {off:.0e}, norms by {of_norms:.0e}, parameters by {state:.0e}"
+
+
+LOADER = """
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, replica, replicas, count):
+        self.numbers = list(range(replica, count, replicas))
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, at):
+        generator = torch.Generator().manual_seed(self.numbers[at])
+        return torch.randn(3, 32, 32, generator=generator), {"tokens": torch.randn(10, generator=generator)}
+
+
+def loader(replica, replicas, samples):
+    with open("made.txt", "a") as file:
+        file.write(f"{replica} of {replicas}\\n")
+    rows = Rows(replica, replicas, 42)
+    return torch.utils.data.DataLoader(rows, batch_size=samples, drop_last=True, shuffle=SHUFFLE)
+"""
+WITHOUT_INPUTS = """def inputs(step, samples):
+    return (data(step, samples, KIND),)
+
+
+def target(step, samples):
+    if KIND == "gpt":
+        return {"tokens": data(step, samples, KIND)}
+    generator = torch.Generator().manual_seed(1000 + step)
+    return {"tokens": torch.randn(samples, 10, generator=generator)}
+"""
+
+
+def loading(place, shuffles=False, **about):
+    old = WITHOUT_INPUTS.replace("KIND", "'picture'")
+    return task(place, "picture", old=old, new=LOADER.replace("SHUFFLE", str(shuffles)), **about)
+
+
+def loaded(cases):
+    """Each replica loads its own rows, on the ranks that need them; an epoch ends for all when one replica has no more."""
+    path, run = loading(cases.place), Trained(cases, "resnet_plain", 3)
+    made = run.out / "made.txt"
+    made.unlink(missing_ok=True)
+    # 42 rows for two replicas: 21 each, which are three batches of 6 an epoch.
+    rows, batches = processes.module_of(Path(path), "task").Rows, []
+    for step in range(STEPS):
+        at = step % 3 * 6
+        items = [rows(replica, 2, 42)[index] for replica in range(2) for index in range(at, at + 6)]
+        batches.append((torch.stack([x for x, _ in items]), {"tokens": torch.stack([y["tokens"] for _, y in items])}))
+    expected = whole_model(cases, "resnet_plain")
+    losses, _ = plain(expected, path, 6, batches=batches)
+    lines, _ = run.run(6, "--task", path, "--replicas", "2", *two(3), "--save", "loaded")
+    off = near(losses, [line["loss"] for line in lines], "losses", 1e-5)
+    state = near_state(expected, run.merged("loaded"))
+    calls = sorted(made.read_text().splitlines())
+    if calls != ["0 of 2", "0 of 2", "1 of 2", "1 of 2"]:  # first and last stage of each replica; none in the middle
+        raise Failed(f"loaders were made by others: {calls}")
+    return f"losses differ by {off:.0e}, parameters by {state:.0e}"
+
+
+def resumed(cases, path, model, first, then, is_exact=True, stages=2):
+    """Half the steps, then the rest from the checkpoint: parameters are those of a run that was not interrupted."""
+    run = Trained(cases, model, stages)
+    worlds = [stages * int(dict(zip(a, a[1:])).get("--replicas", 1)) for a in (first, then)]
+    common = ["--task", path, "--save-every", "5"]
+    whole, _ = run.run(worlds[0], *common, *first, "--save", "straight")
+    half, _ = run.run(worlds[0], *common, *first, "--save", "halves", "--steps", "5")
+    rest, text = run.run(worlds[1], *common, *then, "--save", "halves", "--resume")
+    if "resumed after step 5" not in text:
+        raise Failed(text)
+    limit = 0.0 if is_exact else 1e-6
+    near([line["loss"] for line in whole][5:], [line["loss"] for line in rest], "losses", limit)
+    near([line["lr"] for line in whole][5:], [line["lr"] for line in rest], "learning rates", 0.0)
+    expected, found = run.merged("straight"), run.merged("halves")
+    worst = max(float((expected[name] - found[name]).abs().max()) for name in expected if expected[name].is_floating_point())
+    if worst > (0.0 if is_exact else LIMIT):
+        raise Failed(f"parameters differ by {worst:.1e}")
+    return "bit-equal" if is_exact else f"parameters differ by {worst:.0e}"
+
+
+ADAM = {"old": "SGD(parameters, lr=0.1, momentum=0.9)", "new": "AdamW(parameters, lr=0.1, eps=1e-4)"}
+SCHEDULED = {
+    "old": "def lr(step):\n    return 0.02 * min(1.0, (step + 1) / 4)",
+    "new": "def scheduler(optimizer):\n    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)",
+}
+
+
+def shared(cases, level):
+    """Each replica's optimizer has half the elements of its stage, to one an element of each bucket."""
+    path, run = task(cases.place, "gpt", **ADAM), Trained(cases, "gpt2_tiny")
+    run.run(4, "--task", path, "--replicas", "2", "--sharding", level, *two(2), "--save", "shared")
+    folder = run.out / "shared/step_00000010"
+    said = []
+    for stage in range(2):
+        files = [folder / f"optimizer_{stage}.pt", folder / f"optimizer_{stage}_1.pt"]
+        parts = [torch.load(file)["state"].values() for file in files]
+        held = [sum(last - first for pieces in part for first, last, _, _ in pieces) for part in parts]
+        model = torch.load(folder / f"stage_{stage}.pt")["model"]
+        names = {key.split(":")[1] for file in files for key in torch.load(file)["state"]}
+        whole = sum(model[name].numel() for name in names)
+        twice = model["transformer.wte.weight"].numel() if level == "zero3" else 0  # what is tied stays whole
+        if sum(held) != whole + twice or abs(held[0] - held[1]) > 0.01 * whole:
+            raise Failed(f"stage {stage} of {whole} elements: {held}")
+        said.append(held)
+    return f"elements of the stages' replicas: {said}"
+
+
+def planned_sharding(cases):
+    """A plan's sharding is what the script does unless told otherwise."""
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
+    path = cases.place / "sharded.yaml"
+    path.write_text(plan.read_text().replace("predicted:", "execution:\n  sharding: zero1\npredicted:", 1))
+    text = (cases.emit("gpt2_tiny", str(path), "--targets", "python") / "train.py").read_text()
+    if '"sharding": "zero1"' not in text:
+        raise Failed("the script does not know the plan's sharding")
+    return "known"
+
+
+def refused(cases):
+    """What a task lacks is one line, before the first step."""
+    picture = lambda **about: task(cases.place, "picture", **about)  # noqa: E731
+    rows = "batch_size=samples, drop_last=True"
+    faults = {
+        "the task has `target` and lacks `loss`": (picture(old="def loss(", new="def loss_of("),),
+        "both `lr` and `scheduler`": (picture(more="\n\ndef scheduler(optimizer):\n    pass\n"),),
+        "no group of the task takes": (picture(old=', {"match": "*", "weight_decay": 0.1}', new=""),),
+        "give the group an `lr_scale`": (picture(old='"lr_scale": 2.0', new='"lr": 2.0'),),
+        "`clip` is the largest norm": (picture(clip=-1.0),),
+        "optimizer() of the task returns NoneType": (picture(old="return torch.optim", new="torch.optim"),),
+        "there is no such file": ("nowhere.py",),
+        "returned 7 rows": (picture(old="torch.randn(samples, 3", new="torch.randn(samples - 1, 3"),),
+        "target()['tokens'] of the task returned 7 rows": (picture(old="torch.randn(samples, 10", new="torch.randn(samples - 1, 10"),),
+        "loader() of the task gives batches of 3": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("=samples,", "=3,")),),
+        "the last batch of loader() has 2 samples of 8": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("drop_last=True", "drop_last=False")),),
+        "loader() of the task gives no batch": (loading(cases.place, more="\n\ndef loader(*_):\n    return []\n"),),
+        "gives Tensor, not pairs": (loading(cases.place, more="\n\ndef loader(*_):\n    return [torch.zeros(3)]\n"),),
+        "returns no iterable, but int": (loading(cases.place, more="\n\ndef loader(*_):\n    return 3\n"),),
+        "zero3 does not go with split backward passes": (
+            picture(), "--replicas", "2", "--sharding", "zero3", "--schedule", "ZBVZeroBubble", "--pipeline-ranks", "1"
+        ),
+        "cannot share out the update of Muon": (
+            picture(old="SGD(parameters, lr=0.1, momentum=0.9)", new="Muon([p for p in parameters if p.dim() == 2])", clip=1.0),
+            "--replicas", "2", "--sharding", "zero1",
+        ),
+    }
+    assert rows in LOADER
+    run = Trained(cases, "resnet_plain", 1)
+    for message, (path, *arguments) in faults.items():
+        if "Muon" in message:
+            text = Path(path).read_text()
+            Path(path).write_text(text[: text.index("groups =")] + text[text.index("def optimizer") :])
+        world = 2 if arguments else 1
+        lines, text = run.run(world, "--task", path, *two(4), *arguments, fails=True)
+        if message not in text or "Traceback" in text or lines:
+            raise Failed(f"not `{message}`:\n{text}")
+    return f"{len(faults)} faults"
+
+
+def failing(at, what):
+    """A task whose loss does something from its `at`-th call on: three steps of four micro-batches go well before 13."""
+    return {
+        "old": "return torch.nn.functional.mse",
+        "new": "torn()\n    return torch.nn.functional.mse",
+        "more": f"\n\nCALLS = []\n\n\ndef torn():\n    CALLS.append(1)\n    if len(CALLS) >= {at}:\n        {what}\n",
+    }
+
+
+def failures(cases):
+    """`python train.py` starts its ranks; what happened is the last line, within five seconds."""
+    picture = lambda **about: task(cases.place, "picture", **about)  # noqa: E731
+    out = cases.emit("resnet_plain", "--stages", "2", "--targets", "python")
+    short = '(samples - (step == 3), 3'
+    again = "go on from the last checkpoint with: python train.py"
+    faults = [
+        # what the last line says, the task, arguments, seconds that a rank is waited for
+        ("rank 0 was ended by SIGKILL, after", picture(), ["--crash", "0,3"], 0),
+        ("rank 1 was ended by SIGKILL, after", picture(), ["--crash", "1,3"], 0),
+        ("rank 1 failed: ValueError: no such label in the forward pass", picture(**failing(14, "raise ValueError('no such label')")), [], 0),
+        ("rank 1 was ended by SIGSEGV, after", picture(**failing(14, "import os; os.kill(os.getpid(), 11)")), [], 0),
+        ("rank 1 failed with exit code 3, after", picture(**failing(14, "import os; os._exit(3)")), [], 0),
+        ("no answer from rank 1 (it was at: see", picture(**failing(14, "import time; time.sleep(100)")), ["--timeout", "4"], 4),
+        ("rank 1 failed: the loss is not finite in step 4", picture(**failing(13, "return float('nan')"), clip=None), [], 0),
+        ("rank 0 failed: inputs() of the task returned 7 rows", picture(old="(samples, 3", new=short), [], 0),
+    ]
+    slowest = 0.0
+    for message, path, arguments, waits in faults:
+        if "not finite" in message:
+            Path(path).write_text(Path(path).read_text().replace("torn()\n    return", "return (torn() or 1.0) *"))
+        log = out / "log.jsonl"
+        log.unlink(missing_ok=True)
+        command = [sys.executable, "train.py", "--device", "cpu", "--steps", "8", "--task", path, "--log", log, *two(4)]
+        done = subprocess.run([*command, *arguments], cwd=out, capture_output=True, text=True, timeout=120)
+        seconds = time.time() - log.stat().st_mtime - waits
+        lines = done.stderr.strip().splitlines()
+        if done.returncode != 1 or message not in lines[-1] or again not in lines[-1] or "Traceback" in done.stderr:
+            raise Failed(f"not `{message}`: {done.returncode}\n{done.stderr}")
+        if len(lines) > 1 or len(log.read_text().splitlines()) != 3:
+            raise Failed(f"more is said:\n{done.stderr}\n{log.read_text()}")
+        slowest = max(slowest, seconds)
+    if slowest > 5:
+        raise Failed(f"a job ended only after {slowest:.1f} s")
+    return f"{len(faults)} faults, each told last and alone; the slowest end took {slowest:.1f} s"
+
+
+def not_finite(cases):
+    """A gradient that is NaN ends all ranks before the update, with the step, the rank and the parameter's name."""
+    path = task(cases.place, "picture", old="return torch.nn.functional.mse", new="return (1e30 if COUNT(outputs) > 12 else 1) ** 2 * torch.nn.functional.mse", more="\n\nSEEN = []\n\n\ndef COUNT(outputs):\n    SEEN.append(1)\n    return len(SEEN)\n")
+    run = Trained(cases, "resnet_plain")
+    lines, text = run.run(2, "--task", path, *two(4), fails=True)
+    if len(lines) != 3 or not re.search(r"rank [01]: (the loss|the gradient of `\S+`) is not finite in step 4", text):
+        raise Failed(text)
+    return "step 4"
+
+
+def two(count):
+    return ("--micro-batches", str(count))
+
+
+def cases():
+    interleaved = ("--pipeline-ranks", "2", "--schedule", "Interleaved1F1B")
+    zero_bubble = ("--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble")
+    made = {
+        "resnet 2": lambda c: trains(c, "resnet_plain", 2, *two(4), count=4),
+        "gpt2 tied 2": lambda c: trains(c, "gpt2_tiny", 2, *two(4), count=4, clip=0.7),
+        "gpt2 tied 2x2": lambda c: trains(c, "gpt2_tiny", 4, "--replicas", "2", *two(2), count=4),
+        "gpt2 2-1": lambda c: trains(c, "gpt2_tiny", 3, "--replicas", "2,1", *two(2), count=4),
+        "gpt2 interleaved, tied on one rank": lambda c: trains(
+            c, "gpt2_tiny", 2, *zero_bubble, *two(4), count=4, stages=4
+        ),
+        "scheduler": lambda c: trains(
+            c, "resnet_plain", 2, *two(4), count=4, old="def lr(step):\n    return 0.02 * min(1.0, (step + 1) / 4)",
+            new="def scheduler(optimizer):\n    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)",
+        ),
+    }
+    made |= {
+        "loader": loaded,
+        "resume, scheduler": lambda c: resumed(c, task(c.place, "picture", **SCHEDULED), "resnet_plain", two(4), two(4)),
+        "resume, shuffled loader": lambda c: resumed(
+            c, loading(c.place, True), "resnet_plain", ("--replicas", "2", *two(2)), ("--replicas", "2", *two(2))
+        ),
+        "a task's faults": refused,
+        "not finite": not_finite,
+        "failures": failures,
+        "a plan's sharding": planned_sharding,
+    }
+    for level in ("zero1", "zero2", "zero3"):
+        shard = ("--sharding", level)
+        made |= {
+            f"{level} alone": lambda c, s=shard: trains(c, "resnet_plain", 2, "--replicas", "2", *s, *two(2), count=4, stages=1),
+            f"{level} tied 2x2": lambda c, s=shard: trains(c, "gpt2_tiny", 4, "--replicas", "2", *s, *two(2), count=4),
+            f"{level} tied 1-2": lambda c, s=shard: trains(c, "gpt2_tiny", 3, "--replicas", "1,2", *s, *two(2), count=4),
+            f"{level} split 2x2": lambda c, s=shard, how=zero_bubble if level != "zero3" else interleaved: trains(
+                c, "gpt2_tiny", 4, *how, "--replicas", "2", *s, *two(2), count=4, stages=4
+            ),
+            f"{level} elements": lambda c, level=level: shared(c, level),
+            f"{level} resume": lambda c, s=shard: resumed(
+                c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *s, *two(2)), ("--replicas", "2", *s, *two(2))
+            ),
+            f"{level} resume as one replica": lambda c, s=shard: resumed(
+                c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *s, *two(2)), two(4), False
+            ),
+            f"{level} resume from one replica": lambda c, s=shard: resumed(
+                c, task(c.place, "gpt", **ADAM), "gpt2_tiny", two(4), ("--replicas", "2", *s, *two(2)), False
+            ),
+        }
+    return made
+
+
+def main():
+    command, place, *wanted = sys.argv[1:]
+    torch.set_num_threads(1)
+    ran = processes.Cases(str(Path(command).resolve()), Path(place).resolve())
+    found = {name: test for name, test in cases().items() if not wanted or name in wanted}
+    failed = 0
+    for name, test in found.items():
+        begun = time.perf_counter()
+        try:
+            said = f"ok: {test(ran)}"
+        except Failed as error:
+            failed, said = failed + 1, f"FAILED: {error}"
+        print(f"{name}: {said} ({time.perf_counter() - begun:.1f} s)", flush=True)
+    print(f"{len(found) - failed} of {len(found)} cases")
+    sys.exit(1 if failed or not found else 0)
+
+
+if __name__ == "__main__":
+    main()
