@@ -138,6 +138,8 @@ pub struct Training {
     pub sharding: ShardingLevel,
     /// Replicas that share out together; all of a stage when absent, or where it does not divide them.
     pub sharding_group: Option<u32>,
+    /// Whether the planner may choose to share out inside nodes alone.
+    pub sharding_inside: bool,
     /// The most that they may share out, where the planner chooses.
     pub sharding_up_to: ShardingLevel,
     /// Whether blocks may be computed again in the backward pass.
@@ -206,6 +208,7 @@ impl Default for Training {
             optimizer_factor: 2.0,
             sharding: ShardingLevel::None,
             sharding_group: None,
+            sharding_inside: false,
             sharding_up_to: ShardingLevel::None,
             recompute: true,
             offload: false,

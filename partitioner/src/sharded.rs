@@ -19,6 +19,9 @@ use crate::{
 /// Strategies with replicas that train as one device does.
 const REPLICATED: [Strategy; 2] = [Strategy::DataParallel, Strategy::Hybrid];
 
+/// Share by which a plan that shares out more must be faster: times are no surer, and there is more to carry out.
+const WORTH: f64 = 0.01;
+
 /// Returns the plans of a problem, or better ones in which replicas share out as much as the training allows.
 ///
 /// The problem is left with the level, and the number of micro-batches, that the best plan has.
@@ -34,21 +37,11 @@ pub(crate) fn or_better(
         shared.training.sharding = level;
         shared.training.sharding_up_to = level;
         let fastest = planned.as_ref().ok().map(|planned| &planned.best);
-        if let Some(fastest) = fastest {
-            shared.training.micro_batches = MicroBatches::About(fastest.micro_batches);
-        }
+        like(&mut shared, fastest);
         let (found, least) = at_level(&mut shared, asked, fastest);
-        let is_better = |best: &Solution| {
-            let limit = planned.as_ref().map_or(f64::INFINITY, |planned| planned.best.seconds_each());
-            best.seconds_each() < limit
-        };
-        match found {
-            Some((best, ways)) if is_better(&best) => {
-                problem.clone_from(&shared);
-                planned = Ok(in_place_of(planned.ok(), best, ways));
-            }
-            Some((other, _)) => planned.iter_mut().for_each(|planned| planned.others.push(other.clone())),
-            None => {}
+        if let Some((best, ways)) = found {
+            problem.clone_from(&shared);
+            planned = Ok(in_place_of(planned.ok(), best, ways));
         }
         if let Ok(planned) = &mut planned {
             planned.best.bound_by(least);
@@ -64,13 +57,19 @@ pub(crate) fn or_better(
     planned
 }
 
-/// Finds faster plans in which replicas share out more than the training allows: the best of each level that beats those before.
+/// Finds faster plans in which replicas share out more than the training allows, or inside nodes alone: the best of each level that
+/// beats those before.
 pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> Vec<Solution> {
     let mut found: Vec<Solution> = Vec::new();
-    for level in ShardingLevel::ALL.into_iter().filter(|level| *level > problem.training.sharding_up_to) {
+    let known = problem.training.sharding_up_to;
+    for level in ShardingLevel::ALL.into_iter().filter(|level| *level != ShardingLevel::None) {
         let mut shared = problem.clone();
         (shared.training.sharding, shared.training.sharding_up_to) = (level, level);
-        shared.training.micro_batches = MicroBatches::About(planned.best.micro_batches);
+        shared.training.sharding_inside = true;
+        if level <= known && groups(&shared).len() == 1 {
+            continue;
+        }
+        like(&mut shared, Some(&planned.best));
         let fastest = found.last().unwrap_or(&planned.best);
         if let (Some((best, _)), _) = at_level(&mut shared, asked, Some(fastest)) {
             found.push(best);
@@ -80,6 +79,13 @@ pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> 
         }
     }
     found
+}
+
+/// Takes a plan's number of micro-batches, where the planner chose it: other numbers are other work.
+fn like(problem: &mut Problem, plan: Option<&Solution>) {
+    if let (MicroBatches::Enough, Some(plan)) = (problem.training.micro_batches, plan) {
+        problem.training.micro_batches = MicroBatches::About(plan.micro_batches);
+    }
 }
 
 /// Tells whether each device has room for the whole model where all of them are its replicas, and so for any stage of it.
@@ -138,7 +144,8 @@ fn at_level(
             strategies.iter().flat_map(|one| groups.iter().map(move |group| (one, group)))
         {
             problem.training.sharding_group = group;
-            let limit = best.as_ref().or(known).map(Solution::seconds_each);
+            let known = known.map(|known| known.seconds_each() * (1.0 - WORTH));
+            let limit = best.as_ref().map(Solution::seconds_each).or(known);
             match solve(problem, &ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
                 Ok(plan) => {
                     least = least.min(plan.lower_bound / each(&plan));
@@ -167,7 +174,10 @@ fn at_level(
 fn groups(problem: &Problem) -> Vec<Option<u32>> {
     let devices = &problem.machine.devices;
     let own = devices.iter().take_while(|device| device.place == devices[0].place).count();
-    let is_one_of_many = problem.machine.levels.len() > 1 && own > 1 && own < devices.len();
+    let is_one_of_many = problem.training.sharding_inside
+        && problem.machine.levels.len() > 1
+        && own > 1
+        && own < devices.len();
     let node = is_one_of_many.then_some(Some(own as u32));
     std::iter::once(None).chain(node).collect()
 }

@@ -172,7 +172,7 @@ pub struct RunnerUp {
     /// Bytes at the peak of its fullest device's stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// What `emit` does not write of it yet.
+    /// What `train.py` does not carry out so yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_written: Option<String>,
     /// Why there is no such plan.

@@ -127,6 +127,11 @@ pub(crate) fn over_time(
     for (brought, user) in consumers {
         used_by.insert(*brought, tasks[*user as usize]);
     }
+    let mut computed_until = vec![0; workload.devices.len()];
+    for task in tasks.iter().filter(|task| matches!(task.label.work, Work::Compute { .. })) {
+        let until = &mut computed_until[task.label.program];
+        *until = task.end.max(*until);
+    }
     for (id, task) in tasks.iter().enumerate() {
         let device = workload.devices[task.label.program];
         match task.label.work {
@@ -161,7 +166,10 @@ pub(crate) fn over_time(
                 let others = members.get(&(id as TaskId)).into_iter().flatten();
                 for program in others.chain([&task.label.program]) {
                     let device = workload.devices[*program];
-                    hold(&mut changes[device], Use::Buffers, bytes, task.start, task.end);
+                    // Where gradients are shared out, the passes hold what is whole of them.
+                    let shares = workload.sync.sharding >= Sharding::Gradients;
+                    let from = if shares { task.start.max(computed_until[*program]) } else { task.start };
+                    hold(&mut changes[device], Use::Buffers, bytes, from, task.end);
                 }
             }
             Work::AllReduce { count, bytes, .. } => {

@@ -425,10 +425,10 @@ fn answer_of(
     }
 }
 
-/// Returns what of a plan `emit` does not write.
+/// Returns what of a plan `train.py` carries out otherwise.
 fn not_written(solution: &Solution) -> Option<String> {
-    let sharing = solution.sharing().filter(|_| solution.sharding() > CARRIED_OUT);
-    sharing.map(|sharing| format!("{sharing} by train.py"))
+    let is_in_groups = solution.execution.sharding_group.is_some();
+    solution.sharing().filter(|_| solution.sharding() > CARRIED_OUT || is_in_groups)
 }
 
 /// Returns by which share something is more than another; a model without known work takes no time at all.

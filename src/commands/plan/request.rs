@@ -12,7 +12,7 @@ use crate::{cost_models::CostModels, failure::Failure};
 const MICRO_BATCHES: u32 = 1_000_000;
 
 /// The most that replicas share out in the folders that `emit` writes.
-pub const CARRIED_OUT: ShardingLevel = ShardingLevel::None;
+pub const CARRIED_OUT: ShardingLevel = ShardingLevel::Zero2;
 
 /// A request for a plan.
 pub struct PlanRequest {
@@ -70,6 +70,7 @@ impl PlanRequest {
             stages: self.stages,
             optimizer_factor: self.optimizer_factor,
             sharding: self.sharding.unwrap_or(ShardingLevel::None),
+            sharding_inside: self.sharding.is_some(),
             sharding_up_to: self.sharding.unwrap_or(CARRIED_OUT),
             recompute: self.recompute,
             offload: self.offload,
