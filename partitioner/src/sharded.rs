@@ -41,6 +41,7 @@ pub(crate) fn or_better(
         let (found, least) = at_level(&mut shared, asked, fastest);
         if let Some((best, ways)) = found {
             problem.clone_from(&shared);
+            problem.training.sharding_up_to = most;
             planned = Ok(in_place_of(planned.ok(), best, ways));
         }
         if let Ok(planned) = &mut planned {
