@@ -108,6 +108,17 @@ fn the_forge_calls_what_people_call() {
     }
 }
 
+#[test]
+fn entries_of_the_changelog_are_short() {
+    for line in text("CHANGELOG.md").lines() {
+        if let Some(kind) = line.strip_prefix("### ") {
+            assert!(["Breaking", "New", "Fixed"].contains(&kind), "`{kind}` is no kind of change");
+        }
+        let length = line.chars().count();
+        assert!(!line.starts_with('-') || length <= 240, "more than two lines ({length} letters): {line}");
+    }
+}
+
 /// Files of ours that may say `unsafe`, and how often they do.
 const UNSAFE: &[(&str, usize)] = &[
     ("src/files.rs", 1),

@@ -2,6 +2,21 @@
 //!
 //! A [`tracer::Program`] and an assignment of its nodes to stages go in; stage programs, and files to hold them,
 //! come out. Nothing here touches a disk: weights are written as ranges of the files they stand in.
+//!
+//! ```
+//! let text = "graph(%x : Float(2, 3, strides=[3, 1], requires_grad=1, device=cpu)):
+//!   %y : Tensor = aten::relu(%x)
+//!   %z : Tensor = aten::tanh(%y)
+//!   return (%z)
+//! ";
+//! let program = tracer::ir::read_ir(text)?;
+//! let assignment = codegen::even(&program, 2);
+//! let names = codegen::Names::new(&program);
+//! let pipeline = codegen::cut(&program, &assignment, &names, &codegen::CutOptions::default()).expect("it can be cut");
+//! // One value crosses the border.
+//! assert_eq!(pipeline.stages[1].inputs.len(), 1);
+//! # Ok::<(), tracer::ir::IrError>(())
+//! ```
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,18 @@
 //! What is the model made of? A trace becomes blocks with shapes and costs.
+//!
+//! ```
+//! let text = "graph(%x : Float(2, 3, strides=[3, 1], requires_grad=1, device=cpu),
+//!       %w : Float(4, 3, strides=[3, 1], requires_grad=1, device=cpu)):
+//!   %none : NoneType = prim::Constant()
+//!   %y : Tensor = aten::linear(%x, %w, %none)
+//!   return (%y)
+//! ";
+//! let program = tracer::ir::read_ir(text)?;
+//! let graph = graph::build(&program, &graph::BuildOptions::default())?;
+//! // Twelve multiplications and as many additions for each of two rows.
+//! assert_eq!(graph::costs(&graph).total().forward_flops, 2 * 2 * 12);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod arguments;
 mod block;

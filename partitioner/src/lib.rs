@@ -2,6 +2,32 @@
 //!
 //! One [`Problem`] (blocks, values, a machine), one [`Solution`] (stages with their costs and a lower bound), one file an
 //! algorithm. Other planners' objectives are the crate `peers`.
+//!
+//! ```
+//! use partitioner::{Block, Machine, Problem, Strategy, Training, Value, plan_with};
+//! use schema::{Bytes, BytesPerSecond, Seconds};
+//!
+//! // Four equal blocks in a chain, on two devices with a fast link.
+//! let block = |path: &str| Block {
+//!     path: path.into(),
+//!     forward: Seconds(1.0),
+//!     input_gradient: Seconds(1.0),
+//!     weight_gradient: Seconds(1.0),
+//!     ..Block::default()
+//! };
+//! let value = |from| Value { from: Some(from), to: vec![from + 1], forward: Bytes(1), backward: Bytes(1) };
+//! let problem = Problem {
+//!     blocks: ["a", "b", "c", "d"].map(block).to_vec(),
+//!     values: (0..3).map(value).collect(),
+//!     ties: Vec::new(),
+//!     machine: Machine::flat(2, Bytes(1 << 30), BytesPerSecond(1e9)),
+//!     training: Training::default(),
+//! };
+//! let plan = plan_with(&problem, Strategy::OneForwardOneBackward)?;
+//! assert_eq!(plan.stages.len(), 2);
+//! assert!(plan.lower_bound <= plan.seconds());
+//! # Ok::<(), partitioner::PlanError>(())
+//! ```
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

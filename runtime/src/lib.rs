@@ -3,6 +3,19 @@
 //! A pipeline executes the very [`Order`](simulator::order::Order) that was simulated, one thread a device, over a
 //! [`Backend`]. [`Null`] only keeps time; with the feature `torch`, stage archives run in libtorch on CPU or CUDA.
 //! This is the only crate that knows libtorch.
+//!
+//! ```
+//! use runtime::{Null, Source, StageWiring, Wiring, run};
+//!
+//! let first = StageWiring { inputs: vec![Source::Input(0)], n_outputs: 1 };
+//! let last = StageWiring { inputs: vec![Source::Stage { stage: 0, output: 0 }], n_outputs: 1 };
+//! let wiring = Wiring { stages: vec![first, last], n_inputs: 1 };
+//! let backend = Null { n_outputs: vec![1, 1], durations: Vec::new() };
+//! let order = simulator::order::make("1f1b", 2, 1, 4)?;
+//! let measured = run(&backend, &wiring, &order, 3)?;
+//! assert_eq!(measured.steps.len(), 3);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

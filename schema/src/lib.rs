@@ -1,5 +1,13 @@
 //! What is read and written: units, cluster, profile, plan, timeline.
 //!
+//! ```
+//! let cluster = schema::short_cluster("4xt4", &indexmap::IndexMap::new())?;
+//! assert_eq!(cluster.devices.len(), 4);
+//! let text = schema::write_cluster(&cluster);
+//! assert_eq!(schema::read_cluster(&text, &indexmap::IndexMap::new())?, cluster);
+//! # Ok::<(), schema::ClusterError>(())
+//! ```
+//!
 //! Only this crate derives `Serialize`. Every file kind has a version and a JSON Schema.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,4 +1,14 @@
 //! What does a trace say? Archives and IR text become a syntax tree.
+//!
+//! ```
+//! let text = "graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
+//!   %y : Tensor = aten::relu(%x)
+//!   return (%y)
+//! ";
+//! let program = tracer::ir::read_ir(text)?;
+//! assert_eq!(program.nodes[0].operator, "aten::relu");
+//! # Ok::<(), tracer::ir::IrError>(())
+//! ```
 
 mod archive;
 mod bytes;

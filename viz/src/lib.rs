@@ -1,4 +1,13 @@
 //! What does it look like? Values become SVG, DOT, HTML and trace JSON.
+//!
+//! ```
+//! use viz::{BoxId, Diagram, DiagramBox, Direction};
+//!
+//! let named = |title: &str| DiagramBox { title: title.into(), ..DiagramBox::default() };
+//! let mut diagram = Diagram::new(named("model"));
+//! diagram.add(BoxId::ROOT, named("conv1"));
+//! assert!(viz::dot(&diagram, Direction::TopToBottom).contains("conv1"));
+//! ```
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cards;
