@@ -294,6 +294,18 @@ def checked(cases, level):
     return f"{about['compared']} gradients differ by {about['gradients']:.0e}"
 
 
+def documented(cases):
+    """The task of docs/train.md trains."""
+    page = (processes.ROOT / "docs/train.md").read_text()
+    path = cases.place / "documented.py"
+    path.write_text(page.split("```python\n")[1].split("```")[0])
+    lines, text = Trained(cases, "resnet").run(2, "--task", str(path), *two(4), "--steps", "12")
+    found = lines[-1].get("validation") or {}
+    if set(found) != {"loss", "accuracy"} or len(lines) != 13 or abs(lines[0]["lr"] - 0.02) > 1e-9:
+        raise Failed(text)
+    return f"accuracy {found['accuracy']:.2f}"
+
+
 def planned_sharding(cases):
     """A plan's sharding is what the script does unless told otherwise."""
     plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
@@ -479,6 +491,7 @@ def cases():
         ),
         "failures": failures,
         "a plan's sharding": planned_sharding,
+        "the documented task": documented,
     }
     for level in ("zero1", "zero2", "zero3"):
         shard = ("--sharding", level)

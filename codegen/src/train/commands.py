@@ -282,7 +282,7 @@ def positive(text):
     return number
 
 
-def main():
+def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
@@ -315,7 +315,11 @@ def main():
     parser.add_argument("--rdzv-endpoint", help="where machines meet: the first one's name and a port")
     parser.add_argument("--max-restarts", type=int, default=0, help="how often all ranks are started again when one fails; with --save and --resume")
     parser.add_argument("--crash", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main():
+    arguments = options().parse_args()
     if not torch.__version__.startswith("2.11.") and not arguments.any_torch:
         sys.exit(f"this script was written for torch 2.11, here is {torch.__version__}: install 2.11, or try --any-torch")
     manifest = read_manifest(arguments)
