@@ -283,6 +283,29 @@ def shared(cases, level):
     return f"elements of the stages' replicas: {said}"
 
 
+def checked(cases, level):
+    """`--check` looks at the gradients of all replicas, which keep pieces of them only."""
+    run = Trained(cases, "gpt2_tiny")
+    _, text = run.run(4, "--check", "--replicas", "2", "--sharding", level, *two(2))
+    [line] = [line for line in text.splitlines() if line.startswith('{"check"')]
+    about = json.loads(line)["check"]
+    if not about["ok"] or about["compared"] != 116 or not about["gradients"] < 1e-5:
+        raise Failed(line)
+    return f"{about['compared']} gradients differ by {about['gradients']:.0e}"
+
+
+def documented(cases):
+    """The task of docs/train.md trains."""
+    page = (processes.ROOT / "docs/train.md").read_text()
+    path = cases.place / "documented.py"
+    path.write_text(page.split("```python\n")[1].split("```")[0])
+    lines, text = Trained(cases, "resnet").run(2, "--task", str(path), *two(4), "--steps", "12")
+    found = lines[-1].get("validation") or {}
+    if set(found) != {"loss", "accuracy"} or len(lines) != 13 or abs(lines[0]["lr"] - 0.02) > 1e-9:
+        raise Failed(text)
+    return f"accuracy {found['accuracy']:.2f}"
+
+
 def planned_sharding(cases):
     """A plan's sharding is what the script does unless told otherwise."""
     plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
@@ -332,6 +355,48 @@ def refused(cases):
         if message not in text or "Traceback" in text or lines:
             raise Failed(f"not `{message}`:\n{text}")
     return f"{len(faults)} faults"
+
+
+VALIDATION = """
+
+def validation(replica, replicas, samples):
+    found = []
+    for number in range(3):  # each replica has others
+        generator = torch.Generator().manual_seed(5000 + 10 * number + replica)
+        x = torch.randn(samples, 3, 32, 32, generator=generator)
+        found.append((x, {"tokens": torch.randn(samples, 10, generator=generator)}))
+    return found + [found[0]] * replica  # and one has more
+
+
+def validate(outputs, target):
+    return {"hits": (outputs[0].argmax(1) == target["tokens"].argmax(1)).double().mean()}
+"""
+
+
+def validated(cases, model, world, replicas, *arguments, stages=2):
+    """Values are those of the eager model in eval mode with the trained weights; training is what it is without."""
+    path, pipelines = task(cases.place, "picture", more=VALIDATION), max(map(int, str(replicas).split(",")))
+    run = Trained(cases, model, stages)
+    arguments = ("--task", path, *arguments, *two(3), "--replicas", str(replicas))
+    lines, _ = run.run(world, *arguments, "--validate-every", "4", "--save", "valid")
+    without, _ = run.run(world, *arguments[:1], task(cases.place, "picture"), *arguments[2:])
+    near([l["loss"] for l in without], [l["loss"] for l in lines if "loss" in l], "losses", 0.0)
+    found = [line for line in lines if "validation" in line]
+    if [line["step"] for line in found] != [4, 8, 10]:
+        raise Failed(f"validated after {[line['step'] for line in found]}")
+    eager, trained = processes.resnet(model == "resnet").eval(), processes.module_of(Path(path), "task")
+    eager.load_state_dict(run.merged("valid"))
+    values = []
+    with torch.no_grad():
+        for replica in range(pipelines):
+            for x, y in trained.validation(replica, pipelines, 6)[:3]:
+                out = [eager(x)]
+                values.append((float(trained.loss(out, y)), float(trained.validate(out, y)["hits"])))
+    loss, hits = (sum(each) / len(values) for each in zip(*values))
+    near([loss, hits], [found[-1]["validation"][name] for name in ("loss", "hits")], "values", 1e-5)
+    if found[-1]["samples"] != 18 * pipelines:
+        raise Failed(f"{found[-1]['samples']} samples")
+    return f"loss {loss:.4g}, hits {hits:.3g}"
 
 
 def failing(at, what):
@@ -418,8 +483,15 @@ def cases():
         ),
         "a task's faults": refused,
         "not finite": not_finite,
+        "validation, batch norm": lambda c: validated(c, "resnet", 2, 1),
+        "validation, replicas": lambda c: validated(c, "resnet_plain", 4, 2, "--sharding", "zero3"),
+        "validation, unequal": lambda c: validated(c, "resnet_plain", 3, "2,1"),
+        "validation, two stages a rank": lambda c: validated(
+            c, "resnet_plain", 2, 1, "--pipeline-ranks", "2", "--schedule", "ZBVZeroBubble", stages=4
+        ),
         "failures": failures,
         "a plan's sharding": planned_sharding,
+        "the documented task": documented,
     }
     for level in ("zero1", "zero2", "zero3"):
         shard = ("--sharding", level)
@@ -430,6 +502,7 @@ def cases():
             f"{level} split 2x2": lambda c, s=shard, how=zero_bubble if level != "zero3" else interleaved: trains(
                 c, "gpt2_tiny", 4, *how, "--replicas", "2", *s, *two(2), count=4, stages=4
             ),
+            f"{level} check": lambda c, level=level: checked(c, level),
             f"{level} elements": lambda c, level=level: shared(c, level),
             f"{level} resume": lambda c, s=shard: resumed(
                 c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *s, *two(2)), ("--replicas", "2", *s, *two(2))

@@ -57,12 +57,13 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 5] = [
+const PARTS: [(&str, &str); 6] = [
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
     ("train_parts/fsdp.py", include_str!("../train/parts/fsdp.py")),
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
+    ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
 ];
 
 /// The modules beside the training script.

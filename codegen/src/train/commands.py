@@ -95,6 +95,10 @@ def steps(run, arguments):
             loss = float(total)
         if progress:
             progress.tell(step + 1, {"loss": loss} | known)
+        if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
+            values, count = run.validation.all()
+            if progress:
+                progress.tell_validation(step + 1, values, count)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
@@ -125,6 +129,12 @@ class Progress:
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
         print(f"{text}, {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left", flush=True)
         self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
+
+    def tell_validation(self, step, values, samples):
+        text = ", ".join(f"{name} {value:.6g}" for name, value in values.items()) if values else "no batch"
+        print(f"validation after step {step}: {text} ({samples} samples)", flush=True)
+        self.write({"step": step, "validation": values, "samples": samples})
+        self.before = time.perf_counter()
 
     def write(self, values):
         if self.file:
@@ -272,7 +282,7 @@ def positive(text):
     return number
 
 
-def main():
+def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
@@ -286,6 +296,7 @@ def main():
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 all (FSDP2)")
     parser.add_argument("--log", help="file for a line of JSON each step")
+    parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
@@ -304,7 +315,11 @@ def main():
     parser.add_argument("--rdzv-endpoint", help="where machines meet: the first one's name and a port")
     parser.add_argument("--max-restarts", type=int, default=0, help="how often all ranks are started again when one fails; with --save and --resume")
     parser.add_argument("--crash", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main():
+    arguments = options().parse_args()
     if not torch.__version__.startswith("2.11.") and not arguments.any_torch:
         sys.exit(f"this script was written for torch 2.11, here is {torch.__version__}: install 2.11, or try --any-torch")
     manifest = read_manifest(arguments)

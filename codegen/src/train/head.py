@@ -24,6 +24,8 @@ A task is a Python file with any of these:
     def optimizer(parameters): ...     gets parameters, or the groups
     def lr(step): ...                  the learning rate, times a group's `lr_scale`; or: def scheduler(optimizer): ...
     clip = 1.0                         the largest norm that all gradients may have together
+    def validation(replica, replicas, samples): ...    a loader, gone through after every --validate-every steps in eval mode
+    def validate(outputs, target): ... a dict of means of a micro-batch, beside its loss
     def log(step, values): ...
     whole = ["name"]                   inputs that each micro-batch takes all of, where that is not seen from the trace
 
@@ -66,6 +68,7 @@ try:
     from train_parts.fsdp import FullySharded, load_whole, whole, whole_state
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.sync import Sharded, Sync, is_by_element
+    from train_parts.validation import Validation
 except ModuleNotFoundError as error:
     if not str(error.name).startswith("train_parts"):
         raise

@@ -99,7 +99,7 @@ class Pipeline:
 
     def make_stages(self):
         run = self.run
-        metas = self.prime(self.keywords[0])
+        self.metas = metas = self.prime(self.keywords[0])
         cls, count = make_stage_class(), len(run.manifest["stages"])
         made = []
         for stage, wrapped in run.stages.items():

@@ -40,7 +40,13 @@ class Run:
         for pipeline in self.pipelines if any(self.wants) else ():
             made = Batches(self.task, pipeline.number, self.layout.pipelines, arguments.micro_batches)
             self.batches[pipeline.number] = made
+        self.validation = Validation(self) if hasattr(self.task.file, "validation") else None
+        if self.validation and any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
+            sys.exit("archives cannot leave training mode: validate with --form python")
         self.start = 0
+
+    def autocast(self):
+        return autocast(self.arguments)
 
     def make_sync(self, ranks):
         """Joins the gradients of this rank's replicas, which share out what `--sharding` says."""

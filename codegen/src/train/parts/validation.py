@@ -1,0 +1,103 @@
+"""Validation: forward passes alone, through the same stages, over the task's own data."""
+
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+
+from train_parts.data import Loader, moved, split_inputs, split_targets
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Attention has its dropout as a number; all else asks whether the stage is in training mode."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if len(args) <= 4 else {}
+        return function(*args, **kwargs)
+
+
+class Validation:
+    """One rank's part of it. All replicas go through as many batches as the one with the fewest."""
+
+    def __init__(self, run):
+        self.run, task = run, run.task
+        self.samples = task.micro_batch * run.arguments.micro_batches
+        about = (task.file.validation, "validation()", task.seed)
+        self.loaders = {
+            number: Loader(*about, number, run.layout.pipelines, self.samples) for number in run.batches
+        }
+        for loader in self.loaders.values():
+            self.cut(loader.batch)
+
+    def cut(self, batch):
+        task, count = self.run.task, self.run.arguments.micro_batches
+        inputs, targets = batch
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        made = split_inputs(task, inputs, self.samples, count, "validation()")
+        return made, split_targets(task, targets, self.samples, count, "the targets of validation()")
+
+    @torch.no_grad()
+    def all(self):
+        """Returns the mean of each value over all micro-batches and replicas, and how many samples there were."""
+        run = self.run
+        for loader in self.loaders.values():
+            loader.begin(0)
+        modes = [(module, module.training) for module in run.modules.values()]
+        for module, _ in modes:
+            module.eval()
+        sums, rounds = {}, 0
+        with WithoutDropout():
+            while not self.is_over():
+                rounds += 1
+                for pipeline in run.pipelines:
+                    self.forward(pipeline, sums)
+        for module, mode in modes:
+            module.train(mode)
+        if not sums:
+            return None, 0
+        total = torch.tensor(list(sums.values()), dtype=torch.float64, device=run.device)
+        if len(run.reporters) > 1:
+            dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
+        count = rounds * run.arguments.micro_batches * run.layout.pipelines
+        return dict(zip(sums, (total / count).tolist())), rounds * self.samples * run.layout.pipelines
+
+    def is_over(self):
+        flag = torch.tensor(float(any(loader.has_ended for loader in self.loaders.values())), device=self.run.device)
+        dist.all_reduce(flag)
+        return bool(flag.item())
+
+    def forward(self, pipeline, sums):
+        """Sends a batch through one pipeline: each micro-batch through all stages, one after the other."""
+        run, last = self.run, len(self.run.manifest["stages"]) - 1
+        owner = {stage: pipeline.ranks[at] for at, stages in enumerate(run.layout.stages_of) for stage in stages}
+        parts = [{}] * run.arguments.micro_batches, [None] * run.arguments.micro_batches
+        if pipeline.number in self.loaders:
+            loader = self.loaders[pipeline.number]
+            parts = moved(self.cut(loader.take(object())), run.device)
+        sent, outputs = [], ()
+        for part, target in zip(*parts):
+            for stage, wrapped in sorted(run.stages.items()):
+                received = outputs
+                if stage and owner[stage - 1] != run.rank:
+                    received = [torch.empty_like(meta, device=run.device) for meta in pipeline.metas[stage][0]]
+                    for tensor in received:
+                        dist.recv(tensor, src=owner[stage - 1], group=pipeline.group)
+                outputs = wrapped(*received, **part) if stage else wrapped(**part)
+                if stage == last:
+                    for name, value in self.values(outputs, target).items():
+                        sums[name] = sums.get(name, 0.0) + float(value)
+                elif owner[stage + 1] != run.rank:
+                    for tensor in outputs:
+                        sent.append((dist.isend(tensor, dst=owner[stage + 1], group=pipeline.group), tensor))
+        for work, _ in sent:
+            work.wait()
+
+    def values(self, outputs, target):
+        task, outputs = self.run.task, [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        with self.run.autocast():
+            found = {"loss": task.loss(outputs, target)}
+            if hasattr(task.file, "validate"):
+                found |= task.file.validate(outputs, target)
+        return found
