@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 .PHONY: test lint demo bench bench-read bench-plan bench-cost bench-published bench-simulate bench-schedules \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages properties fuzz sanitize deny fixtures zoo hostile \
-	cost-model pictures programs
+	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
 test: .venv/ready
@@ -34,7 +34,7 @@ demo: .venv/ready
 # -- figures --
 
 # Every ratio that the documents name.
-bench: bench-read bench-plan bench-cost bench-published bench-simulate bench-schedules bench-emit bench-stages bench-split
+bench: bench-read bench-plan bench-cost bench-shipped bench-published bench-simulate bench-schedules bench-emit bench-stages bench-split
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
@@ -64,6 +64,11 @@ bench-published: .venv/ready
 	cargo build --release --quiet -p model-analyze-cost-model --example published
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published.py out/published
 	target/release/examples/published fixtures/published/timm.csv out/published
+
+# The curves that ship for GPUs beside rows that were kept aside: shapes of known models, in another session (needs ../shared/data).
+bench-shipped:
+	$(PYTHON) fixtures/gpu_profiles.py ../shared/data/costmodel out/gpu-models models
+	cargo run --release --quiet -p model-analyze-cost-model --example rows -- out/gpu-models/*.csv
 
 GPU ?= cuda:0
 # What only a GPU can tell, in some twenty minutes: its operators become a cost model, whole models in two types and the
@@ -168,6 +173,16 @@ cost-model:
 	target/release/model-analyze fit fixtures/profiles/cpu-epyc-zen5-1-thread.csv -o cost-model/src/shipped/cpu-epyc-zen5-1t.yaml
 	target/release/model-analyze fit fixtures/profiles/cpu-xeon-1-thread.csv -o cost-model/src/shipped/cpu-xeon-amx-1t.yaml
 	$(WHOLE)
+
+# The cost models that ship for GPUs, fitted again to public timings (needs ../shared/data); fixtures/profiles/README.md says
+# whose they are. Then the curves beside rows that were kept aside.
+GPUS = p100-pcie-16gb v100-pcie-32gb p4 t4 a100-pcie-40gb a100-pcie-80gb a100-sxm4-80gb a40 l4 h100-sxm5-80gb h200-sxm-141gb
+cost-model-gpu:
+	cargo build --release
+	$(PYTHON) fixtures/gpu_profiles.py ../shared/data/costmodel out/gpu-profiles
+	set -e; for card in $(GPUS); do echo "-- $$card"; target/release/model-analyze fit out/gpu-profiles/$$card.csv \
+	-o cost-model/src/shipped/$$card.yaml; done
+	$(MAKE) bench-shipped
 
 # The pictures of the documents, drawn again from committed traces.
 pictures:

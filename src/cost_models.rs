@@ -64,7 +64,12 @@ impl CostModels {
     /// Returns the model of a device: the user's, the one that ships, or its data sheet.
     pub fn of(&self, name: &str, figures: &DeviceType) -> CostModel {
         let own = self.0.iter().find(|model| model.device == name).cloned();
-        own.or_else(|| CostModel::shipped(figures)).unwrap_or_else(|| CostModel::of_data_sheet(name, figures))
+        let shipped = || {
+            let mut model = CostModel::shipped(figures)?;
+            model.device = name.to_string();
+            Some(model)
+        };
+        own.or_else(shipped).unwrap_or_else(|| CostModel::of_data_sheet(name, figures))
     }
 
     /// Returns the model of a device of the catalogue, or the only one that the user gave.

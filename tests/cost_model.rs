@@ -27,9 +27,17 @@ fn a_profiled_device_has_curves_and_another_its_data_sheet() {
     let plan = json(&["plan", &unet, "--devices", "2xcpu"]);
     assert_eq!(plan["times"]["cost_model"], "CPU-EPYC-ZEN4-1T, fitted to cpu-epyc-1-thread.csv");
     assert!(plan["times"]["shares"]["curve"].as_f64().expect("a share") > 0.8, "{}", plan["times"]);
-    let plan = json(&["plan", &unet, "--devices", "2xt4"]);
-    assert_eq!(plan["times"]["cost_model"], "data sheet of T4");
-    assert_eq!(plan["times"]["shares"]["roofline"], 1.0);
+    let plan = json(&["plan", &unet, "--devices", "2xrtx4090"]);
+    assert_eq!(plan["times"]["cost_model"], "data sheet of RTX-4090");
+    assert_eq!(plan["times"]["shares"]["host"], 1.0, "{}", plan["times"]);
+    // Convolutions of 3 × 3 in float32 have rows of V100, which the card with NVLink borrows.
+    let large = ["inspect", &unet, "--input", "256x3x32x32", "--device", "v100"];
+    let inspected = json(&large);
+    let said = inspected["times"]["cost_model"].as_str().expect("a text");
+    assert!(said.starts_with("V100-SXM2-32GB, fitted to measurements of sitar-lab/NeuSight"), "{said}");
+    let shares = &inspected["times"]["shares"];
+    let share = |name: &str| shares[name].as_f64().unwrap_or(0.0);
+    assert!(share("curve") + share("scaled-curve") > 0.5, "{shares}");
 }
 
 #[test]

@@ -431,7 +431,7 @@ fn a_plan_carries_its_band() {
         assert!(band.p10.0 < cost && cost < band.p90.0, "{band:?} around {cost}");
     }
     let times = plan.predicted.times.expect("a source");
-    assert_eq!(times.cost_model, "data sheet of T4");
+    assert!(times.cost_model.starts_with("T4, fitted to measurements of sitar-lab/NeuSight"), "{times:?}");
     assert!((times.shares.values().sum::<f64>() - 1.0).abs() < 1e-9, "{times:?}");
 }
 

@@ -92,6 +92,7 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
         last_cache: hardware.last_cache.filter(|size| *size > LARGEST_CACHE).map(Bytes),
         link_bandwidth: None,
         launch: Some(Seconds(launch)),
+        host_call: None,
         product_slowdown: None,
         copy_slowdown: None,
         sources: sources.map(|(field, source)| (field.to_string(), source.to_string())).into(),

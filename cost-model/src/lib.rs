@@ -2,6 +2,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cache;
+mod calls;
 mod curve;
 mod dense;
 mod efficiency;

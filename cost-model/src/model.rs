@@ -94,6 +94,29 @@ impl CostModel {
         self.curves.insert((kind.to_string(), dtype.to_string(), phase), (curve, accuracy, form(size)));
     }
 
+    /// Takes over curves of kinds, data types and phases that it has none of, at the rates of its own device; of several the
+    /// one that was fitted to the most rows.
+    pub(crate) fn borrow<'a>(&mut self, others: impl Iterator<Item = &'a CostModel>) {
+        let own: Vec<_> = self.curves.keys().cloned().collect();
+        for other in others {
+            for (key, (curve, accuracy, form)) in &other.curves {
+                let is_better = self.curves.get(key).is_none_or(|(_, known, _)| known.rows < accuracy.rows);
+                if own.contains(key) || !is_better || !self.figures.peak.contains_key(&key.1) {
+                    continue;
+                }
+                let machine = Machine::of(&self.figures, &key.1);
+                self.curves.insert(key.clone(), (Curve { machine, ..curve.clone() }, *accuracy, *form));
+            }
+            let new = |names: &[String], known: &[String]| -> Vec<String> {
+                names.iter().filter(|name| !known.contains(name)).cloned().collect()
+            };
+            let profiles = new(&other.provenance.profiles, &self.provenance.profiles);
+            self.provenance.profiles.extend(profiles);
+            let sources = new(&other.provenance.sources, &self.provenance.sources);
+            self.provenance.sources.extend(sources);
+        }
+    }
+
     /// Returns the curve of a kind for this form of shape.
     pub fn curve(&self, kind: &str, dtype: &str, phase: Phase, size: &WorkSize) -> Option<&Curve> {
         // Looked up by comparing: a model has a few dozen curves, and a key of owned strings would be made each time.
@@ -105,9 +128,11 @@ impl CostModel {
 
     /// Says what the times come from: the profiles, or the data sheet.
     pub fn title(&self) -> String {
-        match self.provenance.profiles.as_slice() {
-            [] => format!("data sheet of {}", self.device),
-            profiles => format!("{}, fitted to {}", self.device, profiles.join(", ")),
+        let Provenance { profiles, sources, .. } = &self.provenance;
+        match (profiles.as_slice(), sources.as_slice()) {
+            ([], _) => format!("data sheet of {}", self.device),
+            (profiles, []) => format!("{}, fitted to {}", self.device, profiles.join(", ")),
+            (_, sources) => format!("{}, fitted to measurements of {}", self.device, sources.join(", ")),
         }
     }
 

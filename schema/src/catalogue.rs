@@ -108,6 +108,7 @@ pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), Devic
         ("host_bandwidth", device.host_bandwidth.map(|rate| rate.0)),
         ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),
         ("launch", device.launch.map(|time| time.0)),
+        ("host_call", device.host_call.map(|time| time.0)),
         ("product_slowdown", device.product_slowdown),
         ("copy_slowdown", device.copy_slowdown),
         ("speed", device.speed),

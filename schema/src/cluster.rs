@@ -71,6 +71,9 @@ pub struct DeviceType {
     /// The shortest time any operator takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch: Option<Seconds>,
+    /// What the host takes to call an operator of an accelerator, Python included; 29 µs when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_call: Option<Seconds>,
     /// Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product_slowdown: Option<f64>,

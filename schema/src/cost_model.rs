@@ -38,6 +38,9 @@ pub struct CostModelFile {
 pub struct Provenance {
     /// Names of the profiles.
     pub profiles: Vec<String>,
+    /// Whose measurements they hold, with commit and licence, where others took them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<String>,
     /// The program and its version.
     pub program: String,
     /// Seed of the order in which rows were dealt to folds.

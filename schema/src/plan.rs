@@ -200,7 +200,8 @@ pub struct TimesFrom {
     /// The cost model: what it was fitted to, or the data sheet.
     pub cost_model: String,
     /// Share of the predicted seconds by source: `measured`, `curve`, `scaled-curve` (a gradient by the curve of the
-    /// forward pass), `overhead` (a call without work), `roofline` (a data sheet).
+    /// forward pass), `overhead` (a call without work), `host` (calls of an accelerator, where they take longer than what they
+    /// call), `roofline` (a data sheet).
     pub shares: IndexMap<String, f64>,
 }
 

@@ -373,6 +373,8 @@ pub struct Profile {
     pub hardware: Hardware,
     /// Threads that a processor measured with, where the header says so.
     pub threads: Option<u32>,
+    /// Whose measurements these are, with their licence, where the header says so.
+    pub sources: Vec<String>,
 }
 
 #[cfg(test)]

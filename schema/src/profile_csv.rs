@@ -199,6 +199,8 @@ pub fn read_own_profile(text: &str) -> Result<Profile, ProfileCsvError> {
         CallOverhead::median(&overheads.filter_map(CallOverhead::from_text).collect::<Vec<_>>());
     profile.paces = text.lines().filter_map(|line| Pace::from_text(line.strip_prefix("# pace: ")?)).collect();
     profile.hardware = condition("hardware").map(Hardware::from_text).unwrap_or_default();
+    profile.sources =
+        text.lines().filter_map(|line| Some(line.strip_prefix("# source: ")?.to_string())).collect();
     profile.threads = condition("threads").and_then(|threads| threads.parse().ok());
     Ok(profile)
 }

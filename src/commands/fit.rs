@@ -114,7 +114,7 @@ impl Fit {
             return Err(Failure::input("a cost model has physical features, others are for comparison only")
                 .with_hint("leave out --features, or -o"));
         }
-        let (groups, overhead) = self.groups(map.as_ref(), &mut own)?;
+        let (groups, overhead, sources) = self.groups(map.as_ref(), &mut own)?;
         let tried = self.try_all(groups)?;
         match self.format {
             Format::Text => output.text(&self.table(&tried))?,
@@ -124,7 +124,7 @@ impl Fit {
             }
         }
         if let Some(path) = &self.output {
-            self.write_model(path, &tried, &own, overhead)?;
+            self.write_model(path, &tried, &own, (overhead, sources))?;
         }
         if let Some(path) = &self.plot {
             files::write(path, files::signed(path, picture::draw(&tried, self.features())?).as_bytes())?;
@@ -170,7 +170,7 @@ impl Fit {
         &self,
         map: Option<&ProfileMap>,
         own: &mut IndexMap<String, DeviceType>,
-    ) -> Result<(Vec<Group>, Option<CallOverhead>), Failure> {
+    ) -> Result<(Vec<Group>, Option<CallOverhead>, Vec<String>), Failure> {
         let mut whole = Profile::default();
         for path in &self.profiles {
             let text = files::read_text(path)?;
@@ -187,6 +187,8 @@ impl Fit {
             }
             whole.overhead = whole.overhead.or(profile.overhead);
             whole.threads = whole.threads.or(profile.threads);
+            let new = profile.sources.into_iter().filter(|source| !whole.sources.contains(source));
+            whole.sources.extend(new.collect::<Vec<_>>());
             if whole.hardware == Hardware::default() {
                 whole.hardware = profile.hardware;
             }
@@ -253,7 +255,7 @@ impl Fit {
             ))
             .with_hint(format!("choose one: --device {}", devices[0])));
         }
-        Ok((groups, whole.overhead))
+        Ok((groups, whole.overhead, whole.sources))
     }
 
     /// Fits each group and tries it on rows it has not seen.
@@ -375,7 +377,7 @@ impl Fit {
         path: &Path,
         tried: &[Tried],
         own: &IndexMap<String, DeviceType>,
-        overhead: Option<CallOverhead>,
+        (overhead, sources): (Option<CallOverhead>, Vec<String>),
     ) -> Result<(), Failure> {
         let device = &tried[0].group.device;
         let (name, figures) = find_device(device, own).map_err(|error| unknown_device(&error))?;
@@ -384,6 +386,7 @@ impl Fit {
         let file_name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
         model.provenance = Provenance {
             profiles: self.profiles.iter().filter_map(file_name).collect(),
+            sources,
             program: PROGRAM.to_string(),
             seed: self.seed,
         };

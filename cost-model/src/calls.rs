@@ -1,0 +1,106 @@
+//! What the host takes to call the operators of an accelerator.
+//!
+//! Calls are queued: a pass takes as long as its kernels, or as long as the host needs to call them, whichever is longer, and
+//! not their sum. Which it is, is decided for a whole pass: a queue that ran full behind long kernels hides many short calls.
+//! Where the host is slower, what it takes longer is dealt out to its calls, so that blocks still add up.
+//!
+//! A profile says what a call takes. Without one it is a figure of the catalogue: what PyTorch in eager mode took others, Python
+//! included.
+
+use graph::{ModelGraph, Operator, OperatorCosts};
+
+use crate::{
+    estimate::{Estimate, combine},
+    model::CostModel,
+    predict::{Prediction, TimeSource},
+    work::Host,
+};
+
+/// Seconds of a call where neither a profile nor the device's figures say. As of the A100's host in the catalogue: of newer ones
+/// no table is known, and this is too slow for them rather than too fast.
+const UNKNOWN: f64 = 29e-6;
+/// Of calls that only look at memory in another way, relative to those that compute: no memory is asked for, nothing launched.
+const VIEW: f64 = 0.25;
+/// Of a gradient, for each of its products: the engine of autograd calls it without Python.
+const GRADIENT: f64 = 0.5;
+/// The hosts of others are faster and slower.
+const BAND: (f64, f64) = (0.4, 1.5);
+
+/// What one call costs the host, forward and for each product of the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Calls {
+    forward: f64,
+    gradient: f64,
+}
+
+impl Calls {
+    fn of(model: &CostModel) -> Self {
+        if let Some(overhead) = model.overhead {
+            return Self {
+                forward: overhead.call + overhead.recording,
+                gradient: GRADIENT * (overhead.backward + overhead.call),
+            };
+        }
+        let forward = model.figures.host_call.map_or(UNKNOWN, |call| call.0);
+        Self { forward, gradient: GRADIENT * forward }
+    }
+}
+
+/// Makes the passes of a model as long as the host needs for them, where that is longer than the device does.
+pub(crate) fn bound(
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    model: &CostModel,
+    has_work: impl Fn(&Operator) -> bool,
+    predictions: &mut [Prediction],
+) {
+    if Host::of(model.figures.architecture.as_deref(), 1.0).is_some() {
+        return;
+    }
+    let calls = Calls::of(model);
+    let share = |operator: &Operator| -> f64 {
+        let cost = costs.operator(operator.id);
+        let is_view = cost.read_bytes + cost.written_bytes + cost.forward_flops == 0;
+        if !has_work(operator) {
+            0.0
+        } else if is_view {
+            VIEW
+        } else {
+            1.0
+        }
+    };
+    let shares: Vec<f64> = graph.operators.iter().map(share).collect();
+    let total = |part: fn(&Prediction) -> f64, of: &[Prediction]| of.iter().map(part).sum::<f64>();
+    let host = calls.forward * shares.iter().sum::<f64>();
+    let left = left_over(host, total(|one| one.forward.seconds, predictions));
+    for (own, share) in predictions.iter_mut().zip(&shares) {
+        let waits = calls.forward * share * left;
+        if waits > own.forward.seconds {
+            own.source = TimeSource::Host;
+            own.is_launch_bound = true;
+        }
+        own.forward = longer(own.forward, waits);
+    }
+    let products = |one: &Prediction| {
+        [one.input_gradient, one.weight_gradient].map(|gradient| f64::from(u8::from(gradient.seconds > 0.0)))
+    };
+    let asked: Vec<[f64; 2]> = predictions.iter().map(products).collect();
+    let asked: Vec<[f64; 2]> =
+        asked.into_iter().zip(&shares).map(|(products, share)| products.map(|one| one * share)).collect();
+    let host = calls.gradient * asked.iter().flatten().sum::<f64>();
+    let left =
+        left_over(host, total(|one| one.input_gradient.seconds + one.weight_gradient.seconds, predictions));
+    for (own, [input, weight]) in predictions.iter_mut().zip(asked) {
+        own.input_gradient = longer(own.input_gradient, calls.gradient * input * left);
+        own.weight_gradient = longer(own.weight_gradient, calls.gradient * weight * left);
+    }
+}
+
+/// Returns the share of the host's time that the device does not work through.
+fn left_over(host: f64, device: f64) -> f64 {
+    if host > device { 1.0 - device / host } else { 0.0 }
+}
+
+fn longer(own: Estimate, waits: f64) -> Estimate {
+    if waits > 0.0 { combine([own, Estimate::about(waits, BAND)].into_iter()) } else { own }
+}
