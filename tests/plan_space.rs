@@ -52,8 +52,8 @@ fn replicas_hold_their_share() {
             assert!(is_right, "{shared}, {name}: {own} of {whole}");
         }
     }
-    // Each micro-batch is summed, then: two for each replica here.
-    assert!(number(&zero2["step_seconds"]) > number(&zero1["step_seconds"]));
+    // The sums of each micro-batch may hide behind the next; they gain nothing.
+    assert!(number(&zero2["step_seconds"]) >= number(&zero1["step_seconds"]));
     assert_eq!(plan(&[UNET, "--devices", "4xt4", "--micro-batches", "8", "--strategy", "FSDP"]), zero3);
     fails(
         &[UNET, "--devices", "4xt4", "--strategy", "fsdp", "--sharding", "zero1"],

@@ -32,7 +32,10 @@ pub(crate) fn or_better(
 ) -> Result<Planned, PlanError> {
     let (own, most) = (problem.training.sharding, problem.training.sharding_up_to);
     let mut planned = whole;
-    for level in ShardingLevel::ALL.into_iter().filter(|level| *level > own && *level <= most) {
+    // What is asked for may be shared out inside nodes, too.
+    let is_open = own != ShardingLevel::None && groups(problem).len() > 1;
+    let is_left = |level: &ShardingLevel| (*level > own || *level == own && is_open) && *level <= most;
+    for level in ShardingLevel::ALL.into_iter().filter(is_left) {
         let mut shared = problem.clone();
         shared.training.sharding = level;
         shared.training.sharding_up_to = level;
