@@ -311,7 +311,7 @@ fn follow(
             result.rederived.extend(views.into_iter().map(|view| (stage, view)));
             result.bases.insert((stage, root));
             result.clones.insert((stage, root));
-            // Nobody here reads it as it stands, so that nothing has said yet whose writes it must hold.
+            // The base is not read in this stage, so no earlier iteration recorded its last writer: record it now.
             if let Some(writer) = last_writer.filter(|writer| made_in(root).is_none_or(|made| *writer > made))
             {
                 result.holders.insert((stage, root), writer);

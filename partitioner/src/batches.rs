@@ -1,8 +1,8 @@
 //! How many micro-batches a step has, where nobody says; and the plans for that many.
 //!
 //! A step has one, two, four or eight of them for each device; the fewest are taken that come near the best. All are as large as
-//! the model's inputs, so more of them make a larger batch: throughput is what compares. For numbers that are only tried the
-//! fastest plan is enough; what else there is, is looked up for the number that is taken.
+//! the model's inputs, so more of them make a larger batch: throughput is what compares. While numbers are
+//! compared only the fastest plan is kept; all strategies are ranked for the number that is chosen.
 
 use schema::MicroBatchesTried;
 

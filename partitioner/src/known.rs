@@ -1,4 +1,4 @@
-//! Seconds of stages between two states, looked up where a solver asks for them again and again.
+//! Memo tables of stage times between two states, for solvers that ask for the same stage many times.
 //!
 //! In a grid of equal stages most runs of devices bring the same: what a stage takes there depends on its states and on how many
 //! micro-batches are in flight. A table a kind of run, filled as it is asked for.
@@ -24,8 +24,8 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Returns an empty table like others where there are some for the same kind of run; none where tables would be large, or a
-    /// stage's run says more than its kind.
+    /// Returns a memo table for this device run, which shares the compute-only half with an equivalent run if there is one. `None` if the
+    /// table would be too large, or the pipeline is asynchronous, where costs depend on the run's position.
     pub(crate) fn like(
         others: &[Rc<Self>],
         scorer: &Scorer,
@@ -78,7 +78,7 @@ impl Known {
         };
         let at = start * self.n_states + end;
         let known = within.borrow()[at];
-        // Below 0: that it is no less than so much is all that is known.
+        // A negative entry is a lower bound, a positive one is exact.
         if known != 0.0 {
             return (known.abs(), known > 0.0);
         }
@@ -87,7 +87,7 @@ impl Known {
         (seconds, is_all)
     }
 
-    /// Seconds within memory of a stage that must throw something away.
+    /// Returns the seconds of a stage that must recompute or offload to fit its memory.
     pub(crate) fn looked_for(&self, scorer: &Scorer, (start, end): (usize, usize), behind: usize) -> f64 {
         let seconds = scorer.looked_for(start, end, &self.place, behind);
         if let Some((_, within)) = &self.within {

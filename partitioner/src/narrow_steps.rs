@@ -338,7 +338,7 @@ impl Steps<'_> {
         found
     }
 
-    /// Returns windows that stages can end in one after the other, where devices have several chunks each and a window may be the end of none.
+    /// Interleaved schedules: returns a feasible sequence of boundary windows for this step time, or `None`. A window may be unused.
     fn path(&self, step: f64) -> Option<Vec<usize>> {
         let Self { total, borders, .. } = *self;
         let m = self.micro_batches as f64;

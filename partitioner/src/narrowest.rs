@@ -160,8 +160,8 @@ impl Narrowest {
         }
     }
 
-    /// Returns orders of the blocks in which narrow cuts lie where so many stages could end, and those ends where there are as many; none
-    /// where all cuts are known anyway.
+    /// Returns topological orders that pass through low-traffic cuts, each with the stage boundaries if enough were found, for use as
+    /// seeds. Empty if all cuts were enumerated.
     pub(crate) fn lines(&self, question: &Question) -> Vec<Ordered> {
         let Cuts::Sought(closures, windows) = &self.cuts else { return Vec::new() };
         let least = self.step(question, f64::INFINITY);

@@ -1,4 +1,4 @@
-//! Where nothing fits: how much more memory would do, found by trying.
+//! If no plan fits: the smallest memory with which one does, by bisection.
 
 use crate::{Problem, Solution, simulated::raise_memory, strategy::PlanError};
 

@@ -296,7 +296,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
         };
         for (nth, &start) in borders.iter().enumerate().rev() {
             let work = states.work[start];
-            // What lies before must fit the devices before, what lies behind those behind.
+            // Prune: within the limit, the devices that are left must do the prefix, and those that are assigned the suffix.
             let too_much_before = work > limit * ahead * slack + 1e-12 * total;
             let too_much_behind = total - work > limit * layers.power[layer] * slack + 1e-12 * total;
             let only_last = matches!(sharing, Sharing::Free) || layer < n_layers || start == 0;
