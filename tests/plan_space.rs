@@ -69,7 +69,7 @@ fn nodes(folder: &tempfile::TempDir, memory: u64) -> String {
     let text = format!(
         "kind: cluster\nversion: 1\ntypes:\n  lab: {{memory: {memory}, memory_bandwidth: 1.5e+12, peak: {{float32: 1.9e+13}}}}\n\
          devices: [{{type: lab, count: 4, nodes: 2}}]\n\
-         levels: [{{name: nvlink, bandwidth: 2.0e+11, latency: 2.0e-6}}, {{name: ethernet, bandwidth: 1.0e+9, latency: 2.0e-5}}]\n"
+         levels: [{{name: nvlink, bandwidth: 2.0e+11, latency: 2.0e-6}}, {{name: ethernet, bandwidth: 2.0e+7, latency: 2.0e-5}}]\n"
     );
     std::fs::write(&path, text).expect("a temporary file can be written");
     path.display().to_string()
@@ -88,7 +88,7 @@ fn a_plan_with_shares_is_scored_as_it_was_planned() {
         let (one, other) = (number(&planned["step_seconds"]), number(&checked["step_seconds"]));
         assert!((one / other - 1.0).abs() < 1e-6, "{level}: {one}, {other} by --check");
         assert_eq!(planned["sharding"], checked["sharding"]);
-        // Between nodes a tenth of a byte a nanosecond goes: sharing inside them is faster.
+        // Little goes between nodes: sharing inside them is faster.
         if level == "zero3" {
             assert_eq!(planned["sharding"], "zero3 in groups of 4");
         }

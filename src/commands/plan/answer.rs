@@ -162,7 +162,7 @@ pub fn titled(strategy: &str, sharding: Option<&str>) -> String {
 fn rates(answer: &PlanAnswer) -> String {
     let rate =
         |value: Option<f64>, what: &str| value.map(|value| format!("{} {what} a second", rounded(value)));
-    let used = answer.mfu.map(|share| format!("{:.0} % of the devices' peak (MFU)", 100.0 * share));
+    let used = answer.mfu.map(|share| format!("{} % of the devices' peak (MFU)", rounded(100.0 * share)));
     let said = [rate(answer.samples_per_second, "samples"), rate(answer.tokens_per_second, "tokens"), used];
     let said: Vec<String> = said.into_iter().flatten().collect();
     let mut lines = if said.is_empty() { String::new() } else { format!("{}\n", said.join(", ")) };

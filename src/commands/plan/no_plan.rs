@@ -34,7 +34,8 @@ fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failur
             let needed = rounded_up(needed);
             let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
             changes.extend(smaller_changes(problem, request.alternatives));
-            Failure::no(&error).with_hint(format!("one of these would do: {}", changes.join("; ")))
+            let kept = kept_clear(request).map(|kept| format!(" ({kept})")).unwrap_or_default();
+            Failure::no(&error).with_hint(format!("one of these would do: {}{kept}", changes.join("; ")))
         }
         PlanError::NothingFits => Failure::no(error),
         PlanError::TooManyStages { .. } | PlanError::TooManyWorking { .. } => {
@@ -44,6 +45,14 @@ fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failur
             .with_hint("a stage has devices of its own; --strategy interleaved makes several parts of each"),
         PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
     }
+}
+
+/// Says what of the devices' memory is kept clear, where something is.
+fn kept_clear(request: &PlanRequest) -> Option<String> {
+    let reserves =
+        request.cluster.types.values().map(|type_| (type_.reserve.unwrap_or_default(), type_.memory));
+    let (reserve, memory) = reserves.filter(|(reserve, _)| reserve.0 > 0).max()?;
+    Some(format!("{reserve} of {memory} are kept clear for what is no tensor: --memory-fraction, --reserve"))
 }
 
 /// Returns no less, with the three digits that are shown: who adds what is shown adds enough.
