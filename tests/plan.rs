@@ -398,6 +398,11 @@ fn outside_formats_are_told_apart() {
         "lower_bound_seconds",
         78.631813,
     );
+    let path = "partitioners/dnn-partitioning/latency-inputs/LayerGraphs/bert24_inference.json";
+    let path = outside(path).expect("the sample has it").display().to_string();
+    let answer = json(&["plan", &path, "--objective", "latency"]);
+    assert!((answer["step_seconds"].as_f64().expect("a latency") - 100.2185).abs() < 1e-4, "{answer}");
+    assert_eq!(answer["optimal"], true, "{answer}");
     let profile = outside("partitioners/pipedream/resnet50/graph.txt").expect("the sample has it");
     let answer = json(&[
         "plan",

@@ -51,6 +51,17 @@ impl Ideals {
         Some(Self { n_words, bits })
     }
 
+    /// Makes those along one order of the nodes.
+    pub fn of_order(order: &[usize]) -> Self {
+        let mut set = NodeSet::empty(order.len().max(1));
+        let mut bits = set.words().to_vec();
+        for &node in order {
+            set.insert(node);
+            bits.extend_from_slice(set.words());
+        }
+        Self { n_words: set.words().len(), bits }
+    }
+
     /// Returns how many there are.
     pub fn len(&self) -> usize {
         self.bits.len() / self.n_words

@@ -24,6 +24,9 @@
 mod branches;
 mod compat;
 mod compat_states;
+mod latency;
+mod latency_graph;
+mod latency_search;
 mod load_balance;
 mod load_groups;
 mod piper;
@@ -37,5 +40,6 @@ mod dice;
 mod exhaustive;
 
 pub use compat::{CompatError, CompatPlan, CompatQuestion, CompatSplit, CompatStage, compat_plan};
+pub use latency::{LatencyError, LatencyPlan, latency_plan, latency_plan_within};
 pub use load_balance::{LoadDevice, LoadError, LoadPlan, load_plan, load_plan_within};
 pub use piper::{PiperError, PiperOptions, PiperPlan, PiperStage, piper_plan};

@@ -145,7 +145,7 @@ struct Problem<'a> {
 
 impl<'a> Problem<'a> {
     fn new(workload: &'a DnnWorkload) -> Self {
-        let groups = groups(workload);
+        let groups = groups(workload, true);
         let n_groups = groups.members.len();
         let sum = |field: &dyn Fn(usize) -> f64| -> Vec<f64> {
             groups.members.iter().map(|members| members.iter().map(|&node| field(node)).sum()).collect()

@@ -40,8 +40,8 @@ impl Classes {
     }
 }
 
-/// Puts a workload's nodes together.
-pub(crate) fn groups(workload: &DnnWorkload) -> Groups {
+/// Puts a workload's nodes together; with `merges_free`, also free nodes with their only neighbour.
+pub(crate) fn groups(workload: &DnnWorkload, merges_free: bool) -> Groups {
     let position: HashMap<i64, usize> =
         workload.nodes.iter().enumerate().map(|(index, node)| (node.id, index)).collect();
     let edges: Vec<(usize, usize)> =
@@ -88,7 +88,9 @@ pub(crate) fn groups(workload: &DnnWorkload) -> Groups {
     for component in petgraph::algo::tarjan_scc(&graph) {
         component.windows(2).for_each(|pair| classes.join(pair[0].index(), pair[1].index()));
     }
-    merge_free(workload, &edges, &class, &artificial, &mut classes);
+    if merges_free {
+        merge_free(workload, &edges, &class, &artificial, &mut classes);
+    }
 
     // Number the groups in the order of their first node.
     let roots: Vec<usize> = (0..n_classes).map(|class| classes.find(class)).collect();

@@ -15,6 +15,7 @@ mod inseparable;
 mod loss;
 mod model;
 mod no_plan;
+mod objective;
 mod refine;
 mod request;
 mod step_size;
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
+use self::objective::{Aim, ObjectiveArguments};
 #[cfg(not(feature = "peers"))]
 use self::without_peers::{compat, workload};
 pub use self::{
@@ -52,7 +54,7 @@ Examples:
   model-analyze plan model.pt --devices 2xcpu --cost-model cost-model.yaml
   model-analyze plan graph.txt --strategy pipedream --machines 8 --bandwidth 3.125e9
   model-analyze plan graph.txt --compat pipedream --machines 8,2 --bandwidth 30e9,3.125e9 --activation-transfer
-  model-analyze plan workload.json
+  model-analyze plan workload.json --objective latency
 
 MODEL is a traced model, a PipeDream profile (graph.txt), or a workload of dnn-partitioning or Piper (JSON).")]
 pub struct Plan {
@@ -60,6 +62,8 @@ pub struct Plan {
     model: PathBuf,
     #[command(flatten)]
     asking: PlanArguments,
+    #[command(flatten)]
+    aim: ObjectiveArguments,
     /// Add transfers to compute instead of overlapping them
     #[arg(long)]
     no_overlap: bool,
@@ -117,6 +121,9 @@ impl Plan {
             (Input::Pipedream(profile), Some(Compat::Pipedream)) => compat::run(&self, &profile, output),
             (_, Some(Compat::Pipedream)) => {
                 Err(Failure::input("--compat pipedream takes a PipeDream profile (graph.txt)"))
+            }
+            (Input::DnnPartitioning(workload), None) if self.aim.is(Aim::Latency) => {
+                workload::run_latency(&self, &workload, output)
             }
             (Input::DnnPartitioning(workload), None) => workload::run_loads(&self, &workload, output),
             (Input::Piper(workload), None) => workload::run_piper(&self, &workload, output),

@@ -1,6 +1,6 @@
 //! Which arguments apply to which kind of model: the others are refused by name, so that nobody believes they were heard.
 
-use super::{Plan, arguments::Optimizer, input::Input};
+use super::{Aim, Plan, arguments::Optimizer, input::Input};
 use crate::failure::Failure;
 
 /// What is planned, as far as arguments differ.
@@ -38,7 +38,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 22] = [
+    let arguments: [(&str, bool, &[Kind]); 24] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -62,6 +62,8 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--machines", !plan.machines.is_empty(), &[Profile, Released, Loads, Piper]),
         ("--bandwidth", !plan.bandwidth.is_empty(), &[Profile, Released, Piper]),
         ("--memory", plan.memory.is_some(), &[Profile, Loads, Piper]),
+        ("--objective latency", plan.aim.is(Aim::Latency), &[Loads]),
+        ("--objective throughput", plan.aim.is(Aim::Throughput), &[Traced, Profile, Loads, Piper]),
         ("--activation-transfer or --straight", plan.activation_transfer || plan.straight, &[Released]),
     ];
     let foreign: Vec<&str> = arguments

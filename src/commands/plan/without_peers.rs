@@ -28,6 +28,11 @@ pub mod workload {
         Err(refused("a workload of dnn-partitioning"))
     }
 
+    /// Refuses the latency of such a workload.
+    pub fn run_latency(_: &Plan, _: &DnnWorkload, _: &mut Output) -> Result<(), Failure> {
+        Err(refused("a workload of dnn-partitioning"))
+    }
+
     /// Refuses a workload of Piper.
     pub fn run_piper(_: &Plan, _: &PiperWorkload, _: &mut Output) -> Result<(), Failure> {
         Err(refused("a workload of Piper"))

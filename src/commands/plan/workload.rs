@@ -1,16 +1,19 @@
 //! `plan WORKLOAD.json`: dnn-partitioning's and Piper's own objectives.
 
-use peers::{LoadPlan, PiperOptions, PiperPlan, load_plan, piper_plan};
+use peers::{
+    LatencyError, LatencyPlan, LoadDevice, LoadPlan, PiperOptions, PiperPlan, latency_plan, load_plan,
+    piper_plan,
+};
 use schema::{DnnWorkload, PiperWorkload, PlanAnswer, StageAnswer};
 
 use super::{
-    Plan,
+    Aim, Plan,
     answer::{self, Unit},
 };
 use crate::{failure::Failure, output::Output};
 
-/// Answers with the largest device load.
-pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Result<(), Failure> {
+/// Returns the workload on the devices that are asked for.
+fn on_devices(plan: &Plan, workload: &DnnWorkload) -> Result<DnnWorkload, Failure> {
     let mut workload = workload.clone();
     if plan.machines.len() > 2 {
         return Err(Failure::input(format!(
@@ -28,6 +31,39 @@ pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Re
     if workload.n_accelerators + workload.n_cpus == 0 {
         return Err(Failure::input("there are no accelerators and no CPUs to plan for"));
     }
+    Ok(workload)
+}
+
+/// Answers with the latency of one sample.
+pub fn run_latency(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Result<(), Failure> {
+    let workload = on_devices(plan, workload)?;
+    let found = latency_plan(&workload).map_err(|error| match error {
+        LatencyError::Backward(_) | LatencyError::TooLarge(_) => Failure::input(error),
+        LatencyError::Accelerators { .. } => Failure::no(error),
+    })?;
+    let answer = latency_answer(plan, &workload, &found);
+    let bound = match found.n_ideals {
+        Some(ideals) if answer.optimal => format!("Proven over all {ideals} ways to cut the graph."),
+        Some(ideals) => format!(
+            "Of the {ideals} ways to cut the graph not all combinations were looked at: no placement takes less than {:.6}.",
+            found.lower_bound
+        ),
+        None => format!(
+            "The graph is too wide for all its cuts, those along one order were looked at; the longest path takes {:.6}.",
+            found.lower_bound
+        ),
+    };
+    let why = format!(
+        "Latency {:.6} of one sample, in the unit of the file: a piece starts when all that it takes is there, and compute and \
+         transfers of an accelerator add up, as its authors do. CPUs run what is ready, as many nodes at once as there are. {bound}",
+        found.latency
+    );
+    answer::print(plan, &answer, Unit::OfFile, &why, output)
+}
+
+/// Answers with the largest device load.
+pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Result<(), Failure> {
+    let workload = on_devices(plan, workload)?;
     let found = load_plan(&workload).map_err(Failure::no)?;
     let answer = load_answer(plan, &workload, &found);
     let why = match found.n_ideals {
@@ -42,12 +78,36 @@ pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Re
             found.load
         ),
     };
+    // A file does not say which of the two it is meant for.
+    let is_inference = workload.nodes.iter().all(|node| !node.is_backward);
+    let why = match plan.aim.is(Aim::Throughput) || !is_inference {
+        true => why,
+        false => format!("{why} The plan is for many samples; --objective latency plans for one."),
+    };
     answer::print(plan, &answer, Unit::OfFile, &why, output)
 }
 
 fn load_answer(plan: &Plan, workload: &DnnWorkload, found: &LoadPlan) -> PlanAnswer {
+    let strategy = "largest load (dnn-partitioning)";
+    placed(plan, workload, strategy, &found.devices, [found.load, found.lower_bound])
+}
+
+fn latency_answer(plan: &Plan, workload: &DnnWorkload, found: &LatencyPlan) -> PlanAnswer {
+    let strategy = "latency (dnn-partitioning)";
+    let answer = placed(plan, workload, strategy, &found.devices, [found.latency, found.lower_bound]);
+    PlanAnswer { period_seconds: None, step_seconds: Some(found.latency), ..answer }
+}
+
+/// Answers with a placement on accelerators and CPUs.
+fn placed(
+    plan: &Plan,
+    workload: &DnnWorkload,
+    strategy: &str,
+    devices: &[LoadDevice],
+    [found, lower_bound]: [f64; 2],
+) -> PlanAnswer {
     let mut counts = [0; 2];
-    let stages = found.devices.iter().map(|device| {
+    let stages = devices.iter().map(|device| {
         let count = &mut counts[usize::from(device.is_accelerator)];
         let name = format!("{}:{count}", if device.is_accelerator { "accelerator" } else { "cpu" });
         *count += 1;
@@ -68,13 +128,13 @@ fn load_answer(plan: &Plan, workload: &DnnWorkload, found: &LoadPlan) -> PlanAns
             ..StageAnswer::default()
         }
     });
-    let gap = if found.load > 0.0 { (found.load - found.lower_bound) / found.load } else { 0.0 };
+    let gap = if found > 0.0 { (found - lower_bound) / found } else { 0.0 };
     PlanAnswer {
         schema_version: answer::SCHEMA_VERSION,
         model: plan.model_name(),
-        strategy: "largest load (dnn-partitioning)".to_string(),
-        period_seconds: Some(found.load),
-        lower_bound_seconds: found.lower_bound,
+        strategy: strategy.to_string(),
+        period_seconds: Some(found),
+        lower_bound_seconds: lower_bound,
         gap,
         optimal: gap < 1e-9,
         stages: stages.collect(),
