@@ -82,11 +82,11 @@ fn what_no_cut_may_part_stays_together() {
     // More stages than there are places to cut.
     let mut run = command();
     let run =
-        run.arg("split").arg(fixture("traces/writes.pt")).args(["--devices", "36xt4", "--stages", "36"]);
+        run.arg("split").arg(fixture("traces/writes.pt")).args(["--devices", "60xt4", "--stages", "60"]);
     let run = run.arg("--dry-run").assert().code(2);
     let said = String::from_utf8(run.get_output().stderr.clone()).unwrap();
     assert!(
-        said.contains("36 stages were asked for") && said.contains("hint: not every cut can be"),
+        said.contains("60 stages were asked for") && said.contains("hint: not every cut can be"),
         "{said}"
     );
 }

@@ -23,9 +23,9 @@ impl Estimate {
         Self { seconds, p10: seconds, p90: seconds, trust: 1.0 }
     }
 
-    /// Makes an estimate whose band is this much of it.
+    /// Makes an estimate whose band is this much of it, of what no size lies outside.
     pub(crate) fn about(seconds: f64, band: (f64, f64)) -> Self {
-        Self { seconds, p10: seconds * band.0, p90: seconds * band.1, trust: 0.0 }
+        Self { seconds, p10: seconds * band.0, p90: seconds * band.1, trust: 1.0 }
     }
 
     /// Widens the band by what the same operator takes in another session, and in a model instead of by itself: clocks,

@@ -143,6 +143,16 @@ impl Costs {
         self.run(&graph.block(block).operators)
     }
 
+    /// Returns the share of the whole time that curves give for sizes outside those they were fitted to.
+    pub fn outside(&self) -> f64 {
+        let all = |one: &Prediction| [one.forward, one.input_gradient, one.weight_gradient];
+        let whole: f64 = self.operators.iter().flat_map(all).map(|time| time.seconds).sum();
+        let is_curve = |one: &&Prediction| matches!(one.source, TimeSource::Curve | TimeSource::ScaledCurve);
+        let by_curves = self.operators.iter().filter(is_curve).flat_map(all);
+        let outside: f64 = by_curves.map(|time| time.seconds * (1.0 - time.trust)).sum();
+        if whole > 0.0 { outside / whole } else { 0.0 }
+    }
+
     /// Returns the prediction for the whole model.
     pub fn total(&self) -> Prediction {
         self.run(&(0..self.operators.len() as u32))
@@ -371,7 +381,7 @@ impl<'a> Predictor<'a> {
             if let Some(found) = own.curve(subject, phase) {
                 source = source.max(found.source);
                 if phase == Phase::Forward && sheet > 0.0 {
-                    forward_ratio = Some(found.time.seconds / sheet);
+                    forward_ratio = Some((found.time.seconds / sheet, found.time.trust));
                 }
                 let place = match phase {
                     Phase::Forward => 0,
@@ -385,12 +395,12 @@ impl<'a> Predictor<'a> {
                 return FREE;
             }
             // How the forward curve differs from the data sheet carries over to the gradients.
-            let (seconds, band, from) = match forward_ratio {
-                Some(ratio) => (sheet * ratio, SCALED_BAND, TimeSource::ScaledCurve),
-                None => (sheet, rates.band(phase), TimeSource::Roofline),
+            let (seconds, band, from, trust) = match forward_ratio {
+                Some((ratio, trust)) => (sheet * ratio, SCALED_BAND, TimeSource::ScaledCurve, trust),
+                None => (sheet, rates.band(phase), TimeSource::Roofline, 1.0),
             };
             source = source.max(from);
-            Estimate::about(seconds, band)
+            Estimate { trust, ..Estimate::about(seconds, band) }
         };
         own.forward = time(self, Phase::Forward, forward_sheet);
         if passes && flows {

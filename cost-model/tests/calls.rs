@@ -41,3 +41,23 @@ fn short_kernels_wait_for_the_host_and_long_ones_hide_it() {
     assert!(unmeasured > 2.0 * small.forward.seconds, "{unmeasured:e}");
     assert!(costs("T4", 64, None).total().forward.seconds > unmeasured);
 }
+
+#[test]
+fn what_lies_outside_the_measured_sizes_is_said() {
+    let of = |elements: u64| {
+        let text = format!(
+            "graph(%x : Float({elements}, 4096, strides=[4096, 1], requires_grad=0, device=cpu),
+      %w : Float(4096, 4096, strides=[4096, 1], requires_grad=0, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %out : Tensor = aten::linear(%x, %w, %none)
+  return (%out)\n"
+        );
+        let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
+        let model = CostModel::shipped(&catalogue()["V100-PCIE-32GB"]).expect("a model");
+        predict(&graph, &graph::costs(&graph), &model, &PredictOptions::default()).outside()
+    };
+    assert!(of(4096) < 0.1, "{}", of(4096));
+    assert!(of(1 << 24) > 0.5, "{}", of(1 << 24));
+    assert_eq!(costs("RTX-4090", 1 << 28, None).outside(), 0.0);
+}

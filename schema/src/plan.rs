@@ -203,17 +203,24 @@ pub struct TimesFrom {
     /// forward pass), `overhead` (a call without work), `host` (calls of an accelerator, where they take longer than what they
     /// call), `roofline` (a data sheet).
     pub shares: IndexMap<String, f64>,
+    /// Share of the predicted seconds that curves give for sizes outside those they were fitted to, where any do.
+    #[serde(default, skip_serializing_if = "crate::profile::is_zero")]
+    pub outside: f64,
 }
 
 impl fmt::Display for TimesFrom {
-    /// The model and its sources; those below half a per cent are left out.
+    /// The model and its sources; what is below half a per cent is left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shares = self.shares.iter().map(|(source, share)| (source, (100.0 * share).round()));
         let shares: Vec<String> = shares
             .filter(|(_, percent)| *percent > 0.0)
             .map(|(source, percent)| format!("{percent} % {source}"))
             .collect();
-        write!(f, "{} ({})", self.cost_model, shares.join(", "))
+        write!(f, "{} ({}", self.cost_model, shares.join(", "))?;
+        let outside = (100.0 * self.outside).round();
+        let outside =
+            if outside > 0.0 { format!("; {outside} % outside the measured sizes") } else { String::new() };
+        write!(f, "{outside})")
     }
 }
 

@@ -101,5 +101,6 @@ pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph) -> TimesFr
             .into_iter()
             .map(|(source, seconds)| (source.name().to_string(), seconds / total))
             .collect(),
+        outside: predicted.outside(),
     }
 }
