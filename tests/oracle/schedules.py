@@ -361,7 +361,7 @@ def eager(cases):
 def damaged(cases):
     """The check finds gradients that are lost: of a second use, of a relayed value in the second step, in a stage."""
     faults = {
-        "deep": ("train.py", "gradient = sum(gradients[1:], gradients[0])", "gradient = gradients[0]"),
+        "deep": ("train_parts/deferred.py", "gradient = sum(gradients[1:], gradients[0])", "gradient = gradients[0]"),
         "outputs": ("train.py", "o.view_as(o) if o.is_leaf", "o if o.is_leaf"),
         "waves": ("train.py", "        return torch.view_as_complex(tensor)", "        return torch.view_as_complex(tensor.detach())"),
     }
@@ -407,7 +407,7 @@ def refusals(cases):
     refuses("argument --micro-batches: 0 is less than 1", "--micro-batches", "0", code=2)
     refuses("1 ranks were started, 2 are needed", world=1)
     common = ["--micro-batches", "8", "--save", "kept_nan", "--save-every", "1"]
-    refuses("stopped before the update of step 3: the last checkpoint in kept_nan is from before", "--task", str(nan), *common)
+    refuses("rank 1: the loss is not finite in step 3: stopped before the update", "--task", str(nan), *common)
     if (out / "kept_nan/latest").read_text() != "step_00000002":
         raise processes.Failed("a checkpoint after the NaN")
     refuses("nothing to do: the checkpoint is from after step 2, --steps is 1", *common, "--resume", "--steps", "1", code=0)

@@ -140,6 +140,8 @@ def ranks(out, world, arguments):
             os.environ.update({name: str(value) for name, value in given.items()}, MASTER_ADDR="127.0.0.1")
             sys.argv = ["train.py", "--device", "cpu", "--steps", str(STEPS), "--allow-eval", *arguments]
             os.chdir(out)
+            for name in [name for name in sys.modules if name.startswith("train_parts")]:
+                del sys.modules[name]  # of another folder
             runpy.run_path("train.py", run_name="__main__")
 
         return run

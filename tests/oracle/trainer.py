@@ -455,6 +455,21 @@ def not_finite(cases):
     return "step 4"
 
 
+def large(cases):
+    """The rule of large batches: eight samples at twice the rate for four, warmed up over three steps, a tenth from the eighth on."""
+    lr = "def lr(step):\n    return 0.02 * min(1.0, (step + 1) / 4)"
+    rule = 'large_batch = {"base": 0.01, "reference": 4, "warm_up": 3, "milestones": [8]}'
+    path = task(cases.place, "picture", old=lr, new=rule)
+    by_hand = task(cases.place, "picture", old=lr, new="def lr(step):\n    return [0.01, 0.04 / 3, 0.05 / 3, *[0.02] * 5, 0.002, 0.002][step]")
+    expected, run = whole_model(cases, "resnet_plain"), Trained(cases, "resnet_plain", 1)
+    losses, _ = plain(expected, by_hand, 4)
+    lines, text = run.run(2, "--task", path, "--replicas", "2", *two(2), "--save", "large")
+    if "8 samples a step, 4 at a rate of 0.01: 0.02 after 3 steps" not in text:
+        raise Failed(text)
+    near(losses, [line["loss"] for line in lines], "losses", 1e-5)
+    return f"parameters differ by {near_state(expected, run.merged('large')):.0e}"
+
+
 def two(count):
     return ("--micro-batches", str(count))
 
@@ -492,6 +507,7 @@ def cases():
         "failures": failures,
         "a plan's sharding": planned_sharding,
         "the documented task": documented,
+        "large batch": large,
     }
     for level in ("zero1", "zero2", "zero3"):
         shard = ("--sharding", level)

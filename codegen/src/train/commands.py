@@ -82,6 +82,8 @@ def steps(run, arguments):
             file=sys.stderr,
             flush=True,
         )
+    if run.task.rule and run.rank == leader:
+        print(f"learning rate: {run.task.rule}", file=sys.stderr, flush=True)
     samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
     progress = Progress(run.task, arguments, samples, run.start) if run.rank == leader else None
     hangs = hangs_file(run.rank)
@@ -361,7 +363,8 @@ def main():
         train(arguments, manifest)
     else:
         world = Layout(manifest, arguments, arguments.schedule.lower()).world
-        Task(manifest, arguments)  # what it lacks is known before any process starts
+        if arguments.task:
+            find_task(arguments.task)
         launch(__file__, world, arguments.nnodes, arguments.rdzv_endpoint, arguments.max_restarts, go_on(arguments))
 
 

@@ -23,6 +23,7 @@ A task is a Python file with any of these:
     groups = [{"match": "*.bias|*norm*", "weight_decay": 0.0}, {"match": "*"}]    by names in the model; the first that fits
     def optimizer(parameters): ...     gets parameters, or the groups
     def lr(step): ...                  the learning rate, times a group's `lr_scale`; or: def scheduler(optimizer): ...
+    large_batch = {"base": 0.1, "reference": 256, "warm_up": 500}    or the rule of large batches
     clip = 1.0                         the largest norm that all gradients may have together
     def validation(replica, replicas, samples): ...    a loader, gone through after every --validate-every steps in eval mode
     def validate(outputs, target): ... a dict of means of a micro-batch, beside its loss

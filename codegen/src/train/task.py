@@ -2,7 +2,7 @@
 
 
 # What a task file may have.
-TASK_NAMES = "clip groups inputs loader log loss lr optimizer scheduler target validate validation whole".split()
+TASK_NAMES = "clip groups inputs large_batch loader log loss lr optimizer scheduler target validate validation whole".split()
 # Their update of an element looks at that element alone, so that replicas may share it out.
 BY_ELEMENT = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
 
@@ -20,23 +20,25 @@ class Task:
         self.traced = shapes[0][0] if shapes and shapes[0] else 1
         self.ramps = {}
         self.whole = getattr(self.file, "whole", [])
-        self.lr = getattr(self.file, "lr", None)
+        self.lr, self.rule = getattr(self.file, "lr", None), None
         clip = getattr(arguments, "clip", None)
         self.clip = clip if clip is not None else getattr(self.file, "clip", None)
         self.inputs = getattr(self.file, "inputs", self.synthetic)
         self.target = getattr(self.file, "target", lambda step, samples: torch.zeros(samples))
         self.check()
+        if hasattr(self.file, "large_batch"):
+            self.lr, self.rule = large_batch(self.file.large_batch, self.micro_batch * arguments.micro_batches * replicas_of(arguments))
 
     def check(self):
         """Refuses what does not fit together, before the first step."""
         has = {name for name in TASK_NAMES if hasattr(self.file, name)}
-        for one, other in (("loader", "inputs"), ("loader", "target"), ("lr", "scheduler")):
+        for one, other in (("loader", "inputs"), ("loader", "target"), ("lr", "scheduler"), ("large_batch", "lr"), ("large_batch", "scheduler")):
             if {one, other} <= has:
                 sys.exit(f"the task has both `{one}` and `{other}`: one of them is enough")
         for one, other in (("loader", "loss"), ("target", "loss"), ("validate", "validation")):
             if one in has and other not in has:
                 sys.exit(f"the task has `{one}` and lacks `{other}`")
-        for name in sorted(has - {"whole", "groups", "clip"}):
+        for name in sorted(has - {"whole", "groups", "clip", "large_batch"}):
             if not callable(getattr(self.file, name)):
                 sys.exit(f"`{name}` of the task is no function")
         if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
@@ -139,9 +141,33 @@ class Task:
         return made
 
 
+def large_batch(rule, samples):
+    """Returns the learning rate by step, after "Accurate, Large Minibatch SGD" (2017), and what it is in words.
+
+    The rate grows with the global batch, and gets there gradually, from `base`.
+    """
+    wanted = {"base", "reference", "warm_up"}
+    if not isinstance(rule, dict) or not wanted <= set(rule) <= wanted | {"milestones"}:
+        sys.exit(f"`large_batch` of the task is a dict of {', '.join(sorted(wanted))} and perhaps milestones, not {rule!r}")
+    base, warm_up, milestones = rule["base"], rule["warm_up"], rule.get("milestones", [])
+    peak = base * samples / rule["reference"]
+
+    def lr(step):
+        rate = base + (peak - base) * min(1.0, step / max(1, warm_up))
+        return rate * 0.1 ** sum(step >= milestone for milestone in milestones)
+
+    text = f"{samples} samples a step, {rule['reference']} at a rate of {base:g}: {peak:g} after {warm_up} steps"
+    text += f", a tenth from each of the steps {milestones}" if milestones else ""
+    return lr, text + "; torch's SGD needs no momentum correction, batch norms see one micro-batch"
+
+
 def load_task(path):
+    find_task(path)
+    return load_module(path, "task")
+
+
+def find_task(path):
     if not Path(path).is_file():
         sys.exit(f"--task {path}: there is no such file")
-    return load_module(path, "task")
 
 

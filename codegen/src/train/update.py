@@ -38,15 +38,17 @@ class Update:
         found = [(name, own.grad.detach(), counts) for name, own, counts in self.stepped if own.grad is not None]
         norms = torch.stack(torch._foreach_norm([g for _, g, _ in found])).double() if found else torch.zeros(0)
         counted = torch.tensor([counts for _, _, counts in found], dtype=torch.bool, device=norms.device)
-        is_lost = not bool(norms.isfinite().all()) or (loss is not None and not math.isfinite(loss))
+        is_loss_lost = loss is not None and not math.isfinite(loss)
+        is_lost = is_loss_lost or not bool(norms.isfinite().all())
         sums = torch.zeros(3 + self.ranks, dtype=torch.float64)
         sums[0] = norms[counted].square().sum()
-        sums[1], sums[2], sums[3 + self.rank] = float(has_ended), float(is_lost), memory_of(device)
+        sums[1], sums[2], sums[3 + self.rank] = float(has_ended), is_lost + 1e6 * is_loss_lost, memory_of(device)
         if self.ranks > 1:
             sums = sums.to(device)
             dist.all_reduce(sums)
         sums = sums.tolist()
         if sums[2]:
+            is_lost = is_loss_lost if sums[2] >= 1e6 else is_lost  # a loss comes before the gradients that it spoils
             self.stop(step, is_lost, loss, [name for (name, _, _), norm in zip(found, norms) if not math.isfinite(norm)])
         norm, groups = math.sqrt(sums[0]), self.optimizer.param_groups if self.optimizer else []
         if self.task.clip and norm > self.task.clip:
