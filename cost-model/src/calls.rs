@@ -57,6 +57,10 @@ pub(crate) fn bound(
     if Host::of(model.figures.architecture.as_deref(), 1.0).is_some() {
         return;
     }
+    // Calls alone say nothing of a model of which no kernel is known.
+    if predictions.iter().all(|one| one.forward.seconds <= 0.0) {
+        return;
+    }
     let calls = Calls::of(model);
     let share = |operator: &Operator| -> f64 {
         let cost = costs.operator(operator.id);

@@ -406,7 +406,7 @@ fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
         return;
     }
     assert!(f64::from(n_equal) > 0.95 * f64::from(n_found), "{n_equal} of {n_found} are the fastest");
-    assert!(n_chosen > 5, "{n_chosen} plans share anything out");
+    assert!(n_chosen > 2, "{n_chosen} plans share anything out");
 }
 
 /// Stages in a line: blocks, devices, and what is computed again or offloaded.

@@ -540,7 +540,7 @@ mod tests {
             n_devices: 2,
             memory: 1.0,
             bandwidth: 1.0,
-            micro_batches: 1,
+            micro_batches: 2,
             nodes: vec![node(0), node(1)],
             edges: vec![],
         };
