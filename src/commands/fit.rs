@@ -100,6 +100,9 @@ struct Tried {
     curve: Option<Curve>,
 }
 
+/// Rows by kind, what a call takes where a profile says, and whose measurements they are.
+type Read = (Vec<Group>, Option<CallOverhead>, Vec<String>);
+
 impl Fit {
     /// Fits and prints how good it is.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
@@ -170,7 +173,7 @@ impl Fit {
         &self,
         map: Option<&ProfileMap>,
         own: &mut IndexMap<String, DeviceType>,
-    ) -> Result<(Vec<Group>, Option<CallOverhead>, Vec<String>), Failure> {
+    ) -> Result<Read, Failure> {
         let mut whole = Profile::default();
         for path in &self.profiles {
             let text = files::read_text(path)?;
