@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint demo bench bench-read bench-plan bench-cost bench-published bench-simulate bench-schedules \
+.PHONY: test lint without-peers demo bench bench-read bench-plan bench-cost bench-published bench-simulate bench-schedules \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -21,6 +21,10 @@ lint: .venv/ready
 	cargo clippy --workspace --all-targets --features torch -- -D warnings
 	cargo clippy --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+
+# The command without other planners says what it lacks; `make lint` holds that it builds.
+without-peers:
+	cargo test --no-default-features --test without_peers
 
 # Traces a U-Net, splits it for two processors, and trains the stages under torchrun with two processes: losses, and at
 # the end a step beside its prediction.

@@ -77,10 +77,10 @@ fn every_dependency_builds_with_the_oldest_rust_that_we_promise() {
         version(line.trim_matches(|letter| letter == ' ' || letter == '=' || letter == '"'))
     };
     let promised = said(&text("Cargo.toml"), "rust-version");
-    let used = said(&text("rust-toolchain.toml"), "channel");
-    assert!(promised <= used, "rust-toolchain.toml is older than Cargo.toml promises");
-    let image = format!("docker.io/library/rust:{}.{}-bookworm", used[0], used[1]);
-    assert!(text("Containerfile").contains(&image), "Containerfile does not build with {image}");
+    let containerfile = text("Containerfile");
+    let image = containerfile.split("docker.io/library/rust:").nth(1).expect("an image with Rust");
+    let image = version(image.split('-').next().unwrap());
+    assert!(promised <= image, "Containerfile builds with an older Rust than Cargo.toml promises");
     // Only packages of this system are sure to be downloaded.
     let rustc = std::process::Command::new("rustc").arg("-vV").output().unwrap();
     let rustc = String::from_utf8(rustc.stdout).unwrap();
