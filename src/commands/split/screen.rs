@@ -107,7 +107,9 @@ fn headline(found: &Found) -> String {
     };
     // A schedule says in what order stages work; a single one has no choice.
     let schedule = if plan.stages.len() > 1 { format!(" under {}", plan.schedule) } else { String::new() };
-    format!("{}: {shape}{schedule}, {} micro-batches a step\n\n", found.name, plan.micro_batches)
+    let sharing =
+        found.answer.sharding.as_ref().map(|level| format!(" sharing by {level}")).unwrap_or_default();
+    format!("{}: {shape}{sharing}{schedule}, {} micro-batches a step\n\n", found.name, plan.micro_batches)
 }
 
 fn stages(plan: &Plan, found: &Found, every: bool) -> String {
