@@ -7,6 +7,12 @@ pub fn nearest<S: AsRef<str>>(wanted: &str, names: impl IntoIterator<Item = S>, 
     near.min_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.as_ref().cmp(b.1.as_ref()))).map(|(_, name)| name)
 }
 
+/// Asks whether the nearest name was meant, behind a message; nothing where none is near.
+pub fn meant<S: AsRef<str>>(wanted: &str, names: impl IntoIterator<Item = S>, within: usize) -> String {
+    let near = nearest(wanted, names, within);
+    near.map_or_else(String::new, |near| format!(", did you mean `{}`?", near.as_ref()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

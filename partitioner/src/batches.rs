@@ -42,16 +42,15 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
     problem.validate()?;
     let ways = Ways::of(problem);
     let whole = plan_batches(problem, &ways, strategy);
-    let whole = whole.map(|((best, others, failed), tried)| Planned { best, others, failed, tried, ways });
-    sharded::or_better(problem, strategy, whole)
+    let ((best, others, failed), tried) = sharded::or_better(problem, &ways, strategy, whole)?;
+    Ok(Planned { best, others, failed, tried, ways })
 }
 
-/// Plans with known ways to cut; also returns the numbers of micro-batches that were tried.
-fn plan_batches(
-    problem: &mut Problem,
-    ways: &Ways,
-    strategy: Option<Strategy>,
-) -> Result<(Ranked, Vec<MicroBatchesTried>), PlanError> {
+/// Ranked plans, and the numbers of micro-batches that were tried.
+pub(crate) type Tried = (Ranked, Vec<MicroBatchesTried>);
+
+/// Plans with known ways to cut.
+fn plan_batches(problem: &mut Problem, ways: &Ways, strategy: Option<Strategy>) -> Result<Tried, PlanError> {
     let n_devices = problem.machine.devices.len();
     let is_large = problem.blocks.len() * n_devices > SMALL;
     // A pipeline without an end has no step to fill.

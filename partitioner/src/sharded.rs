@@ -2,15 +2,14 @@
 //!
 //! ZeRO's levels (Rajbhandari et al., SC 2020, arXiv:1910.02054); the last is PyTorch's FSDP. Level by level, what shares out least
 //! first, strategies with replicas are planned again with less memory a stage and more traffic, among all replicas of a stage or
-//! inside nodes (hybrid sharding). Each level sends what the one before
-//! sends, and more, so the first that leaves memory no part in the decision ends the search. Cost: that of the strategies' own
-//! searches, once a level.
+//! inside nodes (hybrid sharding). Each level sends what the one before sends, and more: where every device could hold the whole model
+//! at one level, the next ones are not searched. Cost: that of the strategies' own searches, once a level.
 
 use schema::ShardingLevel;
 
 use crate::{
     MicroBatches, PlanError, Planned, Problem, Solution, Strategy,
-    batches::{ENOUGH, counts},
+    batches::{ENOUGH, Tried, counts},
     simulated::state_memory,
     strategy::{Goal, candidates, each, solve},
     ways::Ways,
@@ -27,57 +26,48 @@ const WORTH: f64 = 0.01;
 /// The problem is left with the level, and the number of micro-batches, that the best plan has.
 pub(crate) fn or_better(
     problem: &mut Problem,
+    ways: &Ways,
     asked: Option<Strategy>,
-    whole: Result<Planned, PlanError>,
-) -> Result<Planned, PlanError> {
+    whole: Result<Tried, PlanError>,
+) -> Result<Tried, PlanError> {
     let (own, most) = (problem.training.sharding, problem.training.sharding_up_to);
-    let mut planned = whole;
+    let mut plans = whole;
     // What is asked for may be shared out inside nodes, too.
     let is_open = own != ShardingLevel::None && groups(problem).len() > 1;
-    let is_left = |level: &ShardingLevel| (*level > own || *level == own && is_open) && *level <= most;
-    for level in ShardingLevel::ALL.into_iter().filter(is_left) {
-        let mut shared = problem.clone();
-        shared.training.sharding = level;
-        shared.training.sharding_up_to = level;
-        let fastest = planned.as_ref().ok().map(|planned| &planned.best);
-        like(&mut shared, fastest);
-        let (found, least) = at_level(&mut shared, asked, fastest);
-        if let Some((best, ways)) = found {
+    let is_candidate = |level: &ShardingLevel| (*level > own || *level == own && is_open) && *level <= most;
+    for level in ShardingLevel::ALL.into_iter().filter(is_candidate) {
+        let fastest = plans.as_ref().ok().map(|((best, ..), _)| best);
+        let mut shared = at(problem, level, fastest);
+        let (found, least) = at_level(&mut shared, ways, asked, fastest);
+        if let Some(best) = found {
             problem.clone_from(&shared);
             problem.training.sharding_up_to = most;
-            planned = Ok(in_place_of(planned.ok(), best, ways));
+            plans = Ok(in_place_of(plans.ok(), best));
         }
-        if let Ok(planned) = &mut planned {
-            planned.best.bound_by(least);
+        if let Ok(((best, ..), _)) = &mut plans {
+            best.bound_by(least);
             // More sharing brings nothing but traffic.
             if holds_whole(&shared) {
                 break;
             }
         }
     }
-    if let Ok(planned) = &mut planned {
-        planned.others.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
-    }
-    planned
+    plans
 }
 
 /// Finds faster plans in which replicas share out more than the training allows, or inside nodes alone: the best of each level that
 /// beats those before.
 pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> Vec<Solution> {
     let mut found: Vec<Solution> = Vec::new();
-    let known = problem.training.sharding_up_to;
+    let allowed = problem.training.sharding_up_to;
     for level in ShardingLevel::ALL.into_iter().filter(|level| *level != ShardingLevel::None) {
-        let mut shared = problem.clone();
-        (shared.training.sharding, shared.training.sharding_up_to) = (level, level);
+        let mut shared = at(problem, level, Some(&planned.best));
         shared.training.sharding_inside = true;
-        if level <= known && groups(&shared).len() == 1 {
+        if level <= allowed && groups(&shared).len() == 1 {
             continue;
         }
-        like(&mut shared, Some(&planned.best));
         let fastest = found.last().unwrap_or(&planned.best);
-        if let (Some((best, _)), _) = at_level(&mut shared, asked, Some(fastest)) {
-            found.push(best);
-        }
+        found.extend(at_level(&mut shared, &planned.ways, asked, Some(fastest)).0);
         if holds_whole(&shared) {
             break;
         }
@@ -85,11 +75,14 @@ pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> 
     found
 }
 
-/// Takes a plan's number of micro-batches, where the planner chose it: other numbers are other work.
-fn like(problem: &mut Problem, plan: Option<&Solution>) {
+/// Returns the problem at a level, with a plan's number of micro-batches where the planner chose it: other numbers are other work.
+fn at(problem: &Problem, level: ShardingLevel, plan: Option<&Solution>) -> Problem {
+    let mut shared = problem.clone();
+    (shared.training.sharding, shared.training.sharding_up_to) = (level, level);
     if let (MicroBatches::Enough, Some(plan)) = (problem.training.micro_batches, plan) {
-        problem.training.micro_batches = MicroBatches::About(plan.micro_batches);
+        shared.training.micro_batches = MicroBatches::About(plan.micro_batches);
     }
+    shared
 }
 
 /// Tells whether each device has room for the whole model where all of them are its replicas, and so for any stage of it.
@@ -104,30 +97,29 @@ fn holds_whole(problem: &Problem) -> bool {
 }
 
 /// Puts a plan before those that it beats.
-fn in_place_of(beaten: Option<Planned>, best: Solution, ways: Ways) -> Planned {
-    let Some(Planned { best: second, mut others, failed, mut tried, .. }) = beaten else {
-        return Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), ways };
+fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
+    let Some(((second, mut others, mut failed), mut tried)) = beaten else {
+        return ((best, Vec::new(), Vec::new()), Vec::new());
     };
-    let bound = second.lower_bound / each(&second);
-    let mut best = best;
-    best.bound_by(bound);
-    let failed = failed.into_iter().filter(|(strategy, _)| strategy.name() != best.strategy).collect();
+    best.bound_by(second.lower_bound / each(&second));
+    failed.retain(|(strategy, _)| strategy.name() != best.strategy);
     let seconds = best.seconds_each();
     let is_own = |count: u32| count == best.micro_batches;
     tried.iter_mut().filter(|one| is_own(one.micro_batches)).for_each(|one| one.seconds_each = seconds);
     others.insert(0, second);
-    Planned { best, others, failed, tried, ways }
+    ((best, others, failed), tried)
 }
 
 /// Finds the best plan in which replicas share out what the training says, and the seconds for each micro-batch that none beats.
 ///
-/// Where there is a plan already, only what is faster is looked for. The fewest micro-batches are taken that come near the best.
+/// Where there is a plan to beat, only what is faster by enough is looked for. The fewest micro-batches are taken that come near the
+/// best.
 fn at_level(
     problem: &mut Problem,
+    ways: &Ways,
     asked: Option<Strategy>,
-    known: Option<&Solution>,
-) -> (Option<(Solution, Ways)>, f64) {
-    let ways = Ways::of(problem);
+    to_beat: Option<&Solution>,
+) -> (Option<Solution>, f64) {
     let is_free = problem.training.micro_batches == MicroBatches::Enough;
     let counts = if is_free {
         counts(problem).into_iter().map(MicroBatches::About).collect()
@@ -139,6 +131,7 @@ fn at_level(
         None => candidates(problem).filter(|strategy| REPLICATED.contains(strategy)).collect(),
     };
     let groups = groups(problem);
+    let to_beat = to_beat.map(|plan| plan.seconds_each() * (1.0 - WORTH));
     let mut found: Vec<Solution> = Vec::new();
     let mut least = f64::INFINITY;
     for count in counts {
@@ -148,9 +141,8 @@ fn at_level(
             strategies.iter().flat_map(|one| groups.iter().map(move |group| (one, group)))
         {
             problem.training.sharding_group = group;
-            let known = known.map(|known| known.seconds_each() * (1.0 - WORTH));
-            let limit = best.as_ref().map(Solution::seconds_each).or(known);
-            match solve(problem, &ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
+            let limit = best.as_ref().map(Solution::seconds_each).or(to_beat);
+            match solve(problem, ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
                 Ok(plan) => {
                     least = least.min(plan.lower_bound / each(&plan));
                     if limit.is_none_or(|limit| plan.seconds_each() < limit) {
@@ -171,7 +163,7 @@ fn at_level(
     }
     problem.training.sharding_group = plan.execution.sharding_group;
     state_memory(problem, &mut plan);
-    (Some((plan, ways)), least)
+    (Some(plan), least)
 }
 
 /// Replicas that may share out together: all of a stage, or those of a node, where links between nodes are others.

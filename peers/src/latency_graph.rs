@@ -127,9 +127,8 @@ impl LatencyGraph {
             }
         }
         Self {
-            accelerator: sum(&|node| match nodes[node].runs_on_accelerator {
-                true => nodes[node].accelerator,
-                false => f64::INFINITY,
+            accelerator: sum(&|node| {
+                if nodes[node].runs_on_accelerator { nodes[node].accelerator } else { f64::INFINITY }
             }),
             cpu,
             least_cpu,
@@ -182,18 +181,22 @@ impl LatencyGraph {
         nodes.sort_unstable();
         let mut inside = NodeSet::empty(self.len());
         groups.iter().for_each(|&group| inside.insert(group));
-        let crosses = |value: &&GroupValue| match inside.contains(value.from) {
-            true => !value.takers.is_subset(&inside),
-            false => value.takers.meets(&inside),
+        let crosses = |value: &&GroupValue| {
+            if inside.contains(value.from) {
+                !value.takers.is_subset(&inside)
+            } else {
+                value.takers.meets(&inside)
+            }
         };
         let times = if is_accelerator { &self.accelerator } else { &self.cpu };
         LoadDevice {
             is_accelerator,
             nodes,
             compute: groups.iter().map(|&group| times[group]).sum(),
-            transfer: match is_accelerator {
-                true => self.values.iter().filter(crosses).map(|value| value.cost).sum(),
-                false => 0.0,
+            transfer: if is_accelerator {
+                self.values.iter().filter(crosses).map(|value| value.cost).sum()
+            } else {
+                0.0
             },
             size: groups.iter().map(|&group| self.size[group]).sum(),
         }

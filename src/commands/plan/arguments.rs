@@ -7,7 +7,7 @@ use partitioner::{STRATEGIES, Strategy};
 use schema::{Bytes, Cluster, ShardingLevel};
 
 use super::{PlanRequest, clusters, loss::Loss};
-use crate::{cost_models::CostModels, failure::Failure, nearest::nearest};
+use crate::{cost_models::CostModels, failure::Failure, nearest::meant};
 
 /// Arguments of everything that plans.
 #[derive(Args)]
@@ -131,8 +131,7 @@ impl PlanArguments {
             return Ok(None);
         }
         Strategy::from_name(name).map(Some).ok_or_else(|| {
-            let meant = nearest(name, strategies(), 3)
-                .map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
+            let meant = meant(name, strategies(), 3);
             Failure::input(format!("no strategy is called `{name}`{meant}"))
                 .with_hint(format!("strategies are {}", strategies().join(", ")))
         })
@@ -151,10 +150,7 @@ impl PlanArguments {
         let is_left_out = |name: &str| self.leave_out.iter().any(|pattern| matches(pattern, name));
         cluster.devices.retain(|device| !is_left_out(&device.name));
         cluster.links.retain(|link| !is_left_out(&link.from) && !is_left_out(&link.to));
-        match cluster.devices.is_empty() {
-            true => Err(Failure::input("--leave-out leaves no device")),
-            false => Ok(()),
-        }
+        if cluster.devices.is_empty() { Err(Failure::input("--leave-out leaves no device")) } else { Ok(()) }
     }
 
     /// Keeps as much of each device's memory clear as is asked for.

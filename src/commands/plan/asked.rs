@@ -15,7 +15,7 @@ use super::{
     step_size::StepSize,
 };
 use crate::{
-    PROGRAM, commands::simulate, failure::Failure, files, model, nearest::nearest, workspace::Workspace,
+    PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
 };
 
 /// A model on a cluster, not yet taken apart into blocks.
@@ -299,8 +299,7 @@ fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Fa
     for pattern in &request.keep_together {
         if !blocks.iter().any(|block| is_meant(pattern, block)) {
             let names = blocks.iter().flat_map(|block| [block.path.as_str(), block.kind.as_str()]);
-            let meant = nearest(pattern, names, 3)
-                .map_or_else(String::new, |near| format!(", did you mean `{near}`?"));
+            let meant = meant(pattern, names, 3);
             return Err(Failure::input(format!(
                 "--keep-together: no call and no class is `{pattern}`{meant}"
             ))
@@ -368,7 +367,7 @@ fn answer_of(
     let others = others.iter().map(|other| RunnerUp {
         strategy: other.strategy.to_string(),
         sharding: other.sharing(),
-        not_written: not_written(other),
+        not_carried_out: not_carried_out(other),
         seconds: Some(other.seconds_each()),
         loses: Some(more(other.seconds_each(), each)),
         schedule: Some(other.schedule.to_string()),
@@ -380,7 +379,7 @@ fn answer_of(
     let failed = failed.iter().map(|(strategy, error)| RunnerUp {
         strategy: strategy.name().to_string(),
         sharding: None,
-        not_written: None,
+        not_carried_out: None,
         seconds: None,
         loses: None,
         schedule: None,
@@ -426,7 +425,7 @@ fn answer_of(
 }
 
 /// Returns what of a plan `train.py` carries out otherwise.
-fn not_written(solution: &Solution) -> Option<String> {
+fn not_carried_out(solution: &Solution) -> Option<String> {
     let is_in_groups = solution.execution.sharding_group.is_some();
     solution.sharing().filter(|_| solution.sharding() > CARRIED_OUT || is_in_groups)
 }

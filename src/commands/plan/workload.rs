@@ -80,9 +80,10 @@ pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Re
     };
     // A file does not say which of the two it is meant for.
     let is_inference = workload.nodes.iter().all(|node| !node.is_backward);
-    let why = match plan.aim.is(Aim::Throughput) || !is_inference {
-        true => why,
-        false => format!("{why} The plan is for many samples; --objective latency plans for one."),
+    let why = if plan.aim.is(Aim::Throughput) || !is_inference {
+        why
+    } else {
+        format!("{why} The plan is for many samples; --objective latency plans for one.")
     };
     answer::print(plan, &answer, Unit::OfFile, &why, output)
 }
