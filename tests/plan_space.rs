@@ -236,3 +236,51 @@ fn devices_may_be_left_out() {
     fails(&[UNET, "--devices", "4xt4", "--leave-out", "node7:0"], 2, "no device is called `node7:0`");
     fails(&[UNET, "--devices", "4xt4", "--leave-out", "*"], 2, "leaves no device");
 }
+
+#[test]
+fn what_is_kept_clear_is_no_memory_of_a_simulation() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let answer = plan(&[UNET, "--devices", "2xt4", "--micro-batches", "4", "-o", &file]);
+    let text = std::fs::read_to_string(&file).expect("a plan");
+    let simulated = |reserve: u64| {
+        let line = text.lines().find(|line| line.trim_start().starts_with("reserve:")).expect("a reserve");
+        std::fs::write(&file, text.replace(line.trim_start(), &format!("reserve: {reserve}")))
+            .expect("written");
+        let output = run(&["simulate", &file, "--format", "json"]);
+        let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        !answer["out_of_memory"].as_array().is_none_or(Vec::is_empty)
+    };
+    let limit = number(&answer["stages"][0]["memory_limit"]) as u64;
+    let held = number(&answer["memory_bytes"]) as u64;
+    assert!(!simulated(limit - held - 4096) && simulated(limit - held + 4096));
+}
+
+#[test]
+fn what_replicas_share_out_is_chosen_where_it_lets_them_in() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let whole = plan(&[
+        GPT2,
+        "--devices",
+        "2xt4",
+        "--micro-batches",
+        "8",
+        "--strategy",
+        "ddp",
+        "--sharding",
+        "none",
+        "--no-recompute",
+    ]);
+    let memory = number(&whole["memory_bytes"]) * 1.02;
+    let cluster = folder.path().join("small.yaml").display().to_string();
+    let text = format!(
+        "kind: cluster\nversion: 1\ntypes:\n  small: {{memory: {memory:.0}, memory_bandwidth: 3.2e+11, peak: {{float32: 8.1e+12}}}}\n\
+         devices: [{{type: small, count: 2}}]\nlevels: [{{name: pcie, bandwidth: 1.2e+10, latency: 8.0e-6}}]\n"
+    );
+    std::fs::write(&cluster, text).expect("a temporary file can be written");
+    let chosen = plan(&[GPT2, "--cluster", &cluster, "--micro-batches", "8"]);
+    let without = plan(&[GPT2, "--cluster", &cluster, "--micro-batches", "8", "--sharding", "none"]);
+    assert_eq!(chosen["sharding"], "zero1");
+    assert!(without["sharding"].is_null());
+    assert!(number(&chosen["step_seconds"]) < 0.99 * number(&without["step_seconds"]));
+}

@@ -431,5 +431,4 @@ def cases():
 
 
 if __name__ == "__main__":
-    processes.cases = cases
-    processes.main()
+    processes.main(cases())

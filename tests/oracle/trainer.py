@@ -197,20 +197,10 @@ def loader(replica, replicas, samples):
     rows = Rows(replica, replicas, 42)
     return torch.utils.data.DataLoader(rows, batch_size=samples, drop_last=True, shuffle=SHUFFLE)
 """
-WITHOUT_INPUTS = """def inputs(step, samples):
-    return (data(step, samples, KIND),)
-
-
-def target(step, samples):
-    if KIND == "gpt":
-        return {"tokens": data(step, samples, KIND)}
-    generator = torch.Generator().manual_seed(1000 + step)
-    return {"tokens": torch.randn(samples, 10, generator=generator)}
-"""
 
 
 def loading(place, shuffles=False, **about):
-    old = WITHOUT_INPUTS.replace("KIND", "'picture'")
+    old = TRAINS[TRAINS.index("def inputs") : TRAINS.index("\n\ndef loss")].replace("KIND", "'picture'")
     return task(place, "picture", old=old, new=LOADER.replace("SHUFFLE", str(shuffles)), **about)
 
 
@@ -263,6 +253,13 @@ SCHEDULED = {
 }
 
 
+def elements(folder, stage):
+    """Elements of a stage that the optimizers of two replicas have each, and the names of its parameters."""
+    states = [torch.load(folder / name)["state"] for name in (f"optimizer_{stage}.pt", f"optimizer_{stage}_1.pt")]
+    held = [sum(last - first for pieces in state.values() for first, last, _, _ in pieces) for state in states]
+    return held, {key.split(":")[1] for state in states for key in state}
+
+
 def shared(cases, level):
     """Each replica's optimizer has half the elements of its stage, to one an element of each bucket."""
     path, run = task(cases.place, "gpt", **ADAM), Trained(cases, "gpt2_tiny")
@@ -270,11 +267,8 @@ def shared(cases, level):
     folder = run.out / "shared/step_00000010"
     said = []
     for stage in range(2):
-        files = [folder / f"optimizer_{stage}.pt", folder / f"optimizer_{stage}_1.pt"]
-        parts = [torch.load(file)["state"].values() for file in files]
-        held = [sum(last - first for pieces in part for first, last, _, _ in pieces) for part in parts]
+        held, names = elements(folder, stage)
         model = torch.load(folder / f"stage_{stage}.pt")["model"]
-        names = {key.split(":")[1] for file in files for key in torch.load(file)["state"]}
         whole = sum(model[name].numel() for name in names)
         twice = model["transformer.wte.weight"].numel() if level == "zero3" else 0  # what is tied stays whole
         if sum(held) != whole + twice or abs(held[0] - held[1]) > 0.01 * whole:
@@ -315,6 +309,42 @@ def planned_sharding(cases):
     if '"sharding": "zero1"' not in text:
         raise Failed("the script does not know the plan's sharding")
     return "known"
+
+
+SMALL = """kind: cluster
+version: 1
+types:
+  small: {{memory: {memory}, memory_bandwidth: 3.2e+11, peak: {{float32: 8.1e+12}}}}
+devices: [{{type: small, count: 2}}]
+levels: [{{name: pcie, bandwidth: 1.2e+10, latency: 8.0e-6}}]
+"""
+
+
+def chosen_sharding(cases):
+    """What `split` chooses of itself, where two replicas fit only if they share out, is what its folder trains with."""
+    model, cluster, out = cases.models["gpt2_tiny"], cases.place / "small.yaml", cases.place / "chosen"
+    told = ("plan", model, "--devices", "2xt4", "--strategy", "ddp", "--sharding", "none", "--no-recompute")
+    whole = command(cases, *told, "--micro-batches", "8", "--format", "json")
+    cluster.write_text(SMALL.format(memory=json.loads(whole)["memory_bytes"] * 51 // 50))
+    command(cases, "split", model, "--cluster", cluster, "--micro-batches", "8", "-o", out)
+    if "sharding: zero1" not in (out / "plan.yaml").read_text():
+        raise Failed("split did not choose to share out")
+    codes, texts = processes.ranks(out, 2, ["--check"])
+    if any(codes) or "the same" not in texts[0]:
+        raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
+    cases.train(out, 2, "--steps", "3", "--save", "shared", "--task", task(cases.place, "gpt"))
+    held, _ = elements(out / "shared/step_00000003", 0)
+    if held[0] != held[1] or not held[0]:
+        raise Failed(f"elements of the replicas: {held}")
+    return f"elements of the replicas: {held}"
+
+
+def command(cases, *arguments):
+    """Runs the command itself; returns what it prints."""
+    done = subprocess.run([cases.command, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(done.stderr)
+    return done.stdout
 
 
 def refused(cases):
@@ -506,6 +536,7 @@ def cases():
         ),
         "failures": failures,
         "a plan's sharding": planned_sharding,
+        "a chosen sharding": chosen_sharding,
         "the documented task": documented,
         "large batch": large,
     }
@@ -533,22 +564,5 @@ def cases():
     return made
 
 
-def main():
-    command, place, *wanted = sys.argv[1:]
-    torch.set_num_threads(1)
-    ran = processes.Cases(str(Path(command).resolve()), Path(place).resolve())
-    found = {name: test for name, test in cases().items() if not wanted or name in wanted}
-    failed = 0
-    for name, test in found.items():
-        begun = time.perf_counter()
-        try:
-            said = f"ok: {test(ran)}"
-        except Failed as error:
-            failed, said = failed + 1, f"FAILED: {error}"
-        print(f"{name}: {said} ({time.perf_counter() - begun:.1f} s)", flush=True)
-    print(f"{len(found) - failed} of {len(found)} cases")
-    sys.exit(1 if failed or not found else 0)
-
-
 if __name__ == "__main__":
-    main()
+    processes.main(cases())
