@@ -80,6 +80,7 @@ mod exhaustive;
 mod oracle;
 
 mod ideals;
+pub mod inside;
 pub mod knapsack;
 mod node_set;
 

@@ -1,0 +1,30 @@
+//! How is each operator split over a group of devices?
+//!
+//! Numbers only: an operator is a list of strategies with their costs, an edge is a table of what it costs to go from one
+//! strategy to another. What a strategy means is known to whoever made the tables.
+//!
+//! ```
+//! use partitioner::inside::{Choices, Cost, Matrix, eliminate};
+//!
+//! // Two operators that may stay whole or be split; changing in between costs more than it gains.
+//! let operator = |whole, split| [whole, split].map(|seconds| Cost { seconds, ..Cost::default() }).to_vec();
+//! let choices = Choices {
+//!     nodes: vec![operator(1.0, 2.0), operator(5.0, 3.0)],
+//!     edges: vec![(0, 1, Matrix::new(2, 2, vec![0.0, 4.0, 4.0, 0.0]).into())],
+//! };
+//! let found = eliminate(&choices, |cost| cost.seconds);
+//! assert_eq!((found.picks, found.value), (vec![1, 1], 5.0));
+//! ```
+
+mod choices;
+mod eliminate;
+mod lagrange;
+mod repeated;
+
+#[cfg(test)]
+mod agreement;
+
+pub use choices::{Choices, Cost, Matrix, Totals};
+pub use eliminate::{Found, eliminate};
+pub use lagrange::{Limits, NoSplit, Split, split};
+pub use repeated::Repeated;

@@ -1,0 +1,322 @@
+//! The cheapest strategies of a graph of operators, by elimination of one operator after the other.
+//!
+//! Eliminating an operator replaces the tables that name it by one over its neighbours, which holds the least that it can cost
+//! (bucket elimination: Dechter 1999). OptCNN's node and edge eliminations (Jia et al. 2018) are the case of one and two
+//! neighbours. The operator whose new table is smallest goes first. Time and memory are those of the largest table:
+//! strategies to the power of the graph's width (chain 1, Inception 2, a layer of a transformer 3).
+//!
+//! A table larger than a limit is not made: tables that name the operator are then eliminated in groups (mini-buckets), each
+//! as if it could choose by itself. That bounds the least cost from below, and the strategies found are costed as they are.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{Choices, Cost};
+
+/// The most cells of a table: 128 MiB.
+const MAX_CELLS: usize = 1 << 24;
+
+/// The strategies found, and how good they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// A strategy for each operator.
+    pub picks: Vec<usize>,
+    /// What they cost; infinite where none that go together were found.
+    pub value: f64,
+    /// What no strategies cost less than; equal to the cost where no table was too large.
+    pub bound: f64,
+}
+
+/// Finds the strategies whose prices and edges add up to the least.
+pub fn eliminate(choices: &Choices, price: impl Fn(&Cost) -> f64) -> Found {
+    eliminate_within(choices, price, MAX_CELLS)
+}
+
+/// Finds strategies with tables of so many cells at the most.
+pub(super) fn eliminate_within(choices: &Choices, price: impl Fn(&Cost) -> f64, max_cells: usize) -> Found {
+    let prices: Vec<Vec<f64>> = choices.nodes.iter().map(|node| node.iter().map(&price).collect()).collect();
+    if prices.iter().any(Vec::is_empty) {
+        return Found { picks: vec![0; prices.len()], value: f64::INFINITY, bound: f64::INFINITY };
+    }
+    let alone = |picks: &[usize]| prices.iter().zip(picks).map(|(node, &pick)| node[pick]).sum::<f64>();
+    let elimination = Elimination::of(prices.clone(), choices, &[], max_cells);
+    let mut picks = vec![0; prices.len()];
+    elimination.choose(&mut picks);
+    let between = choices.edges.iter().map(|(a, b, matrix)| matrix.at(picks[*a], picks[*b])).sum::<f64>();
+    let value = alone(&picks) + between;
+    Found { picks, value, bound: elimination.constant.min(value) }
+}
+
+/// Eliminates all operators but some, with tables as large as they must be.
+pub(super) fn whole(prices: Vec<Vec<f64>>, choices: &Choices, keep: &[usize]) -> Elimination {
+    Elimination::of(prices, choices, keep, usize::MAX)
+}
+
+/// A table of costs over some operators; the last of them counts fastest.
+#[derive(Clone)]
+struct Table {
+    scope: Vec<usize>,
+    cells: Cells,
+}
+
+/// Cells of an edge, which it shares, or of a table that elimination made.
+#[derive(Clone)]
+enum Cells {
+    Edge(Arc<super::Matrix>),
+    Own(Arc<Vec<f64>>),
+}
+
+impl Table {
+    fn cells(&self) -> &[f64] {
+        match &self.cells {
+            Cells::Edge(matrix) => matrix.cells(),
+            Cells::Own(cells) => cells,
+        }
+    }
+
+    /// Returns the steps between neighbouring strategies of each operator of the scope.
+    fn strides(&self, sizes: &[usize]) -> Vec<usize> {
+        let mut strides = vec![1; self.scope.len()];
+        for axis in (1..self.scope.len()).rev() {
+            strides[axis - 1] = strides[axis] * sizes[self.scope[axis]];
+        }
+        strides
+    }
+
+    /// Returns the same table with another operator last.
+    fn with_last(self, last: usize, sizes: &[usize]) -> Self {
+        if self.scope.last() == Some(&last) {
+            return self;
+        }
+        let mut scope: Vec<usize> = self.scope.iter().copied().filter(|&node| node != last).collect();
+        scope.push(last);
+        let old = self.strides(sizes);
+        let steps: Vec<usize> = scope
+            .iter()
+            .map(|node| old[self.scope.iter().position(|other| other == node).expect("the same operators")])
+            .collect();
+        let mut cells = Vec::with_capacity(self.cells().len());
+        let mut at = vec![0; scope.len()];
+        loop {
+            cells.push(self.cells()[dot(&at, &steps)]);
+            if !next(&mut at, &scope, sizes) {
+                break;
+            }
+        }
+        Self { scope, cells: Cells::Own(Arc::new(cells)) }
+    }
+}
+
+/// A graph with some operators eliminated.
+pub(super) struct Elimination {
+    sizes: Vec<usize>,
+    /// Prices of each operator, with what eliminated neighbours add; those of an eliminated one as it was eliminated.
+    prices: Vec<Vec<f64>>,
+    /// Eliminated operators in order, with the tables that named them.
+    eliminated: Vec<(usize, Vec<Table>)>,
+    /// Tables over operators that are kept.
+    kept: Vec<Table>,
+    /// What parts without a kept operator cost at the least.
+    constant: f64,
+}
+
+impl Elimination {
+    /// Eliminates every operator but those to keep; each has a strategy at least.
+    pub(super) fn of(prices: Vec<Vec<f64>>, choices: &Choices, keep: &[usize], max_cells: usize) -> Self {
+        let sizes: Vec<usize> = prices.iter().map(Vec::len).collect();
+        let mut this = Self { sizes, prices, eliminated: Vec::new(), kept: Vec::new(), constant: 0.0 };
+        let mut tables: Vec<Option<Table>> = Vec::new();
+        let mut naming = vec![Vec::new(); this.sizes.len()];
+        let add = |tables: &mut Vec<Option<Table>>, naming: &mut Vec<Vec<usize>>, table: Table| {
+            table.scope.iter().for_each(|&node| naming[node].push(tables.len()));
+            tables.push(Some(table));
+        };
+        for (a, b, matrix) in &choices.edges {
+            add(&mut tables, &mut naming, Table { scope: vec![*a, *b], cells: Cells::Edge(matrix.clone()) });
+        }
+        let cells_of = |node: usize, tables: &[Option<Table>], naming: &[Vec<usize>], sizes: &[usize]| {
+            let scope = around(node, naming[node].iter().filter_map(|&index| tables[index].as_ref()));
+            (scope.iter().fold(1_usize, |cells, &other| cells.saturating_mul(sizes[other])), scope)
+        };
+        let mut cells: Vec<usize> =
+            (0..this.sizes.len()).map(|node| cells_of(node, &tables, &naming, &this.sizes).0).collect();
+        let mut queue: BTreeSet<(usize, usize)> =
+            (0..cells.len()).filter(|node| !keep.contains(node)).map(|node| (cells[node], node)).collect();
+        while let Some((_, node)) = queue.pop_first() {
+            let (_, neighbours) = cells_of(node, &tables, &naming, &this.sizes);
+            let mut named: Vec<Table> =
+                naming[node].drain(..).filter_map(|index| tables[index].take()).collect();
+            if named.is_empty() {
+                this.constant += least(&this.prices[node]);
+            }
+            let mut priced = false;
+            for group in this.groups(node, &mut named, max_cells) {
+                let prices = if priced { vec![0.0; this.sizes[node]] } else { this.prices[node].clone() };
+                priced = true;
+                let table = this.join(node, &prices, group);
+                match table.scope.as_slice() {
+                    [only] => {
+                        let prices = &mut this.prices[*only];
+                        prices.iter_mut().zip(table.cells()).for_each(|(price, cell)| *price += cell);
+                    }
+                    _ => add(&mut tables, &mut naming, table),
+                }
+            }
+            this.eliminated.push((node, named));
+            for other in neighbours {
+                let (now, _) = cells_of(other, &tables, &naming, &this.sizes);
+                if queue.remove(&(cells[other], other)) {
+                    queue.insert((now, other));
+                }
+                cells[other] = now;
+            }
+        }
+        this.kept = tables.into_iter().flatten().collect();
+        this
+    }
+
+    /// Parts tables that name an operator into groups whose joint tables are no larger than the limit: one group if it can be.
+    fn groups<'a>(&self, node: usize, named: &'a mut [Table], max_cells: usize) -> Vec<&'a [Table]> {
+        // Large tables first: small ones fit beside them.
+        named.sort_by_key(|table| std::cmp::Reverse(table.scope.len()));
+        let named = &*named;
+        let (mut groups, mut first) = (Vec::new(), 0);
+        for end in 1..=named.len() {
+            let scope = around(node, named[first..end].iter());
+            let cells = scope.iter().fold(1_usize, |cells, &other| cells.saturating_mul(self.sizes[other]));
+            if cells > max_cells && end - first > 1 {
+                groups.push(&named[first..end - 1]);
+                first = end - 1;
+            }
+        }
+        if first < named.len() {
+            groups.push(&named[first..]);
+        }
+        groups
+    }
+
+    /// Returns the least that an operator and these tables can cost for each choice of its neighbours.
+    fn join(&self, node: usize, prices: &[f64], tables: &[Table]) -> Table {
+        let sizes = &self.sizes;
+        let mut scope = around(node, tables.iter());
+        // The longest axis is the innermost loop.
+        let last = (0..scope.len()).max_by_key(|&at| sizes[scope[at]]).map(|at| scope.remove(at));
+        let last = last.expect("a table names two operators");
+        let (rows, others): (Vec<&Table>, Vec<&Table>) =
+            tables.iter().partition(|table| table.scope.contains(&last));
+        let rows: Vec<Table> = rows.into_iter().map(|table| table.clone().with_last(last, sizes)).collect();
+        // Steps of a table for each operator of the outer loops, and for the one that goes.
+        let steps = |table: &Table| {
+            let strides = table.strides(sizes);
+            let step = |node: usize| {
+                table.scope.iter().position(|&other| other == node).map_or(0, |axis| strides[axis])
+            };
+            (scope.iter().map(|&node| step(node)).collect::<Vec<_>>(), step(node))
+        };
+        let row_steps: Vec<_> = rows.iter().map(&steps).collect();
+        let other_steps: Vec<_> = others.iter().map(|table| steps(table)).collect();
+        let width = sizes[last];
+        let outer: usize = scope.iter().map(|&node| sizes[node]).product();
+        let mut cells = vec![f64::INFINITY; outer * width];
+        let mut sum = vec![0.0; width];
+        let mut at = vec![0; scope.len()];
+        for out in cells.chunks_exact_mut(width) {
+            for (pick, price) in prices.iter().enumerate() {
+                let base = others.iter().zip(&other_steps).fold(*price, |base, (table, (outer, step))| {
+                    base + table.cells()[dot(&at, outer) + pick * step]
+                });
+                if base == f64::INFINITY {
+                    continue;
+                }
+                let mut rows = rows.iter().zip(&row_steps).map(|(table, (outer, step))| {
+                    let start = dot(&at, outer) + pick * step;
+                    &table.cells()[start..start + width]
+                });
+                let first = rows.next().expect("a table names the longest axis");
+                let row = if rows.len() == 0 {
+                    first
+                } else {
+                    sum.copy_from_slice(first);
+                    for other in rows {
+                        sum.iter_mut().zip(other).for_each(|(sum, cell)| *sum += cell);
+                    }
+                    &sum
+                };
+                for (out, cell) in out.iter_mut().zip(row) {
+                    let cell = base + cell;
+                    *out = if cell < *out { cell } else { *out };
+                }
+            }
+            next(&mut at, &scope, sizes);
+        }
+        scope.push(last);
+        Table { scope, cells: Cells::Own(Arc::new(cells)) }
+    }
+
+    /// Returns what it costs at the least for each choice of two operators that were kept, but for their own prices.
+    pub(super) fn between(&self, from: usize, to: usize) -> Vec<f64> {
+        let (rows, columns) = (self.sizes[from], self.sizes[to]);
+        let mut cells = vec![self.constant; rows * columns];
+        for table in &self.kept {
+            let table = table.clone().with_last(to, &self.sizes);
+            cells.iter_mut().zip(table.cells()).for_each(|(sum, cell)| *sum += cell);
+        }
+        cells
+    }
+
+    /// Returns how many operators the graph has.
+    pub(super) fn n_operators(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// Returns the prices of an operator that was kept, with what its neighbours add.
+    pub(super) fn prices(&self, node: usize) -> &[f64] {
+        &self.prices[node]
+    }
+
+    /// Chooses a strategy for each operator that was eliminated, last first; the smaller of two that cost the same.
+    pub(super) fn choose(&self, picks: &mut [usize]) {
+        for (node, tables) in self.eliminated.iter().rev() {
+            let mut prices = self.prices[*node].clone();
+            for table in tables {
+                let strides = table.strides(&self.sizes);
+                let own = table.scope.iter().position(|other| other == node).expect("the table names it");
+                let others = table.scope.iter().zip(&strides).filter(|(other, _)| *other != node);
+                let start: usize = others.map(|(&other, stride)| picks[other] * stride).sum();
+                for (pick, price) in prices.iter_mut().enumerate() {
+                    *price += table.cells()[start + pick * strides[own]];
+                }
+            }
+            let best = (0..prices.len()).min_by(|&a, &b| prices[a].total_cmp(&prices[b]));
+            picks[*node] = best.expect("an operator has a strategy");
+        }
+    }
+}
+
+/// Returns the other operators that tables name, in order.
+fn around<'a>(node: usize, tables: impl Iterator<Item = &'a Table>) -> Vec<usize> {
+    let mut scope: Vec<usize> =
+        tables.flat_map(|table| table.scope.iter().copied()).filter(|&other| other != node).collect();
+    scope.sort_unstable();
+    scope.dedup();
+    scope
+}
+
+fn least(prices: &[f64]) -> f64 {
+    prices.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+fn dot(at: &[usize], steps: &[usize]) -> usize {
+    at.iter().zip(steps).map(|(at, step)| at * step).sum()
+}
+
+/// Goes on to the next choice; tells whether there was one.
+fn next(at: &mut [usize], scope: &[usize], sizes: &[usize]) -> bool {
+    for (axis, node) in scope.iter().enumerate().rev() {
+        at[axis] += 1;
+        if at[axis] < sizes[*node] {
+            return true;
+        }
+        at[axis] = 0;
+    }
+    false
+}

@@ -1,0 +1,235 @@
+//! The fastest step when gradient sync hides behind compute and memory is limited, with a certified bound.
+//!
+//! With `A` seconds of compute and blocking exchanges, `S` of gradient sync, a share `c` of `A` that hides nothing and `B`
+//! bytes of at most `M`, the step is `T = max(A, c·A + S)`. For any `λ` in 0…1 and `μ ≥ 0`,
+//!
+//! ```text
+//! T  ≥  min over strategies of  (1 − λ)·A + λ·(c·A + S) + μ·(B/M − 1)
+//! ```
+//!
+//! whenever `B ≤ M`, and each such minimum is one elimination. The right side is concave in the two multipliers; strategies
+//! found so far bound it by planes, and the next multipliers are where those planes are highest (Kelley's cutting planes).
+
+use super::{Choices, Found, Matrix, Totals, eliminate};
+
+/// The most eliminations of one search.
+const ROUNDS: usize = 40;
+/// Bounds are as good as equal.
+const CLOSE: f64 = 1e-9;
+
+/// What hides, and what fits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Share of compute, 0 to 1, behind which no gradient sync hides.
+    pub exposed: f64,
+    /// Bytes that a device has; infinite where memory is not counted.
+    pub bytes: f64,
+}
+
+/// Strategies, and how far from the fastest they can be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
+    /// A strategy for each operator.
+    pub picks: Vec<usize>,
+    /// What they cost.
+    pub totals: Totals,
+    /// Seconds of a step.
+    pub step: f64,
+    /// Seconds that no strategies beat.
+    pub bound: f64,
+    /// Eliminations that were made.
+    pub rounds: usize,
+}
+
+impl Split {
+    /// Returns the optimality gap: by which share a step might be faster.
+    pub fn gap(&self) -> f64 {
+        if self.step == self.bound { 0.0 } else { self.step / self.bound - 1.0 }
+    }
+}
+
+/// Why there are no strategies.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum NoSplit {
+    /// None that go together.
+    #[error("no strategies of the operators go together")]
+    Contradiction,
+    /// None that fit.
+    #[error("every split needs {needed:.0} bytes a device, one has {limit:.0}")]
+    Memory {
+        /// Bytes of a device under the strategies that need least.
+        needed: f64,
+        /// Bytes of a device.
+        limit: f64,
+    },
+}
+
+/// Finds the fastest strategies that fit; `starts` are strategies that are known already.
+///
+/// # Errors
+/// When no strategies go together, or none fit.
+pub fn split(choices: &Choices, limits: Limits, starts: &[Vec<usize>]) -> Result<Split, NoSplit> {
+    let mut search = Search { choices, limits, points: Vec::new(), best: None, dual: 0.0, rounds: 0 };
+    let first = search.ask(0.0, 0.0);
+    if first.value == f64::INFINITY {
+        return Err(NoSplit::Contradiction);
+    }
+    starts.iter().for_each(|start| search.meet(start));
+    if search.best.is_none() {
+        let smallest = smallest(choices);
+        search.meet(&smallest.picks);
+        if search.best.is_none() {
+            return Err(NoSplit::Memory { needed: smallest.value, limit: limits.bytes });
+        }
+    }
+    while search.rounds < ROUNDS {
+        let (lambda, mu, highest) = search.highest();
+        if search.is_closed(highest) || search.is_closed(search.step()) {
+            break;
+        }
+        search.ask(lambda, mu);
+    }
+    let (picks, totals) = search.best.expect("strategies that fit were found");
+    let step = totals.step(limits.exposed);
+    Ok(Split { picks, totals, step, bound: search.dual.min(step), rounds: search.rounds })
+}
+
+/// Returns the strategies that need least memory, their bytes as value.
+fn smallest(choices: &Choices) -> Found {
+    let legal = |matrix: &Matrix| {
+        let cell = |row, column| if matrix.at(row, column) == f64::INFINITY { f64::INFINITY } else { 0.0 };
+        Matrix::from_fn(matrix.rows(), matrix.columns(), cell)
+    };
+    let edges = choices.edges.iter().map(|(a, b, matrix)| (*a, *b, legal(matrix).into())).collect();
+    eliminate(&Choices { nodes: choices.nodes.clone(), edges }, |cost| cost.bytes)
+}
+
+struct Search<'a> {
+    choices: &'a Choices,
+    limits: Limits,
+    /// Planes over the multipliers that the bound does not rise above, by the strategies that make them.
+    points: Vec<[f64; 3]>,
+    best: Option<(Vec<usize>, Totals)>,
+    /// The best bound met.
+    dual: f64,
+    rounds: usize,
+}
+
+impl Search<'_> {
+    fn step(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |(_, totals)| totals.step(self.limits.exposed))
+    }
+
+    fn is_closed(&self, seconds: f64) -> bool {
+        seconds <= self.dual * (1.0 + CLOSE)
+    }
+
+    /// Returns what memory costs at these bytes and a multiplier of one.
+    fn excess(&self, bytes: f64) -> f64 {
+        if self.limits.bytes.is_finite() { bytes / self.limits.bytes - 1.0 } else { 0.0 }
+    }
+
+    /// Eliminates under two multipliers.
+    fn ask(&mut self, lambda: f64, mu: f64) -> Found {
+        // Edges keep their weight of one: everything else is divided by what theirs would be.
+        let weight = 1.0 - lambda + lambda * self.limits.exposed;
+        let per_byte = if self.limits.bytes.is_finite() { mu / self.limits.bytes } else { 0.0 };
+        let found = eliminate(self.choices, |cost| {
+            cost.seconds + (lambda * cost.hidden + per_byte * cost.bytes) / weight
+        });
+        self.rounds += 1;
+        self.dual = self.dual.max(weight * found.bound - mu);
+        if found.value < f64::INFINITY {
+            self.meet(&found.picks);
+        }
+        found
+    }
+
+    /// Takes note of strategies, and of those that single changes lead to.
+    fn meet(&mut self, picks: &[usize]) {
+        let totals = self.choices.totals(picks);
+        if !totals.seconds.is_finite() {
+            return;
+        }
+        let slope = (self.limits.exposed - 1.0) * totals.seconds + totals.hidden;
+        self.points.push([totals.seconds, slope, self.excess(totals.bytes)]);
+        if totals.bytes <= self.limits.bytes {
+            let (picks, totals) = descend(self.choices, self.limits, picks.to_vec());
+            if totals.step(self.limits.exposed) < self.step() {
+                self.best = Some((picks, totals));
+            }
+        }
+    }
+
+    /// Returns the multipliers at which the planes are highest, and how high that is.
+    fn highest(&self) -> (f64, f64, f64) {
+        // A multiplier of one leaves edges no weight where everything can hide.
+        let most = if self.limits.exposed > 0.0 { 1.0 } else { 1.0 - 1e-9 };
+        let scale = 1e3 * self.points.iter().map(|point| point[0]).fold(0.0, f64::max);
+        let costly = if self.limits.bytes.is_finite() { scale } else { 0.0 };
+        // Rows of `x·λ + y·μ + z·t ≤ right`.
+        let mut rows = vec![
+            [-1.0, 0.0, 0.0, 0.0],
+            [1.0, 0.0, 0.0, most],
+            [0.0, -1.0, 0.0, 0.0],
+            [0.0, 1.0, 0.0, costly],
+        ];
+        rows.extend(self.points.iter().map(|[height, slope, excess]| [-slope, -excess, 1.0, *height]));
+        let mut highest = (0.0, 0.0, f64::NEG_INFINITY);
+        for (i, first) in rows.iter().enumerate() {
+            for (j, second) in rows[..i].iter().enumerate() {
+                for third in &rows[..j] {
+                    let Some([lambda, mu, height]) = meeting([first, second, third]) else { continue };
+                    let is_inside = rows.iter().all(|[x, y, z, right]| {
+                        let scale = (x * lambda).abs() + (y * mu).abs() + (z * height).abs() + right.abs();
+                        x * lambda + y * mu + z * height <= right + 1e-9 * scale
+                    });
+                    if is_inside && height > highest.2 {
+                        highest = (lambda.clamp(0.0, most), mu.clamp(0.0, costly), height);
+                    }
+                }
+            }
+        }
+        highest
+    }
+}
+
+/// Returns the point where three planes meet, by Cramer's rule.
+fn meeting(planes: [&[f64; 4]; 3]) -> Option<[f64; 3]> {
+    let determinant = |columns: [usize; 3]| {
+        let [a, b, c] = planes.map(|plane| columns.map(|column| plane[column]));
+        a[0] * (b[1] * c[2] - b[2] * c[1]) - a[1] * (b[0] * c[2] - b[2] * c[0])
+            + a[2] * (b[0] * c[1] - b[1] * c[0])
+    };
+    let whole = determinant([0, 1, 2]);
+    let point = [determinant([3, 1, 2]), determinant([0, 3, 2]), determinant([0, 1, 3])];
+    (whole != 0.0).then(|| point.map(|part| part / whole)).filter(|point| point.iter().all(|x| x.is_finite()))
+}
+
+/// Changes one operator after the other as long as the step becomes shorter and still fits.
+fn descend(choices: &Choices, limits: Limits, mut picks: Vec<usize>) -> (Vec<usize>, Totals) {
+    let touching = choices.touching();
+    let mut totals = choices.totals(&picks);
+    loop {
+        let before = totals.step(limits.exposed);
+        for (node, edges) in touching.iter().enumerate() {
+            let mut without = totals;
+            without.remove(&choices.nodes[node][picks[node]]);
+            without.seconds -= choices.around(edges, node, picks[node], &picks);
+            for (pick, cost) in choices.nodes[node].iter().enumerate() {
+                let mut with = without;
+                with.add(cost);
+                with.seconds += choices.around(edges, node, pick, &picks);
+                let gains = with.step(limits.exposed) < totals.step(limits.exposed) * (1.0 - 1e-12);
+                if gains && with.bytes <= limits.bytes {
+                    (picks[node], totals) = (pick, with);
+                }
+            }
+        }
+        // Sums of many changes are not what the strategies come to by themselves.
+        totals = choices.totals(&picks);
+        if totals.step(limits.exposed) >= before * (1.0 - 1e-12) {
+            return (picks, totals);
+        }
+    }
+}
