@@ -10,6 +10,7 @@ use crate::{failure::Failure, files};
 
 /// Cost models that the user gave.
 #[derive(Default)]
+#[derive(Clone)]
 pub struct CostModels(Vec<CostModel>);
 
 impl CostModels {

@@ -5,12 +5,17 @@
 use std::{cell::OnceCell, path::Path, sync::Arc};
 
 use graph::{InputShape, ModelGraph, OperatorCosts};
+use indexmap::IndexMap;
+use schema::{Cluster, Cut};
 use tracer::Program;
 
 use crate::{
+    cost_models::CostModels,
     failure::Failure,
     files::{self, Opened},
-    model, trace_notes,
+    model,
+    sharing::{self, SharedModel},
+    trace_notes,
 };
 
 /// A model's file, and what was read from it.
@@ -80,6 +85,10 @@ pub struct Workspace {
     pub graph: ModelGraph,
     /// What its operators take, in FLOPs and bytes.
     pub costs: OperatorCosts,
+    /// The inputs that it was built for.
+    inputs: Vec<InputShape>,
+    /// Set where this is what one of several devices does that share the model.
+    pub shared: Option<SharedModel>,
 }
 
 impl Workspace {
@@ -106,13 +115,50 @@ impl Workspace {
 
     /// Builds the graph of a trace that was read.
     pub fn build(file: ModelFile, inputs: Vec<InputShape>) -> Result<Self, Failure> {
-        let graph = model::build(file.path(), &file.program, inputs)?;
+        let graph = model::build(file.path(), &file.program, inputs.clone())?;
         let costs = graph::costs(&graph);
-        Ok(Self { file, graph, costs })
+        Ok(Self { file, graph, costs, inputs, shared: None })
+    }
+
+    /// Returns what one device does of a model that so many devices of a cluster share. Parameters in `cuts` are cut so.
+    pub fn shared(
+        &self,
+        on: (&Cluster, &CostModels),
+        degree: u32,
+        cuts: Option<&IndexMap<String, Cut>>,
+    ) -> Result<Self, Failure> {
+        let shared = sharing::shared_by(self.program(), &self.graph, &self.costs, on, degree, cuts)?;
+        // The digest is that of the model.
+        let digest = OnceCell::from(self.file.digest().to_string());
+        let file = ModelFile { file: Arc::clone(&self.file.file), program: shared.program.clone(), digest };
+        let built = graph::build(&file.program, &graph::BuildOptions { inputs: self.inputs.clone() });
+        let graph = built.map_err(|errors| {
+            Failure::bug(format!("sizes of a device's part do not fit together: {}", errors.0[0]))
+        })?;
+        if graph.disagreements.len() > self.graph.disagreements.len() {
+            let wrong = &graph.disagreements[graph.disagreements.len() - 1];
+            let name = &graph.operator(wrong.operator).name;
+            return Err(Failure::bug(format!(
+                "a device's part of `{name}` would be {}, not {}",
+                wrong.inferred, wrong.recorded
+            )));
+        }
+        let costs = graph::costs(&graph);
+        Ok(Self { file, graph, costs, inputs: self.inputs.clone(), shared: Some(shared) })
     }
 
     /// Returns what the trace says.
     pub fn program(&self) -> &Program {
         &self.file.program
     }
+}
+
+/// Counts a model's operations, there and back.
+pub fn operations(graph: &ModelGraph, costs: &OperatorCosts) -> Option<(f64, String)> {
+    let total = costs.total();
+    let sum =
+        total.forward_flops as f64 + total.backward_flops_input as f64 + total.backward_flops_weight as f64;
+    let most = graph.operators.iter().max_by_key(|operator| costs.operator(operator.id).forward_flops)?;
+    let made = graph.values[most.outputs.first()?.index()].fact.tensors().first()?.dtype?;
+    (total.uncounted == 0 && sum > 0.0).then(|| (sum, graph::dtype_name(made).to_string()))
 }

@@ -66,7 +66,7 @@ pub fn out_of_place(operator: &str) -> Option<String> {
 /// Tells whether a node may be repeated in another stage instead of sending what it makes.
 pub fn is_cheap(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
-    let Some(row) = find(name).filter(|_| matches!(space, "aten" | "prim")) else { return false };
+    let Some(row) = find(name).filter(|_| matches!(space, "aten" | "prim" | "shard")) else { return false };
     (row.has(Mark::Cheap) || row.has(Mark::NoGradient) || row.memory != Memory::Fresh)
         && !row.has(Mark::Random)
         && !row.has(Mark::Unset)

@@ -255,8 +255,9 @@ impl<'p> Builder<'p> {
         let (signatures, rule) = self.signatures.entry(&node.operator).or_insert_with(|| {
             let short = node.operator.rsplit("::").next().unwrap_or(&node.operator);
             // Somebody else's `linear` may be anything.
-            let is_ours =
-                ["aten::", "prim::", "torchvision::"].iter().any(|ns| node.operator.starts_with(ns));
+            let is_ours = ["aten::", "prim::", "torchvision::", "shard::"]
+                .iter()
+                .any(|ns| node.operator.starts_with(ns));
             let rule = if is_ours { rule(operators::plain(short).0) } else { None };
             (overloads(&node.operator), rule)
         });

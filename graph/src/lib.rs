@@ -24,6 +24,7 @@ mod error;
 mod fact;
 mod flow;
 mod infer;
+pub mod layout;
 mod level;
 mod liveness;
 mod lost;

@@ -7,10 +7,11 @@
 //! assert_eq!(operators::plain("gelu_"), ("gelu", true));
 //! ```
 //!
-//! A row holds facts, never code: which rule gives the sizes of the result, what autograd keeps, how operations are counted. The
+//! A row holds facts, never code: which rule gives the sizes of the result, what autograd keeps, how operations are counted, how devices can
+//! share the work. The
 //! rules are functions of the crates that need them, chosen by a `match` over the row's value without a wildcard: a new value
 //! without its function does not compile, nor does a row that leaves a column out, nor a name that has two rows.
-//! `docs/add-an-operator.md` goes through it once. The next column, how an operator may be sharded, goes beside [`Keeps`].
+//! `docs/add-an-operator.md` goes through it once.
 //!
 //! Beside the table stand two lists that torch itself prints: its signatures, and the names that stages may call.
 
@@ -23,6 +24,7 @@ mod operator;
 mod rows;
 mod shape_rule;
 mod signature;
+mod split;
 mod table;
 
 pub use flops::Flops;
@@ -33,4 +35,5 @@ pub use names::{argument_names, refusal};
 pub use operator::{InPlace, Mark, Memory, Operator, OperatorClass, Python, plain};
 pub use shape_rule::ShapeRule;
 pub use signature::{Default, Parameter, Signature, overloads};
+pub use split::Split;
 pub use table::{all, find, has};

@@ -1,6 +1,6 @@
 //! One row of the table.
 
-use crate::{Flops, Gives, Keeps, Kernel, ShapeRule};
+use crate::{Flops, Gives, Keeps, Kernel, ShapeRule, Split};
 
 /// What is known of one operator, and of its in-place form.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,8 @@ pub struct Operator {
     pub in_place: InPlace,
     /// How that is spelled in Python.
     pub in_place_python: Python,
+    /// How devices can share its work.
+    pub split: Split,
     /// What else is true of it, one bit for each [`Mark`].
     pub(crate) marks: u16,
 }

@@ -161,4 +161,8 @@ pub enum ShapeRule {
     DictionaryParts,
     Same,
     Fold,
+    /// What a device has after an exchange.
+    Shared,
+    /// A number that counts what one device has, or all.
+    SharedNumber,
 }

@@ -173,6 +173,7 @@ pub fn to_plan(
         micro_batches: solution.micro_batches,
         stages: stages.collect(),
         transfers: transfers.collect(),
+        cuts: indexmap::IndexMap::new(),
         ties: ties.collect(),
         execution: (execution != Execution::default()).then_some(execution),
         predicted: Predicted {

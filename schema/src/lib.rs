@@ -81,7 +81,7 @@ pub use operator_paths::{OperatorPaths, operator_path, short_name};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
-    Band, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost,
+    Band, Cut, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost,
     TimesFrom, Transfer,
 };
 pub use plan_answer::{LossAnswer, PlanAnswer, RunnerUp, StageAnswer, WhatIf};

@@ -44,6 +44,9 @@ pub struct Plan {
     /// Gradient sync, sharding and offload where they are not the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
+    /// Parameters that devices share within each layer, by name; a star stands for the numbers of layers that are alike.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub cuts: IndexMap<String, Cut>,
     /// What the plan is predicted to do.
     pub predicted: Predicted,
 }
@@ -67,6 +70,26 @@ impl Plan {
     pub fn n_ranks(&self) -> usize {
         self.ranks().into_iter().max().map_or(1, |last| last + 1)
     }
+}
+
+/// Where a parameter is cut, so that each device of a group holds an equal part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Cut {
+    /// The dimension.
+    pub dim: u32,
+    /// In how many equal blocks it lies, each of which is cut: 3 for packed queries, keys and values.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub blocks: u64,
+}
+
+fn one() -> u64 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_one(blocks: &u64) -> bool {
+    *blocks == 1
 }
 
 /// The model a plan belongs to.

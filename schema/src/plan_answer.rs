@@ -112,6 +112,9 @@ pub struct StageAnswer {
     pub blocks: Vec<String>,
     /// Devices by name.
     pub devices: Vec<String>,
+    /// Devices that share each layer; absent where each device has layers of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_by: Option<u32>,
     /// Replicas.
     pub replicas: u32,
     /// Seconds for each micro-batch, all replicas together.

@@ -10,6 +10,7 @@ mod clusters;
 #[cfg(feature = "peers")]
 mod compat;
 pub(super) mod costs;
+mod groups;
 mod input;
 mod inseparable;
 mod loss;

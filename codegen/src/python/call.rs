@@ -29,6 +29,13 @@ pub(crate) struct Writer<'p> {
 /// Arguments of `aten::tensor` that Python takes by name alone.
 const TENSOR: [Option<&str>; 4] = [None, Some("dtype"), Some("device"), Some("requires_grad")];
 
+/// The name space of what devices that share a layer do.
+const SHARED: &str = "shard";
+
+fn bool_text(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
+}
+
 /// Tells whether an operator's device follows the stage's device instead of the trace's.
 pub(crate) fn follows_device(node: &Node, on_host: &std::collections::HashSet<tracer::ValueId>) -> bool {
     let (space, name) = split(&node.operator);
@@ -48,6 +55,9 @@ impl Writer<'_> {
         let position =
             |index: usize| node.arguments.get(index).map(|a| self.operand(&a.operand)).unwrap_or_default();
         let first = || self.primary(node.arguments.first().map(|a| &a.operand));
+        if space == SHARED {
+            return self.shared(node, name);
+        }
         match (space, name, node.arguments.len()) {
             ("prim", "NumToTensor", 1) => return format!("torch.tensor({})", position(0)),
             ("aten", "Int" | "IntImplicit", 1) => return format!("int({})", position(0)),
@@ -138,6 +148,29 @@ impl Writer<'_> {
             _ => {}
         }
         self.plain(node, space, name)
+    }
+
+    /// What devices that share a layer do between operators. The last operand, how many they are, the stage knows itself.
+    fn shared(&self, node: &Node, name: &str) -> String {
+        let name = name.trim_start_matches("shard_");
+        let mut given: Vec<String> = node.arguments.iter().map(|a| self.operand(&a.operand)).collect();
+        match name {
+            "dropout" => {
+                if let Some(train) = given.get_mut(2).filter(|train| *train == bool_text(self.training)) {
+                    *train = "self.training".to_string();
+                }
+            }
+            "embedding" => {}
+            _ => {
+                given.pop();
+            }
+        }
+        // One block is the rule.
+        let has_blocks = matches!(name, "scatter" | "gather" | "gather_split" | "reduce_scatter" | "dropout");
+        if has_blocks && given.last().is_some_and(|blocks| blocks == "1") {
+            given.pop();
+        }
+        format!("self.shard.{name}({})", given.join(", "))
     }
 
     /// `aten::_convolution` is what the trace sees of `conv2d` and its kin.

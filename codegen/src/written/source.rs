@@ -224,6 +224,11 @@ fn called(callee: &Expr<'_>) -> Option<String> {
                 return listed(format!("{space}::{name}"));
             }
             ["torch" | "F", ..] => return None,
+            // What devices that share a layer do.
+            ["self", "shard", name] => {
+                let name = format!("shard_{name}");
+                return operators::find(&name).map(|_| format!("shard::{name}"));
+            }
             [name] => {
                 return match name {
                     "int" => Some("aten::Int".into()),

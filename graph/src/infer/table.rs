@@ -4,7 +4,8 @@ use operators::{OperatorClass, ShapeRule};
 
 use super::{
     call::{Call, Result},
-    convolution, copied, copy, elementwise, linalg, matmul, norm, number, recurrent, reduce, unusual, view,
+    convolution, copied, copy, elementwise, linalg, matmul, norm, number, recurrent, reduce, shared, unusual,
+    view,
 };
 
 /// How an operator is understood.
@@ -63,6 +64,8 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         ShapeRule::Dictionary => number::dictionary,
         ShapeRule::DictionaryParts => number::dictionary_parts,
         ShapeRule::Same => number::same,
+        ShapeRule::Shared => shared::exchanged,
+        ShapeRule::SharedNumber => shared::number,
         ShapeRule::Fold => number::fold,
         ShapeRule::Sum => reduce::sum,
         ShapeRule::Mean => reduce::mean,

@@ -5,6 +5,7 @@
 mod copies;
 mod creation;
 mod elementwise;
+mod exchanges;
 mod linear_algebra;
 mod norms_and_pools;
 mod plumbing;
@@ -15,7 +16,7 @@ mod without_shape_rule;
 
 use crate::Operator;
 
-pub(crate) const FAMILIES: usize = 10;
+pub(crate) const FAMILIES: usize = 11;
 pub(crate) const ALL: [&[Operator]; FAMILIES] = [
     elementwise::ROWS,
     reductions::ROWS,
@@ -27,10 +28,11 @@ pub(crate) const ALL: [&[Operator]; FAMILIES] = [
     creation::ROWS,
     plumbing::ROWS,
     without_shape_rule::ROWS,
+    exchanges::ROWS,
 ];
 
 macro_rules! rows {
-    ($($name:ident $class:ident $shape:ident $keeps:tt $flops:tt $kernel:tt $memory:tt $gives:tt $python:tt $in_place:tt $in_place_python:tt
+    ($($name:ident $class:ident $shape:ident $keeps:tt $flops:tt $kernel:tt $memory:tt $gives:tt $python:tt $in_place:tt $in_place_python:tt $split:tt
         [$($mark:ident)*];)*) => {
         &[$(Operator {
             name: stringify!($name),
@@ -44,6 +46,7 @@ macro_rules! rows {
             python: super::cell!(Python, Dispatcher, $python),
             in_place: super::cell!(InPlace, Absent, $in_place),
             in_place_python: super::cell!(Python, Dispatcher, $in_place_python),
+            split: super::cell!(Split, Whole, $split),
             marks: 0 $(| crate::Mark::$mark.bit())*,
         }),*]
     };

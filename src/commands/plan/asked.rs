@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
 use super::{
-    PlanRequest, Subject, answer, arguments::matches, costs, loss::LossCost, request::CARRIED_OUT,
-    step_size::StepSize,
+    PlanRequest, Subject, answer, arguments::matches, costs, groups::Groups, loss::LossCost,
+    request::CARRIED_OUT, step_size::StepSize,
 };
 use crate::{
     PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
@@ -51,6 +51,8 @@ pub struct Asked {
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
     /// Operators that take time, where the model is made of operators.
     n_operators: Option<u64>,
+    /// Devices that share each layer, where they do.
+    groups: Option<Groups>,
 }
 
 impl<'a> Question<'a> {
@@ -136,11 +138,17 @@ impl<'a> Question<'a> {
             cluster,
             uncertain,
             n_operators,
+            groups: None,
         }
     }
 }
 
 impl Asked {
+    /// Says that each of its devices is a group that shares each layer.
+    pub(super) fn of_groups(self, groups: Groups) -> Self {
+        Self { groups: Some(groups), ..self }
+    }
+
     /// Returns a solution as a plan that can be simulated.
     pub fn plan(&self, solution: &Solution) -> schema::Plan {
         to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
@@ -157,6 +165,9 @@ impl Asked {
         if let Some((ends, from)) = &self.uncertain {
             ends.set_bands(&self.problem, &mut plan);
             plan.predicted.times = Some(from.clone());
+        }
+        if let Some(groups) = &self.groups {
+            groups.expand(&mut plan);
         }
         let timeline = simulated(&plan);
         if let (Some(bubble), Some(timeline)) = (&mut plan.predicted.bubble, &timeline) {
@@ -198,9 +209,12 @@ impl Asked {
             let devices = solution.stages.iter().flat_map(|stage| solution.devices(stage));
             let mut used: Vec<&str> =
                 devices.map(|device| problem.machine.devices[device].name.as_str()).collect();
+            if let Some(groups) = &self.groups {
+                used = used.iter().flat_map(|leader| groups.members(leader)).collect();
+            }
             used.sort_unstable();
             used.dedup();
-            let rates = size.rates(solution.seconds_each(), &self.cluster, &used);
+            let rates = size.rates(solution.seconds_each(), &file.plan.cluster, &used);
             (answer.samples_per_second, answer.tokens_per_second, answer.mfu) = rates;
             // Said where more of them would have been tried.
             let is_free = request.micro_batches.is_none() && request.batch.is_none();
@@ -209,6 +223,15 @@ impl Asked {
             answer.step_limit = limit.map(|(_, why)| why);
         }
         for (index, stage) in answer.stages.iter_mut().enumerate() {
+            if let Some(groups) = &self.groups {
+                stage.devices = stage
+                    .devices
+                    .iter()
+                    .flat_map(|leader| groups.members(leader))
+                    .map(String::from)
+                    .collect();
+                stage.shared_by = Some(groups.degree);
+            }
             self.set_memory(stage, file);
             let sent = file.plan.transfers.iter().find(|transfer| transfer.from as usize == index);
             stage.sends = sent.map(|transfer| transfer.forward);
@@ -219,7 +242,7 @@ impl Asked {
     /// Says what the memory of a stage's fullest device is made of, and how much of it there is.
     fn set_memory(&self, stage: &mut StageAnswer, file: &PlanFile) {
         let own = || {
-            let devices = self.cluster.devices.iter().enumerate();
+            let devices = file.plan.cluster.devices.iter().enumerate();
             devices.filter(|(_, device)| stage.devices.contains(&device.name))
         };
         let types = own().filter_map(|(_, device)| self.cluster.types.get(&device.type_));
@@ -249,7 +272,7 @@ fn times(
     request: &PlanRequest,
     machine: &mut Machine,
 ) -> Result<costs::Times, Failure> {
-    let Workspace { file: model, graph, costs: operators } = workspace;
+    let Workspace { file: model, graph, costs: operators, .. } = workspace;
     let (cluster, models) = (&request.cluster, &request.cost_models);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
@@ -259,7 +282,7 @@ fn times(
         Some((times, total))
     };
     let missing = || Failure::input("the cluster has no device types");
-    let (times, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
+    let (mut times, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
     if total <= 0.0 {
         let hint = match model::notes(&model.program).next() {
             Some(note) => format!("what takes time may be hidden; {note}: trace the model without branches"),
@@ -278,6 +301,9 @@ fn times(
                 device.speed = type_.speed.unwrap_or(1.0) * relative;
             }
         }
+    }
+    if let Some(shared) = &workspace.shared {
+        times.add(&shared.exchange_seconds(graph, cluster));
     }
     Ok(times)
 }

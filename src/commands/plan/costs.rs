@@ -1,5 +1,7 @@
 //! Seconds of operators on a device: the cost model's predictions, as numbers for the planner, with their band.
 
+use std::collections::BTreeMap;
+
 use cost_model::{CostModel, Costs, Estimate, PredictOptions, TimeSource, predict};
 use graph::{ModelGraph, OperatorCosts, OperatorId};
 use indexmap::IndexMap;
@@ -38,6 +40,20 @@ pub fn times(graph: &ModelGraph, costs: &OperatorCosts, model: &CostModel) -> Ti
         seconds,
         ends: [end(|part| part.p10), end(|part| part.p90)],
         from: from(model, &predicted, graph),
+    }
+}
+
+impl Times {
+    /// Adds exchanges, there and back, that compute waits for. Links err otherwise than devices, and are taken to be sure.
+    pub fn add(&mut self, exchanges: &BTreeMap<OperatorId, (f64, f64)>) {
+        for (operator, (forward, backward)) in exchanges {
+            let [low, high] = &mut self.ends;
+            for times in [&mut self.seconds, low, high] {
+                let own = &mut times[operator.index()];
+                own.forward += forward;
+                own.input_gradient += backward;
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use super::{
     answer::Unit,
     asked::{Asked, Question},
     clusters::machines,
+    groups::Groups,
     inseparable::Inseparable,
     no_plan::no_plan,
     refine,
@@ -176,6 +177,11 @@ const MAX_ROUNDS: usize = 4;
 
 /// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches where none is asked for.
 pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
+    if let Some((own, request, groups)) = Groups::of(subject, request)? {
+        let request = PlanRequest { tensor_parallel: 1, ..request };
+        let (asked, solved) = planned(Subject::Model(&own), &request)?;
+        return Ok((asked.of_groups(groups), solved));
+    }
     let question = Question::new(request, subject)?;
     let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;

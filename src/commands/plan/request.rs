@@ -15,6 +15,7 @@ const MICRO_BATCHES: u32 = 1_000_000;
 pub const CARRIED_OUT: ShardingLevel = ShardingLevel::Zero2;
 
 /// A request for a plan.
+#[derive(Clone)]
 pub struct PlanRequest {
     /// Strategy; none for the best.
     pub strategy: Option<Strategy>,
@@ -34,6 +35,8 @@ pub struct PlanRequest {
     pub loss: Option<Loss>,
     /// What replicas share out; none for what serves best of that which `train.py` carries out.
     pub sharding: Option<ShardingLevel>,
+    /// Devices that share the work of each layer; 1 where each has layers of its own.
+    pub tensor_parallel: u32,
     /// Activations may be computed again.
     pub recompute: bool,
     /// Activations may wait in host memory.

@@ -1,9 +1,9 @@
 //! How large a step is, counted as people count it: samples, tokens, operations; and how large one may be where nobody says.
 
-use graph::{ModelGraph, OperatorCosts, TensorFact};
+use graph::TensorFact;
 use schema::Cluster;
 
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, operations};
 
 /// Tokens of a step at the most: what Llama 3 405B was trained with in the end (arXiv 2407.21783, 3.4.1).
 const TOKENS: u64 = 16 << 20;
@@ -31,7 +31,12 @@ impl StepSize {
         // Rows of whole numbers are words.
         let is_text = tensor.is_some_and(|tensor| tensor.dtype.is_some_and(is_whole));
         let tokens = sizes.filter(|sizes| is_text && sizes.len() == 2).map(|sizes| sizes.iter().product());
-        Self { samples, tokens, operations: operations(graph, &workspace.costs) }
+        // Of devices that share a model, all operations are told, once.
+        let operations = workspace
+            .shared
+            .as_ref()
+            .map_or_else(|| operations(graph, &workspace.costs), |shared| shared.operations.clone());
+        Self { samples, tokens, operations }
     }
 
     /// Returns the most micro-batches of a step, and why no more.
@@ -74,14 +79,4 @@ fn sizes(tensor: &TensorFact) -> Option<Vec<u64>> {
 
 fn is_whole(dtype: tracer::DType) -> bool {
     matches!(graph::dtype_name(dtype), "int64" | "int32" | "int16" | "uint8")
-}
-
-/// Counts a model's operations, there and back.
-fn operations(graph: &ModelGraph, costs: &OperatorCosts) -> Option<(f64, String)> {
-    let total = costs.total();
-    let sum =
-        total.forward_flops as f64 + total.backward_flops_input as f64 + total.backward_flops_weight as f64;
-    let most = graph.operators.iter().max_by_key(|operator| costs.operator(operator.id).forward_flops)?;
-    let made = graph.values[most.outputs.first()?.index()].fact.tensors().first()?.dtype?;
-    (total.uncounted == 0 && sum > 0.0).then(|| (sum, graph::dtype_name(made).to_string()))
 }

@@ -1,0 +1,92 @@
+//! What devices tell each other where a value is taken in another layout than it was made in.
+
+use super::{Layout, Need, Slice};
+
+/// One exchange, with what its gradient does in the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Exchange {
+    /// Nothing; gradients are summed. Where a whole value enters work that is shared out.
+    Copy,
+    /// Terms are summed; nothing. Where such work ends.
+    Reduce,
+    /// Each takes its slice; slices are gathered.
+    Scatter(Slice),
+    /// Slices are gathered; each takes its slice of the gradient.
+    Gather(Slice),
+    /// Slices are gathered; gradients are summed, and each takes its slice.
+    GatherSplit(Slice),
+    /// Terms are summed, and each takes its slice; slices of the gradient are gathered.
+    ReduceScatter(Slice),
+    /// From slices of one dimension to slices of another; the other way.
+    Exchange {
+        /// Was cut along.
+        from: usize,
+        /// Is cut along.
+        to: usize,
+    },
+    /// The first device keeps it, the others hold zeros; nothing.
+    Once,
+}
+
+/// What goes over the links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Everybody has the sum of all.
+    AllReduce,
+    /// Everybody has the parts of all.
+    AllGather,
+    /// Everybody has its slice of the sum.
+    ReduceScatter,
+    /// Everybody sends a part to each.
+    AllToAll,
+}
+
+impl Exchange {
+    /// Returns what the forward pass sends.
+    pub fn forward(self) -> Option<Collective> {
+        match self {
+            Exchange::Copy | Exchange::Scatter(_) | Exchange::Once => None,
+            Exchange::Reduce => Some(Collective::AllReduce),
+            Exchange::Gather(_) | Exchange::GatherSplit(_) => Some(Collective::AllGather),
+            Exchange::ReduceScatter(_) => Some(Collective::ReduceScatter),
+            Exchange::Exchange { .. } => Some(Collective::AllToAll),
+        }
+    }
+
+    /// Returns what the backward pass sends.
+    pub fn backward(self) -> Option<Collective> {
+        match self {
+            Exchange::Reduce | Exchange::Gather(_) | Exchange::Once => None,
+            Exchange::Copy => Some(Collective::AllReduce),
+            Exchange::Scatter(_) | Exchange::ReduceScatter(_) => Some(Collective::AllGather),
+            Exchange::GatherSplit(_) => Some(Collective::ReduceScatter),
+            Exchange::Exchange { .. } => Some(Collective::AllToAll),
+        }
+    }
+}
+
+/// Returns the exchanges that make of a value in one layout what a taker needs, in order; `None` where there are none.
+///
+/// Through what has no gradient nothing flows back: whether all do the same with it does not matter.
+pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exchange>> {
+    let is_partial = need == Need::Partial && has_gradient;
+    let Some(to) = need.layout() else { return Some(Vec::new()) };
+    Some(match (from, to) {
+        (Layout::Whole, Layout::Whole) if is_partial => vec![Exchange::Copy],
+        (Layout::Whole, Layout::Whole) | (Layout::Sum, Layout::Sum) => Vec::new(),
+        (Layout::Whole, Layout::Even(slice)) => vec![Exchange::Scatter(slice)],
+        (Layout::Whole, Layout::Sum) => vec![Exchange::Once],
+        (Layout::Even(slice), Layout::Whole) if is_partial => vec![Exchange::GatherSplit(slice)],
+        (Layout::Even(slice), Layout::Whole) => vec![Exchange::Gather(slice)],
+        (Layout::Even(from), Layout::Even(to)) if from == to => Vec::new(),
+        (Layout::Even(from), Layout::Even(to)) if from.dim != to.dim && from.blocks * to.blocks == 1 => {
+            vec![Exchange::Exchange { from: from.dim, to: to.dim }]
+        }
+        (Layout::Even(from), Layout::Even(to)) => vec![Exchange::Gather(from), Exchange::Scatter(to)],
+        // A slice of the value is no term of it.
+        (Layout::Even(_), Layout::Sum) => return None,
+        (Layout::Sum, Layout::Whole) if is_partial => vec![Exchange::Reduce, Exchange::Copy],
+        (Layout::Sum, Layout::Whole) => vec![Exchange::Reduce],
+        (Layout::Sum, Layout::Even(slice)) => vec![Exchange::ReduceScatter(slice)],
+    })
+}

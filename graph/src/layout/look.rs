@@ -1,0 +1,177 @@
+//! An operator with what is known of its operands, as rules of layouts want it.
+
+use tracer::{Operand, TensorId, ValueId};
+
+use crate::{
+    fact::Fact,
+    infer::{Call, Scope},
+    model::{ModelGraph, Operator, OperatorId},
+};
+
+/// A graph, looked at for one number of devices.
+pub struct Look<'g> {
+    /// The graph of the whole model.
+    pub graph: &'g ModelGraph,
+    /// How many devices share the work.
+    pub degree: u64,
+    /// Numbers of blocks in which some dimension of this model lies: what packed projections are taken apart into.
+    pub blocks: Vec<u64>,
+    values: Vec<Fact>,
+    tensors: Vec<Fact>,
+}
+
+/// One tensor that an operator reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leaf {
+    /// The argument it stands in.
+    pub argument: usize,
+    /// The item of it, where that is a list.
+    pub item: Option<usize>,
+    /// What it is.
+    pub source: Source,
+    /// Its sizes; of a list of tensors those of the first.
+    pub sizes: Vec<u64>,
+    /// Whether a gradient flows back through it.
+    pub has_gradient: bool,
+}
+
+/// What an operand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// Made by an operator, or an input.
+    Value(ValueId),
+    /// Stored.
+    Tensor(TensorId),
+}
+
+/// The most ways to lie in blocks that are looked at, beside one.
+const MOST_BLOCKS: usize = 3;
+
+impl<'g> Look<'g> {
+    /// Looks at a graph.
+    pub fn new(graph: &'g ModelGraph, degree: u64) -> Self {
+        let values = graph.values.iter().map(|value| value.fact.clone()).collect();
+        let tensors = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();
+        let mut look = Self { graph, degree, blocks: vec![1], values, tensors };
+        let mut found: std::collections::BTreeMap<u64, usize> = Default::default();
+        for operator in &graph.operators {
+            for blocks in super::rules::blocks_of(&look.subject(operator)) {
+                *found.entry(blocks).or_default() += 1;
+            }
+        }
+        let mut found: Vec<(u64, usize)> = found.into_iter().filter(|(blocks, _)| *blocks > 1).collect();
+        found.sort_by_key(|(blocks, count)| (std::cmp::Reverse(*count), *blocks));
+        look.blocks.extend(found.iter().take(MOST_BLOCKS).map(|(blocks, _)| *blocks));
+        look
+    }
+
+    /// Looks at an operator.
+    pub(crate) fn subject<'a>(&'a self, operator: &'a Operator) -> Subject<'a> {
+        let scope = Scope { values: &self.values, tensors: &self.tensors };
+        let call = Call::new(&operator.name, &operator.arguments, operator.outputs.len(), &scope);
+        let mut leaves = Vec::new();
+        for (argument, given) in operator.arguments.iter().enumerate() {
+            match &given.operand {
+                Operand::List(items) | Operand::Tuple(items) => {
+                    for (item, operand) in items.iter().enumerate() {
+                        leaves.extend(self.leaf(operand, argument, Some(item)));
+                    }
+                }
+                operand => leaves.extend(self.leaf(operand, argument, None)),
+            }
+        }
+        let outputs = operator.outputs.iter().map(|value| sizes_of(&self.values[value.index()])).collect();
+        let is_of_torch = operator.name.starts_with("aten::") || operator.name.starts_with("prim::");
+        let row = operators::find(operators::plain(operator.short_name()).0).filter(|_| is_of_torch);
+        Subject { look: self, operator, call, leaves, outputs, row }
+    }
+
+    /// Returns an operator's leaves.
+    pub fn leaves(&self, operator: OperatorId) -> Vec<Leaf> {
+        self.subject(self.graph.operator(operator)).leaves
+    }
+
+    fn leaf(&self, operand: &Operand, argument: usize, item: Option<usize>) -> Option<Leaf> {
+        let (source, fact) = match operand {
+            Operand::Value(value) => (Source::Value(*value), &self.values[value.index()]),
+            Operand::Tensor(tensor) => (Source::Tensor(*tensor), &self.tensors[tensor.index()]),
+            _ => return None,
+        };
+        let sizes = sizes_of(fact)?;
+        let has_gradient = fact.tensors().iter().any(|tensor| tensor.requires_grad);
+        Some(Leaf { argument, item, source, sizes, has_gradient })
+    }
+
+    /// Returns the sizes of a value that can be cut: a tensor with dimensions, or a list of such with as many each.
+    pub fn sizes(&self, value: ValueId) -> Option<Vec<u64>> {
+        sizes_of(&self.values[value.index()])
+    }
+}
+
+/// Sizes of a tensor with dimensions, or of the first of a list of such.
+fn sizes_of(fact: &Fact) -> Option<Vec<u64>> {
+    match fact {
+        Fact::Tensor(tensor) => tensor.sizes().filter(|sizes| !sizes.is_empty()),
+        Fact::List(items) => {
+            let all: Vec<Vec<u64>> = items.iter().map(sizes_of).collect::<Option<_>>()?;
+            let first = all.first()?;
+            all.iter().all(|sizes| sizes.len() == first.len()).then(|| first.clone())
+        }
+        _ => None,
+    }
+}
+
+/// An operator at hand.
+pub(crate) struct Subject<'a> {
+    /// What it stands in.
+    pub look: &'a Look<'a>,
+    /// Itself.
+    pub operator: &'a Operator,
+    /// Its arguments as facts.
+    pub call: Call<'a>,
+    /// The tensors that it reads.
+    pub leaves: Vec<Leaf>,
+    /// The sizes of its results; `None` for what cannot be cut.
+    pub outputs: Vec<Option<Vec<u64>>>,
+    /// Its row of the table.
+    pub row: Option<&'static operators::Operator>,
+}
+
+impl Subject<'_> {
+    /// Returns the position of a named argument.
+    pub fn argument(&self, name: &str) -> Option<usize> {
+        self.operator.arguments.iter().position(|argument| argument.name == name)
+    }
+
+    /// Returns the leaf that a named argument is.
+    pub fn leaf(&self, name: &str) -> Option<usize> {
+        let argument = self.argument(name)?;
+        self.leaves.iter().position(|leaf| leaf.argument == argument && leaf.item.is_none())
+    }
+
+    /// Returns the sizes that all results have; `None` where one cannot be cut, or they differ in their dimensions.
+    pub fn result(&self) -> Option<&[u64]> {
+        let first = self.outputs.first()?.as_deref()?;
+        self.outputs
+            .iter()
+            .all(|sizes| sizes.as_ref().is_some_and(|s| s.len() == first.len()))
+            .then_some(first)
+    }
+
+    /// Tells whether the results are floating numbers.
+    pub fn is_float(&self) -> bool {
+        let outputs = self.operator.outputs.iter();
+        let mut tensors = outputs.flat_map(|value| self.look.values[value.index()].tensors());
+        tensors.all(|tensor| tensor.dtype.is_some_and(is_floating))
+    }
+
+    /// Returns the dimension that an argument names, counted from the front.
+    pub fn dim(&self, name: &str, rank: usize) -> Option<usize> {
+        self.call.dim(name, rank).ok()
+    }
+}
+
+fn is_floating(dtype: tracer::DType) -> bool {
+    use tracer::DType::{BFloat16, Float16, Float32, Float64};
+    matches!(dtype, Float64 | Float32 | Float16 | BFloat16)
+}

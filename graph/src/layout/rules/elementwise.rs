@@ -1,0 +1,123 @@
+//! One result for each element, with broadcasting; reductions, which leave dimensions alone.
+
+use super::{Axis, Side, each_cut};
+use crate::layout::{Slice, look::Subject, strategy::Special};
+
+/// What a leaf is where a dimension of the results is cut: cut too, or broadcast along it.
+fn broadcast(sizes: &[u64], result: &[u64], dim: usize, blocks: u64) -> Option<Side> {
+    let Some(own) = (dim + sizes.len()).checked_sub(result.len()) else { return Some(Side::Partial) };
+    match sizes[own] {
+        size if size == result[dim] => Some(Side::Cut(own, blocks)),
+        1 => Some(Side::Partial),
+        _ => None,
+    }
+}
+
+/// Any dimension of the results.
+pub fn any(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    Some(each_cut(subject, result, |dim, blocks| {
+        let leaves: Option<Vec<Side>> =
+            subject.leaves.iter().map(|leaf| broadcast(&leaf.sizes, result, dim, blocks)).collect();
+        Some(Axis::new(leaves?, Side::Cut(dim, blocks)))
+    }))
+}
+
+/// `add`, `sub`: terms of two sums are terms of theirs. A number would be added by each device.
+pub fn additive(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let mut all = any(subject)?;
+    if subject.leaves.len() == 2 && subject.leaf("self").is_some() && subject.leaf("other").is_some() {
+        all.push(Axis::new(vec![Side::Sum; 2], Side::Sum).on_terms());
+    }
+    Some(all)
+}
+
+/// `mul` and `div` by a number.
+pub fn scaling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let mut all = any(subject)?;
+    let is_rounding = subject.call.has("rounding_mode");
+    if subject.leaves.len() == 1 && subject.leaf("self") == Some(0) && !is_rounding {
+        all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
+    }
+    Some(all)
+}
+
+/// `clone`, `contiguous`, `to`, …: elements stay what they are. A second tensor only says which type.
+pub fn through(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    let rest = subject.leaves.len() - 1;
+    let with = |first: Side| [vec![first], vec![Side::Any; rest]].concat();
+    if subject.leaf("self") != Some(0) || subject.leaves[0].sizes != result {
+        return None;
+    }
+    let mut all = each_cut(subject, result, |dim, blocks| {
+        Some(Axis::new(with(Side::Cut(dim, blocks)), Side::Cut(dim, blocks)))
+    });
+    all.push(Axis::new(with(Side::Sum), Side::Sum).on_terms());
+    Some(all)
+}
+
+/// `dropout`.
+pub fn dropout(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let mut all = any(subject)?;
+    let is_idle = subject.call.flag("train") == Some(false) || subject.call.float("p") == Some(0.0);
+    if !is_idle {
+        for axis in &mut all {
+            if let Side::Cut(dim, blocks) = axis.gives {
+                axis.special = Some(Special::Dropout(Slice { dim, blocks }));
+            }
+        }
+    }
+    Some(all)
+}
+
+/// `softmax`, `cumsum`, `gather`, …: all but one dimension, in which operands and results may differ.
+pub fn other_dims(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    let along = subject.dim("dim", result.len())?;
+    let is_index = |at: usize| subject.leaf("index") == Some(at) && subject.leaves[at].sizes.len() == 1;
+    Some(each_cut(subject, result, |dim, blocks| {
+        let side = |(at, leaf): (usize, &crate::layout::Leaf)| {
+            if is_index(at) && result.len() > 1 {
+                return Some(Side::Whole);
+            }
+            (leaf.sizes.get(dim) == Some(&result[dim]) && leaf.sizes.len() == result.len())
+                .then_some(Side::Cut(dim, blocks))
+        };
+        let leaves: Option<Vec<Side>> = subject.leaves.iter().enumerate().map(side).collect();
+        (dim != along).then_some(Axis::new(leaves?, Side::Cut(dim, blocks)))
+    }))
+}
+
+/// `tril`, `triu`: all but so many dimensions at the end.
+pub fn leading(subject: &Subject<'_>, last: usize) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    Some(
+        any(subject)?
+            .into_iter()
+            .filter(|axis| matches!(axis.gives, Side::Cut(dim, _) if dim + last < result.len()))
+            .collect(),
+    )
+}
+
+/// `sum`, `mean`, `amax`, …: dimensions that stay, and for `sum` those that go, too.
+pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let result = subject.result()?;
+    let gone = subject.call.dims("dim", leaf.sizes.len()).ok()?;
+    let keeps = subject.call.flag("keepdim").unwrap_or(false);
+    let is_sum = subject.call.name == "sum";
+    if result.len() != leaf.sizes.len() - if keeps { 0 } else { gone.len() } {
+        return None;
+    }
+    Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
+        let before = gone.iter().filter(|gone| **gone < dim).count();
+        match gone.contains(&dim) {
+            true => (is_sum && blocks == 1).then(|| Axis::new(vec![Side::Cut(dim, 1)], Side::Sum)),
+            false => {
+                let after = if keeps { dim } else { dim - before };
+                Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))
+            }
+        }
+    }))
+}

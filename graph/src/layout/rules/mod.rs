@@ -1,0 +1,188 @@
+//! What can be cut in an operator: one rule for each [`operators::Split`].
+//!
+//! A rule lists axes. An axis says which dimension of each operand and of the results is cut together, or that results are
+//! terms of a sum; where an operand has no such dimension, it is taken whole, and each device does a part with it. That a rule
+//! holds is arithmetic over the real numbers; `tests/oracle/layouts.py` tries each against torch.
+
+mod elementwise;
+mod norms;
+mod products;
+mod views;
+
+use operators::Split;
+
+use super::{
+    Layout, Slice,
+    look::Subject,
+    strategy::{Edit, Need, Special, Strategy},
+};
+
+/// What one axis makes of an operand or of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Cut along a dimension, in blocks.
+    Cut(usize, u64),
+    /// Whole, and each device does a part with it.
+    Partial,
+    /// Whole, and all do the same with it.
+    Whole,
+    /// A term of a sum.
+    Sum,
+    /// Whatever it is.
+    Any,
+}
+
+/// Dimensions that are cut together.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Axis {
+    pub leaves: Vec<Side>,
+    pub gives: Side,
+    pub edits: Vec<Edit>,
+    pub special: Option<Special>,
+    /// False where each device does all of the work, on a term.
+    pub is_split: bool,
+}
+
+impl Axis {
+    pub fn new(leaves: Vec<Side>, gives: Side) -> Self {
+        Self { leaves, gives, edits: Vec::new(), special: None, is_split: true }
+    }
+
+    /// With a number of an argument that counts what one device has.
+    pub fn dividing(mut self, argument: Option<usize>, item: Option<usize>) -> Self {
+        self.edits.extend(argument.map(|argument| Edit::Divide { argument, item }));
+        self
+    }
+
+    /// On terms, of which each device has one as large as the whole.
+    pub fn on_terms(self) -> Self {
+        Self { is_split: false, ..self }
+    }
+}
+
+/// Returns all ways to share out an operator's work; the first is that each device does all of it.
+pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
+    let whole = Strategy { needs: vec![Need::Whole; subject.leaves.len()], ..Strategy::default() };
+    let mut all = vec![whole];
+    if subject.row.is_none() || (subject.leaves.is_empty()) {
+        return all;
+    }
+    for axis in axes(subject) {
+        if let Some(strategy) = strategy(subject, axis)
+            && !all.contains(&strategy)
+        {
+            all.push(strategy);
+        }
+    }
+    all
+}
+
+/// Returns numbers of blocks in which an operator takes a dimension apart.
+pub(crate) fn blocks_of(subject: &Subject<'_>) -> Vec<u64> {
+    match subject.row.map(|row| row.split) {
+        Some(Split::Parts) => views::parts(subject).map(|(_, parts)| vec![parts]).unwrap_or_default(),
+        Some(Split::Reshape) => views::packed(subject),
+        _ => Vec::new(),
+    }
+}
+
+fn axes(subject: &Subject<'_>) -> Vec<Axis> {
+    let Some(row) = subject.row else { return Vec::new() };
+    let found = match row.split {
+        Split::Whole => None,
+        Split::Elementwise => elementwise::any(subject),
+        Split::Additive => elementwise::additive(subject),
+        Split::Scaling => elementwise::scaling(subject),
+        Split::Through => elementwise::through(subject),
+        Split::Dropout => elementwise::dropout(subject),
+        Split::OtherDims => elementwise::other_dims(subject),
+        Split::LeadingDims => elementwise::leading(subject, 2),
+        Split::Reduce => elementwise::reduce(subject),
+        Split::LayerNorm => norms::layer(subject),
+        Split::BatchNorm => norms::batch(subject),
+        Split::GroupNorm => norms::group(subject),
+        Split::Samples => norms::samples(subject),
+        Split::Recurrent => norms::recurrent(subject),
+        Split::Linear => products::linear(subject),
+        Split::Matmul => products::matmul(subject, 0),
+        Split::AddedProduct => products::added(subject),
+        Split::Attention => products::attention(subject),
+        Split::Embedding => products::embedding(subject),
+        Split::Convolution => products::convolution(subject),
+        Split::Reshape => views::reshape(subject),
+        Split::Permute => views::permute(subject),
+        Split::Expand => views::expand(subject),
+        Split::Squeeze => views::squeeze(subject),
+        Split::Slice => views::slice(subject),
+        Split::Select => views::select(subject),
+        Split::Parts => views::taken_apart(subject),
+        Split::Cat => views::cat(subject),
+        Split::Stack => views::stack(subject),
+        Split::Items => views::items(subject),
+        Split::Size => views::size(subject),
+        Split::Question => Some(vec![Axis::new(vec![Side::Any; subject.leaves.len()], Side::Whole)]),
+        Split::Repeat => views::repeat(subject),
+        Split::Interleave => views::interleave(subject),
+        Split::Pad => views::pad(subject),
+    };
+    found.unwrap_or_default()
+}
+
+/// Makes a strategy of an axis, where all that is cut can be cut.
+fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
+    let degree = subject.look.degree;
+    let fits = |sizes: &[u64], dim, blocks| Slice { dim, blocks }.fits(sizes, degree);
+    let mut needs = Vec::with_capacity(axis.leaves.len());
+    for (leaf, side) in subject.leaves.iter().zip(&axis.leaves) {
+        needs.push(match *side {
+            Side::Cut(dim, blocks) if !fits(&leaf.sizes, dim, blocks) => return None,
+            Side::Cut(dim, blocks) => Need::In(Layout::Even(Slice { dim, blocks })),
+            Side::Partial => Need::Partial,
+            Side::Whole => Need::Whole,
+            Side::Sum => Need::In(Layout::Sum),
+            Side::Any => Need::Any,
+        });
+    }
+    if needs.len() != subject.leaves.len() {
+        return None;
+    }
+    let gives = match axis.gives {
+        Side::Cut(dim, blocks) => {
+            let all_fit =
+                subject.outputs.iter().all(|sizes| sizes.as_ref().is_some_and(|s| fits(s, dim, blocks)));
+            if !all_fit {
+                return None;
+            }
+            Layout::Even(Slice { dim, blocks })
+        }
+        Side::Sum if !subject.is_float() => return None,
+        Side::Sum => Layout::Sum,
+        _ => Layout::Whole,
+    };
+    // What an argument does not say cannot be changed in it.
+    let is_said = |edit: &Edit| match edit {
+        Edit::Divide { argument, .. } => subject.operator.arguments[*argument].is_given,
+        Edit::Multiply => true,
+    };
+    if !axis.edits.iter().all(is_said) {
+        return None;
+    }
+    Some(Strategy { needs, gives, edits: axis.edits, special: axis.special, is_split: axis.is_split })
+}
+
+/// Calls with each dimension and number of blocks that can be cut, and collects what comes.
+pub(crate) fn each_cut(
+    subject: &Subject<'_>,
+    sizes: &[u64],
+    mut axis: impl FnMut(usize, u64) -> Option<Axis>,
+) -> Vec<Axis> {
+    let mut all = Vec::new();
+    for dim in 0..sizes.len() {
+        for &blocks in &subject.look.blocks {
+            if (Slice { dim, blocks }).fits(sizes, subject.look.degree) {
+                all.extend(axis(dim, blocks));
+            }
+        }
+    }
+    all
+}

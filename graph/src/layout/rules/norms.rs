@@ -1,0 +1,96 @@
+//! Norms, pools, resampling, recurrent layers: what looks at samples, channels or positions one by one.
+
+use super::{Axis, Side, each_cut};
+use crate::layout::look::Subject;
+
+/// `layer_norm`, `rms_norm`: all in front of what is normalised together.
+pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let input = subject.leaf("input")?;
+    let sizes = subject.leaves[input].sizes.clone();
+    let normalised = subject.call.ints("normalized_shape")?.len();
+    Some(each_cut(subject, &sizes, |dim, blocks| {
+        let mut leaves = vec![Side::Partial; subject.leaves.len()];
+        leaves[input] = Side::Cut(dim, blocks);
+        (dim + normalised < sizes.len()).then_some(Axis::new(leaves, Side::Cut(dim, blocks)))
+    }))
+}
+
+/// `batch_norm`: channels with all that belongs to them; with given statistics each element is on its own.
+pub fn batch(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let input = subject.leaf("input")?;
+    let sizes = subject.leaves[input].sizes.clone();
+    let trains = subject.call.flag("training")?;
+    let has_statistics = subject.leaf("running_mean").is_some();
+    Some(each_cut(subject, &sizes, |dim, blocks| {
+        let side = |at: usize| match dim {
+            _ if at == input => Side::Cut(dim, blocks),
+            1 => Side::Cut(0, blocks),
+            _ => Side::Partial,
+        };
+        let leaves = (0..subject.leaves.len()).map(side).collect();
+        (dim == 1 || !trains && has_statistics).then_some(Axis::new(leaves, Side::Cut(dim, blocks)))
+    }))
+}
+
+/// `group_norm`: samples, and groups of channels.
+pub fn group(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let input = subject.leaf("input")?;
+    let sizes = subject.leaves[input].sizes.clone();
+    let groups = u64::try_from(subject.call.int("num_groups")?).ok()?;
+    Some(each_cut(subject, &sizes, |dim, blocks| {
+        let side = |at: usize| match dim {
+            _ if at == input => Side::Cut(dim, blocks),
+            1 => Side::Cut(0, blocks),
+            _ => Side::Partial,
+        };
+        let axis = Axis::new((0..subject.leaves.len()).map(side).collect(), Side::Cut(dim, blocks));
+        match dim {
+            0 => Some(axis),
+            1 if blocks == 1 && groups.is_multiple_of(subject.look.degree) => {
+                Some(axis.dividing(subject.argument("num_groups"), None))
+            }
+            _ => None,
+        }
+    }))
+}
+
+/// Pools, resampling and what is like them: samples; channels where each is on its own.
+pub fn samples(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let result = subject.result()?;
+    let name = subject.call.name;
+    let spatial = match name.as_bytes().iter().find(|byte| byte.is_ascii_digit()) {
+        Some(digit) => usize::from(digit - b'0'),
+        None => leaf.sizes.len().checked_sub(2)?,
+    };
+    let has_channels = subject.row.is_some_and(|row| row.class == operators::OperatorClass::Pool);
+    let leading = leaf.sizes.len().checked_sub(spatial)?;
+    if leading != 2 || result.len() != leaf.sizes.len() {
+        return None;
+    }
+    Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
+        (dim == 0 || dim == 1 && has_channels)
+            .then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
+    }))
+}
+
+/// `lstm` and its kin: samples. States have them behind layers.
+pub fn recurrent(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let input = subject.leaf("input")?;
+    if subject.leaves[input].sizes.len() != 3 || subject.outputs.len() < 2 || subject.leaf("data").is_some() {
+        return None;
+    }
+    let is_drawing = subject.call.float("dropout")? != 0.0 && subject.call.flag("train") != Some(false);
+    let is_first = subject.call.flag("batch_first")?;
+    // Output and states have their samples in different places: one layout for all results does not say it.
+    if is_drawing || is_first {
+        return None;
+    }
+    let state = subject.argument("hx")?;
+    let side = |(at, leaf): (usize, &crate::layout::Leaf)| match leaf.argument {
+        _ if at == input => Side::Cut(1, 1),
+        argument if argument == state => Side::Cut(1, 1),
+        _ => Side::Partial,
+    };
+    Some(vec![Axis::new(subject.leaves.iter().enumerate().map(side).collect(), Side::Cut(1, 1))])
+}

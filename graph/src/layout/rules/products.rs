@@ -1,0 +1,215 @@
+//! Products: where terms of sums come from.
+
+use super::{Axis, Side, each_cut};
+use crate::layout::{look::Subject, strategy::Special};
+
+/// `linear`: rows of the input, output features, input features.
+pub fn linear(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let (input, weight, bias) = (subject.leaf("input")?, subject.leaf("weight")?, subject.leaf("bias"));
+    let (sizes, table) = (&subject.leaves[input].sizes, &subject.leaves[weight].sizes);
+    if table.len() != 2 || sizes.is_empty() {
+        return None;
+    }
+    let last = sizes.len() - 1;
+    let made = |of_input, of_weight, of_bias, gives| {
+        let side = |at| {
+            if at == input {
+                of_input
+            } else if at == weight {
+                of_weight
+            } else {
+                of_bias
+            }
+        };
+        Axis::new((0..subject.leaves.len()).map(side).collect(), gives)
+    };
+    let _ = bias;
+    let mut all = each_cut(subject, sizes, |dim, blocks| {
+        let cut = Side::Cut(dim, blocks);
+        Some(match dim == last {
+            false => made(cut, Side::Partial, Side::Partial, cut),
+            // The bias is added once.
+            true => made(cut, Side::Cut(1, blocks), Side::Sum, Side::Sum),
+        })
+    });
+    all.extend(each_cut(subject, &table[..1], |_, blocks| {
+        Some(made(Side::Partial, Side::Cut(0, blocks), Side::Cut(0, blocks), Side::Cut(last, blocks)))
+    }));
+    Some(all)
+}
+
+/// `matmul`, `mm`, `bmm`: the two leaves from `first` on; broadcast in front.
+pub fn matmul(subject: &Subject<'_>, first: usize) -> Option<Vec<Axis>> {
+    let (left, right) = (subject.leaves.get(first)?, subject.leaves.get(first + 1)?);
+    let result = subject.result()?;
+    let (a, b) = (left.sizes.len(), right.sizes.len());
+    if a < 2 || b < 2 || subject.leaves.len() != first + 2 || result.len() != a.max(b) {
+        return None;
+    }
+    let rank = result.len();
+    // Of a dimension in front, what it is in an operand.
+    let in_front = |sizes: &[u64], dim: usize, blocks| match (dim + sizes.len()).checked_sub(rank) {
+        None => Some(Side::Partial),
+        Some(own) if sizes[own] == result[dim] => Some(Side::Cut(own, blocks)),
+        Some(own) if sizes[own] == 1 => Some(Side::Partial),
+        Some(_) => None,
+    };
+    let mut all = each_cut(subject, result, |dim, blocks| {
+        let (of_left, of_right) = match rank - dim {
+            1 => (Side::Partial, Side::Cut(b - 1, blocks)),
+            2 => (Side::Cut(a - 2, blocks), Side::Partial),
+            _ => (in_front(&left.sizes, dim, blocks)?, in_front(&right.sizes, dim, blocks)?),
+        };
+        Some(Axis::new(vec![of_left, of_right], Side::Cut(dim, blocks)))
+    });
+    all.extend(each_cut(subject, &left.sizes, |dim, blocks| {
+        (dim == a - 1).then(|| Axis::new(vec![Side::Cut(a - 1, blocks), Side::Cut(b - 2, blocks)], Side::Sum))
+    }));
+    Some(all)
+}
+
+/// `addmm`, `baddbmm`: the same, and a summand, which terms of a sum take once.
+pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let summand = subject.leaf("self")?;
+    let result = subject.result()?;
+    if summand != 0 {
+        return None;
+    }
+    let own = subject.leaves[0].sizes.clone();
+    let rest = Subject {
+        look: subject.look,
+        operator: subject.operator,
+        call: subject.call.of(subject.call.name),
+        leaves: subject.leaves[1..].to_vec(),
+        outputs: subject.outputs.clone(),
+        row: subject.row,
+    };
+    let made = |axis: Axis| {
+        let first = match axis.gives {
+            Side::Cut(dim, blocks) => match (dim + own.len()).checked_sub(result.len()) {
+                None => Side::Partial,
+                Some(at) if own[at] == result[dim] => Side::Cut(at, blocks),
+                Some(at) if own[at] == 1 => Side::Partial,
+                Some(_) => return None,
+            },
+            gives => gives,
+        };
+        Some(Axis { leaves: [vec![first], axis.leaves].concat(), ..axis })
+    };
+    Some(matmul(&rest, 0)?.into_iter().filter_map(made).collect())
+}
+
+/// Attention: what stands in front of positions, and positions of the query where all keys may be looked at.
+pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let (query, key, value) = (subject.leaf("query")?, subject.leaf("key")?, subject.leaf("value")?);
+    let mask = subject.leaf("attn_mask");
+    let result = subject.result()?;
+    let rank = result.len();
+    let sizes = |at: usize| &subject.leaves[at].sizes;
+    let ranks_agree = [query, key, value].iter().all(|at| sizes(*at).len() == rank);
+    if rank < 3 || !ranks_agree || subject.call.float("dropout_p")? != 0.0 {
+        return None;
+    }
+    let is_grouped = subject.call.flag("enable_gqa").unwrap_or(false);
+    Some(each_cut(subject, result, |dim, blocks| {
+        let of_mask = |at: usize| {
+            let own = (dim + sizes(at).len()).checked_sub(rank);
+            match own.map(|own| (own, sizes(at)[own])) {
+                Some((own, size)) if size == result[dim] => Some(Side::Cut(own, blocks)),
+                None | Some((_, 1)) => Some(Side::Partial),
+                Some(_) => None,
+            }
+        };
+        let is_head = dim + 3 == rank;
+        let of_keys = match dim {
+            _ if dim + 1 == rank => return None,
+            _ if dim + 2 == rank && subject.call.flag("is_causal") != Some(false) => return None,
+            _ if dim + 2 == rank => Side::Partial,
+            _ if is_head && is_grouped && blocks > 1 => return None,
+            _ if is_head && is_grouped || sizes(key)[dim] == result[dim] => Side::Cut(dim, blocks),
+            _ if sizes(key)[dim] == 1 => Side::Partial,
+            _ => return None,
+        };
+        let of_values = match of_keys {
+            Side::Cut(..) if sizes(value)[dim] == sizes(key)[dim] => of_keys,
+            Side::Partial if sizes(value)[dim] == 1 || dim + 2 == rank => of_keys,
+            _ => return None,
+        };
+        let mut leaves = vec![Side::Cut(dim, blocks); subject.leaves.len()];
+        (leaves[key], leaves[value]) = (of_keys, of_values);
+        if let Some(mask) = mask {
+            leaves[mask] = of_mask(mask)?;
+        }
+        (sizes(query)[dim] == result[dim]).then_some(Axis::new(leaves, Side::Cut(dim, blocks)))
+    }))
+}
+
+/// `embedding`: indices, columns, and rows of the table.
+pub fn embedding(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let (weight, indices) = (subject.leaf("weight")?, subject.leaf("indices")?);
+    let (table, looked_up) = (&subject.leaves[weight].sizes, &subject.leaves[indices].sizes);
+    let is_plain =
+        subject.call.flag("scale_grad_by_freq") != Some(true) && subject.call.flag("sparse") != Some(true);
+    if table.len() != 2 || !is_plain || subject.leaves.len() != 2 {
+        return None;
+    }
+    let made = |of_weight, of_indices, gives| {
+        let mut leaves = vec![Side::Whole; 2];
+        (leaves[weight], leaves[indices]) = (of_weight, of_indices);
+        Axis::new(leaves, gives)
+    };
+    let mut all = each_cut(subject, looked_up, |dim, blocks| {
+        Some(made(Side::Partial, Side::Cut(dim, blocks), Side::Cut(dim, blocks)))
+    });
+    all.extend(each_cut(subject, table, |dim, blocks| match dim {
+        0 if blocks == 1 => {
+            Some(Axis { special: Some(Special::Rows), ..made(Side::Cut(0, 1), Side::Whole, Side::Sum) })
+        }
+        0 => None,
+        _ => Some(made(Side::Cut(1, blocks), Side::Whole, Side::Cut(looked_up.len(), blocks))),
+    }));
+    Some(all)
+}
+
+/// Convolutions, also transposed ones: samples, output channels, input channels, and groups of both.
+pub fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let (input, weight) = (subject.leaf("input")?, subject.leaf("weight")?);
+    let (sizes, kernel) = (&subject.leaves[input].sizes, &subject.leaves[weight].sizes);
+    if sizes.len() != kernel.len() || sizes.len() < 3 {
+        return None;
+    }
+    let groups = u64::try_from(subject.call.int("groups")?).ok()?;
+    let is_transposed =
+        subject.call.name.contains("transpose") || subject.call.flag("transposed") == Some(true);
+    let (of_out, of_in) = if is_transposed { (1, 0) } else { (0, 1) };
+    let made = |of_input, of_weight, of_bias, gives| {
+        let side = |at| {
+            if at == input {
+                of_input
+            } else if at == weight {
+                of_weight
+            } else {
+                of_bias
+            }
+        };
+        Axis::new((0..subject.leaves.len()).map(side).collect(), gives)
+    };
+    let mut all = each_cut(subject, &sizes[..1], |_, blocks| {
+        let cut = Side::Cut(0, blocks);
+        Some(made(cut, Side::Partial, Side::Partial, cut))
+    });
+    let channels = [sizes[0], sizes[1]];
+    if groups == 1 {
+        all.extend(each_cut(subject, &channels, |dim, blocks| {
+            (dim == 1).then(|| made(Side::Cut(1, blocks), Side::Cut(of_in, blocks), Side::Sum, Side::Sum))
+        }));
+        all.extend(each_cut(subject, &kernel[of_out..=of_out], |_, blocks| {
+            Some(made(Side::Partial, Side::Cut(of_out, blocks), Side::Cut(0, blocks), Side::Cut(1, blocks)))
+        }));
+    } else if groups.is_multiple_of(subject.look.degree) {
+        // The kernel has groups in its first dimension either way.
+        let axis = made(Side::Cut(1, 1), Side::Cut(0, 1), Side::Cut(0, 1), Side::Cut(1, 1));
+        all.push(axis.dividing(subject.argument("groups"), None));
+    }
+    Some(all)
+}

@@ -1,0 +1,362 @@
+//! Other shapes of the same elements; joining and taking apart; sizes.
+
+use super::{Axis, Side, each_cut};
+use crate::layout::look::Subject;
+
+/// One run of dimensions that lie together on both sides of a reshape.
+struct Run {
+    before: std::ops::Range<usize>,
+    after: std::ops::Range<usize>,
+}
+
+/// Pairs runs of dimensions whose products agree.
+fn runs(before: &[u64], after: &[u64]) -> Option<Vec<Run>> {
+    let mut all = Vec::new();
+    let (mut i, mut j) = (0, 0);
+    while i < before.len() || j < after.len() {
+        let (from_i, from_j) = (i, j);
+        let mut left = before.get(i).copied().unwrap_or(1);
+        let mut right = after.get(j).copied().unwrap_or(1);
+        (i, j) = (i + 1, j + 1);
+        while left != right {
+            if left < right {
+                left = left.checked_mul(*before.get(i)?)?;
+                i += 1;
+            } else {
+                right = right.checked_mul(*after.get(j)?)?;
+                j += 1;
+            }
+        }
+        all.push(Run { before: from_i..i.min(before.len()), after: from_j..j.min(after.len()) });
+    }
+    Some(all)
+}
+
+/// Returns where the same elements are cut in `to`, dimensions of one run, when they are cut along `dim` of `from`, in blocks.
+fn carried(from: &[u64], to: &[u64], dim: usize, blocks: u64, degree: u64) -> Option<(usize, u64)> {
+    // Elements stand in `outer` blocks one behind the other, of which each device takes an equal part.
+    let outer = from[..dim].iter().product::<u64>().checked_mul(blocks)?;
+    let mut in_front = 1;
+    for (at, size) in to.iter().enumerate() {
+        let own = outer / in_front;
+        if outer.is_multiple_of(in_front) && own > 0 && size.is_multiple_of(own.checked_mul(degree)?) {
+            return Some((at, own));
+        }
+        in_front *= size;
+        if in_front > outer {
+            return None;
+        }
+    }
+    None
+}
+
+/// `view`, `reshape`, `flatten`, `unflatten`, `view_as`.
+pub fn reshape(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    let first = subject.leaves.first()?;
+    if subject.leaves.len() > 2 || subject.call.has("dtype") {
+        return None;
+    }
+    let other = subject.leaf("other");
+    let runs = runs(&first.sizes, result)?;
+    let degree = subject.look.degree;
+    Some(
+        each_cut(subject, &first.sizes, |dim, blocks| {
+            let run = runs.iter().find(|run| run.before.contains(&dim))?;
+            let (from, to) = (&first.sizes[run.before.clone()], &result[run.after.clone()]);
+            let (at, own) = carried(from, to, dim - run.before.start, blocks, degree)?;
+            let after = run.after.start + at;
+            let mut axis = Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, own));
+            if other.is_some() {
+                axis.leaves.push(Side::Cut(after, own));
+            }
+            sized(subject, axis, after, first.sizes.len())
+        })
+        .into_iter()
+        .chain(on_terms(subject))
+        .collect(),
+    )
+}
+
+/// Divides the number that says how large a dimension of the result is.
+fn sized(subject: &Subject<'_>, axis: Axis, after: usize, rank: usize) -> Option<Axis> {
+    let (argument, first) =
+        match (subject.argument("size"), subject.argument("shape"), subject.argument("sizes")) {
+            (Some(size), ..) => (size, 0),
+            (None, Some(shape), _) => (shape, 0),
+            // `unflatten` names the parts of one dimension.
+            (None, None, Some(sizes)) => (sizes, subject.dim("dim", rank)?),
+            _ => return Some(axis),
+        };
+    let name = subject.operator.arguments[argument].name.clone();
+    let numbers = subject.call.ints(&name)?;
+    let Some(item) = after.checked_sub(first).filter(|item| *item < numbers.len()) else { return Some(axis) };
+    // A list that is made elsewhere has no items to change here.
+    let is_list = matches!(
+        subject.operator.arguments[argument].operand,
+        tracer::Operand::List(_) | tracer::Operand::Tuple(_)
+    );
+    match numbers[item] {
+        Some(-1) => Some(axis),
+        _ if !is_list => None,
+        _ => Some(axis.dividing(Some(argument), Some(item))),
+    }
+}
+
+/// Terms of a sum are looked at in another way as the sum is.
+fn on_terms(subject: &Subject<'_>) -> Option<Axis> {
+    let mut leaves = vec![Side::Any; subject.leaves.len()];
+    *leaves.first_mut()? = Side::Sum;
+    Some(Axis::new(leaves, Side::Sum).on_terms())
+}
+
+/// Returns in how many blocks a dimension lies that is taken apart into two or more, of which not the first is the one that
+/// devices would share: three for queries, keys and values.
+pub fn packed(subject: &Subject<'_>) -> Vec<u64> {
+    let found = || {
+        let result = subject.result()?;
+        let first = subject.leaves.first()?;
+        let runs = runs(&first.sizes, result)?;
+        let opened = runs.iter().filter(|run| run.before.len() == 1 && run.after.len() > 2);
+        Some(opened.map(|run| result[run.after.start]).filter(|blocks| (2..=8).contains(blocks)).collect())
+    };
+    found().unwrap_or_default()
+}
+
+/// `permute`, `transpose`, `t`.
+pub fn permute(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let rank = leaf.sizes.len();
+    let mut order: Vec<usize> = (0..rank).collect();
+    match subject.call.name {
+        "permute" => order = subject.call.dims("dims", rank).ok()?,
+        "t" => order.reverse(),
+        "mT" => order.swap(rank.checked_sub(2)?, rank - 1),
+        _ => {
+            let names =
+                if subject.argument("dim0").is_some() { ("dim0", "dim1") } else { ("axis0", "axis1") };
+            order.swap(subject.dim(names.0, rank)?, subject.dim(names.1, rank)?);
+        }
+    }
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
+        let after = order.iter().position(|from| *from == dim)?;
+        Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))
+    });
+    all.extend(on_terms(subject));
+    Some(all)
+}
+
+/// `expand`, `expand_as`, `broadcast_to`.
+pub fn expand(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    let first = &subject.leaves.first()?.sizes;
+    let other = subject.leaf("other");
+    let mut all = each_cut(subject, result, |dim, blocks| {
+        let of_first = match (dim + first.len()).checked_sub(result.len()) {
+            None => Side::Partial,
+            Some(own) if first[own] == result[dim] => Side::Cut(own, blocks),
+            Some(own) if first[own] == 1 => Side::Partial,
+            Some(_) => return None,
+        };
+        let mut axis = Axis::new(vec![of_first], Side::Cut(dim, blocks));
+        if other.is_some() {
+            axis.leaves.push(Side::Cut(dim, blocks));
+            return Some(axis);
+        }
+        sized(subject, axis, dim, first.len())
+    });
+    all.extend(on_terms(subject));
+    Some(all)
+}
+
+/// `squeeze`, `unsqueeze`.
+pub fn squeeze(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let result = subject.result()?;
+    // Only dimensions of one come and go, so the others keep their order.
+    let large = |sizes: &[u64]| -> Vec<usize> { (0..sizes.len()).filter(|dim| sizes[*dim] != 1).collect() };
+    let (before, after) = (large(&leaf.sizes), large(result));
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
+        // A part of one would be squeezed away.
+        if leaf.sizes[dim] == subject.look.degree && subject.call.name == "squeeze" {
+            return None;
+        }
+        let at = *after.get(before.iter().position(|own| *own == dim)?)?;
+        Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(at, blocks)))
+    });
+    all.extend(on_terms(subject));
+    Some(all)
+}
+
+/// `slice`, `narrow`: dimensions that stay as they are.
+pub fn slice(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let result = subject.result()?;
+    let along = subject.dim("dim", leaf.sizes.len())?;
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
+        (dim != along).then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
+    });
+    // All of a dimension, from its start to a number that is as large or larger.
+    let is_all = leaf.sizes == result && subject.call.name == "slice" && subject.call.int("step") == Some(1);
+    if is_all {
+        all.extend(each_cut(subject, &leaf.sizes, |dim, blocks| {
+            (dim == along).then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
+        }));
+    }
+    all.extend(on_terms(subject));
+    Some(all)
+}
+
+/// `select`, `unbind`: dimensions that stay.
+pub fn select(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    subject.result()?;
+    let gone = subject.dim("dim", leaf.sizes.len())?;
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
+        let after = if dim < gone { dim } else { dim.checked_sub(1)? };
+        (dim != gone).then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))
+    });
+    all.extend(on_terms(subject));
+    Some(all)
+}
+
+/// Returns the dimension that is taken apart, and into how many equal parts.
+pub fn parts(subject: &Subject<'_>) -> Option<(usize, u64)> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let dim = subject.dim("dim", leaf.sizes.len())?;
+    let size = leaf.sizes[dim];
+    let number = |name: &str| subject.call.int(name).and_then(|number| u64::try_from(number).ok());
+    let count = match subject.call.name {
+        "chunk" | "unsafe_chunk" => number("chunks")?,
+        _ => {
+            let name = if subject.argument("split_sizes").is_some() { "split_sizes" } else { "split_size" };
+            match subject.call.ints(name)?.as_slice() {
+                [Some(part)] => size / u64::try_from(*part).ok().filter(|part| *part > 0)?,
+                all if all.iter().all(|part| part.is_some() && *part == all[0]) => all.len() as u64,
+                _ => return None,
+            }
+        }
+    };
+    (count > 1 && size.is_multiple_of(count)).then_some((dim, count))
+}
+
+/// `chunk`, `split`: other dimensions; where parts are equal, each is cut.
+pub fn taken_apart(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let along = subject.dim("dim", leaf.sizes.len())?;
+    subject.result()?;
+    let parts = parts(subject);
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
+        let cut = vec![Side::Cut(dim, blocks)];
+        if dim != along {
+            return Some(Axis::new(cut, Side::Cut(dim, blocks)));
+        }
+        let (_, count) = parts?;
+        let axis = Axis::new(cut, Side::Cut(dim, blocks / count));
+        if !blocks.is_multiple_of(count) {
+            return None;
+        }
+        if subject.call.name.ends_with("chunk") {
+            return Some(axis);
+        }
+        let argument = subject.argument("split_sizes").or(subject.argument("split_size"))?;
+        Some(match &subject.operator.arguments[argument].operand {
+            tracer::Operand::List(items) => {
+                (0..items.len()).fold(axis, |axis, item| axis.dividing(Some(argument), Some(item)))
+            }
+            _ => axis.dividing(Some(argument), None),
+        })
+    });
+    all.extend(on_terms(subject));
+    Some(all)
+}
+
+/// `cat`: all but the dimension along which it joins.
+pub fn cat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    let along = subject.dim("dim", result.len())?;
+    if subject.leaves.iter().any(|leaf| leaf.sizes.len() != result.len()) {
+        return None;
+    }
+    let mut all = each_cut(subject, result, |dim, blocks| {
+        (dim != along)
+            .then(|| Axis::new(vec![Side::Cut(dim, blocks); subject.leaves.len()], Side::Cut(dim, blocks)))
+    });
+    all.push(Axis::new(vec![Side::Sum; subject.leaves.len()], Side::Sum).on_terms());
+    Some(all)
+}
+
+/// `stack`: all dimensions of the operands.
+pub fn stack(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let result = subject.result()?;
+    let new = subject.dim("dim", result.len())?;
+    Some(each_cut(subject, result, |dim, blocks| {
+        let own = if dim < new { dim } else { dim.checked_sub(1)? };
+        (dim != new)
+            .then(|| Axis::new(vec![Side::Cut(own, blocks); subject.leaves.len()], Side::Cut(dim, blocks)))
+    }))
+}
+
+/// An item of a list, or all of them, are cut as the list is.
+pub fn items(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    subject.result()?;
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
+        Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
+    });
+    all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
+    Some(all)
+}
+
+/// `size`: of a dimension that is cut, the number is multiplied.
+pub fn size(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    // All sizes at once would be a list of which one item is wrong.
+    let asked = subject.dim("dim", leaf.sizes.len())?;
+    let mut all = vec![Axis::new(vec![Side::Sum], Side::Whole)];
+    all.extend(each_cut(subject, &leaf.sizes, |dim, blocks| {
+        let mut axis = Axis::new(vec![Side::Cut(dim, blocks)], Side::Whole);
+        if dim == asked {
+            axis.edits.push(crate::layout::Edit::Multiply);
+        }
+        Some(axis)
+    }));
+    Some(all)
+}
+
+/// `repeat`: dimensions that are there once.
+pub fn repeat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let result = subject.result()?;
+    let times = subject.call.ints("repeats")?;
+    let new = result.len().checked_sub(leaf.sizes.len())?;
+    Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
+        (times.get(dim + new)? == &Some(1))
+            .then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim + new, blocks)))
+    }))
+}
+
+/// `repeat_interleave` by one number: repeats stand beside what they repeat, and are cut with it.
+pub fn interleave(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let result = subject.result()?;
+    subject.call.int("repeats")?;
+    if result.len() != leaf.sizes.len() || subject.call.has("output_size") || !subject.call.has("dim") {
+        return None;
+    }
+    Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
+        Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
+    }))
+}
+
+/// `pad`: dimensions that it leaves alone.
+pub fn pad(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let result = subject.result()?;
+    let name = if subject.argument("pad").is_some() { "pad" } else { "padding" };
+    let padded = subject.call.ints(name)?.len() / 2;
+    Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
+        let is_alone = dim + padded < result.len();
+        is_alone.then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
+    }))
+}

@@ -1,0 +1,567 @@
+//! The program that each device of a group runs: operators on parts, with exchanges as operators of their own.
+//!
+//! Numbers in it count what all have, as in the trace: a size that is read of a part is multiplied, a size that an operator is
+//! given is divided, each where the operator's rule says so. So a literal and a size that was read are the same thing, and
+//! whatever is computed of them stays right.
+//!
+//! One walk over operands; exchanges of one value to one layout are made once.
+
+use std::collections::{BTreeMap, HashMap};
+
+use thiserror::Error;
+use tracer::{
+    Argument, Constant, Node, NodeId, Operand, Program, Role, TensorId, TensorType, Type, Value, ValueId,
+};
+
+use super::{
+    Layout, Slice,
+    exchange::{Exchange, exchanges},
+    look::{Look, Source, Subject},
+    rules::strategies,
+    strategy::{Edit, Need, Special, Strategy},
+};
+use crate::{fact::StorageId, model::OperatorId};
+
+/// Which strategy each operator takes, and how each stored tensor is cut.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// For each operator the position in [`Look::strategies`].
+    pub strategies: Vec<usize>,
+    /// For each stored tensor.
+    pub tensors: Vec<Layout>,
+}
+
+/// A program that is shared out.
+#[derive(Clone, Debug)]
+pub struct Sharded {
+    /// What one device runs. Values and stored tensors keep their numbers; new ones stand behind them. Sizes of stored tensors are
+    /// those of a part.
+    pub program: Program,
+    /// How many devices share the work.
+    pub degree: u64,
+    /// Where stored tensors are cut.
+    pub cuts: BTreeMap<TensorId, Slice>,
+    /// Exchanges by their node in the new program.
+    pub exchanges: BTreeMap<NodeId, Exchange>,
+    /// For each operator of the whole program whether each device does a part of its work.
+    pub is_split: Vec<bool>,
+}
+
+/// Why a program cannot be shared out as it was chosen.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[allow(missing_docs)] // The text says it.
+pub enum ShardError {
+    #[error("`{operator}` in `{path}` has no such strategy")]
+    NoStrategy { operator: String, path: String },
+    #[error(
+        "`{operator}` in `{path}` takes `{operand}` in another layout than it was made in, and writes or looks at the same memory"
+    )]
+    Fixed { operator: String, path: String, operand: String },
+    #[error("`{operator}` in `{path}` cannot have `{operand}`: {from} does not become what it needs")]
+    NoExchange { operator: String, path: String, operand: String, from: String },
+    #[error("names of one parameter are cut differently: `{first}` and `{second}`")]
+    Tied { first: String, second: String },
+    #[error("the model's output is no tensor that can be gathered")]
+    Output,
+}
+
+impl<'g> Look<'g> {
+    /// Returns all ways to share out an operator's work; the first is that each device does all of it.
+    pub fn strategies(&self, operator: OperatorId) -> Vec<Strategy> {
+        strategies(&self.subject(self.graph.operator(operator)))
+    }
+
+    /// Tells for each leaf of an operator whether it must be taken in the layout that it was made in: what is written in place,
+    /// also by a later operator through a view that this one makes.
+    pub fn fixed(&self, operator: OperatorId, writes: &Writes) -> Vec<bool> {
+        let operator = self.graph.operator(operator);
+        let subject = self.subject(operator);
+        let results: Vec<StorageId> = operator
+            .outputs
+            .iter()
+            .flat_map(|value| self.graph.value(*value).fact.tensors())
+            .filter_map(|tensor| tensor.storage)
+            .collect();
+        let is_fixed = |leaf: &super::Leaf| {
+            let storages = self.storages(leaf.source);
+            let is_written = operator.is_writing && leaf.argument == 0;
+            let is_watched =
+                storages.iter().any(|s| results.contains(s) && writes.last(*s) > Some(operator.id));
+            // Statistics are written by what trains on them.
+            let is_buffer =
+                matches!(leaf.source, Source::Tensor(id) if self.graph.tensor(id).role == Role::Buffer);
+            let keeps_statistics = is_buffer && operator.class == operators::OperatorClass::Norm;
+            // Lists are taken apart as they are.
+            let is_list = matches!(leaf.source, Source::Value(id)
+                if matches!(self.graph.value(id).fact, crate::fact::Fact::List(_)));
+            is_written || is_watched || keeps_statistics || is_list
+        };
+        subject.leaves.iter().map(is_fixed).collect()
+    }
+
+    fn storages(&self, source: Source) -> Vec<StorageId> {
+        match source {
+            Source::Tensor(id) => vec![self.graph.tensor(id).storage],
+            Source::Value(id) => {
+                self.graph.value(id).fact.tensors().iter().filter_map(|t| t.storage).collect()
+            }
+        }
+    }
+}
+
+/// Who writes to which memory in place.
+#[derive(Clone, Debug, Default)]
+pub struct Writes {
+    by_storage: HashMap<StorageId, Vec<OperatorId>>,
+}
+
+impl Writes {
+    /// Finds them.
+    pub fn new(look: &Look<'_>) -> Self {
+        let mut by_storage: HashMap<StorageId, Vec<OperatorId>> = HashMap::new();
+        for operator in look.graph.operators.iter().filter(|operator| operator.is_writing) {
+            let Some(leaf) = look.subject(operator).leaves.first().cloned() else { continue };
+            for storage in look.storages(leaf.source) {
+                by_storage.entry(storage).or_default().push(operator.id);
+            }
+        }
+        Self { by_storage }
+    }
+
+    fn last(&self, storage: StorageId) -> Option<OperatorId> {
+        self.by_storage.get(&storage)?.last().copied()
+    }
+
+    /// Returns how often a storage has been written to before an operator.
+    fn before(&self, storage: StorageId, operator: OperatorId) -> usize {
+        self.by_storage.get(&storage).map_or(0, |all| all.iter().filter(|at| **at < operator).count())
+    }
+}
+
+/// Writes the program of one device of a group.
+///
+/// # Errors
+/// When the choice cannot be.
+pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sharded, ShardError> {
+    let graph = look.graph;
+    for group in &graph.tied {
+        let first = group[0];
+        if let Some(other) =
+            group.iter().find(|id| choice.tensors[id.index()] != choice.tensors[first.index()])
+        {
+            let path = |id: TensorId| graph.tensor(id).path.clone();
+            return Err(ShardError::Tied { first: path(first), second: path(*other) });
+        }
+    }
+    let mut writer = Writer {
+        look,
+        choice,
+        writes: Writes::new(look),
+        layouts: vec![Layout::Whole; program.values.len()],
+        instead: HashMap::new(),
+        made: HashMap::new(),
+        parts: HashMap::new(),
+        names: program.values.iter().map(|value| value.name.clone()).collect(),
+        out: Program { nodes: Vec::with_capacity(program.nodes.len() + 64), ..program.clone() },
+        exchanges: BTreeMap::new(),
+        recorded: Vec::new(),
+        is_split: Vec::with_capacity(program.nodes.len()),
+    };
+    let mut starts = Vec::with_capacity(program.nodes.len() + 1);
+    for index in 0..program.nodes.len() {
+        starts.push(writer.out.nodes.len() as u32);
+        writer.add(program, index)?;
+    }
+    let output = writer.returned(program)?;
+    starts.push(writer.out.nodes.len() as u32);
+    Ok(writer.finish(program, &starts, output))
+}
+
+struct Writer<'a> {
+    look: &'a Look<'a>,
+    choice: &'a Choice,
+    writes: Writes,
+    layouts: Vec<Layout>,
+    /// Values that stand for others from their making on: whole sizes for sizes of parts.
+    instead: HashMap<ValueId, ValueId>,
+    /// Values in other layouts, by how often their memory had been written to.
+    made: HashMap<(Source, Vec<Exchange>, usize), ValueId>,
+    /// Divided numbers, by the call that they are for.
+    parts: HashMap<(String, tracer::CallId), ValueId>,
+    names: std::collections::HashSet<String>,
+    out: Program,
+    exchanges: BTreeMap<NodeId, Exchange>,
+    recorded: Vec<tracer::RecordedNode>,
+    is_split: Vec<bool>,
+}
+
+impl Writer<'_> {
+    fn layout(&self, source: Source) -> Layout {
+        match source {
+            Source::Value(id) => self.layouts[id.index()],
+            Source::Tensor(id) => self.choice.tensors[id.index()],
+        }
+    }
+
+    fn add(&mut self, program: &Program, index: usize) -> Result<(), ShardError> {
+        let look = self.look;
+        let operator = look.graph.operator(OperatorId(index as u32));
+        let subject = look.subject(operator);
+        let path = || look.graph.block(operator.block).path.clone();
+        let mut ways = strategies(&subject);
+        let at = self.choice.strategies[index];
+        if at >= ways.len() {
+            return Err(ShardError::NoStrategy { operator: operator.name.clone(), path: path() });
+        }
+        let strategy = ways.swap_remove(at);
+        let mut node = program.nodes[index].clone();
+        node.arguments.iter_mut().for_each(|argument| self.substitute(&mut argument.operand));
+        let fixed = look.fixed(operator.id, &self.writes);
+        for ((leaf, need), is_fixed) in subject.leaves.iter().zip(&strategy.needs).zip(fixed) {
+            let from = self.layout(leaf.source);
+            let operand = || match leaf.source {
+                Source::Value(id) => program.values[id.index()].name.clone(),
+                Source::Tensor(id) => program.tensors[id.index()].path.clone(),
+            };
+            let Some(steps) = exchanges(from, *need, leaf.has_gradient) else {
+                let from = from.to_string();
+                return Err(ShardError::NoExchange {
+                    operator: operator.name.clone(),
+                    path: path(),
+                    operand: operand(),
+                    from,
+                });
+            };
+            if steps.is_empty() {
+                continue;
+            }
+            if is_fixed {
+                return Err(ShardError::Fixed {
+                    operator: operator.name.clone(),
+                    path: path(),
+                    operand: operand(),
+                });
+            }
+            let storages = look.storages(leaf.source);
+            let epoch = storages.iter().map(|storage| self.writes.before(*storage, operator.id)).sum();
+            let value = self.exchanged(leaf.source, steps, epoch, &node);
+            if let Some(place) = written(&mut node, &subject, leaf.argument, leaf.item) {
+                *place = Operand::Value(value);
+            }
+        }
+        for edit in &strategy.edits {
+            if let Edit::Divide { argument, item } = *edit {
+                let call = node.call;
+                let Some(place) = written(&mut node, &subject, argument, item) else { continue };
+                let number = std::mem::take(place);
+                let part = self.part(number, call, program.nodes[index].span);
+                *written(&mut node, &subject, argument, item).expect("it was there") = Operand::Value(part);
+            }
+        }
+        if let Some(special) = strategy.special {
+            stand_in(&mut node, &subject, special);
+        }
+        let recorded = program.recorded.as_ref().and_then(|recorded| recorded.nodes.get(index)).cloned();
+        let outputs = node.outputs.clone();
+        for value in &outputs {
+            let is_cut = look.sizes(*value).is_some();
+            self.layouts[value.index()] = if is_cut { strategy.gives } else { Layout::Whole };
+            self.out.values[value.index()].type_ =
+                local(&self.out.values[value.index()].type_, strategy.gives, look.degree);
+        }
+        self.is_split.push(strategy.is_split);
+        let (call, span) = (node.call, node.span);
+        let mut record = recorded.unwrap_or_default();
+        record.operator.clone_from(&node.operator);
+        for type_ in record.outputs.iter_mut().flatten() {
+            *type_ = local_type(type_, strategy.gives, look.degree);
+        }
+        self.out.nodes.push(node);
+        self.recorded.push(record);
+        if strategy.edits.contains(&Edit::Multiply) {
+            for value in outputs {
+                let whole =
+                    self.node("shard_whole", vec![Operand::Value(value)], Type::Int, call, span, "whole");
+                self.instead.insert(value, whole);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gathers what the model returns.
+    fn returned(&mut self, program: &Program) -> Result<Operand, ShardError> {
+        let mut output = program.output.clone();
+        self.substitute(&mut output);
+        let root = tracer::CallId(0);
+        let Some(last) = program.nodes.last().cloned() else { return Ok(output) };
+        let end = Node { call: root, ..last };
+        self.gathered(&mut output, &end)?;
+        Ok(output)
+    }
+
+    fn gathered(&mut self, operand: &mut Operand, end: &Node) -> Result<(), ShardError> {
+        let source = match operand {
+            Operand::Value(value) => Source::Value(*value),
+            Operand::Tensor(tensor) => Source::Tensor(*tensor),
+            Operand::List(items) | Operand::Tuple(items) => {
+                return items.iter_mut().try_for_each(|item| self.gathered(item, end));
+            }
+            Operand::Dict(items) => {
+                return items.iter_mut().try_for_each(|(_, item)| self.gathered(item, end));
+            }
+            Operand::Constant(_) => return Ok(()),
+        };
+        let is_new = matches!(source, Source::Value(id) if id.index() >= self.layouts.len());
+        let from = if is_new { Layout::Whole } else { self.layout(source) };
+        let steps = exchanges(from, Need::Whole, true).unwrap_or_default();
+        if steps.is_empty() {
+            return Ok(());
+        }
+        if let Source::Value(id) = source
+            && matches!(self.look.graph.value(id).fact, crate::fact::Fact::List(_))
+        {
+            return Err(ShardError::Output);
+        }
+        *operand = Operand::Value(self.exchanged(source, steps, usize::MAX, end));
+        Ok(())
+    }
+
+    fn substitute(&self, operand: &mut Operand) {
+        match operand {
+            Operand::Value(value) => {
+                if let Some(other) = self.instead.get(value) {
+                    *value = *other;
+                }
+            }
+            Operand::List(items) | Operand::Tuple(items) => {
+                items.iter_mut().for_each(|item| self.substitute(item))
+            }
+            Operand::Dict(items) => items.iter_mut().for_each(|(key, item)| {
+                self.substitute(key);
+                self.substitute(item);
+            }),
+            Operand::Tensor(_) | Operand::Constant(_) => {}
+        }
+    }
+
+    /// Returns a value in another layout, made in front of a node.
+    fn exchanged(&mut self, source: Source, steps: Vec<Exchange>, epoch: usize, before: &Node) -> ValueId {
+        // What the first steps give may be there already: a sum that one taker wants whole and another shares out.
+        let mut operand = match source {
+            Source::Value(id) => Operand::Value(id),
+            Source::Tensor(id) => Operand::Tensor(id),
+        };
+        let mut value = None;
+        for end in 1..=steps.len() {
+            let key = (source, steps[..end].to_vec(), epoch);
+            let found = match self.made.get(&key) {
+                Some(found) => *found,
+                None => {
+                    let step = steps[end - 1];
+                    let (name, numbers, about) = spelled(step);
+                    let mut arguments = vec![operand.clone()];
+                    arguments
+                        .extend(numbers.into_iter().map(|number| Operand::Constant(Constant::Int(number))));
+                    let type_ = Type::Tensor(TensorType::default());
+                    let id = NodeId(self.out.nodes.len() as u32);
+                    let made = self.node(name, arguments, type_, before.call, before.span, about);
+                    self.exchanges.insert(id, step);
+                    self.made.insert(key, made);
+                    made
+                }
+            };
+            operand = Operand::Value(found);
+            value = Some(found);
+        }
+        value.expect("there is a step")
+    }
+
+    /// Returns what one device has of a number.
+    fn part(&mut self, number: Operand, call: tracer::CallId, span: tracer::Span) -> ValueId {
+        let key = (format!("{number:?}"), call);
+        if let Some(known) = self.parts.get(&key) {
+            return *known;
+        }
+        let made = self.node("shard_part", vec![number], Type::Int, call, span, "part");
+        self.parts.insert(key, made);
+        made
+    }
+
+    /// Adds an operator of ours with one result.
+    fn node(
+        &mut self,
+        name: &str,
+        operands: Vec<Operand>,
+        type_: Type,
+        call: tracer::CallId,
+        span: tracer::Span,
+        about: &str,
+    ) -> ValueId {
+        let of = match operands.first() {
+            Some(Operand::Value(value)) => self.out.values[value.index()].name.clone(),
+            Some(Operand::Tensor(tensor)) => {
+                self.out.tensors[tensor.index()].path.rsplit('.').next().unwrap_or("tensor").to_string()
+            }
+            _ => "size".to_string(),
+        };
+        let base = format!("{of}_{about}");
+        let mut name_of_value = base.clone();
+        let mut count = 1;
+        while !self.names.insert(name_of_value.clone()) {
+            count += 1;
+            name_of_value = format!("{base}_{count}");
+        }
+        let value = ValueId(self.out.values.len() as u32);
+        let producer = Some(NodeId(self.out.nodes.len() as u32));
+        self.out.values.push(Value { name: name_of_value, type_, producer, span });
+        let degree = Operand::Constant(Constant::Int(self.look.degree as i64));
+        let operands = operands.into_iter().chain([degree]);
+        let arguments = operands.map(|operand| Argument { name: None, operand }).collect();
+        let operator = format!("shard::{name}");
+        self.recorded.push(tracer::RecordedNode { operator: operator.clone(), outputs: Vec::new() });
+        self.out.nodes.push(Node {
+            operator,
+            arguments,
+            outputs: vec![value],
+            changes: Vec::new(),
+            call,
+            span,
+        });
+        value
+    }
+
+    fn finish(self, program: &Program, starts: &[u32], output: Operand) -> Sharded {
+        let Writer { look, choice, mut out, exchanges, recorded, is_split, instead, .. } = self;
+        let replaced = |operand: &mut Operand| substitute_all(&instead, operand);
+        for (index, node) in out.nodes.iter().enumerate() {
+            for value in &node.outputs {
+                out.values[value.index()].producer = Some(NodeId(index as u32));
+            }
+        }
+        for (at, call) in out.calls.iter_mut().enumerate() {
+            let end = match at {
+                // What is gathered for the caller belongs to the whole model.
+                0 => starts[starts.len() - 1],
+                _ => starts[call.nodes.end as usize],
+            };
+            call.nodes = starts[call.nodes.start as usize]..end;
+            call.arguments.iter_mut().for_each(replaced);
+            replaced(&mut call.output);
+        }
+        if let Some(root) = out.calls.first_mut() {
+            root.output = output.clone();
+        }
+        out.output = output;
+        for note in &mut out.notes {
+            // The node itself stands behind what was put in front of it.
+            note.node = note.node.map(|node| NodeId(starts[node.index() + 1].saturating_sub(1)));
+        }
+        if let Some(about) = &mut out.recorded {
+            let is_whole = about.nodes.len() == program.nodes.len();
+            about.nodes = if is_whole { recorded } else { Vec::new() };
+        }
+        let mut cuts = BTreeMap::new();
+        for (index, layout) in choice.tensors.iter().enumerate() {
+            if let Layout::Even(slice) = *layout {
+                cuts.insert(TensorId(index as u32), slice);
+                let tensor = &mut out.tensors[index];
+                if tensor.shape.is_empty() {
+                    tensor.shape.clone_from(&look.graph.tensors[index].shape);
+                }
+                tensor.shape[slice.dim] /= look.degree;
+                tensor.strides = tracer::dense_strides(&tensor.shape);
+            }
+        }
+        Sharded { program: out, degree: look.degree, cuts, exchanges, is_split }
+    }
+}
+
+fn substitute_all(instead: &HashMap<ValueId, ValueId>, operand: &mut Operand) {
+    match operand {
+        Operand::Value(value) => *value = instead.get(value).copied().unwrap_or(*value),
+        Operand::List(items) | Operand::Tuple(items) => {
+            items.iter_mut().for_each(|item| substitute_all(instead, item));
+        }
+        Operand::Dict(items) => items.iter_mut().for_each(|(_, item)| substitute_all(instead, item)),
+        Operand::Tensor(_) | Operand::Constant(_) => {}
+    }
+}
+
+/// Returns where an argument, or an item of it, is written in a node.
+fn written<'n>(
+    node: &'n mut Node,
+    subject: &Subject<'_>,
+    argument: usize,
+    item: Option<usize>,
+) -> Option<&'n mut Operand> {
+    let about = subject.operator.arguments.get(argument).filter(|about| about.is_given)?;
+    let by_name = node.arguments.iter().position(|given| given.name.as_deref() == Some(about.name.as_ref()));
+    let is_positional = node.arguments.get(argument).is_some_and(|given| given.name.is_none());
+    let at = by_name.or_else(|| is_positional.then_some(argument))?;
+    let operand = &mut node.arguments[at].operand;
+    match (item, operand) {
+        (None, operand) => Some(operand),
+        (Some(item), Operand::List(items) | Operand::Tuple(items)) => items.get_mut(item),
+        (Some(_), _) => None,
+    }
+}
+
+/// Returns an exchange's operator, the numbers that it is given, and what its result is called by.
+fn spelled(exchange: Exchange) -> (&'static str, Vec<i64>, &'static str) {
+    let numbers = |slice: Slice| vec![slice.dim as i64, slice.blocks as i64];
+    match exchange {
+        Exchange::Copy => ("shard_copy", Vec::new(), "copy"),
+        Exchange::Reduce => ("shard_reduce", Vec::new(), "sum"),
+        Exchange::Scatter(slice) => ("shard_scatter", numbers(slice), "part"),
+        Exchange::Gather(slice) => ("shard_gather", numbers(slice), "whole"),
+        Exchange::GatherSplit(slice) => ("shard_gather_split", numbers(slice), "whole"),
+        Exchange::ReduceScatter(slice) => ("shard_reduce_scatter", numbers(slice), "part"),
+        Exchange::Exchange { from, to } => ("shard_exchange", vec![from as i64, to as i64], "turned"),
+        Exchange::Once => ("shard_once", Vec::new(), "once"),
+    }
+}
+
+/// Lets one of our operators stand for a node.
+fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special) {
+    let mut take = |name: &'static str| {
+        let at = subject.argument(name);
+        let place = at.and_then(|at| written(node, subject, at, None));
+        (name, place.map(std::mem::take).unwrap_or_default())
+    };
+    let number = |number: i64| Operand::Constant(Constant::Int(number));
+    let (operator, operands) = match special {
+        Special::Dropout(slice) => {
+            let numbers = [("dim", number(slice.dim as i64)), ("blocks", number(slice.blocks as i64))];
+            (
+                "shard::shard_dropout",
+                [take("input"), take("p"), take("train")].into_iter().chain(numbers).collect(),
+            )
+        }
+        Special::Rows => {
+            let padding = number(subject.call.int("padding_idx").unwrap_or(-1));
+            ("shard::shard_embedding", vec![take("weight"), take("indices"), ("padding_idx", padding)])
+        }
+    };
+    node.operator = operator.to_string();
+    let named =
+        operands.into_iter().map(|(name, operand)| Argument { name: Some(name.to_string()), operand });
+    node.arguments = named.collect();
+}
+
+fn local(type_: &Type, gives: Layout, degree: u64) -> Type {
+    match type_ {
+        Type::Tensor(type_) => Type::Tensor(local_type(type_, gives, degree)),
+        other => other.clone(),
+    }
+}
+
+fn local_type(type_: &TensorType, gives: Layout, degree: u64) -> TensorType {
+    let mut type_ = type_.clone();
+    if let (Layout::Even(slice), Some(shape)) = (gives, &mut type_.shape)
+        && let Some(size) = shape.get_mut(slice.dim)
+    {
+        *size /= degree;
+        type_.strides = None;
+    }
+    type_
+}

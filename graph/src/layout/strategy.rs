@@ -1,0 +1,66 @@
+//! What an operator asks of its operands when its work is shared out, and what its results then are.
+
+use super::Layout;
+
+/// One way to share out an operator's work.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Strategy {
+    /// What each operand must be, in the order of the operator's leaves.
+    pub needs: Vec<Need>,
+    /// The layout of all its results.
+    pub gives: Layout,
+    /// Numbers in its arguments, and results of its, that count what one device has or what all have.
+    pub edits: Vec<Edit>,
+    /// Set where another operator stands for it.
+    pub special: Option<Special>,
+    /// Whether each device does a part of the work; else each does all of it.
+    pub is_split: bool,
+}
+
+/// What an operand must be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Need {
+    /// Whole, and all devices do the same with it: so its gradient is whole on each.
+    #[default]
+    Whole,
+    /// Whole, and each device does a part with it: its gradient is a term of the sum.
+    Partial,
+    /// In this layout.
+    In(Layout),
+    /// Any layout will do.
+    Any,
+}
+
+/// A number that changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Edit {
+    /// The number in this argument, or in this item of it, counts what all have; the operator is to be told what one has.
+    Divide {
+        /// Which argument of the operator.
+        argument: usize,
+        /// Which item, where it is a list.
+        item: Option<usize>,
+    },
+    /// The result counts what one device has, and all that follows wants to know what all have.
+    Multiply,
+}
+
+/// What stands for an operator where a device does a part that the operator itself cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Special {
+    /// Draws the mask of the whole, takes its slice.
+    Dropout(super::Slice),
+    /// Looks up rows of a part of the table; zeros for those that lie elsewhere.
+    Rows,
+}
+
+impl Need {
+    /// Returns the layout that an operand has when it is taken; `None` where any will do.
+    pub fn layout(self) -> Option<Layout> {
+        match self {
+            Need::Whole | Need::Partial => Some(Layout::Whole),
+            Need::In(layout) => Some(layout),
+            Need::Any => None,
+        }
+    }
+}

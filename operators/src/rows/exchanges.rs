@@ -1,0 +1,22 @@
+//! What devices that share the work of one do between operators. They are no operators of torch: `graph` puts them into a program,
+//! `codegen` writes them as calls of the file that ships with stages.
+
+use super::rows;
+use crate::Operator;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Operator] = rows! {
+    // name               class        shape         keeps        flops  kernel  memory   gives  python  in place  its Python  split  marks
+    shard_copy            View         Identity      -            -      -       View     -      -       -         -           -      [Cheap];
+    shard_reduce          Copy         Clone         -            -      -       -        -      -       -         -           -      [];
+    shard_once            Copy         Clone         -            -      -       -        -      -       -         -           -      [];
+    shard_scatter         Copy         Shared        -            -      -       -        -      -       -         -           -      [];
+    shard_gather          Copy         Shared        -            -      -       -        -      -       -         -           -      [];
+    shard_gather_split    Copy         Shared        -            -      -       -        -      -       -         -           -      [];
+    shard_reduce_scatter  Copy         Shared        -            -      -       -        -      -       -         -           -      [];
+    shard_exchange        Copy         Shared        -            -      -       -        -      -       -         -           -      [];
+    shard_dropout         Elementwise  Dropout       DropoutMask  -      -       -        -      -       -         -           -      [Random];
+    shard_embedding       Embedding    Embedding     Embedding     -      -       -        -      -       -         -           -      [];
+    shard_part            Plumbing     SharedNumber  -            -      -       -        Int    -       -         -           -      [Cheap NoGradient];
+    shard_whole           Plumbing     SharedNumber  -            -      -       -        Int    -       -         -           -      [Cheap NoGradient];
+};

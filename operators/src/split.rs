@@ -1,0 +1,80 @@
+//! How an operator's work can be shared out between devices that run it together: the name of a rule, which `graph/src/layout`
+//! has a function for.
+//!
+//! A rule tells which dimensions of operands and results belong together, so that each device can take an equal slice of
+//! them, and which are summed over, so that each device makes a term of the result.
+
+/// What can be cut, for each device to do a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Nothing that is known: each device does all of it.
+    Whole,
+    /// Any dimension; operands broadcast.
+    Elementwise,
+    /// As [`Split::Elementwise`], and sums of terms add up term by term.
+    Additive,
+    /// As [`Split::Elementwise`], and a term of a sum may be scaled by a number.
+    Scaling,
+    /// Any dimension, and a term of a sum goes through.
+    Through,
+    /// Any dimension; where it draws numbers, each device takes its slice of one mask.
+    Dropout,
+    /// Any dimension but that which its argument `dim` names.
+    OtherDims,
+    /// Any dimension but the last two.
+    LeadingDims,
+    /// Dimensions in front of those that are normalised together.
+    LayerNorm,
+    /// Channels; when nothing is averaged, all else too.
+    BatchNorm,
+    /// Samples, and groups.
+    GroupNorm,
+    /// Samples and channels, of which each is looked at alone.
+    Samples,
+    /// Rows, output features, and input features, over which terms are summed.
+    Linear,
+    /// Batches, rows, columns, and the inner dimension, over which terms are summed.
+    Matmul,
+    /// The same with a summand.
+    AddedProduct,
+    /// Batches, heads, and positions of the query.
+    Attention,
+    /// Indices, columns of the table, and its rows: those that a device lacks give zeros.
+    Embedding,
+    /// Samples, output channels, groups, and input channels, over which terms are summed.
+    Convolution,
+    /// What lies in memory one behind the other on both sides.
+    Reshape,
+    /// Any dimension, which then stands elsewhere.
+    Permute,
+    /// Any dimension; those that are repeated, too.
+    Expand,
+    /// Any dimension that is there before and after.
+    Squeeze,
+    /// Any dimension that is taken whole.
+    Slice,
+    /// Any dimension but that which goes.
+    Select,
+    /// Any other dimension; that which is taken apart, where each part is cut.
+    Parts,
+    /// Any dimension but that along which operands are joined.
+    Cat,
+    /// Any dimension of the operands.
+    Stack,
+    /// Dimensions that stay; sums are made of terms along the others.
+    Reduce,
+    /// Items of a list are cut as the list is.
+    Items,
+    /// Gives a size, which counts what all devices have.
+    Size,
+    /// Asks what is the same of each part.
+    Question,
+    /// Any dimension that is not repeated.
+    Repeat,
+    /// Any dimension: an element's repeats stand beside it.
+    Interleave,
+    /// Any dimension that is not padded.
+    Pad,
+    /// Samples.
+    Recurrent,
+}

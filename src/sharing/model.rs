@@ -1,0 +1,258 @@
+//! The model as one device of a group runs it, and a cluster whose devices are such groups.
+
+use std::collections::BTreeMap;
+
+use cost_model::{PredictOptions, predict};
+use graph::{
+    ModelGraph, OperatorCosts, OperatorId, TensorId,
+    layout::{Collective, Exchange, Layout, Look, Slice, sharded},
+};
+use schema::{Cluster, Cut, Device};
+use simulator::{
+    Link,
+    collective::{self, Algorithm},
+};
+use tracer::{NodeId, Program};
+
+use super::{Group, choose};
+use crate::{cost_models::CostModels, failure::Failure, nearest, workspace::operations};
+
+/// A model that devices share.
+pub struct SharedModel {
+    /// What one device runs; stored tensors have the sizes of a part.
+    pub program: Program,
+    /// How many devices share it.
+    pub degree: u64,
+    /// Where stored tensors are cut.
+    pub cuts: BTreeMap<TensorId, Slice>,
+    /// Exchanges by their node.
+    pub exchanges: BTreeMap<NodeId, Exchange>,
+    /// Share of the FLOPs that devices share; the rest each of them does.
+    pub split_share: f64,
+    /// Operations of the whole model there and back, and the data type of most of them; none where some are not counted.
+    pub operations: Option<(f64, String)>,
+    /// Seconds of a micro-batch by the times that strategies were chosen by, and the least that any have.
+    pub seconds: (f64, f64),
+}
+
+/// Seconds that an optimizer's step takes for each byte of parameters: these, their gradients and its state are read and written.
+const TOUCHED: f64 = 7.0;
+
+/// Chooses how so many devices of a cluster share a model. Stored tensors in `given` are cut so, all others as serves best.
+///
+/// # Errors
+/// When the devices cannot be grouped so, or the model cannot be shared.
+pub fn shared_by(
+    program: &Program,
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    (cluster, models): (&Cluster, &CostModels),
+    degree: u32,
+    given: Option<&indexmap::IndexMap<String, Cut>>,
+) -> Result<SharedModel, Failure> {
+    let look = Look::new(graph, u64::from(degree));
+    let name = cluster.devices.first().map(|device| device.type_.as_str()).unwrap_or_default();
+    let figures = cluster.types.get(name).ok_or_else(|| Failure::input("the cluster has no device types"))?;
+    let predicted = predict(graph, costs, &models.of(name, figures), &PredictOptions::default());
+    let seconds = |id: OperatorId| {
+        let one = predicted.operator(id);
+        one.forward.seconds + one.input_gradient.seconds + one.weight_gradient.seconds
+    };
+    let link = inner_link(cluster);
+    let group = Group {
+        degree: u64::from(degree),
+        seconds: &|collective, bytes| exchange_seconds(collective, bytes, degree, link),
+        launch: figures.launch.map_or(1e-6, |launch| launch.0),
+        per_byte: TOUCHED / figures.memory_bandwidth.0,
+    };
+    let given = given.map(|cuts| named(graph, cuts, degree)).transpose()?.unwrap_or_default();
+    let no = || {
+        Failure::no(format!("no way was found for {degree} devices to share this model"))
+            .with_hint("leave out --tensor-parallel")
+    };
+    let chosen = choose(&look, &group, &seconds, &given).ok_or_else(no)?;
+    let made = sharded(program, &look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
+    let flops = |only_split: bool| -> f64 {
+        let ids = (0..graph.operators.len()).filter(|at| !only_split || made.is_split[*at]);
+        ids.map(|at| costs.operator(OperatorId(at as u32)).forward_flops as f64).sum()
+    };
+    let total = flops(false);
+    Ok(SharedModel {
+        split_share: if total > 0.0 { flops(true) / total } else { 0.0 },
+        operations: operations(graph, costs),
+        program: made.program,
+        degree: made.degree,
+        cuts: made.cuts,
+        exchanges: made.exchanges,
+        seconds: (chosen.seconds, chosen.bound),
+    })
+}
+
+impl SharedModel {
+    /// Returns the seconds of each exchange in the forward and in the backward pass, by operator of the shared graph.
+    pub fn exchange_seconds(
+        &self,
+        graph: &ModelGraph,
+        cluster: &Cluster,
+    ) -> BTreeMap<OperatorId, (f64, f64)> {
+        let link = inner_link(cluster);
+        let degree = self.degree as u32;
+        let of = |(node, exchange): (&NodeId, &Exchange)| {
+            let operator = graph.operator(OperatorId(node.0));
+            let bytes = |values: &[graph::ValueId]| -> u64 {
+                let facts = values.iter().flat_map(|value| graph.value(*value).fact.tensors());
+                facts.filter_map(|tensor| tensor.bytes()).max().unwrap_or(0)
+            };
+            let read: u64 = operator.tensors.iter().map(|id| graph.tensor(*id).bytes).max().unwrap_or(0);
+            let inputs = bytes(&operator.inputs).max(read);
+            // Either end is the whole value, but for an exchange of one dimension for another, whose ends are parts.
+            let whole = match exchange {
+                Exchange::Exchange { .. } => inputs.saturating_mul(self.degree),
+                _ => inputs.max(bytes(&operator.outputs)),
+            };
+            let results = operator.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
+            let has_gradient = results.into_iter().any(|tensor| tensor.requires_grad);
+            let seconds = |collective: Option<Collective>| {
+                collective.map_or(0.0, |collective| exchange_seconds(collective, whole, degree, link))
+            };
+            let backward = if has_gradient { seconds(exchange.backward()) } else { 0.0 };
+            (operator.id, (seconds(exchange.forward()), backward))
+        };
+        self.exchanges.iter().map(of).collect()
+    }
+
+    /// Returns the cuts by the names of what is cut; numbers of layers that are cut alike are a star.
+    pub fn named_cuts(&self, program: &Program) -> indexmap::IndexMap<String, Cut> {
+        let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Slice>)>> = Default::default();
+        for (index, tensor) in program.tensors.iter().enumerate() {
+            let cut = self.cuts.get(&TensorId(index as u32)).copied();
+            by_pattern.entry(pattern(&tensor.path)).or_default().push((tensor.path.clone(), cut));
+        }
+        let mut named = indexmap::IndexMap::new();
+        for (pattern, all) in by_pattern {
+            let first = all[0].1;
+            match all.iter().all(|(_, cut)| *cut == first) {
+                true => named.extend(first.map(|cut| (pattern, written(cut)))),
+                false => named.extend(all.into_iter().filter_map(|(path, cut)| Some((path, written(cut?))))),
+            }
+        }
+        named
+    }
+}
+
+fn written(cut: Slice) -> Cut {
+    Cut { dim: cut.dim as u32, blocks: cut.blocks }
+}
+
+/// A path with a star for each number.
+fn pattern(path: &str) -> String {
+    let part = |part: &str| {
+        if part.bytes().all(|byte| byte.is_ascii_digit()) { "*".into() } else { part.to_string() }
+    };
+    path.split('.').map(part).collect::<Vec<String>>().join(".")
+}
+
+/// Finds what a plan says to be cut; all else is whole.
+fn named(
+    graph: &ModelGraph,
+    cuts: &indexmap::IndexMap<String, Cut>,
+    degree: u32,
+) -> Result<BTreeMap<TensorId, Layout>, Failure> {
+    let mut found = BTreeMap::new();
+    for tensor in &graph.tensors {
+        let cut = cuts.get(&tensor.path).or_else(|| cuts.get(&pattern(&tensor.path)));
+        let layout = match cut {
+            None => Layout::Whole,
+            Some(cut) => {
+                let slice = Slice { dim: cut.dim as usize, blocks: cut.blocks };
+                if !slice.fits(&tensor.shape, u64::from(degree)) {
+                    return Err(Failure::input(format!(
+                        "`{}` has sizes {:?}; {degree} devices cannot cut its dimension {} in {} blocks",
+                        tensor.path, tensor.shape, cut.dim, cut.blocks
+                    )));
+                }
+                Layout::Even(slice)
+            }
+        };
+        found.insert(tensor.id, layout);
+    }
+    for name in cuts.keys() {
+        if !graph.tensors.iter().any(|tensor| tensor.path == *name || pattern(&tensor.path) == *name) {
+            let paths = graph.tensors.iter().map(|tensor| tensor.path.as_str());
+            let meant = nearest::meant(name, paths, 3);
+            return Err(Failure::input(format!(
+                "the plan cuts `{name}`, which the model does not have{meant}"
+            )));
+        }
+    }
+    Ok(found)
+}
+
+fn inner_link(cluster: &Cluster) -> Link {
+    let level = cluster.levels.first();
+    Link {
+        latency: level.map_or(0, |level| (level.latency.0 * 1e9).round() as u64),
+        bandwidth: level.map_or(f64::INFINITY, |level| level.bandwidth.0),
+    }
+}
+
+fn exchange_seconds(what: Collective, bytes: u64, degree: u32, link: Link) -> f64 {
+    let group = collective::Group::flat(degree, link);
+    let kind = match what {
+        Collective::AllReduce => collective::Collective::AllReduce,
+        Collective::AllGather => collective::Collective::AllGather,
+        Collective::ReduceScatter => collective::Collective::ReduceScatter,
+        // Each sends all but its own part of what it holds.
+        Collective::AllToAll => {
+            let own = bytes / u64::from(degree);
+            return collective::time(collective::Collective::AllToAll, Algorithm::Fastest, own, &group)
+                as f64
+                * 1e-9;
+        }
+    };
+    collective::time(kind, Algorithm::Fastest, bytes, &group) as f64 * 1e-9
+}
+
+/// Returns a cluster with a device for each group of so many neighbours, and the names of the members of each.
+///
+/// # Errors
+/// When groups do not fill what the fastest links join.
+pub fn grouped(cluster: &Cluster, degree: u32) -> Result<(Cluster, BTreeMap<String, Vec<String>>), Failure> {
+    let mut by_place: indexmap::IndexMap<&[u32], Vec<&Device>> = Default::default();
+    for device in &cluster.devices {
+        by_place.entry(&device.place).or_default().push(device);
+    }
+    let degree = degree as usize;
+    let mut leaders = Vec::new();
+    let mut members = BTreeMap::new();
+    for devices in by_place.values() {
+        if devices.len() % degree != 0 {
+            let fits: Vec<String> = (2..=devices.len())
+                .filter(|n| devices.len().is_multiple_of(*n))
+                .map(|n| n.to_string())
+                .collect();
+            let failure = Failure::input(format!(
+                "--tensor-parallel {degree} does not divide the {} devices that the fastest links join",
+                devices.len()
+            ));
+            return Err(match fits.is_empty() {
+                true => failure.with_hint("one device cannot share its work with others over slower links"),
+                false => failure.with_hint(format!("{} would", fits.join(", "))),
+            });
+        }
+        for group in devices.chunks(degree) {
+            if let Some(other) = group.iter().find(|device| device.type_ != group[0].type_) {
+                return Err(Failure::input(format!(
+                    "{} and {} would share layers and are of different types, {} and {}",
+                    group[0].name, other.name, group[0].type_, other.type_
+                )));
+            }
+            leaders.push(group[0].clone());
+            members.insert(group[0].name.clone(), group.iter().map(|device| device.name.clone()).collect());
+        }
+    }
+    // In the order of the cluster, which stages follow.
+    let position = |name: &str| cluster.devices.iter().position(|device| device.name == name);
+    leaders.sort_by_key(|device| position(&device.name));
+    Ok((Cluster { devices: leaders, ..cluster.clone() }, members))
+}
