@@ -36,6 +36,9 @@ pub fn stages(
 ) -> Result<(Vec<File>, Manifest), CutError> {
     // Without this check names of the archive would become code.
     check_operators(program, &about.operators).map_err(|mut faults| faults.swap_remove(0))?;
+    if about.shards.is_some() && targets.torchscript {
+        return Err(CutError::ShardedArchive);
+    }
     let mut files = Vec::new();
     for index in 0..pipeline.stages.len() {
         if targets.torchscript {
@@ -53,7 +56,12 @@ pub fn stages(
         python: targets.python.then(|| format!("stage_{index}.py")),
         weights: targets.python.then(|| format!("stage_{index}.safetensors")),
     };
-    Ok((files, manifest(program, names, pipeline, facts, about, &of_stage)))
+    let manifest = manifest(program, names, pipeline, facts, about, &of_stage);
+    if targets.python && manifest.stages.iter().any(|stage| stage.cuts.is_some()) {
+        let content = Content::text(python::shipped::SHARDS.to_string());
+        files.push(File { path: "stages/shards.py".into(), content });
+    }
+    Ok((files, manifest))
 }
 
 /// Returns the manifest's file.

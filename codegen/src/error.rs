@@ -66,6 +66,14 @@ pub enum CutError {
         /// Why not.
         fault: OperatorFault,
     },
+    /// Archives cannot exchange what shards of an operator make.
+    #[error("stages that are cut inside their operators are written in Python only")]
+    ShardedArchive,
+    /// The model has a part under the name that stages keep their exchanges under.
+    #[error(
+        "the model has a part named `shard`, so it cannot be cut inside its operators: rename it and trace again"
+    )]
+    ShardName,
     /// A block in no stage.
     #[error("block `{path}` ({operators} operators) is in no stage")]
     Missing {

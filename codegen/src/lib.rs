@@ -60,7 +60,7 @@ pub use emit::{Targets, know_weights, manifest_file, stages, weights_of};
 pub use error::CutError;
 pub use exports::exports;
 pub use launch::{Defaults, Launcher, Prediction, Ranks, launch, train_parts, train_script};
-pub use manifest::{About, Facts, facts, manifest};
+pub use manifest::{About, Cuts, Facts, Shards, facts, manifest};
 pub use names::Names;
 pub use nearest::nearest;
 pub use nodes::{Kind, is_detour};

@@ -10,7 +10,8 @@ use tracer::{Constant, Operand, Program, Role, TensorType, Type};
 
 use crate::{
     names::Names,
-    pipeline::{Carried, Pipeline, Port, Skips, Source, Step},
+    nodes::split,
+    pipeline::{Carried, Pipeline, Port, Skips, Source, Stage, Step},
 };
 
 /// Sizes and types of values, as far as they are known; index by value.
@@ -65,6 +66,34 @@ pub struct About {
     pub offload: Vec<Vec<String>>,
     /// Name spaces whose operators stages may call besides torch's own.
     pub operators: Vec<String>,
+    /// How stages are cut inside their operators, where they are.
+    pub shards: Option<Shards>,
+}
+
+/// How stages are cut inside their operators. The program has the exchanges already.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shards {
+    /// How many ranks hold a stage together.
+    pub degree: u32,
+    /// Parameters and buffers that are cut.
+    pub cuts: Cuts,
+}
+
+/// By name in the model: the dimension that is cut, and of how many equal blocks it is, each of which is cut.
+pub type Cuts = BTreeMap<String, (usize, u32)>;
+
+impl About {
+    /// Returns the tensors of a stage that are cut; nothing when the stage runs whole on all shards.
+    pub(crate) fn cuts_of(&self, program: &Program, stage: &Stage) -> Option<Cuts> {
+        let shards = self.shards.as_ref()?;
+        let paths = stage.tensors.iter().map(|id| program.tensors[id.index()].path.as_str());
+        let cuts: Cuts = paths.filter_map(|path| Some((path.to_string(), *shards.cuts.get(path)?))).collect();
+        let exchanges = |step: &Step| match step {
+            Step::Run { node, .. } => split(&program.nodes[node.index()].operator).0 == "shard",
+            _ => false,
+        };
+        (!cuts.is_empty() || stage.steps.iter().any(exchanges)).then_some(cuts)
+    }
 }
 
 /// Returns the manifest of a pipeline. `files` names the files of a stage by its position; their digests come when they are
@@ -110,6 +139,7 @@ pub fn manifest(
             offload: about.offload.get(index).cloned().unwrap_or_default(),
             repeated_operators: stage.steps.iter().filter(is_repeated).count() as u32,
             devices: about.devices.get(index).cloned().unwrap_or_default(),
+            cuts: about.cuts_of(program, stage),
         }
     });
     let tied = pipeline.tied.iter().map(|tied| TiedParameter {
@@ -150,6 +180,7 @@ pub fn manifest(
         output: tree(&program.output, &mut next),
         stages: stages.collect(),
         tied: tied.collect(),
+        shards: about.shards.as_ref().map(|shards| shards.degree),
         files: BTreeMap::new(),
     }
 }

@@ -67,6 +67,9 @@ pub enum WrittenFault {
         /// In the file.
         found: String,
     },
+    /// A tensor that the source and the manifest cut differently, or shards that cannot exchange anything.
+    #[error("the manifest says something else of its cuts: {0}")]
+    Cuts(String),
     /// A tensor that is missing, foreign, or of another size.
     #[error("tensor `{0}` is missing, or not the model's")]
     Tensor(String),
@@ -100,6 +103,8 @@ use WrittenFault as Fault;
 
 /// The place of the manifest.
 const MANIFEST: &str = "stages/manifest.json";
+/// What stages that are cut inside their operators call.
+const SHARDS: &str = "stages/shards.py";
 
 /// The emitted files, as they lie in the output folder.
 pub trait Written {
@@ -182,6 +187,13 @@ pub fn check_written(
             let repeated = stage.repeated_operators as usize;
             sources.read(text, repeated).map_err(|fault| at(&file, fault))?;
             has_sources = true;
+        }
+    }
+    if has_sources && manifest.stages.iter().any(|stage| stage.cuts.is_some()) {
+        let held = written.bytes(SHARDS).map_err(|error| unreadable(SHARDS, error))?;
+        // Who wrote it stands before it.
+        if !held.as_ref().ends_with(crate::python::shipped::SHARDS.as_bytes()) {
+            return Err(at(SHARDS, Fault::Unreadable("it is not the file that ships".into())));
         }
     }
     if has_sources {
@@ -359,7 +371,34 @@ fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
             return Err(Fault::Tensor(name.clone()));
         }
     }
-    Ok(())
+    check_cuts(stage, source, &entries)
+}
+
+/// The source cuts the tensors that the manifest says; second names of a tensor are cut with the first.
+fn check_cuts(stage: &StageFiles, source: &str, entries: &BTreeSet<&str>) -> Result<(), Fault> {
+    let table = source.split_once("\nCUTS = {\n").and_then(|(_, rest)| rest.split_once("}\n"));
+    let (Some((table, _)), Some(cuts)) = (table, &stage.cuts) else {
+        return match (table, &stage.cuts) {
+            (None, None) => Ok(()),
+            _ => Err(Fault::Cuts("whether it is cut at all".into())),
+        };
+    };
+    let declared: BTreeSet<String> = cuts
+        .iter()
+        .map(|(name, (dimension, blocks))| format!("    {}: ({dimension}, {blocks}),", python_quoted(name)))
+        .collect();
+    if let Some(line) = table.lines().find(|line| !declared.contains(*line)) {
+        return Err(Fault::Cuts(line.trim().into()));
+    }
+    let is_second = |name: &str| {
+        let start = format!("{}: \"", python_quoted(name));
+        entries.range(start.as_str()..).next().is_some_and(|line| line.starts_with(&start))
+    };
+    let missing = cuts.keys().find(|name| {
+        let start = format!("    {}: (", python_quoted(name));
+        !table.lines().any(|line| line.starts_with(&start)) && !is_second(name)
+    });
+    missing.map_or(Ok(()), |name| Err(Fault::Cuts(name.clone())))
 }
 
 /// Operators of a program that its stages show; in-place ones may have become plain. Steps that only turn numbers into tensors and

@@ -26,17 +26,23 @@ struct Emitted {
 }
 
 fn emitted(name: &str) -> Emitted {
+    emitted_cut(name, None)
+}
+
+/// With `shards` in Python alone.
+fn emitted_cut(name: &str, shards: Option<codegen::Shards>) -> Emitted {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
     let source = std::fs::read(path).unwrap();
     let program = tracer::read_archive(&source).unwrap();
     let names = Names::new(&program);
     let assignment = Assignment::at(program.nodes.len(), &[program.nodes.len() / 2]);
     let pipeline = cut(&program, &assignment, &names, &CutOptions::default()).unwrap();
-    let targets = Targets { torchscript: true, python: true };
+    let targets = Targets { torchscript: shards.is_none(), python: true };
     let facts = codegen::facts(&program);
     let about = codegen::About::default();
     let about = codegen::About {
         model: Some(schema::ModelReference { name: program.name.clone(), digest: tracer::digest(&program) }),
+        shards,
         ..about
     };
     let (mut files, mut copied) = (Files::new(), BTreeMap::new());
@@ -131,6 +137,65 @@ fn what_is_written_passes() {
     ] {
         assert_eq!(checked(&emitted(name)), Ok(()), "{name}");
     }
+}
+
+/// The tied table of GPT-2 is in both stages, under another name in each.
+fn shards() -> codegen::Shards {
+    let cut = [("transformer.wte.weight", (0, 1)), ("transformer.h.0.attn.c_attn.weight", (1, 3))];
+    codegen::Shards { degree: 2, cuts: cut.map(|(name, cut)| (name.to_string(), cut)).into() }
+}
+
+#[test]
+fn cuts_inside_operators_are_in_source_and_manifest_alike() {
+    let whole = emitted("gpt2_tiny.pt");
+    let emitted = emitted_cut("gpt2_tiny.pt", Some(shards()));
+    assert_eq!(checked(&emitted), Ok(()));
+    let manifest: Manifest = serde_json::from_slice(&emitted.files["stages/manifest.json"]).unwrap();
+    assert_eq!(manifest.shards, Some(2));
+    assert_eq!(manifest.stages[0].cuts, Some(shards().cuts));
+    let source = std::str::from_utf8(&emitted.files["stages/stage_0.py"]).unwrap();
+    assert!(source.contains("    \"transformer.h.0.attn.c_attn.weight\": (1, 3),\n"), "{source}");
+    assert!(emitted.files.contains_key("stages/shards.py"));
+    // What is not cut is written as ever.
+    if manifest.stages[1].cuts.is_none() {
+        assert_eq!(emitted.files["stages/stage_1.py"], whole.files["stages/stage_1.py"]);
+    }
+    let weights = "stages/stage_0.safetensors";
+    assert_eq!(emitted.files[weights], whole.files[weights], "weights are whole in every file");
+}
+
+#[test]
+fn cuts_that_differ_are_refused() {
+    let check = |file: &str, change: &dyn Fn(&str) -> String, expected: &str| {
+        let mut emitted = emitted_cut("gpt2_tiny.pt", Some(shards()));
+        let before = String::from_utf8(emitted.files[file].clone()).unwrap();
+        let after = change(&before);
+        assert_ne!(before, after, "nothing was changed");
+        emitted.files.insert(file.into(), after.into_bytes());
+        let said = checked(&emitted).expect_err("a changed file must be refused").to_string();
+        assert!(said.contains(expected), "{said}");
+    };
+    let source = "stages/stage_0.py";
+    check(source, &|text| text.replacen("(1, 3),\n", "(1, 1),\n", 1), "something else of its cuts");
+    let line = "    \"transformer.h.0.attn.c_attn.weight\": (1, 3),\n";
+    check(source, &|text| text.replacen(line, "", 1), "transformer.h.0.attn.c_attn.weight");
+    check(source, &|text| text.replacen("shard=None):", "shard=1):", 1), "none that a stage holds");
+    check("stages/shards.py", &|text| text.replacen("self.sum", "self.same", 1), "not the file that ships");
+}
+
+#[test]
+fn archives_cannot_be_cut_inside_operators() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces/gpt2_tiny.pt");
+    let program = tracer::read_archive(&std::fs::read(path).unwrap()).unwrap();
+    let names = Names::new(&program);
+    let pipeline =
+        cut(&program, &Assignment::at(program.nodes.len(), &[]), &names, &CutOptions::default()).unwrap();
+    let about = codegen::About { shards: Some(shards()), ..Default::default() };
+    let facts = codegen::facts(&program);
+    let error = |targets| codegen::stages(&program, &names, &pipeline, &facts, &about, targets).err();
+    let python = Targets { torchscript: false, python: true };
+    assert_eq!(error(python), None);
+    assert_eq!(error(Targets { torchscript: true, ..python }), Some(codegen::CutError::ShardedArchive));
 }
 
 #[test]

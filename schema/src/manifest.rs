@@ -43,6 +43,9 @@ pub struct Manifest {
     pub stages: Vec<StageFiles>,
     /// Parameters that several stages hold: whoever trains sums their gradients.
     pub tied: Vec<TiedParameter>,
+    /// How many ranks hold each stage together, where stages are cut inside their operators; each must divide what is cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u32>,
     /// All files of the folder but this one, by their path in it. Folders of earlier versions say nothing of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, FileDigest>,
@@ -87,6 +90,10 @@ pub struct StageFiles {
     /// Devices of the plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
+    /// Parameters and buffers that shards have a part of: the dimension that is cut, and of how many equal blocks it is, each of
+    /// which is cut. Absent where a stage is not cut inside its operators.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuts: Option<BTreeMap<String, (usize, u32)>>,
 }
 
 /// Files of a stage; absent when they were not asked for.

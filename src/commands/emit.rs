@@ -466,6 +466,7 @@ fn about(model: &ModelFile, request: &EmitRequest, plan: Option<&Plan>) -> About
         recompute: of_stages(|stage| &stage.recompute),
         offload: of_stages(|stage| &stage.offload),
         operators: request.operators.clone(),
+        shards: None,
     }
 }
 

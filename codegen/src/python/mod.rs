@@ -18,7 +18,7 @@ use crate::{
     content::Content,
     error::CutError,
     fold::Folded,
-    manifest::About,
+    manifest::{About, Cuts},
     names::{Names, comment, python_quoted as quoted},
     nodes::{Kind, kinds, leaves, split, values_of},
     opaque::{Function, functions},
@@ -29,8 +29,12 @@ use crate::{
 
 /// Code that ships, the same in every stage.
 pub(crate) mod shipped {
-    /// What makes and loads tensors.
-    pub(crate) const HELPERS: &str = include_str!("helpers.py");
+    const HOLDER: &str = include_str!("holder.py");
+    const PLACE: [&str; 2] = [include_str!("place.py"), include_str!("place_shard.py")];
+    const WEIGHTS: &str = include_str!("weights.py");
+    const LOAD: [&str; 2] = [include_str!("load.py"), include_str!("load_shard.py")];
+    /// What stages that are cut inside operators call, a file beside them.
+    pub(crate) const SHARDS: &str = include_str!("shards.py");
     /// What keeps no activations.
     pub(crate) const SAVING: &str = include_str!("saving.py");
     /// What finds operators of other libraries; their names follow.
@@ -38,9 +42,20 @@ pub(crate) mod shipped {
     /// What compiles scripted control flow.
     pub(crate) const SCRIPTED: &str = include_str!("scripted.py");
 
-    /// Returns the helpers of a stage, by its number and the attribute that holds constants.
-    pub(crate) fn helpers(stage: &str, constants: &str) -> String {
-        HELPERS.replace("stage_K", &format!("stage_{stage}")).replace("_CONSTANTS_", constants)
+    /// Returns what makes and loads tensors in a stage, by its number and the attribute that holds constants.
+    pub(crate) fn helpers(stage: &str, constants: &str, is_sharded: bool) -> String {
+        let form = usize::from(is_sharded);
+        let helpers = [HOLDER, PLACE[form], WEIGHTS, LOAD[form]].join("\n\n");
+        helpers.replace("stage_K", &format!("stage_{stage}")).replace("_CONSTANTS_", constants)
+    }
+
+    /// Returns what makes a stage, up to its mode.
+    pub(crate) fn init(is_sharded: bool) -> &'static str {
+        if is_sharded {
+            "    def __init__(self, shard=None):\n        super().__init__()\n        self.shard = shard or Shard()\n        place_tensors(self)\n"
+        } else {
+            "    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n"
+        }
     }
 }
 
@@ -72,10 +87,14 @@ pub(crate) fn stage(
     };
     let tied = tied_names(program, stage);
     let (segments, _) = saving::segments(program, index, stage, &folded, about);
+    let cuts = about.cuts_of(program, stage);
+    if cuts.is_some() && free_name(program, "shard") != "shard" {
+        return Err(CutError::ShardName);
+    }
     let mut out = String::new();
-    header(&mut out, program, pipeline, index, &segments);
-    tables(&mut out, program, stage, &tied);
-    out.push_str(&shipped::helpers(&index.to_string(), &constants));
+    header(&mut out, program, pipeline, index, (&segments, cuts.is_some()));
+    tables(&mut out, program, stage, &tied, cuts.as_ref());
+    out.push_str(&shipped::helpers(&index.to_string(), &constants, cuts.is_some()));
     if !segments.is_empty() {
         out.push_str(shipped::SAVING);
     }
@@ -101,9 +120,8 @@ pub(crate) fn stage(
         out.push_str(")\n");
     }
     out.push_str("\n\nclass Stage(Holder):\n");
-    let about = format!("    \"\"\"{}\"\"\"\n\n", comment(&describe(program, stage)));
-    out.push_str(&about);
-    out.push_str("    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n");
+    out.push_str(&format!("    \"\"\"{}\"\"\"\n\n", comment(&describe(program, stage))));
+    out.push_str(shipped::init(cuts.is_some()));
     let mode = if training { "True" } else { "False" };
     out.push_str(&format!("        self.train({mode})  # as traced\n\n"));
     forward(&mut out, &writer, stage, &functions.own, &segments);
@@ -218,7 +236,13 @@ pub fn kept_activations(program: &Program, pipeline: &Pipeline, about: &About) -
         .collect()
 }
 
-fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize, segments: &[Segment]) {
+fn header(
+    out: &mut String,
+    program: &Program,
+    pipeline: &Pipeline,
+    index: usize,
+    (segments, is_sharded): (&[Segment], bool),
+) {
     let class = program.modules.first().map_or("", |root| root.class.as_str());
     out.push_str(&format!(
         "\"\"\"Stage {index} of {} of {}, written by model-analyze {}.\n\n",
@@ -229,7 +253,11 @@ fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize
     out.push_str(&format!(
         "Weights are in stage_{index}.safetensors, under their names in the model: `stage = load()`.\n"
     ));
-    out.push_str("\"\"\"\n\nimport zlib\n");
+    out.push_str("\"\"\"\n\n");
+    if is_sharded {
+        out.push_str("import importlib.util\n");
+    }
+    out.push_str("import zlib\n");
     if !segments.is_empty() {
         out.push_str("from contextlib import contextmanager, nullcontext\n");
     }
@@ -250,7 +278,13 @@ fn header(out: &mut String, program: &Program, pipeline: &Pipeline, index: usize
     out.push('\n');
 }
 
-fn tables(out: &mut String, program: &Program, stage: &Stage, tied: &BTreeMap<&str, &str>) {
+fn tables(
+    out: &mut String,
+    program: &Program,
+    stage: &Stage,
+    tied: &BTreeMap<&str, &str>,
+    cuts: Option<&Cuts>,
+) {
     let line = |name: &str, id: TensorId| {
         let tensor = &program.tensors[id.index()];
         let sizes: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
@@ -279,7 +313,15 @@ fn tables(out: &mut String, program: &Program, stage: &Stage, tied: &BTreeMap<&s
     for (second, first) in tied {
         out.push_str(&format!("    {}: {},\n", quoted(second), quoted(first)));
     }
-    out.push_str("}\n\n\n");
+    out.push_str("}\n");
+    if let Some(cuts) = cuts {
+        out.push_str("# Tensors that shards have a part of: the dimension that is cut, the equal blocks that each are cut.\nCUTS = {\n");
+        for (name, (dimension, blocks)) in cuts.iter().filter(|(name, _)| !tied.contains_key(name.as_str())) {
+            out.push_str(&format!("    {}: ({dimension}, {blocks}),\n", quoted(name)));
+        }
+        out.push_str("}\n");
+    }
+    out.push_str("\n\n");
 }
 
 fn forward(

@@ -19,6 +19,7 @@ use crate::{allowed::is_foreign, names::is_reserved, python::shipped};
 
 /// Imports that a stage may have.
 const IMPORTS: &[&str] = &[
+    "import importlib.util",
     "import zlib",
     "from contextlib import contextmanager, nullcontext",
     "from pathlib import Path",
@@ -30,7 +31,7 @@ const IMPORTS: &[&str] = &[
 ];
 
 /// Tables of tensors.
-const TABLES: &[&str] = &["PARAMETERS", "FROZEN", "BUFFERS", "CONSTANTS", "TIED"];
+const TABLES: &[&str] = &["PARAMETERS", "FROZEN", "BUFFERS", "CONSTANTS", "TIED", "CUTS"];
 
 /// The methods of a stage.
 pub(super) struct Page<'t> {
@@ -134,10 +135,12 @@ impl<'t> Reader<'t> {
         }
         self.docstring()?;
         while self.line(|line| (line.is_empty() || IMPORTS.contains(&line)).then_some(())).is_some() {}
+        let tables = self.rest;
         while self.rest.starts_with('#') {
             self.table()?;
         }
-        self.helpers()?;
+        let is_sharded = tables[..tables.len() - self.rest.len()].contains("\nCUTS = {\n");
+        self.helpers(is_sharded)?;
         self.operators()?;
         self.scripted()?;
         self.take("\n\nclass Stage(Holder):\n")?;
@@ -145,7 +148,8 @@ impl<'t> Reader<'t> {
             let about = line.strip_prefix("    \"\"\"")?.strip_suffix("\"\"\"")?;
             (!about.contains(['"', '\\'])).then_some(())
         })?;
-        self.take("\n    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n")?;
+        self.take("\n")?;
+        self.take(shipped::init(is_sharded))?;
         self.line(|line| {
             matches!(line.trim_start(), "self.train(True)  # as traced" | "self.train(False)  # as traced")
                 .then_some(())
@@ -174,14 +178,14 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads the helpers, which are the same in every stage but for two names.
-    fn helpers(&mut self) -> Option<()> {
+    fn helpers(&mut self, is_sharded: bool) -> Option<()> {
         let stage = self.rest.split_once("with_name(\"stage_")?.1.split('.').next()?;
         let constants = self.rest.split_once("_holder(root, [\"")?.1.split('"').next()?;
         if !stage.bytes().all(|b| b.is_ascii_digit()) || !is_name(constants) {
             return None;
         }
         self.take("\n\n")?;
-        let helpers = shipped::helpers(stage, constants);
+        let helpers = shipped::helpers(stage, constants, is_sharded);
         let (before, after) = helpers.split_once("\nWEIGHTS = None\n")?;
         self.take(before)?;
         self.take("\n")?;

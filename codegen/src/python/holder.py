@@ -1,0 +1,17 @@
+class Holder(nn.Module):
+    """Stands where a module of the model stood. `holder[0]` is its child or tensor named "0"."""
+
+    def __getitem__(self, name):
+        name = str(name)
+        for named in (self._modules, self._parameters, self._buffers):
+            if name in named:
+                return named[name]
+        return getattr(self, name)
+
+
+def _holder(root, path):
+    for name in path:
+        if name not in root._modules:
+            root._modules[name] = Holder()  # any name, also one that add_module refuses
+        root = root._modules[name]
+    return root

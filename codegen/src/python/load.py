@@ -1,0 +1,27 @@
+def load(weights=None, device="cpu"):
+    """Returns the stage with its weights: those that were written with it, or a file that is named."""
+    from safetensors.torch import load_file
+
+    if weights is None:
+        weights = Path(__file__).with_name("stage_K.safetensors")
+        _compare(weights)
+    tensors = load_file(weights, device=str(device))
+    with torch.device("meta"):
+        stage = Stage()
+    for names in (PARAMETERS, FROZEN, BUFFERS, {f"_CONSTANTS_.{name}": about for name, about in CONSTANTS.items()}):
+        for name, (_, dtype) in names.items():
+            tensor = tensors[name]
+            if tensor.data_ptr() % 64:
+                # Kernels may add up unaligned data in another order, and those of complex numbers fault.
+                tensor = tensor.clone()
+            if dtype.is_complex:
+                tensor = torch.view_as_complex(tensor)
+            *path, last = name.split(".")
+            holder = _holder(stage, path)
+            if last in holder._parameters:
+                trains = name in PARAMETERS
+                holder._parameters[last] = nn.Parameter(tensor, requires_grad=trains)
+            else:
+                holder._buffers[last] = tensor
+    _tie(stage)
+    return stage
