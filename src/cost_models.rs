@@ -9,8 +9,7 @@ use schema::{Cluster, CostModelFile, DeviceType, find_device};
 use crate::{failure::Failure, files};
 
 /// Cost models that the user gave.
-#[derive(Default)]
-#[derive(Clone)]
+#[derive(Default, Clone)]
 pub struct CostModels(Vec<CostModel>);
 
 impl CostModels {

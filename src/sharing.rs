@@ -136,7 +136,8 @@ impl<'a> Table<'a> {
             let shares_otherwise =
                 self.graph.tensors.iter().any(|other| other.storage == tensor.storage && other.first != id);
             let mut layouts = vec![Layout::Whole];
-            if !shares_otherwise {
+            // Constants of the trace are small, and stages hold them whole.
+            if !shares_otherwise && tensor.role != graph::Role::Constant {
                 for one in &uses {
                     for way in &self.ways[one.operator] {
                         if let Need::In(layout @ Layout::Even(_)) = way.needs[one.leaf]

@@ -22,6 +22,13 @@ pub struct Targets {
     pub python: bool,
 }
 
+impl Targets {
+    /// Returns the same without archives, in which devices that share a stage cannot meet.
+    pub fn python_alone(self) -> Self {
+        Self { torchscript: false, python: true }
+    }
+}
+
 /// Returns the files below `stages/`, and the manifest, which lacks their digests as long as they are not written.
 ///
 /// # Errors
@@ -35,7 +42,9 @@ pub fn stages(
     targets: Targets,
 ) -> Result<(Vec<File>, Manifest), CutError> {
     // Without this check names of the archive would become code.
-    check_operators(program, &about.operators).map_err(|mut faults| faults.swap_remove(0))?;
+    let shared = about.shards.iter().map(|_| "shard".to_string());
+    let spaces: Vec<String> = about.operators.iter().cloned().chain(shared).collect();
+    check_operators(program, &spaces).map_err(|mut faults| faults.swap_remove(0))?;
     if about.shards.is_some() && targets.torchscript {
         return Err(CutError::ShardedArchive);
     }

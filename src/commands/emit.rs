@@ -11,18 +11,19 @@ use std::{
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
-    About, Assignment, CutError, CutOptions, Facts, Launcher, Names, OperatorFault, Pipeline, ReadAt, Skips,
-    Targets, Tied,
+    About, Assignment, CutError, CutOptions, Facts, Launcher, Names, OperatorFault, Pipeline, ReadAt, Shards,
+    Skips, Targets, Tied,
 };
 use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, Manifest, ModelReference, Plan, TiedPlace};
 use tracer::Program;
 
 use crate::{
     PROGRAM,
+    cost_models::CostModels,
     failure::Failure,
     files,
     output::{Format, Output},
-    plan_file,
+    plan_file, sharing,
     weights::{self, Source, Sources},
     workspace::ModelFile,
 };
@@ -273,6 +274,10 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
     // What weights are copied from is what the code was read from.
     model.opened().unless_changed(Ok(()))?;
     check_operators(&program, model.path(), &request.operators)?;
+    let (program, shards, local) = match &request.cut {
+        CutAt::Plan(plan) => shared(program, model, plan)?,
+        _ => (program, None, None),
+    };
     let (assignment, plan) = match &request.cut {
         CutAt::Plan(plan) => {
             let stages: Vec<Vec<String>> = plan.stages.iter().map(|stage| stage.blocks.clone()).collect();
@@ -283,8 +288,12 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
     };
     let assignment = assignment.map_err(|errors| cut_failure(&errors, None).in_file(model.path()))?;
     let names = Names::new(&program);
-    let about = about(model, request, plan);
-    let facts = facts(&program);
+    let targets = match shards {
+        Some(_) => request.targets.python_alone(),
+        None => request.targets,
+    };
+    let about = About { shards, ..about(model, request, plan) };
+    let facts = facts(local.as_ref().unwrap_or(&program));
     let program = codegen::with_scalars(&program, &facts);
     let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &request.options)
         .map_err(|errors| {
@@ -292,7 +301,7 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
                 .in_file(model.path())
         })?;
     codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
-    let (mut files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, request.targets)
+    let (mut files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
         .map_err(|error| cut_failure(&[error], None).in_file(model.path()))?;
     let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan, &request.launchers);
     files.extend(beside);
@@ -301,6 +310,39 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
         crate::failure::note(note);
     }
     Ok(Emitted { program: program.into_owned(), pipeline, files, manifest, sources })
+}
+
+/// Returns the program that devices share as a plan says, and how; and, of that program, one whose stored tensors are parts.
+fn shared<'m>(
+    program: Cow<'m, Program>,
+    model: &ModelFile,
+    plan: &Plan,
+) -> Result<(Cow<'m, Program>, Option<Shards>, Option<Program>), Failure> {
+    let degrees = plan.stages.iter().map(|stage| stage.tensor_parallel.map_or(1, |shared| shared.degree));
+    let degrees: std::collections::BTreeSet<u32> = degrees.collect();
+    let degree = match degrees.into_iter().collect::<Vec<u32>>()[..] {
+        [] | [1] => return Ok((program, None, None)),
+        [degree] => degree,
+        _ => {
+            return Err(Failure::no(
+                "stages that are shared by different numbers of devices are not written yet",
+            ));
+        }
+    };
+    if plan.cuts.is_empty() {
+        return Err(Failure::no("the plan says that devices share layers and not how: it has no `cuts`")
+            .with_hint("`model-analyze plan --tensor-parallel N` writes such plans"));
+    }
+    let graph = crate::model::build(model.path(), &program, Vec::new())?;
+    let costs = graph::costs(&graph);
+    let on = (&plan.cluster, &CostModels::default());
+    let shared = sharing::shared_by(&program, &graph, &costs, on, degree, Some(&plan.cuts))?;
+    let cut = |(id, slice): (&graph::TensorId, &graph::layout::Slice)| {
+        (program.tensors[id.index()].path.clone(), (slice.dim, slice.blocks as u32))
+    };
+    let shards = Shards { degree, cuts: shared.cuts.iter().map(cut).collect() };
+    let whole = Program { tensors: program.tensors.clone(), ..shared.program.clone() };
+    Ok((Cow::Owned(whole), Some(shards), Some(shared.program)))
 }
 
 /// Returns the program with the places of its weights, and the files that they lie in.

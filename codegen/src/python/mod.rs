@@ -145,7 +145,8 @@ fn foreign_operators<'p>(program: &'p Program, stage: &Stage) -> BTreeSet<&'p st
         Step::Run { node, .. } => Some(program.nodes[node.index()].operator.as_str()),
         _ => None,
     });
-    run.filter(|operator| is_foreign(operator)).collect()
+    // What devices that share a layer do is no operator of a library.
+    run.filter(|operator| is_foreign(operator) && split(operator).0 != "shard").collect()
 }
 
 /// Tells whether the model was traced in training mode: as most of its modules were.
