@@ -93,6 +93,11 @@ impl Failure {
         self
     }
 
+    /// Tells whether a right question was answered with no.
+    pub fn is_no(&self) -> bool {
+        self.code == Self::NO
+    }
+
     /// Returns the process's exit code.
     pub fn exit_code(&self) -> u8 {
         self.code

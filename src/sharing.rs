@@ -291,7 +291,10 @@ impl<'a> Table<'a> {
     }
 
     fn seconds(&self, steps: &[Exchange], bytes: u64, has_gradient: bool) -> f64 {
-        let of = |collective: Option<Collective>| collective.map_or(0.0, |c| (self.group.seconds)(c, bytes));
+        let launch = self.group.launch;
+        let of = |collective: Option<Collective>| {
+            collective.map_or(0.0, |collective| launch + (self.group.seconds)(collective, bytes))
+        };
         let one = |step: &Exchange| {
             // A slice is a copy, too: what costs nothing would be done for nothing.
             let least = self.group.launch * 0.01;

@@ -129,6 +129,14 @@ pub struct PlanStage {
     pub band: Option<Band>,
 }
 
+impl PlanStage {
+    /// Returns how many replicas it has: its devices, or groups of them that share each layer.
+    pub fn replicas(&self) -> usize {
+        let degree = self.tensor_parallel.map_or(1, |shared| shared.degree.max(1) as usize);
+        (self.devices.len() / degree).max(1)
+    }
+}
+
 /// What one micro-batch costs in a stage, on one of its devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

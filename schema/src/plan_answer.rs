@@ -17,6 +17,9 @@ pub struct PlanAnswer {
     /// What replicas share out, where there are any and they do: `zero1`, `zero2`, `zero3`, `zero3 in groups of 8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<String>,
+    /// What devices share within each layer, where they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedAnswer>,
     /// Schedule it runs under.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
@@ -147,6 +150,33 @@ pub struct StageAnswer {
     /// Blocks whose activations wait in host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,
+}
+
+/// Layers that devices share.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SharedAnswer {
+    /// Devices that share each layer.
+    pub degree: u32,
+    /// Share of the forward pass's FLOPs that they share; the rest each of them does.
+    pub split_flops: f64,
+    /// Exchanges of a micro-batch in the whole model.
+    pub exchanges: u64,
+    /// Seconds that compute waits for them in a micro-batch, there and back, through the whole model.
+    pub exchange_seconds: f64,
+    /// Share by which layers might be shared faster, by the times that it was chosen by.
+    pub gap: f64,
+    /// Other numbers of devices that were tried, with the seconds of a micro-batch; none where there is no plan.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<SharedTried>,
+}
+
+/// A number of devices that might share each layer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SharedTried {
+    /// Devices that share each layer.
+    pub degree: u32,
+    /// Seconds of a micro-batch, all devices together.
+    pub seconds_each: Option<f64>,
 }
 
 /// A plan that was not chosen.

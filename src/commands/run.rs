@@ -121,7 +121,7 @@ impl Run {
         }
         let replicas: Vec<u32> = plan
             .filter(|plan| plan.stages.len() == n_stages as usize)
-            .map(|plan| plan.stages.iter().map(|stage| stage.devices.len().max(1) as u32).collect())
+            .map(|plan| plan.stages.iter().map(|stage| stage.replicas() as u32).collect())
             .unwrap_or_default();
         let chunks = schedule.fixed_chunks().unwrap_or_else(|| chunks(plan, n_stages));
         if !n_stages.is_multiple_of(chunks) {

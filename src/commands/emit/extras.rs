@@ -20,7 +20,7 @@ pub fn extras(
     // Replicas of each rank of a pipeline.
     let mut groups = vec![1; ranks_of.iter().max().map_or(0, |last| last + 1)];
     for (stage, rank) in plan.iter().flat_map(|plan| &plan.stages).zip(&ranks_of) {
-        groups[*rank] = stage.devices.len().max(1);
+        groups[*rank] = stage.replicas();
     }
     let mut files = codegen::exports(program, assignment, pipeline, &ranks_of);
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);

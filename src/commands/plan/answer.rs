@@ -132,7 +132,7 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         format!("times: {}{times}\n", band.unwrap_or_default())
     });
     let times = times.unwrap_or_default();
-    let rates = rates(answer);
+    let rates = rates(answer) + &shared(answer);
     let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
     let made_by = if unit == Unit::MicroBatch { "strategy" } else { "objective" };
     format!(
@@ -142,6 +142,33 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         table.join("\n"),
         wrapped(why, 100)
     )
+}
+
+/// Says what devices share within each layer.
+pub fn shared(answer: &PlanAnswer) -> String {
+    let Some(shared) = &answer.shared else { return String::new() };
+    let mut text = format!(
+        "each layer on {} devices, which share {:.1} % of its FLOPs; {} exchanges take {} of a micro-batch\n",
+        shared.degree,
+        100.0 * shared.split_flops,
+        shared.exchanges,
+        Seconds(shared.exchange_seconds)
+    );
+    let tried: Vec<String> = shared
+        .tried
+        .iter()
+        .map(|one| match one.seconds_each {
+            Some(seconds) => format!("{} {}", one.degree, Seconds(seconds)),
+            None => format!("{} no plan", one.degree),
+        })
+        .collect();
+    if !tried.is_empty() {
+        text.push_str(&format!(
+            "devices a layer that were tried, and a micro-batch with each: {}\n",
+            tried.join(", ")
+        ));
+    }
+    text
 }
 
 /// Says between how many blocks cuts were looked for, where the model has operators to cut between.

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use partitioner::{STRATEGIES, Strategy};
 use schema::{Bytes, Cluster, ShardingLevel};
 
-use super::{PlanRequest, clusters, loss::Loss};
+use super::{PlanRequest, clusters, loss::Loss, request::Degree};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant};
 
 /// Arguments of everything that plans.
@@ -52,9 +52,9 @@ pub struct PlanArguments {
     #[arg(long, value_name = "LEVEL", value_parser = sharding_level)]
     pub sharding: Option<ShardingLevel>,
     /// Devices that share the work of each layer, neighbours over the fastest links: 8 for Llama-3-70B on nodes of eight
-    /// [default: each does layers of its own]
-    #[arg(long, value_name = "N")]
-    pub tensor_parallel: Option<u32>,
+    /// or auto for as many as serve best [default: none, unless the model fits no other way]
+    #[arg(long, value_name = "N", value_parser = Degree::from_text)]
+    pub tensor_parallel: Option<Degree>,
     /// Share of each device's memory that tensors may fill [default: what its type leaves; 0.9 for those of the catalogue]
     #[arg(long, value_name = "SHARE")]
     pub memory_fraction: Option<f64>,
@@ -121,7 +121,6 @@ impl PlanArguments {
             ("--micro-batches is 0; a step has one at least", self.micro_batches == Some(0)),
             ("--batch is 0; a step has one sample at least", self.batch == Some(0)),
             ("--stages is 0; a pipeline has one at least", self.stages == Some(0)),
-            ("--tensor-parallel is 0; 1 shares nothing", self.tensor_parallel == Some(0)),
         ];
         match counts.iter().find(|(_, is_nothing)| *is_nothing) {
             Some((message, _)) => Err(Failure::input(message)),
@@ -215,7 +214,7 @@ impl PlanArguments {
             keep_together: self.keep_together.clone(),
             loss: self.loss,
             sharding: self.sharding()?,
-            tensor_parallel: self.tensor_parallel.unwrap_or(1),
+            tensor_parallel: self.tensor_parallel.unwrap_or_default(),
             recompute: !self.no_recompute,
             offload: self.offload,
             overlap: true,

@@ -149,6 +149,12 @@ impl Asked {
         Self { groups: Some(groups), ..self }
     }
 
+    /// Says which numbers of devices that share each layer were tried.
+    pub(super) fn having_tried(mut self, tried: Vec<schema::SharedTried>) -> Self {
+        self.groups.iter_mut().for_each(|groups| groups.having_tried(tried.clone()));
+        self
+    }
+
     /// Returns a solution as a plan that can be simulated.
     pub fn plan(&self, solution: &Solution) -> schema::Plan {
         to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
@@ -198,6 +204,7 @@ impl Asked {
         let predicted = &file.plan.predicted;
         answer.bubble = predicted.bubble;
         answer.operators = self.n_operators;
+        answer.shared = self.groups.as_ref().map(Groups::answer);
         answer.band = predicted.band;
         answer.times.clone_from(&predicted.times);
         answer.loss = self
@@ -230,7 +237,7 @@ impl Asked {
                     .flat_map(|leader| groups.members(leader))
                     .map(String::from)
                     .collect();
-                stage.shared_by = Some(groups.degree);
+                stage.shared_by = Some(groups.degree());
             }
             self.set_memory(stage, file);
             let sent = file.plan.transfers.iter().find(|transfer| transfer.from as usize == index);

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use schema::{Bytes, Cluster, Cut, Plan, TensorParallel};
+use partitioner::Planned;
+use schema::{Bytes, Cluster, Cut, Plan, SharedAnswer, SharedTried, TensorParallel};
 
-use super::{PlanRequest, Subject};
+use super::{PlanRequest, Subject, asked::Asked, model::planned, request::Degree};
 use crate::{failure::Failure, sharing, workspace::Workspace};
 
 /// Who shares what.
 #[derive(Clone)]
 pub(super) struct Groups {
-    pub(super) degree: u32,
+    answer: SharedAnswer,
     /// Members by the first of them.
     members: BTreeMap<String, Vec<String>>,
     /// All devices.
@@ -19,26 +20,81 @@ pub(super) struct Groups {
     cuts: IndexMap<String, Cut>,
 }
 
-impl Groups {
-    /// Returns what one device of a group does, and the request for a cluster of groups; nothing where nothing is shared.
-    pub(super) fn of(
-        subject: Subject<'_>,
-        request: &PlanRequest,
-    ) -> Result<Option<(Workspace, PlanRequest, Self)>, Failure> {
-        if request.tensor_parallel <= 1 {
-            return Ok(None);
-        }
-        let Subject::Model(whole) = subject else {
-            return Err(Failure::input(
-                "a profile's blocks are given: --tensor-parallel is for traced models",
-            ));
+/// The most devices that share a layer where the number is chosen: what fast links join.
+const MOST: u32 = 8;
+
+/// Plans a model whose layers so many devices share.
+pub(super) fn planned_by(
+    whole: &Workspace,
+    request: &PlanRequest,
+    degree: u32,
+) -> Result<(Asked, Planned), Failure> {
+    let (cluster, members) = sharing::grouped(&request.cluster, degree)?;
+    let own = whole.shared((&request.cluster, &request.cost_models), degree, None)?;
+    let shared = own.shared.as_ref().expect("it is shared");
+    let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
+    let (seconds, bound) = shared.seconds;
+    let groups = Groups {
+        answer: SharedAnswer {
+            degree,
+            split_flops: shared.split_share,
+            exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count()
+                as u64,
+            exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
+            gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
+            tried: Vec::new(),
+        },
+        members,
+        cluster: request.cluster.clone(),
+        cuts: shared.named_cuts(whole.program()),
+    };
+    let request = PlanRequest { cluster, tensor_parallel: Degree::Of(1), ..request.clone() };
+    let (asked, solved) = planned(Subject::Model(&own), &request)?;
+    Ok((asked.of_groups(groups), solved))
+}
+
+/// Plans a model with each number of devices that may share its layers, and keeps the fastest; `first` is the plan without.
+pub(super) fn planned_best(
+    whole: &Workspace,
+    request: &PlanRequest,
+    first: Result<(Asked, Planned), Failure>,
+) -> Result<(Asked, Planned), Failure> {
+    let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
+    let fits = degrees.filter(|degree| sharing::grouped(&request.cluster, *degree).is_ok());
+    let each = |found: &Result<(Asked, Planned), Failure>| {
+        found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
+    };
+    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first) }];
+    let mut best = first;
+    for degree in fits {
+        let found = planned_by(whole, request, degree);
+        tried.push(SharedTried { degree, seconds_each: each(&found) });
+        let is_better = match (each(&found), each(&best)) {
+            (Some(own), Some(other)) => own < other,
+            (own, None) => own.is_some(),
+            (None, _) => false,
         };
-        let degree = request.tensor_parallel;
-        let (cluster, members) = sharing::grouped(&request.cluster, degree)?;
-        let own = whole.shared((&request.cluster, &request.cost_models), degree, None)?;
-        let cuts = own.shared.as_ref().map(|shared| shared.named_cuts(whole.program())).unwrap_or_default();
-        let groups = Self { degree, members, cluster: request.cluster.clone(), cuts };
-        Ok(Some((own, PlanRequest { cluster, ..request.clone() }, groups)))
+        if is_better {
+            best = found;
+        }
+    }
+    best.map(|(asked, plan)| (asked.having_tried(tried), plan))
+}
+
+impl Groups {
+    /// Says which other numbers of devices were tried.
+    pub(super) fn having_tried(&mut self, tried: Vec<SharedTried>) {
+        self.answer.tried = tried;
+    }
+
+    /// Returns how many devices share each layer.
+    pub(super) fn degree(&self) -> u32 {
+        self.answer.degree
+    }
+
+    /// Returns what is said of it.
+    pub(super) fn answer(&self) -> SharedAnswer {
+        self.answer.clone()
     }
 
     /// Returns the members of a group.
@@ -55,7 +111,7 @@ impl Groups {
             stage.devices = all(&stage.devices);
             // Exchanges are in the stage's own times, each where it stands.
             stage.tensor_parallel =
-                Some(TensorParallel { degree: self.degree, all_reduce: Bytes(0), per_pass: 0 });
+                Some(TensorParallel { degree: self.answer.degree, all_reduce: Bytes(0), per_pass: 0 });
         }
         let memory = std::mem::take(&mut plan.predicted.memory);
         let each = |one: schema::DeviceMemory| {

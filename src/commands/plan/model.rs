@@ -13,10 +13,11 @@ use super::{
     answer::Unit,
     asked::{Asked, Question},
     clusters::machines,
-    groups::Groups,
+    groups,
     inseparable::Inseparable,
     no_plan::no_plan,
     refine,
+    request::Degree,
     why::why,
 };
 use crate::{
@@ -177,11 +178,25 @@ const MAX_ROUNDS: usize = 4;
 
 /// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches where none is asked for.
 pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
-    if let Some((own, request, groups)) = Groups::of(subject, request)? {
-        let request = PlanRequest { tensor_parallel: 1, ..request };
-        let (asked, solved) = planned(Subject::Model(&own), &request)?;
-        return Ok((asked.of_groups(groups), solved));
+    let unshared = |request: &PlanRequest| planned_alone(subject, request);
+    match (request.tensor_parallel, subject) {
+        (Degree::Of(1), _) | (Degree::IfNeeded, Subject::Profile(..)) => unshared(request),
+        (_, Subject::Profile(..)) => {
+            Err(Failure::input("a profile's blocks are given: --tensor-parallel is for traced models"))
+        }
+        (Degree::Of(degree), Subject::Model(whole)) => groups::planned_by(whole, request, degree),
+        (Degree::Best, Subject::Model(whole)) => groups::planned_best(whole, request, unshared(request)),
+        (Degree::IfNeeded, Subject::Model(whole)) => match unshared(request) {
+            Err(failure) if failure.is_no() && request.strategy.is_none() => {
+                groups::planned_best(whole, request, Err(failure))
+            }
+            found => found,
+        },
     }
+}
+
+/// The same where each device has layers of its own.
+fn planned_alone(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
     let question = Question::new(request, subject)?;
     let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;

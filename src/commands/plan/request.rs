@@ -35,8 +35,8 @@ pub struct PlanRequest {
     pub loss: Option<Loss>,
     /// What replicas share out; none for what serves best of that which `train.py` carries out.
     pub sharding: Option<ShardingLevel>,
-    /// Devices that share the work of each layer; 1 where each has layers of its own.
-    pub tensor_parallel: u32,
+    /// How many devices share the work of each layer.
+    pub tensor_parallel: Degree,
     /// Activations may be computed again.
     pub recompute: bool,
     /// Activations may wait in host memory.
@@ -49,6 +49,31 @@ pub struct PlanRequest {
     pub cluster_file: Option<PathBuf>,
     /// Times of devices.
     pub cost_models: CostModels,
+}
+
+/// How many devices share the work of each layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Degree {
+    /// None, unless the model fits no other way.
+    #[default]
+    IfNeeded,
+    /// As many as serve best.
+    Best,
+    /// So many; with one, none.
+    Of(u32),
+}
+
+impl Degree {
+    /// Reads `4` or `auto`.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(0) => Err("1 shares nothing".into()),
+            Ok(degree) => Ok(Self::Of(degree)),
+            Err(_) if text.eq_ignore_ascii_case("auto") => Ok(Self::Best),
+            Err(_) if text.eq_ignore_ascii_case("none") => Ok(Self::Of(1)),
+            Err(_) => Err("a number of devices, `auto` or `none`".into()),
+        }
+    }
 }
 
 impl PlanRequest {

@@ -95,9 +95,10 @@ fn samples_per_second(found: &Found) -> Option<f64> {
 
 fn headline(found: &Found) -> String {
     let plan = &found.plan;
-    let replicas: Vec<String> = plan.stages.iter().map(|stage| stage.devices.len().to_string()).collect();
+    let replicas: Vec<String> = plan.stages.iter().map(|stage| stage.replicas().to_string()).collect();
     let shape = match plan.stages.len() {
-        1 if plan.stages[0].devices.len() > 1 => format!("{} replicas of the whole model", replicas[0]),
+        1 if plan.stages[0].replicas() > 1 => format!("{} replicas of the whole model", replicas[0]),
+        1 if found.answer.shared.is_some() => "the whole model".to_string(),
         1 => "the whole model on one device".to_string(),
         n if n > found.plan.n_ranks() => {
             format!("{} stages of {} chunks each", found.plan.n_ranks(), n / found.plan.n_ranks())
@@ -105,11 +106,17 @@ fn headline(found: &Found) -> String {
         n if replicas.iter().all(|count| count == "1") => format!("{n} stages"),
         n => format!("{n} stages, replicated {}", replicas.join("-")),
     };
+    let shared = found.answer.shared.as_ref();
+    let shared =
+        shared.map(|shared| format!(", each layer on {} devices", shared.degree)).unwrap_or_default();
     // A schedule says in what order stages work; a single one has no choice.
     let schedule = if plan.stages.len() > 1 { format!(" under {}", plan.schedule) } else { String::new() };
     let sharing =
         found.answer.sharding.as_ref().map(|level| format!(" sharing by {level}")).unwrap_or_default();
-    format!("{}: {shape}{sharing}{schedule}, {} micro-batches a step\n\n", found.name, plan.micro_batches)
+    format!(
+        "{}: {shape}{shared}{sharing}{schedule}, {} micro-batches a step\n\n",
+        found.name, plan.micro_batches
+    )
 }
 
 fn stages(plan: &Plan, found: &Found, every: bool) -> String {

@@ -150,7 +150,7 @@ pub(super) fn loads(plan: &Plan) -> Vec<Seconds> {
     let load = |stage: &schema::PlanStage| {
         let cost = &stage.cost;
         let all = cost.forward + cost.input_gradient + cost.weight_gradient;
-        all / stage.devices.len().max(1) as f64
+        all / stage.replicas() as f64
     };
     plan.stages.iter().map(load).collect()
 }
