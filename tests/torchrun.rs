@@ -27,3 +27,9 @@ fn every_schedule_gives_the_gradients_of_one_process() {
 fn exchanges_between_shards_are_those_of_whole_tensors() {
     oracle::run("shard_operators");
 }
+
+/// The cases, and the faults that they find, stand in `tests/oracle/shard_training.py`.
+#[test]
+fn stages_that_are_cut_inside_operators_train_as_one_model() {
+    oracle::run("shard_training");
+}
