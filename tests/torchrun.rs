@@ -21,3 +21,15 @@ fn what_a_task_asks_for_is_what_a_plain_loop_does() {
 fn every_schedule_gives_the_gradients_of_one_process() {
     oracle::run("schedules");
 }
+
+/// The cases, and the faults that they find, stand in `tests/oracle/shard_operators.py`.
+#[test]
+fn exchanges_between_shards_are_those_of_whole_tensors() {
+    oracle::run("shard_operators");
+}
+
+/// The cases, and the faults that they find, stand in `tests/oracle/shard_training.py`.
+#[test]
+fn stages_that_are_cut_inside_operators_train_as_one_model() {
+    oracle::run("shard_training");
+}

@@ -26,7 +26,8 @@ def check(run):
         loss = run.gradients(step)
         if run.update.is_shared:
             run.sync.gather_gradients()
-        total = torch.tensor([(loss or 0.0) if run.rank in run.reporters else 0.0], dtype=torch.float64, device=device)
+        is_told = run.rank in run.reporters and run.shard == 0
+        total = torch.tensor([(loss or 0.0) if is_told else 0.0], dtype=torch.float64, device=device)
         dist.all_reduce(total)
         if run.rank == 0:
             for stage in stages:
@@ -36,9 +37,10 @@ def check(run):
             expected = [gradients_of(stage) for stage in stages]
             known = [g for gradients in expected for g in gradients.values() if g is not None and g.numel()]
             largest = max((float(g.abs().max()) for g in known), default=0.0)
-        own = {stage: gradients_of(module) for stage, module in run.modules.items()}  # all replicas together
+        # All replicas together, and all shards.
+        own = {stage: gradients_of(module, run.cuts) for stage, module in run.modules.items()}
         for stage in range(len(run.manifest["stages"])):
-            for owner in layout.ranks_of_stage(stage):
+            for owner in sorted(r for shard in range(layout.shards) for r in layout.ranks_of_stage(stage, shard)):
                 box = [own[stage] if owner == run.rank else None]
                 if owner != 0 and run.rank == owner:
                     dist.send_object_list(box, dst=0, device=run.object_device)
@@ -49,9 +51,15 @@ def check(run):
     return verdict(arguments, layout, losses, differences) if run.rank == 0 else None
 
 
-def gradients_of(module):
-    named = module.named_parameters()
-    return {name: None if p.grad is None else whole(p.grad.detach()).cpu() for name, p in named if p.requires_grad}
+def gradients_of(module, cuts=None):
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            gradient = None if parameter.grad is None else whole(parameter.grad.detach())
+            if gradient is not None and cuts:
+                gradient = cuts.whole(parameter, gradient)
+            found[name] = None if gradient is None else gradient.cpu()
+    return found
 
 
 def compared(step, stage, rank, expected, found, largest):

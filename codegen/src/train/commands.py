@@ -69,7 +69,7 @@ def failed(error, rank, arguments, is_launched):
 
 
 def steps(run, arguments):
-    leader = run.reporters[0]
+    leader = run.leader
     if run.start >= arguments.steps:
         if run.rank == leader:
             print(f"nothing to do: the checkpoint is from after step {run.start}, --steps is {arguments.steps}", file=sys.stderr)
@@ -289,6 +289,7 @@ def options():
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
     parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
+    parser.add_argument("--shards", type=counted, help="ranks that hold each stage together, where stages are cut inside their operators; 1 runs them whole")
     parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step")
     parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; as traced by default")
     parser.add_argument("--steps", type=counted, default=10)
@@ -341,10 +342,12 @@ def main():
         or arguments.micro_batch_size is not None
         or arguments.schedule not in (None, default)
         or arguments.replicas != DEFAULTS.get("replicas", "1")
+        or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
+    arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     arguments.csv_ranks, arguments.csv_is_split = None, False
     if arguments.schedule.endswith(".csv"):

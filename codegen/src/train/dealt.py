@@ -31,7 +31,7 @@ class Dealt:
         self.run, self.stages = run, {}
         arguments, layout = run.arguments, run.layout
         total = arguments.micro_batches * layout.pipelines
-        place, replica = layout.place(run.rank)
+        place, replica, _ = layout.place(run.rank)
         self.order = deal(layout.replicas, total, arguments.schedule.lower() == "gpipe")[place][replica]
 
     def step(self, parts, targets):

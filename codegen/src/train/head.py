@@ -4,6 +4,7 @@
     python train.py --replicas 2                          each stage on 2 ranks
     python train.py --replicas 2,1                        stage 0 on 2 ranks, stage 1 on one
     python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
+    python train.py --shards 1                            whole stages, where they were cut inside their operators
     python train.py --schedule schedule.csv
     python train.py --task task.py --save checkpoints --save-every 100
     python train.py --task task.py --save checkpoints --resume
@@ -32,7 +33,7 @@ A task is a Python file with any of these:
 
 Ranks are laid out replica by replica: of two pipelines of three ranks, the first has ranks 0, 1, 2. Where
 stages have unequal replicas, the ranks of stage 0 come first, then those of stage 1; micro-batches are dealt to the
-replicas of each stage in turn, and the replicas work side by side.
+replicas of each stage in turn, and the replicas work side by side. Shards of a stage are neighbours, and count as one there.
 """
 
 import argparse
@@ -64,6 +65,7 @@ from torch import nn
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 try:
+    from train_parts.cuts import Cuts, compare_data
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
     from train_parts.fsdp import FullySharded, load_whole, whole, whole_state

@@ -23,8 +23,29 @@ def splits_backward(arguments):
     return arguments.csv_is_split or arguments.schedule.lower() in halves
 
 
+def refuse_shards(manifest, arguments):
+    """Refuses what does not go with shards, before anything starts."""
+    shards, own = f"--shards {arguments.shards}", "--shards 1"
+    if not any("cuts" in about for about in manifest["stages"]):
+        sys.exit(f"{shards}: these stages are not cut inside their operators: emit them so, or {own}")
+    if any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]):
+        sys.exit(f"{shards}: archives cannot be cut inside their operators: --form python, or {own}")
+    if arguments.sharding != "none":
+        sys.exit(f"--sharding {arguments.sharding} does not go with {shards}: --sharding none, or {own}")
+    if splits_backward(arguments):
+        sys.exit(f"schedule {arguments.schedule} splits backward passes, which does not go with {shards}: choose 1F1B, GPipe or Interleaved1F1B, or {own}")
+    for tied in manifest["tied"]:
+        cuts = [(manifest["stages"][holder["stage"]].get("cuts") or {}).get(holder["name"]) for holder in tied["holders"]]
+        if any(cut != cuts[0] for cut in cuts):
+            names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
+            sys.exit(f"{shards}: {names} are one parameter, cut in different ways: {own}")
+
+
 class Layout:
     """Which rank runs which stages, in which pipelines.
+
+    Where stages are cut inside their operators, each place of each replica is as many neighbouring ranks as there are
+    shards, and each shard has a chain of pipelines of its own: what follows is of one of them.
 
     A pipeline is one rank for each place: a stage, or the stages that interleave there. With unequal replicas there are as
     many pipelines as their least common multiple; a rank of a stage with fewer replicas is in several.
@@ -46,7 +67,9 @@ class Layout:
                 self.stages_of = [[rank, count - 1 - rank] for rank in range(ranks)]
             else:
                 self.stages_of = [list(range(rank, count, ranks)) for rank in range(ranks)]
-        width = len(self.stages_of)
+        width, self.shards = len(self.stages_of), arguments.shards
+        if self.shards > 1:
+            refuse_shards(manifest, arguments)
         replicas = [int(part) for part in str(arguments.replicas).split(",")]
         if len(replicas) == 1:
             replicas *= width
@@ -55,27 +78,39 @@ class Layout:
         self.is_unequal = len(set(replicas)) > 1
         if self.is_unequal and (arguments.csv_ranks is not None or schedule not in ("1f1b", "gpipe") or width != count):
             sys.exit("unequal replicas run one stage a rank under 1F1B or GPipe: --schedule 1F1B, or one number for --replicas")
+        if self.is_unequal and self.shards > 1:
+            sys.exit(f"--shards {self.shards} does not go with unequal replicas: one number for --replicas, or --shards 1")
         self.replicas = replicas
         self.pipelines = math.lcm(*replicas)
-        self.world = sum(replicas)
+        self.world = sum(replicas) * self.shards
         if not self.is_unequal:
             self.ranks = [[replica * width + place for replica in range(replicas[0])] for place in range(width)]
         else:
             starts = [sum(replicas[:place]) for place in range(width)]
             self.ranks = [list(range(start, start + n)) for start, n in zip(starts, replicas)]
 
-    def members(self, pipeline):
+    def members(self, pipeline, shard):
         """Returns the ranks of a pipeline, by place."""
-        return [ranks[pipeline % len(ranks)] for ranks in self.ranks]
+        return [ranks[pipeline % len(ranks)] * self.shards + shard for ranks in self.ranks]
 
     def place(self, rank):
-        """Returns a rank's place in its pipelines, and its number among the replicas of that place."""
-        for place, ranks in enumerate(self.ranks):
-            if rank in ranks:
-                return place, ranks.index(rank)
+        """Returns a rank's place in its pipelines, its number among the replicas of that place, and among their shards."""
+        unit, shard = divmod(rank, self.shards)
+        for place, units in enumerate(self.ranks):
+            if unit in units:
+                return place, units.index(unit), shard
         raise AssertionError(rank)
 
-    def ranks_of_stage(self, stage):
-        return next(ranks for stages, ranks in zip(self.stages_of, self.ranks) if stage in stages)
+    def replicas_of_place(self, place, shard):
+        return [unit * self.shards + shard for unit in self.ranks[place]]
+
+    def ranks_of_stage(self, stage, shard):
+        """Returns the ranks that hold the same part of a stage."""
+        return self.replicas_of_place(next(place for place, stages in enumerate(self.stages_of) if stage in stages), shard)
+
+    def shard_ranks(self, rank):
+        """Returns the ranks that hold a stage together with this one."""
+        first = rank - rank % self.shards
+        return range(first, first + self.shards)
 
 

@@ -55,7 +55,7 @@ class Pipeline:
 
     def __init__(self, run, number):
         self.run, self.number = run, number
-        self.ranks = run.layout.members(number)
+        self.ranks = run.layout.members(number, run.shard)
         self.group = run.groups[tuple(self.ranks)]
         self.schedule = None
 

@@ -13,29 +13,34 @@ class Run:
                 f"{world} ranks were started, {self.layout.world} are needed: "
                 f"torchrun --nproc-per-node {self.layout.world} {Path(__file__).name} …"
             )
-        self.reporters = self.layout.ranks_of_stage(len(manifest["stages"]) - 1)  # know the loss; the first one tells
         self.device = torch.device(arguments.device)
         self.object_device = self.device if self.device.type == "cuda" else None
         self.task = Task(manifest, arguments)
-        place, self.replica = self.layout.place(self.rank)
+        place, self.replica, self.shard = self.layout.place(self.rank)
+        last = len(manifest["stages"]) - 1
+        self.reporters = self.layout.ranks_of_stage(last, self.shard)  # know the loss, together
+        self.leader = self.layout.ranks_of_stage(last, 0)[0]  # tells it
+        self.make_groups()
+        self.shard_group = self.groups.get(tuple(self.layout.shard_ranks(self.rank)))
         self.stages = {}
         for stage in self.layout.stages_of[place]:
             about = manifest["stages"][stage]
-            module = load_stage(about, arguments.form, arguments.device, waits=splits_backward(arguments))
+            waits = splits_backward(arguments)
+            module = load_stage(about, arguments.form, arguments.device, waits, self.shard_group)
             self.stages[stage] = Wrapped(module, about, arguments)
-            self.stages[stage].is_last = stage == len(manifest["stages"]) - 1
+            self.stages[stage].is_last = stage == last
         self.modules = {stage: wrapped.module for stage, wrapped in self.stages.items()}
-        self.make_groups()
+        self.cuts = Cuts(self.modules, manifest, self.shard_group is not None)
         self.pipelines = [
             Pipeline(self, number)
             for number in range(self.layout.pipelines)
-            if self.rank in self.layout.members(number)
+            if self.rank in self.layout.members(number, self.shard)
         ]
         self.dealt = Dealt(self) if self.layout.is_unequal else None
-        self.sync = self.make_sync(tuple(self.layout.ranks[place]))
-        self.update = Update(self.task, self.modules, self.sync, self.replica, world, self.rank)
+        self.sync = self.make_sync(tuple(self.layout.replicas_of_place(place, self.shard)))
+        self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts)
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
-        self.wants = any(wrapped.late for wrapped in self.stages.values()), len(manifest["stages"]) - 1 in self.stages
+        self.wants = any(wrapped.late for wrapped in self.stages.values()), last in self.stages
         self.batches = {}
         for pipeline in self.pipelines if any(self.wants) else ():
             made = Batches(self.task, pipeline.number, self.layout.pipelines, arguments.micro_batches)
@@ -68,13 +73,18 @@ class Run:
 
     def make_groups(self):
         """All ranks make all groups, in one order."""
-        wanted = {tuple(self.layout.members(number)) for number in range(self.layout.pipelines)}
-        wanted |= {tuple(ranks) for ranks in self.layout.ranks if len(ranks) > 1}
-        wanted |= {self.tied_ranks(tied) for tied in self.manifest["tied"]}
-        self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted)}
+        layout, wanted = self.layout, set()
+        pipelines = {tuple(layout.members(n, shard)) for n in range(layout.pipelines) for shard in range(layout.shards)}
+        for shard in range(layout.shards):
+            replicas = [tuple(layout.replicas_of_place(place, shard)) for place in range(len(layout.ranks))]
+            wanted |= {ranks for ranks in replicas if len(ranks) > 1}
+            wanted |= {self.tied_ranks(tied, shard) for tied in self.manifest["tied"]}
+        if layout.shards > 1:
+            wanted |= {tuple(layout.shard_ranks(rank)) for rank in range(layout.world)}
+        self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted | pipelines)}
         self.ways = {}
-        if self.layout.is_unequal:
-            for ranks in sorted({tuple(self.layout.members(number)) for number in range(self.layout.pipelines)}):
+        if layout.is_unequal:
+            for ranks in sorted(pipelines):
                 self.ways[ranks] = (self.group_of(ranks), self.group_of(ranks))
         if self.device.type == "cuda":
             for ranks, group in self.groups.items():  # opens the connections
@@ -84,8 +94,9 @@ class Run:
     def group_of(self, ranks):
         return dist.new_group(list(ranks), timeout=timedelta(seconds=self.arguments.timeout))
 
-    def tied_ranks(self, tied):
-        return tuple(sorted({rank for holder in tied["holders"] for rank in self.layout.ranks_of_stage(holder["stage"])}))
+    def tied_ranks(self, tied, shard):
+        holders = tied["holders"]
+        return tuple(sorted({rank for holder in holders for rank in self.layout.ranks_of_stage(holder["stage"], shard)}))
 
     def first_arguments(self, micro_batch):
         names = [port["from"].split(":", 1)[1] for port in self.manifest["stages"][0]["inputs"]]
@@ -110,13 +121,15 @@ class Run:
 
     def gradients(self, step):
         """Leaves the gradients of a step in the parameters; returns the loss where this rank knows it."""
-        seed_step(self.arguments.seed, step, self.rank)
+        seed_step(self.arguments.seed, step, self.rank // self.layout.shards)  # the shards of a stage draw the same
         self.update.zero_grad()
         nothing = [{}] * self.arguments.micro_batches, [None] * self.arguments.micro_batches
         parts, targets = {}, {}
         for number in (pipeline.number for pipeline in self.pipelines):
             own = self.batches.get(number)
             parts[number], targets[number] = own.at(step, self.device, *self.wants) if own else nothing
+        if self.shard_group is not None and step == self.start:
+            compare_data(self.shard_group, parts, targets)
         if self.dealt:
             loss = self.dealt.step(parts, targets)
         else:
@@ -135,7 +148,7 @@ class Run:
             self.sync.take_tied()
 
     def sum_tied(self, tied):
-        ranks = self.tied_ranks(tied)
+        ranks = self.tied_ranks(tied, self.shard)
         if self.rank not in ranks or not tied["requires_grad"]:
             return
         copies, total = [], None
@@ -146,7 +159,7 @@ class Run:
             copies.append(parameter)
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
             if self.sync is None or self.sync.sums_tied:  # replicas have the sum already
-                gradient = gradient / len(self.layout.ranks_of_stage(holder["stage"]))
+                gradient = gradient / len(self.layout.ranks_of_stage(holder["stage"], self.shard))
             total = gradient if total is None else total + gradient
         if len(ranks) > 1:
             dist.all_reduce(total, group=self.groups[ranks])
@@ -157,27 +170,33 @@ class Run:
 
     def save(self, folder, step):
         target = Path(folder) / f"step_{step:08d}"
-        states = {stage: whole_state(module) for stage, module in self.modules.items()}
+        # Whole tensors under the model's names, whoever has which part of them.
+        states = {stage: self.cuts.whole_state(module, whole_state(module)) for stage, module in self.modules.items()}
+        buffers = {stage: self.cuts.whole_state(module, dict(module.named_buffers())) for stage, module in self.modules.items()}
+        optimizer = self.update.state() if self.replica == 0 or self.update.is_shared else None
         target.mkdir(parents=True, exist_ok=True)
-        if self.replica == 0:
-            for stage, state in states.items():
-                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": state})
-        if self.replica == 0 or self.update.is_shared:
-            own = f"_{self.replica}" if self.replica else ""
-            parts = self.sync.size if self.update.is_shared else 1
-            write(target / f"optimizer_{min(self.stages)}{own}.pt", self.update.state() | {"parts": parts})
-        loaders = [batches.loader for batches in self.batches.values() if batches.loader]
-        if self.rank == self.reporters[0] and loaders:
-            write(target / "data.pt", {"epoch": loaders[0].epoch, "taken": loaders[0].taken})
-        if self.replica != 0 and has_buffers(self.stages.values()):
-            # Batch-norm statistics of other replicas are their own.
-            for stage, wrapped in self.stages.items():
-                buffers = dict(wrapped.module.named_buffers())
-                write(target / f"buffers_{stage}_{self.replica}.pt", buffers)
+        if self.shard == 0:
+            self.write(target, step, states, buffers, optimizer)
         dist.barrier()
         if self.rank == 0:
             write_text(Path(folder) / "latest", target.name)
         dist.barrier()
+
+    def write(self, target, step, states, buffers, optimizer):
+        if self.replica == 0:
+            for stage, state in states.items():
+                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": state})
+        if optimizer is not None:
+            own = f"_{self.replica}" if self.replica else ""
+            parts = self.sync.size if self.update.is_shared else 1
+            write(target / f"optimizer_{min(self.stages)}{own}.pt", optimizer | {"parts": parts})
+        loaders = [batches.loader for batches in self.batches.values() if batches.loader]
+        if self.rank == self.leader and loaders:
+            write(target / "data.pt", {"epoch": loaders[0].epoch, "taken": loaders[0].taken})
+        if self.replica != 0 and has_buffers(self.stages.values()):
+            # Batch-norm statistics of other replicas are their own.
+            for stage, own in buffers.items():
+                write(target / f"buffers_{stage}_{self.replica}.pt", own)
 
     def resume(self, folder):
         latest = Path(folder) / "latest"
@@ -187,7 +206,7 @@ class Run:
         for stage, wrapped in self.stages.items():
             saved = torch.load(source / f"stage_{stage}.pt", map_location=self.device, weights_only=True)
             try:
-                load_whole(wrapped.module, saved["model"])
+                load_whole(wrapped.module, self.cuts.part_state(wrapped.module, saved["model"]))
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:300]
                 sys.exit(f"{source / f'stage_{stage}.pt'} is no checkpoint of this stage: {reason}")
@@ -195,7 +214,8 @@ class Run:
             own = source / f"buffers_{stage}_{self.replica}.pt"
             if own.is_file():
                 buffers = dict(wrapped.module.named_buffers())
-                for name, value in torch.load(own, map_location=self.device, weights_only=True).items():
+                found = torch.load(own, map_location=self.device, weights_only=True)
+                for name, value in self.cuts.part_state(wrapped.module, found).items():
                     buffers[name].copy_(value)
         if self.update.is_shared:
             self.sync.refresh()

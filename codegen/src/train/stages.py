@@ -16,6 +16,7 @@ def read_manifest(arguments):
     digests = manifest.get("files", {})
     names = ["train.py"] + [name for name in digests if name.startswith("train_parts/")]
     names += ["schedule.csv"] * (arguments.schedule is None and "schedule.csv" in digests)
+    names += ["stages/shards.py"] * any("cuts" in about for about in manifest["stages"])
     for about in manifest["stages"]:
         form = form_of(about, arguments.form)
         about["digests"], about["allow_changes"] = digests, arguments.allow_changes
@@ -64,8 +65,11 @@ def form_of(about, form):
     return form or ("python" if "python" in about["files"] else "torchscript")
 
 
-def load_stage(about, form, device, waits=False):
-    """Loads a stage; under schedules that split backward passes its weight gradients may wait."""
+def load_stage(about, form, device, waits=False, group=None):
+    """Loads a stage; under schedules that split backward passes its weight gradients may wait.
+
+    Of a stage that is cut inside its operators each rank of `group` loads its part.
+    """
     files, form = about["files"], form_of(about, form)
     if form not in files:
         sys.exit(f"stage {about['stage']} was not written as {form}")
@@ -78,13 +82,22 @@ def load_stage(about, form, device, waits=False):
     module = load_module(path, f"stage_{about['stage']}")
     if waits:
         let_wait(module)
+    own = {}
+    if group is not None and "cuts" in about:
+        own["shard"] = module.Shard(group)
+        tensors = module.PARAMETERS | module.FROZEN | module.BUFFERS
+        for name, cut in module.CUTS.items():
+            try:
+                own["shard"].sizes(tensors[name][0], *cut, name)
+            except ValueError as error:
+                sys.exit(str(error))
     weights = f"stages/{files['weights']}"
     # The source compares the checksum by itself, unless it is told which file to take.
     if about["allow_changes"] or weights not in about["digests"]:
         compare(weights, about["digests"], about["allow_changes"], True)
-        return module.load(HERE / weights, device=device)
+        return module.load(HERE / weights, device=device, **own)
     try:
-        return module.load(device=device)
+        return module.load(device=device, **own)
     except ValueError:
         sys.exit(f"{HERE / weights} was changed after it was written{CHANGED}")
 

@@ -4,18 +4,22 @@
 class Update:
     """What follows the gradients of a step: are they finite, their norm over the whole model, the optimizer's step.
 
-    The norm counts each parameter once: of replicas the first one has it, of copies in several stages the first holder. Where
-    replicas share the update out, each counts its pieces. What ranks tell each other here takes one sum over all of them.
+    The norm counts each parameter once: of replicas the first one has it, of shards too unless they have a part each, of
+    copies in several stages the first holder. Where replicas share the update out, each counts its pieces. What ranks tell each other here takes one sum over all of them.
     """
 
-    def __init__(self, task, stages, sync=None, replica=0, ranks=1, rank=0):
-        self.task, self.sync, self.rank, self.ranks = task, sync, rank, ranks
+    def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None):
+        self.task, self.sync, self.cuts = task, sync, cuts or Cuts({}, task.manifest, False)
+        (replica, shard), (self.ranks, self.rank) = place, world
         self.named = named_parameters_of(stages)
         self.optimizer = task.optimizer(self.named)
         self.is_shared = hasattr(sync, "pieces")
+        kind = type(self.optimizer)
+        looks_whole = self.optimizer and (kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in BY_ELEMENT)
+        if looks_whole and any(p in self.cuts for _, _, p in self.named):
+            sys.exit(f"shards cannot make the update of {kind.__name__}, which may look at whole parameters: --shards 1")
         if self.is_shared and self.optimizer:
-            kind = type(self.optimizer)
-            if kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in BY_ELEMENT:
+            if looks_whole:
                 sys.exit(f"replicas cannot share out the update of {kind.__name__}, which may look at whole parameters: --sharding none")
             sync.take(self.optimizer)
         self.scheduler = task.scheduler(self.optimizer)
@@ -25,9 +29,8 @@ class Update:
                 later.add(parameter_at(stages[holder["stage"]], holder["name"]))
         # What this rank steps: its name, the tensor, whether it counts in the norm.
         stepped = [(name, self.own(p), p) for _, name, p in self.named]
-        self.stepped = [
-            (name, own, (own is not p or replica == 0) and p not in later) for name, own, p in stepped if own is not None
-        ]
+        counts = lambda p: replica == 0 and (shard == 0 or p in self.cuts)  # noqa: E731
+        self.stepped = [(name, own, (own is not p or counts(p)) and p not in later) for name, own, p in stepped if own is not None]
 
     def own(self, parameter):
         """Returns what is stepped of a parameter here: all of it, a piece, or nothing."""
@@ -90,7 +93,9 @@ class Update:
                 begin = self.sync.pieces[parameter][1] if self.is_shared else 0
                 kept = self.optimizer.state[own]
                 by_element = [key for key, value in kept.items() if is_by_element(key, value, own)]
-                state[f"{stage}:{name}"] = [(begin, begin + own.numel(), by_element, kept)]
+                kept = {key: self.cuts.whole(own, value) if key in by_element else value for key, value in kept.items()}
+                end = begin + math.prod(self.cuts.sizes(own))
+                state[f"{stage}:{name}"] = [(begin, end, by_element, kept)]
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         return {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
 
@@ -99,6 +104,8 @@ class Update:
         if self.optimizer is None:
             return
         if "groups" not in parts[0]:  # of an earlier version: the optimizer as it was
+            if self.cuts.how:
+                sys.exit("this checkpoint is of a version that knew no shards: go on with --shards 1, and save it anew")
             self.optimizer.load_state_dict(parts[0])
             return
         numbers, state = {}, {}
@@ -110,7 +117,9 @@ class Update:
             pieces = [piece for part in parts for piece in part["state"].get(f"{stage}:{name}", [])]
             if own in numbers and pieces:
                 begin = self.sync.pieces[parameter][1] if self.is_shared else 0
-                state[numbers[own]] = joined(pieces, parameter.numel(), begin, own)
+                sizes = self.cuts.sizes(own)
+                found = joined(pieces, math.prod(self.cuts.sizes(parameter)), begin, sizes)
+                state[numbers[own]] = {key: self.cuts.part(own, value) if key in pieces[0][2] else value for key, value in found.items()}
         groups = [
             saved | {"params": [numbers[own] for own in group["params"]]}
             for saved, group in zip(parts[0]["groups"], self.optimizer.param_groups, strict=True)
@@ -138,14 +147,14 @@ def named_parameters_of(stages):
     return list(seen.values())
 
 
-def joined(pieces, size, begin, own):
-    """Returns the state of what is stepped here, which begins at `begin` of a parameter, out of saved pieces of it."""
+def joined(pieces, size, begin, sizes):
+    """Returns the state of what has these sizes and begins at `begin` of a parameter, out of saved pieces of it."""
     found = dict(pieces[0][3])
     for key in pieces[0][2]:
         flat = found[key].new_zeros(size)
         for first, last, _, state in pieces:
             flat[first:last] = state[key].reshape(-1)
-        found[key] = flat[begin : begin + own.numel()].view(own.shape)
+        found[key] = flat[begin : begin + math.prod(sizes)].view(sizes)
     return found
 
 

@@ -1,0 +1,88 @@
+"""Tensors that the shards of a stage have a part of each: whole ones out of the parts, and parts of whole ones."""
+
+import sys
+import zlib
+
+import torch
+import torch.distributed as dist
+
+
+class Cuts:
+    """The cut tensors of a rank's stages. A tensor under two names is cut once."""
+
+    def __init__(self, modules, manifest, is_sharded):
+        self.how = {}  # of a parameter or buffer: the stage's shard, the dimension that is cut, its blocks
+        for stage, module in modules.items():
+            tensors, cuts = tensors_of(module), manifest["stages"][stage].get("cuts") or {}
+            for name, (dim, blocks) in cuts.items() if is_sharded else ():
+                self.how[tensors[name]] = (module.shard, dim, blocks)
+
+    def __contains__(self, tensor):
+        return tensor in self.how
+
+    def whole(self, tensor, value):
+        """Returns the whole of what the shards have a part of each, like `tensor`; all of them call this together."""
+        if tensor not in self.how:
+            return value
+        shard, dim, blocks = self.how[tensor]
+        return shard.joined(value.detach(), dim, blocks)
+
+    def part(self, tensor, value):
+        """Returns this rank's part of a whole value, like `tensor`."""
+        if tensor not in self.how:
+            return value
+        shard, dim, blocks = self.how[tensor]
+        return shard.own(value, dim, blocks)
+
+    def sizes(self, tensor):
+        """Returns the sizes of the whole tensor."""
+        sizes = list(tensor.shape)
+        if tensor in self.how:
+            shard, dim, _ = self.how[tensor]
+            sizes[dim] = shard.whole(sizes[dim])
+        return sizes
+
+    def whole_state(self, module, state):
+        """Returns a module's state, or some of it, with whole tensors."""
+        tensors = tensors_of(module)
+        return {name: self.whole(tensors[name], value) if name in tensors else value for name, value in state.items()}
+
+    def part_state(self, module, state):
+        """Returns this rank's part of a state of whole tensors; other sizes are refused."""
+        tensors, found = tensors_of(module), {}
+        for name, value in state.items():
+            tensor = tensors.get(name)
+            if tensor is not None and tensor in self.how:
+                if list(value.shape) != self.sizes(tensor):
+                    raise RuntimeError(f"`{name}` is {list(value.shape)}, not {self.sizes(tensor)}")
+                value = self.part(tensor, value)
+            found[name] = value
+        return found
+
+
+def tensors_of(module):
+    """Returns parameters and buffers by all their names."""
+    return dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+
+
+def compare_data(group, *values):
+    """Ends the script where the shards of a stage were given different data, which random numbers of a task may be."""
+    found = torch.tensor([digest(values, 0)])
+    all_found = [torch.zeros_like(found) for _ in range(dist.get_world_size(group))]
+    if dist.get_backend(group) == "nccl":
+        found, all_found = found.cuda(), [each.cuda() for each in all_found]
+    dist.all_gather(all_found, found, group=group)
+    if any(bool(each != found) for each in all_found):
+        sys.exit("the task gives the shards of one replica different data: seed what it draws with step and replica")
+
+
+def digest(value, found):
+    if isinstance(value, torch.Tensor):
+        return zlib.crc32(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), found)
+    if isinstance(value, dict):
+        value = list(value.items())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            found = digest(item, found)
+        return found
+    return zlib.crc32(repr(value).encode(), found) if isinstance(value, (str, int, float, bool, type(None))) else found
