@@ -21,10 +21,17 @@ mod eliminate;
 mod lagrange;
 mod repeated;
 
+mod layers;
+mod space;
+mod volumes;
+
 #[cfg(test)]
 mod agreement;
 
 pub use choices::{Choices, Cost, Matrix, Totals};
 pub use eliminate::{Found, eliminate};
 pub use lagrange::{Limits, NoSplit, Split, split};
+pub use layers::{Degrees, Layer, Need, Read};
 pub use repeated::Repeated;
+pub use space::{Prices, Space};
+pub use volumes::Volume;

@@ -8,12 +8,17 @@
 //! ```
 //!
 //! whenever `B ≤ M`, and each such minimum is one elimination. The right side is concave in the two multipliers; strategies
-//! found so far bound it by planes, and the next multipliers are where those planes are highest (Kelley's cutting planes).
+//! found so far bound it by planes, and the next multipliers are where those planes are highest (Kelley's cutting planes). A gap
+//! that is left is closed by branch and bound.
 
-use super::{Choices, Found, Matrix, Totals, eliminate};
+use super::{Choices, Cost, Found, Matrix, Totals, eliminate};
 
-/// The most eliminations of one search.
+/// The most eliminations under one set of strategies.
 const ROUNDS: usize = 40;
+/// The most eliminations in all, about.
+const MOST_ROUNDS: usize = 200;
+/// An optimality gap that is not worked on.
+const ENOUGH: f64 = 1e-4;
 /// Bounds are as good as equal.
 const CLOSE: f64 = 1e-9;
 
@@ -69,7 +74,7 @@ pub enum NoSplit {
 /// # Errors
 /// When no strategies go together, or none fit.
 pub fn split(choices: &Choices, limits: Limits, starts: &[Vec<usize>]) -> Result<Split, NoSplit> {
-    let mut search = Search { choices, limits, points: Vec::new(), best: None, dual: 0.0, rounds: 0 };
+    let mut search = Search::new(choices, limits, None);
     let first = search.ask(0.0, 0.0);
     if first.value == f64::INFINITY {
         return Err(NoSplit::Contradiction);
@@ -82,16 +87,70 @@ pub fn split(choices: &Choices, limits: Limits, starts: &[Vec<usize>]) -> Result
             return Err(NoSplit::Memory { needed: smallest.value, limit: limits.bytes });
         }
     }
-    while search.rounds < ROUNDS {
-        let (lambda, mu, highest) = search.highest();
-        if search.is_closed(highest) || search.is_closed(search.step()) {
-            break;
+    search.converge();
+    // What multipliers cannot close, halves of the strategies of single operators do: branch and bound, least bound first.
+    let (mut best, mut rounds) = (search.best.take(), search.rounds);
+    let mut open = vec![(choices.clone(), search.dual, search.points)];
+    let step = |best: &Option<(Vec<usize>, Totals)>| {
+        best.as_ref().map_or(f64::INFINITY, |(_, totals)| totals.step(limits.exposed))
+    };
+    let bound = loop {
+        let least = (0..open.len()).min_by(|&a, &b| open[a].1.total_cmp(&open[b].1));
+        let Some(least) = least else { break step(&best) };
+        let bound = open[least].1;
+        if step(&best) <= bound * (1.0 + ENOUGH) || rounds >= MOST_ROUNDS {
+            break bound;
         }
-        search.ask(lambda, mu);
-    }
-    let (picks, totals) = search.best.expect("strategies that fit were found");
+        let (whole, bound, points) = open.swap_remove(least);
+        let Some(halves) = halves(&whole, &points) else { break bound };
+        for half in halves {
+            let mut search = Search::new(&half, limits, best.take());
+            points
+                .iter()
+                .filter(|point| is_in(&half, &point.picks))
+                .for_each(|point| search.meet(&point.picks));
+            search.ask(0.0, 0.0);
+            search.converge();
+            rounds += search.rounds;
+            best = search.best.take();
+            let (dual, points) = (search.dual.max(bound), search.points);
+            if dual < step(&best) {
+                open.push((half, dual, points));
+            }
+        }
+    };
+    let (picks, totals) = best.expect("strategies that fit were found");
     let step = totals.step(limits.exposed);
-    Ok(Split { picks, totals, step, bound: search.dual.min(step), rounds: search.rounds })
+    Ok(Split { picks, totals, step, bound: bound.min(step), rounds })
+}
+
+/// Parts the strategies of the operator in which the last two answers differ most: halves by their sync, or else by their bytes.
+fn halves(choices: &Choices, points: &[Point]) -> Option<[Choices; 2]> {
+    let [.., one, other] = points else { return None };
+    let sum = |of: fn(&Cost) -> f64| {
+        let nodes = choices.nodes.iter().zip(&one.picks);
+        nodes.map(|(node, &pick)| of(&node[pick])).sum::<f64>().max(f64::MIN_POSITIVE)
+    };
+    let attributes: [fn(&Cost) -> f64; 3] = [|cost| cost.hidden, |cost| cost.bytes, |cost| cost.seconds];
+    let apart = |node: usize| {
+        let [a, b] = [one.picks[node], other.picks[node]].map(|pick| choices.nodes[node][pick]);
+        attributes
+            .into_iter()
+            .map(move |of| (node, of, (of(&a) - of(&b)).abs() / sum(of), (of(&a) + of(&b)) / 2.0))
+    };
+    let most = (0..choices.nodes.len()).flat_map(apart).max_by(|a, b| a.2.total_cmp(&b.2))?;
+    let (node, of, difference, middle) = most;
+    let half = |is_low: bool| {
+        let mut half = choices.clone();
+        let others = half.nodes[node].iter_mut().filter(|cost| (of(cost) < middle) != is_low);
+        others.for_each(|cost| cost.seconds = f64::INFINITY);
+        half
+    };
+    (difference > 0.0).then(|| [half(true), half(false)])
+}
+
+fn is_in(choices: &Choices, picks: &[usize]) -> bool {
+    choices.nodes.iter().zip(picks).all(|(node, &pick)| node[pick].seconds < f64::INFINITY)
 }
 
 /// Returns the strategies that need least memory, their bytes as value.
@@ -107,15 +166,36 @@ fn smallest(choices: &Choices) -> Found {
 struct Search<'a> {
     choices: &'a Choices,
     limits: Limits,
-    /// Planes over the multipliers that the bound does not rise above, by the strategies that make them.
-    points: Vec<[f64; 3]>,
+    points: Vec<Point>,
     best: Option<(Vec<usize>, Totals)>,
     /// The best bound met.
     dual: f64,
     rounds: usize,
 }
 
-impl Search<'_> {
+/// Strategies that were met, and the plane over the multipliers that they keep the bound below.
+struct Point {
+    picks: Vec<usize>,
+    height: f64,
+    slopes: [f64; 2],
+}
+
+impl<'a> Search<'a> {
+    fn new(choices: &'a Choices, limits: Limits, best: Option<(Vec<usize>, Totals)>) -> Self {
+        Self { choices, limits, points: Vec::new(), best, dual: 0.0, rounds: 0 }
+    }
+
+    /// Raises the bound as far as multipliers can.
+    fn converge(&mut self) {
+        while self.rounds < ROUNDS && !self.points.is_empty() {
+            let (lambda, mu, highest) = self.highest();
+            if self.is_closed(highest) || self.is_closed(self.step()) {
+                break;
+            }
+            self.ask(lambda, mu);
+        }
+    }
+
     fn step(&self) -> f64 {
         self.best.as_ref().map_or(f64::INFINITY, |(_, totals)| totals.step(self.limits.exposed))
     }
@@ -152,7 +232,8 @@ impl Search<'_> {
             return;
         }
         let slope = (self.limits.exposed - 1.0) * totals.seconds + totals.hidden;
-        self.points.push([totals.seconds, slope, self.excess(totals.bytes)]);
+        let slopes = [slope, self.excess(totals.bytes)];
+        self.points.push(Point { picks: picks.to_vec(), height: totals.seconds, slopes });
         if totals.bytes <= self.limits.bytes {
             let (picks, totals) = descend(self.choices, self.limits, picks.to_vec());
             if totals.step(self.limits.exposed) < self.step() {
@@ -165,7 +246,7 @@ impl Search<'_> {
     fn highest(&self) -> (f64, f64, f64) {
         // A multiplier of one leaves edges no weight where everything can hide.
         let most = if self.limits.exposed > 0.0 { 1.0 } else { 1.0 - 1e-9 };
-        let scale = 1e3 * self.points.iter().map(|point| point[0]).fold(0.0, f64::max);
+        let scale = 1e3 * self.points.iter().map(|point| point.height).fold(0.0, f64::max);
         let costly = if self.limits.bytes.is_finite() { scale } else { 0.0 };
         // Rows of `x·λ + y·μ + z·t ≤ right`.
         let mut rows = vec![
@@ -174,7 +255,7 @@ impl Search<'_> {
             [0.0, -1.0, 0.0, 0.0],
             [0.0, 1.0, 0.0, costly],
         ];
-        rows.extend(self.points.iter().map(|[height, slope, excess]| [-slope, -excess, 1.0, *height]));
+        rows.extend(self.points.iter().map(|point| [-point.slopes[0], -point.slopes[1], 1.0, point.height]));
         let mut highest = (0.0, 0.0, f64::NEG_INFINITY);
         for (i, first) in rows.iter().enumerate() {
             for (j, second) in rows[..i].iter().enumerate() {

@@ -1,0 +1,170 @@
+//! A layer as OptCNN and FlexFlow split it: what it makes has samples, channels, height and width, and its sums have a length.
+//!
+//! Parts are numbered with samples outermost and the parts of sums innermost; part `i` runs on device `i`. So the parts that
+//! exchange most share a node.
+
+/// In how many parts each dimension of a layer is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Degrees {
+    /// Parts of samples, channels, height and width of the result.
+    pub result: [usize; 4],
+    /// Parts of the sums that make one element of the result.
+    pub sums: usize,
+}
+
+impl Degrees {
+    /// Nothing is split.
+    pub const WHOLE: Self = Self { result: [1; 4], sums: 1 };
+
+    /// Returns the split of samples alone.
+    pub fn samples(parts: usize) -> Self {
+        Self { result: [parts, 1, 1, 1], sums: 1 }
+    }
+
+    /// Returns how many parts there are, one to a device.
+    pub fn parts(&self) -> usize {
+        self.tiles() * self.sums
+    }
+
+    /// Returns in how many parts the result is.
+    pub fn tiles(&self) -> usize {
+        self.result.iter().product()
+    }
+
+    /// Returns how many parts use the same part of the parameters.
+    pub fn replicas(&self) -> usize {
+        self.result[0] * self.result[2] * self.result[3]
+    }
+
+    /// Returns, for each dimension, how many devices apart neighbouring parts are; parts of sums are side by side.
+    pub(super) fn apart(&self) -> [usize; 4] {
+        let [_, channels, height, width] = self.result;
+        let pixels = self.sums * channels;
+        [pixels * width * height, self.sums, pixels * width, pixels]
+    }
+}
+
+/// Which part of a dimension of a value is read for a part of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Need {
+    /// All of it.
+    All,
+    /// The windows around the same part: element `i` reads from `i·stride − before` to `i·stride + after`.
+    Window {
+        /// Steps of the value for each of the result.
+        stride: u64,
+        /// Elements before.
+        before: u64,
+        /// Elements after.
+        after: u64,
+    },
+    /// The same part of a result in which the value begins at an element: a concatenation.
+    From(u64),
+    /// The same part of a result that has so many elements for each of the value: channels of an image laid out flat.
+    Flat(u64),
+    /// The part of the sums.
+    Sums,
+}
+
+impl Need {
+    /// The same part.
+    pub const SAME: Self = Self::Window { stride: 1, before: 0, after: 0 };
+}
+
+/// A value that a layer reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Read {
+    /// The layer that makes it; an earlier one.
+    pub from: usize,
+    /// What is read of its samples, channels, height and width.
+    pub needs: [Need; 4],
+    /// Whether a gradient flows back.
+    pub has_gradient: bool,
+}
+
+/// A layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Samples, channels, height and width of its result; one where there are none.
+    pub sizes: [u64; 4],
+    /// Bytes of an element of its result.
+    pub element: f64,
+    /// Which of them may be split.
+    pub splits: [bool; 4],
+    /// Length of the sums that make an element of the result, where they may be split.
+    pub sums: Option<u64>,
+    /// What it reads of other layers.
+    pub reads: Vec<Read>,
+    /// Bytes of its parameters.
+    pub parameters: f64,
+    /// Bytes of statistics over samples and pixels that all parts share.
+    pub statistics: f64,
+    /// Bytes that it keeps for the backward pass.
+    pub saved: f64,
+    /// The earlier layer that it is split like.
+    ///
+    /// Invariant: one whose result has the same sizes.
+    pub like: Option<usize>,
+}
+
+impl Layer {
+    /// Returns in which ways it can be split over so many devices; first, not at all. Degrees divide the number of devices,
+    /// samples, channels and sums; rows and columns may be uneven by one.
+    pub fn degrees(&self, devices: usize) -> Vec<Degrees> {
+        let fits = |dimension: usize, parts: usize| {
+            let size = self.sizes[dimension];
+            match dimension {
+                _ if parts == 1 => true,
+                0 | 1 => self.splits[dimension] && size.is_multiple_of(parts as u64),
+                _ => self.splits[dimension] && size >= parts as u64,
+            }
+        };
+        let divisors: Vec<usize> = (1..=devices).filter(|parts| devices.is_multiple_of(*parts)).collect();
+        let mut all = vec![Degrees::WHOLE];
+        for dimension in 0..5 {
+            let more = |degrees: &Degrees, parts: usize| {
+                let mut degrees = *degrees;
+                match dimension {
+                    4 => degrees.sums = parts,
+                    _ => degrees.result[dimension] = parts,
+                }
+                degrees
+            };
+            let is_possible = |parts: usize| match dimension {
+                4 => parts == 1 || self.sums.is_some_and(|length| length.is_multiple_of(parts as u64)),
+                _ => fits(dimension, parts),
+            };
+            all = all
+                .iter()
+                .flat_map(|degrees| divisors.iter().map(move |&parts| (degrees, parts)))
+                .filter(|&(degrees, parts)| {
+                    is_possible(parts) && devices.is_multiple_of(degrees.parts() * parts)
+                })
+                .map(|(degrees, parts)| more(degrees, parts))
+                .collect();
+        }
+        all
+    }
+}
+
+/// Returns the part of a dimension with some index, from its first element to the one behind its last.
+pub(super) fn part(size: u64, parts: usize, index: usize) -> (u64, u64) {
+    let at = |index: usize| size * index as u64 / parts as u64;
+    (at(index), at(index + 1))
+}
+
+impl Need {
+    /// Returns what is read of a dimension of a value with so many elements.
+    pub(super) fn range(self, size: u64, own: (u64, u64), sums: (u64, u64)) -> (u64, u64) {
+        let (first, end) = match self {
+            Self::All => (0, size),
+            Self::Window { stride, before, after } => {
+                ((own.0 * stride).saturating_sub(before), own.1.saturating_sub(1) * stride + after + 1)
+            }
+            Self::From(start) => (own.0.saturating_sub(start), own.1.saturating_sub(start)),
+            Self::Flat(each) => (own.0 / each, own.1.div_ceil(each)),
+            Self::Sums => sums,
+        };
+        (first.min(size), end.min(size))
+    }
+}

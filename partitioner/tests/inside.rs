@@ -1,0 +1,72 @@
+//! The search inside operators on the networks of the papers.
+
+mod inside {
+    pub mod nets;
+}
+
+use std::time::Instant;
+
+use inside::nets::{Devices, Net, alexnet, inception_v3, vgg16};
+use partitioner::inside::{Limits, Space, eliminate, split};
+
+fn devices(net: &Net, link: f64) -> Devices<'_> {
+    Devices { net, peak: 8e12, memory: 350e9, link, latency: 10e-6, is_bus: false }
+}
+
+#[test]
+fn the_dense_layers_of_alexnet_follow_the_link() {
+    // FlexFlow's figure 10b at a slow link: convolutions on both devices, dense layers on one.
+    let dense: [(f64, [[usize; 4]; 3]); 4] = [
+        (3e9, [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]),
+        (6e9, [[1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1]]),
+        (12e9, [[1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1]]),
+        (24e9, [[1, 2, 1, 1], [1, 2, 1, 1], [1, 2, 1, 1]]),
+    ];
+    for (link, expected) in dense {
+        let net = alexnet(64, false);
+        let devices = Devices { is_bus: true, ..devices(&net, link) };
+        let space = Space::new(&net.layers, 2, &devices);
+        let found = eliminate(&space.choices, |cost| cost.seconds + cost.hidden);
+        let each: Vec<[usize; 4]> =
+            (0..net.layers.len()).map(|layer| space.of_layer(layer, &found.picks).result).collect();
+        assert_eq!(each[..9], [[2, 1, 1, 1]; 9], "convolutions and pools at {link:e}");
+        assert_eq!(each[9..12], expected, "dense layers at {link:e}");
+    }
+}
+
+#[test]
+fn networks_are_split_next_to_optimally() {
+    let nets: [(&str, Net, usize); 7] = [
+        ("AlexNet", alexnet(512, false), 4),
+        ("AlexNet", alexnet(512, false), 16),
+        ("VGG-16", vgg16(512, false), 4),
+        ("VGG-16", vgg16(512, false), 16),
+        ("Inception-v3", inception_v3(512, false), 4),
+        ("Inception-v3", inception_v3(512, false), 16),
+        ("Inception-v3 with sums split", inception_v3(128, true), 4),
+    ];
+    for (name, net, n_devices) in nets {
+        let start = Instant::now();
+        let space = Space::new(&net.layers, n_devices, &devices(&net, 12e9));
+        let tables = start.elapsed();
+        eliminate(&space.choices, |cost| cost.seconds + cost.hidden);
+        let once = start.elapsed() - tables;
+        let even = space.data_parallel();
+        let limits = Limits { exposed: 1.0 / 3.0, bytes: f64::INFINITY };
+        let found =
+            split(&space.choices, limits, std::slice::from_ref(&even)).expect("nothing limits memory");
+        let even = space.choices.totals(&even).step(limits.exposed);
+        eprintln!(
+            "{name} on {n_devices}: tables {tables:?}, one elimination {once:?}, {} in all",
+            found.rounds
+        );
+        assert!(found.gap() <= 1e-3, "{name} on {n_devices}: {}", found.gap());
+        assert!(found.bound <= found.step && found.step <= even, "{name} on {n_devices}: {found:?}, {even}");
+        // Half of what the fastest split keeps forces another one.
+        let tight = Limits { bytes: 0.5 * found.totals.bytes, ..limits };
+        if let Ok(tight) = split(&space.choices, tight, &[]) {
+            assert!(tight.totals.bytes <= 0.5 * found.totals.bytes && tight.step >= found.bound, "{name}");
+            assert!(tight.gap() < 0.05, "{name} on {n_devices} in half of the memory: {}", tight.gap());
+        }
+    }
+}
