@@ -57,6 +57,9 @@ pub enum Command {
     Completions(completions::Completions),
     /// Print the manual page
     Man(man::Man),
+    /// Print the script that `trace` runs, which the Python package runs as well
+    #[command(hide = true)]
+    TraceScript,
 }
 
 impl Command {
@@ -83,6 +86,7 @@ impl Command {
             Command::Schema(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Man(command) => command.run(output),
+            Command::TraceScript => output.document(trace::SCRIPT),
         }
     }
 
@@ -99,7 +103,7 @@ impl Command {
             Command::Run(_) => Some("running the stages"),
             Command::Report(_) => Some(report::WORKING),
             Command::Trace(_) | Command::Profile(_) | Command::Emit(_) => None,
-            Command::Schema(_) | Command::Completions(_) | Command::Man(_) => None,
+            Command::Schema(_) | Command::Completions(_) | Command::Man(_) | Command::TraceScript => None,
         }
     }
 }
