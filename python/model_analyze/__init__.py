@@ -12,7 +12,7 @@ A thin layer over the command `model-analyze`, which does the work: docs/python.
 
 from . import answers
 from ._command import Error, NoPlan, Note, command
-from ._model import Answer, Model, Picture, Plan, Report, Split, load
+from ._model import Answer, Model, Picture, Plan, Report, Split, devices, load
 from ._tracing import TraceOptions, trace
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "TraceOptions",
     "answers",
     "command",
+    "devices",
     "load",
     "trace",
 ]

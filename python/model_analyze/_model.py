@@ -223,5 +223,11 @@ def load(path: Path) -> Model:
     return Model(path)
 
 
+def devices(name: Optional[str] = None) -> Answer[answers.DevicesAnswer]:
+    """Returns the devices of the catalogue, or all that is known of one."""
+    arguments = ["devices", *([] if name is None else [name])]
+    return Answer(run_json(*arguments), arguments)
+
+
 def _path_of(plan: Union[Plan, Path, None]) -> Any:
     return plan.path if isinstance(plan, Plan) else plan

@@ -88,6 +88,91 @@ class CriticalStep(TypedDict):
     seconds: Seconds
 
 
+class DeviceAnswer(TypedDict):
+    """A device of the catalogue."""
+
+    # The name that plans and answers use; `aliases` of its figures serve as well.
+    name: str
+
+    # What a cluster file says of a device type.
+    figures: DeviceType
+
+    # Whether curves ship that are fitted to measurements of this device or of another of the same chip; without them
+    # times come from its data sheet.
+    has_curves: bool
+
+    # What times of it come from.
+    times: str
+
+
+class _DeviceType(TypedDict):
+    # Memory that a process can use.
+    memory: Bytes
+
+    # Memory bandwidth.
+    memory_bandwidth: BytesPerSecond
+
+    # Peak rates by data type: `float32`, `tf32`, `bfloat16`, `float16`, `float8`.
+    peak: dict[str, FlopsPerSecond]
+
+
+class DeviceType(_DeviceType, total=False):
+    """What a device can do. Only the first three matter to every step; the rest refine a prediction and are facts of the catalogue."""
+
+    # What of it no tensor gets: kernels, buffers of collectives, what the allocator cannot fill. Nothing when absent.
+    reserve: Union[Bytes, None]
+
+    # Host link, each way.
+    host_bandwidth: Union[BytesPerSecond, None]
+
+    # Speed relative to the device that costs were measured on; 1 when absent.
+    speed: Union[float, None]
+
+    # Other names it is known by, as in `torch.cuda.get_device_name`.
+    aliases: list[str]
+
+    # `sm90`, `gfx942`, …
+    architecture: Union[str, None]
+
+    # Streaming multiprocessors, compute units or cores.
+    multiprocessors: Union[int, None]
+
+    # Last cache that all of them share.
+    l2: Union[Bytes, None]
+
+    # Cache behind `l2`, of a processor whose last one is so large and slow that `l2` is the core's own.
+    last_cache: Union[Bytes, None]
+
+    # The whole port to the other devices of a node (NVLink, Infinity Fabric), each way; none when they only meet over
+    # the host link.
+    link_bandwidth: Union[BytesPerSecond, None]
+
+    # The shortest time any operator takes.
+    launch: Union[Seconds, None]
+
+    # What the host takes to call an operator of an accelerator, Python included; 29 µs when absent.
+    host_call: Union[Seconds, None]
+
+    # Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
+    product_slowdown: Union[float, None]
+
+    # Time of plain copies relative to what the memory bandwidth promises; 1.25 when absent, 1.67 for processors.
+    copy_slowdown: Union[float, None]
+
+    # Where a figure comes from, by field.
+    sources: dict[str, str]
+
+
+class DevicesAnswer(TypedDict):
+    """Answer of `devices`."""
+
+    # Version of this answer.
+    schema_version: int
+
+    # The devices of the catalogue, or the one that was asked for.
+    devices: list[DeviceAnswer]
+
+
 class DiffAnswer(TypedDict):
     """Answer of `diff`."""
 
@@ -378,6 +463,9 @@ class FittedLinks(TypedDict):
 
     # What it was fitted to.
     tests: list[FittedCollective]
+
+
+FlopsPerSecond = float
 
 
 class _InspectBlock(TypedDict):

@@ -175,6 +175,7 @@ def answers_are_those_of_the_command():
     refused(lambda: model.split("2xh100"), "name it by `output`", TypeError)
     refused(lambda: model.plan("2xh1000"), "no device is called `h1000`")
     refused(lambda: model.plan("1xt4", memory_fraction=1e-6), "hint: ", model_analyze.NoPlan)
+    assert model_analyze.devices("h100").answer["devices"][0]["name"] == "H100-SXM5-80GB"
     refused(lambda: model.inspect(dept=1), "unexpected argument '--dept'")
     refused(lambda: model.graph().save("x.png"), "a picture is SVG")
     os.environ["MODEL_ANALYZE"] = "/nowhere"
