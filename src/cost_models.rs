@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cost_model::CostModel;
 use indexmap::IndexMap;
-use schema::{Cluster, CostModelFile, DeviceType, find_device};
+use schema::{Cluster, CostModelFile, DeviceType, UnknownDevice, find_device};
 
 use crate::{failure::Failure, files};
 
@@ -85,16 +85,21 @@ impl CostModels {
             };
         };
         let own = self.devices();
-        let (name, figures) = find_device(name, &own).map_err(|error| {
-            let similar = error.similar.join(" or ");
-            let failure = Failure::input(&error);
-            if similar.is_empty() { failure } else { failure.with_hint(format!("perhaps {similar}")) }
-        })?;
+        let (name, figures) = find_device(name, &own).map_err(|error| unknown_device(&error))?;
         if let [model, ..] = self.0.as_slice()
             && !self.0.iter().any(|model| model.device == name)
         {
             return Err(Failure::input(format!("the cost model is of {}, not of {name}", model.device)));
         }
         Ok(Some(self.of(name, figures)))
+    }
+}
+
+/// A device that is in no catalogue: the nearest are named, or where all are listed.
+pub fn unknown_device(error: &UnknownDevice) -> Failure {
+    let failure = Failure::input(error);
+    match error.similar.as_slice() {
+        [] => failure.with_hint("`model-analyze devices` lists them"),
+        similar => failure.with_hint(format!("perhaps {}", similar.join(" or "))),
     }
 }

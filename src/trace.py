@@ -40,7 +40,11 @@ OPAQUE = {"prim::If", "prim::Loop", "prim::With"}
 
 
 class Refused(Exception):
-    """A request that cannot be met; the text is for the user."""
+    """A request that cannot be met; the text is for the user, and the hint says what to do."""
+
+    def __init__(self, text, hint=None):
+        super().__init__(text)
+        self.hint = hint
 
 
 def dtype_name(dtype):
@@ -198,21 +202,40 @@ def _script_module():
     return torch.jit.ScriptModule
 
 
-def adapt_forward(model, names, flatten):
+def call_as_passed(function, names, values):
+    """Calls a function with tensors that were passed as they are, some by name."""
+    pairs = list(zip(names, values))
+    return function(
+        *(value for name, value in pairs if name is None), **{name: value for name, value in pairs if name is not None}
+    )
+
+
+def adapt_forward(model, names, flatten, rebuilt=None):
     """Gives `model` a `forward` whose parameters are the inputs in order and which returns tensors only.
 
     The instance gets it, not a wrapper module: the paths of parameters and modules stay as they are.
     """
-    forward = model.forward
+    before, forward = model.__dict__.get("forward"), model.forward
     parameters = [name or f"input_{index}" for index, name in enumerate(names)]
     passed = [f"{name}={name}" if name else parameters[index] for index, name in enumerate(names)]
     space = {"forward_": forward, "flatten_": (lambda output: output)}
+    if rebuilt:
+        space["forward_"] = lambda *values: rebuilt(forward, values)
+        passed = parameters
     if flatten:
         space["flatten_"] = lambda output: tuple(tensor for _, tensor in flatten_output(output))
     source = f"def forward(self, {', '.join(parameters)}):\n    return flatten_(forward_({', '.join(passed)}))\n"
     exec(compile(source, "<model-analyze>", "exec"), space)  # noqa: S102: our own text; the names are identifiers.
     model.forward = types.MethodType(space["forward"], model)
-    return lambda: model.__dict__.pop("forward", None)
+    return lambda: put_back(model, "forward", before)
+
+
+def put_back(owner, name, before):
+    """Gives an instance's attribute its value again, or takes it away where it had none of its own."""
+    if before is None:
+        owner.__dict__.pop(name, None)
+    else:
+        setattr(owner, name, before)
 
 
 # What autocast computes in float32 on a GPU but not on a processor, and the other way round (PyTorch's lists by function).
@@ -362,8 +385,11 @@ def leave_uncompiled():
     torch.nn.Module.compile = lambda *_, **__: None
 
 
-def without_compilers(model):
-    """Returns the model without what `torch.compile` has put around it or its parts, under the names that it had."""
+def without_compilers(model, undo=lambda *_: None):
+    """Returns the model without what `torch.compile` has put around it or its parts, under the names that it had.
+
+    `undo` is told what makes it as it was: a function and its arguments.
+    """
 
     def plain(module):
         while hasattr(module, "_orig_mod") and type(module).__name__ == "OptimizedModule":
@@ -373,11 +399,13 @@ def without_compilers(model):
     model = plain(model)
     for module in list(model.modules()):
         for name, child in module._modules.items():
-            if child is not None:
+            if child is not None and plain(child) is not child:
+                undo(module._modules.__setitem__, name, child)
                 module._modules[name] = plain(child)
     for module in model.modules():
         # What `module.compile()` leaves behind.
         if getattr(module, "_compiled_call_impl", None) is not None:
+            undo(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
             module._compiled_call_impl = None
     return model
 
@@ -399,11 +427,13 @@ def as_traced(autocast, device):
         yield
 
 
-def trace(model, inputs, *, strict=True, autocast=None, say=lambda **_: None, watching=contextlib.nullcontext):
+def trace(
+    model, inputs, *, rebuilt=None, strict=True, autocast=None, say=lambda **_: None, watching=contextlib.nullcontext
+):
     """Traces `model` with `inputs`, a list of (name or None, value).
 
-    Returns the traced module and the names of its outputs where it returned a structure. `watching` is entered while the
-    model is traced.
+    Returns the traced module and the names of its outputs where it returned a structure. `rebuilt` calls a function with the
+    values where they are passed inside of other things, each then with a name. `watching` is entered while the model is traced.
     """
     import torch
 
@@ -415,15 +445,15 @@ def trace(model, inputs, *, strict=True, autocast=None, say=lambda **_: None, wa
         say(note="turned use_cache off: a trace cannot return a cache")
 
     buffers = Buffers(model)
+    names = [name for name, _ in inputs]
     # A forward may write to its inputs.
-    positional = [copied(value) for name, value in inputs if name is None]
-    named = {name: copied(value) for name, value in inputs if name is not None}
+    values = [copied(value) for _, value in inputs]
 
     say(step="running forward")
     places = Places(model)
     try:
         with torch.random.fork_rng(), as_traced(autocast, device):
-            output = model(*positional, **named)
+            output = rebuilt(model, values) if rebuilt else call_as_passed(model, names, values)
     except Exception as error:
         error.module_path = places.innermost()
         raise
@@ -441,8 +471,8 @@ def trace(model, inputs, *, strict=True, autocast=None, say=lambda **_: None, wa
 
     say(step="tracing")
     restore = lambda: None  # noqa: E731
-    if named or not plain:
-        restore = adapt_forward(model, [name for name, _ in inputs], flatten=not plain)
+    if any(names) or not plain:
+        restore = adapt_forward(model, names, flatten=not plain, rebuilt=rebuilt)
     try:
         with warnings.catch_warnings(), torch.jit.optimized_execution(False), without_exports():
             # The tracer touches every attribute of a module, deprecated ones too.
@@ -771,6 +801,139 @@ def zeros(like):
     return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
 
 
+# What follows serves the command and the Python package, which traces models that live.
+
+
+@contextlib.contextmanager
+def called_by(model, method):
+    """Lets another method of a model be what is traced."""
+    if method is None:
+        yield
+        return
+    found = getattr(model, method, None)
+    if not callable(found):
+        raise Refused(f"{type(model).__name__} has no method {method!r}")
+    before = model.__dict__.get("forward")
+    model.forward = found
+    try:
+        yield
+    finally:
+        put_back(model, "forward", before)
+
+
+def write_archive(
+    model, call, specs, *, output, about, check=True, strict=False, autocast=None, stand_ins=None, inlined=None, say
+):
+    """Traces a model that is ready to be called, compares the trace with it, and saves the archive.
+
+    `specs` says of each tensor what further inputs are drawn from. Returns what is to be told. Raises `Refused`, or what the
+    model raises.
+    """
+    import torch
+
+    device = next((value.device for value in call.values), torch.device("cpu"))
+    ranges = [None if spec.get("is_fixed") else drawn_range(spec, model) for spec in specs]
+    if call.constants:
+        say(note=f"constants of the call are part of the trace: {', '.join(call.constants[:8])}")
+    watch, start = Watch(), time.monotonic()
+
+    @contextlib.contextmanager
+    def watching():
+        with watch.watching(), inlined.tracing() if inlined else contextlib.nullcontext():
+            yield
+
+    traced, outputs = trace(
+        model, call.inputs, rebuilt=call.rebuilt, strict=strict, autocast=autocast, say=say, watching=watching
+    )
+    refuse_functions_of_python(traced)
+    if stand_ins:
+        refuse_numbers_of_absent_weights(traced)
+    seconds = time.monotonic() - start
+    unchecked = "--no-check"
+    if check and all(spec.get("is_fixed") for spec in specs):
+        unchecked = "each input is a constant"
+    elif check:
+        say(step="comparing")
+        names = [name for name, _ in call.inputs]
+        subject = Check(
+            lambda values: call.rebuilt(model, values) if call.rebuilt else call_as_passed(model, names, values),
+            traced,
+            chance=watch.chance,
+            buffers=Buffers(model),
+            settings=lambda: as_traced(autocast, device),
+        )
+        try:
+            unchecked = compare(subject, draws(specs, ranges, call.inputs, device), seconds)
+        except Differs as error:
+            raise error.as_refusal(watch.found()) from error
+        for text in dict.fromkeys(subject.notes):
+            watch.add(None, None, text)
+    if stand_ins and stand_ins.zeros and not unchecked:
+        unchecked = "large weights are zeros while a model is traced without them"
+    say(step="saving")
+    absent = []
+    if stand_ins:
+        stand_ins.shrink()
+        absent = stand_ins.paths
+    if autocast:
+        about["autocast"] = autocast
+    if call.constants:
+        about["constants"] = ", ".join(call.constants)
+    if call.rebuilt:
+        about["inputs"] = ", ".join(call.paths)
+    text = record(
+        traced,
+        about=about,
+        training=model.training,
+        outputs=outputs,
+        absent=absent,
+        ranges=ranges,
+        notes=watch.found(),
+        checked=not unchecked,
+        unchecked=unchecked,
+        inlined_functions=list(inlined.names) if inlined else None,
+    )
+    save(traced, output, text)
+    parameters = {id(p): p.numel() for p in model.parameters()}
+    return {
+        "parameters": sum(parameters.values()),
+        "torch": torch.__version__,
+        "notes": watch.found(),
+        "unchecked": unchecked,
+        "inlined_functions": list(inlined.names) if inlined else [],
+    }
+
+
+def trace_live(model, positional, named, *, output, method=None, training=None, inline_functions=False, seed=0, say, **settings):
+    """Writes the archive of a model that somebody is working with, and leaves the model and torch as they were."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(torch.enable_grad())
+        torch.manual_seed(seed)
+        inlined = None
+        if inline_functions:
+            function = torch.autograd.Function
+            stack.callback(setattr, function, "apply", vars(function)["apply"])
+            inlined = Inlined()
+        model = without_compilers(model, stack.callback)
+        if isinstance(model, torch.jit.ScriptModule):
+            raise Refused("the model is a ScriptModule already: save it, and load the archive")
+        config = getattr(model, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            stack.callback(setattr, config, "use_cache", True)
+        if training is not None:
+            for module in model.modules():
+                stack.callback(setattr, module, "training", module.training)
+            model.train(training)
+        stack.enter_context(called_by(model, method))
+        call = Call(model.forward, positional, named)
+        about = {"target": f"{type(model).__module__}:{type(model).__qualname__}", "seed": str(seed)}
+        specs = [as_drawn(value) for value in call.values]
+        return write_archive(model, call, specs, output=output, about=about, inlined=inlined, say=say, **settings)
+
+
 # What follows serves the command alone.
 
 
@@ -906,6 +1069,38 @@ def user_frame(error):
     return {"file": shown, "line": line, "function": function, "text": linecache.getline(file, line).strip()}
 
 
+def built(request, say):
+    """Returns the model that a request names."""
+    if request.get("config"):
+        say(step=f"building {request['config']}")
+        return build_from_config(request["config"])
+    say(step=f"importing {request['target'].rpartition(':')[0]}")
+    found = load_target(request["target"])
+    say(step=f"building {request['target'].rpartition(':')[2]}")
+    return build(found, request["arguments"])
+
+
+def inputs_of(request, model, device, say):
+    """Returns the call that a request asks for, and what each of its tensors is drawn from."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    constants = request.get("constants") or {}
+    if request.get("input_file"):
+        say(step=f"reading {request['input_file']}")
+        positional, named = read_inputs(request["input_file"], model.forward)
+        there = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (positional, named | constants))
+        call = Call(model.forward, *there)
+        return call, [as_drawn(value) for value in call.values]
+    specs = request["inputs"]
+    if not specs:
+        specs = inputs_of_config(model)
+        say(note=f"example inputs: {' '.join('--input ' + spelling(spec) for spec in specs)}")
+    drawn = [(spec.get("name"), sample(spec, drawn_range(spec, model), device)) for spec in specs]
+    positional = [value for name, value in drawn if name is None]
+    return Call(model.forward, positional, {name: value for name, value in drawn if name is not None} | constants), specs
+
+
 def main():
     request = json.loads(sys.argv[1])
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
@@ -931,12 +1126,9 @@ def main():
         leave_uncompiled()
         inlined = Inlined() if request.get("inline_functions") else None
         torch.manual_seed(request["seed"])
-        say(step=f"importing {request['target'].rpartition(':')[0]}")
-        found = load_target(request["target"])
-        say(step=f"building {request['target'].rpartition(':')[2]}")
         is_weightless = request.get("weightless", False)
         with without_memory() if is_weightless else contextlib.nullcontext(), default_dtype(request.get("dtype")):
-            model = without_compilers(build(found, request["arguments"]))
+            model = without_compilers(built(request, say))
         if isinstance(model, torch.jit.ScriptModule):
             raise Refused("the model is a ScriptModule already; give its archive to the other commands")
         if request.get("state_dict"):
@@ -946,72 +1138,33 @@ def main():
         say(step=f"moving to {request['device']}")
         device = torch.device(request["device"])
         model = model.to(device).train(request["training"])
-        say(step="making inputs")
-        ranges = [drawn_range(spec, model) for spec in request["inputs"]]
-        inputs = [(spec.get("name"), sample(spec, drawn, device)) for spec, drawn in zip(request["inputs"], ranges)]
-        autocast = request.get("autocast")
-        watch, start = Watch(), time.monotonic()
-
-        @contextlib.contextmanager
-        def watching():
-            with watch.watching(), inlined.tracing() if inlined else contextlib.nullcontext():
-                yield
-
-        traced, outputs = trace(
-            model, inputs, strict=request["strict"], autocast=autocast, say=say, watching=watching
-        )
-        refuse_functions_of_python(traced)
-        if stand_ins:
-            refuse_numbers_of_absent_weights(traced)
-        seconds = time.monotonic() - start
-        unchecked = "--no-check"
-        if request["check"]:
-            say(step="comparing")
-            subject = Check(
-                model,
-                traced,
-                [name for name, _ in inputs],
-                chance=watch.chance,
-                buffers=Buffers(model),
-                settings=lambda: as_traced(autocast, device),
-            )
-            try:
-                unchecked = compare(subject, draws(request["inputs"], ranges, inputs, device), seconds)
-            except Differs as error:
-                say(error={"step": step, "kind": "differs", "message": str(error), "notes": watch.found()})
-                return 2
-            for text in dict.fromkeys(subject.notes):
-                watch.add(None, None, text)
-        if stand_ins and stand_ins.zeros and not unchecked:
-            unchecked = "large weights are zeros while a model is traced without them"
-        say(step="saving")
-        about = {"target": request["target"], "seed": str(request["seed"])}
-        if autocast:
-            about["autocast"] = autocast
+        about = {"target": request.get("config") or request["target"], "seed": str(request["seed"])}
         if is_weightless:
             about["weights"] = "none"
         if request["arguments"]:
             about["arguments"] = json.dumps(request["arguments"])
-        absent = []
-        if stand_ins:
-            stand_ins.shrink()
-            absent = stand_ins.paths
-        text = record(traced, about=about, training=request["training"], outputs=outputs, absent=absent, ranges=ranges, notes=watch.found(),
-            checked=not unchecked, unchecked=unchecked, inlined_functions=list(inlined.names) if inlined else None)
-        save(traced, request["output"], text)
-        parameters = {id(p): p.numel() for p in model.parameters()}
-        say(
-            done={
-                "parameters": sum(parameters.values()),
-                "torch": torch.__version__,
-                "notes": watch.found(),
-                "unchecked": unchecked,
-                "inlined_functions": list(inlined.names) if inlined else [],
-            }
-        )
+        if request.get("method"):
+            about["method"] = request["method"]
+        with called_by(model, request.get("method")):
+            say(step="making inputs")
+            call, specs = inputs_of(request, model, device, say)
+            done = write_archive(
+                model,
+                call,
+                specs,
+                output=request["output"],
+                about=about,
+                check=request["check"],
+                strict=request["strict"],
+                autocast=request.get("autocast"),
+                stand_ins=stand_ins,
+                inlined=inlined,
+                say=say,
+            )
+        say(done=done)
         return 0
     except Refused as error:
-        say(error={"step": step, "kind": "refused", "message": str(error)})
+        say(error={"step": step, "kind": "refused", "message": str(error), "hint": error.hint})
     except KeyboardInterrupt:
         say(error={"step": step, "kind": "interrupted", "message": "interrupted"})
     except (Exception, SystemExit) as error:

@@ -57,17 +57,33 @@ class Chance:
 ELSEWHERE = "on another input of the same sizes"
 
 
+# Statements that an error names.
+MOST_STATEMENTS = 4
+
+
 class Differs(Exception):
     """The archive is another model; the text says where."""
+
+    def as_refusal(self, notes):
+        """Returns what the user is told: where the trace is another model, and which statements may be why."""
+        places = [f"{note['file']}:{note['line']}: " if note["line"] is not None else "" for note in notes]
+        lines = [f"the trace is not the model: {self}"]
+        lines += [place + note["text"] for place, note in zip(places, notes)][:MOST_STATEMENTS]
+        if len(notes) > MOST_STATEMENTS:
+            lines.append(f"and {len(notes) - MOST_STATEMENTS} more statements like these")
+        reason = "choose with torch.where, masks or index_add instead of Python's if and numbers"
+        if not notes:
+            reason = "forward may keep numbers from one call to the next, or compute outside torch"
+        return Refused("\n  ".join(lines), hint=f"{reason}; --no-check writes the archive as it is")
 
 
 class Check:
     """Runs a model and its trace side by side."""
 
-    def __init__(self, model, traced, names, *, chance, buffers, settings):
-        self.model = model
+    def __init__(self, call, traced, *, chance, buffers, settings):
+        # Calls the model with tensors in the order of the archive's inputs.
+        self.call = call
         self.traced = traced
-        self.names = names
         self.chance = chance
         self.buffers = buffers
         # Makes the surroundings in which the model was traced.
@@ -75,11 +91,8 @@ class Check:
         self.notes = []
 
     def live(self, values, mode=contextlib.nullcontext):
-        pairs = list(zip(self.names, values))
-        positional = [value for name, value in pairs if name is None]
-        named = {name: value for name, value in pairs if name is not None}
         with self.settings(), mode():
-            return self.outputs(lambda: self.model(*positional, **named))
+            return self.outputs(lambda: self.call(values))
 
     def archived(self, values, mode=contextlib.nullcontext):
         import torch
@@ -153,7 +166,7 @@ class Check:
             ):
                 self.notes.append("the archive draws its random numbers in another order than the model")
                 return True
-        with moved(self.model) as moves:
+        with moved(self.buffers.model) as moves:
             rounded = apart(self.live([moves(value) for value in values]))
         if largest <= NOISE * rounded:
             self.notes.append("archive and model differ as much as rounding makes of the model's own numbers")
@@ -189,7 +202,10 @@ def draws(specs, ranges, inputs, device):
     """Yields further inputs of the same shapes, types and ranges, each sort likely to turn another choice around."""
     values = [value for _, value in inputs]
     for sort in (another, extreme, mirrored, positive, negative, lowest):
-        yield [sort(spec, drawn, value, device) for spec, drawn, value in zip(specs, ranges, values)]
+        yield [
+            value if spec.get("is_fixed") else sort(spec, drawn, value, device)
+            for spec, drawn, value in zip(specs, ranges, values)
+        ]
 
 
 def another(spec, drawn, value, device):

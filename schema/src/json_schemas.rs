@@ -7,9 +7,10 @@ use schemars::{Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Value, json};
 
 use crate::{
-    COLUMNS, CostModelFile, DiffAnswer, EmitAnswer, Executed, FitAnswer, FittedLinks, GraphDocument,
-    InspectReport, LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer, ProfileMap, ReportData,
-    SimulatedOrder, SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified, cluster_file::ClusterFile,
+    COLUMNS, CostModelFile, DevicesAnswer, DiffAnswer, EmitAnswer, Executed, FitAnswer, FittedLinks,
+    GraphDocument, InspectReport, LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer, ProfileMap,
+    ReportData, SimulatedOrder, SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified,
+    cluster_file::ClusterFile,
 };
 
 /// A JSON Schema with its name.
@@ -26,7 +27,7 @@ pub struct NamedSchema {
 /// Makes a type's schema.
 type Make = fn(&mut SchemaGenerator) -> Schema;
 
-const SCHEMAS: [(&str, &str, Make); 23] = [
+const SCHEMAS: [(&str, &str, Make); 24] = [
     ("plan", "plan.yaml: what `plan`, `split` and `emit` write", |g| root::<Plan>(g)),
     ("cluster", "cluster.yaml: devices and what joins them", |g| root::<ClusterFile>(g)),
     ("cost-model", "cost-model.yaml: what `fit` writes", |g| root::<CostModelFile>(g)),
@@ -48,6 +49,7 @@ const SCHEMAS: [(&str, &str, Make); 23] = [
         root::<SimulatedOrder>(g)
     }),
     ("answer-lint", "`simulate --csv ORDER --lint --format json`", |g| root::<LintedOrder>(g)),
+    ("answer-devices", "`devices --format json`", |g| root::<DevicesAnswer>(g)),
     ("answer-diff", "`diff --format json`", |g| root::<DiffAnswer>(g)),
     ("answer-emit", "`emit --format json`", |g| root::<EmitAnswer>(g)),
     ("answer-verify", "`verify --format json`", |g| root::<Verified>(g)),

@@ -20,6 +20,7 @@ mod cluster_short;
 mod cost_model;
 mod dag;
 mod data_type;
+mod devices_answer;
 mod dnn_partitioning;
 mod executed;
 mod execution;
@@ -58,6 +59,7 @@ pub use cost_model::{
     Numbers, Polynomial, Provenance, TermRange,
 };
 pub use data_type::data_type;
+pub use devices_answer::{DeviceAnswer, DevicesAnswer};
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{
     EXECUTED_VERSION, Executed, ExecutedStage, FirstDifference, TensorDifference, UncheckedForm, Verified,

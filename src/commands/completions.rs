@@ -1,9 +1,14 @@
 //! `model-analyze completions`: a script that a shell sources.
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory, builder::PossibleValuesParser};
 use clap_complete::Shell;
+use schema::catalogue;
 
+use super::{plan, split};
 use crate::{failure::Failure, output::Output};
+
+/// Devices that `--devices` offers of each name.
+const COUNTS: [u32; 4] = [1, 2, 4, 8];
 
 /// Arguments of `completions`.
 #[derive(Args)]
@@ -19,7 +24,41 @@ impl Completions {
     /// Prints the script.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut crate::Cli::command(), "model-analyze", &mut script);
+        clap_complete::generate(
+            self.shell,
+            &mut with_values(crate::Cli::command()),
+            "model-analyze",
+            &mut script,
+        );
         output.document(&String::from_utf8_lossy(&script))
     }
+}
+
+/// Adds the values that an argument takes. The command itself takes more, such as other names for them, and says more of a
+/// wrong one than clap could.
+fn with_values(command: Command) -> Command {
+    // The shortest name is what people type. clap wants names that live as long as the program, which ends here.
+    let shortest = catalogue().iter().map(|(name, figures)| {
+        let aliases = figures.aliases.iter().filter(|alias| !alias.contains(' '));
+        aliases.chain([name]).min_by_key(|name| name.len()).unwrap_or(name)
+    });
+    let devices: Vec<&'static str> = shortest.map(|name| &*name.to_lowercase().leak()).collect();
+    let several = COUNTS.iter().flat_map(|count| devices.iter().map(move |name| format!("{count}x{name}")));
+    let several: Vec<&'static str> = several.map(|several| &*several.leak()).collect();
+    let simulated = simulator::order::ALL.map(|schedule| schedule.name());
+    command
+        .mut_subcommand("inspect", |inspect| takes(inspect, "device", &devices))
+        .mut_subcommand("devices", |list| takes(list, "name", &devices))
+        .mut_subcommand("plan", |command| {
+            takes(takes(command, "devices", &several), "strategy", &plan::strategies())
+        })
+        .mut_subcommand("split", |command| {
+            let command = takes(takes(command, "devices", &several), "strategy", &plan::strategies());
+            takes(command, "schedule", &split::schedules())
+        })
+        .mut_subcommand("simulate", |simulate| takes(simulate, "schedule", &simulated))
+}
+
+fn takes(command: Command, argument: &'static str, values: &[&'static str]) -> Command {
+    command.mut_arg(argument, |argument| argument.value_parser(PossibleValuesParser::new(values.to_vec())))
 }

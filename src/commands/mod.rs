@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::{failure::Failure, output::Output, progress};
 
 mod completions;
+mod devices;
 mod diff;
 mod emit;
 mod fit;
@@ -51,12 +52,17 @@ pub enum Command {
     Run(run::Run),
     /// Write a model, its plan and its timeline as one page to look at
     Report(report::Report),
+    /// List the devices that are known: memory, peaks, links, sources
+    Devices(devices::Devices),
     /// Print the JSON Schema of a file or an answer
     Schema(schema::Schema),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Print the manual page
     Man(man::Man),
+    /// Print the script that `trace` runs, which the Python package runs as well
+    #[command(hide = true)]
+    TraceScript,
 }
 
 impl Command {
@@ -80,9 +86,11 @@ impl Command {
             Command::Verify(command) => command.run(output),
             Command::Run(command) => command.run(output),
             Command::Report(command) => command.run(output),
+            Command::Devices(command) => command.run(output),
             Command::Schema(command) => command.run(output),
             Command::Completions(command) => command.run(output),
             Command::Man(command) => command.run(output),
+            Command::TraceScript => output.document(trace::SCRIPT),
         }
     }
 
@@ -99,7 +107,8 @@ impl Command {
             Command::Run(_) => Some("running the stages"),
             Command::Report(_) => Some(report::WORKING),
             Command::Trace(_) | Command::Profile(_) | Command::Emit(_) => None,
-            Command::Schema(_) | Command::Completions(_) | Command::Man(_) => None,
+            Command::Devices(_) | Command::Schema(_) | Command::Completions(_) | Command::Man(_) => None,
+            Command::TraceScript => None,
         }
     }
 }

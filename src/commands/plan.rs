@@ -35,7 +35,7 @@ use self::objective::{Aim, ObjectiveArguments};
 use self::without_peers::{compat, workload};
 pub use self::{
     answer::looked_at,
-    arguments::PlanArguments,
+    arguments::{PlanArguments, strategies},
     input::Input,
     model::{Subject, planned},
     request::PlanRequest,

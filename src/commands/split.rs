@@ -97,8 +97,13 @@ const PIPELINES: [(Schedule, Strategy); 4] = [
 const OTHERS: [(Schedule, Strategy); 2] =
     [(Schedule::LayerParallel, Strategy::Layer), (Schedule::PipeDream, Strategy::PipeDream)];
 
+/// Returns the names of the schedules that are offered.
+pub fn schedules() -> Vec<&'static str> {
+    PIPELINES.map(|one| one.0.name()).to_vec()
+}
+
 fn schedule_help() -> String {
-    format!("Schedule of the pipeline, instead of the best: {}", PIPELINES.map(|one| one.0.name()).join(", "))
+    format!("Schedule of the pipeline, instead of the best: {}", schedules().join(", "))
 }
 
 impl Split {

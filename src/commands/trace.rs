@@ -25,15 +25,13 @@ pub mod input_spec;
 
 use input_spec::InputSpec;
 
-/// The last part begins the work.
-const SCRIPT: &str = concat!(
+/// The last part begins the work. The Python package runs it as well, on models that live.
+pub const SCRIPT: &str = concat!(
     include_str!("../trace_notes.py"),
     include_str!("../trace_check.py"),
+    include_str!("../trace_inputs.py"),
     include_str!("../trace.py")
 );
-
-/// Statements that an error names.
-const MOST_STATEMENTS: usize = 4;
 
 /// Arguments of `trace`.
 #[derive(Args)]
@@ -44,6 +42,8 @@ Examples:
   model-analyze trace unet.py:UNet --input 8x3x256x256 --train --autocast bfloat16 -o unet.pt
   model-analyze trace gpt.py:build --input ids=8x128:int64 --input mask=8x128:bool -o gpt.pt
   model-analyze trace train.py:Net --input 32x100 --state-dict net.safetensors -o net.pt
+  model-analyze trace train.py:Net --input-file batch.pt --constant training=false -o net.pt
+  model-analyze trace --hf Llama-3-8B/config.json --no-weights --dtype bfloat16 -o llama.pt
 
 Inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH]:
   8x3x224x224          float32, normally distributed
@@ -52,15 +52,38 @@ Inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH]:
                        passed as the keyword argument `ids`, from 0 up to 50256
   scalar               a tensor without dimensions
 
+An --input-file holds what forward is called with: a tensor, a tuple or list of the positional arguments,
+a dict of those by name, or {\"args\": [...], \"kwargs\": {...}}. Tensors may lie in dicts, lists and tuples.
+It is a .safetensors, a .json whose lists of numbers are tensors, or what torch.save wrote of tensors.
+
 The target is imported from the current folder or from the interpreter's packages.
 A class or function is called with the values of --arg; a model is taken as it is.")]
 pub struct Trace {
     /// What to trace: `package.module:name` or `path/to/file.py:name`, a class, a function or a model
-    target: String,
+    #[arg(required_unless_present = "config", conflicts_with = "config")]
+    target: Option<String>,
+
+    /// Trace the model of Hugging Face's transformers that a config.json, or a folder with one, describes: its weights are
+    /// random, nothing is fetched, and inputs that are not given are examples
+    #[arg(long = "hf", value_name = "CONFIG", conflicts_with = "arguments")]
+    config: Option<PathBuf>,
 
     /// An example input, in the order of `forward`: [NAME=]SHAPE[:DTYPE][:LOW..HIGH]
-    #[arg(long = "input", short, value_name = "INPUT", required = true, allow_hyphen_values = true)]
+    #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
+    #[arg(required_unless_present_any = ["config", "input_file"])]
     inputs: Vec<String>,
+
+    /// A file of inputs, nothing of which is executed: .pt, .safetensors or .json
+    #[arg(long, value_name = "FILE", conflicts_with = "inputs")]
+    input_file: Option<PathBuf>,
+
+    /// A constant that `forward` is called with by name; the value is JSON, or text where it is no JSON
+    #[arg(long = "constant", value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    constants: Vec<String>,
+
+    /// The method to trace instead of `forward`
+    #[arg(long, value_name = "NAME")]
+    method: Option<String>,
 
     /// A keyword argument of the target; the value is JSON, or text where it is no JSON
     #[arg(long = "arg", short, value_name = "KEY=VALUE", allow_hyphen_values = true)]
@@ -183,13 +206,8 @@ impl Trace {
     }
 
     fn request(&self) -> Result<Value, Failure> {
-        let (place, name) = self.target.rsplit_once(':').unwrap_or_default();
-        if place.is_empty() || name.is_empty() {
-            return Err(Failure::input(format!("target `{}` does not say what to call", self.target))
-                .with_hint("write package.module:name or path/to/file.py:name"));
-        }
-        if place.ends_with(".py") && !Path::new(place).is_file() {
-            return Err(Failure::input(format!("{place}: no such file")));
+        if let Some(target) = &self.target {
+            check_target(target)?;
         }
         let mut inputs = Vec::new();
         for text in &self.inputs {
@@ -201,17 +219,20 @@ impl Trace {
             inputs.push(spec);
         }
         check_names(&inputs)?;
-        let state_dict = match &self.state_dict {
-            Some(path) if !path.is_file() => {
-                return Err(Failure::input(format!("{}: no such file", path.display())));
-            }
-            Some(path) => Value::from(utf8(path.as_os_str())?),
-            None => Value::Null,
-        };
+        let constants = parse_arguments("--constant", &self.constants)?;
+        if let Some(name) =
+            inputs.iter().filter_map(|input| input.name.as_ref()).find(|name| constants.contains_key(*name))
+        {
+            return Err(Failure::input(format!("{name} is given by --input and by --constant")));
+        }
         Ok(json!({
             "target": self.target,
-            "arguments": parse_arguments(&self.arguments)?,
+            "config": existing(self.config.as_deref(), Path::exists)?,
+            "arguments": parse_arguments("--arg", &self.arguments)?,
             "inputs": inputs.iter().map(InputSpec::to_json).collect::<Vec<_>>(),
+            "input_file": existing(self.input_file.as_deref(), Path::is_file)?,
+            "constants": constants,
+            "method": self.method,
             "training": self.train,
             "autocast": self.autocast,
             "weightless": self.no_weights,
@@ -221,7 +242,7 @@ impl Trace {
             "check": !self.no_check,
             "inline_functions": self.inline_functions,
             "strict": self.strict,
-            "state_dict": state_dict,
+            "state_dict": existing(self.state_dict.as_deref(), Path::is_file)?,
             "strict_state_dict": !self.partial_state_dict,
             "output": utf8(absolute(&self.output)?.as_os_str())?,
         }))
@@ -265,8 +286,8 @@ impl Trace {
                 ))
             }
             "python" => self.exception(error, step),
-            "differs" => difference(error),
-            _ => Failure::input(text("message")),
+            _ if text("hint").is_empty() => Failure::input(text("message")),
+            _ => Failure::input(text("message")).with_hint(text("hint")),
         }
     }
 
@@ -325,27 +346,26 @@ fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Says where the trace is another model than the one that was traced, and which statements may be why.
-fn difference(error: &Value) -> Failure {
-    let text =
-        |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let mut message = format!("the trace is not the model: {}", text(error, "message"));
-    let notes = error.get("notes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    for note in notes.iter().take(MOST_STATEMENTS) {
-        message.push_str("\n  ");
-        if let Some(line) = note.get("line").and_then(Value::as_u64) {
-            message.push_str(&format!("{}:{line}: ", text(note, "file")));
-        }
-        message.push_str(&text(note, "text"));
+/// Finds out that a target cannot be one before an interpreter starts.
+fn check_target(target: &str) -> Result<(), Failure> {
+    let (place, name) = target.rsplit_once(':').unwrap_or_default();
+    if place.is_empty() || name.is_empty() {
+        return Err(Failure::input(format!("target `{target}` does not say what to call"))
+            .with_hint("write package.module:name or path/to/file.py:name"));
     }
-    if notes.len() > MOST_STATEMENTS {
-        message.push_str(&format!("\n  and {} more statements like these", notes.len() - MOST_STATEMENTS));
+    if place.ends_with(".py") && !Path::new(place).is_file() {
+        return Err(Failure::input(format!("{place}: no such file")));
     }
-    Failure::input(message).with_hint(if notes.is_empty() {
-        "forward may keep numbers from one call to the next, or compute outside torch; --no-check writes the archive as it is"
-    } else {
-        "choose with torch.where, masks or index_add instead of Python's if and numbers; --no-check writes the archive as it is"
-    })
+    Ok(())
+}
+
+/// Returns a path as the script takes it, null where none was given.
+fn existing(path: Option<&Path>, is_there: fn(&Path) -> bool) -> Result<Value, Failure> {
+    match path {
+        Some(path) if !is_there(path) => Err(Failure::input(format!("{}: no such file", path.display()))),
+        Some(path) => Ok(utf8(path.as_os_str())?.into()),
+        None => Ok(Value::Null),
+    }
 }
 
 fn check_names(inputs: &[InputSpec]) -> Result<(), Failure> {
@@ -364,17 +384,17 @@ fn check_names(inputs: &[InputSpec]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn parse_arguments(arguments: &[String]) -> Result<Map<String, Value>, Failure> {
+fn parse_arguments(option: &str, arguments: &[String]) -> Result<Map<String, Value>, Failure> {
     let mut parsed = Map::new();
     for argument in arguments {
         let Some((key, value)) = argument.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-            return Err(Failure::input(format!("--arg {argument} is not KEY=VALUE")).with_hint(
-                "values are JSON: --arg num_classes=10 --arg weights=null --arg 'name=\"tiny\"'",
-            ));
+            return Err(Failure::input(format!("{option} {argument} is not KEY=VALUE")).with_hint(format!(
+                "values are JSON: {option} num_classes=10 {option} weights=null {option} 'name=\"tiny\"'"
+            )));
         };
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
         if parsed.insert(key.to_owned(), value).is_some() {
-            return Err(Failure::input(format!("--arg {key} is given twice")));
+            return Err(Failure::input(format!("{option} {key} is given twice")));
         }
     }
     Ok(parsed)

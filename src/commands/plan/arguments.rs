@@ -229,7 +229,7 @@ fn strategy_help() -> String {
     format!("Strategy: {}", strategies().join(", "))
 }
 
-/// Returns what `--strategy` takes.
-fn strategies() -> Vec<&'static str> {
+/// Returns the names that `--strategy` lists.
+pub fn strategies() -> Vec<&'static str> {
     std::iter::once("auto").chain(STRATEGIES.iter().map(|strategy| strategy.name())).collect()
 }

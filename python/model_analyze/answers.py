@@ -1,0 +1,1436 @@
+"""The answers of the command as Python sees them. Made from schema/json by python/generate_answers.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict, Union
+
+
+class Band(TypedDict):
+    """Eight of ten measured times lie between."""
+
+    # One of ten is shorter.
+    p10: Seconds
+
+    # One of ten is longer.
+    p90: Seconds
+
+
+class _ByHand(TypedDict):
+    # `even-layers`, `even-parameters`, …
+    strategy: str
+
+
+class ByHand(_ByHand, total=False):
+    """A split by hand."""
+
+    # Its step, by the planner's objective.
+    step_seconds: Union[float, None]
+
+    # Why there is none.
+    fails: Union[str, None]
+
+
+Bytes = int
+
+
+BytesPerSecond = float
+
+
+class _ComparedPlan(TypedDict):
+    # `best pipeline`, `even layers, by hand`; or a strategy.
+    name: str
+
+    # Whether it is the plan that was chosen.
+    is_chosen: bool
+
+
+class ComparedPlan(_ComparedPlan, total=False):
+    """A plan beside the one that was chosen."""
+
+    # Strategy that made it.
+    strategy: Union[str, None]
+
+    # Its schedule.
+    schedule: Union[str, None]
+
+    # Parts that the model is cut into.
+    stages: Union[int, None]
+
+    # Parts on each device, where there are several: `stages` counts them all.
+    chunks: Union[int, None]
+
+    # Its simulated step.
+    step_seconds: Union[float, None]
+
+    # By how much its step is longer, as a share.
+    slower: Union[float, None]
+
+    # Why there is none.
+    fails: Union[str, None]
+
+
+class CriticalStep(TypedDict):
+    """One operation of the critical path."""
+
+    # Device, or devices of a link: `gpu0 → gpu1`.
+    place: str
+
+    # Operation: `3F0`.
+    name: str
+
+    # What it is.
+    kind: SpanKind
+
+    # Start.
+    start_seconds: Seconds
+
+    # Time it takes of the step.
+    seconds: Seconds
+
+
+class DeviceAnswer(TypedDict):
+    """A device of the catalogue."""
+
+    # The name that plans and answers use; `aliases` of its figures serve as well.
+    name: str
+
+    # What a cluster file says of a device type.
+    figures: DeviceType
+
+    # Whether curves ship that are fitted to measurements of this device or of another of the same chip; without them
+    # times come from its data sheet.
+    has_curves: bool
+
+    # What times of it come from.
+    times: str
+
+
+class _DeviceType(TypedDict):
+    # Memory that a process can use.
+    memory: Bytes
+
+    # Memory bandwidth.
+    memory_bandwidth: BytesPerSecond
+
+    # Peak rates by data type: `float32`, `tf32`, `bfloat16`, `float16`, `float8`.
+    peak: dict[str, FlopsPerSecond]
+
+
+class DeviceType(_DeviceType, total=False):
+    """What a device can do. Only the first three matter to every step; the rest refine a prediction and are facts of the catalogue."""
+
+    # What of it no tensor gets: kernels, buffers of collectives, what the allocator cannot fill. Nothing when absent.
+    reserve: Union[Bytes, None]
+
+    # Host link, each way.
+    host_bandwidth: Union[BytesPerSecond, None]
+
+    # Speed relative to the device that costs were measured on; 1 when absent.
+    speed: Union[float, None]
+
+    # Other names it is known by, as in `torch.cuda.get_device_name`.
+    aliases: list[str]
+
+    # `sm90`, `gfx942`, …
+    architecture: Union[str, None]
+
+    # Streaming multiprocessors, compute units or cores.
+    multiprocessors: Union[int, None]
+
+    # Last cache that all of them share.
+    l2: Union[Bytes, None]
+
+    # Cache behind `l2`, of a processor whose last one is so large and slow that `l2` is the core's own.
+    last_cache: Union[Bytes, None]
+
+    # The whole port to the other devices of a node (NVLink, Infinity Fabric), each way; none when they only meet over
+    # the host link.
+    link_bandwidth: Union[BytesPerSecond, None]
+
+    # The shortest time any operator takes.
+    launch: Union[Seconds, None]
+
+    # What the host takes to call an operator of an accelerator, Python included; 29 µs when absent.
+    host_call: Union[Seconds, None]
+
+    # Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
+    product_slowdown: Union[float, None]
+
+    # Time of plain copies relative to what the memory bandwidth promises; 1.25 when absent, 1.67 for processors.
+    copy_slowdown: Union[float, None]
+
+    # Where a figure comes from, by field.
+    sources: dict[str, str]
+
+
+class DevicesAnswer(TypedDict):
+    """Answer of `devices`."""
+
+    # Version of this answer.
+    schema_version: int
+
+    # The devices of the catalogue, or the one that was asked for.
+    devices: list[DeviceAnswer]
+
+
+class DiffAnswer(TypedDict):
+    """Answer of `diff`."""
+
+    # Version of this answer.
+    schema_version: int
+
+    # The first plan.
+    before: DiffSide
+
+    # The second plan.
+    after: DiffSide
+
+    # Whether both are for the same trace.
+    is_same_model: bool
+
+    # Whether both are for the same cluster.
+    is_same_cluster: bool
+
+    # Time of a micro-batch after over before, less one: negative is faster.
+    time_change: float
+
+    # Bubble after minus before, in shares of device time.
+    bubble_change: float
+
+    # Blocks that are in another stage, in the order of the model.
+    moved: list[MovedBlock]
+
+    # Blocks whose activations are computed again, or wait in host memory, in one plan only.
+    kept_otherwise: list[KeptOtherwise]
+
+    # Devices of both, in order of their names.
+    devices: list[DiffDevice]
+
+
+class _DiffDevice(TypedDict):
+    # Its name.
+    name: str
+
+
+class DiffDevice(_DiffDevice, total=False):
+    """A device in both plans."""
+
+    # Simulated peak before; absent where it runs nothing.
+    before: Union[Bytes, None]
+
+    # Simulated peak after; absent where it runs nothing.
+    after: Union[Bytes, None]
+
+
+class DiffSide(TypedDict):
+    """What a plan comes to."""
+
+    # The file.
+    file: str
+
+    # Name of the model.
+    model: str
+
+    # Strategy.
+    strategy: str
+
+    # Schedule.
+    schedule: str
+
+    # Micro-batches in a step.
+    micro_batches: int
+
+    # Devices of each stage.
+    stages: list[list[str]]
+
+    # One simulated step.
+    step_seconds: Seconds
+
+    # That over its micro-batches.
+    micro_batch_seconds: Seconds
+
+    # Share of device time spent idle.
+    bubble: float
+
+
+class EmitAnswer(TypedDict):
+    """Answer of `emit`."""
+
+    # Version of this answer.
+    schema_version: int
+
+    # Where everything lies.
+    folder: str
+
+    # Bytes written.
+    bytes: int
+
+    # Stages in order.
+    stages: list[EmittedStage]
+
+    # Parameters that several stages hold: where, and under which name.
+    tied: list[list[TiedPlace]]
+
+
+class EmittedStage(TypedDict):
+    """A stage that was written."""
+
+    # Its blocks by path.
+    blocks: list[str]
+
+    # Number of its operators.
+    operators: int
+
+    # Trained elements.
+    parameters: int
+
+    # Names of its inputs.
+    inputs: list[str]
+
+    # Names of its outputs.
+    outputs: list[str]
+
+
+class _Executed(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # The schedule that ran.
+    schedule: str
+
+    # Micro-batches in a step.
+    micro_batches: int
+
+    # Steps that were timed; warm-up is not among them.
+    steps: int
+
+    # Median time of a step.
+    step_seconds: Seconds
+
+    # Samples in a second, by the first dimension of the first input.
+    samples_per_second: float
+
+    # Share of device time that was idle.
+    bubble: float
+
+    # Stages in order.
+    stages: list[ExecutedStage]
+
+    # Mean loss of each step; empty without libtorch.
+    losses: list[float]
+
+
+class Executed(_Executed, total=False):
+    """Answer of `run`: what the pipeline took."""
+
+    # What the plan predicted for a step, where it did.
+    predicted_step_seconds: Union[Seconds, None]
+
+    # Peak memory of this process.
+    process_peak_bytes: Union[Bytes, None]
+
+
+class ExecutedStage(TypedDict):
+    """What one stage took."""
+
+    # Position.
+    stage: int
+
+    # Devices that ran it.
+    devices: list[str]
+
+    # Median forward time of a micro-batch.
+    forward_seconds: Seconds
+
+    # Median backward time of a micro-batch, both halves together.
+    backward_seconds: Seconds
+
+
+class FirstDifference(TypedDict):
+    """The first tensor that differs."""
+
+    # The stage.
+    stage: int
+
+    # The output, or the parameter or input whose gradient it is.
+    tensor: str
+
+
+class FitAnswer(TypedDict):
+    """The answer of `fit`."""
+
+    # Version of this shape.
+    schema_version: int
+
+    # `physical`, `raw` or `roofline`.
+    features: str
+
+    # `random`, `extrapolate` or `cross_validation`.
+    split: str
+
+    # Seed of the split.
+    seed: int
+
+    # One for each kind, data type, phase and device.
+    groups: list[FitGroup]
+
+
+class FitGroup(TypedDict):
+    """How good the model of one group is on rows that it was not fitted to; errors are in percent."""
+
+    # Kind of operator.
+    kind: str
+
+    # Data type.
+    dtype: str
+
+    # Part of the training step.
+    phase: Phase
+
+    # Device.
+    device: str
+
+    # Held-out rows.
+    rows: int
+
+    # Fitted rows.
+    train_rows: int
+
+    # Rows of a shape that was there already; their median was taken.
+    duplicates: int
+
+    # Fitted rows that lie far off and had little weight.
+    outliers: int
+
+    # Mean absolute relative error.
+    mape: float
+
+    # Median absolute relative error.
+    median: float
+
+    # Error that one of ten rows exceeds.
+    p90: float
+
+    # Sum of absolute errors over the sum of times.
+    time_weighted: float
+
+    # Rank correlation.
+    spearman: float
+
+    # Share of rows inside p10–p90.
+    coverage: float
+
+    # Predictions that are not positive.
+    negative: int
+
+
+class FittedCollective(TypedDict):
+    """A measured collective and how well the fitted link tells its times; errors are in percent."""
+
+    # `all_reduce`, `all_gather`, …
+    collective: str
+
+    # Ranks.
+    ranks: int
+
+    # Hosts that they ran on.
+    hosts: int
+
+    # Sizes that were measured.
+    sizes: int
+
+    # The smallest.
+    least: Bytes
+
+    # The largest.
+    most: Bytes
+
+    # Median absolute relative error.
+    median: float
+
+    # The largest.
+    worst: float
+
+
+class FittedLinks(TypedDict):
+    """The answer of `fit` to the output of nccl-tests."""
+
+    # Version of this shape.
+    schema_version: int
+
+    # The link that explains the times, as a level of a cluster file.
+    level: Level
+
+    # What it was fitted to.
+    tests: list[FittedCollective]
+
+
+FlopsPerSecond = float
+
+
+class _InspectBlock(TypedDict):
+    # Unique in the model: `layer1.0.relu (call 2)`; empty for the root.
+    path: str
+
+    # The class's last name.
+    kind: str
+
+    # Distance from the root.
+    depth: int
+
+    # Number of operators in it.
+    operators: int
+
+    # Equal for blocks that do the same on the same sizes.
+    structure: str
+
+
+class InspectBlock(_InspectBlock, total=False):
+    """One block."""
+
+    # Sizes of the first tensor that it returns; null when it returns none or they are not known.
+    output_shape: Union[list[Union[int, None]], None]
+
+    # Element type of that tensor.
+    output_dtype: Union[str, None]
+
+    # Trained elements that it reads, tied ones once; null when not all of their sizes are known.
+    parameters: Union[int, None]
+
+    # Forward operations, those of `fused_flops` left out; null when sizes that they follow from are not known.
+    flops: Union[int, None]
+
+    # Further forward operations, in fused kernels.
+    fused_flops: int
+
+    # Backward operations; null where `flops` is.
+    backward_flops: Union[int, None]
+
+    # Bytes that autograd keeps from here; null when sizes that they follow from are not known.
+    activation_bytes: Union[int, None]
+
+    # Predicted seconds from inputs to outputs; absent, like what follows, when no device was asked for.
+    forward_seconds: Union[float, None]
+
+    # Predicted seconds of both gradients.
+    backward_seconds: Union[float, None]
+
+    # More about them.
+    time: Union[InspectTime, None]
+
+
+class _InspectReport(TypedDict):
+    # Version of this form.
+    schema_version: int
+
+    # The model's name.
+    model: str
+
+    # What is known of the model's inputs.
+    inputs: list[NamedTensor]
+
+    # What the model returns.
+    outputs: list[NamedTensor]
+
+    # Sums over the whole model.
+    totals: InspectTotals
+
+    # Blocks down to the asked depth, parents before their children; the root's path is empty.
+    blocks: list[InspectBlock]
+
+    # Operators that no rule knows.
+    unknown: list[InspectUnknown]
+
+    # Operators whose inferred type is not the recorded one: our error, and the recorded one was used.
+    disagreements: list[str]
+
+    # What could not be followed exactly when the trace was read.
+    notes: list[str]
+
+
+class InspectReport(_InspectReport, total=False):
+    """A model as a table of blocks."""
+
+    # Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    trace_notes: list[str]
+
+    # Where predicted times come from; absent when no device was asked for.
+    times: Union[TimesFrom, None]
+
+
+class InspectTime(TypedDict):
+    """More about a block's predicted time."""
+
+    # Eight of ten measured forward times lie between.
+    forward: Band
+
+    # Eight of ten measured backward times lie between.
+    backward: Band
+
+    # Seconds of the gradient of the inputs.
+    input_gradient_seconds: float
+
+    # Seconds of the gradient of the weights.
+    weight_gradient_seconds: float
+
+    # Scratch memory that a kernel asks for, at most.
+    workspace_bytes: int
+
+    # The least certain source: `measured`, `overhead`, `curve`, `scaled-curve`, `roofline`; `free` when nothing runs.
+    source: str
+
+    # Whether launching takes most of the forward time.
+    is_launch_bound: bool
+
+
+class _InspectTotals(TypedDict):
+    # Elements of buffers.
+    buffers: int
+
+    # Further forward operations, in fused attention and recurrent kernels: torch's counter misses them on a CPU and
+    # counts attention's by the same formula on a GPU.
+    fused_flops: int
+
+    # Number of operators.
+    operators: int
+
+    # Number of operators that no rule knows.
+    unknown_operators: int
+
+
+class InspectTotals(_InspectTotals, total=False):
+    """Sums over the whole model."""
+
+    # Trained elements, tied ones once; null when the trace does not say the sizes of all of them.
+    parameters: Union[int, None]
+
+    # Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two; null when sizes that
+    # they follow from are not known.
+    flops: Union[int, None]
+
+    # Backward operations; null where `flops` is.
+    backward_flops: Union[int, None]
+
+    # Bytes of parameters, tied ones once; null where `parameters` is.
+    parameter_bytes: Union[int, None]
+
+    # Bytes that autograd keeps for the backward pass; null when sizes that they follow from are not known.
+    activation_bytes: Union[int, None]
+
+    # Parameters and buffers whose sizes the trace neither says nor determines; some of them are named in the notes.
+    tensors_of_unknown_size: int
+
+
+class InspectUnknown(TypedDict):
+    """An operator that no rule knows."""
+
+    # Its name.
+    name: str
+
+    # How often it occurs.
+    count: int
+
+    # Paths of blocks that it occurs in, some of them when there are many.
+    paths: list[str]
+
+    # True when the shapes of its results are recorded.
+    is_recorded: bool
+
+
+class KeptOtherwise(TypedDict):
+    """A block whose activations are kept otherwise."""
+
+    # Its path.
+    block: str
+
+    # `kept`, `computed again` or `in host memory`.
+    before: str
+
+    # The same, after.
+    after: str
+
+
+class Level(TypedDict):
+    """What joins the members of one level."""
+
+    # `nvlink`, `pcie`, `infiniband`, …; shown in messages.
+    name: str
+
+    # Bandwidth of one device's port, each way.
+    bandwidth: BytesPerSecond
+
+    # Time before the first byte arrives.
+    latency: Seconds
+
+
+class _LintFinding(TypedDict):
+    # `error` or `warning`.
+    severity: str
+
+    # The problem and its reason.
+    message: str
+
+
+class LintFinding(_LintFinding, total=False):
+    """One problem of an order."""
+
+    # The rank, where it has one.
+    rank: Union[int, None]
+
+    # The position in the rank's program, from 0, idle slots not counted.
+    position: Union[int, None]
+
+
+class _LintedOrder(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # Whether the order runs and is complete.
+    ok: bool
+
+    # Problems, errors first.
+    findings: list[LintFinding]
+
+
+class LintedOrder(_LintedOrder, total=False):
+    """Answer of `simulate --csv --lint`."""
+
+    # Most activations each rank holds at once, when the order runs.
+    peak_activations: Union[list[int], None]
+
+
+class LossAnswer(TypedDict):
+    """A loss."""
+
+    # Which, of what, and whether it was guessed.
+    what: str
+
+    # Bytes that it takes of one micro-batch at the most.
+    bytes: Bytes
+
+
+class MemoryPart(TypedDict):
+    """One part of a device's memory."""
+
+    # `parameters`, `gradients`, `optimizer`, `weight versions`, `activations`, `workspace`, `buffers`.
+    name: str
+
+    # Bytes at the moment of the peak.
+    bytes: Bytes
+
+
+class MicroBatchesTried(TypedDict):
+    """The best plan with a number of micro-batches."""
+
+    # Micro-batches of a step.
+    micro_batches: int
+
+    # Seconds for each of them.
+    seconds_each: float
+
+
+class _MovedBlock(TypedDict):
+    # Its path.
+    block: str
+
+
+class MovedBlock(_MovedBlock, total=False):
+    """A block in another stage."""
+
+    # Its stage before; absent where the first plan does not have it.
+    before: Union[int, None]
+
+    # Its stage after; absent where the second plan does not have it.
+    after: Union[int, None]
+
+
+class _NamedTensor(TypedDict):
+    # Its name.
+    name: str
+
+
+class NamedTensor(_NamedTensor, total=False):
+    """A tensor with its name; sizes that depend on data are null."""
+
+    # Sizes; null when even their number is not known.
+    shape: Union[list[Union[int, None]], None]
+
+    # Element type as torch names it.
+    dtype: Union[str, None]
+
+
+class OutOfMemory(TypedDict):
+    """A device that runs out of memory."""
+
+    # Device name.
+    device: str
+
+    # When it first needs more than it has.
+    at_seconds: Seconds
+
+    # What it needs at its peak.
+    needed: Bytes
+
+    # What it has.
+    limit: Bytes
+
+    # The three largest causes at that moment.
+    causes: list[MemoryPart]
+
+
+Phase = Union[Literal['forward'], Literal['backward'], Literal['input_gradient'], Literal['weight_gradient'], Literal['training']]
+
+
+class _PlanAnswer(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # Name of the model.
+    model: str
+
+    # Strategy that made the plan.
+    strategy: str
+
+    # No plan of the family is faster.
+    lower_bound_seconds: float
+
+    # Share by which the plan may be worse than the best.
+    gap: float
+
+    # Whether no plan of the family is better.
+    optimal: bool
+
+    # Stages in the order of the model.
+    stages: list[StageAnswer]
+
+
+class PlanAnswer(_PlanAnswer, total=False):
+    """The answer of `plan`."""
+
+    # What replicas share out, where there are any and they do: `zero1`, `zero2`, `zero3`, `zero3 in groups of 8`.
+    sharding: Union[str, None]
+
+    # Schedule it runs under.
+    schedule: Union[str, None]
+
+    # Micro-batches in a step.
+    micro_batches: Union[int, None]
+
+    # Samples in a step, where the model's inputs tell.
+    samples: Union[int, None]
+
+    # Samples a second, where the model's inputs tell how many a micro-batch has.
+    samples_per_second: Union[float, None]
+
+    # Tokens a second, where the model takes rows of them.
+    tokens_per_second: Union[float, None]
+
+    # Model FLOPs utilisation: the model's own operations in a second, what is computed again left out, as a share of
+    # the peak of the devices that are used.
+    mfu: Union[float, None]
+
+    # The loss behind the outputs, which is part of the last stage.
+    loss: Union[LossAnswer, None]
+
+    # What keeps a step from being larger, where the planner chose its size and this was the reason.
+    step_limit: Union[str, None]
+
+    # Seconds for each micro-batch in steady state; in the file's own unit for dnn-partitioning workloads.
+    period_seconds: Union[float, None]
+
+    # Seconds of one step.
+    step_seconds: Union[float, None]
+
+    # Seconds of data parallelism by the same objective.
+    data_parallel_seconds: Union[float, None]
+
+    # Blocks between which cuts were looked for.
+    blocks: Union[int, None]
+
+    # Operators of the model that take time; as many as blocks where every cut was looked at.
+    operators: Union[int, None]
+
+    # Share of device time spent idle.
+    bubble: Union[float, None]
+
+    # How uncertain the step, or else the period, is; see [`Predicted::band`](crate::Predicted::band).
+    band: Union[Band, None]
+
+    # Where the times of operators come from.
+    times: Union[TimesFrom, None]
+
+    # Bytes at the peak of the fullest device.
+    memory_bytes: Union[int, None]
+
+    # What else was tried, best first.
+    runners_up: list[RunnerUp]
+
+    # What a change of the cluster would give.
+    what_if: list[WhatIf]
+
+    # Numbers of micro-batches that were tried, where none was asked for.
+    micro_batches_tried: list[MicroBatchesTried]
+
+
+class _ProfileAnswer(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # Where the rows went.
+    file: str
+
+    # What was measured on.
+    device: str
+
+
+class ProfileAnswer(_ProfileAnswer, total=False):
+    """Answer of `profile`: of operators with `--suite`, of blocks with `--model`."""
+
+    # Operators that were measured now.
+    operators: Union[int, None]
+
+    # Operators that an earlier run had left in the file.
+    operators_before: Union[int, None]
+
+    # Operators that could not be measured; comments in the file say why.
+    failed: Union[int, None]
+
+    # Rows in the file.
+    rows: Union[int, None]
+
+    # Seconds that measuring took.
+    seconds: Union[float, None]
+
+    # Blocks, in the order of the model.
+    blocks: list[ProfiledBlock]
+
+    # The whole model by itself.
+    model: Union[ProfiledTimes, None]
+
+
+class ProfiledBlock(TypedDict):
+    """Measured medians of a block."""
+
+    # The block.
+    path: str
+
+    # Its forward pass.
+    forward_seconds: float
+
+    # Its backward pass.
+    backward_seconds: float
+
+
+class ProfiledTimes(TypedDict):
+    """Measured medians of a model."""
+
+    # Its forward pass.
+    forward_seconds: float
+
+    # Its backward pass.
+    backward_seconds: float
+
+
+class _RunnerUp(TypedDict):
+    # Its strategy.
+    strategy: str
+
+
+class RunnerUp(_RunnerUp, total=False):
+    """A plan that was not chosen."""
+
+    # What its replicas share out, as in the plan.
+    sharding: Union[str, None]
+
+    # Seconds for each micro-batch.
+    seconds: Union[float, None]
+
+    # How much longer each micro-batch takes, as a share of the chosen plan's time.
+    loses: Union[float, None]
+
+    # Its schedule.
+    schedule: Union[str, None]
+
+    # Parts that the model is cut into.
+    stages: Union[int, None]
+
+    # Parts on each device, where there are several: `stages` counts them all.
+    chunks: Union[int, None]
+
+    # Bytes at the peak of its fullest device's stages.
+    memory_bytes: Union[int, None]
+
+    # What `train.py` does not carry out so yet.
+    not_carried_out: Union[str, None]
+
+    # Why there is no such plan.
+    fails: Union[str, None]
+
+
+class Saving(TypedDict):
+    """What a faster part would save."""
+
+    # `device gpu0`, `link gpu0 → gpu1` or `all devices`.
+    what: str
+
+    # Seconds of the step.
+    seconds: Seconds
+
+
+Seconds = float
+
+
+class SimulatedDevice(TypedDict):
+    """One device of a simulated plan."""
+
+    # Device name.
+    name: str
+
+    # Time of its forward and backward passes.
+    busy_seconds: Seconds
+
+    # What the step's time goes to on this device.
+    time_parts: TimeParts
+
+    # Most memory in use.
+    peak_memory_bytes: Bytes
+
+    # What the device has.
+    memory_limit_bytes: Bytes
+
+    # When the peak is reached first.
+    peak_at_seconds: Seconds
+
+    # What the peak consists of, largest first.
+    parts: list[MemoryPart]
+
+    # Most micro-batches whose activations it holds at once.
+    peak_activations: int
+
+
+class _SimulatedOrder(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # From the first operation's start to the last one's end, in units of the costs.
+    makespan: int
+
+    # Longest time from a rank's first operation to its last.
+    longest_span: int
+
+    # Time each rank computes.
+    busy: list[int]
+
+    # Most activations each rank holds at once.
+    peak_activations: list[int]
+
+    # The same if activations were freed with the input gradient.
+    peak_until_input_gradient: list[int]
+
+    # Share of rank time that is idle.
+    bubble: float
+
+    # Pipeline ranks.
+    ranks: int
+
+    # Stages, all copies of the model counted.
+    stages: int
+
+    # Operations of all ranks.
+    operations: int
+
+    # What the linter warns of.
+    warnings: list[str]
+
+
+class SimulatedOrder(_SimulatedOrder, total=False):
+    """Answer of `simulate --csv`."""
+
+    # Versions of its weights that each stage keeps, and updates that its gradients miss, where steps follow each other
+    # without a flush.
+    versions: list[StageVersions]
+
+
+class _SimulatedPlan(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # The schedule.
+    schedule: str
+
+    # Micro-batches of the step.
+    micro_batches: int
+
+    # One training step: all micro-batches, gradient sync, optimizer.
+    step_seconds: Seconds
+
+    # Longest time from a device's first operation to its last.
+    longest_span_seconds: Seconds
+
+    # What each further step adds when steps follow each other.
+    period_seconds: Seconds
+
+    # The same for each micro-batch.
+    micro_batch_seconds: Seconds
+
+    # Share of device time that no forward or backward pass fills.
+    bubble: float
+
+    # By device, in the order of the cluster.
+    devices: list[SimulatedDevice]
+
+    # How the step divides; the parts sum to it.
+    split: StepSplit
+
+    # The chain of operations that the step waits for, in order of time.
+    critical_path: list[CriticalStep]
+
+    # What 10 % more speed of a device or bandwidth of a link would save, largest first.
+    savings: list[Saving]
+
+    # Devices that run out of memory.
+    out_of_memory: list[OutOfMemory]
+
+    # What the model leaves out or assumes for this plan.
+    notes: list[str]
+
+
+class SimulatedPlan(_SimulatedPlan, total=False):
+    """Answer of `simulate PLAN`."""
+
+    # By stage, where steps follow each other without a flush.
+    versions: list[StageVersions]
+
+
+SpanKind = Union[Literal['forward'], Literal['input-gradient'], Literal['weight-gradient'], Literal['backward'], Literal['pair'], Literal['transfer'], Literal['collective'], Literal['copy'], Literal['optimizer']]
+
+
+class _SplitAnswer(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # Name of the model's file.
+    model: str
+
+    # The plan that was chosen.
+    plan: PlanAnswer
+
+    # Its step.
+    simulated: SimulatedPlan
+
+    # What people do by hand today.
+    by_hand: list[ByHand]
+
+
+class SplitAnswer(_SplitAnswer, total=False):
+    """Answer of `split`; the parts are the answers of `plan` and `simulate`."""
+
+    # A step with as many micro-batches on one device; absent where the model does not fit one.
+    one_device_step_seconds: Union[float, None]
+
+    # Throughput, by the first size of the first input; absent where that is not known.
+    samples_per_second: Union[float, None]
+
+    # The best of each family and what people do by hand, simulated with as many micro-batches, best first.
+    compared: list[ComparedPlan]
+
+    # Every strategy, likewise.
+    strategies: list[ComparedPlan]
+
+    # Why the plan is better than the next.
+    why: list[str]
+
+    # Numbers of micro-batches that were tried, where none was asked for.
+    micro_batches_tried: list[MicroBatchesTried]
+
+
+class _StageAnswer(TypedDict):
+    # Blocks by path.
+    blocks: list[str]
+
+    # Devices by name.
+    devices: list[str]
+
+    # Replicas.
+    replicas: int
+
+    # Seconds for each micro-batch, all replicas together.
+    seconds: float
+
+    # Seconds of that which are compute.
+    compute_seconds: float
+
+    # Seconds of synchronising replicas.
+    sync_seconds: float
+
+    # Seconds of transfers.
+    transfer_seconds: float
+
+    # Bytes at the peak, on each device.
+    memory_bytes: int
+
+    # `compute`, `sync`, `transfer` or `memory`.
+    bound_by: str
+
+
+class StageAnswer(_StageAnswer, total=False):
+    """One stage."""
+
+    # What the peak on its fullest device consists of, largest first, where the step is simulated.
+    memory_parts: list[MemoryPart]
+
+    # Bytes of its devices' memory that tensors may fill, and all that there is, of the smallest.
+    memory_usable: Union[Bytes, None]
+
+    # See `memory_usable`.
+    memory_limit: Union[Bytes, None]
+
+    # Bytes of one micro-batch that go on to the next stage; gradients go back the same way.
+    sends: Union[Bytes, None]
+
+    # Blocks that are computed again in the backward pass.
+    recompute: list[str]
+
+    # Blocks whose activations wait in host memory.
+    offload: list[str]
+
+
+class StageVersions(TypedDict):
+    """A stage of a pipeline without a flush."""
+
+    # Most versions of its weights that a device keeps at once, the newest included.
+    kept: int
+
+    # Most updates between the weights that a gradient is computed with and those that it changes.
+    staleness: int
+
+
+class StepSplit(TypedDict):
+    """How a step divides; the parts sum to it."""
+
+    # Average computing time of a device.
+    compute: Seconds
+
+    # The busiest device's time above the average.
+    imbalance: Seconds
+
+    # Waiting that the order makes even with free communication.
+    bubble: Seconds
+
+    # What latency adds.
+    latency: Seconds
+
+    # What limited bandwidth adds.
+    bandwidth: Seconds
+
+    # What host overhead adds.
+    host: Seconds
+
+    # What the optimizer's step adds.
+    optimizer: Seconds
+
+
+class _TensorDifference(TypedDict):
+    # `output` or `gradient`.
+    kind: str
+
+    # Output or parameter.
+    name: str
+
+    # Largest absolute difference.
+    absolute: float
+
+    # That, relative to the largest value of the tensor.
+    relative: float
+
+
+class TensorDifference(_TensorDifference, total=False):
+    """How far one tensor is off."""
+
+    # The first stage that holds the parameter.
+    stage: Union[int, None]
+
+
+class TiedPlace(TypedDict):
+    """One holder of a tied parameter."""
+
+    # The stage.
+    stage: int
+
+    # Its name in the original model.
+    name: str
+
+
+class TimeParts(TypedDict):
+    """What a device's step time goes to; the parts sum to the step."""
+
+    # Forward passes.
+    forward: Seconds
+
+    # Backward passes, whole or in parts.
+    backward: Seconds
+
+    # Forward passes run again for the backward.
+    recompute: Seconds
+
+    # Collectives that computation waits in.
+    collective: Seconds
+
+    # Copies and sends that computation waits in.
+    copy: Seconds
+
+    # Host overhead of launching operations.
+    host: Seconds
+
+    # Optimizer step.
+    optimizer: Seconds
+
+    # Nothing to do.
+    idle: Seconds
+
+
+class _TimesFrom(TypedDict):
+    # The cost model: what it was fitted to, or the data sheet.
+    cost_model: str
+
+    # Share of the predicted seconds by source: `measured`, `curve`, `scaled-curve` (a gradient by the curve of the
+    # forward pass), `overhead` (a call without work), `host` (calls of an accelerator, where they take longer than what
+    # they call), `roofline` (a data sheet).
+    shares: dict[str, float]
+
+
+class TimesFrom(_TimesFrom, total=False):
+    """Where the times of a model's operators come from."""
+
+    # Share of the predicted seconds that curves give for sizes outside those they were fitted to, where any do.
+    outside: float
+
+
+class _TraceAnswer(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # The archive.
+    output: str
+
+    # Number of its operators.
+    operators: int
+
+    # Trained elements.
+    parameters: int
+
+    # Version of torch that traced.
+    torch: str
+
+
+class TraceAnswer(_TraceAnswer, total=False):
+    """Answer of `trace`."""
+
+    # Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    trace_notes: list[str]
+
+
+class UncheckedForm(TypedDict):
+    """A form that was not compared."""
+
+    # `torchscript` or `python`.
+    form: str
+
+    # Why.
+    reason: str
+
+
+class _Verified(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # True when every difference of every form is within its tolerance.
+    ok: bool
+
+    # Where it ran.
+    device: str
+
+    # Training steps compared.
+    steps: int
+
+    # Largest absolute difference of an output.
+    outputs_max_difference: float
+
+    # Largest difference of a gradient, relative to the largest value of its tensor, or to a thousandth of the model's
+    # largest gradient where that is more.
+    gradients_max_difference: float
+
+    # Largest difference of a loss, relative to the loss where that is more than 1.
+    losses_max_difference: float
+
+    # Number of parameters whose gradients were compared.
+    gradients_compared: int
+
+    # How many of those were exactly zero on both sides in every step: they prove little.
+    gradients_zero: int
+
+    # The worst tensors, outputs and gradients together.
+    worst: list[TensorDifference]
+
+    # Losses of each step: whole model, stages.
+    losses: list[list[float]]
+
+    # The forms that were compared, each by itself.
+    forms: list[VerifiedForm]
+
+    # The forms that the folder has and that were not compared.
+    unchecked: list[UncheckedForm]
+
+
+class Verified(_Verified, total=False):
+    """Answer of `verify`: how far the stages are from the whole model, the worst of all forms."""
+
+    # Where the first difference is, when there is one and its place was found.
+    first_difference: Union[FirstDifference, None]
+
+
+class VerifiedForm(TypedDict):
+    """One form of the stages beside the whole model."""
+
+    # `torchscript` or `python`.
+    form: str
+
+    # True when every difference is within its tolerance.
+    ok: bool
+
+    # Training steps compared.
+    steps: int
+
+    # As in the whole answer.
+    outputs_max_difference: float
+
+    # As in the whole answer.
+    gradients_max_difference: float
+
+    # As in the whole answer.
+    losses_max_difference: float
+
+    # As in the whole answer.
+    gradients_compared: int
+
+    # As in the whole answer.
+    gradients_zero: int
+
+    # The worst tensors, outputs and gradients together.
+    worst: list[TensorDifference]
+
+    # Losses of each step: whole model, stages.
+    losses: list[list[float]]
+
+
+class WhatIf(TypedDict):
+    """A change of the cluster."""
+
+    # The change in words.
+    change: str
+
+    # Seconds for each micro-batch after it.
+    seconds: float
+
+    # Share by which each micro-batch is faster.
+    gains: float

@@ -1,0 +1,208 @@
+//! `model-analyze trace` with what people have: inputs in files and inside of other things, constants, methods, configs.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::{fs, path::Path, process::Output};
+
+use needs::python;
+use tracer::{Comparison, Program, read_archive};
+
+mod needs;
+
+const BATCH: &str = "fixtures/models/nested.py:Batch";
+const NAMED: &str = "fixtures/models/nested.py:Named";
+
+/// Runs Python in a folder.
+fn write(python: &Path, folder: &Path, script: &str) {
+    let done = std::process::Command::new(python).current_dir(folder).args(["-c", script]).status().unwrap();
+    assert!(done.success());
+}
+
+fn run(python: &Path, folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("MODEL_ANALYZE_PYTHON", python);
+    command.env("OMP_NUM_THREADS", "1").env("NO_COLOR", "1").arg("trace").args(arguments);
+    command.arg("-o").arg(folder.join("model.pt")).output().unwrap()
+}
+
+/// Traces, and returns the program and what was said.
+fn trace(python: &Path, folder: &Path, arguments: &[&str]) -> (Program, String) {
+    let output = run(python, folder, arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    (read_archive(&fs::read(folder.join("model.pt")).unwrap()).unwrap(), said)
+}
+
+fn refuse(python: &Path, folder: &Path, arguments: &[&str]) -> String {
+    let output = run(python, folder, arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    assert!(!folder.join("model.pt").exists());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// Name, sizes and range of each input.
+fn inputs(program: &Program) -> Vec<String> {
+    let recorded = program.recorded.as_ref().unwrap();
+    let shown = recorded
+        .inputs
+        .iter()
+        .map(|input| format!("{} {:?} {:?}", input.name, input.type_.shape.as_ref().unwrap(), input.range));
+    shown.collect()
+}
+
+fn operators(program: &Program) -> Vec<&str> {
+    program.nodes.iter().map(|node| node.operator.as_str()).collect()
+}
+
+#[test]
+fn a_file_holds_a_dict_with_lists_inside() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let script = "import torch; torch.manual_seed(0); ids = torch.tensor([[1, 9, 3, 0, 2], [5, 5, 5, 5, 5]]); \
+        more = [torch.rand(2, 5, 8), torch.full((2, 5, 8), 0.5)]; \
+        torch.save(({'ids': ids, 'more': more, 'mask': torch.tensor([[True] * 5, [False] * 5])},), 'batch.pt')";
+    write(&python, folder.path(), script);
+    let file = folder.path().join("batch.pt");
+    let file = file.to_str().unwrap();
+    let (program, said) =
+        trace(&python, folder.path(), &[BATCH, "--input-file", file, "--constant", "twice=true"]);
+    assert_eq!(said, "note: constants of the call are part of the trace: twice=True\n");
+    let found = inputs(&program);
+    assert_eq!(found[0], "batch_ids [2, 5] Some((0.0, 10.0))");
+    assert!(found[1].starts_with("batch_more_0 [2, 5, 8] Some((0.0"), "{found:?}");
+    assert_eq!(found[2..], ["batch_more_1 [2, 5, 8] None", "batch_mask [2, 5] Some((0.0, 2.0))"]);
+    let recorded = program.recorded.as_ref().unwrap();
+    assert_eq!(recorded.comparison, Comparison::Same);
+    assert_eq!(recorded.about["inputs"], "batch.ids, batch.more.0, batch.more.1, batch.mask");
+    assert_eq!(recorded.about["constants"], "twice=True");
+    let (once, said) = trace(&python, folder.path(), &[BATCH, "--input-file", file]);
+    assert_eq!(said, "");
+    assert_eq!(operators(&program).iter().filter(|name| **name == "aten::mul").count(), 2);
+    assert_eq!(operators(&once).iter().filter(|name| **name == "aten::mul").count(), 1);
+    // What was traced is what the other commands read.
+    for arguments in [&["inspect"][..], &["split", "--devices=2xt4", "--stages=2", "--dry-run"]] {
+        let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+        command.args(arguments).arg(folder.path().join("model.pt")).assert().success().stderr("");
+    }
+}
+
+#[test]
+fn files_hold_arguments_by_name_or_by_place() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let script = "import torch; from safetensors.torch import save_file; x, mask = torch.randn(2, 4), torch.rand(2, 4); \
+        save_file({'x': x, 'mask': mask}, 'named.safetensors'); torch.save([x], 'list.pt'); torch.save(x, 'alone.pt'); \
+        torch.save({'args': [x], 'kwargs': {'mask': mask}}, 'both.pt')";
+    write(&python, folder.path(), script);
+    let numbers = "[[0.5, -1, 2, 3], [1, 2, 3, 4]]";
+    fs::write(folder.path().join("named.json"), format!("{{\"x\": {numbers}, \"scale\": 2}}")).unwrap();
+    fs::write(folder.path().join("alone.json"), format!("[{numbers}]")).unwrap();
+    for (name, expected) in [
+        ("named.safetensors", &["mask", "x"][..]),
+        ("list.pt", &["x"]),
+        ("alone.pt", &["x"]),
+        ("both.pt", &["input_0", "mask"]),
+        ("named.json", &["x"]),
+    ] {
+        let file = folder.path().join(name);
+        let (program, _) = trace(&python, folder.path(), &[NAMED, "--input-file", file.to_str().unwrap()]);
+        let recorded = program.recorded.as_ref().unwrap();
+        let mut names: Vec<&str> = recorded.inputs.iter().map(|input| input.name.as_str()).collect();
+        if name.ends_with(".safetensors") {
+            names.sort_unstable();
+        }
+        assert_eq!(names, expected, "{name}");
+        assert_eq!(recorded.comparison, Comparison::Same, "{name}");
+        assert_eq!(operators(&program).contains(&"aten::mul"), expected.contains(&"mask"), "{name}");
+    }
+    // Lists of numbers that make one tensor are one.
+    let file = folder.path().join("alone.json");
+    let (program, _) = trace(&python, folder.path(), &[NAMED, "--input-file", file.to_str().unwrap()]);
+    assert_eq!(inputs(&program), ["x [1, 2, 4] Some((-4.0, 4.0))"]);
+}
+
+#[test]
+fn what_is_no_input_is_named() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let script = "import torch, pickle; x = torch.randn(2, 4); torch.save({'x': x, 'masks': x}, 'wrong.pt'); \
+        torch.save({'x': None}, 'nothing.pt'); torch.save(torch.nn.Linear(2, 2), 'module.pt')";
+    write(&python, folder.path(), script);
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let said = |arguments: &[&str]| refuse(&python, folder.path(), arguments);
+    assert_eq!(
+        said(&[NAMED, "--input-file", &file("wrong.pt")]),
+        "error: wrong.pt has masks, which forward does not take: it takes mask, scale, x\n"
+    );
+    assert_eq!(
+        said(&[NAMED, "--input-file", &file("nothing.pt")]),
+        "error: forward is called without a tensor: there is nothing to trace\n"
+    );
+    let refused = said(&[NAMED, "--input-file", &file("module.pt")]);
+    assert!(refused.contains("UnpicklingError: Weights only load failed"), "{refused}");
+    assert!(said(&[NAMED, "--input-file", &file("none.pt")]).ends_with("none.pt: no such file\n"));
+    assert_eq!(
+        said(&[NAMED, "--input", "mask=2x4", "--constant", "mask=1"]),
+        "error: mask is given by --input and by --constant\n"
+    );
+    assert_eq!(said(&[NAMED, "--input", "2x4", "--method", "encod"]), "error: Named has no method 'encod'\n");
+    assert!(said(&[NAMED]).contains("required arguments were not provided"), "{}", said(&[NAMED]));
+}
+
+#[test]
+fn another_method_is_traced() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (program, _) = trace(&python, folder.path(), &[BATCH, "--method", "encode", "--input", "2x5:int64"]);
+    assert_eq!(operators(&program), ["aten::embedding"]);
+    assert_eq!(program.recorded.unwrap().about["method"], "encode");
+}
+
+/// Models of transformers, by nothing but their configs.
+#[test]
+fn a_config_is_enough() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let script = "import transformers as t\n\
+        t.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=100,\n\
+        architectures=['LlamaForCausalLM']).save_pretrained('llama')\n\
+        t.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=50).save_pretrained('t5')\n\
+        t.ViTConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=32,\n\
+        patch_size=16).save_pretrained('vit')";
+    write(&python, folder.path(), script);
+    for (config, arguments, note, expected) in [
+        (
+            "llama/config.json",
+            &[][..],
+            "input_ids=1x128:int64:0..100",
+            &["input_ids [1, 128] Some((0.0, 100.0))"][..],
+        ),
+        (
+            "llama",
+            &["--input", "input_ids=2x8:int64", "--no-weights"],
+            "",
+            &["input_ids [2, 8] Some((0.0, 100.0))"],
+        ),
+        ("vit", &[], "pixel_values=1x3x32x32", &["pixel_values [1, 3, 32, 32] None"]),
+        (
+            "t5",
+            &[],
+            "input_ids=1x128:int64:0..50 --input decoder_input_ids=1x128:int64:0..50",
+            &["input_ids [1, 128] Some((0.0, 50.0))", "decoder_input_ids [1, 128] Some((0.0, 50.0))"],
+        ),
+    ] {
+        let path = folder.path().join(config);
+        let (program, said) =
+            trace(&python, folder.path(), &[&["--hf", path.to_str().unwrap()], arguments].concat());
+        assert_eq!(inputs(&program), expected, "{config}");
+        assert_eq!(said.contains("example inputs"), !note.is_empty(), "{said}");
+        assert!(said.contains(note), "{said}");
+    }
+    let said = refuse_hf(&python, "{\"model_type\": \"nosuch\"}");
+    assert!(said.contains("model type `nosuch`"), "{said}");
+}
+
+fn refuse_hf(python: &Path, config: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("config.json"), config).unwrap();
+    refuse(python, folder.path(), &["--hf", folder.path().to_str().unwrap()])
+}
