@@ -31,6 +31,7 @@ mod model;
 mod operand;
 mod recorded;
 mod sizes;
+mod step_memory;
 mod stored;
 mod structure;
 mod validate;
@@ -49,5 +50,6 @@ pub use model::{
     UnknownOperator, Value,
 };
 pub use operators::OperatorClass;
+pub use step_memory::{LossMemory, Moment, StepMemory, StepOptions, step_memory};
 pub use tracer::{CallId, DType, ModuleId, NodeId, Role, TensorId, ValueId};
 pub use tracer::{Constant, Operand};
