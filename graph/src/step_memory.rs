@@ -188,13 +188,17 @@ impl<'a> Step<'a> {
 
     /// Tells whether a storage is kept from the forward pass to the backward pass.
     fn is_held(&self, storage: StorageId) -> bool {
-        let Some(keeper) = self.keepers[storage.index()].filter(|_| !self.options.offloads) else {
-            return false;
-        };
-        match self.maker(storage).and_then(|made| self.run_of(made)) {
-            Some(run) => !run.contains(&keeper.0),
-            None => true,
-        }
+        let is_kept = self.keepers[storage.index()].is_some() && !self.options.offloads;
+        is_kept && !self.is_made_again(storage)
+    }
+
+    /// Tells whether a storage is thrown away and made again: nobody outside its run looks at it.
+    fn is_made_again(&self, storage: StorageId) -> bool {
+        let run = self.maker(storage).and_then(|made| self.run_of(made));
+        let keeper = self.keepers[storage.index()];
+        run.zip(keeper).is_some_and(|(run, keeper)| {
+            run.contains(&keeper.0) && self.last_reads[storage.index()] < run.end
+        })
     }
 
     /// Returns what an operator keeps beside tensors that others see.
@@ -279,11 +283,7 @@ impl<'a> Step<'a> {
     fn made_again(&self, run: &Range<u32>) -> u64 {
         let mut bytes = 0;
         for operator in self.graph.operators_of(run) {
-            let dropped = made_by(self.graph, operator).filter(|storage| {
-                let is_kept_here = |keeper: OperatorId| run.contains(&keeper.0);
-                self.keepers[storage.index()].is_some_and(is_kept_here)
-                    && self.last_reads[storage.index()] != u32::MAX
-            });
+            let dropped = made_by(self.graph, operator).filter(|storage| self.is_made_again(*storage));
             bytes += dropped.map(|storage| self.bytes(storage)).sum::<u64>() + self.private(operator.id);
         }
         bytes
@@ -382,4 +382,77 @@ fn last_reads(graph: &ModelGraph) -> Vec<u32> {
         tensor.storage.iter().for_each(|storage| last[storage.index()] = u32::MAX);
     }
     last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two products with a ReLU between them: 32 bytes, 32 bytes and 40 bytes; parameters of 48 and 80 bytes.
+    fn step(options: &StepOptions<'_>) -> StepMemory {
+        let text = "graph(%self : __torch__.Model,
+      %x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
+  %v : Float(4, 3, strides=[3, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"v\"](%self)
+  %w : Float(5, 4, strides=[4, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"w\"](%self)
+  %none : NoneType = prim::Constant()
+  %a : Tensor = aten::linear(%x, %v, %none)
+  %b : Tensor = aten::relu(%a)
+  %c : Tensor = aten::linear(%b, %w, %none)
+  return (%c)
+";
+        let program = tracer::ir::read_ir(text).expect("a graph");
+        let graph = crate::build(&program, &crate::BuildOptions::default()).expect("it fits together");
+        step_memory(&graph, &crate::costs(&graph), options)
+    }
+
+    #[test]
+    fn gradients_come_while_activations_go() {
+        let peak = step(&StepOptions::default()).peak;
+        // The ReLU's result; outputs, their gradient and that of the ReLU's result; the gradient of the last parameter.
+        let parts = (peak.saved, peak.passing, peak.gradients, peak.is_backward);
+        assert_eq!(parts, (32, 40 + 40 + 32, 80, true));
+        assert_eq!(peak.operator.map(|operator| operator.0), Some(2));
+    }
+
+    #[test]
+    fn all_gradients_are_there_in_the_end() {
+        let end = step(&StepOptions::default()).end;
+        assert_eq!((end.saved, end.passing, end.gradients), (0, 40, 48 + 80));
+        let shared = StepOptions { sharers: 4, ..StepOptions::default() };
+        assert_eq!(step(&shared).end.gradients, 12 + 20);
+    }
+
+    #[test]
+    fn gradients_of_earlier_micro_batches_are_there_from_the_start() {
+        let options = StepOptions { accumulates: true, ..StepOptions::default() };
+        // What comes on top is made whole before it is added.
+        let peak = step(&options).peak;
+        assert_eq!((peak.gradients, peak.passing), (48 + 80, 40 + 40 + 32 + 80));
+    }
+
+    #[test]
+    fn a_loss_counts_behind_the_outputs() {
+        let loss = LossMemory { kept: 1000, forward: 1, backward: 2, in_place: false };
+        let peak = step(&StepOptions { loss, ..StepOptions::default() }).peak;
+        assert_eq!((peak.loss, peak.operator), (1002, None));
+    }
+
+    #[test]
+    fn what_is_computed_again_comes_back_behind_the_loss() {
+        let held = |again: &[Range<u32>]| {
+            let loss = LossMemory { kept: 1000, ..LossMemory::default() };
+            step(&StepOptions { loss, again, ..StepOptions::default() }).peak.saved
+        };
+        // The ReLU's result is what the last product reads: it stays, unless that is computed again with it.
+        assert_eq!(held(&[]), 32);
+        assert_eq!(held(std::slice::from_ref(&(0..2))), 32);
+        assert_eq!(held(std::slice::from_ref(&(0..3))), 0);
+    }
+
+    #[test]
+    fn what_waits_in_host_memory_is_on_the_device_with_its_operator() {
+        let loss = LossMemory { kept: 1000, ..LossMemory::default() };
+        let peak = step(&StepOptions { loss, offloads: true, ..StepOptions::default() }).peak;
+        assert_eq!(peak.saved, 0);
+    }
 }

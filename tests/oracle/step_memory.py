@@ -57,7 +57,7 @@ SMALL = dict(vocab_size=32000, hidden_size=512, num_hidden_layers=6, num_attenti
 GPT2 = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 MODELS = {
     **{name: picture(vision, name) for name in (
-        "resnet50 resnext50_32x4d densenet121 mnasnet1_0 shufflenet_v2_x1_0 regnet_y_400mf swin_t vit_b_16").split()},
+        "resnet50 resnext50_32x4d densenet121 mnasnet1_0 shufflenet_v2_x1_0 wide_resnet50_2 swin_t vit_b_16").split()},
     "vgg19_bn": picture(vision, "vgg19_bn", batch=16, dropout=0.0),
     "mobilenet_v2": picture(vision, "mobilenet_v2", dropout=0.0),
     "efficientnet_b0": picture(vision, "efficientnet_b0", dropout=0.0, stochastic_depth_prob=0.0),

@@ -180,15 +180,28 @@ impl Search<'_> {
         Some(LargestSize { safe: self.up_to(dimension, now, usable), most: self.up_to(dimension, now, all) })
     }
 
+    /// Memory is near to linear in a size, so a line through both ends of what is not known yet soon meets the limit.
     fn up_to(&self, dimension: usize, now: u64, limit: u64) -> u64 {
-        let fits = |size: u64| self.bytes(dimension, now, size).is_some_and(|bytes| bytes <= limit);
-        let (mut low, mut high) = (0, now.max(1));
-        while high < LARGEST && fits(high) {
-            (low, high) = (high, high * 2);
+        let held = |size: u64| self.bytes(dimension, now, size).unwrap_or(u64::MAX);
+        let (mut low, mut least, mut high) = (0, 0, now.max(1));
+        let mut most = held(high);
+        while most <= limit && high < LARGEST {
+            (low, least, high) = (high, most, high * 2);
+            most = held(high);
         }
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if fits(middle) { low = middle } else { high = middle }
+        for step in 0.. {
+            if high - low <= 1 {
+                break;
+            }
+            let line = (limit - least.min(limit)) as f64 / (most - least).max(1) as f64;
+            // Every other time the middle: a curve would be met from one side alone.
+            let line = if step % 2 == 0 { line } else { 0.5 };
+            let middle = low + (line * (high - low) as f64) as u64;
+            let middle = middle.clamp(low + 1, high - 1);
+            match held(middle) {
+                bytes if bytes <= limit => (low, least) = (middle, bytes),
+                bytes => (high, most) = (middle, bytes),
+            }
         }
         low
     }
@@ -263,7 +276,9 @@ pub fn text(memory: &InspectMemory) -> String {
     }
     let size = |what: &str, size: &LargestSize| match size.most {
         0 => format!("no {what} fits\n"),
-        most => format!("largest {what} that fits: {}, at most {most}\n", size.safe),
+        most => {
+            format!("largest {what} that memory holds: {}, or {most} with what is kept clear\n", size.safe)
+        }
     };
     text.extend(memory.largest_batch.as_ref().map(|found| size("batch", found)));
     text.extend(memory.longest_sequence.as_ref().map(|found| size("sequence", found)));
