@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint without-peers demo bench bench-read bench-plan bench-cost bench-published bench-simulate bench-schedules \
+.PHONY: test lint without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-simulate bench-schedules \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -38,7 +38,7 @@ demo: .venv/ready
 # -- figures --
 
 # Every ratio that the documents name.
-bench: bench-read bench-plan bench-cost bench-shipped bench-published bench-simulate bench-schedules bench-emit bench-stages bench-split
+bench: bench-read bench-plan bench-cost bench-shipped bench-published bench-memory bench-simulate bench-schedules bench-emit bench-stages bench-split
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
@@ -68,6 +68,11 @@ bench-published: .venv/ready
 	cargo build --release --quiet -p model-analyze-cost-model --example published
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published.py out/published
 	target/release/examples/published fixtures/published/timm.csv out/published
+
+# Does it fit? Predicted beside what others ran or could not run (needs ../shared/data; the first run traces ten models).
+bench-memory: .venv/ready
+	cargo build --release --quiet
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published_memory.py target/release/model-analyze ../shared/data/published out/memory
 
 # The curves that ship for GPUs beside rows that were kept aside: shapes of known models, in another session (needs ../shared/data).
 bench-shipped:
@@ -114,13 +119,14 @@ bench-split: .venv/ready
 # -- checks beyond the suite --
 
 # Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for, then sizes of
-# single operators on torch's own samples.
+# single operators on torch's own samples; memory of a training step against torch's tracker.
 oracle: .venv/ready
 	cargo build
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
 	mkdir -p out/oracle
 	.venv/bin/python -W ignore tests/oracle/operators.py --samples 40 target/debug/model-analyze out/oracle
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/step_memory.py target/debug/model-analyze out/step-memory
 
 # Every model of the zoo in 2, 3 and 4 stages, both forms, eval and training mode, against the whole model.
 zoo-stages: .venv/ready

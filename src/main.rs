@@ -23,6 +23,7 @@ mod plan_file;
 mod progress;
 mod sharing;
 mod stages;
+mod step_memory;
 mod trace_notes;
 mod unfinished;
 mod visible;

@@ -252,3 +252,48 @@ fn sizes_that_depend_on_values_are_explained() {
                     `model-analyze trace` records those of its example";
     assert_eq!(report["notes"], serde_json::json!([expected]));
 }
+
+#[test]
+fn memory_of_a_step_is_told_by_part() {
+    let gpt2 = fixture("traces/gpt2_tiny.pt");
+    let asked = ["inspect", &gpt2, "--depth", "0", "--memory", "--device", "v100", "--optimizer", "adam"];
+    let output = model_analyze(&asked).success().get_output().stdout.clone();
+    insta::assert_snapshot!(String::from_utf8(output).expect("UTF-8"));
+}
+
+#[test]
+fn the_largest_batch_fits_and_the_next_does_not() {
+    let cnn = fixture("traces/cnn_basic.pt");
+    let memory = |input: &str| {
+        let asked = [&cnn, "--memory", "--device", "a100", "--input", input];
+        inspect(&asked.map(|argument| argument))["memory"].clone()
+    };
+    let first = memory("4x3x32x32");
+    let parts = first["parts"].as_array().expect("a list").iter();
+    assert_eq!(parts.map(|part| part["bytes"].as_u64().expect("bytes")).sum::<u64>(), first["bytes"]);
+    let safe = first["largest_batch"]["safe"].as_u64().expect("a number");
+    assert!(safe > 4);
+    let verdict = |batch: u64| memory(&format!("{batch}x3x32x32"))["verdict"].clone();
+    assert_eq!((verdict(safe), verdict(safe + 1)), ("fits".into(), "tight".into()));
+    let most = first["largest_batch"]["most"].as_u64().expect("a number");
+    assert_eq!(verdict(most + 1), "does not fit");
+    // Sizes that a trace has written into it are not searched.
+    assert!(first.get("longest_sequence").is_none());
+}
+
+#[test]
+fn sharing_out_and_narrow_states_change_their_parts_alone() {
+    let gpt2 = fixture("traces/gpt2_tiny.pt");
+    let part = |more: &[&str], name: &str| {
+        let memory = inspect(&[&[gpt2.as_str(), "--memory"], more].concat())["memory"].clone();
+        let parts = memory["parts"].as_array().expect("a list").clone();
+        parts.iter().find(|part| part["name"] == name).map(|part| part["bytes"].as_u64().expect("bytes"))
+    };
+    let parameters = part(&[], "parameters").expect("it has some");
+    assert_eq!(part(&[], "optimizer"), Some(2 * parameters));
+    assert_eq!(part(&["--optimizer", "sgd"], "optimizer"), None);
+    let shared = ["--devices", "4xa100", "--sharding", "zero3"];
+    assert_eq!(part(&shared, "parameters"), Some(parameters / 4));
+    assert_eq!(part(&shared, "optimizer"), Some(parameters / 2));
+    assert_eq!(part(&["--devices", "4xa100"], "buckets of gradients"), Some(parameters));
+}

@@ -32,6 +32,7 @@ mod model;
 mod operand;
 mod recorded;
 mod sizes;
+mod step_memory;
 mod stored;
 mod structure;
 mod validate;
@@ -50,5 +51,6 @@ pub use model::{
     UnknownOperator, Value,
 };
 pub use operators::OperatorClass;
+pub use step_memory::{LossMemory, Moment, StepMemory, StepOptions, step_memory};
 pub use tracer::{CallId, DType, ModuleId, NodeId, Role, TensorId, ValueId};
 pub use tracer::{Constant, Operand};

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, TimesFrom};
+use crate::{Band, Bytes, MemoryPart, TimesFrom};
 
 /// Newest version of [`InspectReport`].
 pub const INSPECT_VERSION: u32 = 1;
@@ -35,6 +35,65 @@ pub struct InspectReport {
     /// Where predicted times come from; absent when no device was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<TimesFrom>,
+    /// What a training step holds in memory; absent unless asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<InspectMemory>,
+}
+
+/// What a training step holds on each device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct InspectMemory {
+    /// Bytes at the fullest moment.
+    pub bytes: Bytes,
+    /// That moment, in words.
+    pub when: String,
+    /// What the memory consists of then.
+    pub parts: Vec<MemoryPart>,
+    /// The loss that was counted; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<String>,
+    /// Operators that keep something of unknown size, which is not counted.
+    pub unmeasured_operators: u64,
+    /// The device's type; absent, like what follows from it, when none was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Devices that train together.
+    pub devices: u32,
+    /// The device's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// Of it: kept clear for CUDA's context, buffers of collectives and what the allocator cannot fill.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_clear: Option<Bytes>,
+    /// `fits`; `tight` where it needs some of what is kept clear; `does not fit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<String>,
+    /// First size of the inputs, on each device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub largest_batch: Option<LargestSize>,
+    /// Second size, where the first input is of token ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_sequence: Option<LargestSize>,
+    /// What would help, each change by itself.
+    pub reliefs: Vec<MemoryRelief>,
+}
+
+/// The largest size that fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LargestSize {
+    /// Beside what is kept clear; 0 where nothing fits.
+    pub safe: u64,
+    /// With all of the memory but CUDA's context.
+    pub most: u64,
+}
+
+/// A change, and what a step holds with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MemoryRelief {
+    /// The change.
+    pub what: String,
+    /// Bytes at the fullest moment then.
+    pub bytes: Bytes,
 }
 
 /// A tensor with its name; sizes that depend on data are null.

@@ -71,7 +71,8 @@ pub use execution::{
 pub use fit_answer::{FitAnswer, FitGroup, FittedCollective, FittedLinks};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};
 pub use inspect::{
-    INSPECT_VERSION, InspectBlock, InspectReport, InspectTime, InspectTotals, InspectUnknown, NamedTensor,
+    INSPECT_VERSION, InspectBlock, InspectMemory, InspectReport, InspectTime, InspectTotals, InspectUnknown,
+    LargestSize, MemoryRelief, NamedTensor,
 };
 pub use json_schemas::{NamedSchema, json_schemas};
 pub use manifest::{

@@ -20,6 +20,9 @@ use crate::{
     visible::cell,
     workspace::Workspace,
 };
+use memory::MemoryArguments;
+
+mod memory;
 
 /// Rows that a table without `--depth` may have.
 const COMFORTABLE_ROWS: usize = 40;
@@ -35,6 +38,8 @@ Examples:
   model-analyze inspect gpt2.pt --input input_ids=4x128:int64 --format json
   model-analyze inspect resnet50.pt --device h100
   model-analyze inspect resnet50.pt --cost-model cost-model.yaml
+  model-analyze inspect resnet50.pt --input 32x3x224x224 --memory --device a100
+  model-analyze inspect llama.pt --input 4x2048:int64 --memory --devices 8xh100 --sharding zero3
 
 Shapes that travel inside the archive are used unless --input gives others.
 FLOPs are those of the forward pass as torch.utils.flop_counter counts them: products, convolutions and
@@ -64,6 +69,9 @@ pub struct Inspect {
     #[arg(long = "cost-model", value_name = "FILE")]
     cost_models: Vec<PathBuf>,
 
+    #[command(flatten, next_help_heading = "Memory of a training step")]
+    memory: MemoryArguments,
+
     /// How to print
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -85,16 +93,21 @@ impl Inspect {
             let costs = cost_model::predict(&model.graph, &model.costs, &cost_model, &options);
             Timed { model: cost_model, costs }
         });
+        let inputs = model::input_shapes(&self.inputs)?;
+        let memory = self.memory.answer(&model, self.device.as_deref(), &inputs)?;
         match self.format {
             Format::Json => {
-                let report = report(&model, self.depth, timed.as_ref());
+                let mut report = report(&model, self.depth, timed.as_ref());
+                report.memory = memory;
                 let json = serde_json::to_value(&report)
                     .map_err(|error| Failure::input(format!("cannot write the report: {error}")))?;
                 output.json(&json)
             }
             // The text picks its own rows of all blocks.
             Format::Text => {
-                output.text(&text(&model.graph, &report(&model, None, timed.as_ref()), self.depth))
+                let mut text = text(&model.graph, &report(&model, None, timed.as_ref()), self.depth);
+                text.extend(memory.as_ref().map(memory::text));
+                output.text(&text)
             }
         }
     }
@@ -156,6 +169,7 @@ fn report(model: &Workspace, depth: Option<u32>, timed: Option<&Timed>) -> Inspe
         notes: notes(model, &total),
         trace_notes: crate::trace_notes::all(model.program()),
         times: timed.map(|timed| costs::from(&timed.model, &timed.costs, graph)),
+        memory: None,
     }
 }
 

@@ -4,16 +4,16 @@
 #[cfg_attr(not(feature = "peers"), allow(dead_code))]
 mod answer;
 mod applies;
-mod arguments;
+pub(super) mod arguments;
 mod asked;
-mod clusters;
+pub(super) mod clusters;
 #[cfg(feature = "peers")]
 mod compat;
 pub(super) mod costs;
 mod groups;
 mod input;
 mod inseparable;
-mod loss;
+pub(super) mod loss;
 mod model;
 mod no_plan;
 mod objective;

@@ -8,6 +8,15 @@ use std::{path::Path, process::Command};
 /// When a case fails.
 #[track_caller]
 pub fn run(script: &str) -> String {
+    run_of(script, &[])
+}
+
+/// The same for some of its cases.
+///
+/// # Panics
+/// When a case fails.
+#[track_caller]
+pub fn run_of(script: &str, cases: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let place = tempfile::tempdir().expect("a folder");
     let output = Command::new(root.join(".venv/bin/python"))
@@ -15,6 +24,7 @@ pub fn run(script: &str) -> String {
         .arg(root.join("tests/oracle").join(script).with_extension("py"))
         .arg(env!("CARGO_BIN_EXE_model-analyze"))
         .arg(place.path())
+        .args(cases)
         .output()
         .expect("`make test` has made .venv");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -14,7 +14,7 @@ mod unusual;
 
 use std::ops::{AddAssign, Range};
 
-use crate::{BlockId, OperatorId, model::ModelGraph};
+use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
 
 /// What one operator, or a run of them, costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +50,10 @@ pub struct OperatorCosts {
     operators: Vec<OperatorCost>,
     /// `sums[i]` is the cost of the operators before `i`.
     sums: Vec<OperatorCost>,
+    /// By storage, the first operator that keeps it for the backward pass.
+    keepers: Vec<Option<OperatorId>>,
+    /// By operator, the part of what it keeps that others see.
+    shared: Vec<u64>,
 }
 
 /// Multiplies numbers from a file, as far as 64 bits go.
@@ -85,13 +89,30 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
         sum += cost;
     }
     sums.push(sum);
-    OperatorCosts { operators, sums }
+    let keepers = saved.keepers;
+    let mut shared = vec![0_u64; graph.operators.len()];
+    for (keeper, storage) in keepers.iter().zip(&graph.storages) {
+        if let Some(keeper) = keeper {
+            shared[keeper.index()] = shared[keeper.index()].saturating_add(storage.bytes.unwrap_or(0));
+        }
+    }
+    OperatorCosts { operators, sums, keepers, shared }
 }
 
 impl OperatorCosts {
     /// Returns the cost of one operator.
     pub fn operator(&self, id: OperatorId) -> OperatorCost {
         self.operators[id.index()]
+    }
+
+    /// Returns the first operator that keeps a storage for its gradient.
+    pub fn keeper(&self, storage: StorageId) -> Option<OperatorId> {
+        self.keepers[storage.index()]
+    }
+
+    /// Returns the bytes of the storages that an operator is the first to keep.
+    pub(crate) fn shared_saved_bytes(&self, id: OperatorId) -> u64 {
+        self.shared[id.index()]
     }
 
     /// Returns the cost of a run of operators, in constant time.

@@ -12,17 +12,18 @@ use super::{look::Look, times};
 use crate::{
     fact::{Fact, Shape, StorageId, TensorFact},
     infer::{Call, attention_by_parts, is_dropout_idle, like, viewed_strides},
-    model::{ModelGraph, Operator, Origin},
+    model::{ModelGraph, Operator, OperatorId, Origin},
 };
 
 /// What has been kept so far.
 pub(super) struct Saved {
-    is_kept: Vec<bool>,
+    /// By storage, the first operator that keeps it.
+    pub keepers: Vec<Option<OperatorId>>,
 }
 
 impl Saved {
     pub fn new(graph: &ModelGraph) -> Self {
-        Self { is_kept: vec![false; graph.storages.len()] }
+        Self { keepers: vec![None; graph.storages.len()] }
     }
 
     /// Returns the bytes that this operator keeps and no earlier one does, and whether these are all.
@@ -39,7 +40,7 @@ impl Saved {
         if operator.class == OperatorClass::Unknown {
             return (0, false);
         }
-        let mut keep = Keep { saved: self, graph: look.graph, bytes: 0, is_all: true };
+        let mut keep = Keep { saved: self, graph: look.graph, keeper: operator.id, bytes: 0, is_all: true };
         rule(&mut keep, look, operator, call, &outputs);
         (keep.bytes, keep.is_all)
     }
@@ -49,6 +50,7 @@ impl Saved {
 pub(super) struct Keep<'a> {
     saved: &'a mut Saved,
     graph: &'a ModelGraph,
+    keeper: OperatorId,
     bytes: u64,
     /// False once something of unknown size is kept.
     pub(super) is_all: bool,
@@ -58,7 +60,9 @@ impl Keep<'_> {
     fn storage(&mut self, id: StorageId) {
         let storage = self.graph.storage(id);
         let is_stored = matches!(storage.origin, Origin::Stored(_));
-        if !is_stored && !std::mem::replace(&mut self.saved.is_kept[id.index()], true) {
+        let first = &mut self.saved.keepers[id.index()];
+        if !is_stored && first.is_none() {
+            *first = Some(self.keeper);
             self.fresh(storage.bytes);
         }
     }

@@ -86,7 +86,8 @@ pub(super) fn matches(pattern: &str, name: &str) -> bool {
     rest.ends_with(last)
 }
 
-fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
+/// Reads a level of sharing.
+pub fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
     let names = ShardingLevel::ALL.map(ShardingLevel::name).join(", ");
     ShardingLevel::from_name(name).ok_or_else(|| format!("levels are {names}"))
 }

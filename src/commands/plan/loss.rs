@@ -5,7 +5,7 @@
 //! a mean of squares keeps output and target, and makes one gradient. Either way the output itself stays until then.
 
 use clap::ValueEnum;
-use graph::{ModelGraph, TensorFact};
+use graph::{LossMemory, ModelGraph, TensorFact};
 use partitioner::Problem;
 use schema::{Bytes, BytesPerSecond, Seconds};
 
@@ -23,8 +23,49 @@ pub enum Loss {
     None,
     /// Classes or words: torch's cross_entropy of the outputs in float32
     CrossEntropy,
+    /// The same in one kernel that writes the gradient over the outputs: flash-attn's, Liger's, Apex's
+    FusedCrossEntropy,
     /// Numbers: torch's mse_loss
     Mse,
+}
+
+impl Loss {
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::CrossEntropy => "cross-entropy",
+            Self::FusedCrossEntropy => "fused cross-entropy",
+            Self::Mse => "mean of squares",
+        }
+    }
+}
+
+/// Returns what a loss behind a model's outputs holds beside them, and its name; the loss that goes with them where none is asked
+/// for.
+pub fn memory(graph: &ModelGraph, asked: Option<Loss>) -> Option<(LossMemory, String)> {
+    let output = first_output(graph)?;
+    let (own, numbers) = (output.bytes()?, output.elements()?);
+    let loss = asked.or_else(|| guessed(output))?;
+    let single = numbers.saturating_mul(4);
+    let cast = if own == single { 0 } else { single };
+    let memory = match loss {
+        Loss::None => return None,
+        // There: a copy in float32, the logarithms of which are kept. Back: their gradient, and that of the copy.
+        Loss::CrossEntropy => {
+            LossMemory { kept: single, forward: cast, backward: 2 * single, ..LossMemory::default() }
+        }
+        // The gradient takes the outputs' place.
+        Loss::FusedCrossEntropy => LossMemory { in_place: true, ..LossMemory::default() },
+        // The target is as large as the output.
+        Loss::Mse => LossMemory { kept: own, ..LossMemory::default() },
+    };
+    let guess = if asked.is_none() { " (guessed from the outputs; --loss says another)" } else { "" };
+    Some((memory, format!("{} of {}{guess}", loss.name(), graph::show_shape(output.shape.as_ref()?))))
+}
+
+fn first_output(graph: &ModelGraph) -> Option<&TensorFact> {
+    let output = graph.outputs.first()?;
+    graph.values[output.index()].fact.tensors().first().copied()
 }
 
 /// What a loss takes of one micro-batch.
@@ -47,8 +88,7 @@ impl LossCost {
         bandwidth: BytesPerSecond,
         slowdown: Option<f64>,
     ) -> Option<Self> {
-        let output = graph.outputs.first()?;
-        let output = *graph.values[output.index()].fact.tensors().first()?;
+        let output = first_output(graph)?;
         let own = output.bytes()?;
         let numbers = output.elements()?;
         let loss = asked.or_else(|| guessed(output))?;
@@ -58,15 +98,12 @@ impl LossCost {
             Loss::None => return None,
             // There: a copy in float32, logarithms. Back: the loss's gradient is written, the logarithms' made of it, then cast.
             Loss::CrossEntropy => (own + single, 2 * single, own + 3 * single, 5 * single + own),
+            Loss::FusedCrossEntropy => (own, 0, own, 2 * own),
             Loss::Mse => (2 * own, own, 2 * own, 3 * own),
-        };
-        let name = match loss {
-            Loss::CrossEntropy => "cross-entropy",
-            _ => "mean of squares",
         };
         let how = if asked.is_none() { ", guessed from the outputs (--loss)" } else { "" };
         let sizes = graph::show_shape(output.shape.as_ref()?);
-        let words = format!("{name} of {sizes}: {} kept{how}", Bytes(kept));
+        let words = format!("{} of {sizes}: {} kept{how}", loss.name(), Bytes(kept));
         let (forward, backward) = (Seconds(copied(there)), Seconds(copied(back)));
         Some(Self { words, kept, workspace, forward, backward })
     }

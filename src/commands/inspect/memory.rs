@@ -1,0 +1,301 @@
+//! `inspect --memory`: does a training step fit a card, what fills it, the largest batch that fits, and what would help.
+//!
+//! Sizes are inferred anew for each batch that is tried, so that the answer holds for models whose memory is not linear in it.
+
+use clap::Args;
+use graph::{InputShape, ModelGraph, TensorFact};
+use schema::{Bytes, Cluster, InspectMemory, LargestSize, MemoryRelief, ShardingLevel};
+
+use crate::{
+    columns::columns,
+    commands::plan::{
+        arguments::{Optimizer, sharding_level},
+        clusters,
+        loss::{self, Loss},
+    },
+    cost_models::CostModels,
+    failure::Failure,
+    step_memory::{Held, OptimizerMemory, Setting, held},
+    workspace::Workspace,
+};
+
+/// What CUDA's context takes at the least: kernels and driver (pytorch#107667).
+const CONTEXT: u64 = 300_000_000;
+/// Devices that a relief by sharing out is told for, where one is asked for.
+const NODE: u32 = 8;
+/// The largest batch or length that is tried.
+const LARGEST: u64 = 1 << 24;
+
+/// Arguments of `--memory`.
+#[derive(Args)]
+pub struct MemoryArguments {
+    /// What a training step holds in memory, by part; with a device, whether it fits, the largest batch that does, and what would
+    /// help
+    #[arg(long)]
+    memory: bool,
+    /// Devices that train together, each with the model's inputs: 8xh100
+    #[arg(long, value_name = "N×NAME", conflicts_with = "device", requires = "memory")]
+    devices: Option<String>,
+    /// What the optimizer keeps beside each parameter [default: adam]
+    #[arg(long, value_enum, ignore_case = true, requires = "memory")]
+    optimizer: Option<Optimizer>,
+    /// Parameters of 16 bits have a copy in float32 that is trained
+    #[arg(long, requires = "memory")]
+    master_weights: bool,
+    /// What training adds behind the outputs [default: guessed from them]
+    #[arg(long, value_enum, requires = "memory")]
+    loss: Option<Loss>,
+    /// What devices share out: none (DDP), zero1 (optimizer state), zero2 (gradients, too), zero3 (parameters, too: FSDP)
+    #[arg(long, value_name = "LEVEL", value_parser = sharding_level, requires = "memory")]
+    sharding: Option<ShardingLevel>,
+    /// Compute calls again in the backward pass, at the depth of the model where that saves most
+    #[arg(long, requires = "memory")]
+    recompute: bool,
+    /// Let activations wait in host memory
+    #[arg(long, requires = "memory")]
+    offload: bool,
+    /// Add up the gradients of several micro-batches
+    #[arg(long, requires = "memory")]
+    accumulate: bool,
+}
+
+impl MemoryArguments {
+    /// Answers for a model, if asked.
+    pub fn answer(
+        &self,
+        model: &Workspace,
+        device: Option<&str>,
+        inputs: &[InputShape],
+    ) -> Result<Option<InspectMemory>, Failure> {
+        if !self.memory {
+            return Ok(None);
+        }
+        let none = CostModels::default();
+        let text = self.devices.clone().or_else(|| device.map(|name| format!("1x{name}")));
+        let cluster = clusters::named(text.as_deref(), None, &none)?;
+        let loss = loss::memory(&model.graph, self.loss);
+        let setting = Setting {
+            optimizer: optimizer(self.optimizer.unwrap_or_default(), self.master_weights),
+            loss: loss.as_ref().map(|(memory, _)| *memory).unwrap_or_default(),
+            devices: cluster.as_ref().map_or(1, |cluster| cluster.devices.len() as u32),
+            sharding: self.sharding.unwrap_or_default(),
+            recompute: self.recompute,
+            offload: self.offload,
+            accumulates: self.accumulate,
+        };
+        let now = held(&model.graph, &model.costs, &setting);
+        let mut answer = InspectMemory {
+            bytes: Bytes(now.total()),
+            when: when(&model.graph, &now),
+            parts: now.parts,
+            loss: loss.map(|(_, words)| words),
+            unmeasured_operators: u64::from(model.costs.total().unmeasured),
+            device: None,
+            devices: setting.devices,
+            memory: None,
+            kept_clear: None,
+            verdict: None,
+            largest_batch: None,
+            longest_sequence: None,
+            reliefs: self.reliefs(model, &setting),
+        };
+        if let Some(cluster) = &cluster {
+            self.fit(model, cluster, inputs, &setting, &mut answer);
+        }
+        Ok(Some(answer))
+    }
+
+    /// Says how a step and its device go together.
+    fn fit(
+        &self,
+        model: &Workspace,
+        cluster: &Cluster,
+        inputs: &[InputShape],
+        setting: &Setting,
+        answer: &mut InspectMemory,
+    ) {
+        let Some((name, smallest)) = cluster.types.iter().min_by_key(|(_, type_)| type_.usable()) else {
+            return;
+        };
+        let (usable, all) = (smallest.usable().0, smallest.memory.0.saturating_sub(CONTEXT));
+        answer.device = Some(name.clone());
+        answer.memory = Some(smallest.memory);
+        answer.kept_clear = Some(Bytes(smallest.memory.0.saturating_sub(usable)));
+        let verdict = match answer.bytes.0 {
+            bytes if bytes <= usable => "fits",
+            bytes if bytes <= all => "tight",
+            _ => "does not fit",
+        };
+        answer.verdict = Some(verdict.to_string());
+        let given = shapes(&model.graph, inputs);
+        let search = Search { model, given: &given, asked_loss: self.loss, setting };
+        answer.largest_batch = search.largest(0, usable, all);
+        let is_text =
+            |tensor: &TensorFact| tensor.dtype.is_some_and(|dtype| graph::dtype_name(dtype) == "int64");
+        let first = model.graph.inputs.first().map(|input| &model.graph.value(*input).fact);
+        if first.and_then(graph::Fact::tensor).is_some_and(is_text) {
+            answer.longest_sequence = search.largest(1, usable, all);
+        }
+    }
+
+    /// Says what a step would hold under other circumstances.
+    fn reliefs(&self, model: &Workspace, setting: &Setting) -> Vec<MemoryRelief> {
+        let narrow = OptimizerMemory { bits: Some(8), temporaries: 0, ..setting.optimizer };
+        let devices = if setting.devices > 1 { setting.devices } else { NODE };
+        let shared = |sharding| Setting { sharding, devices, ..*setting };
+        let mut changes = vec![
+            ("computing calls again".to_string(), Setting { recompute: true, ..*setting }),
+            ("activations in host memory".to_string(), Setting { offload: true, ..*setting }),
+            ("an optimizer of 8 bits".to_string(), Setting { optimizer: narrow, ..*setting }),
+        ];
+        let levels = ShardingLevel::ALL.into_iter().filter(|level| *level > setting.sharding);
+        changes
+            .extend(levels.map(|level| (format!("{} over {devices} devices", level.name()), shared(level))));
+        let relief = |(what, setting): (String, Setting)| MemoryRelief {
+            what,
+            bytes: Bytes(held(&model.graph, &model.costs, &setting).total()),
+        };
+        changes.into_iter().map(relief).collect()
+    }
+}
+
+/// Looks for the largest size of a dimension that fits.
+struct Search<'a> {
+    model: &'a Workspace,
+    given: &'a [InputShape],
+    asked_loss: Option<Loss>,
+    setting: &'a Setting,
+}
+
+impl Search<'_> {
+    /// Returns the largest size of a dimension that the memory holds, to plan with and at the most; nothing where the trace has
+    /// fixed it.
+    fn largest(&self, dimension: usize, usable: u64, all: u64) -> Option<LargestSize> {
+        let now = *self.given.first()?.shape.get(dimension)?;
+        let double = self.bytes(dimension, now, now.checked_mul(2)?)?;
+        // A trace that has the size written into it gives the same, whatever is asked.
+        if double <= self.bytes(dimension, now, now)? {
+            return None;
+        }
+        Some(LargestSize { safe: self.up_to(dimension, now, usable), most: self.up_to(dimension, now, all) })
+    }
+
+    /// Memory is near to linear in a size, so a line through both ends of what is not known yet soon meets the limit.
+    fn up_to(&self, dimension: usize, now: u64, limit: u64) -> u64 {
+        let held = |size: u64| self.bytes(dimension, now, size).unwrap_or(u64::MAX);
+        let (mut low, mut least, mut high) = (0, 0, now.max(1));
+        let mut most = held(high);
+        while most <= limit && high < LARGEST {
+            (low, least, high) = (high, most, high * 2);
+            most = held(high);
+        }
+        for step in 0.. {
+            if high - low <= 1 {
+                break;
+            }
+            let line = (limit - least.min(limit)) as f64 / (most - least).max(1) as f64;
+            // Every other time the middle: a curve would be met from one side alone.
+            let line = if step % 2 == 0 { line } else { 0.5 };
+            let middle = low + (line * (high - low) as f64) as u64;
+            let middle = middle.clamp(low + 1, high - 1);
+            match held(middle) {
+                bytes if bytes <= limit => (low, least) = (middle, bytes),
+                bytes => (high, most) = (middle, bytes),
+            }
+        }
+        low
+    }
+
+    /// Returns what a step holds with another size; nothing where the model does not take it.
+    fn bytes(&self, dimension: usize, now: u64, size: u64) -> Option<u64> {
+        let changed = self.given.iter().map(|input| {
+            let mut input = input.clone();
+            // Inputs that share the size share the change.
+            input.shape.get_mut(dimension).into_iter().filter(|own| **own == now).for_each(|own| *own = size);
+            input
+        });
+        let options = graph::BuildOptions { inputs: changed.collect() };
+        let graph = graph::build(&self.model.file.program, &options).ok()?;
+        let costs = graph::costs(&graph);
+        let loss = loss::memory(&graph, self.asked_loss).map(|(memory, _)| memory).unwrap_or_default();
+        Some(held(&graph, &costs, &Setting { loss, ..*self.setting }).total())
+    }
+}
+
+/// Returns the shapes of all inputs: those given, and those of the trace.
+fn shapes(graph: &ModelGraph, given: &[InputShape]) -> Vec<InputShape> {
+    let tensors = graph.inputs.iter().filter_map(|input| {
+        let value = graph.value(*input);
+        let tensor = value.fact.tensor()?;
+        Some(InputShape { name: Some(value.name.clone()), shape: tensor.sizes()?, dtype: tensor.dtype })
+    });
+    let all: Vec<InputShape> = tensors.collect();
+    if all.len() == graph.inputs.len() { all } else { given.to_vec() }
+}
+
+fn optimizer(optimizer: Optimizer, masters: bool) -> OptimizerMemory {
+    let (numbers, temporaries) = match optimizer {
+        Optimizer::Adam => (2, 1),
+        Optimizer::Momentum => (1, 0),
+        Optimizer::Sgd => (0, 0),
+    };
+    OptimizerMemory { numbers, bits: None, temporaries, masters }
+}
+
+/// Says which moment is the fullest.
+fn when(graph: &ModelGraph, held: &Held) -> String {
+    let Some(moment) = held.moment else { return "the optimizer's step".to_string() };
+    let pass = if moment.is_backward { "backward" } else { "forward" };
+    match moment.operator {
+        None => format!("the loss's {pass} pass"),
+        Some(operator) => {
+            let operator = graph.operator(operator);
+            let path = &graph.block(operator.block).path;
+            let place = if path.is_empty() { "(root)" } else { path };
+            format!("the {pass} pass of {} in {place}", operator.short_name())
+        }
+    }
+}
+
+/// Prints an answer for people.
+pub fn text(memory: &InspectMemory) -> String {
+    let mut text = format!("\na training step holds {} at most, in {}\n", memory.bytes, memory.when);
+    let share = |bytes: u64, of: u64| format!("{:.1} %", 100.0 * bytes as f64 / of.max(1) as f64);
+    let of = memory.memory.unwrap_or(memory.bytes).0;
+    let row = |name: &str, bytes: Bytes| vec![name.to_string(), bytes.to_string(), share(bytes.0, of)];
+    let mut rows: Vec<Vec<String>> = memory.parts.iter().map(|part| row(&part.name, part.bytes)).collect();
+    rows.extend(memory.kept_clear.map(|bytes| row("kept clear: CUDA, collectives, fragments", bytes)));
+    text.push_str(&columns(&rows, "  ", |column| column > 0));
+    if let (Some(device), Some(verdict), Some(all)) = (&memory.device, &memory.verdict, memory.memory) {
+        let verdict = match verdict.as_str() {
+            "tight" => "may fit: it needs what is kept clear",
+            other => other,
+        };
+        let count = if memory.devices > 1 { format!("{} × ", memory.devices) } else { String::new() };
+        text.push_str(&format!("{count}{device}, {all}: {verdict}\n"));
+    }
+    let size = |what: &str, size: &LargestSize| match size.most {
+        0 => format!("no {what} fits\n"),
+        most => {
+            format!("largest {what} that memory holds: {}, or {most} with what is kept clear\n", size.safe)
+        }
+    };
+    text.extend(memory.largest_batch.as_ref().map(|found| size("batch", found)));
+    text.extend(memory.longest_sequence.as_ref().map(|found| size("sequence", found)));
+    text.push_str("with\n");
+    let reliefs = memory.reliefs.iter().map(|relief| {
+        let saved = memory.bytes.0 as i128 - i128::from(relief.bytes.0);
+        let change = Bytes(saved.unsigned_abs() as u64);
+        let word = if saved >= 0 { "less" } else { "more" };
+        vec![relief.what.clone(), relief.bytes.to_string(), format!("{change} {word}")]
+    });
+    text.push_str(&columns(&reliefs.collect::<Vec<_>>(), "  ", |column| column > 0));
+    if let Some(loss) = &memory.loss {
+        text.push_str(&format!("loss: {loss}\n"));
+    }
+    if memory.unmeasured_operators > 0 {
+        let count = memory.unmeasured_operators;
+        text.push_str(&format!("{count} operators keep something of unknown size: the step holds more\n"));
+    }
+    text
+}
