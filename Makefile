@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-simulate bench-schedules \
-	bench-emit bench-stages bench-split gpu oracle zoo-stages properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -132,6 +132,12 @@ oracle: .venv/ready
 zoo-stages: .venv/ready
 	cargo build --release
 	.venv/bin/python tests/oracle/zoo_stages.py target/release/model-analyze out/zoo-stages
+
+# Every model of the zoo on two and four devices that share its layers, against the whole model.
+zoo-shards: .venv/ready
+	cargo build --release
+	mkdir -p out/zoo-shards
+	.venv/bin/python -W ignore tests/oracle/sharded.py target/release/model-analyze out/zoo-shards --all --degrees 2,4
 
 PLAN_CASES ?= 10000
 # The planner's property tests on many more random models and clusters than the suite takes.

@@ -40,11 +40,12 @@ pub struct Chosen {
     pub bound: f64,
 }
 
-/// Chooses the fastest strategies; `seconds` are those of each operator done whole. Stored tensors in `given` are cut so.
+/// Chooses the fastest strategies; `seconds` are those of each operator done whole, and those of
+/// them that smaller parts make less. Stored tensors in `given` are cut so.
 pub fn choose(
     look: &Look<'_>,
     group: &Group<'_>,
-    seconds: &dyn Fn(OperatorId) -> f64,
+    seconds: &dyn Fn(OperatorId) -> (f64, f64),
     given: &BTreeMap<TensorId, Layout>,
 ) -> Option<Chosen> {
     let mut table = Table::new(look, group);
@@ -106,11 +107,11 @@ impl<'a> Table<'a> {
         }
     }
 
-    fn operators(&mut self, seconds: &dyn Fn(OperatorId) -> f64) {
+    fn operators(&mut self, seconds: &dyn Fn(OperatorId) -> (f64, f64)) {
         for (index, ways) in self.ways.iter().enumerate() {
-            let whole = seconds(OperatorId(index as u32));
-            let launch = self.group.launch.min(whole);
-            let part = launch + (whole - launch) / self.group.degree as f64;
+            let (whole, divisible) = seconds(OperatorId(index as u32));
+            let divisible = (divisible - self.group.launch).max(0.0);
+            let part = whole - divisible + divisible / self.group.degree as f64;
             let cost = |way: &Strategy| Cost {
                 // What is as good either way is done whole, without exchanges to come.
                 seconds: if way.is_split { part } else { whole },

@@ -2,11 +2,11 @@
 //!
 //! The file stays open: what weights are copied from later is what the code was read from.
 
-use std::{cell::OnceCell, path::Path, sync::Arc};
+use std::{borrow::Cow, cell::OnceCell, path::Path, sync::Arc};
 
 use graph::{InputShape, ModelGraph, OperatorCosts};
 use indexmap::IndexMap;
-use schema::{Cluster, Cut};
+use schema::{Cluster, Cut, Plan};
 use tracer::Program;
 
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
 };
 
 /// A model's file, and what was read from it.
+#[derive(Clone)]
 pub struct ModelFile {
     file: Arc<Opened>,
     /// What the trace says.
@@ -78,6 +79,7 @@ impl ModelFile {
 }
 
 /// A model with its graph and its costs.
+#[derive(Clone)]
 pub struct Workspace {
     /// The file that it was read from.
     pub file: ModelFile,
@@ -145,6 +147,16 @@ impl Workspace {
         }
         let costs = graph::costs(&graph);
         Ok(Self { file, graph, costs, inputs: self.inputs.clone(), shared: Some(shared) })
+    }
+
+    /// Returns what one device does under a plan by which devices share layers; itself under any other.
+    pub fn under(&self, plan: &Plan, models: &CostModels) -> Result<Cow<'_, Self>, Failure> {
+        match plan.degrees().into_iter().collect::<Vec<u32>>()[..] {
+            [degree] if degree > 1 && !plan.cuts.is_empty() => {
+                Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Some(&plan.cuts))?))
+            }
+            _ => Ok(Cow::Borrowed(self)),
+        }
     }
 
     /// Returns what the trace says.

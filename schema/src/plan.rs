@@ -66,6 +66,11 @@ impl Plan {
         ranks
     }
 
+    /// Returns the numbers of devices that share each layer of a stage, each once.
+    pub fn degrees(&self) -> std::collections::BTreeSet<u32> {
+        self.stages.iter().map(|stage| stage.tensor_parallel.map_or(1, |shared| shared.degree)).collect()
+    }
+
     /// Returns the number of ranks.
     pub fn n_ranks(&self) -> usize {
         self.ranks().into_iter().max().map_or(1, |last| last + 1)

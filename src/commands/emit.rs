@@ -318,9 +318,7 @@ fn shared<'m>(
     model: &ModelFile,
     plan: &Plan,
 ) -> Result<(Cow<'m, Program>, Option<Shards>, Option<Program>), Failure> {
-    let degrees = plan.stages.iter().map(|stage| stage.tensor_parallel.map_or(1, |shared| shared.degree));
-    let degrees: std::collections::BTreeSet<u32> = degrees.collect();
-    let degree = match degrees.into_iter().collect::<Vec<u32>>()[..] {
+    let degree = match plan.degrees().into_iter().collect::<Vec<u32>>()[..] {
         [] | [1] => return Ok((program, None, None)),
         [degree] => degree,
         _ => {

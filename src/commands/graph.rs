@@ -11,7 +11,8 @@ use schema::{Bytes, Flops};
 use viz::{Amounts, Caption, Color, Depth, Diagram, Direction, Overlay};
 
 use crate::{
-    failure::Failure, files, model, operator_stages, output::Output, plan_file, workspace::Workspace,
+    cost_models::CostModels, failure::Failure, files, model, operator_stages, output::Output, plan_file,
+    workspace::Workspace,
 };
 
 mod graphviz;
@@ -160,14 +161,17 @@ impl Graph {
         };
         let workspace = Workspace::read_with(&self.model, &self.inputs, self.parameters.as_deref())?;
         tell_notes(&workspace);
-        let stages = match &self.plan {
-            Some(path) => {
-                let plan = plan_file::read_for(path, &workspace.file)?;
+        let plan = self.plan.as_ref().map(|path| plan_file::read_for(path, &workspace.file)).transpose()?;
+        let models = CostModels::default();
+        let shared = plan.as_ref().map(|plan| workspace.under(plan, &models)).transpose()?;
+        let workspace = shared.as_deref().unwrap_or(&workspace);
+        let stages = match (&self.plan, plan) {
+            (Some(path), Some(plan)) => {
                 Some(operator_stages::of_plan(&path.display().to_string(), &plan, workspace.program())?)
             }
-            None => None,
+            _ => None,
         };
-        let text = graph(&workspace, stages.as_deref(), &request)?;
+        let text = graph(workspace, stages.as_deref(), &request)?;
         match &self.output {
             Some(path) if path.as_os_str() != "-" => files::write(path, files::signed(path, text).as_bytes()),
             _ => output.document(&text),

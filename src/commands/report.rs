@@ -67,18 +67,20 @@ impl Report {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let workspace = Workspace::read(&self.model, &self.inputs)?;
         let models = CostModels::read(&self.cost_models)?;
-        let planned = match &self.plan {
-            Some(path) => {
-                let plan = plan_file::read_for(path, &workspace.file)?;
+        let plan = self.plan.as_ref().map(|path| plan_file::read_for(path, &workspace.file)).transpose()?;
+        let shared = plan.as_ref().map(|plan| workspace.under(plan, &models)).transpose()?;
+        let workspace = shared.as_deref().unwrap_or(&workspace);
+        let planned = match (&self.plan, plan) {
+            (Some(path), Some(plan)) => {
                 let name = path.display().to_string();
                 let stages = operator_stages::of_plan(&name, &plan, workspace.program())?;
                 let simulated = simulate::simulated(&name, &plan)?;
-                Some(PlannedPage::new(plan, stages, simulated, &workspace, &models))
+                Some(PlannedPage::new(plan, stages, simulated, workspace, &models))
             }
-            None => None,
+            _ => None,
         };
         let measured = self.measured.as_deref().map(read_timeline).transpose()?;
-        let page = report(&workspace, planned.as_ref(), measured.as_ref());
+        let page = report(workspace, planned.as_ref(), measured.as_ref());
         if self.output.as_os_str() == "-" {
             return output.document(&page);
         }

@@ -230,6 +230,7 @@ impl Split {
         progress::working(graph::WORKING);
         graph::tell_notes(workspace);
         let plan_name = root.join("plan.yaml").display().to_string();
+        let workspace = &*workspace.under(&found.plan, &request.cost_models)?;
         let stages = operator_stages::of_plan(&plan_name, &found.plan, workspace.program())?;
         let picture = graph::graph(workspace, Some(&stages), &GraphRequest::of_stages())?;
         let path = root.join("graph.svg");

@@ -18,6 +18,7 @@ use super::{Group, choose};
 use crate::{cost_models::CostModels, failure::Failure, nearest, workspace::operations};
 
 /// A model that devices share.
+#[derive(Clone)]
 pub struct SharedModel {
     /// What one device runs; stored tensors have the sizes of a part.
     pub program: Program,
@@ -56,13 +57,18 @@ pub fn shared_by(
     let predicted = predict(graph, costs, &models.of(name, figures), &PredictOptions::default());
     let seconds = |id: OperatorId| {
         let one = predicted.operator(id);
-        one.forward.seconds + one.input_gradient.seconds + one.weight_gradient.seconds
+        let whole = one.forward.seconds + one.input_gradient.seconds + one.weight_gradient.seconds;
+        // What a host or a launch takes does not become less with smaller parts.
+        (whole, if one.is_launch_bound { 0.0 } else { whole })
     };
     let link = inner_link(cluster);
     let group = Group {
         degree: u64::from(degree),
         seconds: &|collective, bytes| exchange_seconds(collective, bytes, degree, link),
-        launch: figures.launch.map_or(1e-6, |launch| launch.0),
+        launch: figures
+            .launch
+            .map_or(1e-6, |launch| launch.0)
+            .max(figures.host_call.map_or(0.0, |call| call.0)),
         per_byte: TOUCHED / figures.memory_bandwidth.0,
     };
     let given = given.map(|cuts| named(graph, cuts, degree)).transpose()?.unwrap_or_default();

@@ -1,13 +1,17 @@
 //! Groups of devices that share each layer: planned with as one device each, written with all members.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use indexmap::IndexMap;
-use partitioner::Planned;
-use schema::{Bytes, Cluster, Cut, Plan, SharedAnswer, SharedTried, TensorParallel};
+use partitioner::{Planned, Solution};
+use schema::{Bytes, Cluster, Cut, Plan, ShardingLevel, SharedAnswer, SharedTried, TensorParallel};
 
 use super::{PlanRequest, Subject, asked::Asked, model::planned, request::Degree};
-use crate::{failure::Failure, sharing, workspace::Workspace};
+use crate::{
+    failure::{self, Failure},
+    sharing,
+    workspace::Workspace,
+};
 
 /// Who shares what.
 #[derive(Clone)]
@@ -48,9 +52,28 @@ pub(super) fn planned_by(
         cluster: request.cluster.clone(),
         cuts: shared.named_cuts(whole.program()),
     };
-    let request = PlanRequest { cluster, tensor_parallel: Degree::Of(1), ..request.clone() };
-    let (asked, solved) = planned(Subject::Model(&own), &request)?;
+    // Replicas of what is shared keep all of it.
+    let sharding = request.sharding.or(Some(ShardingLevel::None));
+    let alone = PlanRequest { cluster, sharding, tensor_parallel: Degree::Of(1), ..request.clone() };
+    let (asked, mut solved) = planned(Subject::Model(&own), &alone)?;
+    if request.strategy.is_none() && !runs(&solved.best) {
+        let position = solved.others.iter().position(runs);
+        match position {
+            Some(position) => std::mem::swap(&mut solved.best, &mut solved.others[position]),
+            None => failure::note(
+                "train.py does not run this plan: stages that devices share run under 1F1B, GPipe and \
+                                   Interleaved1F1B, with as many replicas each",
+            ),
+        }
+    }
     Ok((asked.of_groups(groups), solved))
+}
+
+/// Tells whether `train.py` runs a plan whose layers devices share.
+fn runs(solution: &Solution) -> bool {
+    let replicas = solution.stages.iter().map(|stage| stage.run.count);
+    let is_equal = replicas.collect::<BTreeSet<_>>().len() <= 1;
+    is_equal && matches!(solution.schedule, "1f1b" | "gpipe" | "interleaved-1f1b")
 }
 
 /// Plans a model with each number of devices that may share its layers, and keeps the fastest; `first` is the plan without.

@@ -21,7 +21,11 @@ pub fn of_plan(
     };
     let times_of = |name: &str| {
         let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` is not described"))?;
-        Ok::<_, String>(costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures)))
+        let mut times = costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures));
+        if let Some(shared) = &workspace.shared {
+            times.add(&shared.exchange_seconds(&workspace.graph, &plan.cluster));
+        }
+        Ok::<_, String>(times)
     };
     let each = |times: &costs::Times| -> Vec<f64> {
         times.seconds.iter().map(|one| one.forward + one.input_gradient + one.weight_gradient).collect()
