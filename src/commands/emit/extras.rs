@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use schema::{CollectiveKind, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
 
-/// Returns all files beside `stages/`, and what could not be written; launchers start `shards` ranks for each device.
+/// Returns all files beside `stages/`, and what could not be written. Launchers start `shards` ranks for each replica of a stage.
 pub fn extras(
     program: &Program,
     assignment: &Assignment,
