@@ -303,7 +303,9 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
     codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
     let (mut files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
         .map_err(|error| cut_failure(&[error], None).in_file(model.path()))?;
-    let (beside, notes) = extras::extras(&program, &assignment, &pipeline, plan, &request.launchers);
+    let shards = manifest.shards.unwrap_or(1) as usize;
+    let (beside, notes) =
+        extras::extras(&program, &assignment, &pipeline, plan, (&request.launchers, shards));
     files.extend(beside);
     codegen::sign(&mut files, &about);
     for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {

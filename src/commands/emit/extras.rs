@@ -7,13 +7,13 @@ use indexmap::IndexMap;
 use schema::{CollectiveKind, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
 
-/// Returns all files beside `stages/`, and what could not be written.
+/// Returns all files beside `stages/`, and what could not be written. Launchers start `shards` ranks for each replica of a stage.
 pub fn extras(
     program: &Program,
     assignment: &Assignment,
     pipeline: &Pipeline,
     plan: Option<&Plan>,
-    launchers: &[Launcher],
+    (launchers, shards): (&[Launcher], usize),
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
     let ranks_of = plan.map_or_else(|| (0..pipeline.stages.len()).collect(), Plan::ranks);
@@ -55,7 +55,7 @@ pub fn extras(
         sharding: plan.and_then(|plan| plan.execution?.sharding),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
-    let ranks = ranks(plan, groups.iter().sum());
+    let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));
     (files, notes)
 }
