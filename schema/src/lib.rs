@@ -84,7 +84,7 @@ pub use plan::{
     Band, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost,
     TimesFrom, Transfer,
 };
-pub use plan_answer::{LossAnswer, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
+pub use plan_answer::{InsideAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp, StageAnswer, WhatIf};
 pub use plan_file::{PlanFileError, read_plan};
 pub use profile::{
     COLUMNS, CallOverhead, Hardware, MOST_DRIVEN_OUT, Pace, Phase, Profile, ProfileRow, WorkSize,
