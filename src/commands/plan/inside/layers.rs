@@ -54,10 +54,13 @@ struct Look<'a> {
     result: &'a TensorFact,
 }
 
+/// What is read of an operand for a part of the result.
+type Needs<'a> = Box<dyn Fn(&TensorFact) -> [Need; 4] + 'a>;
+
 /// How an operator may be split, and what it reads of an operand.
 struct Rule<'a> {
     splits: [bool; 4],
-    needs: Box<dyn Fn(&TensorFact) -> [Need; 4] + 'a>,
+    needs: Needs<'a>,
 }
 
 impl<'a> Look<'a> {
