@@ -20,6 +20,7 @@ use crate::{
     follows::follows,
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
+    parts::Parts,
     recurrent::{self, Products},
     shape::{Key, Shape, flat, is_true, key, matrix, scaled, shape},
     work::{Machine, Work},
@@ -32,11 +33,13 @@ pub struct PredictOptions {
     pub batch_scale: f64,
     /// Data type of products, convolutions and attention under automatic mixed precision; the graph's own when absent.
     pub autocast: Option<String>,
+    /// In how many parts each operator is split beside its samples: times are those of one. Recurrent layers are not split.
+    pub parts: Parts,
 }
 
 impl Default for PredictOptions {
     fn default() -> Self {
-        Self { batch_scale: 1.0, autocast: None }
+        Self { batch_scale: 1.0, autocast: None, parts: Parts::default() }
     }
 }
 
@@ -283,7 +286,8 @@ impl<'a> Predictor<'a> {
         let dtype = self.dtype(operator);
         let machine = *self.machines.entry(dtype).or_insert_with(|| Machine::of(&self.model.figures, dtype));
         let shape = shape(self.graph, operator, &cost).map(|shape| {
-            let size = scaled(shape.size, self.scale(operator));
+            let size =
+                self.options.parts.of(scaled(shape.size, self.scale(operator)), self.is_image(operator));
             Shape { size: if machine.host.is_none() { flat(kind(operator), size) } else { size }, ..shape }
         });
         let subject = Subject { operator, cost, dtype, machine, shape };
@@ -535,6 +539,14 @@ impl<'a> Predictor<'a> {
         }
     }
 
+    /// Tells whether an operator makes images: samples of channels of rows.
+    fn is_image(&self, operator: &Operator) -> bool {
+        let value = operator.outputs.first().map(|value| self.graph.value(*value));
+        let shape =
+            value.and_then(|value| value.fact.tensors().first()?.shape.as_ref().map(|shape| shape.len()));
+        shape == Some(4)
+    }
+
     /// Returns the data type that decides the rate.
     fn dtype(&self, operator: &Operator) -> &'a str {
         let is_product = matches!(
@@ -688,7 +700,9 @@ impl<'a> Predictor<'a> {
             .filter_map(TensorFact::bytes)
             .sum();
         let fixed = (stored + made).min(cost.read_bytes) as f64;
-        let traffic = (cost.read_bytes as f64 - fixed + cost.written_bytes as f64) * scale + fixed;
+        let (read, written) = ((cost.read_bytes as f64 - fixed) * scale, cost.written_bytes as f64 * scale);
+        let parts = self.options.parts;
+        let traffic = parts.traffic(cost.forward_flops > 0, read, fixed, written);
         let (flops, bytes) = match phase {
             Phase::InputGradient => {
                 let flops = cost.backward_flops_input as f64;
@@ -710,7 +724,7 @@ impl<'a> Predictor<'a> {
             _ => (cost.forward_flops as f64, traffic),
         };
         let peak = sort.peak(&self.model.figures, machine);
-        rates.seconds(phase, flops * scale / peak, bytes / machine.bandwidth, machine.launch)
+        rates.seconds(phase, flops * scale / parts.all() / peak, bytes / machine.bandwidth, machine.launch)
     }
 }
 

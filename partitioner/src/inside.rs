@@ -19,9 +19,11 @@
 mod choices;
 mod eliminate;
 mod lagrange;
+mod mcmc;
 mod repeated;
 
 mod layers;
+mod links;
 mod space;
 mod volumes;
 
@@ -32,6 +34,8 @@ pub use choices::{Choices, Cost, Matrix, Totals};
 pub use eliminate::{Found, eliminate};
 pub use lagrange::{Limits, NoSplit, Split, split};
 pub use layers::{Degrees, Layer, Need, Read};
+pub use links::Links;
+pub use mcmc::{Walk, Walked, walk};
 pub use repeated::Repeated;
 pub use space::{Prices, Space};
 pub use volumes::Volume;

@@ -1,4 +1,6 @@
-//! The search inside operators on the networks of the papers.
+//! The search inside operators on the networks of the papers. Times are printed with `--nocapture`.
+
+#![allow(clippy::print_stderr)]
 
 mod inside {
     pub mod nets;
@@ -7,7 +9,7 @@ mod inside {
 use std::time::Instant;
 
 use inside::nets::{Devices, Net, alexnet, inception_v3, vgg16};
-use partitioner::inside::{Limits, Space, eliminate, split};
+use partitioner::inside::{Choices, Cost, Limits, Matrix, Repeated, Space, eliminate, split};
 
 fn devices(net: &Net, link: f64) -> Devices<'_> {
     Devices { net, peak: 8e12, memory: 350e9, link, latency: 10e-6, is_bus: false }
@@ -69,4 +71,44 @@ fn networks_are_split_next_to_optimally() {
             assert!(tight.gap() < 0.05, "{name} on {n_devices} in half of the memory: {}", tight.gap());
         }
     }
+}
+
+#[test]
+fn a_transformer_is_folded() {
+    // Norm, projections, attention, sum, norm, two products: each with five layouts, residuals around both halves.
+    const LAYOUTS: usize = 5;
+    const LAYERS: usize = 96;
+    let mut state = 1_u64;
+    let mut number = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f64 / 1024.0
+    };
+    let mut layer = Choices::default();
+    for _ in 0..11 {
+        let node = (0..LAYOUTS).map(|_| Cost { seconds: number().round(), ..Cost::default() });
+        layer.nodes.push(node.collect());
+    }
+    for (a, b) in
+        [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5), (5, 6), (6, 7), (7, 8), (8, 9), (5, 10), (9, 10)]
+    {
+        layer.edges.push((a, b, Matrix::from_fn(LAYOUTS, LAYOUTS, |_, _| number().round()).into()));
+    }
+    let start = Instant::now();
+    let folded = Repeated::new(&layer, 0, 10, LAYERS, |cost| cost.seconds);
+    let cells = folded.matrix().cells();
+    let best = (0..cells.len()).min_by(|&a, &b| cells[a].total_cmp(&cells[b])).expect("there are layouts");
+    let picks = folded.picks(best / LAYOUTS, best % LAYOUTS);
+    eprintln!("{LAYERS} layers folded in {:?}", start.elapsed());
+
+    let mut whole = Choices { nodes: vec![vec![Cost::default(); LAYOUTS]], edges: Vec::new() };
+    let mut chosen = vec![picks[0][0]];
+    for (index, inside) in picks.iter().enumerate() {
+        let at = |node: usize| 10 * index + node;
+        whole.nodes.extend(layer.nodes[1..].iter().cloned());
+        whole.edges.extend(layer.edges.iter().map(|(a, b, matrix)| (at(*a), at(*b), matrix.clone())));
+        chosen.extend(&inside[1..]);
+    }
+    let unfolded = eliminate(&whole, |cost| cost.seconds);
+    assert_eq!((unfolded.value, unfolded.bound), (cells[best], cells[best]));
+    assert_eq!(whole.totals(&chosen).seconds, cells[best]);
 }

@@ -87,7 +87,9 @@ pub use plan::{
     Band, Cut, DeviceMemory, ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost,
     TimesFrom, Transfer,
 };
-pub use plan_answer::{LossAnswer, PlanAnswer, RunnerUp, SharedAnswer, SharedTried, StageAnswer, WhatIf};
+pub use plan_answer::{
+    InsideAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp, SharedAnswer, SharedTried, StageAnswer, WhatIf,
+};
 pub use plan_file::{PlanFileError, read_plan};
 pub use profile::{
     COLUMNS, CallOverhead, Hardware, MOST_DRIVEN_OUT, Pace, Phase, Profile, ProfileRow, WorkSize,

@@ -89,6 +89,40 @@ pub struct PlanAnswer {
     /// Numbers of micro-batches that were tried, where none was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub micro_batches_tried: Vec<MicroBatchesTried>,
+    /// How operators are split, where they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside: Option<InsideAnswer>,
+}
+
+/// How the operators of a model are split over all devices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct InsideAnswer {
+    /// Operators in the order of the model.
+    pub operators: Vec<OperatorSplit>,
+    /// By which share random changes made the exact answer faster, where they were tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub random_gain: Option<f64>,
+    /// Why nothing runs it.
+    pub not_carried_out: String,
+}
+
+/// In how many parts an operator is split; their product is the number of devices that it uses.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OperatorSplit {
+    /// Path of the call that it is in; empty for the model's own code.
+    pub block: String,
+    /// Its name without name space: `conv2d`.
+    pub operator: String,
+    /// Parts of the samples of its result.
+    pub samples: u32,
+    /// Parts of the channels; of the last axis of what is no image.
+    pub channels: u32,
+    /// Parts of the height; of the positions of a sequence.
+    pub height: u32,
+    /// Parts of the width.
+    pub width: u32,
+    /// Parts of the sums that make one element.
+    pub sums: u32,
 }
 
 impl PlanAnswer {

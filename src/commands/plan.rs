@@ -13,6 +13,7 @@ pub(super) mod costs;
 mod groups;
 mod input;
 mod inseparable;
+mod inside;
 pub(super) mod loss;
 mod model;
 mod no_plan;
@@ -52,6 +53,7 @@ Examples:
   model-analyze plan model.pt --devices 4xh100 -o plan.yaml
   model-analyze plan model.pt --cluster cluster.yaml --strategy 1f1b --micro-batches 16
   model-analyze plan model.pt --devices 4xh100 --check plan.yaml
+  model-analyze plan model.pt --devices 4xh100 --strategy optcnn
   model-analyze plan model.pt --devices 2xcpu --cost-model cost-model.yaml
   model-analyze plan graph.txt --strategy pipedream --machines 8 --bandwidth 3.125e9
   model-analyze plan graph.txt --compat pipedream --machines 8,2 --bandwidth 30e9,3.125e9 --activation-transfer
@@ -129,7 +131,10 @@ impl Plan {
             (Input::DnnPartitioning(workload), None) => workload::run_loads(&self, &workload, output),
             (Input::Piper(workload), None) => workload::run_piper(&self, &workload, output),
             (Input::Pipedream(profile), None) => model::run_profile(&self, &profile, output),
-            (Input::Trace(file), None) => model::run_trace(&self, file, output),
+            (Input::Trace(file), None) => match inside::Method::from_name(&self.asking.strategy) {
+                Some(method) => inside::run(&self, method, file, output),
+                None => model::run_trace(&self, file, output),
+            },
         }
     }
 

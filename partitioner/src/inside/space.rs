@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::{
     Choices, Cost, Matrix,
-    layers::{Degrees, Layer, Need},
+    layers::{Degrees, Layer, Need, Read, part},
     volumes::{Between, Volume},
 };
 
@@ -61,10 +61,9 @@ impl Space {
             }
         }
         let mut nodes: Vec<Vec<Cost>> = degrees.iter().map(|own| vec![Cost::default(); own.len()]).collect();
-        for (index, layer) in layers.iter().enumerate() {
-            let own = node[index];
+        for (index, &own) in node.iter().enumerate() {
             for (cost, degrees) in nodes[own].iter_mut().zip(&degrees[own]) {
-                let one = cost_of(layer, index, degrees, prices);
+                let one = cost_of(layers, index, degrees, devices, prices);
                 cost.seconds += one.seconds;
                 cost.hidden += one.hidden;
                 cost.bytes += one.bytes;
@@ -91,7 +90,8 @@ impl Space {
 }
 
 /// Returns what a layer costs under some degrees, exchanges with others left out.
-fn cost_of(layer: &Layer, index: usize, degrees: &Degrees, prices: &impl Prices) -> Cost {
+fn cost_of(layers: &[Layer], index: usize, degrees: &Degrees, devices: usize, prices: &impl Prices) -> Cost {
+    let layer = &layers[index];
     let (tiles, replicas) = (degrees.tiles() as f64, degrees.replicas());
     // A layer that is split like another has no sums of its own to split.
     let sums = if layer.sums.is_some() { degrees.sums } else { 1 };
@@ -108,8 +108,30 @@ fn cost_of(layer: &Layer, index: usize, degrees: &Degrees, prices: &impl Prices)
             + all_reduce(sums, 1, elements * layer.element)
             + 2.0 * all_reduce(replicas, inner, layer.statistics / degrees.result[1] as f64),
         hidden: all_reduce(replicas, inner, parameters),
-        bytes: parameters * prices.copies() + layer.saved / (tiles * sums as f64),
+        bytes: parameters * prices.copies()
+            + layer.saved / (tiles * sums as f64)
+            + layer
+                .reads
+                .iter()
+                .map(|read| gathered(&layers[read.from], layer, read, degrees, devices))
+                .sum::<f64>(),
     }
+}
+
+/// Returns the bytes of a value that a part reads and may have to be sent: all but an even share of the value. An upper bound,
+/// because who makes the value may have more of it on the same device.
+fn gathered(maker: &Layer, reader: &Layer, read: &Read, degrees: &Degrees, devices: usize) -> f64 {
+    if !read.has_gradient {
+        return 0.0;
+    }
+    let length = |axis: usize| {
+        let (size, parts) = (maker.sizes[axis], degrees.result[axis]);
+        let own = part(reader.sizes[axis], parts, parts / 2);
+        let (first, end) = read.needs[axis].range(size, own, part(size, degrees.sums, degrees.sums / 2));
+        (end - first) as f64
+    };
+    let all = maker.sizes.iter().product::<u64>() as f64;
+    ((0..4).map(length).product::<f64>() - all / devices as f64).max(0.0) * maker.element
 }
 
 /// Prices what layers of different nodes exchange; edges alike share a table.

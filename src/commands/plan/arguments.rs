@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use partitioner::{STRATEGIES, Strategy};
 use schema::{Bytes, Cluster, ShardingLevel};
 
-use super::{PlanRequest, clusters, loss::Loss, request::Degree};
+use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant};
 
 /// Arguments of everything that plans.
@@ -135,10 +135,18 @@ impl PlanArguments {
         if name.eq_ignore_ascii_case("auto") {
             return Ok(None);
         }
+        if Method::from_name(name).is_some() {
+            return Err(Failure::input(format!(
+                "--strategy {name} splits inside operators of traced models; `plan` alone predicts it"
+            )));
+        }
         Strategy::from_name(name).map(Some).ok_or_else(|| {
             let meant = meant(name, strategies(), 3);
-            Failure::input(format!("no strategy is called `{name}`{meant}"))
-                .with_hint(format!("strategies are {}", strategies().join(", ")))
+            Failure::input(format!("no strategy is called `{name}`{meant}")).with_hint(format!(
+                "strategies are {}; `plan` predicts {}, too",
+                strategies().join(", "),
+                Method::NAMES.join(" and ")
+            ))
         })
     }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use partitioner::{
-    CheckError, MicroBatches, PlanError, Planned, Problem, Solution, beyond, check_plan, plan_with,
+    CheckError, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, beyond, check_plan, plan_with,
 };
 use schema::{PipedreamProfile, to_yaml};
 use tracer::Program;
@@ -63,22 +63,25 @@ impl Subject<'_> {
 
 /// Plans a profile graph on a cluster, or checks a plan of it.
 pub fn run_profile(plan: &Plan, profile: &PipedreamProfile, output: &mut Output) -> Result<(), Failure> {
-    let (request, given) = request(plan)?;
+    let (request, given) = request(plan, plan.asking.strategy()?)?;
     run(plan, Subject::Profile(&plan.model, profile), &request, given, output)
 }
 
 /// Plans a traced model on a cluster, or checks a plan of it; the model is read once the rest is known to make sense.
 pub fn run_trace(plan: &Plan, file: Opened, output: &mut Output) -> Result<(), Failure> {
-    let (request, given) = request(plan)?;
+    let (request, given) = request(plan, plan.asking.strategy()?)?;
     request.cost_models.require_used(&request.cluster)?;
     let workspace = Workspace::of(file, &plan.asking.input)?;
     run(plan, Subject::Model(&workspace), &request, given, output)
 }
 
 /// Returns what the arguments ask for, and the plan that is to be checked.
-fn request(plan: &Plan) -> Result<(PlanRequest, Option<schema::Plan>), Failure> {
+pub(super) fn request(
+    plan: &Plan,
+    strategy: Option<Strategy>,
+) -> Result<(PlanRequest, Option<schema::Plan>), Failure> {
     let given = plan.check.as_deref().map(plan_file::read).transpose()?;
-    let request = plan.asking.request(plan.asking.strategy()?, || match &given {
+    let request = plan.asking.request(strategy, || match &given {
         // A plan brings its cluster along.
         Some(given) if plan.machines.is_empty() => Ok(given.cluster.clone()),
         _ => machines(plan),

@@ -1,0 +1,31 @@
+//! What exchanges between the first devices of a machine take. All are charged at the slowest link between those that take part.
+
+use super::Volume;
+use crate::{Machine, MachineLevel, collective::Group};
+
+/// The links of a machine's devices in their order.
+pub struct Links<'a> {
+    machine: &'a Machine,
+    /// By number of devices: the slowest link among the first so many.
+    slowest: Vec<Option<MachineLevel>>,
+}
+
+impl<'a> Links<'a> {
+    /// Looks at the links of a machine.
+    pub fn new(machine: &'a Machine) -> Self {
+        let first = |count: usize| machine.slowest(&(0..count).collect::<Vec<_>>());
+        Self { machine, slowest: (0..=machine.devices.len()).map(first).collect() }
+    }
+
+    /// Returns the seconds in which a volume moves, one way; each device has a port of its own, which sends and receives at once.
+    pub fn exchange(&self, volume: &Volume) -> f64 {
+        let Some(link) = self.slowest[volume.devices] else { return 0.0 };
+        link.latency.0 + volume.sent.max(volume.received) / link.bandwidth.0
+    }
+
+    /// Returns the seconds of an all-reduce among so many devices, each so many behind the one before.
+    pub fn all_reduce(&self, devices: usize, apart: usize, bytes: f64) -> f64 {
+        let members: Vec<usize> = (0..devices).map(|index| index * apart).collect();
+        Group::of(self.machine, &members).map_or(0.0, |group| group.all_reduce(bytes))
+    }
+}

@@ -1,0 +1,167 @@
+//! FlexFlow's search (Jia et al. 2019): a random operator is given a random strategy, and worse is accepted now and then.
+//!
+//! A step that is longer by a share `Δ` of the current one is accepted with probability `exp(−α·Δ)`. FlexFlow's `α` is for a
+//! millisecond, so that it means something else for each model; ours is relative. As in FlexFlow, proposals are compared with the
+//! current strategies, not the best, and the search goes back to the best after every hundredth of its budget.
+
+use super::{Choices, Limits, Totals};
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Walk {
+    /// Proposals from each start.
+    pub budget: usize,
+    /// How seldom worse is accepted: at 100, a step longer by 1 % is in 37 % of cases.
+    pub alpha: f64,
+    /// Of the random numbers.
+    pub seed: u64,
+}
+
+/// The best that was met.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Walked {
+    /// A strategy for each operator.
+    pub picks: Vec<usize>,
+    /// What they cost.
+    pub totals: Totals,
+    /// Seconds of a step.
+    pub step: f64,
+}
+
+/// The most proposals between two returns to the best.
+const RETURN: usize = 1000;
+
+/// Walks from each start; nothing where none of them fits.
+pub fn walk(choices: &Choices, limits: Limits, starts: &[Vec<usize>], walk: Walk) -> Option<Walked> {
+    let touching = choices.touching();
+    let mut random = Random(walk.seed);
+    let free: Vec<usize> = (0..choices.nodes.len()).filter(|&node| choices.nodes[node].len() > 1).collect();
+    let mut best: Option<Walked> = None;
+    for start in starts {
+        let totals = choices.totals(start);
+        let step = totals.step(limits.exposed);
+        if !step.is_finite() || totals.bytes > limits.bytes {
+            continue;
+        }
+        let mut own = Walked { picks: start.clone(), totals, step };
+        let mut current = own.clone();
+        for proposal in 0..if free.is_empty() { 0 } else { walk.budget } {
+            if proposal % (walk.budget / 100).clamp(1, RETURN) == 0 {
+                current.clone_from(&own);
+                // Sums of many changes are not what the strategies come to by themselves.
+                current.totals = choices.totals(&current.picks);
+                current.step = current.totals.step(limits.exposed);
+            }
+            let node = free[random.below(free.len())];
+            let pick = random.below(choices.nodes[node].len());
+            let (old, edges) = (current.picks[node], &touching[node]);
+            let mut totals = current.totals;
+            totals.remove(&choices.nodes[node][old]);
+            totals.add(&choices.nodes[node][pick]);
+            totals.seconds += choices.around(edges, node, pick, &current.picks)
+                - choices.around(edges, node, old, &current.picks);
+            let step = totals.step(limits.exposed);
+            if totals.bytes <= limits.bytes
+                && step.is_finite()
+                && accepts(walk.alpha, current.step, step, &mut random)
+            {
+                current.picks[node] = pick;
+                (current.totals, current.step) = (totals, step);
+                if step < own.step {
+                    own.clone_from(&current);
+                }
+            }
+        }
+        own.totals = choices.totals(&own.picks);
+        own.step = own.totals.step(limits.exposed);
+        if best.as_ref().is_none_or(|best| own.step < best.step) {
+            best = Some(own);
+        }
+    }
+    best
+}
+
+/// Tells whether a proposal is accepted.
+fn accepts(alpha: f64, current: f64, proposed: f64, random: &mut Random) -> bool {
+    proposed <= current || random.share() < (-alpha * (proposed - current) / current).exp()
+}
+
+/// SplitMix64 (Steele et al. 2014): the same numbers for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+    }
+
+    /// Returns a number from 0 on, below 1.
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{agreement, split},
+        *,
+    };
+    use crate::dice::Dice;
+
+    #[test]
+    fn worse_is_accepted_as_often_as_said() {
+        let n = 100_000;
+        for (alpha, longer) in [(1.2, 0.5), (100.0, 0.01), (100.0, 0.03), (5.0, 0.001)] {
+            let expected = f64::exp(-alpha * longer);
+            let mut random = Random(7);
+            let accepted = (0..n).filter(|_| accepts(alpha, 2.0, 2.0 * (1.0 + longer), &mut random)).count();
+            let sigma = (expected * (1.0 - expected) * f64::from(n)).sqrt();
+            let difference = (accepted as f64 - expected * f64::from(n)).abs();
+            assert!(difference <= 3.0 * sigma, "{alpha}, {longer}: {accepted} of {n}, expected {expected}");
+        }
+        assert!(accepts(1e9, 2.0, 1.9, &mut Random(7)) && !accepts(1e9, 2.0, 2.1, &mut Random(7)));
+    }
+
+    #[test]
+    fn walks_find_what_is_optimal_and_never_beat_the_bound() {
+        let mut dice = Dice(42);
+        let limits = Limits { exposed: 0.3, bytes: f64::INFINITY };
+        let (mut n_walked, mut n_optimal) = (0, 0);
+        for case in 0..200 {
+            let choices = agreement::graph(&mut dice, 6, 4);
+            let Ok(found) = split(&choices, limits, &[]) else { continue };
+            let walked = walk(
+                &choices,
+                limits,
+                std::slice::from_ref(&found.picks),
+                Walk { budget: 2000, alpha: 5.0, seed: case },
+            );
+            let walked = walked.expect("the start fits");
+            assert!(
+                walked.step >= found.bound && walked.step <= found.step,
+                "case {case}: {walked:?}, {found:?}"
+            );
+            // From anywhere else, too.
+            let mut start = Vec::new();
+            agreement::each(&choices, |picks, totals| {
+                if totals.seconds.is_finite() {
+                    start = picks.to_vec();
+                }
+            });
+            let other = walk(&choices, limits, &[start], Walk { budget: 2000, alpha: 5.0, seed: case });
+            let other = other.expect("the start is finite");
+            assert!(other.step >= found.bound, "case {case}");
+            assert_eq!(other.step, choices.totals(&other.picks).step(limits.exposed), "case {case}");
+            n_walked += 1;
+            n_optimal += usize::from(other.step <= found.step * (1.0 + 1e-9));
+        }
+        assert!(n_optimal * 10 >= n_walked * 9 && n_walked > 100, "{n_optimal} of {n_walked} walks");
+    }
+}

@@ -1,0 +1,141 @@
+//! `plan --strategy optcnn|flexflow`: every operator is split over all devices in its own way.
+//!
+//! It is predicted, not carried out: no stages are written of it yet, and no plan file.
+
+mod answer;
+mod layers;
+mod prices;
+
+use partitioner::{
+    Machine,
+    inside::{Limits, NoSplit, Space, Walk, split, walk},
+};
+use schema::Bytes;
+
+use self::{layers::Layers, prices::Predicted};
+use super::{Plan, model::request};
+use crate::{
+    failure::{self, Failure},
+    files::Opened,
+    output::Output,
+    workspace::Workspace,
+};
+
+/// The most devices: each operator has hundreds of ways to be split over so many.
+const DEVICES: usize = 256;
+/// FlexFlow's search: proposals from each start, how seldom worse is accepted, and its random numbers.
+const WALK: Walk = Walk { budget: 25_000, alpha: 100.0, seed: 0 };
+
+/// How the ways to split are searched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Elimination, with a certified bound: OptCNN.
+    Exact,
+    /// Random changes from elimination's answer and from data parallelism: FlexFlow.
+    Random,
+}
+
+impl Method {
+    /// The names of all.
+    pub const NAMES: [&str; 2] = ["optcnn", "flexflow"];
+
+    /// Returns the method with a name, in any case.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name.to_ascii_lowercase().as_str() {
+            "optcnn" => Some(Self::Exact),
+            "flexflow" => Some(Self::Random),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        Self::NAMES[usize::from(self == Self::Random)]
+    }
+}
+
+/// Splits the operators of a traced model, and prints how.
+pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Result<(), Failure> {
+    refuse(plan, method)?;
+    let (request, _) = request(plan, None)?;
+    request.cost_models.require_used(&request.cluster)?;
+    let cluster = &request.cluster;
+    let first = cluster.devices.first().ok_or_else(|| Failure::input("the cluster has no devices"))?;
+    if cluster.devices.iter().any(|device| device.type_ != first.type_) {
+        return Err(Failure::input(format!("--strategy {} needs devices of one type", method.name()))
+            .with_hint("--leave-out takes the others out"));
+    }
+    if cluster.devices.len() > DEVICES {
+        return Err(Failure::input(format!(
+            "--strategy {} takes {DEVICES} devices at the most, the cluster has {}",
+            method.name(),
+            cluster.devices.len()
+        )));
+    }
+    let type_ =
+        cluster.types.get(&first.type_).ok_or_else(|| Failure::input("the cluster has no device types"))?;
+    let workspace = Workspace::of(file, &plan.asking.input)?;
+    let layers = Layers::of(&workspace.graph, &workspace.costs);
+    let machine: Machine = request.machine();
+    let model = request.cost_models.of(&first.type_, type_);
+    let predicted = Predicted::new(&workspace, &layers, &model, &machine, request.optimizer_factor);
+    let space = Space::new(&layers.layers, machine.devices.len(), &predicted);
+    // Gradients are there from the backward pass on: the forward pass hides none of their sync.
+    let exposed = if request.overlap { predicted.forward_share() } else { 1.0 };
+    let limits = Limits { exposed, bytes: type_.usable().0 as f64 };
+    let even = space.data_parallel();
+    let found = split(&space.choices, limits, std::slice::from_ref(&even)).map_err(|error| match error {
+        NoSplit::Memory { needed, limit } => Failure::no(format!(
+            "no split of the operators fits: a device needs {} at the least and has {}",
+            Bytes(needed as u64),
+            Bytes(limit as u64)
+        )),
+        NoSplit::Contradiction => Failure::no(error),
+    })?;
+    let walked = match method {
+        Method::Exact => None,
+        Method::Random => walk(&space.choices, limits, &[found.picks.clone(), even.clone()], WALK),
+    };
+    if space.choices.totals(&even).bytes > limits.bytes {
+        failure::note("data parallelism does not fit the devices' memory");
+    }
+    let answer = answer::Inside {
+        method,
+        workspace: &workspace,
+        layers: &layers,
+        space: &space,
+        limits,
+        found: &found,
+        walked: walked.as_ref(),
+        even: &even,
+        request: &request,
+        times: predicted.times_from(),
+    };
+    answer.print(plan, output)
+}
+
+/// Refuses arguments that say nothing about splits inside operators.
+fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
+    let asking = &plan.asking;
+    let arguments = [
+        ("--stages", asking.stages.is_some()),
+        ("--batch", asking.batch.is_some()),
+        ("--micro-batches", asking.micro_batches.is_some()),
+        ("--keep-together", !asking.keep_together.is_empty()),
+        ("--sharding", asking.sharding.is_some()),
+        ("--loss", asking.loss.is_some()),
+        ("--offload", asking.offload),
+        ("--no-recompute", asking.no_recompute),
+        ("--compare", plan.compare),
+        ("--check", plan.check.is_some()),
+        ("--output", plan.output.is_some()),
+    ];
+    let given: Vec<&str> =
+        arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
+    if given.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::input(format!("--strategy {} takes no {}", method.name(), given.join(", "))).with_hint(
+        "it predicts one step of the model's own inputs (--input gives others), and writes no plan: train.py does not \
+         carry it out yet",
+    ))
+}

@@ -1,0 +1,132 @@
+//! `plan --strategy optcnn` and `flexflow`: operators split over devices, predicted.
+
+#![allow(clippy::unwrap_used)]
+
+use assert_cmd::Command;
+
+const CNN: &str = "fixtures/traces/cnn_basic.pt";
+
+fn run(arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("NO_COLOR", "1").args(arguments);
+    command.output().unwrap()
+}
+
+fn json(arguments: &[&str]) -> serde_json::Value {
+    let output = run(&[arguments, &["--format", "json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let answer = serde_json::from_slice(&output.stdout).unwrap();
+    let schema = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/schema/json/answer-plan.json")).unwrap();
+    let schema = serde_json::from_slice(&schema).unwrap();
+    jsonschema::validator_for(&schema).unwrap().validate(&answer).unwrap();
+    answer
+}
+
+/// Two dense layers that are large for their batch, as IR text.
+fn dense(folder: &tempfile::TempDir) -> String {
+    let text = "graph(%self : __torch__.Dense,
+      %x : Float(64, 8192, strides=[8192, 1], requires_grad=0, device=cpu)):
+  %first : __torch__.torch.nn.modules.linear.Linear = prim::GetAttr[name=\"first\"](%self)
+  %second : __torch__.torch.nn.modules.linear.Linear = prim::GetAttr[name=\"second\"](%self)
+  %none : NoneType = prim::Constant()
+  %v : Float(4096, 8192, strides=[8192, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"weight\"](%first)
+  %y : Float(64, 4096, strides=[4096, 1], requires_grad=1, device=cpu) = aten::linear(%x, %v, %none)
+  %z : Float(64, 4096, strides=[4096, 1], requires_grad=1, device=cpu) = aten::relu(%y)
+  %w : Float(1024, 4096, strides=[4096, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"weight\"](%second)
+  %u : Float(64, 1024, strides=[1024, 1], requires_grad=1, device=cpu) = aten::linear(%z, %w, %none)
+  return (%u)
+";
+    let path = folder.path().join("dense.txt");
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn splits_are_bounded_and_beat_data_parallelism() {
+    let folder = tempfile::tempdir().unwrap();
+    let dense = dense(&folder);
+    for (model, devices) in [(CNN, "8xt4"), (CNN, "1xt4"), (&dense, "4xt4"), (&dense, "2x4xv100")] {
+        let [exact, random] = ["optcnn", "flexflow"]
+            .map(|strategy| json(&["plan", model, "--devices", devices, "--strategy", strategy]));
+        let number = |answer: &serde_json::Value, key: &str| answer[key].as_f64().unwrap();
+        let (step, bound) = (number(&exact, "step_seconds"), number(&exact, "lower_bound_seconds"));
+        assert!(bound <= step && number(&exact, "gap") <= 1e-3, "{model} on {devices}: {exact}");
+        let walked = number(&random, "step_seconds");
+        assert!(bound <= walked * (1.0 + 1e-9) && walked <= step, "{model} on {devices}: {walked}, {step}");
+        assert!(step <= number(&exact, "data_parallel_seconds"), "{model} on {devices}: {exact}");
+        let n_devices = exact["stages"][0]["devices"].as_array().unwrap().len() as u64;
+        let operators = exact["inside"]["operators"].as_array().unwrap();
+        for operator in operators {
+            let parts =
+                ["samples", "channels", "height", "width", "sums"].map(|key| operator[key].as_u64().unwrap());
+            assert!(n_devices.is_multiple_of(parts.iter().product()), "{operator} on {devices}");
+        }
+        assert!(!operators.is_empty() && exact["inside"]["not_carried_out"].is_string());
+    }
+}
+
+#[test]
+fn large_weights_are_split_rather_than_synchronised() {
+    let folder = tempfile::tempdir().unwrap();
+    let answer = json(&["plan", &dense(&folder), "--devices", "4xt4", "--strategy", "optcnn"]);
+    let step = answer["step_seconds"].as_f64().unwrap();
+    assert!(answer["data_parallel_seconds"].as_f64().unwrap() > 1.5 * step, "{answer}");
+    for operator in answer["inside"]["operators"].as_array().unwrap() {
+        assert_eq!(operator["samples"], 1, "{operator}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_answer() {
+    let asked = ["plan", CNN, "--devices", "4xt4", "--strategy", "flexflow"];
+    let [one, other] = [run(&asked), run(&asked)];
+    assert_eq!(one.stdout, other.stdout);
+    let text = String::from_utf8(one.stdout).unwrap();
+    for said in [
+        "strategy flexflow",
+        "data parallelism:",
+        "random changes (MCMC)",
+        "not carried out:",
+        "the loss not counted",
+    ] {
+        assert!(text.contains(said), "`{said}` is not in:\n{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused: [(&[&str], i32, &str); 6] = [
+        (
+            &["plan", CNN, "--devices", "4xt4", "--strategy", "optcnn", "--stages", "2"],
+            2,
+            "takes no --stages",
+        ),
+        (
+            &["plan", CNN, "--devices", "4xt4", "--strategy", "flexflow", "-o", "plan.yaml"],
+            2,
+            "takes no --output",
+        ),
+        (&["plan", CNN, "--devices", "2xt4+2xv100", "--strategy", "optcnn"], 2, "needs devices of one type"),
+        (
+            &["plan", CNN, "--devices", "2xt4", "--strategy", "optcnn", "--memory-fraction", "0.00001"],
+            1,
+            "no split of the operators fits",
+        ),
+        (
+            &["plan", "fixtures/profiles/small_vgg.txt", "--devices", "4xt4", "--strategy", "optcnn"],
+            2,
+            "splits inside operators of traced models",
+        ),
+        (
+            &["split", CNN, "--devices", "4xt4", "--strategy", "optcnn", "-o", "out"],
+            2,
+            "`plan` alone predicts it",
+        ),
+    ];
+    for (arguments, code, expected) in refused {
+        let output = run(arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(expected) && output.stdout.is_empty(), "`{expected}` is not in:\n{text}");
+    }
+}
