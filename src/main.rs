@@ -21,6 +21,7 @@ mod output;
 mod parallel;
 mod plan_file;
 mod progress;
+mod shell;
 mod stages;
 mod trace_notes;
 mod unfinished;
