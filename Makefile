@@ -36,7 +36,7 @@ notebook: .venv/ready
 	cargo build --release --quiet
 	mkdir -p out/notebook
 	test -x out/notebook/venv/bin/python || $(PYTHON) -m venv out/notebook/venv
-	out/notebook/venv/bin/pip install --quiet --disable-pip-version-check nbclient==0.10.2 ipykernel==6.30.1 nbformat==5.10.4
+	out/notebook/venv/bin/pip install --quiet --disable-pip-version-check nbclient==0.11.0 ipykernel==7.4.0 nbformat==5.11.1
 	PYTHONPATH="$$(pwd)/python:$$(cd .venv && pwd)/$$(cd .venv && ls -d lib/python*/site-packages)" \
 	MODEL_ANALYZE="$$(pwd)/target/release/model-analyze" out/notebook/venv/bin/python python/run_notebook.py docs/notebook.ipynb out/notebook
 
