@@ -332,6 +332,9 @@ impl Trace {
             ("TypeError", step) if step.starts_with("building") => {
                 "arguments of the target are given as --arg KEY=VALUE".to_owned()
             }
+            (_, "running forward") if self.inputs.is_empty() && self.input_file.is_none() => {
+                "the inputs were examples: give those of the model, --input NAME=SHAPE[:DTYPE]".to_owned()
+            }
             ("TypeError" | "RuntimeError" | "ValueError" | "IndexError", "running forward") => {
                 "the shapes, dtypes and names of --input must be those that forward takes".to_owned()
             }
