@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-simulate bench-schedules \
+.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-simulate bench-schedules \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -25,6 +25,20 @@ lint: .venv/ready
 # The command without other planners says what it lacks; `make lint` holds that it builds.
 without-peers:
 	cargo test --no-default-features --test without_peers
+
+# The wheel of this machine, in target/wheels, tried in a bare environment.
+wheel:
+	.ci/wheel
+
+# The notebook of the documents, run by Jupyter itself with torch and the command of this checkout; the result, pictures and
+# all, lies in out/notebook. (The suite runs its cells without Jupyter.)
+notebook: .venv/ready
+	cargo build --release --quiet
+	mkdir -p out/notebook
+	test -x out/notebook/venv/bin/python || $(PYTHON) -m venv out/notebook/venv
+	out/notebook/venv/bin/pip install --quiet --disable-pip-version-check nbclient==0.11.0 ipykernel==7.4.0 nbformat==5.11.1
+	PYTHONPATH="$$(pwd)/python:$$(cd .venv && pwd)/$$(cd .venv && ls -d lib/python*/site-packages)" \
+	MODEL_ANALYZE="$$(pwd)/target/release/model-analyze" out/notebook/venv/bin/python python/run_notebook.py docs/notebook.ipynb out/notebook
 
 # Traces a U-Net, splits it for two processors, and trains the stages under torchrun with two processes: losses, and at
 # the end a step beside its prediction.

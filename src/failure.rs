@@ -22,7 +22,18 @@ pub struct Failure {
     message: String,
     hint: Option<String>,
     place: Option<Box<Place>>,
+    /// What else is wrong.
+    also: Option<Box<Failure>>,
     broken_pipe: bool,
+}
+
+/// Returns both, or everything that is wrong with them.
+pub fn both<A, B>(one: Result<A, Failure>, other: Result<B, Failure>) -> Result<(A, B), Failure> {
+    match (one, other) {
+        (Ok(one), Ok(other)) => Ok((one, other)),
+        (Err(one), Err(other)) => Err(one.and(other)),
+        (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => Err(failure),
+    }
 }
 
 /// A piece of a text that the user wrote or passed.
@@ -56,7 +67,7 @@ impl Failure {
     }
 
     fn with_code(code: u8, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string(), hint: None, place: None, broken_pipe: false }
+        Self { code, message: message.to_string(), hint: None, place: None, also: None, broken_pipe: false }
     }
 
     /// Names the file that is wrong.
@@ -98,6 +109,15 @@ impl Failure {
         self.code == Self::NO
     }
 
+    /// Adds another fault, which is shown behind this one.
+    pub fn and(mut self, other: Self) -> Self {
+        self.also = Some(Box::new(match self.also.take() {
+            Some(also) => also.and(other),
+            None => other,
+        }));
+        self
+    }
+
     /// Returns the process's exit code.
     pub fn exit_code(&self) -> u8 {
         self.code
@@ -124,6 +144,9 @@ impl Failure {
             text.push_str(&format!("  hint: {}\n", bounded(hint)));
         }
         say(&text);
+        if let Some(also) = &self.also {
+            also.show();
+        }
     }
 }
 

@@ -22,6 +22,7 @@ mod parallel;
 mod plan_file;
 mod progress;
 mod sharing;
+mod shell;
 mod stages;
 mod step_memory;
 mod trace_notes;

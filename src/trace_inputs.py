@@ -233,13 +233,14 @@ def build_from_config(path):
     return transformers.AutoModel.from_config(config, trust_remote_code=False)
 
 
-# Words of an example, and seconds of sound.
+# Words of an example, its samples of sound, and the side of an image where the model takes any.
 EXAMPLE_TOKENS = 128
+EXAMPLE_PIXELS = 224
 EXAMPLE_SAMPLES = 16_000
 
 
 def inputs_of_config(model):
-    """Returns the example inputs of a model of transformers, in the form of `--input`, and their spelling."""
+    """Returns the example inputs of a model of transformers, in the form of `--input`."""
     config, main = model.config, getattr(model, "main_input_name", "input_ids")
     text = config.get_text_config()
     vocabulary = getattr(text, "vocab_size", None)
@@ -251,19 +252,28 @@ def inputs_of_config(model):
     def words(name):
         return {"name": name, "shape": [1, tokens], "dtype": "int64", "low": 0, "high": vocabulary}
 
-    size = getattr(config, "image_size", None)
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    def pixels(name, vision):
+        size = getattr(vision, "image_size", None) or EXAMPLE_PIXELS
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return drawn(name, 1, getattr(vision, "num_channels", 3), height, width)
+
     found = []
     if main == "input_ids" and vocabulary:
         found = [words(main)]
-    elif main == "pixel_values" and height:
-        found = [drawn(main, 1, getattr(config, "num_channels", 3), height, width)]
+        # Two towers whose outputs are compared, such as CLIP's, take an image for themselves.
+        if hasattr(config, "projection_dim") and hasattr(config, "vision_config"):
+            found.append(pixels("pixel_values", config.vision_config))
+    elif main == "pixel_values":
+        found = [pixels(main, config)]
     elif main == "input_values":
         found = [drawn(main, 1, EXAMPLE_SAMPLES)]
     elif main == "input_features" and hasattr(config, "num_mel_bins"):
         found = [drawn(main, 1, config.num_mel_bins, 2 * getattr(config, "max_source_positions", 1500))]
     if not found:
-        raise Refused(f"no example is known for {type(model).__name__}: give its inputs, --input {main}=SHAPE[:DTYPE]")
+        raise Refused(
+            f"the config of {type(model).__name__} does not say how large its inputs are",
+            hint=f"give them: --input {main}=SHAPE[:DTYPE]",
+        )
     if config.is_encoder_decoder and vocabulary:
         found.append(words("decoder_input_ids"))
     return found

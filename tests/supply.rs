@@ -109,6 +109,38 @@ fn the_forge_calls_what_people_call() {
 }
 
 #[test]
+fn a_release_is_tried_on_each_platform() {
+    let workflow = text(".github/workflows/release.yml");
+    assert_eq!(
+        workflow.matches(".ci/wheel").count(),
+        3,
+        "two jobs build wheels, and the first lines say by what"
+    );
+    let targets: Vec<&str> =
+        workflow.split("target: ").skip(1).filter_map(|rest| rest.split(',').next()).collect();
+    assert_eq!(
+        targets,
+        [
+            "x86_64-unknown-linux-gnu",
+            "aarch64-unknown-linux-gnu",
+            "aarch64-apple-darwin",
+            "x86_64-apple-darwin",
+            "x86_64-pc-windows-msvc"
+        ]
+    );
+    // README's first command is what tries them.
+    let readme = text("README.md");
+    let first = readme.split("cargo run --release -- ").nth(1).and_then(|rest| rest.lines().next()).unwrap();
+    let tried = text(".ci/wheel");
+    assert!(tried.contains(&first.replace(" -o out", " -o \"$place/out\"")), "{first}");
+    // What `cargo binstall` looks for is what is packed.
+    assert!(
+        text("Cargo.toml").contains("{ name }-{ target }.tgz")
+            && text(".ci/pack").contains("\"target/packed/$name.tgz\"")
+    );
+}
+
+#[test]
 fn entries_of_the_changelog_are_short() {
     for line in text("CHANGELOG.md").lines() {
         if let Some(kind) = line.strip_prefix("### ") {

@@ -167,7 +167,11 @@ fn a_config_is_enough() {
         architectures=['LlamaForCausalLM']).save_pretrained('llama')\n\
         t.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=50).save_pretrained('t5')\n\
         t.ViTConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=32,\n\
-        patch_size=16).save_pretrained('vit')";
+        patch_size=16).save_pretrained('vit')\n\
+        tower = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)\n\
+        t.CLIPConfig(text_config=dict(vocab_size=64, max_position_embeddings=16, eos_token_id=2, **tower),\n\
+        vision_config=dict(image_size=32, patch_size=16, **tower), architectures=['CLIPModel']).save_pretrained('clip')\n\
+        t.TimeSeriesTransformerConfig(prediction_length=4, d_model=8, encoder_layers=1).save_pretrained('sizeless')";
     write(&python, folder.path(), script);
     for (config, arguments, note, expected) in [
         (
@@ -184,6 +188,12 @@ fn a_config_is_enough() {
         ),
         ("vit", &[], "pixel_values=1x3x32x32", &["pixel_values [1, 3, 32, 32] None"]),
         (
+            "clip",
+            &[],
+            "input_ids=1x16:int64:0..64 --input pixel_values=1x3x32x32",
+            &["input_ids [1, 16] Some((0.0, 64.0))", "pixel_values [1, 3, 32, 32] None"],
+        ),
+        (
             "t5",
             &[],
             "input_ids=1x128:int64:0..50 --input decoder_input_ids=1x128:int64:0..50",
@@ -197,6 +207,8 @@ fn a_config_is_enough() {
         assert_eq!(said.contains("example inputs"), !note.is_empty(), "{said}");
         assert!(said.contains(note), "{said}");
     }
+    let said = refuse_hf(&python, &fs::read_to_string(folder.path().join("sizeless/config.json")).unwrap());
+    assert!(said.contains("hint: give them: --input past_values=SHAPE[:DTYPE]"), "{said}");
     let said = refuse_hf(&python, "{\"model_type\": \"nosuch\"}");
     assert!(said.contains("model type `nosuch`"), "{said}");
 }

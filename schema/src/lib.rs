@@ -88,7 +88,8 @@ pub use plan::{
     TimesFrom, Transfer,
 };
 pub use plan_answer::{
-    InsideAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp, SharedAnswer, SharedTried, StageAnswer, WhatIf,
+    InsideAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp, SharedAnswer, SharedTried, StageAnswer,
+    WhatIf,
 };
 pub use plan_file::{PlanFileError, read_plan};
 pub use profile::{

@@ -9,7 +9,7 @@ use viz::report::{Origin, Planned};
 use super::simulate;
 use crate::{
     PROGRAM, cost_models::CostModels, failure::Failure, files, operator_stages, output::Output, plan_file,
-    workspace::Workspace,
+    shell::quoted, workspace::Workspace,
 };
 
 mod times;
@@ -169,14 +169,5 @@ fn command_line() -> String {
     let program = words.next().map_or_else(String::new, |program| {
         Path::new(&program).file_name().map_or(program.clone(), |name| name.to_string_lossy().into_owned())
     });
-    let quoted = words.map(|word| {
-        let is_plain =
-            |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '=' | ':' | ',' | '+');
-        if !word.is_empty() && word.chars().all(is_plain) {
-            word
-        } else {
-            format!("'{}'", word.replace('\'', "'\\''"))
-        }
-    });
-    std::iter::once(program).chain(quoted).collect::<Vec<_>>().join(" ")
+    std::iter::once(program).chain(words.map(|word| quoted(&word))).collect::<Vec<_>>().join(" ")
 }

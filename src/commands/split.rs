@@ -22,7 +22,7 @@ use super::{
     simulate,
 };
 use crate::{
-    failure::Failure,
+    failure::{Failure, both},
     files, folder_files, model, operator_stages,
     output::{Format, Output},
     progress,
@@ -109,11 +109,14 @@ fn schedule_help() -> String {
 impl Split {
     /// Does the main job.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+        // Everything that is wrong is said at once, where it takes no time to find out.
         let folder = match (&self.output, self.dry_run) {
-            (Some(target), false) => Some(files::Folder::create(target, self.force)?),
-            _ => None,
+            (Some(target), false) => files::Folder::create(target, self.force).map(Some),
+            _ => Ok(None),
         };
-        let (workspace, request) = self.prepare()?;
+        let ((request, file), folder) = both(both(self.request(), self.read()), folder)?;
+        let inputs = model::input_shapes(&self.asking.input)?;
+        let workspace = Workspace::build(file, inputs)?;
         let found = self.find(&workspace, &request)?;
         let mut written = Vec::new();
         if let (Some(folder), Some(target)) = (folder, &self.output) {
@@ -133,10 +136,21 @@ impl Split {
         }
     }
 
-    /// Reads the model, and what is asked of the planner.
-    fn prepare(&self) -> Result<(Workspace, PlanRequest), Failure> {
-        let strategy = self.strategy()?;
-        self.asking.check_counts()?;
+    /// Returns what is asked of the planner.
+    fn request(&self) -> Result<PlanRequest, Failure> {
+        let strategy = self.strategy();
+        let no_cluster = || Err(Failure::bug("there is no cluster, which the arguments require"));
+        let request = self.asking.request(strategy.as_ref().ok().copied().flatten(), no_cluster);
+        let (_, request) = both(both(strategy, self.asking.check_counts()), request)?;
+        // What would help is told with the best plan, also to who names a strategy.
+        let request = PlanRequest { alternatives: None, ..request };
+        request.check()?;
+        request.cost_models.require_used(&request.cluster)?;
+        Ok(request)
+    }
+
+    /// Reads the model.
+    fn read(&self) -> Result<ModelFile, Failure> {
         let plan::Input::Trace(file) = plan::Input::read(&self.model)? else {
             let failure = Failure::input(format!("{} is a profile, not a model", self.model.display()));
             return Err(
@@ -145,14 +159,7 @@ impl Split {
         };
         let file = ModelFile::of(file)?;
         self.check_model(&file)?;
-        let no_cluster = || Err(Failure::bug("there is no cluster, which the arguments require"));
-        let request = self.asking.request(strategy, no_cluster)?;
-        // What would help is told with the best plan, also to who names a strategy.
-        let request = PlanRequest { alternatives: None, ..request };
-        request.check()?;
-        request.cost_models.require_used(&request.cluster)?;
-        let inputs = model::input_shapes(&self.asking.input)?;
-        Ok((Workspace::build(file, inputs)?, request))
+        Ok(file)
     }
 
     /// Finds out that stages may not call what the model calls, that there are no weights to write, or that they are another

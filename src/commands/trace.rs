@@ -19,6 +19,7 @@ use crate::{
     interpreter::Conversation,
     model,
     output::{Format, Output},
+    shell::quoted,
 };
 
 pub mod input_spec;
@@ -196,8 +197,9 @@ impl Trace {
         }
         let folder = folder_of(&self.output);
         if !folder.is_dir() {
-            return Err(Failure::input(format!("no directory {}", folder.display()))
-                .with_hint(format!("make it first: mkdir -p {}", folder.display())));
+            let shown = folder.display().to_string();
+            return Err(Failure::input(format!("no directory {shown}"))
+                .with_hint(format!("make it first: mkdir -p {}", quoted(&shown))));
         }
         match tempfile::tempfile_in(&folder) {
             Ok(_) => Ok(()),
@@ -282,7 +284,8 @@ impl Trace {
             "no-torch" => {
                 let python = if text("python").is_empty() { &self.python } else { text("python") };
                 Failure::input(format!("{python} has no torch")).with_hint(format!(
-                    "install it there ({python} -m pip install torch), or name another interpreter with --python"
+                    "install it there ({} -m pip install torch), or name another interpreter with --python",
+                    quoted(python)
                 ))
             }
             "python" => self.exception(error, step),
@@ -328,6 +331,9 @@ impl Trace {
             ),
             ("TypeError", step) if step.starts_with("building") => {
                 "arguments of the target are given as --arg KEY=VALUE".to_owned()
+            }
+            (_, "running forward") if self.inputs.is_empty() && self.input_file.is_none() => {
+                "the inputs were examples: give those of the model, --input NAME=SHAPE[:DTYPE]".to_owned()
             }
             ("TypeError" | "RuntimeError" | "ValueError" | "IndexError", "running forward") => {
                 "the shapes, dtypes and names of --input must be those that forward takes".to_owned()

@@ -123,10 +123,8 @@ impl PlanArguments {
             ("--batch is 0; a step has one sample at least", self.batch == Some(0)),
             ("--stages is 0; a pipeline has one at least", self.stages == Some(0)),
         ];
-        match counts.iter().find(|(_, is_nothing)| *is_nothing) {
-            Some((message, _)) => Err(Failure::input(message)),
-            None => Ok(()),
-        }
+        let wrong = counts.iter().filter(|(_, is_nothing)| *is_nothing);
+        wrong.map(|(message, _)| Failure::input(message)).reduce(Failure::and).map_or(Ok(()), Err)
     }
 
     /// Returns the strategy that was asked for; none to choose the best.

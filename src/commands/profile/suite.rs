@@ -14,7 +14,7 @@ use runtime::{
 use schema::Pace;
 
 use super::{Answer, Profile, countdown, failed, moment, tick};
-use crate::{failure::Failure, files};
+use crate::{failure::Failure, files, shell::quoted};
 
 /// After so many operators that all fail there is no point in going on.
 const HOPELESS: usize = 30;
@@ -153,6 +153,7 @@ fn answer(path: &Path, device: &str, counts: &Counts, paces: &[Pace]) -> Answer 
             "the machine's pace changed meanwhile, {how}: something else ran, or its clock moved\n"
         ));
     }
+    let shown = quoted(&shown.to_string());
     text.push_str(&format!("next: model-analyze fit {shown} -o cost-model.yaml\n"));
     let json = serde_json::json!({
         "schema_version": 1,

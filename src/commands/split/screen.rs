@@ -8,6 +8,7 @@ use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 use super::{super::plan, Found, compare::Row, explain};
 use crate::{
     columns::{columns, rate},
+    shell::quoted,
     visible::cell,
 };
 
@@ -55,11 +56,12 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         text.push_str(&labelled(&format!("wrote {folder}: "), &names.join(", "), 2));
         let devices: BTreeSet<_> = found.plan.stages.iter().flat_map(|stage| &stage.devices).collect();
         let mut next = vec![(
-            format!("model-analyze verify {folder}"),
+            format!("model-analyze verify {}", quoted(folder)),
             "the stages give what the whole model gives (needs torch)",
         )];
         if names.iter().any(|name| name == "train.py") {
-            let train = format!("torchrun --nproc-per-node {} {folder}/train.py", devices.len());
+            let train = quoted(&format!("{folder}/train.py"));
+            let train = format!("torchrun --nproc-per-node {} {train}", devices.len());
             next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
             next.push(if found.is_training {
                 (train, "train them, one process a device")

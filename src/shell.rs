@@ -1,0 +1,29 @@
+//! Commands that are shown to be copied: words as a shell takes them.
+
+/// Returns a word as a POSIX shell reads it, in quotes where it would mean anything else.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_-./:=,@%+".contains(letter);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_back_from_a_shell() {
+        let words =
+            ["out", "my out", "it's", "$HOME", "", "a;b", "-o", "grün/ü", "~", "*", "a\nb", "#1", "!x"];
+        let shown = words.map(quoted);
+        assert_eq!(shown[..4], ["out", "'my out'", r"'it'\''s'", "'$HOME'"]);
+        #[cfg(unix)]
+        for (word, shown) in words.iter().zip(&shown) {
+            let mut shell = std::process::Command::new("sh");
+            let output = shell.args(["-c", &format!("printf %s. {shown}")]).output().expect("a shell");
+            assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{word}."), "{shown}");
+        }
+    }
+}
