@@ -32,11 +32,14 @@ pub struct PredictOptions {
     pub batch_scale: f64,
     /// Data type of products, convolutions and attention under automatic mixed precision; the graph's own when absent.
     pub autocast: Option<String>,
+    /// Whether products of float32 numbers may round them to TF32, where the device has it: torch's
+    /// `set_float32_matmul_precision("high")`.
+    pub tf32: bool,
 }
 
 impl Default for PredictOptions {
     fn default() -> Self {
-        Self { batch_scale: 1.0, autocast: None }
+        Self { batch_scale: 1.0, autocast: None, tf32: false }
     }
 }
 
@@ -553,13 +556,15 @@ impl<'a> Predictor<'a> {
             .first()
             .and_then(|value| self.graph.value(*value).fact.tensors().first().copied());
         let own = fact.and_then(|fact| fact.dtype).map_or("float32", dtype_name);
-        // PyTorch's defaults: convolutions may use TF32 where the device has it, matrix products may not.
+        // PyTorch's defaults: convolutions may use TF32 where the device has it, matrix products may not. Fused attention's
+        // kernels are left with float32.
+        let may_round = match operator.class {
+            OperatorClass::Convolution => true,
+            OperatorClass::Matmul | OperatorClass::Recurrent => options.tf32,
+            _ => false,
+        };
         let has_tf32 = self.model.figures.peak.contains_key("tf32");
-        if own == "float32" && operator.class == OperatorClass::Convolution && has_tf32 {
-            "tf32"
-        } else {
-            own
-        }
+        if own == "float32" && may_round && has_tf32 { "tf32" } else { own }
     }
 
     /// Returns the time by a curve of the operator's kind, or of one that is alike.

@@ -253,7 +253,8 @@ fn times(
     let (cluster, models) = (&request.cluster, &request.cost_models);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
-        let times = costs::times(graph, operators, &models.of(name, cluster.types.get(name)?));
+        let model = models.of(name, cluster.types.get(name)?);
+        let times = costs::times(graph, operators, &model, &costs::options(request.tf32, &model));
         let sum = times.seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient);
         let total = sum.sum::<f64>();
         Some((times, total))
