@@ -370,6 +370,7 @@ impl<'a> Predictor<'a> {
         let Subject { operator, cost, machine, .. } = subject;
         let sort = Sort::of(operator.class, kind(operator), subject.shape.as_ref().map(|shape| &shape.size));
         let rates = efficiency::of(&self.model.figures, sort);
+        let in_a_run = efficiency::in_a_run(&self.model.figures, sort, subject.dtype);
         let [forward_sheet, input_sheet, weight_sheet] =
             [Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
                 .map(|phase| self.data_sheet(subject, sort, &rates, phase));
@@ -392,7 +393,7 @@ impl<'a> Predictor<'a> {
                     _ => 2,
                 };
                 wholes[place] = found.is_whole;
-                return found.time;
+                return found.time.times(in_a_run);
             }
             if sheet == 0.0 {
                 return FREE;
@@ -403,7 +404,7 @@ impl<'a> Predictor<'a> {
                 None => (sheet, rates.band(phase), TimeSource::Roofline, 1.0),
             };
             source = source.max(from);
-            Estimate { trust, ..Estimate::about(seconds, band) }
+            Estimate { trust, ..Estimate::about(seconds * in_a_run, band) }
         };
         own.forward = time(self, Phase::Forward, forward_sheet);
         if passes && flows {
