@@ -1,8 +1,9 @@
 //! What the planner is asked of a model on a cluster, and the answer to it.
 
+use cost_model::TimeSource;
 use partitioner::{
-    Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution, Strategy,
-    Training, Ways, from_graph, to_plan, what_if,
+    BoundBy, Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution,
+    Strategy, Training, Ways, from_graph, to_plan, what_if,
 };
 use schema::{
     Bytes, Cluster, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf,
@@ -17,6 +18,9 @@ use super::{
 use crate::{
     PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
 };
+
+/// What bounds a stage whose time is the host's.
+const HOST: &str = "host";
 
 /// A model on a cluster, not yet taken apart into blocks.
 pub(super) struct Question<'a> {
@@ -208,7 +212,11 @@ impl Asked {
             let limit = size.limit().filter(|(most, _)| is_free && u64::from(*most) < wanted);
             answer.step_limit = limit.map(|(_, why)| why);
         }
+        let is_called = is_bound_by_host(answer.times.as_ref());
         for (index, stage) in answer.stages.iter_mut().enumerate() {
+            if is_called && stage.bound_by == BoundBy::Compute.name() {
+                stage.bound_by = HOST.to_string();
+            }
             self.set_memory(stage, file);
             let sent = file.plan.transfers.iter().find(|transfer| transfer.from as usize == index);
             stage.sends = sent.map(|transfer| transfer.forward);
@@ -335,6 +343,12 @@ fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
         )));
     }
     u32::try_from(count).map_err(|_| Failure::input(format!("--batch {batch} is too large")))
+}
+
+/// Tells whether most of the time is the host's, which calls operators one by one while the device waits.
+fn is_bound_by_host(times: Option<&schema::TimesFrom>) -> bool {
+    let share = |times: &schema::TimesFrom| times.shares.get(TimeSource::Host.name()).copied();
+    times.and_then(share).is_some_and(|share| share > 0.5)
 }
 
 fn answer_of(
