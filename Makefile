@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-simulate bench-schedules \
+.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-simulate bench-schedules \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -52,7 +52,7 @@ demo: .venv/ready
 # -- figures --
 
 # Every ratio that the documents name.
-bench: bench-read bench-plan bench-cost bench-shipped bench-published bench-memory bench-simulate bench-schedules bench-emit bench-stages bench-split
+bench: bench-read bench-plan bench-cost bench-shipped bench-published bench-language bench-simulate bench-schedules bench-emit bench-stages bench-split
 
 # Reading archives beside torch.jit.load, and a large archive beside a small one.
 bench-read: .venv/ready
@@ -87,6 +87,10 @@ bench-published: .venv/ready
 bench-memory: .venv/ready
 	cargo build --release --quiet
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published_memory.py target/release/model-analyze ../shared/data/published out/memory
+
+# Language models on A100 and H100 beside published throughput (needs ../shared/data and the traces of bench-memory).
+bench-language: bench-memory
+	.venv/bin/python fixtures/published_language.py target/release/model-analyze ../shared/data/published out/memory
 
 # The curves that ship for GPUs beside rows that were kept aside: shapes of known models, in another session (needs ../shared/data).
 bench-shipped:

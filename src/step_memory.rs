@@ -152,9 +152,9 @@ fn layers(graph: &ModelGraph) -> Vec<BlockId> {
             .filter_map(|item| if let Item::Block(inner) = item { Some(inner) } else { None })
             .collect();
         if own_bytes(graph, block) > all / 4 && !inside.is_empty() {
-            layers.extend(inside)
+            layers.extend(inside);
         } else {
-            done.push(block)
+            done.push(block);
         }
     }
     done

@@ -30,6 +30,8 @@ fn a_profiled_device_has_curves_and_another_its_data_sheet() {
     let plan = json(&["plan", &unet, "--devices", "2xrtx4090"]);
     assert_eq!(plan["times"]["cost_model"], "data sheet of RTX-4090");
     assert_eq!(plan["times"]["shares"]["host"], 1.0, "{}", plan["times"]);
+    // What the host takes is not computing.
+    assert_eq!(plan["stages"][0]["bound_by"], "host");
     // Convolutions of 3 × 3 in float32 have rows of V100, which the card with NVLink borrows.
     let large = ["inspect", &unet, "--input", "256x3x32x32", "--device", "v100"];
     let inspected = json(&large);
@@ -38,6 +40,24 @@ fn a_profiled_device_has_curves_and_another_its_data_sheet() {
     let shares = &inspected["times"]["shares"];
     let share = |name: &str| shares[name].as_f64().unwrap_or(0.0);
     assert!(share("curve") + share("scaled-curve") > 0.5, "{shares}");
+}
+
+#[test]
+fn products_in_tf32_are_asked_for_and_said() {
+    let unet = fixture("fixtures/traces/unet_small.pt");
+    let said = |device: &str| {
+        let (_, shown, error) = run(&["inspect", &unet, "--device", device, "--tf32", "--depth", "0"]);
+        (shown.contains(", products in TF32"), error.contains("has no TF32"))
+    };
+    assert_eq!((said("a100"), said("v100")), ((true, false), (false, true)));
+    // A page of the plan believes the same times.
+    let folder = tempfile::tempdir().expect("a folder");
+    let [plan, page] = ["plan.yaml", "page.html"].map(|name| folder.path().join(name).display().to_string());
+    let (code, _, error) = run(&["plan", &unet, "--devices", "2xa100", "--tf32", "-o", &plan]);
+    assert_eq!(code, Some(0), "{error}");
+    let (code, _, error) = run(&["report", &unet, &plan, "-o", &page]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(!error.contains("believes"), "{error}");
 }
 
 #[test]

@@ -19,3 +19,10 @@ fn sizes_and_types_are_those_that_torch_gives() {
         said.lines().last().and_then(|line| line.split(' ').next()?.parse().ok()).expect("a sum");
     assert!(tried > 2000, "{said}");
 }
+
+/// Some of the models; `make oracle` asks about all.
+#[test]
+fn a_training_step_holds_what_torch_tracks() {
+    let said = oracle::run_of("step_memory", &["shufflenet_v2_x1_0", "llama"]);
+    assert_eq!(said.matches("backward pass").count(), 4, "two models, two optimizers:\n{said}");
+}

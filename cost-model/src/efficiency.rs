@@ -128,6 +128,15 @@ impl Sort {
     }
 }
 
+/// Returns how many times longer a sort of kernels takes in a training run than by itself, as profiles and data sheets have it.
+pub(crate) fn in_a_run(device: &DeviceType, sort: Sort, dtype: &str) -> f64 {
+    let is_narrow = !matches!(dtype, "float64" | "float32");
+    let is_on_tensor_cores = sort.is_product() && sort != Sort::Depthwise && is_narrow;
+    let sustained = device.sustained_slowdown.filter(|_| is_on_tensor_cores).unwrap_or(1.0);
+    let attention = device.attention_slowdown.filter(|_| sort == Sort::Attention).unwrap_or(1.0);
+    sustained * attention
+}
+
 /// Estimates a row of a profile by the data sheet.
 pub(crate) fn estimate(device: &DeviceType, kind: &str, work: &Work, machine: &Machine) -> Estimate {
     let sort = Sort::of_row(kind, &work.size);

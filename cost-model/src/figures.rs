@@ -95,6 +95,8 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
         host_call: None,
         product_slowdown: None,
         copy_slowdown: None,
+        attention_slowdown: None,
+        sustained_slowdown: None,
         sources: sources.map(|(field, source)| (field.to_string(), source.to_string())).into(),
     })
 }

@@ -35,11 +35,14 @@ pub struct PredictOptions {
     pub autocast: Option<String>,
     /// In how many parts each operator is split beside its samples: times are those of one. Recurrent layers are not split.
     pub parts: Parts,
+    /// Whether products of float32 numbers may round them to TF32, where the device has it: torch's
+    /// `set_float32_matmul_precision("high")`.
+    pub tf32: bool,
 }
 
 impl Default for PredictOptions {
     fn default() -> Self {
-        Self { batch_scale: 1.0, autocast: None, parts: Parts::default() }
+        Self { batch_scale: 1.0, autocast: None, parts: Parts::default(), tf32: false }
     }
 }
 
@@ -371,6 +374,7 @@ impl<'a> Predictor<'a> {
         let Subject { operator, cost, machine, .. } = subject;
         let sort = Sort::of(operator.class, kind(operator), subject.shape.as_ref().map(|shape| &shape.size));
         let rates = efficiency::of(&self.model.figures, sort);
+        let in_a_run = efficiency::in_a_run(&self.model.figures, sort, subject.dtype);
         let [forward_sheet, input_sheet, weight_sheet] =
             [Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
                 .map(|phase| self.data_sheet(subject, sort, &rates, phase));
@@ -393,7 +397,7 @@ impl<'a> Predictor<'a> {
                     _ => 2,
                 };
                 wholes[place] = found.is_whole;
-                return found.time;
+                return found.time.times(in_a_run);
             }
             if sheet == 0.0 {
                 return FREE;
@@ -404,7 +408,7 @@ impl<'a> Predictor<'a> {
                 None => (sheet, rates.band(phase), TimeSource::Roofline, 1.0),
             };
             source = source.max(from);
-            Estimate { trust, ..Estimate::about(seconds, band) }
+            Estimate { trust, ..Estimate::about(seconds * in_a_run, band) }
         };
         own.forward = time(self, Phase::Forward, forward_sheet);
         if passes && flows {
@@ -565,13 +569,15 @@ impl<'a> Predictor<'a> {
             .first()
             .and_then(|value| self.graph.value(*value).fact.tensors().first().copied());
         let own = fact.and_then(|fact| fact.dtype).map_or("float32", dtype_name);
-        // PyTorch's defaults: convolutions may use TF32 where the device has it, matrix products may not.
+        // PyTorch's defaults: convolutions may use TF32 where the device has it, matrix products may not. Fused attention's
+        // kernels are left with float32.
+        let may_round = match operator.class {
+            OperatorClass::Convolution => true,
+            OperatorClass::Matmul | OperatorClass::Recurrent => options.tf32,
+            _ => false,
+        };
         let has_tf32 = self.model.figures.peak.contains_key("tf32");
-        if own == "float32" && operator.class == OperatorClass::Convolution && has_tf32 {
-            "tf32"
-        } else {
-            own
-        }
+        if own == "float32" && may_round && has_tf32 { "tf32" } else { own }
     }
 
     /// Returns the time by a curve of the operator's kind, or of one that is alike.

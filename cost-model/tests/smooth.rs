@@ -12,7 +12,7 @@ const MOST: f64 = 1.01;
 /// A figure of a device: its name, the range in which devices are found, and how it is set.
 type Figure = (&'static str, [f64; 2], fn(&mut DeviceType, f64));
 
-const FIGURES: [Figure; 12] = [
+const FIGURES: [Figure; 14] = [
     ("memory", [1e9, 4e11], |device, figure| device.memory = Bytes(figure as u64)),
     ("memory_bandwidth", [1e10, 2e13], |device, figure| device.memory_bandwidth = BytesPerSecond(figure)),
     ("peak.float32", [1e11, 1e15], |device, figure| {
@@ -29,6 +29,8 @@ const FIGURES: [Figure; 12] = [
     ("host_call", [1e-7, 1e-4], |device, figure| device.host_call = Some(Seconds(figure))),
     ("product_slowdown", [0.5, 5.0], |device, figure| device.product_slowdown = Some(figure)),
     ("copy_slowdown", [0.5, 5.0], |device, figure| device.copy_slowdown = Some(figure)),
+    ("attention_slowdown", [0.5, 5.0], |device, figure| device.attention_slowdown = Some(figure)),
+    ("sustained_slowdown", [0.5, 5.0], |device, figure| device.sustained_slowdown = Some(figure)),
 ];
 
 struct Model {

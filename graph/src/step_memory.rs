@@ -137,11 +137,9 @@ impl<'a> Step<'a> {
         for index in 0..graph.storages.len() {
             let storage = StorageId(index as u32);
             let Some(made) = step.maker(storage) else { continue };
-            match step.keepers[index] {
-                Some(keeper) if step.last_reads[index] != u32::MAX => {
-                    step.released[keeper.index()].push(storage)
-                }
-                _ => {}
+            let is_the_callers = step.last_reads[index] == u32::MAX;
+            if let Some(keeper) = step.keepers[index].filter(|_| !is_the_callers) {
+                step.released[keeper.index()].push(storage);
             }
             if !step.is_held(storage) {
                 let last = step.last_reads[index].max(made.0);

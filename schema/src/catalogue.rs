@@ -111,6 +111,8 @@ pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), Devic
         ("host_call", device.host_call.map(|time| time.0)),
         ("product_slowdown", device.product_slowdown),
         ("copy_slowdown", device.copy_slowdown),
+        ("attention_slowdown", device.attention_slowdown),
+        ("sustained_slowdown", device.sustained_slowdown),
         ("speed", device.speed),
         ("multiprocessors", device.multiprocessors.map(f64::from)),
     ];
@@ -240,8 +242,12 @@ mod tests {
             }
             assert!(device.sources.contains_key("peak"), "{name}");
             assert!(device.sources.contains_key("memory_bandwidth"), "{name}");
-            let slowdowns =
-                [("product_slowdown", device.product_slowdown), ("copy_slowdown", device.copy_slowdown)];
+            let slowdowns = [
+                ("product_slowdown", device.product_slowdown),
+                ("copy_slowdown", device.copy_slowdown),
+                ("attention_slowdown", device.attention_slowdown),
+                ("sustained_slowdown", device.sustained_slowdown),
+            ];
             for (field, figure) in slowdowns {
                 assert_eq!(device.sources.contains_key(field), figure.is_some(), "{name}: {field}");
             }

@@ -80,6 +80,12 @@ pub struct DeviceType {
     /// Time of plain copies relative to what the memory bandwidth promises; 1.25 when absent, 1.67 for processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_slowdown: Option<f64>,
+    /// Time of fused attention as PyTorch runs it, relative to the newest kernels for the chip; 1 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_slowdown: Option<f64>,
+    /// Time of products of 16 and 8 bits in a run of minutes, relative to bursts: the clock that the power allows; 1 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained_slowdown: Option<f64>,
     /// Where a figure comes from, by field.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub sources: IndexMap<String, String>,

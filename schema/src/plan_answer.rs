@@ -176,7 +176,7 @@ pub struct StageAnswer {
     /// Bytes of one micro-batch that go on to the next stage; gradients go back the same way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sends: Option<Bytes>,
-    /// `compute`, `sync`, `transfer` or `memory`.
+    /// `compute`, `host` where calling the operators takes longer than computing them, `sync`, `transfer` or `memory`.
     pub bound_by: String,
     /// Blocks that are computed again in the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

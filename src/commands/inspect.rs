@@ -69,6 +69,10 @@ pub struct Inspect {
     #[arg(long = "cost-model", value_name = "FILE")]
     cost_models: Vec<PathBuf>,
 
+    /// Products of float32 numbers run in TF32, as torch.set_float32_matmul_precision("high") allows
+    #[arg(long)]
+    tf32: bool,
+
     #[command(flatten, next_help_heading = "Memory of a training step")]
     memory: MemoryArguments,
 
@@ -81,6 +85,7 @@ pub struct Inspect {
 struct Timed {
     model: CostModel,
     costs: Costs,
+    options: PredictOptions,
 }
 
 impl Inspect {
@@ -89,9 +94,9 @@ impl Inspect {
         let cost_model = CostModels::read(&self.cost_models)?.of_catalogue(self.device.as_deref())?;
         let model = Workspace::read_with(&self.model, &self.inputs, self.parameters.as_deref())?;
         let timed = cost_model.map(|cost_model| {
-            let options = PredictOptions::default();
+            let options = costs::options(self.tf32, &cost_model);
             let costs = cost_model::predict(&model.graph, &model.costs, &cost_model, &options);
-            Timed { model: cost_model, costs }
+            Timed { model: cost_model, costs, options }
         });
         let inputs = model::input_shapes(&self.inputs)?;
         let memory = self.memory.answer(&model, self.device.as_deref(), &inputs)?;
@@ -168,7 +173,7 @@ fn report(model: &Workspace, depth: Option<u32>, timed: Option<&Timed>) -> Inspe
             .collect(),
         notes: notes(model, &total),
         trace_notes: crate::trace_notes::all(model.program()),
-        times: timed.map(|timed| costs::from(&timed.model, &timed.costs, graph)),
+        times: timed.map(|timed| costs::from(&timed.model, &timed.costs, graph, &timed.options)),
         memory: None,
     }
 }

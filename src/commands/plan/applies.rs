@@ -38,7 +38,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 24] = [
+    let arguments: [(&str, bool, &[Kind]); 25] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -51,6 +51,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--micro-batches", asking.micro_batches.is_some(), &[Traced, Profile, Piper]),
         ("--optimizer", asking.optimizer != Optimizer::default(), planned),
         ("--keep-together", !asking.keep_together.is_empty(), &[Traced]),
+        ("--tf32", asking.tf32, &[Traced]),
         ("--loss", asking.loss.is_some(), &[Traced]),
         ("--sharding", asking.sharding.is_some(), planned),
         ("--no-recompute", asking.no_recompute, &[Traced, Profile, Piper]),

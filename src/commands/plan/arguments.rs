@@ -67,6 +67,9 @@ pub struct PlanArguments {
     /// Let activations wait in host memory where nothing else fits
     #[arg(long)]
     pub offload: bool,
+    /// Products of float32 numbers run in TF32, as torch.set_float32_matmul_precision("high") allows
+    #[arg(long)]
+    pub tf32: bool,
     /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
     #[arg(long = "cost-model", value_name = "FILE")]
     pub cost_models: Vec<PathBuf>,
@@ -224,6 +227,7 @@ impl PlanArguments {
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),
             recompute: !self.no_recompute,
             offload: self.offload,
+            tf32: self.tf32,
             overlap: true,
             cluster,
             cluster_file: self.cluster.clone(),

@@ -1,8 +1,9 @@
 //! What the planner is asked of a model on a cluster, and the answer to it.
 
+use cost_model::TimeSource;
 use partitioner::{
-    Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution, Strategy,
-    Training, Ways, from_graph, to_plan, what_if,
+    BoundBy, Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution,
+    Strategy, Training, Ways, from_graph, to_plan, what_if,
 };
 use schema::{
     Bytes, Cluster, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf,
@@ -17,6 +18,9 @@ use super::{
 use crate::{
     PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
 };
+
+/// What bounds a stage whose time is the host's.
+const HOST: &str = "host";
 
 /// A model on a cluster, not yet taken apart into blocks.
 pub(super) struct Question<'a> {
@@ -229,6 +233,7 @@ impl Asked {
             let limit = size.limit().filter(|(most, _)| is_free && u64::from(*most) < wanted);
             answer.step_limit = limit.map(|(_, why)| why);
         }
+        let is_called = is_bound_by_host(answer.times.as_ref());
         for (index, stage) in answer.stages.iter_mut().enumerate() {
             if let Some(groups) = &self.groups {
                 stage.devices = stage
@@ -238,6 +243,9 @@ impl Asked {
                     .map(String::from)
                     .collect();
                 stage.shared_by = Some(groups.degree());
+            }
+            if is_called && stage.bound_by == BoundBy::Compute.name() {
+                stage.bound_by = HOST.to_string();
             }
             self.set_memory(stage, file);
             let sent = file.plan.transfers.iter().find(|transfer| transfer.from as usize == index);
@@ -283,7 +291,8 @@ fn times(
     let (cluster, models) = (&request.cluster, &request.cost_models);
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
-        let times = costs::times(graph, operators, &models.of(name, cluster.types.get(name)?));
+        let model = models.of(name, cluster.types.get(name)?);
+        let times = costs::times(graph, operators, &model, &costs::options(request.tf32, &model));
         let sum = times.seconds.iter().map(|time| time.forward + time.input_gradient + time.weight_gradient);
         let total = sum.sum::<f64>();
         Some((times, total))
@@ -367,6 +376,12 @@ fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
         )));
     }
     u32::try_from(count).map_err(|_| Failure::input(format!("--batch {batch} is too large")))
+}
+
+/// Tells whether most of the time is the host's, which calls operators one by one while the device waits.
+fn is_bound_by_host(times: Option<&schema::TimesFrom>) -> bool {
+    let share = |times: &schema::TimesFrom| times.shares.get(TimeSource::Host.name()).copied();
+    times.and_then(share).is_some_and(|share| share > 0.5)
 }
 
 fn answer_of(

@@ -8,6 +8,11 @@ use indexmap::IndexMap;
 use partitioner::{Objective, OperatorSeconds, Problem, check_plan};
 use schema::{Band, Plan, Seconds, TimesFrom};
 
+use crate::failure;
+
+/// How times say that float32 products run in TF32.
+const ROUNDED: &str = ", products in TF32";
+
 /// What operators take, by operator.
 pub struct Times {
     /// What is most likely.
@@ -21,9 +26,28 @@ pub struct Times {
 /// A problem at the lower and upper end of its times.
 pub struct Ends(pub [Problem; 2]);
 
+/// Returns how a model is run, and says where a device cannot run it so.
+pub fn options(tf32: bool, model: &CostModel) -> PredictOptions {
+    if tf32 && !model.figures.peak.contains_key("tf32") {
+        failure::note(format!("{} has no TF32: products stay in float32", model.device));
+    }
+    let tf32 = tf32 && model.figures.peak.contains_key("tf32");
+    PredictOptions { tf32, ..PredictOptions::default() }
+}
+
+/// Returns how the model of a plan is run, by what the plan says of its times.
+pub fn options_of(times: &TimesFrom) -> PredictOptions {
+    PredictOptions { tf32: times.cost_model.ends_with(ROUNDED), ..PredictOptions::default() }
+}
+
 /// Predicts seconds by operator.
-pub fn times(graph: &ModelGraph, costs: &OperatorCosts, model: &CostModel) -> Times {
-    let predicted = predict(graph, costs, model, &PredictOptions::default());
+pub fn times(
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    model: &CostModel,
+    options: &PredictOptions,
+) -> Times {
+    let predicted = predict(graph, costs, model, options);
     let ids = || (0..graph.operators.len() as u32).map(OperatorId);
     let seconds = ids().map(|id| parts(&predicted, id).map(|part| part.seconds)).map(in_seconds).collect();
     let end = |of: fn(&Estimate) -> f64| {
@@ -39,7 +63,7 @@ pub fn times(graph: &ModelGraph, costs: &OperatorCosts, model: &CostModel) -> Ti
     Times {
         seconds,
         ends: [end(|part| part.p10), end(|part| part.p90)],
-        from: from(model, &predicted, graph),
+        from: from(model, &predicted, graph, options),
     }
 }
 
@@ -101,7 +125,7 @@ fn in_seconds([forward, input_gradient, weight_gradient]: [f64; 3]) -> OperatorS
 }
 
 /// Says where times come from, by their share.
-pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph) -> TimesFrom {
+pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph, options: &PredictOptions) -> TimesFrom {
     let mut by_source: IndexMap<TimeSource, f64> = IndexMap::new();
     for index in 0..graph.operators.len() as u32 {
         let one = predicted.operator(OperatorId(index));
@@ -111,8 +135,9 @@ pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph) -> TimesFr
     let total: f64 = by_source.values().sum();
     by_source.retain(|_, seconds| *seconds > 0.0);
     by_source.sort_keys();
+    let rounded = if options.tf32 { ROUNDED } else { "" };
     TimesFrom {
-        cost_model: model.title(),
+        cost_model: format!("{}{rounded}", model.title()),
         shares: by_source
             .into_iter()
             .map(|(source, seconds)| (source.name().to_string(), seconds / total))

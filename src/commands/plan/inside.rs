@@ -13,7 +13,7 @@ use partitioner::{
 use schema::Bytes;
 
 use self::{layers::Layers, prices::Predicted};
-use super::{Plan, model::request};
+use super::{Plan, costs, model::request};
 use crate::{
     failure::{self, Failure},
     files::Opened,
@@ -77,7 +77,9 @@ pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Re
     let layers = Layers::of(&workspace.graph, &workspace.costs);
     let machine: Machine = request.machine();
     let model = request.cost_models.of(&first.type_, type_);
-    let predicted = Predicted::new(&workspace, &layers, &model, &machine, request.optimizer_factor);
+    let options = costs::options(request.tf32, &model);
+    let predicted =
+        Predicted::new(&workspace, &layers, (&model, options), &machine, request.optimizer_factor);
     let space = Space::new(&layers.layers, machine.devices.len(), &predicted);
     // Gradients are there from the backward pass on: the forward pass hides none of their sync.
     let exposed = if request.overlap { predicted.forward_share() } else { 1.0 };

@@ -41,6 +41,8 @@ pub struct PlanRequest {
     pub recompute: bool,
     /// Activations may wait in host memory.
     pub offload: bool,
+    /// Products of float32 numbers run in TF32.
+    pub tf32: bool,
     /// Transfers run beside compute.
     pub overlap: bool,
     /// Devices and links.

@@ -13,7 +13,7 @@ const STAGES: usize = 4;
 /// Says why a plan is as it is.
 pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
     let sentences = [
-        slowest(problem, solution),
+        slowest(problem, solution, answer),
         ends(solution),
         thrown_away(solution),
         Some(memory(problem, solution, answer)),
@@ -26,7 +26,7 @@ pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Strin
 }
 
 /// What bounds the slowest stage.
-fn slowest(problem: &Problem, solution: &Solution) -> Option<String> {
+fn slowest(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
     let stages = solution.stages.iter().enumerate();
     let (index, stage) = stages.max_by(|a, b| a.1.score.seconds.total_cmp(&b.1.score.seconds))?;
     let score = &stage.score;
@@ -42,10 +42,13 @@ fn slowest(problem: &Problem, solution: &Solution) -> Option<String> {
         [first @ .., last] => format!("{} and {last}", first.join(", ")),
     };
     let part = if solution.chunks() > 1 { "Chunk" } else { "Stage" };
-    let mut text = format!(
-        "{part} {index} is the slowest: {parts} for each micro-batch; {} bounds it.",
-        score.bound_by.name()
-    );
+    let bound_by = answer.stages.get(index).map_or(score.bound_by.name(), |stage| &stage.bound_by);
+    let bound_by = match bound_by {
+        "host" => "the host, which calls operators one by one,",
+        other => other,
+    };
+    let mut text =
+        format!("{part} {index} is the slowest: {parts} for each micro-batch; {bound_by} bounds it.");
     if solution.chunks() > 1 {
         let mut busy: BTreeMap<usize, f64> = BTreeMap::new();
         for stage in &solution.stages {

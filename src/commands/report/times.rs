@@ -15,13 +15,15 @@ pub fn of_plan(
     workspace: &Workspace,
     models: &CostModels,
 ) -> Result<Vec<f64>, String> {
+    let theirs = plan.predicted.times.as_ref().ok_or("the plan does not say whose times it believes")?;
+    let options = costs::options_of(theirs);
     let type_of = |name: &str| {
         let device = plan.cluster.devices.iter().find(|device| device.name == name);
         device.map(|device| device.type_.as_str()).ok_or_else(|| format!("`{name}` is not in the cluster"))
     };
     let times_of = |name: &str| {
         let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` is not described"))?;
-        let mut times = costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures));
+        let mut times = costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures), &options);
         if let Some(shared) = &workspace.shared {
             times.add(&shared.exchange_seconds(&workspace.graph, &plan.cluster));
         }
@@ -32,7 +34,6 @@ pub fn of_plan(
     };
     let base = plan.cluster.devices.first().ok_or("the cluster is empty")?.type_.as_str();
     let times = times_of(base)?;
-    let theirs = plan.predicted.times.as_ref().ok_or("the plan does not say whose times it believes")?;
     if theirs.cost_model != times.from.cost_model {
         return Err(format!("the plan believes {}, this page {}", theirs.cost_model, times.from.cost_model));
     }

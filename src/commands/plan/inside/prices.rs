@@ -17,6 +17,7 @@ pub struct Predicted<'a> {
     workspace: &'a Workspace,
     layers: &'a Layers,
     model: &'a CostModel,
+    options: PredictOptions,
     links: Links<'a>,
     /// Bytes of optimizer state for each byte of parameters.
     optimizer_factor: f64,
@@ -33,15 +34,16 @@ impl<'a> Predicted<'a> {
     pub fn new(
         workspace: &'a Workspace,
         layers: &'a Layers,
-        model: &'a CostModel,
+        (model, options): (&'a CostModel, PredictOptions),
         machine: &'a Machine,
         optimizer_factor: f64,
     ) -> Self {
-        let whole = predict(&workspace.graph, &workspace.costs, model, &PredictOptions::default());
+        let whole = predict(&workspace.graph, &workspace.costs, model, &options);
         Self {
             workspace,
             layers,
             model,
+            options,
             links: Links::new(machine),
             optimizer_factor,
             memory: machine.devices.first().map_or(f64::INFINITY, |device| device.memory_bandwidth.0),
@@ -59,14 +61,14 @@ impl<'a> Predicted<'a> {
 
     /// Says where times come from.
     pub fn times_from(&self) -> TimesFrom {
-        from(self.model, &self.whole, &self.workspace.graph)
+        from(self.model, &self.whole, &self.workspace.graph, &self.options)
     }
 
     fn at(&self, degrees: &Degrees) -> Rc<Costs> {
         let predicted = || {
             let [samples, channels, height, width] = degrees.result.map(|parts| parts as f64);
             let parts = Parts { channels, height, width, sums: degrees.sums as f64 };
-            let options = PredictOptions { batch_scale: 1.0 / samples, parts, ..PredictOptions::default() };
+            let options = PredictOptions { batch_scale: 1.0 / samples, parts, ..self.options.clone() };
             Rc::new(predict(&self.workspace.graph, &self.workspace.costs, self.model, &options))
         };
         self.known.borrow_mut().entry(*degrees).or_insert_with(predicted).clone()
