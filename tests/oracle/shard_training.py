@@ -139,16 +139,17 @@ def loss(outputs, target):
 
 
 class Mlp:
-    """Batch norms whose features are cut, so buffers are; the second stage is not cut at all."""
+    """Batch norms whose features are cut, so buffers are; the second stage is not cut at all, and its bias is the first one's."""
 
     name, inputs = "mlp", [("pixels", [4, 6], "float64")]
-    between = [("x", [4, 6], "float64")]
+    between = [("x", [4, 6], "float64"), ("bias", [5], "float64")]
     tied = []
 
     @staticmethod
     def tensors():
         wide = {"up.weight": [24, 6], "up.bias": [24], "bn.weight": [24], "bn.bias": [24], "down.weight": [6, 24], "down.bias": [6]}
-        return [(wide, {"bn.running_mean": [24], "bn.running_var": [24]}), ({"end.weight": [5, 6], "end.bias": [5]}, {})]
+        wide["end.bias"] = [5]
+        return [(wide, {"bn.running_mean": [24], "bn.running_var": [24]}), ({"end.weight": [5, 6]}, {})]
 
     norm = dict.fromkeys(("bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"), (0, 1))
     cuts = [{"up.weight": (0, 1), "up.bias": (0, 1), "down.weight": (1, 1)} | norm, None]
@@ -156,10 +157,10 @@ class Mlp:
     def first(self, w, x):
         hidden = F.linear(x, w["up.weight"], w["up.bias"])
         hidden = F.batch_norm(hidden, w["bn.running_mean"], w["bn.running_var"], w["bn.weight"], w["bn.bias"], True)
-        return (F.linear(F.relu(hidden), w["down.weight"], w["down.bias"]),)
+        return F.linear(F.relu(hidden), w["down.weight"], w["down.bias"]), w["end.bias"] * 0.5
 
-    def last(self, w, x):
-        return F.linear(F.dropout(x, 0.3, True), w["end.weight"], w["end.bias"])
+    def last(self, w, x, bias):
+        return F.linear(F.dropout(x, 0.3, True), w["end.weight"], bias)
 
     sources = [
         """
@@ -167,11 +168,11 @@ class Mlp:
         split = self.shard.copy(pixels)
         hidden = F.linear(split, self.up.weight, self.up.bias)
         hidden = F.batch_norm(hidden, self.bn.running_mean, self.bn.running_var, self.bn.weight, self.bn.bias, self.training)
-        return self.shard.reduce(F.linear(F.relu(hidden), self.down.weight)).add_(self.down.bias)
+        return (self.shard.reduce(F.linear(F.relu(hidden), self.down.weight)).add_(self.down.bias), self["end"].bias * 0.5)
 """,
         """
-    def forward(self, x):
-        return F.linear(F.dropout(x, 0.3, self.training), self.end.weight, self.end.bias)
+    def forward(self, x, bias):
+        return F.linear(F.dropout(x, 0.3, self.training), self.end.weight, bias)
 """,
     ]
     task = """
@@ -498,6 +499,8 @@ def cases():
         "resume 2x2 replicas as 2x2": lambda c: resumed(c, mlp, "adam", 2, 2, (2, 2)),
         "check 2x2x2": lambda c: checked(c, transformer, 2, 2),
         "check interleaved": lambda c: checked(c, transformer, 2, 2, "--pipeline-ranks", "1", "--schedule", "Interleaved1F1B", places=1),
+        "check split": lambda c: checked(c, transformer, 2, 2, "--pipeline-ranks", "1", "--schedule", "InterleavedZeroBubble", places=1),
+        "check mlp split": lambda c: checked(c, mlp, 2, 1, "--pipeline-ranks", "1", "--schedule", "InterleavedZeroBubble", places=1),
         "check mlp 2x2": lambda c: checked(c, mlp, 2, 1),
         "single": lambda c: single(c, mlp),
         "validation": validated,
