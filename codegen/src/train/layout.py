@@ -32,8 +32,6 @@ def refuse_shards(manifest, arguments):
         sys.exit(f"{shards}: archives cannot be cut inside their operators: --form python, or {own}")
     if arguments.sharding != "none":
         sys.exit(f"--sharding {arguments.sharding} does not go with {shards}: --sharding none, or {own}")
-    if splits_backward(arguments):
-        sys.exit(f"schedule {arguments.schedule} splits backward passes, which does not go with {shards}: choose 1F1B, GPipe or Interleaved1F1B, or {own}")
     for tied in manifest["tied"]:
         cuts = [(manifest["stages"][holder["stage"]].get("cuts") or {}).get(holder["name"]) for holder in tied["holders"]]
         if any(cut != cuts[0] for cut in cuts):

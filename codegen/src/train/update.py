@@ -5,7 +5,8 @@ class Update:
     """What follows the gradients of a step: are they finite, their norm over the whole model, the optimizer's step.
 
     The norm counts each parameter once: of replicas the first one has it, of shards too unless they have a part each, of
-    copies in several stages the first holder. Where replicas share the update out, each counts its pieces. What ranks tell each other here takes one sum over all of them.
+    copies in several stages the first holder. Where replicas share the update out, each counts its pieces. What ranks tell
+    each other here takes one sum over all of them.
     """
 
     def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None):

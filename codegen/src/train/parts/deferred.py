@@ -60,12 +60,15 @@ PLAIN_LINEAR, PLAIN_ADDMM = nn.functional.linear, torch.addmm
 
 
 def may_wait(value, weight, bias):
-    """Tells whether an operator's weights are parameters themselves, whose gradients nobody computes with."""
+    """Tells whether an operator's weights are parameters themselves, whose gradients nobody computes with or sends.
+
+    What another stage has computed arrives as a leaf, too: its gradient goes back with the input half.
+    """
     weights = [weight] if bias is None else [weight, bias]
     return (
         torch.is_grad_enabled()
-        and all(type(tensor) in (torch.Tensor, nn.Parameter) for tensor in (value, *weights))
-        and all(tensor.is_leaf and tensor.requires_grad and not tensor.is_complex() for tensor in weights)
+        and type(value) in (torch.Tensor, nn.Parameter)
+        and all(type(tensor) is nn.Parameter and tensor.requires_grad and not tensor.is_complex() for tensor in weights)
     )
 
 
