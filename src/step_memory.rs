@@ -59,16 +59,21 @@ impl Held {
 /// Returns what each device holds at the fullest moment of a step.
 pub fn held(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Held {
     let once = |role| graph.tensors.iter().filter(move |t| t.role == role && t.first == t.id);
-    let parameters: u64 = once(graph::Role::Parameter).map(|tensor| tensor.bytes).sum();
-    let buffers: u64 = once(graph::Role::Buffer).map(|tensor| tensor.bytes).sum();
+    let parameters: u64 =
+        once(graph::Role::Parameter).map(|tensor| tensor.bytes).fold(0, u64::saturating_add);
+    let buffers: u64 = once(graph::Role::Buffer).map(|tensor| tensor.bytes).fold(0, u64::saturating_add);
     let inputs = graph.inputs.iter().flat_map(|input| graph.value(*input).fact.tensors());
-    let inputs: u64 = inputs.filter_map(graph::TensorFact::bytes).sum();
+    let inputs: u64 = inputs.filter_map(graph::TensorFact::bytes).fold(0, u64::saturating_add);
     let trained: Vec<_> = once(graph::Role::Parameter).filter(|tensor| tensor.requires_grad).collect();
     let sharers = |level| if setting.sharding >= level { setting.devices.max(1) } else { 1 };
-    let state: u64 =
-        trained.iter().map(|tensor| setting.optimizer.state(tensor.elements(), tensor.bytes)).sum();
-    let temporaries: u64 =
-        trained.iter().map(|tensor| setting.optimizer.temporaries * tensor.bytes).sum::<u64>();
+    let state: u64 = trained
+        .iter()
+        .map(|tensor| setting.optimizer.state(tensor.elements(), tensor.bytes))
+        .fold(0, u64::saturating_add);
+    let temporaries: u64 = trained
+        .iter()
+        .map(|tensor| setting.optimizer.temporaries.saturating_mul(tensor.bytes))
+        .fold(0, u64::saturating_add);
     let whole = whole_units(graph, setting);
     let again = if setting.recompute { units_to_recompute(graph, costs, setting) } else { Vec::new() };
     let options = StepOptions {
@@ -80,7 +85,7 @@ pub fn held(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Hel
     };
     let step = step_memory(graph, costs, &options);
     let optimizer_shares = u64::from(sharers(ShardingLevel::Zero1));
-    let gradients: u64 = trained.iter().map(|tensor| tensor.bytes).sum();
+    let gradients: u64 = trained.iter().map(|tensor| tensor.bytes).fold(0, u64::saturating_add);
     let buckets = match (setting.devices, setting.sharding) {
         (0 | 1, _) | (_, ShardingLevel::Zero2 | ShardingLevel::Zero3) => 0,
         // DDP's buckets are a second copy of the gradients, unless they are views of them.
@@ -137,7 +142,7 @@ fn whole_units(graph: &ModelGraph, setting: &Setting) -> u64 {
     }
     let largest = layers(graph).into_iter().map(|block| own_bytes(graph, block)).max().unwrap_or(0);
     let all = own_bytes(graph, BlockId::ROOT);
-    kinds * largest.saturating_mul(2).min(all)
+    largest.saturating_mul(2).min(all).saturating_mul(kinds)
 }
 
 /// Returns the calls that are wrapped one by one: taken apart until none has more than a quarter of the parameters.
@@ -166,7 +171,7 @@ fn own_bytes(graph: &ModelGraph, block: BlockId) -> u64 {
     let read =
         graph.operators_of(&graph.block(block).operators).iter().flat_map(|operator| &operator.tensors);
     let tensors = read.map(|tensor| graph.tensor(*tensor)).filter(|t| t.role == graph::Role::Parameter);
-    tensors.filter(|tensor| seen.insert(tensor.first)).map(|tensor| tensor.bytes).sum()
+    tensors.filter(|tensor| seen.insert(tensor.first)).map(|tensor| tensor.bytes).fold(0, u64::saturating_add)
 }
 
 /// Returns the calls that are computed again, at the depth of the tree where that saves most.

@@ -214,13 +214,13 @@ impl<'a> Step<'a> {
         for storage in made_by(self.graph, operator) {
             let bytes = self.bytes(storage);
             let is_held = self.is_held(storage) && self.last_reads[storage.index()] != u32::MAX;
-            *(if is_held { &mut self.now.saved } else { &mut self.now.passing }) += bytes;
+            add(if is_held { &mut self.now.saved } else { &mut self.now.passing }, bytes);
         }
         let private = self.private(operator.id);
-        self.now.saved += private;
+        add(&mut self.now.saved, private);
         self.look(Some(operator.id), false);
         if self.options.offloads || self.run_of(operator.id).is_some() {
-            self.now.saved -= private;
+            self.now.saved = self.now.saved.saturating_sub(private);
         }
         for storage in std::mem::take(&mut self.freed[operator.id.index()]) {
             self.now.passing = self.now.passing.saturating_sub(self.bytes(storage));
@@ -246,11 +246,15 @@ impl<'a> Step<'a> {
     }
 
     fn backward(&mut self, operator: &Operator) {
-        let released = self.released[operator.id.index()].iter().map(|storage| self.bytes(*storage)).sum();
+        let released = self.released[operator.id.index()].iter().map(|storage| self.bytes(*storage));
+        let released = sum(released);
         let kept = self.private(operator.id).saturating_add(released);
         match self.run_of(operator.id) {
-            _ if self.options.offloads => self.now.saved += kept,
-            Some(run) if run.end == operator.id.0 + 1 => self.now.saved += self.made_again(run),
+            _ if self.options.offloads => add(&mut self.now.saved, kept),
+            Some(run) if run.end == operator.id.0 + 1 => {
+                let again = self.made_again(run);
+                add(&mut self.now.saved, again);
+            }
             _ => {}
         }
         let outputs = operator.outputs.iter();
@@ -282,7 +286,8 @@ impl<'a> Step<'a> {
         let mut bytes = 0;
         for operator in self.graph.operators_of(run) {
             let dropped = made_by(self.graph, operator).filter(|storage| self.is_made_again(*storage));
-            bytes += dropped.map(|storage| self.bytes(storage)).sum::<u64>() + self.private(operator.id);
+            add(&mut bytes, sum(dropped.map(|storage| self.bytes(storage))));
+            add(&mut bytes, self.private(operator.id));
         }
         bytes
     }
@@ -290,7 +295,7 @@ impl<'a> Step<'a> {
     /// Returns the gradients that an operator makes for one of its operands, or hands on.
     fn made_for(&mut self, operator: &Operator, value: &Value, given: &[usize]) -> Vec<usize> {
         let bytes = gradient_bytes(value);
-        let is_same = given.iter().map(|&gradient| self.gradients[gradient].bytes).sum::<u64>() == bytes;
+        let is_same = sum(given.iter().map(|&gradient| self.gradients[gradient].bytes)) == bytes;
         let row = operators::find(operators::plain(operator.short_name()).0);
         let is_handed_on = match operator.class {
             OperatorClass::Plumbing => true,
@@ -325,7 +330,7 @@ impl<'a> Step<'a> {
     }
 
     fn fresh(&mut self, bytes: u64) -> usize {
-        self.now.passing += bytes;
+        add(&mut self.now.passing, bytes);
         self.gradients.push(Gradient { bytes, holders: 1 });
         self.gradients.len() - 1
     }
@@ -342,16 +347,25 @@ impl<'a> Step<'a> {
     fn add_parameter(&mut self, storage: StorageId, bytes: u64) -> bool {
         let is_new = !std::mem::replace(&mut self.has_gradient[storage.index()], true);
         if is_new {
-            self.now.gradients += bytes.div_ceil(u64::from(self.options.sharers.max(1)));
+            add(&mut self.now.gradients, bytes.div_ceil(u64::from(self.options.sharers.max(1))));
         }
         is_new
     }
 }
 
+/// Adds bytes, as far as 64 bits go.
+fn add(total: &mut u64, bytes: u64) {
+    *total = total.saturating_add(bytes);
+}
+
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
 /// Bytes of a value's gradient; none for whole numbers and masks.
 fn gradient_bytes(value: &Value) -> u64 {
     let tensors = value.fact.tensors();
-    tensors.iter().filter(|tensor| tensor.requires_grad).filter_map(|tensor| tensor.bytes()).sum()
+    sum(tensors.iter().filter(|tensor| tensor.requires_grad).filter_map(|tensor| tensor.bytes()))
 }
 
 /// Storages that an operator allocates.

@@ -51,9 +51,12 @@ pub fn memory(graph: &ModelGraph, asked: Option<Loss>) -> Option<(LossMemory, St
     let memory = match loss {
         Loss::None => return None,
         // There: a copy in float32, the logarithms of which are kept. Back: their gradient, and that of the copy.
-        Loss::CrossEntropy => {
-            LossMemory { kept: single, forward: cast, backward: 2 * single, ..LossMemory::default() }
-        }
+        Loss::CrossEntropy => LossMemory {
+            kept: single,
+            forward: cast,
+            backward: single.saturating_mul(2),
+            ..LossMemory::default()
+        },
         // The gradient takes the outputs' place.
         Loss::FusedCrossEntropy => LossMemory { in_place: true, ..LossMemory::default() },
         // The target is as large as the output.
