@@ -1,6 +1,6 @@
 //! Groups of devices that share each layer: planned with as one device each, written with all members.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use partitioner::{Planned, Solution};
@@ -61,19 +61,16 @@ pub(super) fn planned_by(
         match position {
             Some(position) => std::mem::swap(&mut solved.best, &mut solved.others[position]),
             None => failure::note(
-                "train.py does not run this plan: stages that devices share run under 1F1B, GPipe and \
-                                   Interleaved1F1B, with as many replicas each",
+                "train.py does not run this plan: stages that devices share have as many replicas each",
             ),
         }
     }
     Ok((asked.of_groups(groups), solved))
 }
 
-/// Tells whether `train.py` runs a plan whose layers devices share.
+/// Tells whether `train.py` runs a plan whose layers devices share: with as many replicas of each stage.
 fn runs(solution: &Solution) -> bool {
-    let replicas = solution.stages.iter().map(|stage| stage.run.count);
-    let is_equal = replicas.collect::<BTreeSet<_>>().len() <= 1;
-    is_equal && matches!(solution.schedule, "1f1b" | "gpipe" | "interleaved-1f1b")
+    solution.stages.windows(2).all(|pair| pair[0].run.count == pair[1].run.count)
 }
 
 /// Plans a model with each number of devices that may share its layers, and keeps the fastest; `first` is the plan without.
