@@ -168,3 +168,29 @@ impl Need {
         (first.min(size), end.min(size))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_read_what_their_windows_reach() {
+        let check = |need: Need, size: u64, own: (u64, u64), expected: (u64, u64)| {
+            assert_eq!(need.range(size, own, (2, 4)), expected, "{need:?} of {size} for {own:?}");
+        };
+        let window = |stride, before, after| Need::Window { stride, before, after };
+        check(Need::SAME, 8, (4, 8), (4, 8));
+        // Three wide with a pixel around; the first and the last part end with the image.
+        check(window(1, 1, 1), 8, (0, 4), (0, 5));
+        check(window(1, 1, 1), 8, (4, 8), (3, 8));
+        // A pool of two by two; one of three that moves by two.
+        check(window(2, 0, 1), 8, (2, 4), (4, 8));
+        check(window(2, 0, 2), 9, (0, 2), (0, 5));
+        check(Need::All, 8, (4, 8), (0, 8));
+        check(Need::Sums, 8, (4, 8), (2, 4));
+        // A value that begins at element 6 of what is joined.
+        check(Need::From(6), 4, (4, 8), (0, 2));
+        check(Need::From(6), 4, (0, 6), (0, 0));
+        check(Need::Flat(4), 8, (6, 12), (1, 3));
+    }
+}
