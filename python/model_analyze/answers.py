@@ -159,6 +159,13 @@ class DeviceType(_DeviceType, total=False):
     # Time of plain copies relative to what the memory bandwidth promises; 1.25 when absent, 1.67 for processors.
     copy_slowdown: Union[float, None]
 
+    # Time of fused attention as PyTorch runs it, relative to the newest kernels for the chip; 1 when absent.
+    attention_slowdown: Union[float, None]
+
+    # Time of products of 16 and 8 bits in a run of minutes, relative to bursts: the clock that the power allows; 1 when
+    # absent.
+    sustained_slowdown: Union[float, None]
+
     # Where a figure comes from, by field.
     sources: dict[str, str]
 
@@ -468,6 +475,21 @@ class FittedLinks(TypedDict):
 FlopsPerSecond = float
 
 
+class _InsideAnswer(TypedDict):
+    # Operators in the order of the model.
+    operators: list[OperatorSplit]
+
+    # Why nothing runs it.
+    not_carried_out: str
+
+
+class InsideAnswer(_InsideAnswer, total=False):
+    """How the operators of a model are split over all devices."""
+
+    # By which share random changes made the exact answer faster, where they were tried.
+    random_gain: Union[float, None]
+
+
 class _InspectBlock(TypedDict):
     # Unique in the model: `layer1.0.relu (call 2)`; empty for the root.
     path: str
@@ -519,6 +541,51 @@ class InspectBlock(_InspectBlock, total=False):
     time: Union[InspectTime, None]
 
 
+class _InspectMemory(TypedDict):
+    # Bytes at the fullest moment.
+    bytes: Bytes
+
+    # That moment, in words.
+    when: str
+
+    # What the memory consists of then.
+    parts: list[MemoryPart]
+
+    # Operators that keep something of unknown size, which is not counted.
+    unmeasured_operators: int
+
+    # Devices that train together.
+    devices: int
+
+    # What would help, each change by itself.
+    reliefs: list[MemoryRelief]
+
+
+class InspectMemory(_InspectMemory, total=False):
+    """What a training step holds on each device."""
+
+    # The loss that was counted; absent where there is none.
+    loss: Union[str, None]
+
+    # The device's type; absent, like what follows from it, when none was asked for.
+    device: Union[str, None]
+
+    # The device's memory.
+    memory: Union[Bytes, None]
+
+    # Of it: kept clear for CUDA's context, buffers of collectives and what the allocator cannot fill.
+    kept_clear: Union[Bytes, None]
+
+    # `fits`; `tight` where it needs some of what is kept clear; `does not fit`.
+    verdict: Union[str, None]
+
+    # First size of the inputs, on each device.
+    largest_batch: Union[LargestSize, None]
+
+    # Second size, where the first input is of token ids.
+    longest_sequence: Union[LargestSize, None]
+
+
 class _InspectReport(TypedDict):
     # Version of this form.
     schema_version: int
@@ -556,6 +623,9 @@ class InspectReport(_InspectReport, total=False):
 
     # Where predicted times come from; absent when no device was asked for.
     times: Union[TimesFrom, None]
+
+    # What a training step holds in memory; absent unless asked for.
+    memory: Union[InspectMemory, None]
 
 
 class InspectTime(TypedDict):
@@ -650,6 +720,16 @@ class KeptOtherwise(TypedDict):
     after: str
 
 
+class LargestSize(TypedDict):
+    """The largest size that fits."""
+
+    # Beside what is kept clear; 0 where nothing fits.
+    safe: int
+
+    # With all of the memory but CUDA's context.
+    most: int
+
+
 class Level(TypedDict):
     """What joins the members of one level."""
 
@@ -719,6 +799,16 @@ class MemoryPart(TypedDict):
     bytes: Bytes
 
 
+class MemoryRelief(TypedDict):
+    """A change, and what a step holds with it."""
+
+    # The change.
+    what: str
+
+    # Bytes at the fullest moment then.
+    bytes: Bytes
+
+
 class MicroBatchesTried(TypedDict):
     """The best plan with a number of micro-batches."""
 
@@ -757,6 +847,31 @@ class NamedTensor(_NamedTensor, total=False):
 
     # Element type as torch names it.
     dtype: Union[str, None]
+
+
+class OperatorSplit(TypedDict):
+    """In how many parts an operator is split; their product is the number of devices that it uses."""
+
+    # Path of the call that it is in; empty for the model's own code.
+    block: str
+
+    # Its name without name space: `conv2d`.
+    operator: str
+
+    # Parts of the samples of its result.
+    samples: int
+
+    # Parts of the channels; of the last axis of what is no image.
+    channels: int
+
+    # Parts of the height; of the positions of a sequence.
+    height: int
+
+    # Parts of the width.
+    width: int
+
+    # Parts of the sums that make one element.
+    sums: int
 
 
 class OutOfMemory(TypedDict):
@@ -809,6 +924,9 @@ class PlanAnswer(_PlanAnswer, total=False):
 
     # What replicas share out, where there are any and they do: `zero1`, `zero2`, `zero3`, `zero3 in groups of 8`.
     sharding: Union[str, None]
+
+    # What devices share within each layer, where they do.
+    shared: Union[SharedAnswer, None]
 
     # Schedule it runs under.
     schedule: Union[str, None]
@@ -870,6 +988,9 @@ class PlanAnswer(_PlanAnswer, total=False):
 
     # Numbers of micro-batches that were tried, where none was asked for.
     micro_batches_tried: list[MicroBatchesTried]
+
+    # How operators are split, where they are.
+    inside: Union[InsideAnswer, None]
 
 
 class _ProfileAnswer(TypedDict):
@@ -978,6 +1099,42 @@ class Saving(TypedDict):
 
 
 Seconds = float
+
+
+class _SharedAnswer(TypedDict):
+    # Devices that share each layer.
+    degree: int
+
+    # Share of the forward pass's FLOPs that they share; the rest each of them does.
+    split_flops: float
+
+    # Exchanges of a micro-batch in the whole model.
+    exchanges: int
+
+    # Seconds that compute waits for them in a micro-batch, there and back, through the whole model.
+    exchange_seconds: float
+
+    # Share by which layers might be shared faster, by the times that it was chosen by.
+    gap: float
+
+
+class SharedAnswer(_SharedAnswer, total=False):
+    """Layers that devices share."""
+
+    # Other numbers of devices that were tried, with the seconds of a micro-batch; none where there is no plan.
+    tried: list[SharedTried]
+
+
+class _SharedTried(TypedDict):
+    # Devices that share each layer.
+    degree: int
+
+
+class SharedTried(_SharedTried, total=False):
+    """A number of devices that might share each layer."""
+
+    # Seconds of a micro-batch, all devices together.
+    seconds_each: Union[float, None]
 
 
 class SimulatedDevice(TypedDict):
@@ -1169,12 +1326,15 @@ class _StageAnswer(TypedDict):
     # Bytes at the peak, on each device.
     memory_bytes: int
 
-    # `compute`, `sync`, `transfer` or `memory`.
+    # `compute`, `host` where calling the operators takes longer than computing them, `sync`, `transfer` or `memory`.
     bound_by: str
 
 
 class StageAnswer(_StageAnswer, total=False):
     """One stage."""
+
+    # Devices that share each layer; absent where each device has layers of its own.
+    shared_by: Union[int, None]
 
     # What the peak on its fullest device consists of, largest first, where the step is simulated.
     memory_parts: list[MemoryPart]
