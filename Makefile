@@ -151,11 +151,12 @@ zoo-stages: .venv/ready
 	cargo build --release
 	.venv/bin/python tests/oracle/zoo_stages.py target/release/model-analyze out/zoo-stages
 
-# Every model of the zoo on two and four devices that share its layers, against the whole model.
+# Every model of the zoo on two and four devices that share its layers, against the whole model; then all cases of training so.
 zoo-shards: .venv/ready
 	cargo build --release
 	mkdir -p out/zoo-shards
 	.venv/bin/python -W ignore tests/oracle/sharded.py target/release/model-analyze out/zoo-shards --all --degrees 2,4
+	.venv/bin/python -W ignore tests/oracle/shard_training.py target/release/model-analyze out/zoo-shards --all
 
 PLAN_CASES ?= 10000
 # The planner's property tests on many more random models and clusters than the suite takes.

@@ -152,7 +152,7 @@ impl Workspace {
     /// Returns what one device does under a plan by which devices share layers; itself under any other.
     pub fn under(&self, plan: &Plan, models: &CostModels) -> Result<Cow<'_, Self>, Failure> {
         match plan.degrees().into_iter().collect::<Vec<u32>>()[..] {
-            [degree] if degree > 1 && !plan.cuts.is_empty() => {
+            [degree] if degree > 1 && plan.says_how_it_is_shared() => {
                 Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Some(&plan.cuts))?))
             }
             _ => Ok(Cow::Borrowed(self)),

@@ -71,6 +71,13 @@ impl Plan {
         self.stages.iter().map(|stage| stage.tensor_parallel.map_or(1, |shared| shared.degree)).collect()
     }
 
+    /// Tells whether exchanges within layers follow from `cuts`, each where it stands; else they are a number of all-reduces that
+    /// somebody has estimated.
+    pub fn says_how_it_is_shared(&self) -> bool {
+        let estimated = |stage: &PlanStage| stage.tensor_parallel.is_some_and(|shared| shared.per_pass > 0);
+        !self.cuts.is_empty() || !self.stages.iter().any(estimated)
+    }
+
     /// Returns the number of ranks.
     pub fn n_ranks(&self) -> usize {
         self.ranks().into_iter().max().map_or(1, |last| last + 1)

@@ -100,6 +100,8 @@ fn details(device: &DeviceAnswer) -> String {
     add("host_call", "call by the host".into(), figures.host_call.map(|time| time.to_string()));
     let times = |share: f64| format!("{share} × the peak's time");
     add("product_slowdown", "large products".into(), figures.product_slowdown.map(times));
+    add("attention_slowdown", "attention".into(), figures.attention_slowdown.map(times));
+    add("sustained_slowdown", "long work".into(), figures.sustained_slowdown.map(times));
     let times = |share: f64| format!("{share} × the bandwidth's time");
     add("copy_slowdown", "plain copies".into(), figures.copy_slowdown.map(times));
     add("architecture", "architecture".into(), figures.architecture.clone());

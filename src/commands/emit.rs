@@ -329,7 +329,7 @@ fn shared<'m>(
             ));
         }
     };
-    if plan.cuts.is_empty() {
+    if !plan.says_how_it_is_shared() {
         return Err(Failure::no("the plan says that devices share layers and not how: it has no `cuts`")
             .with_hint("`model-analyze plan --tensor-parallel N` writes such plans"));
     }

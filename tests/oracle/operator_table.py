@@ -18,14 +18,16 @@ import torch
 import torchvision  # noqa: F401  registers torchvision::*
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS = "name class shape keeps flops kernel memory gives python in_place in_place_python".split()
-ROW = re.compile(r"^    ((?:[\w-]+ +){11})\[([\w ]*)\];$", re.M)
+COLUMNS = "name class shape keeps flops kernel memory gives python in_place in_place_python split".split()
+ROW = re.compile(r"^    ((?:[\w-]+ +){12})\[([\w ]*)\];$", re.M)
 
 NOT_IN_TORCH = {
     "functions of Python and operators of older torch, which IR text names": "softmin gaussian_nll_loss unique _linear __matmul__ "
     "interpolate local_response_norm normalize _view_copy where_self sizes ndimension is_tracing shape_as_tensor Scalar mod truediv where_list",
     "methods and attributes that code names like operators": "float half bfloat16 double long int short bool T H",
     "words of graphs, which are no operators": "ListUnpack ListConstruct TupleConstruct DictConstruct DictIndex annotate print Constant",
+    "what devices that share a layer do between operators": "shard_copy shard_reduce shard_once shard_scatter shard_gather "
+    "shard_gather_split shard_reduce_scatter shard_exchange shard_dropout shard_embedding shard_part shard_whole",
     "only the form in place exists": "fill_diagonal",
 }
 OTHER_IN_PLACE = {

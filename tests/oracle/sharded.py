@@ -30,6 +30,16 @@ USUAL = ["cnn_dropout", "unet", "resnet18", "gpt2", "bert", "llama"]
 TOLERANCE = 1e-9
 # Of models that cast to float32 by themselves.
 SINGLE = 3e-5
+# Devices on which arithmetic is all that counts, so that what can be shared is.
+CLUSTER = """kind: cluster
+version: 1
+types:
+  slow: {memory: 60000000000, memory_bandwidth: 1.0e+12, peak: {float32: 1.0e+9}}
+devices:
+- {type: slow, count: COUNT}
+levels:
+- {name: link, bandwidth: 1.0e+12, latency: 1.0e-6}
+"""
 
 
 def load_module(path, name):
@@ -145,17 +155,20 @@ def main():
     names = arguments.models or (list(zoo.ZOO) if arguments.all else [n for n in USUAL if n in zoo.ZOO])
     failed = 0
     for degree in map(int, arguments.degrees.split(",")):
-        folders = []
+        folders, shares = [], {}
+        cluster = arguments.folder / f"cluster-{degree}.yaml"
+        cluster.write_text(CLUSTER.replace("COUNT", str(degree)))
         for name in names:
             traced, made = arguments.folder / f"{name}.pt", arguments.folder / f"{name}-{degree}"
             if not traced.exists():
                 subprocess.run([sys.executable, "-W", "ignore", str(Path(zoo.__file__)), "trace", str(arguments.folder), name], check=True, capture_output=True)
             plan = made.with_suffix(".yaml")
             steps = [
-                ["plan", traced, "--devices", f"{degree}xh100", "--stages", "1", "--tensor-parallel", degree, "-o", plan],
+                ["plan", traced, "--cluster", cluster, "--stages", "1", "--tensor-parallel", degree, "-o", plan, "--format", "json"],
                 ["emit", traced, plan, "-o", made, "--targets", "python", "--force"],
             ]
             for step in steps:
+                said = done.stdout if step is steps[1] else None
                 done = subprocess.run([arguments.command, *map(str, step)], capture_output=True, text=True)
                 if done.returncode:
                     break
@@ -164,6 +177,7 @@ def main():
                 print(f"{name} on {degree}: {done.stderr.strip()}", flush=True)
             else:
                 folders.append(made)
+                shares[made.name] = json.loads(said)["shared"]
         results = in_processes(degree, folders, arguments.folder)
         for folder in folders:
             found = [value for _, name, value in results if name == folder.name]
@@ -178,7 +192,7 @@ def main():
             is_same = outputs <= limit and gradients <= limit
             failed += not is_same
             word = "the same" if is_same else "DIFFERENT"
-            print(f"{folder.name}: {word}: outputs {outputs:.1e}, gradients {gradients:.1e} {where}", flush=True)
+            print(f"{folder.name}: {word}: outputs {outputs:.1e}, gradients {gradients:.1e} {where}; {shares[folder.name]['split_flops']:.1%} of FLOPs shared, {shares[folder.name]['exchanges']} exchanges", flush=True)
     print(f"{failed} failed")
     sys.exit(failed > 0)
 

@@ -152,25 +152,25 @@ impl Writer<'_> {
 
     /// What devices that share a layer do between operators. The last operand, how many they are, the stage knows itself.
     fn shared(&self, node: &Node, name: &str) -> String {
-        let name = name.trim_start_matches("shard_");
         let mut given: Vec<String> = node.arguments.iter().map(|a| self.operand(&a.operand)).collect();
         match name {
-            "dropout" => {
+            "shard_dropout" => {
                 if let Some(train) = given.get_mut(2).filter(|train| *train == bool_text(self.training)) {
                     *train = "self.training".to_string();
                 }
             }
-            "embedding" => {}
+            "shard_embedding" => {}
             _ => {
                 given.pop();
             }
         }
         // One block is the rule.
-        let has_blocks = matches!(name, "scatter" | "gather" | "gather_split" | "reduce_scatter" | "dropout");
+        let has_blocks = !matches!(name, "shard_embedding" | "shard_exchange" | "shard_part" | "shard_whole")
+            && given.len() > 2;
         if has_blocks && given.last().is_some_and(|blocks| blocks == "1") {
             given.pop();
         }
-        format!("self.shard.{name}({})", given.join(", "))
+        format!("self.shard.{}({})", name.trim_start_matches("shard_"), given.join(", "))
     }
 
     /// `aten::_convolution` is what the trace sees of `conv2d` and its kin.

@@ -128,15 +128,13 @@ pub fn permute(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let rank = leaf.sizes.len();
     let mut order: Vec<usize> = (0..rank).collect();
-    match subject.call.name {
-        "permute" => order = subject.call.dims("dims", rank).ok()?,
-        "t" => order.reverse(),
-        "mT" => order.swap(rank.checked_sub(2)?, rank - 1),
-        _ => {
-            let names =
-                if subject.argument("dim0").is_some() { ("dim0", "dim1") } else { ("axis0", "axis1") };
-            order.swap(subject.dim(names.0, rank)?, subject.dim(names.1, rank)?);
-        }
+    let pair =
+        [("dim0", "dim1"), ("axis0", "axis1")].into_iter().find(|(a, _)| subject.argument(a).is_some());
+    match pair {
+        Some((a, b)) => order.swap(subject.dim(a, rank)?, subject.dim(b, rank)?),
+        None if subject.argument("dims").is_some() => order = subject.call.dims("dims", rank).ok()?,
+        // Without arguments the last two change places.
+        None => order.swap(rank.checked_sub(2)?, rank - 1),
     }
     let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
         let after = order.iter().position(|from| *from == dim)?;
@@ -178,7 +176,7 @@ pub fn squeeze(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let (before, after) = (large(&leaf.sizes), large(result));
     let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
         // A part of one would be squeezed away.
-        if leaf.sizes[dim] == subject.look.degree && subject.call.name == "squeeze" {
+        if leaf.sizes[dim] == subject.look.degree && result.len() <= leaf.sizes.len() {
             return None;
         }
         let at = *after.get(before.iter().position(|own| *own == dim)?)?;
@@ -197,7 +195,7 @@ pub fn slice(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         (dim != along).then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
     });
     // All of a dimension, from its start to a number that is as large or larger.
-    let is_all = leaf.sizes == result && subject.call.name == "slice" && subject.call.int("step") == Some(1);
+    let is_all = leaf.sizes == result && subject.call.int("step") == Some(1);
     if is_all {
         all.extend(each_cut(subject, &leaf.sizes, |dim, blocks| {
             (dim == along).then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
@@ -226,9 +224,9 @@ pub fn parts(subject: &Subject<'_>) -> Option<(usize, u64)> {
     let dim = subject.dim("dim", leaf.sizes.len())?;
     let size = leaf.sizes[dim];
     let number = |name: &str| subject.call.int(name).and_then(|number| u64::try_from(number).ok());
-    let count = match subject.call.name {
-        "chunk" | "unsafe_chunk" => number("chunks")?,
-        _ => {
+    let count = match number("chunks") {
+        Some(count) => count,
+        None => {
             let name = if subject.argument("split_sizes").is_some() { "split_sizes" } else { "split_size" };
             match subject.call.ints(name)?.as_slice() {
                 [Some(part)] => size / u64::try_from(*part).ok().filter(|part| *part > 0)?,
@@ -256,7 +254,7 @@ pub fn taken_apart(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         if !blocks.is_multiple_of(count) {
             return None;
         }
-        if subject.call.name.ends_with("chunk") {
+        if subject.argument("chunks").is_some() {
             return Some(axis);
         }
         let argument = subject.argument("split_sizes").or(subject.argument("split_size"))?;
