@@ -10,4 +10,5 @@ fn devices_that_share_layers_give_what_one_gives() {
     let said = oracle::run("sharded");
     assert!(said.trim_end().ends_with("0 failed"), "{said}");
     assert!(said.matches("the same").count() >= 5, "{said}");
+    assert!(said.matches("100.0% of FLOPs shared").count() >= 4, "{said}");
 }

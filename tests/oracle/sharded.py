@@ -139,6 +139,8 @@ def rank(number, size, folders, store, queue):
         except Exception:  # noqa: BLE001
             queue.put((number, folder.name, traceback.format_exc()[-1500:]))
         dist.barrier()
+    queue.close()
+    queue.join_thread()  # what was put is written by a thread
     os._exit(0)
 
 
