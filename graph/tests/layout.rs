@@ -1,5 +1,5 @@
 //! Programs that devices share: which exchanges stand where, and that sizes of parts must fit together.
-#![allow(missing_docs)]
+#![allow(clippy::unwrap_used, missing_docs)]
 
 use graph::{
     BuildOptions, ModelGraph, OperatorId, build,
@@ -95,7 +95,7 @@ fn a_literal_that_was_not_divided_is_refused() {
     assert_eq!(names(&made.program), ["shard_scatter", "relu", "shard_part", "view", "shard_gather"]);
     build(&made.program, &BuildOptions::default()).expect("parts fit together");
     // As if nobody had looked at the number.
-    let mut wrong = made.program.clone();
+    let mut wrong = made.program;
     let view = wrong.nodes.iter_mut().find(|node| node.operator == "aten::view").unwrap();
     let Operand::List(sizes) = &mut view.arguments[1].operand else { panic!("{view:?}") };
     sizes[2] = Operand::Constant(Constant::Int(4));

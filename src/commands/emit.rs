@@ -274,9 +274,13 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
     // What weights are copied from is what the code was read from.
     model.opened().unless_changed(Ok(()))?;
     check_operators(&program, model.path(), &request.operators)?;
-    let (program, shards, local) = match &request.cut {
-        CutAt::Plan(plan) => shared(program, model, plan)?,
-        _ => (program, None, None),
+    let shared = match &request.cut {
+        CutAt::Plan(plan) => shared(&program, model, plan)?,
+        _ => None,
+    };
+    let (program, shards, local) = match shared {
+        Some(shared) => (Cow::Owned(shared.whole), Some(shared.shards), Some(shared.local)),
+        None => (program, None, None),
     };
     let (assignment, plan) = match &request.cut {
         CutAt::Plan(plan) => {
@@ -314,14 +318,19 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
     Ok(Emitted { program: program.into_owned(), pipeline, files, manifest, sources })
 }
 
-/// Returns the program that devices share as a plan says, and how; and, of that program, one whose stored tensors are parts.
-fn shared<'m>(
-    program: Cow<'m, Program>,
-    model: &ModelFile,
-    plan: &Plan,
-) -> Result<(Cow<'m, Program>, Option<Shards>, Option<Program>), Failure> {
+/// A program that devices share.
+struct Shared {
+    /// With stored tensors as they are in the file.
+    whole: Program,
+    /// With stored tensors as one device has them.
+    local: Program,
+    shards: Shards,
+}
+
+/// Returns the program that devices share as a plan says, where they do.
+fn shared(program: &Program, model: &ModelFile, plan: &Plan) -> Result<Option<Shared>, Failure> {
     let degree = match plan.degrees().into_iter().collect::<Vec<u32>>()[..] {
-        [] | [1] => return Ok((program, None, None)),
+        [] | [1] => return Ok(None),
         [degree] => degree,
         _ => {
             return Err(Failure::no(
@@ -333,16 +342,16 @@ fn shared<'m>(
         return Err(Failure::no("the plan says that devices share layers and not how: it has no `cuts`")
             .with_hint("`model-analyze plan --tensor-parallel N` writes such plans"));
     }
-    let graph = crate::model::build(model.path(), &program, Vec::new())?;
+    let graph = crate::model::build(model.path(), program, Vec::new())?;
     let costs = graph::costs(&graph);
     let on = (&plan.cluster, &CostModels::default());
-    let shared = sharing::shared_by(&program, &graph, &costs, on, degree, Some(&plan.cuts))?;
+    let shared = sharing::shared_by(program, &graph, &costs, on, degree, Some(&plan.cuts))?;
     let cut = |(id, slice): (&graph::TensorId, &graph::layout::Slice)| {
         (program.tensors[id.index()].path.clone(), (slice.dim, slice.blocks as u32))
     };
     let shards = Shards { degree, cuts: shared.cuts.iter().map(cut).collect() };
     let whole = Program { tensors: program.tensors.clone(), ..shared.program.clone() };
-    Ok((Cow::Owned(whole), Some(shards), Some(shared.program)))
+    Ok(Some(Shared { whole, local: shared.program, shards }))
 }
 
 /// Returns the program with the places of its weights, and the files that they lie in.

@@ -327,21 +327,7 @@ impl Writer<'_> {
     }
 
     fn substitute(&self, operand: &mut Operand) {
-        match operand {
-            Operand::Value(value) => {
-                if let Some(other) = self.instead.get(value) {
-                    *value = *other;
-                }
-            }
-            Operand::List(items) | Operand::Tuple(items) => {
-                items.iter_mut().for_each(|item| self.substitute(item))
-            }
-            Operand::Dict(items) => items.iter_mut().for_each(|(key, item)| {
-                self.substitute(key);
-                self.substitute(item);
-            }),
-            Operand::Tensor(_) | Operand::Constant(_) => {}
-        }
+        substitute_all(&self.instead, operand);
     }
 
     /// Returns a value in another layout, made in front of a node.
