@@ -7,10 +7,10 @@
 //! | [`Layout::Sum`] | a term; the value is the sum of all | whole |
 //!
 //! An operator has [`Strategy`]s: which layout each operand must have, which the results then have. They follow from its row's
-//! [`operators::Split`], one rule for each family ([`rules`]). Where a value is made in another layout than it is taken in,
+//! [`operators::Split`], one rule for each family (`rules`). Where a value is made in another layout than it is taken in,
 //! devices exchange what is missing ([`Exchange`]); each exchange has a transpose, which is what its gradient does.
 //!
-//! [`sharded`] writes the program that one of the devices runs. It is a program like any other: its sizes are inferred again,
+//! [`sharded()`] writes the program that one of the devices runs. It is a program like any other: its sizes are inferred again,
 //! which refuses a size that was not divided, and all that reads programs reads it.
 
 mod exchange;
