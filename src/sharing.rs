@@ -28,15 +28,18 @@ pub struct Group<'a> {
     pub launch: f64,
     /// Seconds in a step for each byte of parameters that a device holds.
     pub per_byte: f64,
+    /// What is added for an operator that each device does whole: who asks for layers to be shared wants their arithmetic shared,
+    /// also where the host's calls take longer.
+    pub whole: &'a dyn Fn(OperatorId) -> f64,
 }
 
 /// What was chosen.
 pub struct Chosen {
     /// For each operator and stored tensor.
     pub choice: Choice,
-    /// Seconds of a micro-batch, by the times that it was chosen by.
+    /// What it costs, by the times that it was chosen by.
     pub seconds: f64,
-    /// Seconds that no choice beats, by the same times.
+    /// What no choice costs less than.
     pub bound: f64,
 }
 
@@ -114,7 +117,11 @@ impl<'a> Table<'a> {
             let part = whole - divisible + divisible / self.group.degree as f64;
             let cost = |way: &Strategy| Cost {
                 // What is as good either way is done whole, without exchanges to come.
-                seconds: if way.is_split { part } else { whole },
+                seconds: if way.is_split {
+                    part
+                } else {
+                    whole + (self.group.whole)(OperatorId(index as u32))
+                },
                 ..Cost::default()
             };
             self.choices.nodes.push(ways.iter().map(cost).collect());

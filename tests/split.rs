@@ -268,6 +268,7 @@ fn what_is_said_to_be_enough_is_enough() {
             .arg(fixture("traces/gpt2_tiny.pt"))
             .arg("--cluster")
             .arg(cluster)
+            .args(["--tensor-parallel", "none"])
             .args(more)
             .arg("--dry-run");
         run.assert()

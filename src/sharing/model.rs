@@ -32,12 +32,15 @@ pub struct SharedModel {
     pub split_share: f64,
     /// Operations of the whole model there and back, and the data type of most of them; none where some are not counted.
     pub operations: Option<(f64, String)>,
-    /// Seconds of a micro-batch by the times that strategies were chosen by, and the least that any have.
+    /// What strategies cost by the times that they were chosen by, and the least that any cost.
     pub seconds: (f64, f64),
 }
 
 /// Seconds that an optimizer's step takes for each byte of parameters: these, their gradients and its state are read and written.
 const TOUCHED: f64 = 7.0;
+
+/// What all operators that have FLOPs would cost more if none were shared, in times of the whole model.
+const INSISTENCE: f64 = 10.0;
 
 /// Chooses how so many devices of a cluster share a model. Stored tensors in `given` are cut so, all others as serves best.
 ///
@@ -61,8 +64,15 @@ pub fn shared_by(
         // What a host or a launch takes does not become less with smaller parts.
         (whole, if one.is_launch_bound { 0.0 } else { whole })
     };
+    let flops = |id: OperatorId| costs.operator(id).forward_flops as f64;
+    let all = || (0..graph.operators.len() as u32).map(OperatorId);
+    let (total_seconds, total_flops) =
+        (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
     let link = inner_link(cluster);
     let group = Group {
+        whole: &|id| {
+            if total_flops > 0.0 { INSISTENCE * total_seconds * flops(id) / total_flops } else { 0.0 }
+        },
         degree: u64::from(degree),
         seconds: &|collective, bytes| exchange_seconds(collective, bytes, degree, link),
         launch: figures
@@ -78,13 +88,13 @@ pub fn shared_by(
     };
     let chosen = choose(&look, &group, &seconds, &given).ok_or_else(no)?;
     let made = sharded(program, &look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
-    let flops = |only_split: bool| -> f64 {
+    let sum = |only_split: bool| -> f64 {
         let ids = (0..graph.operators.len()).filter(|at| !only_split || made.is_split[*at]);
-        ids.map(|at| costs.operator(OperatorId(at as u32)).forward_flops as f64).sum()
+        ids.map(|at| flops(OperatorId(at as u32))).sum()
     };
-    let total = flops(false);
+    let total = sum(false);
     Ok(SharedModel {
-        split_share: if total > 0.0 { flops(true) / total } else { 0.0 },
+        split_share: if total > 0.0 { sum(true) / total } else { 0.0 },
         operations: operations(graph, costs),
         program: made.program,
         degree: made.degree,

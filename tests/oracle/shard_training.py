@@ -533,17 +533,12 @@ def cases():
 
 # What the suite takes; `make zoo-shards` takes all.
 USUAL = [
-    "transformer 2x2",
     "transformer 2x2x2, GPipe",
     "mlp 2x3",
     "resume 2 as 4",
-    "resume whole as 2",
-    "check 2x2x2",
     "check split",
-    "single",
     "validation",
     "refused",
-    "found: an entry without its sum",
     "found: cut parameters in the norm once",
 ]
 
