@@ -317,13 +317,13 @@ impl<'a> Step<'a> {
     fn hand_on(&mut self, value: &Value, made: Vec<usize>) -> Vec<usize> {
         let mut there = self.of_values.remove(&value.id.index()).unwrap_or_default();
         let is_met = !there.is_empty() && matches!(value.fact, Fact::Tensor(_));
-        let (kept, met) = match is_met {
-            false => {
-                there.extend(made);
-                (there, Vec::new())
-            }
-            true if there.iter().all(|&gradient| self.gradients[gradient].holders == 1) => (there, made),
-            true => (vec![self.fresh(gradient_bytes(value))], [there, made].concat()),
+        let (kept, met) = if !is_met {
+            there.extend(made);
+            (there, Vec::new())
+        } else if there.iter().all(|&gradient| self.gradients[gradient].holders == 1) {
+            (there, made)
+        } else {
+            (vec![self.fresh(gradient_bytes(value))], [there, made].concat())
         };
         self.of_values.insert(value.id.index(), kept);
         met

@@ -158,20 +158,15 @@ impl Subject<'_> {
             .then_some(first)
     }
 
-    /// Tells whether the results are floating numbers.
+    /// Tells whether the results are floating numbers that can be terms of a sum: eight bits are too few.
     pub fn is_float(&self) -> bool {
         let outputs = self.operator.outputs.iter();
         let mut tensors = outputs.flat_map(|value| self.look.values[value.index()].tensors());
-        tensors.all(|tensor| tensor.dtype.is_some_and(is_floating))
+        tensors.all(|tensor| tensor.dtype.is_some_and(|dtype| dtype.is_float() && dtype.bytes() > 1))
     }
 
     /// Returns the dimension that an argument names, counted from the front.
     pub fn dim(&self, name: &str, rank: usize) -> Option<usize> {
         self.call.dim(name, rank).ok()
     }
-}
-
-fn is_floating(dtype: tracer::DType) -> bool {
-    use tracer::DType::{BFloat16, Float16, Float32, Float64};
-    matches!(dtype, Float64 | Float32 | Float16 | BFloat16)
 }

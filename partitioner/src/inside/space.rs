@@ -98,9 +98,8 @@ fn cost_of(layers: &[Layer], index: usize, degrees: &Degrees, devices: usize, pr
     let elements = layer.sizes.iter().product::<u64>() as f64 / tiles;
     let inner = degrees.result[1] * degrees.sums;
     let parameters = layer.parameters / (degrees.result[1] * sums) as f64;
-    let all_reduce = |devices: usize, apart: usize, bytes: f64| match devices > 1 && bytes > 0.0 {
-        true => prices.all_reduce(devices, apart, bytes),
-        false => 0.0,
+    let all_reduce = |devices: usize, apart: usize, bytes: f64| {
+        if devices > 1 && bytes > 0.0 { prices.all_reduce(devices, apart, bytes) } else { 0.0 }
     };
     Cost {
         // Statistics are summed on the way forward and on the way back.
@@ -165,10 +164,8 @@ fn edges(
             );
             let table = known.entry(alike).or_insert_with(|| {
                 let between = Between::new((maker, made), (layer, taken), read, devices);
-                let seconds = |volume: &Volume| match volume.total > 0.0 {
-                    true => prices.exchange(volume),
-                    false => 0.0,
-                };
+                let seconds =
+                    |volume: &Volume| if volume.total > 0.0 { prices.exchange(volume) } else { 0.0 };
                 let cell = |row: usize, column: usize| between.volumes(row, column).iter().map(seconds).sum();
                 Arc::new(Matrix::from_fn(made.len(), taken.len(), cell))
             });

@@ -3,8 +3,8 @@
 use super::{Axis, Side, each_cut};
 use crate::layout::{Slice, look::Subject, strategy::Special};
 
-/// What a leaf is where a dimension of the results is cut: cut too, or broadcast along it.
-fn broadcast(sizes: &[u64], result: &[u64], dim: usize, blocks: u64) -> Option<Side> {
+/// What an operand of such sizes is where a dimension of the results is cut: cut too, or broadcast along it.
+pub fn broadcast(sizes: &[u64], result: &[u64], dim: usize, blocks: u64) -> Option<Side> {
     let Some(own) = (dim + sizes.len()).checked_sub(result.len()) else { return Some(Side::Partial) };
     match sizes[own] {
         size if size == result[dim] => Some(Side::Cut(own, blocks)),
@@ -112,12 +112,10 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
         let before = gone.iter().filter(|gone| **gone < dim).count();
-        match gone.contains(&dim) {
-            true => (is_sum && blocks == 1).then(|| Axis::new(vec![Side::Cut(dim, 1)], Side::Sum)),
-            false => {
-                let after = if keeps { dim } else { dim - before };
-                Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))
-            }
+        if gone.contains(&dim) {
+            return (is_sum && blocks == 1).then(|| Axis::new(vec![Side::Cut(dim, 1)], Side::Sum));
         }
+        let after = if keeps { dim } else { dim - before };
+        Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))
     }))
 }

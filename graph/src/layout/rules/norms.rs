@@ -15,6 +15,16 @@ pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
+/// What each operand is where a dimension of `input` is cut: what goes with channels lies in one dimension.
+fn along_channels(subject: &Subject<'_>, input: usize, dim: usize, blocks: u64) -> Axis {
+    let side = |at: usize| match dim {
+        _ if at == input => Side::Cut(dim, blocks),
+        1 => Side::Cut(0, blocks),
+        _ => Side::Partial,
+    };
+    Axis::new((0..subject.leaves.len()).map(side).collect(), Side::Cut(dim, blocks))
+}
+
 /// `batch_norm`: channels with all that belongs to them; with given statistics each element is on its own.
 pub fn batch(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let input = subject.leaf("input")?;
@@ -22,13 +32,7 @@ pub fn batch(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let trains = subject.call.flag("training")?;
     let has_statistics = subject.leaf("running_mean").is_some();
     Some(each_cut(subject, &sizes, |dim, blocks| {
-        let side = |at: usize| match dim {
-            _ if at == input => Side::Cut(dim, blocks),
-            1 => Side::Cut(0, blocks),
-            _ => Side::Partial,
-        };
-        let leaves = (0..subject.leaves.len()).map(side).collect();
-        (dim == 1 || !trains && has_statistics).then_some(Axis::new(leaves, Side::Cut(dim, blocks)))
+        (dim == 1 || !trains && has_statistics).then(|| along_channels(subject, input, dim, blocks))
     }))
 }
 
@@ -38,12 +42,7 @@ pub fn group(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let sizes = subject.leaves[input].sizes.clone();
     let groups = u64::try_from(subject.call.int("num_groups")?).ok()?;
     Some(each_cut(subject, &sizes, |dim, blocks| {
-        let side = |at: usize| match dim {
-            _ if at == input => Side::Cut(dim, blocks),
-            1 => Side::Cut(0, blocks),
-            _ => Side::Partial,
-        };
-        let axis = Axis::new((0..subject.leaves.len()).map(side).collect(), Side::Cut(dim, blocks));
+        let axis = along_channels(subject, input, dim, blocks);
         match dim {
             0 => Some(axis),
             1 if blocks == 1 && groups.is_multiple_of(subject.look.degree) => {

@@ -1,39 +1,39 @@
 //! Products: where terms of sums come from.
 
-use super::{Axis, Side, each_cut};
+use super::{Axis, Side, each_cut, elementwise::broadcast};
 use crate::layout::{look::Subject, strategy::Special};
+
+/// Makes an axis of what `input` and `weight` are, and what else there is: a bias.
+fn weighted(subject: &Subject<'_>, [input, weight, bias]: [Side; 3], gives: Side) -> Axis {
+    let (at_input, at_weight) = (subject.leaf("input"), subject.leaf("weight"));
+    let side = |at| match Some(at) {
+        at if at == at_input => input,
+        at if at == at_weight => weight,
+        _ => bias,
+    };
+    Axis::new((0..subject.leaves.len()).map(side).collect(), gives)
+}
 
 /// `linear`: rows of the input, output features, input features.
 pub fn linear(subject: &Subject<'_>) -> Option<Vec<Axis>> {
-    let (input, weight, bias) = (subject.leaf("input")?, subject.leaf("weight")?, subject.leaf("bias"));
+    let (input, weight) = (subject.leaf("input")?, subject.leaf("weight")?);
     let (sizes, table) = (&subject.leaves[input].sizes, &subject.leaves[weight].sizes);
     if table.len() != 2 || sizes.is_empty() {
         return None;
     }
     let last = sizes.len() - 1;
-    let made = |of_input, of_weight, of_bias, gives| {
-        let side = |at| {
-            if at == input {
-                of_input
-            } else if at == weight {
-                of_weight
-            } else {
-                of_bias
-            }
-        };
-        Axis::new((0..subject.leaves.len()).map(side).collect(), gives)
-    };
-    let _ = bias;
+    let made = |sides, gives| weighted(subject, sides, gives);
     let mut all = each_cut(subject, sizes, |dim, blocks| {
         let cut = Side::Cut(dim, blocks);
-        Some(match dim == last {
-            false => made(cut, Side::Partial, Side::Partial, cut),
+        Some(if dim == last {
             // The bias is added once.
-            true => made(cut, Side::Cut(1, blocks), Side::Sum, Side::Sum),
+            made([cut, Side::Cut(1, blocks), Side::Sum], Side::Sum)
+        } else {
+            made([cut, Side::Partial, Side::Partial], cut)
         })
     });
     all.extend(each_cut(subject, &table[..1], |_, blocks| {
-        Some(made(Side::Partial, Side::Cut(0, blocks), Side::Cut(0, blocks), Side::Cut(last, blocks)))
+        Some(made([Side::Partial, Side::Cut(0, blocks), Side::Cut(0, blocks)], Side::Cut(last, blocks)))
     }));
     Some(all)
 }
@@ -47,18 +47,13 @@ pub fn matmul(subject: &Subject<'_>, first: usize) -> Option<Vec<Axis>> {
         return None;
     }
     let rank = result.len();
-    // Of a dimension in front, what it is in an operand.
-    let in_front = |sizes: &[u64], dim: usize, blocks| match (dim + sizes.len()).checked_sub(rank) {
-        None => Some(Side::Partial),
-        Some(own) if sizes[own] == result[dim] => Some(Side::Cut(own, blocks)),
-        Some(own) if sizes[own] == 1 => Some(Side::Partial),
-        Some(_) => None,
-    };
     let mut all = each_cut(subject, result, |dim, blocks| {
         let (of_left, of_right) = match rank - dim {
             1 => (Side::Partial, Side::Cut(b - 1, blocks)),
             2 => (Side::Cut(a - 2, blocks), Side::Partial),
-            _ => (in_front(&left.sizes, dim, blocks)?, in_front(&right.sizes, dim, blocks)?),
+            _ => {
+                (broadcast(&left.sizes, result, dim, blocks)?, broadcast(&right.sizes, result, dim, blocks)?)
+            }
         };
         Some(Axis::new(vec![of_left, of_right], Side::Cut(dim, blocks)))
     });
@@ -86,12 +81,7 @@ pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     };
     let made = |axis: Axis| {
         let first = match axis.gives {
-            Side::Cut(dim, blocks) => match (dim + own.len()).checked_sub(result.len()) {
-                None => Side::Partial,
-                Some(at) if own[at] == result[dim] => Side::Cut(at, blocks),
-                Some(at) if own[at] == 1 => Side::Partial,
-                Some(_) => return None,
-            },
+            Side::Cut(dim, blocks) => broadcast(&own, result, dim, blocks)?,
             gives => gives,
         };
         Some(Axis { leaves: [vec![first], axis.leaves].concat(), ..axis })
@@ -112,14 +102,6 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     let is_grouped = subject.call.flag("enable_gqa").unwrap_or(false);
     Some(each_cut(subject, result, |dim, blocks| {
-        let of_mask = |at: usize| {
-            let own = (dim + sizes(at).len()).checked_sub(rank);
-            match own.map(|own| (own, sizes(at)[own])) {
-                Some((own, size)) if size == result[dim] => Some(Side::Cut(own, blocks)),
-                None | Some((_, 1)) => Some(Side::Partial),
-                Some(_) => None,
-            }
-        };
         let is_head = dim + 3 == rank;
         let of_keys = match dim {
             _ if dim + 1 == rank => return None,
@@ -138,7 +120,7 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         let mut leaves = vec![Side::Cut(dim, blocks); subject.leaves.len()];
         (leaves[key], leaves[value]) = (of_keys, of_values);
         if let Some(mask) = mask {
-            leaves[mask] = of_mask(mask)?;
+            leaves[mask] = broadcast(sizes(mask), result, dim, blocks)?;
         }
         (sizes(query)[dim] == result[dim]).then_some(Axis::new(leaves, Side::Cut(dim, blocks)))
     }))
@@ -182,33 +164,22 @@ pub fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let is_transposed =
         subject.call.name.contains("transpose") || subject.call.flag("transposed") == Some(true);
     let (of_out, of_in) = if is_transposed { (1, 0) } else { (0, 1) };
-    let made = |of_input, of_weight, of_bias, gives| {
-        let side = |at| {
-            if at == input {
-                of_input
-            } else if at == weight {
-                of_weight
-            } else {
-                of_bias
-            }
-        };
-        Axis::new((0..subject.leaves.len()).map(side).collect(), gives)
-    };
+    let made = |sides, gives| weighted(subject, sides, gives);
     let mut all = each_cut(subject, &sizes[..1], |_, blocks| {
         let cut = Side::Cut(0, blocks);
-        Some(made(cut, Side::Partial, Side::Partial, cut))
+        Some(made([cut, Side::Partial, Side::Partial], cut))
     });
     let channels = [sizes[0], sizes[1]];
     if groups == 1 {
         all.extend(each_cut(subject, &channels, |dim, blocks| {
-            (dim == 1).then(|| made(Side::Cut(1, blocks), Side::Cut(of_in, blocks), Side::Sum, Side::Sum))
+            (dim == 1).then(|| made([Side::Cut(1, blocks), Side::Cut(of_in, blocks), Side::Sum], Side::Sum))
         }));
         all.extend(each_cut(subject, &kernel[of_out..=of_out], |_, blocks| {
-            Some(made(Side::Partial, Side::Cut(of_out, blocks), Side::Cut(0, blocks), Side::Cut(1, blocks)))
+            Some(made([Side::Partial, Side::Cut(of_out, blocks), Side::Cut(0, blocks)], Side::Cut(1, blocks)))
         }));
     } else if groups.is_multiple_of(subject.look.degree) {
         // The kernel has groups in its first dimension either way.
-        let axis = made(Side::Cut(1, 1), Side::Cut(0, 1), Side::Cut(0, 1), Side::Cut(1, 1));
+        let axis = made([Side::Cut(1, 1), Side::Cut(0, 1), Side::Cut(0, 1)], Side::Cut(1, 1));
         all.push(axis.dividing(subject.argument("groups"), None));
     }
     Some(all)

@@ -1,6 +1,6 @@
 //! Other shapes of the same elements; joining and taking apart; sizes.
 
-use super::{Axis, Side, each_cut};
+use super::{Axis, Side, each_cut, elementwise::broadcast};
 use crate::layout::look::Subject;
 
 /// One run of dimensions that lie together on both sides of a reshape.
@@ -150,13 +150,7 @@ pub fn expand(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let first = &subject.leaves.first()?.sizes;
     let other = subject.leaf("other");
     let mut all = each_cut(subject, result, |dim, blocks| {
-        let of_first = match (dim + first.len()).checked_sub(result.len()) {
-            None => Side::Partial,
-            Some(own) if first[own] == result[dim] => Side::Cut(own, blocks),
-            Some(own) if first[own] == 1 => Side::Partial,
-            Some(_) => return None,
-        };
-        let mut axis = Axis::new(vec![of_first], Side::Cut(dim, blocks));
+        let mut axis = Axis::new(vec![broadcast(first, result, dim, blocks)?], Side::Cut(dim, blocks));
         if other.is_some() {
             axis.leaves.push(Side::Cut(dim, blocks));
             return Some(axis);

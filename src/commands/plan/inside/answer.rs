@@ -111,13 +111,14 @@ impl Inside<'_> {
 fn text(answer: &PlanAnswer) -> String {
     let (Some(inside), [stage]) = (&answer.inside, answer.stages.as_slice()) else { return String::new() };
     let step = stage.seconds;
-    let proof = match answer.optimal {
-        true => "no split of the operators is faster".to_string(),
-        false => format!(
+    let proof = if answer.optimal {
+        "no split of the operators is faster".to_string()
+    } else {
+        format!(
             "at most {:.1} % from optimal (no split of the operators is faster than {})",
             (answer.gap * 100.0).max(0.1),
             Seconds(answer.lower_bound_seconds)
-        ),
+        )
     };
     let even = match answer.data_parallel_seconds {
         Some(even) => {
@@ -151,9 +152,12 @@ fn table(operators: &[OperatorSplit]) -> String {
     table.set_header(["operators", "", "samples", "channels", "height", "width", "sums", "devices"]);
     let degrees = |one: &OperatorSplit| [one.samples, one.channels, one.height, one.width, one.sums];
     for alike in operators.chunk_by(|a, b| degrees(a) == degrees(b)) {
-        let name = |one: &OperatorSplit| match one.block.is_empty() {
-            true => one.operator.clone(),
-            false => format!("{} {}", cell(&one.block), one.operator),
+        let name = |one: &OperatorSplit| {
+            if one.block.is_empty() {
+                one.operator.clone()
+            } else {
+                format!("{} {}", cell(&one.block), one.operator)
+            }
         };
         let span = match alike {
             [first, .., last] => format!("{} … {}", name(first), name(last)),
