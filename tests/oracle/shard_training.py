@@ -538,6 +538,7 @@ USUAL = [
     "resume 2 as 4",
     "check split",
     "validation",
+    "refused",
     "found: cut parameters in the norm once",
 ]
 

@@ -8,6 +8,7 @@ what a small case costs. Prints a line for each case and exits 1 when one fails.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import importlib.util
 import json
@@ -15,6 +16,7 @@ import math
 import os
 import re
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -117,11 +119,24 @@ def forked(function):
         os._exit(code)
 
 
+# Seconds that ranks have once another has failed; a launcher ends them, too.
+GRACE = 20.0
+
+
 def ended(processes):
     """Returns exit codes and texts."""
-    texts = [output.read() for _, output in processes]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in processes]
-    return codes, texts
+    with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
+        texts = [pool.submit(output.read) for _, output in processes]
+        codes, failed = {}, None
+        while len(codes) < len(processes):
+            for pid in [pid for pid, _ in processes if pid not in codes]:
+                if (found := os.waitpid(pid, os.WNOHANG))[0]:
+                    codes[pid] = os.waitstatus_to_exitcode(found[1])
+                    failed = failed or (time.monotonic() if codes[pid] else None)
+                elif failed and time.monotonic() > failed + GRACE:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        return [codes[pid] for pid, _ in processes], [text.result() for text in texts]
 
 
 def free_port():
