@@ -6,7 +6,7 @@ use std::{borrow::Cow, cell::OnceCell, path::Path, sync::Arc};
 
 use graph::{InputShape, ModelGraph, OperatorCosts};
 use indexmap::IndexMap;
-use schema::{Cluster, Cut, Plan};
+use schema::{Cluster, Cut, LayerSharing, Plan};
 use tracer::Program;
 
 use crate::{
@@ -151,8 +151,8 @@ impl Workspace {
 
     /// Returns what one device does under a plan by which devices share layers; itself under any other.
     pub fn under(&self, plan: &Plan, models: &CostModels) -> Result<Cow<'_, Self>, Failure> {
-        match plan.degrees().into_iter().collect::<Vec<u32>>()[..] {
-            [degree] if degree > 1 && plan.says_how_it_is_shared() => {
+        match plan.sharing() {
+            LayerSharing::ByCuts(degree) => {
                 Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Some(&plan.cuts))?))
             }
             _ => Ok(Cow::Borrowed(self)),

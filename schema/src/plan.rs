@@ -2,7 +2,7 @@
 //!
 //! The plan carries its cluster and its stages' costs, so that `simulate` needs nothing else.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
@@ -66,22 +66,37 @@ impl Plan {
         ranks
     }
 
-    /// Returns the numbers of devices that share each layer of a stage, each once.
-    pub fn degrees(&self) -> std::collections::BTreeSet<u32> {
-        self.stages.iter().map(|stage| stage.tensor_parallel.map_or(1, |shared| shared.degree)).collect()
-    }
-
-    /// Tells whether exchanges within layers follow from `cuts`, each where it stands; else they are a number of all-reduces that
-    /// somebody has estimated.
-    pub fn says_how_it_is_shared(&self) -> bool {
-        let estimated = |stage: &PlanStage| stage.tensor_parallel.is_some_and(|shared| shared.per_pass > 0);
-        !self.cuts.is_empty() || !self.stages.iter().any(estimated)
+    /// Returns what devices share within layers.
+    pub fn sharing(&self) -> LayerSharing {
+        let degrees: BTreeSet<u32> =
+            self.stages.iter().map(|stage| stage.tensor_parallel.map_or(1, |shared| shared.degree)).collect();
+        let is_estimated =
+            |stage: &PlanStage| stage.tensor_parallel.is_some_and(|shared| shared.per_pass > 0);
+        match degrees.into_iter().collect::<Vec<u32>>()[..] {
+            [] | [1] => LayerSharing::Nothing,
+            [_] if self.cuts.is_empty() && self.stages.iter().any(is_estimated) => LayerSharing::Estimated,
+            [degree] => LayerSharing::ByCuts(degree),
+            _ => LayerSharing::Unequal,
+        }
     }
 
     /// Returns the number of ranks.
     pub fn n_ranks(&self) -> usize {
         self.ranks().into_iter().max().map_or(1, |last| last + 1)
     }
+}
+
+/// What the devices of a plan share within layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerSharing {
+    /// Nothing: each has layers of its own.
+    Nothing,
+    /// So many share each layer; exchanges follow from [`Plan::cuts`].
+    ByCuts(u32),
+    /// Layers, by a number of all-reduces that somebody has estimated: nothing says what is cut.
+    Estimated,
+    /// Stages are shared by different numbers of devices.
+    Unequal,
 }
 
 /// Where a parameter is cut, so that each device of a group holds an equal part.

@@ -11,10 +11,12 @@ use std::{
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use codegen::{
-    About, Assignment, CutError, CutOptions, Facts, Launcher, Names, OperatorFault, Pipeline, ReadAt, Shards,
-    Skips, Targets, Tied,
+    About, Assignment, CutError, CutOptions, Facts, Launcher, Names, OperatorFault, Pipeline, ReadAt, Skips,
+    Targets, Tied,
 };
-use schema::{ANSWER_VERSION, EmitAnswer, EmittedStage, Manifest, ModelReference, Plan, TiedPlace};
+use schema::{
+    ANSWER_VERSION, EmitAnswer, EmittedStage, LayerSharing, Manifest, ModelReference, Plan, TiedPlace,
+};
 use tracer::Program;
 
 use crate::{
@@ -23,9 +25,9 @@ use crate::{
     failure::Failure,
     files,
     output::{Format, Output},
-    plan_file, sharing,
+    plan_file,
     weights::{self, Source, Sources},
-    workspace::ModelFile,
+    workspace::{ModelFile, Workspace},
 };
 
 /// Arguments of `emit`.
@@ -199,7 +201,7 @@ impl Emit {
             launchers: self.launch.iter().map(|launch| launch.launcher()).collect(),
             ..self.forms.request(cut)
         };
-        let emitted = emit(&model, &request)?;
+        let emitted = emit(&model, &request, None)?;
         let bytes = emitted.write_folder(&self.output, self.force)?;
         self.answer(&emitted.program, &emitted.pipeline, bytes, output)
     }
@@ -266,21 +268,24 @@ impl Emit {
     }
 }
 
-/// Cuts a model into stages; nothing is written yet.
-pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure> {
+/// Cuts a model into stages; nothing is written yet. `own` is what one device does, where the plan's devices share layers and
+/// that is known.
+pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> Result<Emitted, Failure> {
     model.require_archive()?;
     crate::trace_notes::require_gradients(model)?;
     let (program, sources) = weighted(model, request.weights.as_deref())?;
     // What weights are copied from is what the code was read from.
     model.opened().unless_changed(Ok(()))?;
     check_operators(&program, model.path(), &request.operators)?;
-    let shared = match &request.cut {
-        CutAt::Plan(plan) => shared(&program, model, plan)?,
+    let made = match (own, &request.cut) {
+        (None, CutAt::Plan(plan)) => shared(model, plan)?,
         _ => None,
     };
-    let (program, shards, local) = match shared {
-        Some(shared) => (Cow::Owned(shared.whole), Some(shared.shards), Some(shared.local)),
-        None => (program, None, None),
+    let own = own.or(made.as_ref()).and_then(|own| Some((own, own.shared.as_ref()?)));
+    // One device runs other operators; stored tensors stay as they are in the file.
+    let program = match own {
+        Some((own, _)) => Cow::Owned(Program { tensors: program.tensors.clone(), ..own.program().clone() }),
+        None => program,
     };
     let (assignment, plan) = match &request.cut {
         CutAt::Plan(plan) => {
@@ -292,12 +297,10 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
     };
     let assignment = assignment.map_err(|errors| cut_failure(&errors, None).in_file(model.path()))?;
     let names = Names::new(&program);
-    let targets = match shards {
-        Some(_) => request.targets.python_alone(),
-        None => request.targets,
-    };
+    let targets = if own.is_some() { request.targets.python_alone() } else { request.targets };
+    let shards = own.map(|(own, shared)| shared.shards(own.program()));
     let about = About { shards, ..about(model, request, plan) };
-    let facts = facts(local.as_ref().unwrap_or(&program));
+    let facts = facts(own.map_or(&*program, |(own, _)| own.program()));
     let program = codegen::with_scalars(&program, &facts);
     let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &request.options)
         .map_err(|errors| {
@@ -318,40 +321,23 @@ pub fn emit(model: &ModelFile, request: &EmitRequest) -> Result<Emitted, Failure
     Ok(Emitted { program: program.into_owned(), pipeline, files, manifest, sources })
 }
 
-/// A program that devices share.
-struct Shared {
-    /// With stored tensors as they are in the file.
-    whole: Program,
-    /// With stored tensors as one device has them.
-    local: Program,
-    shards: Shards,
-}
-
-/// Returns the program that devices share as a plan says, where they do.
-fn shared(program: &Program, model: &ModelFile, plan: &Plan) -> Result<Option<Shared>, Failure> {
-    let degree = match plan.degrees().into_iter().collect::<Vec<u32>>()[..] {
-        [] | [1] => return Ok(None),
-        [degree] => degree,
-        _ => {
+/// Returns what one device does of a plan by which devices share layers; nothing where none do.
+fn shared(model: &ModelFile, plan: &Plan) -> Result<Option<Workspace>, Failure> {
+    match plan.sharing() {
+        LayerSharing::Nothing => return Ok(None),
+        LayerSharing::ByCuts(_) => {}
+        LayerSharing::Estimated => {
+            return Err(Failure::no("the plan says that devices share layers and not how: it has no `cuts`")
+                .with_hint("`model-analyze plan --tensor-parallel N` writes such plans"));
+        }
+        LayerSharing::Unequal => {
             return Err(Failure::no(
                 "stages that are shared by different numbers of devices are not written yet",
             ));
         }
-    };
-    if !plan.says_how_it_is_shared() {
-        return Err(Failure::no("the plan says that devices share layers and not how: it has no `cuts`")
-            .with_hint("`model-analyze plan --tensor-parallel N` writes such plans"));
     }
-    let graph = crate::model::build(model.path(), program, Vec::new())?;
-    let costs = graph::costs(&graph);
-    let on = (&plan.cluster, &CostModels::default());
-    let shared = sharing::shared_by(program, &graph, &costs, on, degree, Some(&plan.cuts))?;
-    let cut = |(id, slice): (&graph::TensorId, &graph::layout::Slice)| {
-        (program.tensors[id.index()].path.clone(), (slice.dim, slice.blocks as u32))
-    };
-    let shards = Shards { degree, cuts: shared.cuts.iter().map(cut).collect() };
-    let whole = Program { tensors: program.tensors.clone(), ..shared.program.clone() };
-    Ok(Some(Shared { whole, local: shared.program, shards }))
+    let whole = Workspace::build(model.clone(), Vec::new())?;
+    Ok(Some(whole.under(plan, &CostModels::default())?.into_owned()))
 }
 
 /// Returns the program with the places of its weights, and the files that they lie in.

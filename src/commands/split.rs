@@ -81,6 +81,8 @@ struct Found {
     tried: Vec<schema::MicroBatchesTried>,
     /// Samples in a micro-batch.
     batch: Option<u64>,
+    /// What one device does, where devices share layers.
+    own: Option<Workspace>,
     /// True where the model was traced in training mode.
     is_training: bool,
 }
@@ -201,6 +203,7 @@ impl Split {
             why,
             tried: solved.tried,
             batch: asked.samples(),
+            own: asked.into_shared(),
             is_training: program.archive.is_none() || codegen::was_training(program),
         })
     }
@@ -233,11 +236,11 @@ impl Split {
         // Stages have a bar of their own.
         progress::done();
         let stages = self.forms.request(CutAt::Plan(Box::new(found.plan.clone())));
-        emit::emit(&workspace.file, &stages)?.write(folder)?;
+        emit::emit(&workspace.file, &stages, found.own.as_ref())?.write(folder)?;
         progress::working(graph::WORKING);
         graph::tell_notes(workspace);
         let plan_name = root.join("plan.yaml").display().to_string();
-        let workspace = &*workspace.under(&found.plan, &request.cost_models)?;
+        let workspace = found.own.as_ref().unwrap_or(workspace);
         let stages = operator_stages::of_plan(&plan_name, &found.plan, workspace.program())?;
         let picture = graph::graph(workspace, Some(&stages), &GraphRequest::of_stages())?;
         let path = root.join("graph.svg");

@@ -57,7 +57,8 @@ pub fn on(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Who
 fn as_one_stage(model: &ModelFile, weights: Option<&Path>) -> Result<Whole, Failure> {
     let folder = Beside::scratch()?;
     let out = folder.path().join("out");
-    emit(model, &EmitRequest::archives(CutAt::Even(1), Skips::Relay, weights))?.write_folder(&out, false)?;
+    emit(model, &EmitRequest::archives(CutAt::Even(1), Skips::Relay, weights), None)?
+        .write_folder(&out, false)?;
     let stages = Stages::read(&out)?;
     let [joints] = stages.wiring.stages.as_slice() else {
         return Err(Failure::bug("one stage was asked for"));
@@ -107,7 +108,7 @@ mod tests {
         let out = folder.path().join("out");
         let model = ModelFile::read(&archive).unwrap();
         let request = EmitRequest::archives(CutAt::Even(2), Skips::Relay, None);
-        emit(&model, &request).unwrap().write_folder(&out, false).unwrap();
+        emit(&model, &request, None).unwrap().write_folder(&out, false).unwrap();
         let stages = Stages::read(&out).unwrap();
         let specs = stages.input_specs(&model.program).unwrap();
         let inputs: Vec<_> =

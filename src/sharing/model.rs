@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use codegen::Shards;
 use cost_model::{PredictOptions, predict};
 use graph::{
     ModelGraph, OperatorCosts, OperatorId, TensorId,
@@ -137,6 +138,14 @@ impl SharedModel {
         self.exchanges.iter().map(of).collect()
     }
 
+    /// Returns what stages are told of it.
+    pub fn shards(&self, program: &Program) -> Shards {
+        let cut = |(id, slice): (&TensorId, &Slice)| {
+            (program.tensors[id.index()].path.clone(), (slice.dim, slice.blocks as u32))
+        };
+        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect() }
+    }
+
     /// Returns the cuts by the names of what is cut; numbers of layers that are cut alike are a star.
     pub fn named_cuts(&self, program: &Program) -> indexmap::IndexMap<String, Cut> {
         let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Slice>)>> = Default::default();
@@ -147,9 +156,10 @@ impl SharedModel {
         let mut named = indexmap::IndexMap::new();
         for (pattern, all) in by_pattern {
             let first = all[0].1;
-            match all.iter().all(|(_, cut)| *cut == first) {
-                true => named.extend(first.map(|cut| (pattern, written(cut)))),
-                false => named.extend(all.into_iter().filter_map(|(path, cut)| Some((path, written(cut?))))),
+            if all.iter().all(|(_, cut)| *cut == first) {
+                named.extend(first.map(|cut| (pattern, written(cut))));
+            } else {
+                named.extend(all.into_iter().filter_map(|(path, cut)| Some((path, written(cut?)))));
             }
         }
         named
@@ -239,8 +249,7 @@ pub fn grouped(cluster: &Cluster, degree: u32) -> Result<(Cluster, BTreeMap<Stri
         by_place.entry(&device.place).or_default().push(device);
     }
     let degree = degree as usize;
-    let mut leaders = Vec::new();
-    let mut members = BTreeMap::new();
+    let mut members: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for devices in by_place.values() {
         if devices.len() % degree != 0 {
             let fits: Vec<String> = (2..=devices.len())
@@ -251,9 +260,10 @@ pub fn grouped(cluster: &Cluster, degree: u32) -> Result<(Cluster, BTreeMap<Stri
                 "--tensor-parallel {degree} does not divide the {} devices that the fastest links join",
                 devices.len()
             ));
-            return Err(match fits.is_empty() {
-                true => failure.with_hint("one device cannot share its work with others over slower links"),
-                false => failure.with_hint(format!("{} would", fits.join(", "))),
+            return Err(if fits.is_empty() {
+                failure.with_hint("one device cannot share its work with others over slower links")
+            } else {
+                failure.with_hint(format!("{} would", fits.join(", ")))
             });
         }
         for group in devices.chunks(degree) {
@@ -263,12 +273,10 @@ pub fn grouped(cluster: &Cluster, degree: u32) -> Result<(Cluster, BTreeMap<Stri
                     group[0].name, other.name, group[0].type_, other.type_
                 )));
             }
-            leaders.push(group[0].clone());
             members.insert(group[0].name.clone(), group.iter().map(|device| device.name.clone()).collect());
         }
     }
     // In the order of the cluster, which stages follow.
-    let position = |name: &str| cluster.devices.iter().position(|device| device.name == name);
-    leaders.sort_by_key(|device| position(&device.name));
-    Ok((Cluster { devices: leaders, ..cluster.clone() }, members))
+    let leaders = cluster.devices.iter().filter(|device| members.contains_key(&device.name));
+    Ok((Cluster { devices: leaders.cloned().collect(), ..cluster.clone() }, members))
 }

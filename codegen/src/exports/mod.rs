@@ -57,6 +57,15 @@ pub fn exports(
     files
 }
 
+/// Returns the page that stands instead of exports where devices share layers.
+pub fn no_exports(shards: usize) -> File {
+    let text = format!(
+        "# The same plan for other frameworks\n\nNone is written: {shards} devices share each layer of this plan, and files that hold \
+         the cut into stages alone would say that each device has layers of its own. `cuts` in `../plan.yaml` lists what is shared.\n"
+    );
+    File { path: "exports/README.md".into(), content: Content::text(text) }
+}
+
 fn head(notes: &[String], mark: &str) -> String {
     notes.iter().map(|note| format!("{mark} Differs from the plan: {}.\n", comment(note))).collect()
 }

@@ -22,7 +22,11 @@ pub fn extras(
     for (stage, rank) in plan.iter().flat_map(|plan| &plan.stages).zip(&ranks_of) {
         groups[*rank] = stage.replicas();
     }
-    let mut files = codegen::exports(program, assignment, pipeline, &ranks_of);
+    let mut files = if shards > 1 {
+        vec![codegen::no_exports(shards)]
+    } else {
+        codegen::exports(program, assignment, pipeline, &ranks_of)
+    };
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
     if let Some(plan) = plan {
         if plan.schedule == "pipedream" {

@@ -153,6 +153,11 @@ impl Asked {
         Self { groups: Some(groups), ..self }
     }
 
+    /// Returns what one device does, where devices share layers.
+    pub fn into_shared(self) -> Option<Workspace> {
+        self.groups.map(|groups| groups.own)
+    }
+
     /// Says which numbers of devices that share each layer were tried.
     pub(super) fn having_tried(mut self, tried: Vec<schema::SharedTried>) -> Self {
         self.groups.iter_mut().for_each(|groups| groups.having_tried(tried.clone()));

@@ -14,11 +14,12 @@ use crate::{
 };
 
 /// Who shares what.
-#[derive(Clone)]
 pub(super) struct Groups {
     answer: SharedAnswer,
     /// Members by the first of them.
     members: BTreeMap<String, Vec<String>>,
+    /// What one device of a group does.
+    pub(super) own: Workspace,
     /// All devices.
     cluster: Cluster,
     cuts: IndexMap<String, Cut>,
@@ -38,20 +39,15 @@ pub(super) fn planned_by(
     let shared = own.shared.as_ref().expect("it is shared");
     let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
     let (seconds, bound) = shared.seconds;
-    let groups = Groups {
-        answer: SharedAnswer {
-            degree,
-            split_flops: shared.split_share,
-            exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count()
-                as u64,
-            exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
-            gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
-            tried: Vec::new(),
-        },
-        members,
-        cluster: request.cluster.clone(),
-        cuts: shared.named_cuts(whole.program()),
+    let answer = SharedAnswer {
+        degree,
+        split_flops: shared.split_share,
+        exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count() as u64,
+        exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
+        gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
+        tried: Vec::new(),
     };
+    let cuts = shared.named_cuts(whole.program());
     // Replicas of what is shared keep all of it.
     let sharding = request.sharding.or(Some(ShardingLevel::None));
     let alone = PlanRequest { cluster, sharding, tensor_parallel: Degree::Of(1), ..request.clone() };
@@ -65,6 +61,7 @@ pub(super) fn planned_by(
             ),
         }
     }
+    let groups = Groups { answer, members, own, cluster: request.cluster.clone(), cuts };
     Ok((asked.of_groups(groups), solved))
 }
 

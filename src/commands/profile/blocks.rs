@@ -43,7 +43,7 @@ pub(super) fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failu
     // The first stage begins with the model.
     let cut = CutAt::Blocks(blocks[1..].to_vec());
     let weights = arguments.weights.as_deref();
-    emit(&model, &EmitRequest::archives(cut, Skips::Portal, weights))?.write_folder(&out, false)?;
+    emit(&model, &EmitRequest::archives(cut, Skips::Portal, weights), None)?.write_folder(&out, false)?;
     let stages = Stages::read(&out)?;
     let specs = stages.input_specs(program)?;
     let whole_model = crate::commands::whole::on(&model, weights, &arguments.device)?;
