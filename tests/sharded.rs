@@ -1,8 +1,110 @@
 //! Models whose layers devices share, beside the whole models.
 #![cfg(feature = "torch")]
-#![allow(clippy::print_stdout, missing_docs)]
+#![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
 mod oracle;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Runs a program; returns whether it succeeded, and all that it said.
+fn run(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(program).args(arguments).env("OMP_NUM_THREADS", "1").output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+fn command(arguments: &[&str]) -> (bool, String) {
+    run(env!("CARGO_BIN_EXE_model-analyze"), arguments)
+}
+
+fn check(folder: &Path, more: &[&str]) -> (bool, String) {
+    let script = folder.join("train.py");
+    run(
+        root().join(".venv/bin/python"),
+        &[&[script.to_str().unwrap(), "--check", "--allow-eval"], more].concat(),
+    )
+}
+
+/// As a user types it: `split` chooses cuts and schedule, `train.py` starts its own ranks.
+#[test]
+fn what_split_writes_trains_as_one_process_does() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    let (folder, model) = (out.to_str().unwrap(), root().join("fixtures/traces/gpt2_tiny.pt"));
+    let model = model.to_str().unwrap();
+    let (is_split, said) = command(&[
+        "split",
+        model,
+        "--devices",
+        "4xh100",
+        "--tensor-parallel",
+        "2",
+        "--stages",
+        "2",
+        "--micro-batches",
+        "4",
+        "-o",
+        folder,
+    ]);
+    assert!(is_split && said.contains("each layer on 2 devices"), "{said}");
+    let (is_same, said) = check(&out, &[]);
+    assert!(is_same && said.contains("on 4 ranks") && said.contains("the same"), "{said}");
+    // Files that hold the cut into stages alone would say that each device has layers of its own.
+    let exports: Vec<_> =
+        fs::read_dir(out.join("exports")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(exports, ["README.md"]);
+    // One entry of shared work without its sum on the way back: outputs are the same, gradients are not.
+    let stage = out.join("stages/stage_0.py");
+    let source = fs::read_to_string(&stage).unwrap();
+    let entry = source.lines().find(|line| line.contains("= self.shard.copy(")).unwrap();
+    let wrong = entry.replace("self.shard.copy(", "(");
+    fs::write(&stage, source.replacen(entry, &wrong, 1)).unwrap();
+    let (is_same, said) = check(&out, &["--allow-changes"]);
+    assert!(!is_same && said.contains("different"), "{said}");
+}
+
+/// Cuts that somebody has changed are taken, or refused by their names.
+#[test]
+fn cuts_of_a_plan_are_honoured_or_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let model = root().join("fixtures/traces/gpt2_tiny.pt");
+    let (model, plan) = (model.to_str().unwrap(), path("plan.yaml"));
+    let asked = ["plan", model, "--devices", "2xh100", "--tensor-parallel", "2", "-o", &plan];
+    assert!(command(&asked).0);
+    let text = fs::read_to_string(&plan).unwrap();
+    let name = "transformer.wte.weight";
+    assert!(text.contains("\ncuts:\n"), "{text}");
+    let with = |cuts: &str| {
+        let (before, rest) = text.split_once("\ncuts:\n").unwrap();
+        let after = rest.split_once("\npredicted:").unwrap().1;
+        let changed = path("changed.yaml");
+        fs::write(&changed, format!("{before}\ncuts:{cuts}\npredicted:{after}")).unwrap();
+        command(&["emit", model, &changed, "-o", &path("out"), "--targets", "python", "--force"])
+    };
+    let (is_written, said) = with(&format!("\n  {name}:\n    dim: 1"));
+    assert!(is_written, "{said}");
+    let stage = fs::read_to_string(place.path().join("out/stages/stage_0.py")).unwrap();
+    assert!(stage.contains(&format!("CUTS = {{\n    \"{name}\": (1, 1),\n}}")), "{name} alone is cut");
+    for (cuts, expected) in [
+        (format!("\n  {name}:\n    dim: 7"), "cannot cut its dimension 7"),
+        (
+            "\n  transformer.wte.wieght:\n    dim: 0".to_string(),
+            "which the model does not have, did you mean",
+        ),
+    ] {
+        let (is_written, said) = with(&cuts);
+        assert!(!is_written && said.contains(expected), "{said}");
+    }
+}
 
 /// `tests/oracle/sharded.py` says what is compared; `make zoo-shards` takes all models, on two and four devices.
 #[test]
