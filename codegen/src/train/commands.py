@@ -18,7 +18,9 @@ def train(arguments, manifest):
         torch.cuda.set_device(local)
         arguments.device = f"cuda:{local}"
     try:
-        dist.init_process_group("nccl" if "cuda" in arguments.device else "gloo", timeout=timedelta(seconds=arguments.timeout))
+        is_gpu = "cuda" in arguments.device
+        here = {"device_id": torch.device(arguments.device)} if is_gpu else {}  # or NCCL guesses it by the rank
+        dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=arguments.timeout), **here)
         run = Run(arguments, manifest)
         is_same = True
         if arguments.check:
