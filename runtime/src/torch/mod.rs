@@ -3,6 +3,7 @@
 mod backend;
 mod bench;
 mod blocks;
+mod card;
 mod cold;
 mod flush;
 mod functional;
