@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-simulate bench-schedules \
+.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-simulate bench-schedules bench-offload \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -105,6 +105,10 @@ gpu: .venv/ready
 	cargo build --release --features torch
 	cargo build --release -p model-analyze-cost-model --example whole
 	PYTHON=.venv/bin/python benches/gpu.sh $(GPU) out/gpu
+
+# Steps of four models with activations on the device and in host memory, in four modes (DEVICE=cuda:0 …).
+bench-offload: .venv/ready
+	.venv/bin/python benches/offload.py $(if $(DEVICE),--device $(DEVICE)) --out out/offload.json
 
 # The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
 bench-simulate: .venv/ready

@@ -110,6 +110,8 @@ def steps(run, arguments):
     faulthandler.cancel_dump_traceback_later()
     if progress:
         done = arguments.steps - run.start
+        if "offload" in known:
+            print(about_offload(arguments, known["offload"]), file=sys.stderr, flush=True)
         print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
         print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
 
@@ -179,6 +181,19 @@ def beside_prediction(arguments, all_seconds):
     if arguments.is_changed:
         text += ", run as planned: this was run otherwise"
     return text + "\n"
+
+
+def about_offload(arguments, known):
+    """Says what the last step has moved, on all ranks together."""
+    what = "the plan's blocks" if arguments.offloads_blocks else "whole stages"
+    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'])} to the host in the last step"
+    text += f" and {sized(known['to_device'])} back, copies took {told(known['seconds_to_host'])} and"
+    text += f" {told(known['seconds_to_device'])}; the host held {sized(known['host_bytes'])}"
+    return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
+
+
+def sized(count):
+    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
 
 
 def is_on(planned, device):
@@ -300,6 +315,8 @@ def options():
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 all (FSDP2)")
+    parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
+    parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
@@ -346,11 +363,14 @@ def main():
         or arguments.replicas != DEFAULTS.get("replicas", "1")
         or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
+        or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
+    arguments.offload = arguments.offload or DEFAULTS.get("offload") or "none"
+    arguments.offloads_blocks = any(about.get("offload") for about in manifest["stages"])
     arguments.csv_ranks, arguments.csv_is_split = None, False
     if arguments.schedule.endswith(".csv"):
         arguments.csv_ranks, in_table, arguments.csv_is_split = read_csv(arguments.schedule)

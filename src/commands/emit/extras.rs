@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks};
 use indexmap::IndexMap;
-use schema::{CollectiveKind, Plan, Predicted, ShardingLevel, SyncOrder};
+use schema::{CollectiveKind, OffloadMode, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
 
 /// Returns all files beside `stages/`, and what could not be written. Launchers start `shards` ranks for each replica of a stage.
@@ -57,6 +57,7 @@ pub fn extras(
         replicas: &replicas,
         schedule: plan.map(|plan| plan.schedule.as_str()),
         sharding: plan.and_then(|plan| plan.execution?.sharding),
+        offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
     let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
@@ -102,6 +103,12 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
         ));
     }
     notes
+}
+
+/// How the activations of a plan's offloaded blocks travel, where it has such blocks.
+fn offload(plan: &Plan) -> Option<OffloadMode> {
+    let has_blocks = plan.stages.iter().any(|stage| !stage.offload.is_empty());
+    has_blocks.then(|| plan.execution.and_then(|execution| execution.offload).unwrap_or(OffloadMode::Both))
 }
 
 /// What a plan predicts of a step, and for how many devices of which types.
