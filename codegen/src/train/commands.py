@@ -170,7 +170,7 @@ def beside_prediction(arguments, all_seconds):
     if not settled or not predicted:
         return ""
     text = f"a step took {told(statistics.median(settled))} (median)"
-    if not is_on(predicted["devices"], arguments.device):
+    if not is_on(predicted, arguments.device):
         return f"{text}; the plan predicts for {predicted['devices']}, which this is not\n"
     if DEFAULTS.get("planned"):
         return f"{text}; the plan predicts for {DEFAULTS['planned']}, which this is not\n"
@@ -196,13 +196,15 @@ def sized(count):
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
 
 
-def is_on(planned, device):
+VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel")
+
+
+def is_on(predicted, device):
     """Tells whether a plan's devices may be those that this runs on, by their names."""
-    kinds = [kind.split(" × ")[-1].upper() for kind in planned.split(" + ")]
     if torch.device(device).type == "cpu":
-        return all(kind.startswith("CPU") for kind in kinds)
-    own = re.sub(r"[^A-Z0-9]", "", torch.cuda.get_device_name(device).upper())
-    return all(part in own for kind in kinds for part in re.findall(r"[A-Z0-9]+", kind))
+        return all(kind.split(" × ")[-1].upper().startswith("CPU") for kind in predicted["devices"].split(" + "))
+    words = re.split(r"[^a-z0-9]+", torch.cuda.get_device_name(device).lower())
+    return "".join(word for word in words if word not in VENDORS) in predicted["names"]
 
 
 def single(arguments, manifest):
