@@ -15,6 +15,7 @@ def train(arguments, manifest):
     signal.signal(signal.SIGTERM, signal.SIG_DFL if is_launched else ended)
     if arguments.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
+        need_gpus(local + 1)
         torch.cuda.set_device(local)
         arguments.device = f"cuda:{local}"
     try:
@@ -40,6 +41,13 @@ def train(arguments, manifest):
     if not is_same:
         report(rank, "error", "the check found differences")
         sys.exit(1)
+
+
+def need_gpus(ranks):
+    """Each rank of a machine has a GPU of its own: NCCL refuses to share one."""
+    have = torch.cuda.device_count()
+    if ranks > have:
+        sys.exit(f"this machine has {have} GPUs for {ranks} ranks, which do not share one: spread them by --nnodes, or --device cpu, or --single")
 
 
 def go_on(arguments):
@@ -392,6 +400,8 @@ def main():
         world = Layout(manifest, arguments, arguments.schedule.lower()).world
         if arguments.task:
             find_task(arguments.task)
+        if arguments.device == "cuda":
+            need_gpus(world // arguments.nnodes)
         launch(__file__, world, arguments.nnodes, arguments.rdzv_endpoint, arguments.max_restarts, go_on(arguments))
 
 

@@ -132,7 +132,8 @@ fn is_lasting(reason: &str) -> bool {
         "illegal address",
         "illegal instruction",
         "misaligned address",
-        "device-side assert",
+        // Every message ends in how to have `device-side assertions`.
+        "device-side assert triggered",
         "launch failure",
         "launch timed out",
         "uncorrectable ecc",
@@ -255,7 +256,9 @@ mod tests {
             "CUDA error: out of memory",
             "CUDA error: invalid configuration argument",
             // As an H200 answered an interpolation of more blocks than a grid has, and went on.
-            "Internal torch error: CUDA error: invalid argument Search for `cudaErrorInvalidValue' in https://docs.nvidia.com",
+            "Internal torch error: CUDA error: invalid argument Search for `cudaErrorInvalidValue' in https://docs.nvidia.com \
+             CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be \
+             incorrect. Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
             "upsample_bilinear2d_backward_out_cuda does not have a deterministic implementation",
         ];
         assert!(lasting.into_iter().all(is_lasting));
