@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-simulate bench-schedules bench-offload \
+.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -96,6 +96,12 @@ bench-language: bench-memory
 bench-shipped:
 	$(PYTHON) fixtures/gpu_profiles.py ../shared/data/costmodel out/gpu-models models
 	cargo run --release --quiet -p model-analyze-cost-model --example rows -- out/gpu-models/*.csv
+
+# Whole models that were measured on an H200, predicted by what ships; none of them was fitted.
+bench-gpu: .venv/ready
+	cargo build --release --quiet
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/gpu_models.py compare target/release/model-analyze \
+	fixtures/profiles/whole-h200/models.jsonl out/gpu-models-traces --device h200
 
 GPU ?= cuda:0
 # What only a GPU can tell, in some twenty minutes: its rates, its operators as a cost model, whole models with their peak
@@ -219,8 +225,8 @@ GPUS = p100-pcie-16gb v100-pcie-32gb p4 t4 a100-pcie-40gb a100-pcie-80gb a100-sx
 cost-model-gpu:
 	cargo build --release
 	$(PYTHON) fixtures/gpu_profiles.py ../shared/data/costmodel out/gpu-profiles
-	set -e; for card in $(GPUS); do echo "-- $$card"; target/release/model-analyze fit out/gpu-profiles/$$card.csv \
-	-o cost-model/src/shipped/$$card.yaml; done
+	set -e; for card in $(GPUS); do echo "-- $$card"; target/release/model-analyze fit \
+	$$(ls out/gpu-profiles/$$card.csv fixtures/profiles/$$card.csv 2>/dev/null) -o cost-model/src/shipped/$$card.yaml; done
 	$(MAKE) bench-shipped
 
 # The pictures of the documents, drawn again from committed traces.

@@ -21,12 +21,16 @@ use crate::{
 const UNKNOWN: f64 = 29e-6;
 /// Of calls that only look at memory in another way, relative to those that compute: no memory is asked for, nothing launched.
 const VIEW: f64 = 0.25;
-/// Of a gradient, for each of its products: the engine of autograd calls it without Python.
-const GRADIENT: f64 = 0.5;
+/// Of a profile's calls, which are C++: wrappers and modules of Python come on top. Eager training steps beside the H200 took
+/// 26 µs a call (the half of fixtures/profiles/whole-h200 that set it; 24.5 the other), its profile 10.8.
+const PYTHON: f64 = 2.4;
+/// Of the way back through a recorded call, relative to the call: no Python, but more kernels, sums and casts. Of the same half:
+/// 0.84 to 1.5; of the other 1.0 to 1.5.
+const GRADIENT: f64 = 1.2;
 /// The hosts of others are faster and slower.
 const BAND: (f64, f64) = (0.4, 1.5);
 
-/// What one call costs the host, forward and for each product of the gradient.
+/// What one call costs the host, forward and on the way back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Calls {
     forward: f64,
@@ -36,12 +40,12 @@ struct Calls {
 impl Calls {
     fn of(model: &CostModel) -> Self {
         if let Some(overhead) = model.overhead {
-            return Self {
-                forward: overhead.call + overhead.recording,
-                gradient: GRADIENT * (overhead.backward + overhead.call),
-            };
+            return Self::python(PYTHON * (overhead.call + overhead.recording));
         }
-        let forward = model.figures.host_call.map_or(UNKNOWN, |call| call.0);
+        Self::python(model.figures.host_call.map_or(UNKNOWN, |call| call.0))
+    }
+
+    fn python(forward: f64) -> Self {
         Self { forward, gradient: GRADIENT * forward }
     }
 }
@@ -52,6 +56,7 @@ pub(crate) fn bound(
     costs: &OperatorCosts,
     model: &CostModel,
     has_work: impl Fn(&Operator) -> bool,
+    wants_gradient: impl Fn(&Operator) -> bool,
     predictions: &mut [Prediction],
 ) {
     if Host::of(model.figures.architecture.as_deref(), 1.0).is_some() {
@@ -85,18 +90,19 @@ pub(crate) fn bound(
         }
         own.forward = longer(own.forward, waits);
     }
-    let products = |one: &Prediction| {
-        [one.input_gradient, one.weight_gradient].map(|gradient| f64::from(u8::from(gradient.seconds > 0.0)))
-    };
-    let asked: Vec<[f64; 2]> = predictions.iter().map(products).collect();
-    let asked: Vec<[f64; 2]> =
-        asked.into_iter().zip(&shares).map(|(products, share)| products.map(|one| one * share)).collect();
-    let host = calls.gradient * asked.iter().flatten().sum::<f64>();
+    let asked: Vec<f64> = graph
+        .operators
+        .iter()
+        .zip(&shares)
+        .map(|(operator, share)| if wants_gradient(operator) { *share } else { 0.0 })
+        .collect();
+    let host = calls.gradient * asked.iter().sum::<f64>();
     let left =
         left_over(host, total(|one| one.input_gradient.seconds + one.weight_gradient.seconds, predictions));
-    for (own, [input, weight]) in predictions.iter_mut().zip(asked) {
-        own.input_gradient = longer(own.input_gradient, calls.gradient * input * left);
-        own.weight_gradient = longer(own.weight_gradient, calls.gradient * weight * left);
+    for (own, share) in predictions.iter_mut().zip(asked) {
+        let is_of_weights = own.input_gradient.seconds == 0.0 && own.weight_gradient.seconds > 0.0;
+        let way = if is_of_weights { &mut own.weight_gradient } else { &mut own.input_gradient };
+        *way = longer(*way, calls.gradient * share * left);
     }
 }
 

@@ -218,7 +218,8 @@ pub fn predict(
     let mut operators: Vec<Prediction> = operators.collect();
     let is_called =
         |operator: &Operator| operator.class != OperatorClass::Plumbing && predictor.has_work(operator);
-    calls::bound(graph, costs, model, is_called, &mut operators);
+    let goes_back = |operator: &Operator| predictor.wants_gradient(operator);
+    calls::bound(graph, costs, model, is_called, goes_back, &mut operators);
     Costs { operators }
 }
 
@@ -379,9 +380,12 @@ impl<'a> Predictor<'a> {
             [Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
                 .map(|phase| self.data_sheet(subject, sort, &rates, phase));
         let passes = wants_gradient && !(cost.forward_flops == 0 && is_passed_on(operator));
-        let flows = wants_gradient && self.input_wants_gradient(operator);
-        let trains =
-            wants_gradient && operator.tensors.iter().any(|tensor| self.graph.tensor(*tensor).requires_grad);
+        // Weights come as they are, or made of parameters: cast, normed, put together.
+        let [of_batch, of_weights] = self.who_wants_gradients(operator);
+        let trains = wants_gradient
+            && (of_weights || operator.tensors.iter().any(|tensor| self.graph.tensor(*tensor).requires_grad));
+        // What has no gradient of weights of its own, such as a cast, hands theirs on like any other.
+        let flows = wants_gradient && (of_batch || trains && weight_sheet == 0.0);
         let mut source = TimeSource::Free;
         let mut forward_ratio = None;
         let mut wholes = [false; 3];
@@ -530,9 +534,13 @@ impl<'a> Predictor<'a> {
         operator.outputs.iter().any(|value| self.graph.value(*value).fact.tensors().iter().any(wants))
     }
 
-    fn input_wants_gradient(&self, operator: &Operator) -> bool {
-        let wants = |tensor: &&TensorFact| tensor.requires_grad;
-        operator.inputs.iter().any(|value| self.graph.value(*value).fact.tensors().iter().any(wants))
+    /// Tells whether gradients flow to what is made of the model's inputs, and to what is made of parameters alone.
+    fn who_wants_gradients(&self, operator: &Operator) -> [bool; 2] {
+        let wants = |value: &&ValueId| {
+            self.graph.value(**value).fact.tensors().iter().any(|tensor| tensor.requires_grad)
+        };
+        let wanting = || operator.inputs.iter().filter(wants);
+        [true, false].map(|is_of_batch| wanting().any(|value| self.follows[value.index()] == is_of_batch))
     }
 
     /// Returns by how much an operator's work grows with the batch: not at all where it works on weights alone.

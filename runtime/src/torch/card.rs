@@ -34,20 +34,24 @@ fn ask(index: usize) -> Result<Option<Card>, libloading::Error> {
     const CAPABILITY: [c_int; 2] = [75, 76];
     const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
 
+    // SAFETY: the types are those of cuda.h.
+    type Init = unsafe extern "C" fn(c_uint) -> c_int;
+    type Find = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+    type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+    type Total = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+    type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+
     // SAFETY: the driver's own library, which libtorch has loaded already; the types are those of cuda.h, and each call is
     // given room for what it writes.
     unsafe {
         // It stays, as libtorch holds pointers into it.
         let driver = std::mem::ManuallyDrop::new(Library::new(LIBRARY)?);
-        let init = driver.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0")?;
-        let get = driver.get::<unsafe extern "C" fn(*mut c_int, c_int) -> c_int>(b"cuDeviceGet\0")?;
-        type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+        let init = driver.get::<Init>(b"cuInit\0")?;
+        let get = driver.get::<Find>(b"cuDeviceGet\0")?;
         let name = driver.get::<Text>(b"cuDeviceGetName\0")?;
         let address = driver.get::<Text>(b"cuDeviceGetPCIBusId\0")?;
-        let total =
-            driver.get::<unsafe extern "C" fn(*mut usize, c_int) -> c_int>(b"cuDeviceTotalMem_v2\0")?;
-        let attribute = driver
-            .get::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>(b"cuDeviceGetAttribute\0")?;
+        let total = driver.get::<Total>(b"cuDeviceTotalMem_v2\0")?;
+        let attribute = driver.get::<Attribute>(b"cuDeviceGetAttribute\0")?;
 
         let mut device = 0;
         if init(0) != 0 || get(&mut device, index as c_int) != 0 {
