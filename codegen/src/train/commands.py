@@ -78,7 +78,7 @@ def steps(run, arguments):
     if planned and run.rank == leader:
         print(
             f"note: the plan is for {planned}, which keeps several versions of the weights and never drains; "
-            f"this script runs {arguments.schedule} and drains after each step: gradients are exact, times are not those of the plan",
+            f"this script runs {Path(arguments.schedule).name} and drains after each step: gradients are exact, times are not those of the plan",
             file=sys.stderr,
             flush=True,
         )
@@ -86,32 +86,65 @@ def steps(run, arguments):
         print(f"learning rate: {run.task.rule}", file=sys.stderr, flush=True)
     samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
     progress = Progress(run.task, arguments, samples, run.start) if run.rank == leader else None
-    hangs = hangs_file(run.rank)
-    for step in range(run.start, arguments.steps):
+    hangs, last = hangs_file(run.rank), {}
+
+    def begin():
         if hangs:
             faulthandler.dump_traceback_later(arguments.timeout, file=hangs)
-        loss, known = run.step(step)
+
+    def tell(step, loss, known):
         if len(run.reporters) > 1 and run.rank in run.reporters:
             total = torch.tensor([loss or 0.0], dtype=torch.float64, device=run.device)
             dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
             loss = float(total)
         if progress:
             progress.tell(step + 1, {"loss": loss} | known)
+        if arguments.crash and (run.rank, step + 1) == arguments.crash:
+            os.kill(os.getpid(), signal.SIGKILL)  # for tests
+        last.update(known)
+        begin()
+
+    begin()
+    for first, step in stops(run, arguments):
+        if run.without_flush:
+            run.without_flush.steps(first, step + 1, tell)
+        else:
+            tell(step, *run.step(step))
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
             values, count = run.validation.all()
             if progress:
                 progress.tell_validation(step + 1, values, count)
-        if arguments.crash and (run.rank, step + 1) == arguments.crash:
-            os.kill(os.getpid(), signal.SIGKILL)  # for tests
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
             run.save(arguments.save, step + 1)
     faulthandler.cancel_dump_traceback_later()
+    versions, count = None, 1
+    if run.without_flush:
+        versions = run.without_flush.told()
+        if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
+            last["offload"], count = run.offloaded(), arguments.steps - run.start
     if progress:
         done = arguments.steps - run.start
-        if "offload" in known:
-            print(about_offload(arguments, known["offload"]), file=sys.stderr, flush=True)
+        if versions:
+            print(versions, file=sys.stderr, flush=True)
+        if "offload" in last:
+            print(about_offload(arguments, last["offload"], count), file=sys.stderr, flush=True)
         print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
         print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
+
+
+def stops(run, arguments):
+    """Yields first and last step of what runs without a stop: one step, or without a flush those up to a checkpoint or validation."""
+    first = run.start
+    while first < arguments.steps:
+        step = first
+        while run.without_flush and not (
+            step + 1 == arguments.steps
+            or (arguments.save and (step + 1) % arguments.save_every == 0)
+            or (run.validation and (step + 1) % arguments.validate_every == 0)
+        ):
+            step += 1
+        yield first, step
+        first = step + 1
 
 
 class Progress:
@@ -129,7 +162,8 @@ class Progress:
         self.before = now
         rate = self.samples / self.seconds[-1]
         left = (self.arguments.steps - step) * statistics.median(self.seconds[-20:])
-        text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s, norm {known['norm']:.4g}"
+        text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s"
+        text += f", norm {known['norm']:.4g}" if known["norm"] is not None else ""
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
         print(f"{text}, {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left", flush=True)
         self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
@@ -181,12 +215,12 @@ def beside_prediction(arguments, all_seconds):
     return text + "\n"
 
 
-def about_offload(arguments, known):
-    """Says what the last step has moved, on all ranks together."""
+def about_offload(arguments, known, count):
+    """Says what a step has moved, on all ranks together; `known` is of the last one, or of so many."""
     what = "the plan's blocks" if arguments.offloads_blocks else "whole stages"
-    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'])} to the host in the last step"
-    text += f" and {sized(known['to_device'])} back, copies took {told(known['seconds_to_host'])} and"
-    text += f" {told(known['seconds_to_device'])}; the host held {sized(known['host_bytes'])}"
+    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'] / count)} to the host in a step"
+    text += f" and {sized(known['to_device'] / count)} back, copies took {told(known['seconds_to_host'] / count)} and"
+    text += f" {told(known['seconds_to_device'] / count)}; the host held {sized(known['host_bytes'])}"
     return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
 
 
@@ -301,7 +335,8 @@ def positive(text):
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
+    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table; PipeDream (an update after each micro-batch) and PipeDream-2BW (one a step) never drain and keep versions of the weights")
+    parser.add_argument("--vertical-sync", action="store_true", help="under PipeDream all stages take weights of the same number of updates")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
     parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
     parser.add_argument("--shards", type=counted, help="ranks that hold each stage together, where stages are cut inside their operators; 1 runs them whole")
@@ -354,6 +389,13 @@ def main():
     if manifest["skips"] != "relay" and not (arguments.single or arguments.merge):
         sys.exit("torch.distributed.pipelining needs stages that relay skips: emit with --skips relay")
     default = "schedule.csv" if (HERE / "schedule.csv").is_file() else DEFAULTS.get("schedule") or "1F1B"
+    if default in WITHOUT_FLUSH.values() and arguments.schedule is None:
+        if arguments.check or arguments.single:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"note: the plan is for {default}, whose steps are no steps of one process: these are those of 1F1B", file=sys.stderr)
+            default = "1F1B"
+        else:
+            arguments.vertical_sync = arguments.vertical_sync or DEFAULTS.get("vertical_sync", False)
     arguments.is_changed = (
         arguments.dtype != "fp32"
         or arguments.micro_batch_size is not None
@@ -365,6 +407,7 @@ def main():
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
+    arguments.updates = updates_of(arguments)
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     arguments.offload = arguments.offload or DEFAULTS.get("offload") or "none"
@@ -378,6 +421,8 @@ def main():
             sys.exit(f"the schedule table is for {in_table} micro-batches")
         arguments.micro_batches = in_table
     arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
+    if arguments.updates and not arguments.merge:
+        refuse_without_flush(manifest, arguments)
     if arguments.merge:
         merge(arguments, manifest)
     elif arguments.single:
