@@ -326,6 +326,7 @@ def refused(cases):
     faults = [
         ("--check does not go with PipeDream: --schedule 1F1B", run, 3, (*endless, "--check")),
         ("--single does not go with PipeDream", run, 1, (*endless, "--single")),
+        ("--dtype fp16 does not go with PipeDream", run, 3, (*endless, "--dtype", "fp16")),
         ("--sharding zero1 does not go with PipeDream", run, 6, (*endless, "--replicas", "2", "--sharding", "zero1")),
         ("--clip 1.0 does not go with PipeDream", run, 3, (*endless, "--clip", "1.0")),
         ("`clip` of the task does not go with PipeDream", run, 3, (*endless, "--task", str(clipped))),

@@ -165,6 +165,8 @@ class Progress:
         text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s"
         text += f", norm {known['norm']:.4g}" if known["norm"] is not None else ""
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
+        text += f", scale {known['scale']:.4g}" if "scale" in known else ""
+        text += ", left out: a gradient is not finite" if known.get("left_out") else ""
         print(f"{text}, {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left", flush=True)
         self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
 
@@ -241,13 +243,13 @@ def single(arguments, manifest):
     """The same steps in one process: the stages one after the other, each micro-batch by itself."""
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
-    update, replicas = Update(task, dict(enumerate(stages))), replicas_of(arguments)
+    update, replicas = Update(task, dict(enumerate(stages)), is_scaled=is_scaled(arguments)), replicas_of(arguments)
     batches = [Batches(task, replica, replicas, arguments.micro_batches) for replica in range(replicas)]
     progress = Progress(task, arguments, task.micro_batch * arguments.micro_batches * replicas, 0)
     for step in range(arguments.steps):
         seed_step(arguments.seed, step, 0)
         update.zero_grad()
-        loss = chained(arguments, manifest, task, stages, whole_batch(batches, step, arguments.device))
+        loss = chained(arguments, manifest, task, stages, whole_batch(batches, step, arguments.device), update.scale)
         loaders = [each.loader for each in batches if each.loader]
         try:
             known, ended = update.apply(step, loss, any(each.has_ended for each in loaders), torch.device(arguments.device))
@@ -263,7 +265,7 @@ def replicas_of(arguments):
     return math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
 
 
-def chained(arguments, manifest, task, stages, batch):
+def chained(arguments, manifest, task, stages, batch, scale):
     """Leaves the gradients of a step in the stages, by one backward pass through all of them; returns the loss."""
     total, count = 0.0, len(batch[0])
     for number, (micro_batch, part) in enumerate(zip(*batch)):
@@ -280,7 +282,7 @@ def chained(arguments, manifest, task, stages, batch):
         if isinstance(loss, torch.Tensor):
             total += float(loss.detach())
             if loss.requires_grad:
-                loss.backward()
+                scale.up(loss).backward()
     for tied in manifest["tied"]:
         copies = [dict(stages[h["stage"]].named_parameters(remove_duplicate=False))[h["name"]] for h in tied["holders"]]
         gradients = [copy.grad for copy in copies if copy.grad is not None]
@@ -352,7 +354,7 @@ def options():
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="bf16, fp16: autocast, master weights stay as they are; under fp16 losses are scaled, and steps whose gradients are not finite are left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
     parser.add_argument("--save", help="folder for checkpoints")

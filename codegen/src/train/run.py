@@ -40,7 +40,7 @@ class Run:
         self.dealt = Dealt(self) if self.layout.is_unequal else None
         self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(tuple(self.layout.replicas_of_place(place, self.shard)))
-        self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts)
+        self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments))
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
         self.wants = any(wrapped.late for wrapped in self.stages.values()), last in self.stages
         self.batches = {}
@@ -110,7 +110,8 @@ class Run:
         """Returns a micro-batch's part of the mean over `count` of them: of all pipelines in a step, where nothing is said."""
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         with autocast(self.arguments):
-            return self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
+            loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
+        return self.update.scale.up(loss)
 
     def step(self, step):
         """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
@@ -149,7 +150,7 @@ class Run:
             [pipeline] = self.pipelines
             loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
         self.average_gradients()
-        return loss
+        return None if loss is None else loss / self.update.scale.value
 
     def average_gradients(self):
         """Sums gradients over the replicas of each stage, then over the copies of each tied parameter."""

@@ -25,6 +25,7 @@ def refuse_without_flush(manifest, arguments):
     for option, is_given in {
         "--check": arguments.check,
         "--single": arguments.single,
+        "--dtype fp16": arguments.dtype == "fp16",
         f"--sharding {arguments.sharding}": arguments.sharding != "none",
         f"--shards {arguments.shards}": arguments.shards > 1,
         f"--clip {arguments.clip}": arguments.clip is not None,
