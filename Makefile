@@ -98,9 +98,9 @@ bench-shipped:
 	cargo run --release --quiet -p model-analyze-cost-model --example rows -- out/gpu-models/*.csv
 
 GPU ?= cuda:0
-# What only a GPU can tell, in some twenty minutes: its operators become a cost model, whole models in two types and the
-# stages of one are measured on it, and predicted beside measured is printed. `MINUTES=1 make gpu GPU=cpu` rehearses;
-# benches/gpu.sh says what else may be set, and how to go to a machine that cannot build.
+# What only a GPU can tell, in some twenty minutes: its rates, its operators as a cost model, whole models with their peak
+# memory, stages and train.py on it, and predicted beside measured. benches/gpu.sh says what may be set, which steps rehearse
+# on a processor, and how to go to a machine that cannot build.
 gpu: .venv/ready
 	cargo build --release --features torch
 	cargo build --release -p model-analyze-cost-model --example whole

@@ -107,13 +107,20 @@ pub struct Prediction {
     pub band: Option<Band>,
     /// The devices that it is said of, for people.
     pub devices: String,
+    /// What their kinds go by: letters and digits in lower case, without the vendor's words.
+    pub names: Vec<String>,
 }
 
 impl Prediction {
     fn to_python(&self) -> String {
         let band = self.band.map_or("None".into(), |band| format!("({}, {})", band.p10.0, band.p90.0));
         let devices = python_quoted(&self.devices);
-        format!("{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}}}", self.step.0)
+        let names: Vec<String> = self.names.iter().map(|name| python_quoted(name)).collect();
+        let names = names.join(", ");
+        format!(
+            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}]}}",
+            self.step.0
+        )
     }
 }
 
@@ -191,6 +198,7 @@ mod tests {
             step: Seconds(0.5),
             band: Some(Band { p10: Seconds(0.4), p90: Seconds(0.625) }),
             devices: "2 × \"t4\"".into(),
+            names: vec!["t4".into(), "teslat4".into()],
         };
         let defaults = Defaults {
             micro_batches: Some(8),
@@ -208,5 +216,6 @@ mod tests {
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
+        assert!(line.contains("\"names\": [\"t4\", \"teslat4\"]"), "{line}");
     }
 }

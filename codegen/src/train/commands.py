@@ -15,10 +15,13 @@ def train(arguments, manifest):
     signal.signal(signal.SIGTERM, signal.SIG_DFL if is_launched else ended)
     if arguments.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
+        need_gpus(local + 1)
         torch.cuda.set_device(local)
         arguments.device = f"cuda:{local}"
     try:
-        dist.init_process_group("nccl" if "cuda" in arguments.device else "gloo", timeout=timedelta(seconds=arguments.timeout))
+        is_gpu = "cuda" in arguments.device
+        here = {"device_id": torch.device(arguments.device)} if is_gpu else {}  # or NCCL guesses it by the rank
+        dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=arguments.timeout), **here)
         run = Run(arguments, manifest)
         is_same = True
         if arguments.check:
@@ -38,6 +41,13 @@ def train(arguments, manifest):
     if not is_same:
         report(rank, "error", "the check found differences")
         sys.exit(1)
+
+
+def need_gpus(ranks):
+    """Each rank of a machine has a GPU of its own: NCCL refuses to share one."""
+    have = torch.cuda.device_count()
+    if ranks > have:
+        sys.exit(f"this machine has {have} GPUs for {ranks} ranks, which do not share one: spread them by --nnodes, or --device cpu, or --single")
 
 
 def go_on(arguments):
@@ -204,7 +214,7 @@ def beside_prediction(arguments, all_seconds):
     if not settled or not predicted:
         return ""
     text = f"a step took {told(statistics.median(settled))} (median)"
-    if not is_on(predicted["devices"], arguments.device):
+    if not is_on(predicted, arguments.device):
         return f"{text}; the plan predicts for {predicted['devices']}, which this is not\n"
     if DEFAULTS.get("planned"):
         return f"{text}; the plan predicts for {DEFAULTS['planned']}, which this is not\n"
@@ -230,13 +240,15 @@ def sized(count):
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
 
 
-def is_on(planned, device):
+VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel")
+
+
+def is_on(predicted, device):
     """Tells whether a plan's devices may be those that this runs on, by their names."""
-    kinds = [kind.split(" × ")[-1].upper() for kind in planned.split(" + ")]
     if torch.device(device).type == "cpu":
-        return all(kind.startswith("CPU") for kind in kinds)
-    own = re.sub(r"[^A-Z0-9]", "", torch.cuda.get_device_name(device).upper())
-    return all(part in own for kind in kinds for part in re.findall(r"[A-Z0-9]+", kind))
+        return all(kind.split(" × ")[-1].upper().startswith("CPU") for kind in predicted["devices"].split(" + "))
+    words = re.split(r"[^a-z0-9]+", torch.cuda.get_device_name(device).lower())
+    return "".join(word for word in words if word not in VENDORS) in predicted["names"]
 
 
 def single(arguments, manifest):
@@ -435,6 +447,8 @@ def main():
         world = Layout(manifest, arguments, arguments.schedule.lower()).world
         if arguments.task:
             find_task(arguments.task)
+        if arguments.device == "cuda":
+            need_gpus(world // arguments.nnodes)
         launch(__file__, world, arguments.nnodes, arguments.rdzv_endpoint, arguments.max_restarts, go_on(arguments))
 
 

@@ -160,8 +160,9 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
         *counts.entry(&device.type_).or_default() += 1;
     }
     let devices = counts.iter().map(|(name, count)| format!("{count} × {name}")).collect::<Vec<_>>();
+    let names = counts.keys().flat_map(|kind| schema::plain_names(kind, &plan.cluster.types)).collect();
     let Predicted { step, band, .. } = &plan.predicted;
-    Some(Prediction { step: (*step)?, band: *band, devices: devices.join(" + ") })
+    Some(Prediction { step: (*step)?, band: *band, devices: devices.join(" + "), names })
 }
 
 /// Writes the table of one pipeline.

@@ -123,13 +123,25 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     Ok(answer(path, bench.name(), &counts, &paces))
 }
 
-/// Tells whether an error stays with the process: after an illegal access or an assertion on a GPU every later call fails.
-/// One that had no room, or no such kernel, does not.
+/// Tells whether an error stays with the process: behind these CUDA's context is of no use. Behind others, such as sizes that
+/// a kernel does not take, the next operator runs.
 fn is_lasting(reason: &str) -> bool {
     let reason = reason.to_lowercase();
-    let is_mild = ["out of memory", "no kernel image", "invalid configuration", "not supported"];
+    let lasting = [
+        "illegal memory access",
+        "illegal address",
+        "illegal instruction",
+        "misaligned address",
+        // Every message ends in how to have `device-side assertions`.
+        "device-side assert triggered",
+        "launch failure",
+        "launch timed out",
+        "uncorrectable ecc",
+        "hardware stack error",
+        "invalid program counter",
+    ];
     ["cuda error", "hip error"].iter().any(|error| reason.contains(error))
-        && !is_mild.iter().any(|mild| reason.contains(mild))
+        && lasting.iter().any(|what| reason.contains(what))
 }
 
 /// Returns the data types to measure.
@@ -243,6 +255,10 @@ mod tests {
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.10 GiB",
             "CUDA error: out of memory",
             "CUDA error: invalid configuration argument",
+            // As an H200 answered an interpolation of more blocks than a grid has, and went on.
+            "Internal torch error: CUDA error: invalid argument Search for `cudaErrorInvalidValue' in https://docs.nvidia.com \
+             CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be \
+             incorrect. Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
             "upsample_bilinear2d_backward_out_cuda does not have a deterministic implementation",
         ];
         assert!(lasting.into_iter().all(is_lasting));
