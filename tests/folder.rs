@@ -285,7 +285,17 @@ fn predictions_stand_beside_what_they_are_of() {
         check("run out --steps 1", "the plan predicts for T4, which this is not");
         check("run processors --steps 1", "\npredicted ");
     }
-    let output = run(folder, &format!("{split} 2xt4 --strategy pipedream -o endless"));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("note: train.py does not execute pipedream yet"), "{said}");
+    // Versions of the weights are kept where no two stages share some.
+    for (model, is_executed) in [("unet_small", true), ("gpt2_tiny", false)] {
+        let (trace, plan) = (format!("ROOT/fixtures/traces/{model}.pt"), format!("{model}.yaml"));
+        done(folder, &format!("plan {trace} --devices 2xt4 --strategy 1f1b --stages 2 -o {plan}"));
+        let text = fs::read_to_string(folder.join(&plan)).unwrap();
+        fs::write(folder.join(&plan), text.replace("\nschedule: 1f1b\n", "\nschedule: pipedream\n")).unwrap();
+        let said = run(folder, &format!("emit {trace} {plan} -o {model}")).stderr;
+        let said = String::from_utf8_lossy(&said);
+        assert_eq!(said.contains("note: train.py does not execute this pipedream"), !is_executed, "{said}");
+        let script = fs::read_to_string(folder.join(model).join("train.py")).unwrap();
+        assert_eq!(script.contains("\"schedule\": \"PipeDream\""), is_executed, "{model}");
+        assert_eq!(folder.join(model).join("schedule.csv").exists(), !is_executed, "{model}");
+    }
 }

@@ -22,6 +22,18 @@ fn activations_that_wait_in_host_memory_change_nothing() {
     oracle::run("offload");
 }
 
+/// The cases, and the faults that they find, stand in `tests/oracle/without_flush.py`.
+#[test]
+fn pipelines_without_a_flush_apply_the_stale_gradients_of_a_plain_loop() {
+    oracle::run("without_flush");
+}
+
+/// The cases, and the faults that they find, stand in `tests/oracle/fp16.py`.
+#[test]
+fn half_precision_scales_losses_as_one_process_does() {
+    oracle::run("fp16");
+}
+
 /// The cases stand in `tests/oracle/schedules.py`.
 #[test]
 fn every_schedule_gives_the_gradients_of_one_process() {

@@ -312,7 +312,7 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         .map_err(|error| cut_failure(&[error], None).in_file(model.path()))?;
     let shards = manifest.shards.unwrap_or(1) as usize;
     let (beside, notes) =
-        extras::extras(&program, &assignment, &pipeline, plan, (&request.launchers, shards));
+        extras::extras(&program, &assignment, &pipeline, plan, (&request.launchers, shards), targets.python);
     files.extend(beside);
     codegen::sign(&mut files, &about);
     for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {

@@ -50,6 +50,7 @@ const TRAIN: &str = concat!(
     include_str!("../train/layout.py"),
     include_str!("../train/pipelines.py"),
     include_str!("../train/dealt.py"),
+    include_str!("../train/without_flush.py"),
     include_str!("../train/update.py"),
     include_str!("../train/run.py"),
     include_str!("../train/check.py"),
@@ -57,7 +58,7 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 8] = [
+const PARTS: [(&str, &str); 9] = [
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
@@ -66,6 +67,7 @@ const PARTS: [(&str, &str); 8] = [
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
+    ("train_parts/versions.py", include_str!("../train/parts/versions.py")),
 ];
 
 /// The modules beside the training script.
@@ -84,6 +86,10 @@ pub struct Defaults<'a> {
     pub replicas: &'a [usize],
     /// The schedule by our name.
     pub schedule: Option<&'a str>,
+    /// The schedule of the plan, where another one is run.
+    pub planned: Option<&'a str>,
+    /// Whether all stages take weights of the same number of updates, under a schedule without a flush.
+    pub vertical_sync: bool,
     /// What the replicas of a stage share out.
     pub sharding: Option<ShardingLevel>,
     /// How activations of the blocks that the plan lists travel to the host, where it lists some.
@@ -127,11 +133,8 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     };
     let micro_batches = defaults.micro_batches.map_or("None".into(), |count| count.to_string());
     let schedule = defaults.schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
-    // Runs, but not as it was planned.
-    let planned = match defaults.schedule {
-        Some("pipedream") => "\"pipedream\"",
-        _ => "None",
-    };
+    let planned = defaults.planned.map_or("None".into(), python_quoted);
+    let vertical_sync = if defaults.vertical_sync { "True" } else { "False" };
     let sharding = match defaults.sharding {
         None | Some(ShardingLevel::None) => "None",
         Some(ShardingLevel::Zero1) => "\"zero1\"",
@@ -148,17 +151,20 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
+         \"vertical_sync\": {vertical_sync}, \
          \"sharding\": {sharding}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
 }
 
-/// Returns torch's name of a schedule that it has.
+/// Returns the script's name of a schedule, torch's where it has one.
 fn torch_name(schedule: &str) -> Option<&'static str> {
     Some(match schedule {
         "gpipe" => "GPipe",
-        "1f1b" | "pipedream" | "pipedream-flush" => "1F1B",
+        "1f1b" | "pipedream-flush" => "1F1B",
+        "pipedream" => "PipeDream",
+        "pipedream-2bw" | "2bw" => "PipeDream-2BW",
         "interleaved-1f1b" | "interleaved" => "Interleaved1F1B",
         "looped-bfs" => "LoopedBFS",
         "interleaved-zero-bubble" => "InterleavedZeroBubble",
@@ -198,12 +204,15 @@ mod tests {
             micro_batches: Some(8),
             replicas: &[2, 1],
             schedule: Some("gpipe"),
+            planned: Some("pipedream"),
+            vertical_sync: false,
             sharding: Some(ShardingLevel::Zero1),
             offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
-        let expected = "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \"sharding\": \"zero1\", \
+        let expected = "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \
+                        \"vertical_sync\": False, \"sharding\": \"zero1\", \
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");

@@ -33,7 +33,7 @@ def check(run):
             for stage in stages:
                 stage.zero_grad(set_to_none=True)
             batch = whole_batch(batches, step, arguments.device)
-            losses.append((chained(arguments, run.manifest, run.task, stages, batch), float(total)))
+            losses.append((chained(arguments, run.manifest, run.task, stages, batch, run.update.scale), float(total)))
             expected = [gradients_of(stage) for stage in stages]
             known = [g for gradients in expected for g in gradients.values() if g is not None and g.numel()]
             largest = max((float(g.abs().max()) for g in known), default=0.0)

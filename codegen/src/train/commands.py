@@ -88,7 +88,7 @@ def steps(run, arguments):
     if planned and run.rank == leader:
         print(
             f"note: the plan is for {planned}, which keeps several versions of the weights and never drains; "
-            f"this script runs {arguments.schedule} and drains after each step: gradients are exact, times are not those of the plan",
+            f"this script runs {Path(arguments.schedule).name} and drains after each step: gradients are exact, times are not those of the plan",
             file=sys.stderr,
             flush=True,
         )
@@ -96,32 +96,65 @@ def steps(run, arguments):
         print(f"learning rate: {run.task.rule}", file=sys.stderr, flush=True)
     samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
     progress = Progress(run.task, arguments, samples, run.start) if run.rank == leader else None
-    hangs = hangs_file(run.rank)
-    for step in range(run.start, arguments.steps):
+    hangs, last = hangs_file(run.rank), {}
+
+    def begin():
         if hangs:
             faulthandler.dump_traceback_later(arguments.timeout, file=hangs)
-        loss, known = run.step(step)
+
+    def tell(step, loss, known):
         if len(run.reporters) > 1 and run.rank in run.reporters:
             total = torch.tensor([loss or 0.0], dtype=torch.float64, device=run.device)
             dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
             loss = float(total)
         if progress:
             progress.tell(step + 1, {"loss": loss} | known)
+        if arguments.crash and (run.rank, step + 1) == arguments.crash:
+            os.kill(os.getpid(), signal.SIGKILL)  # for tests
+        last.update(known)
+        begin()
+
+    begin()
+    for first, step in stops(run, arguments):
+        if run.without_flush:
+            run.without_flush.steps(first, step + 1, tell)
+        else:
+            tell(step, *run.step(step))
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
             values, count = run.validation.all()
             if progress:
                 progress.tell_validation(step + 1, values, count)
-        if arguments.crash and (run.rank, step + 1) == arguments.crash:
-            os.kill(os.getpid(), signal.SIGKILL)  # for tests
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
             run.save(arguments.save, step + 1)
     faulthandler.cancel_dump_traceback_later()
+    versions, count = None, 1
+    if run.without_flush:
+        versions = run.without_flush.told()
+        if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
+            last["offload"], count = run.offloaded(), arguments.steps - run.start
     if progress:
         done = arguments.steps - run.start
-        if "offload" in known:
-            print(about_offload(arguments, known["offload"]), file=sys.stderr, flush=True)
+        if versions:
+            print(versions, file=sys.stderr, flush=True)
+        if "offload" in last:
+            print(about_offload(arguments, last["offload"], count), file=sys.stderr, flush=True)
         print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
         print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
+
+
+def stops(run, arguments):
+    """Yields first and last step of what runs without a stop: one step, or without a flush those up to a checkpoint or validation."""
+    first = run.start
+    while first < arguments.steps:
+        step = first
+        while run.without_flush and not (
+            step + 1 == arguments.steps
+            or (arguments.save and (step + 1) % arguments.save_every == 0)
+            or (run.validation and (step + 1) % arguments.validate_every == 0)
+        ):
+            step += 1
+        yield first, step
+        first = step + 1
 
 
 class Progress:
@@ -139,8 +172,11 @@ class Progress:
         self.before = now
         rate = self.samples / self.seconds[-1]
         left = (self.arguments.steps - step) * statistics.median(self.seconds[-20:])
-        text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s, norm {known['norm']:.4g}"
+        text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s"
+        text += f", norm {known['norm']:.4g}" if known["norm"] is not None else ""
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
+        text += f", scale {known['scale']:.4g}" if "scale" in known else ""
+        text += ", left out: a gradient is not finite" if known.get("left_out") else ""
         print(f"{text}, {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left", flush=True)
         self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
 
@@ -191,12 +227,12 @@ def beside_prediction(arguments, all_seconds):
     return text + "\n"
 
 
-def about_offload(arguments, known):
-    """Says what the last step has moved, on all ranks together."""
+def about_offload(arguments, known, count):
+    """Says what a step has moved, on all ranks together; `known` is of the last one, or of so many."""
     what = "the plan's blocks" if arguments.offloads_blocks else "whole stages"
-    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'])} to the host in the last step"
-    text += f" and {sized(known['to_device'])} back, copies took {told(known['seconds_to_host'])} and"
-    text += f" {told(known['seconds_to_device'])}; the host held {sized(known['host_bytes'])}"
+    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'] / count)} to the host in a step"
+    text += f" and {sized(known['to_device'] / count)} back, copies took {told(known['seconds_to_host'] / count)} and"
+    text += f" {told(known['seconds_to_device'] / count)}; the host held {sized(known['host_bytes'])}"
     return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
 
 
@@ -219,13 +255,13 @@ def single(arguments, manifest):
     """The same steps in one process: the stages one after the other, each micro-batch by itself."""
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
-    update, replicas = Update(task, dict(enumerate(stages))), replicas_of(arguments)
+    update, replicas = Update(task, dict(enumerate(stages)), is_scaled=is_scaled(arguments)), replicas_of(arguments)
     batches = [Batches(task, replica, replicas, arguments.micro_batches) for replica in range(replicas)]
     progress = Progress(task, arguments, task.micro_batch * arguments.micro_batches * replicas, 0)
     for step in range(arguments.steps):
         seed_step(arguments.seed, step, 0)
         update.zero_grad()
-        loss = chained(arguments, manifest, task, stages, whole_batch(batches, step, arguments.device))
+        loss = chained(arguments, manifest, task, stages, whole_batch(batches, step, arguments.device), update.scale)
         loaders = [each.loader for each in batches if each.loader]
         try:
             known, ended = update.apply(step, loss, any(each.has_ended for each in loaders), torch.device(arguments.device))
@@ -241,7 +277,7 @@ def replicas_of(arguments):
     return math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
 
 
-def chained(arguments, manifest, task, stages, batch):
+def chained(arguments, manifest, task, stages, batch, scale):
     """Leaves the gradients of a step in the stages, by one backward pass through all of them; returns the loss."""
     total, count = 0.0, len(batch[0])
     for number, (micro_batch, part) in enumerate(zip(*batch)):
@@ -258,7 +294,7 @@ def chained(arguments, manifest, task, stages, batch):
         if isinstance(loss, torch.Tensor):
             total += float(loss.detach())
             if loss.requires_grad:
-                loss.backward()
+                scale.up(loss).backward()
     for tied in manifest["tied"]:
         copies = [dict(stages[h["stage"]].named_parameters(remove_duplicate=False))[h["name"]] for h in tied["holders"]]
         gradients = [copy.grad for copy in copies if copy.grad is not None]
@@ -313,7 +349,8 @@ def positive(text):
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table")
+    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table; PipeDream (an update after each micro-batch) and PipeDream-2BW (one a step) never drain and keep versions of the weights")
+    parser.add_argument("--vertical-sync", action="store_true", help="under PipeDream all stages take weights of the same number of updates")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
     parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
     parser.add_argument("--shards", type=counted, help="ranks that hold each stage together, where stages are cut inside their operators; 1 runs them whole")
@@ -329,7 +366,7 @@ def options():
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="bf16, fp16: autocast, master weights stay as they are; under fp16 losses are scaled, and steps whose gradients are not finite are left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
     parser.add_argument("--save", help="folder for checkpoints")
@@ -366,6 +403,13 @@ def main():
     if manifest["skips"] != "relay" and not (arguments.single or arguments.merge):
         sys.exit("torch.distributed.pipelining needs stages that relay skips: emit with --skips relay")
     default = "schedule.csv" if (HERE / "schedule.csv").is_file() else DEFAULTS.get("schedule") or "1F1B"
+    if default in WITHOUT_FLUSH.values() and arguments.schedule is None:
+        if arguments.check or arguments.single:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"note: the plan is for {default}, whose steps are no steps of one process: these are those of 1F1B", file=sys.stderr)
+            default = "1F1B"
+        else:
+            arguments.vertical_sync = arguments.vertical_sync or DEFAULTS.get("vertical_sync", False)
     arguments.is_changed = (
         arguments.dtype != "fp32"
         or arguments.micro_batch_size is not None
@@ -377,6 +421,7 @@ def main():
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
+    arguments.updates = updates_of(arguments)
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     arguments.offload = arguments.offload or DEFAULTS.get("offload") or "none"
@@ -390,6 +435,8 @@ def main():
             sys.exit(f"the schedule table is for {in_table} micro-batches")
         arguments.micro_batches = in_table
     arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
+    if arguments.updates and not arguments.merge:
+        refuse_without_flush(manifest, arguments)
     if arguments.merge:
         merge(arguments, manifest)
     elif arguments.single:

@@ -6,6 +6,7 @@
     python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
     python train.py --shards 1                            whole stages, where they were cut inside their operators
     python train.py --schedule schedule.csv
+    python train.py --schedule PipeDream                  updates after each micro-batch, weights stashed, no flush
     python train.py --offload both                        activations wait in host memory for the backward pass
     python train.py --task task.py --save checkpoints --save-every 100
     python train.py --task task.py --save checkpoints --resume
@@ -74,6 +75,7 @@ try:
     from train_parts.offload import FLOOR, MODES, Offload
     from train_parts.sync import Sharded, Sync, is_by_element
     from train_parts.validation import Validation
+    from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, version_rule
 except ModuleNotFoundError as error:
     if not str(error.name).startswith("train_parts"):
         raise

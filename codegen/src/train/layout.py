@@ -57,7 +57,7 @@ class Layout:
                 sys.exit("the schedule table has other stages than this folder")
         else:
             ranks = arguments.pipeline_ranks or count
-            if schedule in ("1f1b", "gpipe", "forward") and ranks != count:
+            if (schedule in ("1f1b", "gpipe", "forward") or arguments.updates) and ranks != count:
                 sys.exit(f"schedule {arguments.schedule} runs one stage a rank: --pipeline-ranks {count}, or choose Interleaved1F1B")
             if count % ranks:
                 sys.exit(f"{count} stages do not spread over {ranks} ranks evenly")

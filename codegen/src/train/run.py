@@ -38,8 +38,9 @@ class Run:
             if self.rank in self.layout.members(number, self.shard)
         ]
         self.dealt = Dealt(self) if self.layout.is_unequal else None
+        self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(tuple(self.layout.replicas_of_place(place, self.shard)))
-        self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts)
+        self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments))
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
         self.wants = any(wrapped.late for wrapped in self.stages.values()), last in self.stages
         self.batches = {}
@@ -49,6 +50,8 @@ class Run:
         self.validation = Validation(self) if hasattr(self.task.file, "validation") else None
         if self.validation and any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
             sys.exit("archives cannot leave training mode: validate with --form python")
+        if arguments.updates:
+            self.without_flush = WithoutFlush(self)
         self.start = 0
 
     def autocast(self):
@@ -56,7 +59,7 @@ class Run:
 
     def make_sync(self, ranks):
         """Joins the gradients of this rank's replicas, which share out what `--sharding` says."""
-        if len(ranks) == 1:
+        if len(ranks) == 1 or self.arguments.updates:
             return None
         arguments, parameters = self.arguments, [p for _, _, p in named_parameters_of(self.modules)]
         passes = len(self.dealt.order) // 2 if self.dealt else arguments.micro_batches
@@ -84,7 +87,7 @@ class Run:
             wanted |= {tuple(layout.shard_ranks(rank)) for rank in range(layout.world)}
         self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted | pipelines)}
         self.ways = {}
-        if layout.is_unequal:
+        if layout.is_unequal or self.arguments.updates:
             for ranks in sorted(pipelines):
                 self.ways[ranks] = (self.group_of(ranks), self.group_of(ranks))
         if self.device.type == "cuda":
@@ -103,11 +106,12 @@ class Run:
         names = [port["from"].split(":", 1)[1] for port in self.manifest["stages"][0]["inputs"]]
         return tuple(micro_batch[name] for name in names)
 
-    def scaled_loss(self, outputs, target):
+    def scaled_loss(self, outputs, target, count=None):
+        """Returns a micro-batch's part of the mean over `count` of them: of all pipelines in a step, where nothing is said."""
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        # The mean over all micro-batches of all pipelines.
         with autocast(self.arguments):
-            return self.task.loss(outputs, target) / (self.arguments.micro_batches * self.layout.pipelines)
+            loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
+        return self.update.scale.up(loss)
 
     def step(self, step):
         """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
@@ -146,7 +150,7 @@ class Run:
             [pipeline] = self.pipelines
             loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
         self.average_gradients()
-        return loss
+        return None if loss is None else loss / self.update.scale.value
 
     def average_gradients(self):
         """Sums gradients over the replicas of each stage, then over the copies of each tied parameter."""

@@ -142,7 +142,8 @@ def unchanged(buffers):
 def autocast(arguments):
     if arguments.dtype == "fp32":
         return nullcontext()
-    return torch.autocast(torch.device(arguments.device).type, dtype=torch.bfloat16)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[arguments.dtype]
+    return torch.autocast(torch.device(arguments.device).type, dtype=dtype)
 
 
 class Wrapped(nn.Module):

@@ -1,6 +1,36 @@
 # -- the update -----------------------------------------------------------------------------------------------------
 
 
+class Scale:
+    """What losses are multiplied with, so that small gradients are not zero in fp16: as torch's GradScaler has it.
+
+    A step with a gradient that is not finite is left out, by all ranks together, and halves the scale; many steps without one
+    double it. A power of two changes no digit. What losses are not finite ends the run: no scale helps them.
+    """
+
+    FIRST, LEAST, GROWTH = 2.0**16, 2.0**-14, 2000
+
+    def __init__(self, is_on):
+        self.is_on, self.value, self.good = is_on, self.FIRST if is_on else 1.0, 0
+
+    def up(self, loss):
+        """Returns a loss to differentiate; one in fp16 would not hold it."""
+        return loss.float() * self.value if self.is_on and isinstance(loss, torch.Tensor) else loss
+
+    def follow(self, is_lost, step):
+        """Takes what became of a step, which all ranks know alike."""
+        self.good = 0 if is_lost else self.good + 1
+        if is_lost:
+            self.value /= 2
+        elif self.good == self.GROWTH:
+            self.value, self.good = 2 * self.value, 0
+        if self.value < self.LEAST:
+            raise NotFinite(f"gradients are not finite in step {step + 1} with losses scaled by {self.value:.1e}: stopped before the update")
+
+    def state(self):
+        return {"value": self.value, "good": self.good}
+
+
 class Update:
     """What follows the gradients of a step: are they finite, their norm over the whole model, the optimizer's step.
 
@@ -9,7 +39,8 @@ class Update:
     each other here takes one sum over all of them.
     """
 
-    def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None):
+    def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None, is_scaled=False):
+        self.scale = Scale(is_scaled)
         self.task, self.sync, self.cuts = task, sync, cuts or Cuts({}, task.manifest, False)
         (replica, shard), (self.ranks, self.rank) = place, world
         self.named = named_parameters_of(stages)
@@ -40,6 +71,8 @@ class Update:
     def apply(self, step, loss, has_ended, device):
         """Steps where all is finite; returns what is known of the step, and whether some replica's data have ended."""
         found = [(name, own.grad.detach(), counts) for name, own, counts in self.stepped if own.grad is not None]
+        if self.scale.is_on and found:
+            torch._foreach_mul_([g for _, g, _ in found], 1.0 / self.scale.value)
         norms = torch.stack(torch._foreach_norm([g for _, g, _ in found])).double() if found else torch.zeros(0)
         counted = torch.tensor([counts for _, _, counts in found], dtype=torch.bool, device=norms.device)
         is_loss_lost = loss is not None and not math.isfinite(loss)
@@ -51,22 +84,29 @@ class Update:
             sums = sums.to(device)
             dist.all_reduce(sums)
         sums = sums.tolist()
-        if sums[2]:
+        # A loss comes before the gradients that it spoils.
+        is_left_out = bool(sums[2]) and self.scale.is_on and sums[2] < 1e6
+        if self.scale.is_on:
+            scale = {"scale": self.scale.value}
+            self.scale.follow(is_left_out, step)
+        if sums[2] and not is_left_out:
             is_lost = is_loss_lost if sums[2] >= 1e6 else is_lost  # a loss comes before the gradients that it spoils
             self.stop(step, is_lost, loss, [name for (name, _, _), norm in zip(found, norms) if not math.isfinite(norm)])
-        norm, groups = math.sqrt(sums[0]), self.optimizer.param_groups if self.optimizer else []
-        if self.task.clip and norm > self.task.clip:
+        groups = self.optimizer.param_groups if self.optimizer else []
+        norm = None if is_left_out else math.sqrt(sums[0])
+        if self.task.clip and not is_left_out and norm > self.task.clip:
             torch._foreach_mul_([g for _, g, _ in found], self.task.clip / (norm + 1e-6))
         for group in groups if self.task.lr else []:
             group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
         rates = [group["lr"] for group in groups]
-        if self.optimizer:
+        if self.optimizer and not is_left_out:
             self.optimizer.step()
-        if self.scheduler:
+        if self.scheduler and not is_left_out:
             self.scheduler.step()
-        if self.is_shared:
+        if self.is_shared and not is_left_out:
             self.sync.gather()
-        return {"lr": float(rates[0]) if rates else None, "norm": norm, "memory": max(sums[3:])}, int(sums[1])
+        known = {"lr": float(rates[0]) if rates else None, "norm": norm, "memory": max(sums[3:])}
+        return known | (scale | {"left_out": is_left_out} if self.scale.is_on else {}), int(sums[1])
 
     def stop(self, step, is_lost, loss, names):
         """Ends all ranks before the update: what is saved stays good."""
@@ -85,8 +125,9 @@ class Update:
 
     def state(self):
         """Returns what is to be saved: the optimizer's state by stage and name, as pieces of parameters."""
+        scale = {"scale": self.scale.state()} if self.scale.is_on else {}
         if self.optimizer is None:
-            return {}
+            return scale
         state = {}
         for stage, name, parameter in self.named:
             own = self.own(parameter)
@@ -98,10 +139,12 @@ class Update:
                 end = begin + math.prod(self.cuts.sizes(own))
                 state[f"{stage}:{name}"] = [(begin, end, by_element, kept)]
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        return {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
+        return scale | {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
 
     def load(self, parts):
         """Takes what was saved, by so many replicas: each takes the pieces that it steps."""
+        if self.scale.is_on and "scale" in parts[0]:
+            self.scale.value, self.scale.good = parts[0]["scale"]["value"], parts[0]["scale"]["good"]
         if self.optimizer is None:
             return
         if "groups" not in parts[0]:  # of an earlier version: the optimizer as it was
@@ -128,6 +171,11 @@ class Update:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         if self.scheduler:
             self.scheduler.load_state_dict(parts[0]["scheduler"])
+
+
+def is_scaled(arguments):
+    """Tells whether losses are scaled: a check compares gradients as they are."""
+    return arguments.dtype == "fp16" and not arguments.check
 
 
 class NotFinite(Exception):

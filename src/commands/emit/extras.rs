@@ -14,6 +14,7 @@ pub fn extras(
     pipeline: &Pipeline,
     plan: Option<&Plan>,
     (launchers, shards): (&[Launcher], usize),
+    has_python: bool,
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
     let ranks_of = plan.map_or_else(|| (0..pipeline.stages.len()).collect(), Plan::ranks);
@@ -28,17 +29,22 @@ pub fn extras(
         codegen::exports(program, assignment, pipeline, &ranks_of)
     };
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
+    let is_endless = plan.is_some_and(|plan| is_without_flush(&plan.schedule));
+    let drains =
+        plan.filter(|_| is_endless).and_then(|plan| needs_a_flush(plan, pipeline, &groups, has_python));
     if let Some(plan) = plan {
-        if plan.schedule == "pipedream" {
-            notes.push(
-                "train.py does not execute pipedream yet, which keeps several versions of the weights and never drains: it \
-                 runs 1F1B and drains after each step; gradients are exact, times are not those of the plan"
-                    .to_string(),
-            );
+        if let Some(reason) = drains {
+            notes.push(format!(
+                "train.py does not execute this {}, which keeps several versions of the weights and never drains, because \
+                 {reason}: it runs 1F1B and drains after each step; gradients are exact, times are not those of the plan",
+                plan.schedule
+            ));
         }
         notes.extend(unexecuted(plan));
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
+            // A table says nothing of what follows a step at once.
+            _ if is_endless && drains.is_none() => {}
             Ok(table) => files.push(File { path: "schedule.csv".into(), content: Content::text(table) }),
             Err(reason) => notes.push(format!("no schedule.csv: {reason}")),
         }
@@ -55,7 +61,9 @@ pub fn extras(
     files.push(codegen::train_script(&Defaults {
         micro_batches,
         replicas: &replicas,
-        schedule: plan.map(|plan| plan.schedule.as_str()),
+        schedule: plan.map(|plan| if drains.is_some() { "1f1b" } else { plan.schedule.as_str() }),
+        planned: plan.filter(|_| drains.is_some()).map(|plan| plan.schedule.as_str()),
+        vertical_sync: plan.and_then(|plan| plan.execution?.vertical_sync).unwrap_or(false),
         sharding: plan.and_then(|plan| plan.execution?.sharding),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
@@ -63,6 +71,39 @@ pub fn extras(
     let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));
     (files, notes)
+}
+
+/// Tells whether steps of a schedule follow each other at once.
+fn is_without_flush(schedule: &str) -> bool {
+    simulator::order::Schedule::from_name(schedule).is_ok_and(|schedule| schedule.is_asynchronous())
+}
+
+/// Says why train.py cannot keep several versions of a plan's weights.
+fn needs_a_flush(
+    plan: &Plan,
+    pipeline: &Pipeline,
+    groups: &[usize],
+    has_python: bool,
+) -> Option<&'static str> {
+    let ranks = groups.len();
+    let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
+    let is_tied = pipeline
+        .tied
+        .iter()
+        .any(|tied| tied.requires_grad && tied.holders.iter().any(|(stage, _)| *stage != tied.holders[0].0));
+    if is_tied {
+        Some("stages that are updated at different times share a parameter")
+    } else if groups.windows(2).any(|pair| pair[0] != pair[1]) {
+        Some("its stages have unequal replicas")
+    } else if plan.stages.len() != ranks {
+        Some("several stages lie on one rank")
+    } else if sharding != ShardingLevel::None {
+        Some("replicas share out what they keep")
+    } else if !has_python {
+        Some("archives keep one version of their weights")
+    } else {
+        None
+    }
 }
 
 /// Says which of a plan's choices train.py runs otherwise, or refuses.

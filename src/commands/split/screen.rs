@@ -79,8 +79,8 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         }
         if found.plan.schedule == "pipedream" {
             text.push_str(
-                "\ntrain.py drains the pipeline after each step (1F1B) instead of keeping versions of the weights: its gradients are\n\
-                 exact, and its steps take longer than this plan's.\n",
+                "\ntrain.py updates the weights after each micro-batch, by gradients of older ones, unless a note says otherwise: its\n\
+                 losses are not those of one process. --schedule 1F1B drains after each step, and its gradients are exact.\n",
             );
         }
     }

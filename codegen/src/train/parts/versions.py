@@ -1,0 +1,126 @@
+"""Weights of a stage that is updated while micro-batches are on their way. Needs torch alone."""
+
+from contextlib import contextmanager
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+# After "PipeDream" (2019) and "Memory-Efficient Pipeline-Parallel DNN Training" (2021).
+STASHING, VERTICAL_SYNC, TWO_VERSIONS = "stashing", "vertical sync", "2BW"
+
+
+def version_rule(updates, ranks, place, period):
+    """Returns the function that tells which version a micro-batch takes in the stage at `place`; both count from 0.
+
+    A version is the number of the stage's updates before it.
+    """
+    if updates == TWO_VERSIONS:
+        return lambda number: max(0, number // period - 1)
+    # With stashing a stage takes its newest weights, with vertical sync those of the first stage's newest number.
+    behind = ranks - 1 if updates == VERTICAL_SYNC else ranks - 1 - place
+    return lambda number: max(0, number - behind)
+
+
+class Versions:
+    """A stage's weights, of which forward passes take a version and their backward passes the same one.
+
+    A pass runs on aliases of a version's memory, so that none is copied for it. An update that would overwrite what is still
+    asked for makes new memory first; old memory goes with the last pass and the last request. Each update looks at how many
+    versions there are in memory, for too few of them would be wrong and nothing else would say so.
+    """
+
+    def __init__(self, module, rule):
+        self.rule, self.places = rule, []
+        for owner in module.modules():
+            named = [(key, p) for key, p in owner._parameters.items() if p is not None and p.requires_grad]
+            self.places += [(owner, key, parameter) for key, parameter in named]
+        self.parameters = list(dict.fromkeys(parameter for _, _, parameter in self.places))
+        self.begin(0)
+
+    def begin(self, count):
+        """Begins to count micro-batches, after all that were on their way have come back; `count` will come."""
+        self.count, self.next, self.done, self.present = count, 0, 0, 0
+        self.older, self.on_their_way = {}, {}
+        self.most, self.staleness, self.memories = 1, 0, []
+
+    @contextmanager
+    def forward(self, number):
+        """Lets a forward pass run on the version that its micro-batch takes."""
+        version = self.rule(number)
+        tensors = [p.data for p in self.parameters] if version == self.present else self.older[version]
+        # Views of a parameter share the counter that autograd compares; those of its data have one of their own.
+        aliases = [tensor.detach().requires_grad_() for tensor in tensors]
+        self.on_their_way[number], self.next = (version, aliases), number + 1
+        with self.in_place(aliases):
+            yield
+
+    @contextmanager
+    def backward(self, number):
+        """Lets a backward pass run, where blocks may be computed again, and adds its gradients to the parameters'."""
+        version, aliases = self.on_their_way.pop(number)
+        with self.in_place(aliases):
+            yield
+        self.done, self.staleness = self.done + 1, max(self.staleness, self.present - version)
+        for parameter, alias in zip(self.parameters, aliases):
+            if alias.grad is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = alias.grad
+            else:
+                parameter.grad += alias.grad
+
+    @contextmanager
+    def in_place(self, aliases):
+        alias_of = dict(zip(self.parameters, aliases))
+        for owner, key, parameter in self.places:
+            owner._parameters[key] = alias_of[parameter]
+        try:
+            yield
+        finally:
+            for owner, key, parameter in self.places:
+                owner._parameters[key] = parameter
+
+    def needed(self):
+        """Returns the versions that passes on their way have taken, and those that later ones will."""
+        found = {version for version, _ in self.on_their_way.values()}
+        if self.next < self.count:
+            found |= set(range(self.rule(self.next), min(self.rule(self.count - 1), self.present) + 1))
+        return found
+
+    @contextmanager
+    def update(self):
+        """Lets the optimizer change the parameters in place."""
+        needed = self.needed()
+        if self.present in needed:
+            self.older[self.present] = [parameter.data for parameter in self.parameters]
+            for parameter in self.parameters:
+                parameter.data = parameter.data.clone()
+        self.older = {version: tensors for version, tensors in self.older.items() if version in needed}
+        yield
+        self.present += 1
+        self.look()
+
+    def expected(self):
+        """Returns the versions that there must be by the rule alone: the newest, and those of all that has not come back."""
+        found = {self.present}
+        for number in range(self.done, self.count):
+            if self.rule(number) > self.present:
+                break
+            found.add(self.rule(number))
+        return found
+
+    def look(self):
+        """Compares how many versions lie in memory with how many there should be."""
+        if not self.parameters:
+            return
+        expected = self.expected()
+        storages = [tensors[0].untyped_storage() for tensors in self.older.values()]
+        storages += [aliases[0].untyped_storage() for _, aliases in self.on_their_way.values()]
+        storages.append(self.parameters[0].untyped_storage())
+        known = {memory.cdata for memory in self.memories}
+        self.memories += [StorageWeakRef(storage) for storage in storages if storage._cdata not in known]
+        del storages
+        self.memories = list({memory.cdata: memory for memory in self.memories if not memory.expired()}.values())
+        if len(self.memories) != len(expected):
+            raise RuntimeError(f"{len(self.memories)} versions of the weights are in memory, {len(expected)} are needed")
+        self.most = max(self.most, len(self.memories))
