@@ -17,6 +17,7 @@ mod catalogue;
 mod cluster;
 mod cluster_file;
 mod cluster_short;
+mod compare_answer;
 mod cost_model;
 mod dag;
 mod data_type;
@@ -54,6 +55,7 @@ pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_
 pub use cluster::{Cluster, Device, DeviceType, HOST_BANDWIDTH, Level, Link, level_of};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
+pub use compare_answer::{CompareAnswer, StrategyLeftOut, StrategyRow};
 pub use cost_model::{
     COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, FlushedFile, GateFile,
     Numbers, Polynomial, Provenance, TermRange,

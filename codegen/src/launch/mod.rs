@@ -137,6 +137,11 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     File { path: "train.py".into(), content: Content::text(text) }
 }
 
+/// Tells whether torch has a schedule of this name, so that `train.py` needs no table of it.
+pub fn has_schedule(schedule: &str) -> bool {
+    torch_name(schedule).is_some()
+}
+
 /// Returns torch's name of a schedule that it has.
 fn torch_name(schedule: &str) -> Option<&'static str> {
     Some(match schedule {

@@ -30,11 +30,7 @@ pub fn extras(
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
     if let Some(plan) = plan {
         if plan.schedule == "pipedream" {
-            notes.push(
-                "train.py does not execute pipedream yet, which keeps several versions of the weights and never drains: it \
-                 runs 1F1B and drains after each step; gradients are exact, times are not those of the plan"
-                    .to_string(),
-            );
+            notes.push(ENDLESS.to_string());
         }
         notes.extend(unexecuted(plan));
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
@@ -62,6 +58,39 @@ pub fn extras(
     let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));
     (files, notes)
+}
+
+/// What is said of pipelines without an end.
+const ENDLESS: &str = "train.py does not execute pipedream yet, which keeps several versions of the weights and never drains: it \
+                       runs 1F1B and drains after each step; gradients are exact, times are not those of the plan";
+
+/// Says what keeps train.py from running a plan as it stands; nothing where it does.
+pub fn not_carried_out(plan: &Plan) -> Vec<String> {
+    let ranks_of = plan.ranks();
+    let mut groups = vec![1; plan.n_ranks()];
+    for (stage, rank) in plan.stages.iter().zip(&ranks_of) {
+        groups[*rank] = stage.replicas();
+    }
+    let mut reasons = unexecuted(plan);
+    if plan.schedule.starts_with("pipedream") {
+        reasons.push(ENDLESS.to_string());
+    } else if !codegen::has_schedule(&plan.schedule)
+        && let Err(reason) = schedule(plan, &groups)
+    {
+        reasons.push(format!("train.py does not run {}: {reason}", plan.schedule));
+    }
+    let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
+    if !(plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) {
+        reasons.push(format!(
+            "train.py runs as many micro-batches on each of {pipelines} pipelines, which {} do not come to",
+            plan.micro_batches
+        ));
+    }
+    let is_shared = plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
+    if is_shared && groups.windows(2).any(|pair| pair[0] != pair[1]) {
+        reasons.push("train.py runs stages that devices share with as many replicas each".into());
+    }
+    reasons
 }
 
 /// Says which of a plan's choices train.py runs otherwise, or refuses.

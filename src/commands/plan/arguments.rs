@@ -76,7 +76,7 @@ pub struct PlanArguments {
 }
 
 /// Tells whether a name is what a pattern says, in which `*` stands for anything.
-pub(super) fn matches(pattern: &str, name: &str) -> bool {
+pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = name.strip_prefix(first) else { return false };

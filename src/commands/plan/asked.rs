@@ -1,5 +1,7 @@
 //! What the planner is asked of a model on a cluster, and the answer to it.
 
+use std::collections::BTreeSet;
+
 use cost_model::TimeSource;
 use partitioner::{
     BoundBy, Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution,
@@ -12,8 +14,13 @@ use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
 use super::{
-    PlanRequest, Subject, answer, arguments::matches, costs, groups::Groups, loss::LossCost,
-    request::CARRIED_OUT, step_size::StepSize,
+    PlanRequest, Subject, answer,
+    arguments::matches,
+    costs,
+    groups::Groups,
+    loss::LossCost,
+    request::CARRIED_OUT,
+    step_size::{Rates, StepSize},
 };
 use crate::{
     PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
@@ -41,6 +48,9 @@ pub(super) struct Question<'a> {
 pub struct PlanFile {
     /// The plan.
     pub plan: schema::Plan,
+    /// Bytes that devices send each other in a step, all of them together; none where the step is too large to be simulated in
+    /// passing.
+    pub sent: Option<Bytes>,
     memory: Vec<Vec<MemoryPart>>,
 }
 
@@ -188,10 +198,22 @@ impl Asked {
         if let (Some(bubble), Some(timeline)) = (&mut plan.predicted.bubble, &timeline) {
             *bubble = timeline.bubble();
         }
+        // What devices exchange within layers is part of the stages' own times, and no task of the simulation.
+        let inside = self.groups.as_ref().map_or(0, Groups::exchange_bytes);
+        let inside = inside.saturating_mul(u64::from(plan.micro_batches));
+        let sent = timeline.as_ref().map(|timeline| Bytes(timeline.sent.saturating_add(inside)));
         let memory = timeline.map_or_else(Vec::new, |timeline| {
             timeline.memory.iter().map(|memory| simulate::memory_parts(&memory.parts)).collect()
         });
-        PlanFile { plan, memory }
+        PlanFile { plan, sent, memory }
+    }
+
+    /// Returns samples and tokens a second, and the share of the used devices' peak that the model's own operations are, of a plan
+    /// that takes so long for each micro-batch.
+    pub fn rates(&self, seconds_each: f64, plan: &schema::Plan) -> Rates {
+        let used = plan.stages.iter().flat_map(|stage| &stage.devices).map(String::as_str);
+        let used: BTreeSet<&str> = used.collect();
+        self.size.as_ref().map(|size| size.rates(seconds_each, &plan.cluster, &used)).unwrap_or_default()
     }
 
     /// Returns the answer about a solution: its stages, what came next, and what would help.
@@ -222,16 +244,9 @@ impl Asked {
             .map(|loss| LossAnswer { what: loss.words.clone(), bytes: Bytes(loss.bytes()) });
         if let Some(size) = &self.size {
             answer.samples = size.samples.map(|samples| samples * u64::from(solution.micro_batches));
-            let devices = solution.stages.iter().flat_map(|stage| solution.devices(stage));
-            let mut used: Vec<&str> =
-                devices.map(|device| problem.machine.devices[device].name.as_str()).collect();
-            if let Some(groups) = &self.groups {
-                used = used.iter().flat_map(|leader| groups.members(leader)).collect();
-            }
-            used.sort_unstable();
-            used.dedup();
-            let rates = size.rates(solution.seconds_each(), &file.plan.cluster, &used);
-            (answer.samples_per_second, answer.tokens_per_second, answer.mfu) = rates;
+            let rates = self.rates(solution.seconds_each(), &file.plan);
+            answer.samples_per_second = rates.samples;
+            (answer.tokens_per_second, answer.mfu) = (rates.tokens, rates.mfu);
             // Said where more of them would have been tried.
             let is_free = request.micro_batches.is_none() && request.batch.is_none();
             let wanted = 8 * problem.machine.devices.len() as u64;
