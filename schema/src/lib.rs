@@ -86,8 +86,8 @@ pub use operator_paths::{OperatorPaths, operator_path, short_name};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
-    Band, Cut, DeviceMemory, LayerSharing, ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted,
-    StageCost, TimesFrom, Transfer,
+    Band, Constraints, Cut, DeviceMemory, LayerSharing, ModelReference, PLAN_VERSION, Plan, PlanStage,
+    PlanTie, Predicted, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
     InsideAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp, SharedAnswer, SharedTried, StageAnswer,

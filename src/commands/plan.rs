@@ -9,6 +9,7 @@ mod asked;
 pub(super) mod clusters;
 #[cfg(feature = "peers")]
 mod compat;
+mod constraints;
 pub(super) mod costs;
 mod groups;
 mod input;

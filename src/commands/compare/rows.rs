@@ -71,6 +71,9 @@ impl Question<'_> {
                 };
                 self.planned(way, &request)
             }
+            How::Split(_) if self.request.stages.is_some_and(|stages| stages > 1) => {
+                return way.left_out("it splits operators, and stages were asked for".into(), None);
+            }
             How::Split(method) => {
                 split_operators(method, self.workspace, self.request, &self.workspace.file.stem())
                     .map(|answer| self.split(way, answer))
@@ -183,7 +186,7 @@ impl Question<'_> {
         });
         let (memory, limit) = full.map_or((0, Bytes(0)), |(device, memory)| (memory.peak, limit(device)));
         if memory > limit.0 {
-            let reason = format!("no device may hold {} of {limit}", Bytes(memory));
+            let reason = format!("a device would hold {} of {limit}", Bytes(memory));
             return Ok(way.left_out(reason, Some(Bytes(memory - limit.0))));
         }
         let micro_batches = step.shape.micro_batches;

@@ -8,7 +8,8 @@ use partitioner::{
     Strategy, Training, Ways, from_graph, to_plan, what_if,
 };
 use schema::{
-    Bytes, Cluster, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf,
+    Bytes, Cluster, Constraints, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer,
+    WhatIf,
 };
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
@@ -16,7 +17,7 @@ use simulator::Timeline;
 use super::{
     PlanRequest, Subject, answer,
     arguments::matches,
-    costs,
+    constraints, costs,
     groups::Groups,
     loss::LossCost,
     request::CARRIED_OUT,
@@ -40,6 +41,8 @@ pub(super) struct Question<'a> {
     /// What one micro-batch is, where the model tells.
     size: Option<StepSize>,
     loss: Option<LossCost>,
+    /// The first operators of the stages but the first, where cuts are given.
+    starts: Option<Vec<u32>>,
     /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
 }
@@ -67,6 +70,8 @@ pub struct Asked {
     n_operators: Option<u64>,
     /// Devices that share each layer, where they do.
     groups: Option<Groups>,
+    /// What its stages are held to.
+    constraints: Constraints,
 }
 
 impl<'a> Question<'a> {
@@ -101,7 +106,36 @@ impl<'a> Question<'a> {
             Subject::Model(workspace) => loss(workspace, request),
             Subject::Profile(..) => None,
         };
-        Ok(Self { request, subject, machine, training, times, size, loss, model })
+        let mut question =
+            Self { request, subject, machine, training, times, size, loss, starts: None, model };
+        if let (Some(model), Subject::Model(workspace)) = (question.sliceable(), subject) {
+            question.starts = constraints::starts(&model, &workspace.graph, &request.constraints)?;
+        }
+        Ok(question)
+    }
+
+    /// Returns the grain at which stages can begin where they have to; nothing where cuts are looked for.
+    pub(super) fn given(&self, joined: &BTreeSet<String>) -> Result<Option<Grain>, Failure> {
+        let (Some(starts), Some(model), Subject::Model(workspace)) =
+            (&self.starts, self.sliceable(), self.subject)
+        else {
+            return Ok(None);
+        };
+        let found = model.beginning_at(starts, joined);
+        found.map(Some).map_err(|start| constraints::no_border(self.request, &workspace.graph, start))
+    }
+
+    /// Tells whether cuts are given.
+    pub(super) fn is_given(&self) -> bool {
+        self.starts.is_some()
+    }
+
+    /// Holds a plan against its own constraints.
+    pub(super) fn check(&self, plan: &schema::Plan) -> Result<(), Failure> {
+        match (self.sliceable(), self.subject) {
+            (Some(model), Subject::Model(workspace)) => constraints::check(&model, &workspace.graph, plan),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
@@ -136,6 +170,9 @@ impl<'a> Question<'a> {
                     let mut problem =
                         from_graph(&model, grain, &workspace.costs, seconds, machine(), training);
                     self.loss.iter().for_each(|loss| loss.add_to(&mut problem));
+                    problem.begins = self.starts.as_ref().map(|starts| {
+                        model.begins(grain, starts).expect("the grain is one at which stages can begin there")
+                    });
                     problem
                 };
                 let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
@@ -153,6 +190,7 @@ impl<'a> Question<'a> {
             uncertain,
             n_operators,
             groups: None,
+            constraints: self.request.constraints.clone(),
         }
     }
 }
@@ -187,6 +225,7 @@ impl Asked {
     /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
     pub fn file(&self, solution: &Solution) -> PlanFile {
         let mut plan = self.plan(solution);
+        plan.constraints = Some(self.constraints.clone()).filter(|own| *own != Constraints::default());
         if let Some((ends, from)) = &self.uncertain {
             ends.set_bands(&self.problem, &mut plan);
             plan.predicted.times = Some(from.clone());
@@ -346,19 +385,21 @@ fn times(
 
 /// Returns a model as far as cutting it is concerned, with calls kept whole that are to be.
 fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanRequest) -> Sliceable<'a> {
-    let whole = |block: &graph::Block| request.keep_together.iter().any(|pattern| is_meant(pattern, block));
+    let whole = |block: &graph::Block| {
+        request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block))
+    };
     Sliceable::new(&workspace.graph, &times.seconds).keeping(whole)
 }
 
 /// Tells whether a pattern means a call, by its path or its class.
-fn is_meant(pattern: &str, block: &graph::Block) -> bool {
+pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
     matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
 /// Refuses patterns of calls that there are not.
 fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Failure> {
     let blocks = &workspace.graph.blocks;
-    for pattern in &request.keep_together {
+    for pattern in &request.constraints.keep_together {
         if !blocks.iter().any(|block| is_meant(pattern, block)) {
             let names = blocks.iter().flat_map(|block| [block.path.as_str(), block.kind.as_str()]);
             let meant = meant(pattern, names, 3);
@@ -475,7 +516,11 @@ fn answer_of(
         lower_bound_seconds: solution.lower_bound,
         gap: solution.gap(),
         optimal: solution.is_optimal(),
-        blocks: Some(problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
+        // Nothing is looked for where cuts are given.
+        blocks: problem
+            .begins
+            .is_none()
+            .then(|| problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
         bubble: solution.bubble,
         memory_bytes: Some(fullest(solution)),
         stages: stages.collect(),

@@ -145,6 +145,7 @@ fn checked(
     given: &schema::Plan,
 ) -> Result<(Asked, Result<Solution, CheckError>), Failure> {
     let question = Question::new(request, subject)?;
+    question.check(given)?;
     let named = given.stages.iter().flat_map(|stage| &stage.blocks).map(String::as_str);
     let grain = question.sliceable().map(|model| model.named(named)).unwrap_or_default();
     let mut asked = question.asked(&grain);
@@ -209,7 +210,8 @@ fn planned_alone(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, 
     let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;
     for _ in 0..MAX_ROUNDS {
-        let found = refine::planned(&question, request.strategy, &joined);
+        let given = question.given(&joined)?;
+        let found = refine::planned(&question, request.strategy, &joined, given.as_ref());
         let (asked, solved) = found.map_err(|(problem, error)| {
             let (request, model, reason) = (request.clone(), subject.path().to_path_buf(), reason.take());
             Unplanned::NotFound(Box::new(NotFound { request, model, problem: *problem, error, reason }))
@@ -222,6 +224,11 @@ fn planned_alone(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, 
             }
             return Ok((asked, solved));
         };
+        if question.is_given() {
+            let failure = Failure::no(format!("stages with these cuts cannot be written: {why}"));
+            let hint = "`model-analyze emit --cut` tells which cuts near a given one can be";
+            return Err(failure.with_hint(hint).into());
+        }
         joined.extend(paths);
         reason.get_or_insert(why);
     }
