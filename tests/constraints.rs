@@ -125,6 +125,8 @@ fn a_plan_keeps_its_constraints() {
     assert!(!other["stages"].to_string().contains("node0:3"));
     let checked = plan(&[BERT, "--check", &path]);
     assert!((step(&checked) / step(&first) - 1.0).abs() < 1e-6);
+    // Another cluster has no device of that name.
+    plan(&[BERT, "--devices", "2xt4", "--micro-batches", "4", "--constraints", &path]);
     broken(&file, &text);
     let free = folder.path().join("free.yaml").display().to_string();
     plan(&[&[BERT], &devices[..], &["-o", &free]].concat());
@@ -144,6 +146,8 @@ fn broken(file: &Path, text: &str) {
         "stage 1 begins in `bert.encoder.layer.1",
     );
     check("  cut_at:\n", "  cut_at:\n  - classifier\n", "the plan has 2 stages, its constraints ask for 3");
+    check("  cut_at:\n  - bert.encoder.layer.1", "  layers: [2, 0]", "a stage has one block at the least");
+    check("  cut_at:\n", "  layers: [1, 1]\n  cut_at:\n", "both `cut_at` and `layers`");
     check(
         "  - BertAttention",
         "  - BertEncoder",

@@ -187,8 +187,9 @@ impl PlanArguments {
     }
 
     /// Takes devices out of the cluster.
-    fn leave_out(patterns: &[String], cluster: &mut Cluster) -> Result<(), Failure> {
-        for pattern in patterns {
+    fn leave_out(&self, patterns: &[String], cluster: &mut Cluster) -> Result<(), Failure> {
+        // A plan's own may be of another cluster.
+        for pattern in &self.leave_out {
             if !cluster.devices.iter().any(|device| matches(pattern, &device.name)) {
                 let names: Vec<&str> =
                     cluster.devices.iter().take(4).map(|device| device.name.as_str()).collect();
@@ -248,7 +249,7 @@ impl PlanArguments {
         let cluster = clusters::named(self.devices.as_deref(), self.cluster.as_deref(), &cost_models)?;
         let mut cluster = cluster.map_or_else(other, Ok)?;
         let constraints = self.constraints()?;
-        Self::leave_out(&constraints.leave_out, &mut cluster)?;
+        self.leave_out(&constraints.leave_out, &mut cluster)?;
         self.set_reserves(&mut cluster)?;
         Ok(PlanRequest {
             strategy,

@@ -14,6 +14,11 @@ pub(super) fn starts(
     graph: &ModelGraph,
     asked: &Constraints,
 ) -> Result<Option<Vec<u32>>, Failure> {
+    if !(asked.layers.is_empty() || asked.cut_at.is_empty()) {
+        return Err(Failure::input(
+            "constraints have both `cut_at` and `layers`; one of them says where cuts lie",
+        ));
+    }
     if !asked.layers.is_empty() {
         return by_layers(graph, &asked.layers).map(Some);
     }
@@ -54,6 +59,9 @@ pub(super) fn starts(
 
 /// Returns the first operators of stages that have so many of the model's repeated blocks each.
 fn by_layers(graph: &ModelGraph, layers: &[u32]) -> Result<Vec<u32>, Failure> {
+    if layers.contains(&0) {
+        return Err(Failure::input("--layers: a stage has one block at the least"));
+    }
     let mut by_class: IndexMap<&str, Vec<BlockId>> = IndexMap::new();
     for item in graph.level(Level::Block) {
         if let Item::Block(block) = item {
