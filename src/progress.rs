@@ -24,6 +24,8 @@ struct Spinner {
 }
 
 static SPINNER: Mutex<Option<Spinner>> = Mutex::new(None);
+/// How far it is.
+static PLACE: Mutex<String> = Mutex::new(String::new());
 
 /// Says what is done from now on, until [`done`].
 pub fn working(message: &'static str) {
@@ -37,7 +39,13 @@ pub fn working(message: &'static str) {
         let mut wait = PATIENCE;
         while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
             wait = FRAME;
-            let bar = bar.get_or_insert_with(|| ProgressBar::new_spinner().with_message(message));
+            let bar = bar.get_or_insert_with(ProgressBar::new_spinner);
+            let place = PLACE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            bar.set_message(if place.is_empty() {
+                message.to_string()
+            } else {
+                format!("{message}: {place}")
+            });
             bar.tick();
         }
         if let Some(bar) = bar {
@@ -47,6 +55,11 @@ pub fn working(message: &'static str) {
     *SPINNER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Spinner { stop, thread });
 }
 
+/// Says how far that is.
+pub fn at(place: String) {
+    *PLACE.lock().unwrap_or_else(PoisonError::into_inner) = place;
+}
+
 /// Clears the line, before anything else is written.
 pub fn done() {
     let spinner = SPINNER.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -54,4 +67,5 @@ pub fn done() {
         drop(stop);
         let _ = thread.join();
     }
+    at(String::new());
 }

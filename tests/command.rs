@@ -118,6 +118,7 @@ fn answers_and_files_follow_their_schemas() {
     let profile = fixture("profiles/small_vgg.txt");
     let machines = ["--machines", "4", "--bandwidth", "1e9"];
     answer("answer-plan", &[&["plan", &profile, "--compat", "pipedream"], &machines[..]].concat());
+    answer("answer-compare", &["compare", &unet, "--devices", "2xt4", "--only", "data-*", "--only", "*f*"]);
     answer("answer-diff", &["diff", &other, &plan]);
     answer("answer-inspect", &["inspect", &unet]);
     answer("answer-simulate", &["simulate", &plan]);

@@ -59,7 +59,7 @@ pub use content::{Checksum, Content, Copied, File, Filled, Gather, Piece, ReadAt
 pub use emit::{Targets, know_weights, manifest_file, stages, weights_of};
 pub use error::CutError;
 pub use exports::{exports, no_exports};
-pub use launch::{Defaults, Launcher, Prediction, Ranks, launch, train_parts, train_script};
+pub use launch::{Defaults, Launcher, Prediction, Ranks, has_schedule, launch, train_parts, train_script};
 pub use manifest::{About, Cuts, Facts, Shards, facts, manifest};
 pub use names::Names;
 pub use nearest::nearest;

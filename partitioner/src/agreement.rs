@@ -36,6 +36,39 @@ fn solutions(seed: u64, n_cases: usize, mut visit: impl FnMut(&str, &Problem, &S
     n_solutions
 }
 
+/// Cuts that are given are those of the plan, and no plan with them beats what bounds those with as many stages.
+#[test]
+fn given_cuts_are_kept() {
+    let mut dice = Dice(41);
+    let (mut n_given, mut slower) = (0, 0);
+    for case in 0..cases(300) {
+        let (n_blocks, n_devices) = (2 + dice.below(6) as usize, 2 + dice.below(4) as usize);
+        let (is_chain, is_uniform) = (dice.flip(), dice.flip());
+        let mut free = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
+        let begins: Vec<usize> = (1..n_blocks).filter(|_| dice.below(3) == 0).take(n_devices - 1).collect();
+        if is_skipped(case) {
+            continue;
+        }
+        free.training.stages = Some(begins.len() as u32 + 1);
+        let given = Problem { begins: Some(begins.clone()), ..free.clone() };
+        for strategy in STRATEGIES {
+            let Ok(kept) = plan_with(&given, strategy) else { continue };
+            let name = format!("case {case}, {}", strategy.name());
+            let ends = begins.iter().copied().chain([n_blocks]);
+            let blocks = std::iter::once(0).chain(begins.iter().copied()).zip(ends);
+            let expected: Vec<Vec<usize>> = blocks.map(|(start, end)| (start..end).collect()).collect();
+            let own: Vec<Vec<usize>> = kept.stages.iter().map(|stage| stage.blocks.clone()).collect();
+            assert_eq!(own, expected, "{name}");
+            let best = plan_with(&free, strategy).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let bound = best.lower_bound / f64::from(best.micro_batches);
+            assert!(kept.seconds_each() >= bound * (1.0 - 1e-9), "{name}: {} {bound}", kept.seconds_each());
+            n_given += 1;
+            slower += usize::from(kept.seconds_each() > best.seconds_each() * (1.0 + 1e-9));
+        }
+    }
+    assert!(n_given > 200 && slower > n_given / 4, "{n_given} plans with given cuts, {slower} slower");
+}
+
 #[test]
 fn objectives_are_what_the_simulator_says() {
     let (mut offloaded, mut again, mut replicated, mut tied, mut short) = (0, 0, 0, 0, 0);

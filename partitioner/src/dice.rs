@@ -66,5 +66,6 @@ pub(crate) fn problem(
         ties,
         machine: Machine { devices, levels, links: Vec::new(), overlaps: is_uniform || dice.flip() },
         training,
+        begins: None,
     }
 }

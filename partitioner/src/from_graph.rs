@@ -64,7 +64,7 @@ pub fn from_graph(
         })
         .collect();
     let ties = parameters(graph, &run_of, &mut blocks);
-    Problem { blocks, values: values(graph, &run_of), ties, machine, training }
+    Problem { blocks, values: values(graph, &run_of), ties, machine, training, begins: None }
 }
 
 /// Values between runs, and the order that writing in place imposes.

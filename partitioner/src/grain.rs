@@ -193,6 +193,71 @@ impl<'a> Sliceable<'a> {
         Grain { opened: Opened::These(opened), joined: BTreeSet::new() }
     }
 
+    /// Returns the first operator of a call, or an operator itself, by the name that plans have for it.
+    pub fn first_operator(&self, name: &str) -> Option<u32> {
+        let call = self.graph.blocks.iter().find(|block| block.path == name);
+        if let Some(call) = call.filter(|call| !call.operators.is_empty()) {
+            return Some(call.operators.start);
+        }
+        let (holder, _) = name.rsplit_once('/')?;
+        let places = places(self.graph);
+        let is_meant = |operator: &&graph::Operator| {
+            let own = &self.graph.block(operator.block).path;
+            own == holder && operator_path(own, &operator.name, places[operator.id.index()]) == name
+        };
+        self.graph.operators.iter().find(is_meant).map(|operator| operator.id.0)
+    }
+
+    /// Returns how many operators that take time stand before one.
+    pub fn working_before(&self, operator: u32) -> usize {
+        (0..operator as usize).filter(|&before| self.is_working(before)).count()
+    }
+
+    /// The grain at which stages can begin at these operators, and nothing else is opened for it.
+    ///
+    /// # Errors
+    /// The first operator at which none can: a call that is kept whole holds it, or it goes with what stands before it.
+    pub fn beginning_at(&self, starts: &[u32], joined: &BTreeSet<String>) -> Result<Grain, u32> {
+        let mut calls = Calls::default();
+        loop {
+            let grain = Grain { opened: Opened::These(calls.clone()), joined: joined.clone() };
+            let runs = self.runs(&grain);
+            let is_between = |start: u32| self.border(&runs, start).is_some();
+            let Some(&start) = starts.iter().find(|start| !is_between(**start)) else { return Ok(grain) };
+            let inside = runs.iter().find(|run| run.operators.contains(&start)).ok_or(start)?;
+            let before = calls.clone();
+            match inside.call.filter(|call| self.graph.block(*call).operators.contains(&start)) {
+                Some(call) if self.is_divisible(call) => calls.part(call, self),
+                Some(_) => return Err(start),
+                None => calls.part(self.graph.operators[start as usize].block, self),
+            }
+            if calls == before {
+                return Err(start);
+            }
+        }
+    }
+
+    /// Returns the blocks of a grain at which operators stand first; operators that take no time may stand before them.
+    pub fn begins(&self, grain: &Grain, starts: &[u32]) -> Option<Vec<usize>> {
+        let runs = self.runs(grain);
+        starts.iter().map(|start| self.border(&runs, *start)).collect()
+    }
+
+    /// Returns the run that begins with what an operator begins with.
+    fn border(&self, runs: &[Run], start: u32) -> Option<usize> {
+        let index = runs.iter().position(|run| run.operators.contains(&start))?;
+        let works =
+            |operators: Range<u32>| operators.into_iter().any(|operator| self.is_working(operator as usize));
+        let own = &runs[index].operators;
+        if !works(own.start..start) {
+            Some(index)
+        } else if !works(start..own.end) && index + 1 < runs.len() {
+            Some(index + 1)
+        } else {
+            None
+        }
+    }
+
     /// The grain at which every operator that takes time stands alone.
     pub fn finest(&self, joined: &BTreeSet<String>) -> Grain {
         Grain { opened: Opened::All, joined: joined.clone() }

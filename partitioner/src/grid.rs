@@ -203,7 +203,12 @@ impl GridSolver<'_> {
             replicas: grid.replicas,
             replicas_together: grid.replicas_together,
         };
+        let begins = problem.begins.as_ref();
         let given = match strategy {
+            _ if begins.is_some() => begins.map(|begins| {
+                let end = problem.blocks.len();
+                std::iter::once(0).chain(begins.iter().copied()).chain([end]).collect()
+            }),
             Strategy::EvenLayers => Some(even_layers(problem.blocks.len(), n_stages)),
             Strategy::EvenParameters => Some(even_parameters(problem, n_stages)),
             Strategy::TorchGPipe => Some(torchgpipe(problem, n_stages)),
@@ -220,8 +225,9 @@ impl GridSolver<'_> {
         let places: Places = (0..n_stages).map(place).collect();
         let natural: Vec<usize> = (0..problem.blocks.len()).collect();
         let mut lower_bound = floor;
+        let is_given = given.is_some();
         let polished = match given {
-            // Cuts made by a rule stand for no others.
+            // Given cuts, and cuts made by a rule, stand for no others.
             Some(borders) => timed(problem, rules, &order, &places, natural, &borders),
             None => {
                 // It counts all replicas' micro-batches, of every chunk of a rank.
@@ -330,7 +336,7 @@ impl GridSolver<'_> {
             found => (found.map(|found| found.0), None),
         };
         let mut is_exact = false;
-        let is_asked = goal != Goal::Any && !strategy.is_rule();
+        let is_asked = goal != Goal::Any && !is_given;
         if is_asked && is_complete && tries_all_orders(&whole.machine) {
             let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
                 let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();

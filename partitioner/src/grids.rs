@@ -84,7 +84,8 @@ fn counts(least: usize, most: usize) -> Vec<usize> {
 fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, PlanError> {
     let n_devices = problem.machine.devices.len();
     let n_blocks = problem.blocks.iter().filter(|block| block.seconds() > 0.0).count().max(1);
-    let wanted = problem.training.stages.map(|stages| stages as usize);
+    let given = problem.begins.as_ref().map(|begins| begins.len() + 1);
+    let wanted = given.or(problem.training.stages.map(|stages| stages as usize));
     if let Some(stages) = wanted {
         if stages > n_blocks {
             return Err(PlanError::TooManyWorking { stages, blocks: n_blocks });
@@ -110,6 +111,12 @@ fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, PlanError> 
     };
     let refused =
         |reason: &str| PlanError::Schedule { strategy: strategy.name(), reason: reason.to_string() };
+    if given.is_some() && (strategy.is_rule() || strategy == Strategy::Interleaved) {
+        return Err(refused(match strategy.is_rule() {
+            true => "it makes its own cuts, and others are given",
+            false => "it makes several parts of each stage, and all cuts are given",
+        }));
+    }
     let is_one_stage = wanted.is_none_or(|stages| stages == 1);
     Ok(match strategy {
         // Nothing runs side by side: the fewer stages the better.
@@ -324,7 +331,7 @@ impl<'a> Floors<'a> {
         let known = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
         let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
         let total = problem.seconds() / fastest;
-        let is_open = !strategy.is_rule();
+        let is_open = !strategy.is_rule() && problem.begins.is_none();
         let there_and_back = total - weights / fastest;
         let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
         let by_work = RefCell::default();

@@ -22,6 +22,7 @@
 //!     ties: Vec::new(),
 //!     machine: Machine::flat(2, Bytes(1 << 30), BytesPerSecond(1e9)),
 //!     training: Training::default(),
+//!     begins: None,
 //! };
 //! let plan = plan_with(&problem, Strategy::OneForwardOneBackward)?;
 //! assert_eq!(plan.stages.len(), 2);

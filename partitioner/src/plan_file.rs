@@ -174,6 +174,7 @@ pub fn to_plan(
         stages: stages.collect(),
         transfers: transfers.collect(),
         cuts: indexmap::IndexMap::new(),
+        constraints: None,
         ties: ties.collect(),
         execution: (execution != Execution::default()).then_some(execution),
         predicted: Predicted {

@@ -20,6 +20,10 @@ pub struct Problem {
     pub machine: Machine,
     /// How it trains.
     pub training: Training,
+    /// The first block of each stage but the first, where that is given; cuts are looked for where it is not.
+    ///
+    /// Invariant: positions rise, and none is the first block's.
+    pub begins: Option<Vec<usize>>,
 }
 
 /// One block.
@@ -240,6 +244,9 @@ pub enum ProblemError {
         /// The number.
         value: f64,
     },
+    /// Cuts between which nothing stands.
+    #[error("a stage is to begin at block {0}, which leaves a stage without blocks")]
+    EmptyStage(usize),
     /// A value whose ends are in the wrong order.
     #[error("a value goes from block {from} to block {to}, which is not later")]
     Backwards {
@@ -290,6 +297,14 @@ impl Problem {
                     return Err(ProblemError::Backwards { from: value.from.unwrap_or(to), to });
                 }
             }
+        }
+        let begins = self.begins.iter().flatten();
+        let mut before = 0;
+        for &begin in begins {
+            if begin <= before || begin >= self.blocks.len() {
+                return Err(ProblemError::EmptyStage(begin));
+            }
+            before = begin;
         }
         self.machine.validate()
     }
@@ -378,7 +393,14 @@ impl Problem {
                 false => Value { from: Some(position[node]), to, forward: bytes, backward: bytes },
             }
         });
-        Self { blocks: blocks.collect(), values: values.collect(), ties: Vec::new(), machine, training }
+        Self {
+            blocks: blocks.collect(),
+            values: values.collect(),
+            ties: Vec::new(),
+            machine,
+            training,
+            begins: None,
+        }
     }
 }
 

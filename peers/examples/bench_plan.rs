@@ -152,7 +152,7 @@ fn chain(n_blocks: usize, n_devices: usize, bandwidth: f64) -> Problem {
     });
     let values = values.collect();
     let machine = Machine::flat(n_devices, Bytes(u64::MAX / 4), BytesPerSecond(bandwidth));
-    Problem { blocks, values, ties: Vec::new(), machine, training: Training::default() }
+    Problem { blocks, values, ties: Vec::new(), machine, training: Training::default(), begins: None }
 }
 
 fn chains() {

@@ -36,6 +36,27 @@ Bytes = int
 BytesPerSecond = float
 
 
+class _CompareAnswer(TypedDict):
+    # Version of this answer.
+    schema_version: int
+
+    # Name of the model.
+    model: str
+
+    # The devices, as people say them: `4 × T4`.
+    devices: str
+
+    # Strategies with a plan, the one with the highest throughput first.
+    strategies: list[StrategyRow]
+
+
+class CompareAnswer(_CompareAnswer, total=False):
+    """The answer of `compare`."""
+
+    # Strategies without a plan, in the order in which they are tried.
+    left_out: list[StrategyLeftOut]
+
+
 class _ComparedPlan(TypedDict):
     # `best pipeline`, `even layers, by hand`; or a strategy.
     name: str
@@ -1388,6 +1409,111 @@ class StepSplit(TypedDict):
 
     # What the optimizer's step adds.
     optimizer: Seconds
+
+
+class _StrategyLeftOut(TypedDict):
+    # Its name in this comparison.
+    name: str
+
+    # What it is, in a line.
+    about: str
+
+    # Why there is none.
+    reason: str
+
+
+class StrategyLeftOut(_StrategyLeftOut, total=False):
+    """A strategy without a plan."""
+
+    # Memory that each device lacks, where that is the reason and a plan is known that would fit with it.
+    missing_bytes: Union[Bytes, None]
+
+
+class _StrategyRow(TypedDict):
+    # Its name in this comparison: `data-parallel zero1`, `p3`, `auto`.
+    name: str
+
+    # What it is, in a line.
+    about: str
+
+    # The flags that make `plan` give the same numbers, beside those of this comparison; with `simulate` behind them,
+    # those that make `simulate` give them of that plan.
+    flags: str
+
+    # Whether it is what `plan` would give without a strategy.
+    is_plan: bool
+
+    # The planner's strategy.
+    strategy: str
+
+    # Whether it was chosen as the best, and not asked for.
+    is_chosen: bool
+
+    # Parts that the model is cut into.
+    stages: int
+
+    # Parts on each device: `stages` counts them all.
+    chunks: int
+
+    # Devices that it uses.
+    devices: int
+
+    # Micro-batches in a step.
+    micro_batches: int
+
+    # Seconds of a step; of pipelines without an end, and where a step begins before the last has ended, from step to
+    # step.
+    step_seconds: float
+
+    # Seconds for each micro-batch.
+    micro_batch_seconds: float
+
+    # How much longer each sample takes than with the first of all, as a share.
+    slower: float
+
+    # Bytes at the peak of the device that is nearest to its limit.
+    memory_bytes: Bytes
+
+    # What tensors may fill of that device.
+    memory_limit: Bytes
+
+    # Whether gradients are those of the newest weights: pipelines without an end train otherwise than one device does.
+    trains_as_one_device: bool
+
+
+class StrategyRow(_StrategyRow, total=False):
+    """A strategy, and what it gives."""
+
+    # What replicas share out, where there are any and they do.
+    sharding: Union[str, None]
+
+    # Devices that share each layer, where they do.
+    shared_by: Union[int, None]
+
+    # Its schedule; absent where operators are split and there are no stages.
+    schedule: Union[str, None]
+
+    # Samples in a step, where the model's inputs tell.
+    samples: Union[int, None]
+
+    # Samples a second, where the model's inputs tell.
+    samples_per_second: Union[float, None]
+
+    # Tokens a second, where the model takes rows of them.
+    tokens_per_second: Union[float, None]
+
+    # Model FLOPs utilisation of the devices that are used.
+    mfu: Union[float, None]
+
+    # Share of the used devices' time in which they compute nothing; absent where operators are split.
+    idle: Union[float, None]
+
+    # Bytes that devices send each other in a step, all together; absent where operators are split, and where the step
+    # is too large to be simulated in passing.
+    sent_bytes: Union[Bytes, None]
+
+    # What of it `train.py` does not carry out; nothing where it runs as it stands.
+    not_carried_out: list[str]
 
 
 class _TensorDifference(TypedDict):

@@ -7,9 +7,9 @@ use schemars::{Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Value, json};
 
 use crate::{
-    COLUMNS, CostModelFile, DevicesAnswer, DiffAnswer, EmitAnswer, Executed, FitAnswer, FittedLinks,
-    GraphDocument, InspectReport, LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer, ProfileMap,
-    ReportData, SimulatedOrder, SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified,
+    COLUMNS, CompareAnswer, CostModelFile, DevicesAnswer, DiffAnswer, EmitAnswer, Executed, FitAnswer,
+    FittedLinks, GraphDocument, InspectReport, LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer,
+    ProfileMap, ReportData, SimulatedOrder, SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified,
     cluster_file::ClusterFile,
 };
 
@@ -27,7 +27,7 @@ pub struct NamedSchema {
 /// Makes a type's schema.
 type Make = fn(&mut SchemaGenerator) -> Schema;
 
-const SCHEMAS: [(&str, &str, Make); 24] = [
+const SCHEMAS: [(&str, &str, Make); 25] = [
     ("plan", "plan.yaml: what `plan`, `split` and `emit` write", |g| root::<Plan>(g)),
     ("cluster", "cluster.yaml: devices and what joins them", |g| root::<ClusterFile>(g)),
     ("cost-model", "cost-model.yaml: what `fit` writes", |g| root::<CostModelFile>(g)),
@@ -44,6 +44,7 @@ const SCHEMAS: [(&str, &str, Make); 24] = [
     ("answer-fit", "`fit --format json`", |g| root::<FitAnswer>(g)),
     ("answer-links", "`fit --format json` of the output of nccl-tests", |g| root::<FittedLinks>(g)),
     ("answer-plan", "`plan --format json`", |g| root::<PlanAnswer>(g)),
+    ("answer-compare", "`compare --format json`", |g| root::<CompareAnswer>(g)),
     ("answer-simulate", "`simulate PLAN --format json`", |g| root::<SimulatedPlan>(g)),
     ("answer-order", "`simulate --csv` and `simulate --ranks`, with `--format json`", |g| {
         root::<SimulatedOrder>(g)

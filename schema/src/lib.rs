@@ -17,6 +17,7 @@ mod catalogue;
 mod cluster;
 mod cluster_file;
 mod cluster_short;
+mod compare_answer;
 mod cost_model;
 mod dag;
 mod data_type;
@@ -56,6 +57,7 @@ pub use catalogue::{
 pub use cluster::{Cluster, Device, DeviceType, HOST_BANDWIDTH, Level, Link, level_of};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;
+pub use compare_answer::{CompareAnswer, StrategyLeftOut, StrategyRow};
 pub use cost_model::{
     COST_MODEL_VERSION, CostModelFile, CostModelFileError, CurveAccuracy, CurveFile, FlushedFile, GateFile,
     Numbers, Polynomial, Provenance, TermRange,
@@ -86,8 +88,8 @@ pub use operator_paths::{OperatorPaths, operator_path, short_name};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
-    Band, Cut, DeviceMemory, LayerSharing, ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted,
-    StageCost, TimesFrom, Transfer,
+    Band, Constraints, Cut, DeviceMemory, LayerSharing, ModelReference, PLAN_VERSION, Plan, PlanStage,
+    PlanTie, Predicted, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
     InsideAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp, SharedAnswer, SharedTried, StageAnswer,

@@ -47,8 +47,40 @@ pub struct Plan {
     /// Parameters that devices share within each layer, by name; a star stands for the numbers of layers that are alike.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub cuts: IndexMap<String, Cut>,
+    /// What it was held to when it was made, and is held to when it is checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub constraints: Option<Constraints>,
     /// What the plan is predicted to do.
     pub predicted: Predicted,
+}
+
+/// What the stages of a plan are held to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Constraints {
+    /// Calls that no cut goes through, by path or class; a star stands for anything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keep_together: Vec<String>,
+    /// Devices that no stage stands on, by name; a star stands for anything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leave_out: Vec<String>,
+    /// Calls, or operators, that the stages but the first begin with: no other cuts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut_at: Vec<String>,
+    /// How many of the blocks that the model repeats each stage has, instead of `cut_at`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<u32>,
+}
+
+impl Constraints {
+    /// Returns the number of stages that they leave; none where they leave it open.
+    pub fn stages(&self) -> Option<usize> {
+        match (self.layers.len(), self.cut_at.len()) {
+            (0, 0) => None,
+            (0, cuts) => Some(cuts + 1),
+            (stages, _) => Some(stages),
+        }
+    }
 }
 
 impl Plan {

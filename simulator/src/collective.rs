@@ -130,6 +130,18 @@ pub fn parts(collective: Collective, algorithm: Algorithm, bytes: u64, group: &G
     }
 }
 
+/// Returns the bytes that leave a group's members for others, all members together: no algorithm saves any of them, and a
+/// parameter server takes and gives back what every member has.
+pub fn sent(collective: Collective, algorithm: Algorithm, bytes: u64, n: u64) -> u64 {
+    let times = match (collective, algorithm) {
+        _ if n <= 1 => 0,
+        (Collective::AllReduce, Algorithm::ParameterServer { .. }) => 2 * n,
+        (Collective::AllReduce, _) => 2 * (n - 1),
+        _ => n - 1,
+    };
+    bytes.saturating_mul(times)
+}
+
 /// A share of bytes, rounded up so that small messages keep a cost.
 fn share(bytes: u64, parts: u64, of: u64) -> u64 {
     (u128::from(bytes) * u128::from(parts)).div_ceil(u128::from(of)).min(u128::from(u64::MAX)) as u64

@@ -203,4 +203,6 @@ pub struct StepGraph {
     pub(crate) n_queues: usize,
     /// Which task consumes what a transfer brings.
     pub(crate) consumers: Vec<(TaskId, TaskId)>,
+    /// Bytes that leave devices for others; copies to host memory are none.
+    pub(crate) sent: u64,
 }

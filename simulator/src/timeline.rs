@@ -32,6 +32,8 @@ pub struct Timeline {
     pub consumers: Vec<(TaskId, TaskId)>,
     /// Programs that take part in a collective beside the one of its label, by task.
     pub members: BTreeMap<TaskId, Vec<usize>>,
+    /// Bytes that leave devices for others, all devices together; copies to host memory are none.
+    pub sent: u64,
 }
 
 /// One task.
@@ -138,7 +140,7 @@ impl StepGraph {
 }
 
 fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, times: Times) -> Timeline {
-    let StepGraph { graph, labels, consumers, members, .. } = step;
+    let StepGraph { graph, labels, consumers, members, sent, .. } = step;
     let Times { ends, starts: known, before } = times;
     let starts = known.unwrap_or_else(|| starts(&graph, &ends));
     let makespan = ends.iter().copied().max().unwrap_or(0);
@@ -176,6 +178,7 @@ fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, times: Time
         critical_path,
         consumers,
         members,
+        sent,
     }
 }
 

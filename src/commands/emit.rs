@@ -3,6 +3,8 @@
 mod extras;
 mod write;
 
+pub use extras::not_carried_out;
+
 use std::{
     borrow::Cow,
     collections::BTreeMap,

@@ -4,6 +4,7 @@ use clap::Subcommand;
 
 use crate::{failure::Failure, output::Output, progress};
 
+mod compare;
 mod completions;
 mod devices;
 mod diff;
@@ -40,6 +41,8 @@ pub enum Command {
     Fit(Box<fit::Fit>),
     /// Find the best stages for a model on a cluster, and say why
     Plan(Box<plan::Plan>),
+    /// Compare all strategies on one cluster: throughput, memory, traffic, and what is left out
+    Compare(Box<compare::Compare>),
     /// Simulate a training step: time, memory, and where both go
     Simulate(Box<simulate::Simulate>),
     /// Compare two plans: what moves, and what that comes to
@@ -80,6 +83,7 @@ impl Command {
             Command::Profile(command) => command.run(output),
             Command::Fit(command) => command.run(output),
             Command::Plan(command) => command.run(output),
+            Command::Compare(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
             Command::Diff(command) => command.run(output),
             Command::Emit(command) => command.run(output),
@@ -101,6 +105,7 @@ impl Command {
             Command::Inspect(_) => Some("reading the model"),
             Command::Graph(_) => Some(graph::WORKING),
             Command::Fit(_) => Some("fitting curves"),
+            Command::Compare(_) => Some(compare::WORKING),
             Command::Simulate(_) => Some("simulating the step"),
             Command::Diff(_) => Some("simulating both plans"),
             Command::Verify(_) => Some("comparing the stages with the whole model"),

@@ -9,6 +9,7 @@ mod asked;
 pub(super) mod clusters;
 #[cfg(feature = "peers")]
 mod compat;
+mod constraints;
 pub(super) mod costs;
 mod groups;
 mod input;
@@ -35,11 +36,14 @@ use self::objective::{Aim, ObjectiveArguments};
 #[cfg(not(feature = "peers"))]
 use self::without_peers::{compat, workload};
 pub use self::{
-    answer::looked_at,
-    arguments::{PlanArguments, strategies},
+    answer::{looked_at, rounded},
+    arguments::{PlanArguments, matches, strategies},
     input::Input,
-    model::{Subject, planned},
-    request::PlanRequest,
+    inside::{Method, answered as split_operators},
+    model::{Subject, attempt, planned},
+    no_plan::Unplanned,
+    request::{Degree, PlanRequest},
+    step_size::StepSize,
 };
 use crate::{
     failure::Failure,
@@ -131,7 +135,7 @@ impl Plan {
             (Input::DnnPartitioning(workload), None) => workload::run_loads(&self, &workload, output),
             (Input::Piper(workload), None) => workload::run_piper(&self, &workload, output),
             (Input::Pipedream(profile), None) => model::run_profile(&self, &profile, output),
-            (Input::Trace(file), None) => match inside::Method::from_name(&self.asking.strategy) {
+            (Input::Trace(file), None) => match Method::from_name(&self.asking.strategy) {
                 Some(method) => inside::run(&self, method, file, output),
                 None => model::run_trace(&self, file, output),
             },

@@ -114,6 +114,34 @@ impl SharedModel {
     ) -> BTreeMap<OperatorId, (f64, f64)> {
         let link = inner_link(cluster);
         let degree = self.degree as u32;
+        let of = |exchanged: Exchanged| {
+            let seconds = |collective: Option<Collective>| {
+                collective
+                    .map_or(0.0, |collective| exchange_seconds(collective, exchanged.whole, degree, link))
+            };
+            (exchanged.operator, (seconds(exchanged.forward), seconds(exchanged.backward)))
+        };
+        self.exchanged(graph).map(of).collect()
+    }
+
+    /// Returns the bytes that the devices send each other for one micro-batch, there and back, all of them together.
+    pub fn exchange_bytes(&self, graph: &ModelGraph) -> u64 {
+        let bytes = |collective: Collective, whole: u64| {
+            let (collective, own) = in_simulator(collective, whole, self.degree);
+            collective::sent(collective, Algorithm::Fastest, own, self.degree)
+        };
+        let of = |exchanged: Exchanged| {
+            [exchanged.forward, exchanged.backward]
+                .into_iter()
+                .flatten()
+                .map(|one| bytes(one, exchanged.whole))
+                .sum::<u64>()
+        };
+        self.exchanged(graph).map(of).fold(0, u64::saturating_add)
+    }
+
+    /// Returns what is exchanged, by operator of the shared graph.
+    fn exchanged<'a>(&'a self, graph: &'a ModelGraph) -> impl Iterator<Item = Exchanged> + 'a {
         let of = |(node, exchange): (&NodeId, &Exchange)| {
             let operator = graph.operator(OperatorId(node.0));
             let bytes = |values: &[graph::ValueId]| -> u64 {
@@ -129,13 +157,10 @@ impl SharedModel {
             };
             let results = operator.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
             let has_gradient = results.into_iter().any(|tensor| tensor.requires_grad);
-            let seconds = |collective: Option<Collective>| {
-                collective.map_or(0.0, |collective| exchange_seconds(collective, whole, degree, link))
-            };
-            let backward = if has_gradient { seconds(exchange.backward()) } else { 0.0 };
-            (operator.id, (seconds(exchange.forward()), backward))
+            let backward = exchange.backward().filter(|_| has_gradient);
+            Exchanged { operator: operator.id, whole, forward: exchange.forward(), backward }
         };
-        self.exchanges.iter().map(of).collect()
+        self.exchanges.iter().map(of)
     }
 
     /// Returns what stages are told of it.
@@ -224,19 +249,28 @@ fn inner_link(cluster: &Cluster) -> Link {
 
 fn exchange_seconds(what: Collective, bytes: u64, degree: u32, link: Link) -> f64 {
     let group = collective::Group::flat(degree, link);
-    let kind = match what {
-        Collective::AllReduce => collective::Collective::AllReduce,
-        Collective::AllGather => collective::Collective::AllGather,
-        Collective::ReduceScatter => collective::Collective::ReduceScatter,
-        // Each sends all but its own part of what it holds.
-        Collective::AllToAll => {
-            let own = bytes / u64::from(degree);
-            return collective::time(collective::Collective::AllToAll, Algorithm::Fastest, own, &group)
-                as f64
-                * 1e-9;
-        }
-    };
+    let (kind, bytes) = in_simulator(what, bytes, u64::from(degree));
     collective::time(kind, Algorithm::Fastest, bytes, &group) as f64 * 1e-9
+}
+
+/// Returns an exchange as the simulator knows it, and the bytes that it counts it by.
+fn in_simulator(what: Collective, whole: u64, degree: u64) -> (collective::Collective, u64) {
+    match what {
+        Collective::AllReduce => (collective::Collective::AllReduce, whole),
+        Collective::AllGather => (collective::Collective::AllGather, whole),
+        Collective::ReduceScatter => (collective::Collective::ReduceScatter, whole),
+        // Each sends all but its own part of what it holds.
+        Collective::AllToAll => (collective::Collective::AllToAll, whole / degree),
+    }
+}
+
+/// An exchange of a value, and where it is made.
+struct Exchanged {
+    operator: OperatorId,
+    /// Bytes of the whole value.
+    whole: u64,
+    forward: Option<Collective>,
+    backward: Option<Collective>,
 }
 
 /// Returns a cluster with a device for each group of so many neighbours, and the names of the members of each.

@@ -39,6 +39,8 @@ pub use from_graph::{Amounts, Overlay, count, from_graph};
 pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
 pub use view::{Depth, MOST_BOXES, view};
 
+mod bars;
 mod plots;
 
+pub use bars::{Bar, BarsPlot, bars_plot};
 pub use plots::{FitPlots, Line, PlotError, Point, Series, fit_plots};

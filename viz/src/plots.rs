@@ -63,9 +63,9 @@ pub struct Line {
 /// A plot that could not be drawn.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot draw the plot: {0}")]
-pub struct PlotError(String);
+pub struct PlotError(pub(crate) String);
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart.
 const COLOURS: [RGBColor; 7] = [
@@ -79,7 +79,7 @@ const COLOURS: [RGBColor; 7] = [
 ];
 const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(228, 228, 228);
-const FONT: &str = "sans-serif";
+pub(crate) const FONT: &str = "sans-serif";
 
 /// Width of the picture, and the least height.
 const WIDTH: u32 = 1280;
@@ -105,7 +105,7 @@ pub fn fit_plots(plots: &FitPlots) -> Result<String, PlotError> {
     Ok(svg)
 }
 
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+pub(crate) type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
     area.fill(&WHITE)?;

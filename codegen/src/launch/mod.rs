@@ -158,6 +158,11 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     File { path: "train.py".into(), content: Content::text(text) }
 }
 
+/// Tells whether `train.py` runs a schedule of this name, so that it needs no table of it.
+pub fn has_schedule(schedule: &str) -> bool {
+    torch_name(schedule).is_some()
+}
+
 /// Returns the script's name of a schedule, torch's where it has one.
 fn torch_name(schedule: &str) -> Option<&'static str> {
     Some(match schedule {

@@ -46,6 +46,7 @@ impl Builder<'_> {
         let bytes = self.workload.stages[stage].memory.parameters;
         let parts =
             collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &team.group);
+        self.count_sent(Collective::AllGather, bytes, &team, 1);
         // What is gathered is what every member has stepped.
         let mut ahead: Vec<(TaskId, i64)> =
             team.members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
@@ -72,6 +73,7 @@ impl Builder<'_> {
         let bytes = self.workload.stages[stage].memory.gradients;
         let parts =
             collective::parts(Collective::ReduceScatter, self.workload.sync.algorithm, bytes, &team.group);
+        self.count_sent(Collective::ReduceScatter, bytes, &team, 1);
         let work = Work::Scatter { op: Op { joined: false, ..op } };
         let label = Label { program, stream: Stream::Collective, work };
         // Gradients are there layer by layer: it begins with the pass and ends no earlier.
@@ -125,6 +127,8 @@ impl Builder<'_> {
             latency: one.latency.saturating_mul(count.into()),
             transfer: one.transfer.saturating_mul(count.into()),
         };
+        let sent = collective::sent(Collective::AllReduce, algorithm, bytes, devices.len() as u64);
+        self.step.sent = self.step.sent.saturating_add(sent);
         let work = Work::AllReduce { op: Op { joined: false, ..op }, count, bytes };
         let label = Label { program, stream: Stream::Collective, work };
         let task = self.push(label, parts.total(), vec![(kernels, 0)]);
@@ -133,6 +137,21 @@ impl Builder<'_> {
         // The pass waits, and so does what comes after it.
         self.tail[program][Stream::Compute as usize] = task;
         task
+    }
+
+    /// Counts what a collective of a team moves between devices, where so many of its members take their part in it now.
+    pub(super) fn count_sent(&mut self, what: Collective, bytes: u64, team: &Team, acting: usize) {
+        let n_devices = team.places.len() as u64;
+        let whole = collective::sent(what, self.workload.sync.algorithm, bytes, n_devices);
+        let own = u128::from(whole) * acting as u128 / team.members.len().max(1) as u128;
+        let own = u64::try_from(own).unwrap_or(u64::MAX);
+        let alike = team.members.first().map_or(1, |program| self.alike(*program));
+        self.step.sent = self.step.sent.saturating_add(own.saturating_mul(alike));
+    }
+
+    /// Returns how many devices do what a program does: its tensor-parallel group, each with its part of every layer.
+    pub(super) fn alike(&self, program: usize) -> u64 {
+        1 + self.workload.peers.get(program).map_or(0, |peers| peers.len() as u64)
     }
 
     /// Adds a collective behind what its members' collective streams do; its bytes share the ports of a ring.

@@ -67,6 +67,7 @@ impl Builder<'_> {
             }
             let Some(team) = self.team_of_tie(nth) else { continue };
             let (parts, label) = self.sum_of_tie(nth, &team);
+            self.count_sent(Collective::AllReduce, tie.bytes, &team, 1);
             let label = Label { program, stream: Stream::Compute, ..label };
             let behind = self.tail_of(program, Stream::Compute).map(|tail| (tail, 0));
             let ways = (&*team, Ways::Both);
@@ -84,6 +85,7 @@ impl Builder<'_> {
 
     fn add_up(&mut self, nth: usize, team: &Team, waits: Vec<(TaskId, i64)>) -> TaskId {
         let (parts, label) = self.sum_of_tie(nth, team);
+        self.count_sent(Collective::AllReduce, self.workload.ties[nth].bytes, team, team.members.len());
         self.collective(label, parts, &team.members, team, waits)
     }
 

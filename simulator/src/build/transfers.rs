@@ -68,6 +68,7 @@ impl Builder<'_> {
             task
         };
         self.channels[from][nth].last = task;
+        self.step.sent = self.step.sent.saturating_add(bytes.saturating_mul(self.alike(from)));
         self.flow(task, link.latency, transfer, &ports);
         Ok(task)
     }

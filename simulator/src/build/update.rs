@@ -114,6 +114,7 @@ impl Builder<'_> {
             };
             for (nth, message) in messages(&self.workload.stages[stage], sync, most).into_iter().enumerate() {
                 let parts = collective::parts(what, sync.algorithm, message.bytes, group);
+                self.count_sent(what, message.bytes, &team, members.len());
                 // A replica without a micro-batch has nothing to add, but needs the sum.
                 let waits =
                     members.iter().filter_map(|program| self.gradients_exist(*program, stage, &message));
@@ -171,6 +172,7 @@ impl Builder<'_> {
                 let Some(own) = self.sharers(group[0], stage) else { continue };
                 let what = Collective::ReduceScatter;
                 let parts = collective::parts(what, sync.algorithm, message.bytes, &own.group);
+                self.count_sent(what, message.bytes, &own, group.len());
                 let waits = group.iter().filter_map(|one| self.gradients_exist(*one, stage, &message));
                 let waits = waits.collect();
                 let task = self.collective(label(group[0], message.bytes), parts, group, &own, waits);
@@ -179,6 +181,10 @@ impl Builder<'_> {
             let Some(across) = &across else { continue };
             let share = message.bytes.div_ceil(size as u64);
             let parts = collective::parts(Collective::AllReduce, sync.algorithm, share, &across.group);
+            // Each member of the first group adds up with its like in the others.
+            for _ in 0..size {
+                self.count_sent(Collective::AllReduce, share, across, across.members.len());
+            }
             let members = &team.members;
             let task = self.collective(label(members[0], share), parts, members, across, scattered);
             members.iter().for_each(|program| synced.entry(*program).or_default().push(task));
@@ -294,6 +300,7 @@ impl Builder<'_> {
             let bytes = self.workload.stages[stage].memory.parameters;
             let parts =
                 collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &team.group);
+            self.count_sent(Collective::AllGather, bytes, &team, 1);
             let work = Work::Gather { stage: stage as u32, op: None };
             let label = Label { program, stream: Stream::Collective, work };
             let task = self.collective(label, parts, &[program], &team, waits);

@@ -30,8 +30,9 @@ pub fn extras(
     };
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
     let is_endless = plan.is_some_and(|plan| is_without_flush(&plan.schedule));
-    let drains =
-        plan.filter(|_| is_endless).and_then(|plan| needs_a_flush(plan, pipeline, &groups, has_python));
+    let drains = plan
+        .filter(|_| is_endless)
+        .and_then(|plan| needs_a_flush(plan, shares_parameters(pipeline), &groups, has_python));
     if let Some(plan) = plan {
         if let Some(reason) = drains {
             notes.push(format!(
@@ -78,19 +79,18 @@ fn is_without_flush(schedule: &str) -> bool {
     simulator::order::Schedule::from_name(schedule).is_ok_and(|schedule| schedule.is_asynchronous())
 }
 
-/// Says why train.py cannot keep several versions of a plan's weights.
-fn needs_a_flush(
-    plan: &Plan,
-    pipeline: &Pipeline,
-    groups: &[usize],
-    has_python: bool,
-) -> Option<&'static str> {
-    let ranks = groups.len();
-    let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
-    let is_tied = pipeline
+/// Tells whether stages share a parameter that is trained.
+fn shares_parameters(pipeline: &Pipeline) -> bool {
+    pipeline
         .tied
         .iter()
-        .any(|tied| tied.requires_grad && tied.holders.iter().any(|(stage, _)| *stage != tied.holders[0].0));
+        .any(|tied| tied.requires_grad && tied.holders.iter().any(|(stage, _)| *stage != tied.holders[0].0))
+}
+
+/// Says why train.py cannot keep several versions of a plan's weights.
+fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool) -> Option<&'static str> {
+    let ranks = groups.len();
+    let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
     if is_tied {
         Some("stages that are updated at different times share a parameter")
     } else if groups.windows(2).any(|pair| pair[0] != pair[1]) {
@@ -104,6 +104,39 @@ fn needs_a_flush(
     } else {
         None
     }
+}
+
+/// Says what keeps train.py from running a plan as it stands; nothing where it does.
+pub fn not_carried_out(plan: &Plan) -> Vec<String> {
+    let ranks_of = plan.ranks();
+    let mut groups = vec![1; plan.n_ranks()];
+    for (stage, rank) in plan.stages.iter().zip(&ranks_of) {
+        groups[*rank] = stage.replicas();
+    }
+    let mut reasons = unexecuted(plan);
+    if is_without_flush(&plan.schedule) {
+        // Stages that share a parameter are seen when they are written.
+        let reason = needs_a_flush(plan, false, &groups, true);
+        reasons.extend(
+            reason.map(|reason| format!("train.py runs {} as 1F1B, because {reason}", plan.schedule)),
+        );
+    } else if !codegen::has_schedule(&plan.schedule)
+        && let Err(reason) = schedule(plan, &groups)
+    {
+        reasons.push(format!("train.py does not run {}: {reason}", plan.schedule));
+    }
+    let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
+    if !(plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) {
+        reasons.push(format!(
+            "train.py runs as many micro-batches on each of {pipelines} pipelines, which {} do not come to",
+            plan.micro_batches
+        ));
+    }
+    let is_shared = plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
+    if is_shared && groups.windows(2).any(|pair| pair[0] != pair[1]) {
+        reasons.push("train.py runs stages that devices share with as many replicas each".into());
+    }
+    reasons
 }
 
 /// Says which of a plan's choices train.py runs otherwise, or refuses.

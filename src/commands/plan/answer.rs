@@ -203,8 +203,8 @@ fn rates(answer: &PlanAnswer) -> String {
 }
 
 /// Three digits, and commas between thousands.
-fn rounded(value: f64) -> String {
-    if value < 1000.0 {
+pub fn rounded(value: f64) -> String {
+    if value < 999.5 {
         let digits = (2 - value.max(1e-9).log10().floor() as i32).clamp(0, 9) as usize;
         return format!("{value:.digits$}");
     }

@@ -38,7 +38,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 25] = [
+    let arguments: [(&str, bool, &[Kind]); 28] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -51,6 +51,9 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--micro-batches", asking.micro_batches.is_some(), &[Traced, Profile, Piper]),
         ("--optimizer", asking.optimizer != Optimizer::default(), planned),
         ("--keep-together", !asking.keep_together.is_empty(), &[Traced]),
+        ("--cut-at", !asking.cut_at.is_empty(), &[Traced]),
+        ("--layers", !asking.layers.is_empty(), &[Traced]),
+        ("--constraints", asking.constraints.is_some(), &[Traced]),
         ("--tf32", asking.tf32, &[Traced]),
         ("--loss", asking.loss.is_some(), &[Traced]),
         ("--sharding", asking.sharding.is_some(), planned),
@@ -99,6 +102,9 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--batch", asking.batch.is_some()),
         ("--micro-batches", asking.micro_batches.is_some()),
         ("--stages", asking.stages.is_some()),
+        ("--cut-at", !asking.cut_at.is_empty()),
+        ("--layers", !asking.layers.is_empty()),
+        ("--constraints", asking.constraints.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),
         ("--offload", asking.offload),

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use partitioner::{STRATEGIES, Strategy};
-use schema::{Bytes, Cluster, ShardingLevel};
+use schema::{Bytes, Cluster, Constraints, ShardingLevel};
 
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree};
-use crate::{cost_models::CostModels, failure::Failure, nearest::meant};
+use crate::{cost_models::CostModels, failure::Failure, nearest::meant, plan_file};
 
 /// Arguments of everything that plans.
 #[derive(Args)]
@@ -41,6 +41,15 @@ pub struct PlanArguments {
     /// Calls that no cut goes through, by path (encoder.*) or class (LlamaDecoderLayer); may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub keep_together: Vec<String>,
+    /// Calls that the stages but the first begin with, by path: the model is cut there and nowhere else
+    #[arg(long, value_name = "PATH,…", value_delimiter = ',', conflicts_with = "layers")]
+    pub cut_at: Vec<String>,
+    /// How many of the blocks that the model repeats each stage has: 7,8,9,8 of 32 decoder layers
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub layers: Vec<u32>,
+    /// Take over the constraints that this plan was made with; flags add to them, or replace its cuts
+    #[arg(long, value_name = "PLAN")]
+    pub constraints: Option<PathBuf>,
     /// Devices that are not planned with, by name (node0:3, node1:*); may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub leave_out: Vec<String>,
@@ -76,7 +85,7 @@ pub struct PlanArguments {
 }
 
 /// Tells whether a name is what a pattern says, in which `*` stands for anything.
-pub(super) fn matches(pattern: &str, name: &str) -> bool {
+pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = name.strip_prefix(first) else { return false };
@@ -151,8 +160,35 @@ impl PlanArguments {
         })
     }
 
+    /// Returns what stages are held to: by the plan that is named, and by the other arguments.
+    fn constraints(&self) -> Result<Constraints, Failure> {
+        let mut all = match &self.constraints {
+            None => Constraints::default(),
+            Some(path) => plan_file::read(path)?.constraints.ok_or_else(|| {
+                Failure::input("--constraints: the plan was made without any").in_file(path)
+            })?,
+        };
+        for (known, own) in
+            [(&mut all.keep_together, &self.keep_together), (&mut all.leave_out, &self.leave_out)]
+        {
+            let new: Vec<String> = own.iter().filter(|one| !known.contains(one)).cloned().collect();
+            known.extend(new);
+        }
+        if !(self.cut_at.is_empty() && self.layers.is_empty()) {
+            (all.cut_at, all.layers) = (self.cut_at.clone(), self.layers.clone());
+        }
+        if let (Some(stages), Some(given)) = (self.stages, all.stages())
+            && stages as usize != given
+        {
+            let what = if all.layers.is_empty() { "--cut-at" } else { "--layers" };
+            return Err(Failure::input(format!("{what} makes {given} stages, --stages asks for {stages}")));
+        }
+        Ok(all)
+    }
+
     /// Takes devices out of the cluster.
-    fn leave_out(&self, cluster: &mut Cluster) -> Result<(), Failure> {
+    fn leave_out(&self, patterns: &[String], cluster: &mut Cluster) -> Result<(), Failure> {
+        // A plan's own may be of another cluster.
         for pattern in &self.leave_out {
             if !cluster.devices.iter().any(|device| matches(pattern, &device.name)) {
                 let names: Vec<&str> =
@@ -161,7 +197,7 @@ impl PlanArguments {
                     .with_hint(format!("devices are {}, …", names.join(", "))));
             }
         }
-        let is_left_out = |name: &str| self.leave_out.iter().any(|pattern| matches(pattern, name));
+        let is_left_out = |name: &str| patterns.iter().any(|pattern| matches(pattern, name));
         cluster.devices.retain(|device| !is_left_out(&device.name));
         cluster.links.retain(|link| !is_left_out(&link.from) && !is_left_out(&link.to));
         if cluster.devices.is_empty() { Err(Failure::input("--leave-out leaves no device")) } else { Ok(()) }
@@ -212,16 +248,17 @@ impl PlanArguments {
         let cost_models = CostModels::read(&self.cost_models)?;
         let cluster = clusters::named(self.devices.as_deref(), self.cluster.as_deref(), &cost_models)?;
         let mut cluster = cluster.map_or_else(other, Ok)?;
-        self.leave_out(&mut cluster)?;
+        let constraints = self.constraints()?;
+        self.leave_out(&constraints.leave_out, &mut cluster)?;
         self.set_reserves(&mut cluster)?;
         Ok(PlanRequest {
             strategy,
             alternatives: strategy,
-            stages: self.stages,
+            stages: self.stages.or(constraints.stages().map(|stages| stages as u32)),
             batch: self.batch,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
-            keep_together: self.keep_together.clone(),
+            constraints,
             loss: self.loss,
             sharding: self.sharding()?,
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),

@@ -1,19 +1,27 @@
 //! What the planner is asked of a model on a cluster, and the answer to it.
 
+use std::collections::BTreeSet;
+
 use cost_model::TimeSource;
 use partitioner::{
     BoundBy, Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution,
     Strategy, Training, Ways, from_graph, to_plan, what_if,
 };
 use schema::{
-    Bytes, Cluster, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer, WhatIf,
+    Bytes, Cluster, Constraints, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer,
+    WhatIf,
 };
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
 use super::{
-    PlanRequest, Subject, answer, arguments::matches, costs, groups::Groups, loss::LossCost,
-    request::CARRIED_OUT, step_size::StepSize,
+    PlanRequest, Subject, answer,
+    arguments::matches,
+    constraints, costs,
+    groups::Groups,
+    loss::LossCost,
+    request::CARRIED_OUT,
+    step_size::{Rates, StepSize},
 };
 use crate::{
     PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
@@ -33,6 +41,8 @@ pub(super) struct Question<'a> {
     /// What one micro-batch is, where the model tells.
     size: Option<StepSize>,
     loss: Option<LossCost>,
+    /// The first operators of the stages but the first, where cuts are given.
+    starts: Option<Vec<u32>>,
     /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
 }
@@ -41,6 +51,9 @@ pub(super) struct Question<'a> {
 pub struct PlanFile {
     /// The plan.
     pub plan: schema::Plan,
+    /// Bytes that devices send each other in a step, all of them together; none where the step is too large to be simulated in
+    /// passing.
+    pub sent: Option<Bytes>,
     memory: Vec<Vec<MemoryPart>>,
 }
 
@@ -57,6 +70,8 @@ pub struct Asked {
     n_operators: Option<u64>,
     /// Devices that share each layer, where they do.
     groups: Option<Groups>,
+    /// What its stages are held to.
+    constraints: Constraints,
 }
 
 impl<'a> Question<'a> {
@@ -91,7 +106,36 @@ impl<'a> Question<'a> {
             Subject::Model(workspace) => loss(workspace, request),
             Subject::Profile(..) => None,
         };
-        Ok(Self { request, subject, machine, training, times, size, loss, model })
+        let mut question =
+            Self { request, subject, machine, training, times, size, loss, starts: None, model };
+        if let (Some(model), Subject::Model(workspace)) = (question.sliceable(), subject) {
+            question.starts = constraints::starts(&model, &workspace.graph, &request.constraints)?;
+        }
+        Ok(question)
+    }
+
+    /// Returns the grain at which stages can begin where they have to; nothing where cuts are looked for.
+    pub(super) fn given(&self, joined: &BTreeSet<String>) -> Result<Option<Grain>, Failure> {
+        let (Some(starts), Some(model), Subject::Model(workspace)) =
+            (&self.starts, self.sliceable(), self.subject)
+        else {
+            return Ok(None);
+        };
+        let found = model.beginning_at(starts, joined);
+        found.map(Some).map_err(|start| constraints::no_border(self.request, &workspace.graph, start))
+    }
+
+    /// Tells whether cuts are given.
+    pub(super) fn is_given(&self) -> bool {
+        self.starts.is_some()
+    }
+
+    /// Holds a plan against its own constraints.
+    pub(super) fn check(&self, plan: &schema::Plan) -> Result<(), Failure> {
+        match (self.sliceable(), self.subject) {
+            (Some(model), Subject::Model(workspace)) => constraints::check(&model, &workspace.graph, plan),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
@@ -126,6 +170,9 @@ impl<'a> Question<'a> {
                     let mut problem =
                         from_graph(&model, grain, &workspace.costs, seconds, machine(), training);
                     self.loss.iter().for_each(|loss| loss.add_to(&mut problem));
+                    problem.begins = self.starts.as_ref().map(|starts| {
+                        model.begins(grain, starts).expect("the grain is one at which stages can begin there")
+                    });
                     problem
                 };
                 let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
@@ -143,6 +190,7 @@ impl<'a> Question<'a> {
             uncertain,
             n_operators,
             groups: None,
+            constraints: self.request.constraints.clone(),
         }
     }
 }
@@ -177,6 +225,7 @@ impl Asked {
     /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
     pub fn file(&self, solution: &Solution) -> PlanFile {
         let mut plan = self.plan(solution);
+        plan.constraints = Some(self.constraints.clone()).filter(|own| *own != Constraints::default());
         if let Some((ends, from)) = &self.uncertain {
             ends.set_bands(&self.problem, &mut plan);
             plan.predicted.times = Some(from.clone());
@@ -188,10 +237,22 @@ impl Asked {
         if let (Some(bubble), Some(timeline)) = (&mut plan.predicted.bubble, &timeline) {
             *bubble = timeline.bubble();
         }
+        // What devices exchange within layers is part of the stages' own times, and no task of the simulation.
+        let inside = self.groups.as_ref().map_or(0, Groups::exchange_bytes);
+        let inside = inside.saturating_mul(u64::from(plan.micro_batches));
+        let sent = timeline.as_ref().map(|timeline| Bytes(timeline.sent.saturating_add(inside)));
         let memory = timeline.map_or_else(Vec::new, |timeline| {
             timeline.memory.iter().map(|memory| simulate::memory_parts(&memory.parts)).collect()
         });
-        PlanFile { plan, memory }
+        PlanFile { plan, sent, memory }
+    }
+
+    /// Returns samples and tokens a second, and the share of the used devices' peak that the model's own operations are, of a plan
+    /// that takes so long for each micro-batch.
+    pub fn rates(&self, seconds_each: f64, plan: &schema::Plan) -> Rates {
+        let used = plan.stages.iter().flat_map(|stage| &stage.devices).map(String::as_str);
+        let used: BTreeSet<&str> = used.collect();
+        self.size.as_ref().map(|size| size.rates(seconds_each, &plan.cluster, &used)).unwrap_or_default()
     }
 
     /// Returns the answer about a solution: its stages, what came next, and what would help.
@@ -222,16 +283,9 @@ impl Asked {
             .map(|loss| LossAnswer { what: loss.words.clone(), bytes: Bytes(loss.bytes()) });
         if let Some(size) = &self.size {
             answer.samples = size.samples.map(|samples| samples * u64::from(solution.micro_batches));
-            let devices = solution.stages.iter().flat_map(|stage| solution.devices(stage));
-            let mut used: Vec<&str> =
-                devices.map(|device| problem.machine.devices[device].name.as_str()).collect();
-            if let Some(groups) = &self.groups {
-                used = used.iter().flat_map(|leader| groups.members(leader)).collect();
-            }
-            used.sort_unstable();
-            used.dedup();
-            let rates = size.rates(solution.seconds_each(), &file.plan.cluster, &used);
-            (answer.samples_per_second, answer.tokens_per_second, answer.mfu) = rates;
+            let rates = self.rates(solution.seconds_each(), &file.plan);
+            answer.samples_per_second = rates.samples;
+            (answer.tokens_per_second, answer.mfu) = (rates.tokens, rates.mfu);
             // Said where more of them would have been tried.
             let is_free = request.micro_batches.is_none() && request.batch.is_none();
             let wanted = 8 * problem.machine.devices.len() as u64;
@@ -331,19 +385,21 @@ fn times(
 
 /// Returns a model as far as cutting it is concerned, with calls kept whole that are to be.
 fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanRequest) -> Sliceable<'a> {
-    let whole = |block: &graph::Block| request.keep_together.iter().any(|pattern| is_meant(pattern, block));
+    let whole = |block: &graph::Block| {
+        request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block))
+    };
     Sliceable::new(&workspace.graph, &times.seconds).keeping(whole)
 }
 
 /// Tells whether a pattern means a call, by its path or its class.
-fn is_meant(pattern: &str, block: &graph::Block) -> bool {
+pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
     matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
 /// Refuses patterns of calls that there are not.
 fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Failure> {
     let blocks = &workspace.graph.blocks;
-    for pattern in &request.keep_together {
+    for pattern in &request.constraints.keep_together {
         if !blocks.iter().any(|block| is_meant(pattern, block)) {
             let names = blocks.iter().flat_map(|block| [block.path.as_str(), block.kind.as_str()]);
             let meant = meant(pattern, names, 3);
@@ -460,7 +516,11 @@ fn answer_of(
         lower_bound_seconds: solution.lower_bound,
         gap: solution.gap(),
         optimal: solution.is_optimal(),
-        blocks: Some(problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
+        // Nothing is looked for where cuts are given.
+        blocks: problem
+            .begins
+            .is_none()
+            .then(|| problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
         bubble: solution.bubble,
         memory_bytes: Some(fullest(solution)),
         stages: stages.collect(),

@@ -6,12 +6,8 @@ use indexmap::IndexMap;
 use partitioner::{Planned, Solution};
 use schema::{Bytes, Cluster, Cut, Plan, ShardingLevel, SharedAnswer, SharedTried, TensorParallel};
 
-use super::{PlanRequest, Subject, asked::Asked, model::planned, request::Degree};
-use crate::{
-    failure::{self, Failure},
-    sharing,
-    workspace::Workspace,
-};
+use super::{PlanRequest, Subject, asked::Asked, model::attempt, no_plan::Unplanned, request::Degree};
+use crate::{failure, sharing, workspace::Workspace};
 
 /// Who shares what.
 pub(super) struct Groups {
@@ -23,6 +19,8 @@ pub(super) struct Groups {
     /// All devices.
     cluster: Cluster,
     cuts: IndexMap<String, Cut>,
+    /// Bytes of the exchanges of a micro-batch, there and back, all devices together.
+    exchange_bytes: u64,
 }
 
 /// The most devices that share a layer where the number is chosen: what fast links join.
@@ -33,7 +31,7 @@ pub(super) fn planned_by(
     whole: &Workspace,
     request: &PlanRequest,
     degree: u32,
-) -> Result<(Asked, Planned), Failure> {
+) -> Result<(Asked, Planned), Unplanned> {
     let (cluster, members) = sharing::grouped(&request.cluster, degree)?;
     let own = whole.shared((&request.cluster, &request.cost_models), degree, None)?;
     let shared = own.shared.as_ref().expect("it is shared");
@@ -48,10 +46,11 @@ pub(super) fn planned_by(
         tried: Vec::new(),
     };
     let cuts = shared.named_cuts(whole.program());
+    let exchange_bytes = shared.exchange_bytes(&own.graph);
     // Replicas of what is shared keep all of it.
     let sharding = request.sharding.or(Some(ShardingLevel::None));
     let alone = PlanRequest { cluster, sharding, tensor_parallel: Degree::Of(1), ..request.clone() };
-    let (asked, mut solved) = planned(Subject::Model(&own), &alone)?;
+    let (asked, mut solved) = attempt(Subject::Model(&own), &alone)?;
     if request.strategy.is_none() && !runs(&solved.best) {
         let position = solved.others.iter().position(runs);
         match position {
@@ -61,7 +60,7 @@ pub(super) fn planned_by(
             ),
         }
     }
-    let groups = Groups { answer, members, own, cluster: request.cluster.clone(), cuts };
+    let groups = Groups { answer, members, own, cluster: request.cluster.clone(), cuts, exchange_bytes };
     Ok((asked.of_groups(groups), solved))
 }
 
@@ -74,11 +73,11 @@ fn runs(solution: &Solution) -> bool {
 pub(super) fn planned_best(
     whole: &Workspace,
     request: &PlanRequest,
-    first: Result<(Asked, Planned), Failure>,
-) -> Result<(Asked, Planned), Failure> {
+    first: Result<(Asked, Planned), Unplanned>,
+) -> Result<(Asked, Planned), Unplanned> {
     let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
     let fits = degrees.filter(|degree| sharing::grouped(&request.cluster, *degree).is_ok());
-    let each = |found: &Result<(Asked, Planned), Failure>| {
+    let each = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
     };
     let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first) }];
@@ -107,6 +106,11 @@ impl Groups {
     /// Returns how many devices share each layer.
     pub(super) fn degree(&self) -> u32 {
         self.answer.degree
+    }
+
+    /// Returns the bytes of the exchanges of a micro-batch, all devices together.
+    pub(super) fn exchange_bytes(&self) -> u64 {
+        self.exchange_bytes
     }
 
     /// Returns what is said of it.

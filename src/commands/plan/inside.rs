@@ -10,10 +10,10 @@ use partitioner::{
     Machine,
     inside::{Limits, NoSplit, Space, Walk, split, walk},
 };
-use schema::Bytes;
+use schema::{Bytes, PlanAnswer};
 
 use self::{layers::Layers, prices::Predicted};
-use super::{Plan, costs, model::request};
+use super::{Plan, PlanRequest, costs, model::request, name_of, no_plan::Unplanned};
 use crate::{
     failure::{self, Failure},
     files::Opened,
@@ -48,7 +48,8 @@ impl Method {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// Returns its name.
+    pub fn name(self) -> &'static str {
         Self::NAMES[usize::from(self == Self::Random)]
     }
 }
@@ -58,6 +59,13 @@ pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Re
     refuse(plan, method)?;
     let (request, _) = request(plan, None)?;
     request.cost_models.require_used(&request.cluster)?;
+    check(method, &request)?;
+    let workspace = Workspace::of(file, &plan.asking.input)?;
+    answer::print(plan, &answered(method, &workspace, &request, &name_of(&plan.model))?, output)
+}
+
+/// Refuses clusters over which no operators are split.
+fn check(method: Method, request: &PlanRequest) -> Result<(), Failure> {
     let cluster = &request.cluster;
     let first = cluster.devices.first().ok_or_else(|| Failure::input("the cluster has no devices"))?;
     if cluster.devices.iter().any(|device| device.type_ != first.type_) {
@@ -71,27 +79,36 @@ pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Re
             cluster.devices.len()
         )));
     }
-    let type_ =
-        cluster.types.get(&first.type_).ok_or_else(|| Failure::input("the cluster has no device types"))?;
-    let workspace = Workspace::of(file, &plan.asking.input)?;
+    Ok(())
+}
+
+/// Splits the operators of a traced model.
+pub fn answered(
+    method: Method,
+    workspace: &Workspace,
+    request: &PlanRequest,
+    model_name: &str,
+) -> Result<PlanAnswer, Unplanned> {
+    check(method, request)?;
+    let cluster = &request.cluster;
+    let no_types = || Failure::input("the cluster has no device types");
+    let name = &cluster.devices.first().ok_or_else(no_types)?.type_;
+    let type_ = cluster.types.get(name).ok_or_else(no_types)?;
     let layers = Layers::of(&workspace.graph, &workspace.costs);
     let machine: Machine = request.machine();
-    let model = request.cost_models.of(&first.type_, type_);
+    let model = request.cost_models.of(name, type_);
     let options = costs::options(request.tf32, &model);
-    let predicted =
-        Predicted::new(&workspace, &layers, (&model, options), &machine, request.optimizer_factor);
+    let predicted = Predicted::new(workspace, &layers, (&model, options), &machine, request.optimizer_factor);
     let space = Space::new(&layers.layers, machine.devices.len(), &predicted);
     // Gradients are there from the backward pass on: the forward pass hides none of their sync.
     let exposed = if request.overlap { predicted.forward_share() } else { 1.0 };
     let limits = Limits { exposed, bytes: type_.usable().0 as f64 };
     let even = space.data_parallel();
     let found = split(&space.choices, limits, std::slice::from_ref(&even)).map_err(|error| match error {
-        NoSplit::Memory { needed, limit } => Failure::no(format!(
-            "no split of the operators fits: a device needs {} at the least and has {}",
-            Bytes(needed as u64),
-            Bytes(limit as u64)
-        )),
-        NoSplit::Contradiction => Failure::no(error),
+        NoSplit::Memory { needed, limit } => {
+            Unplanned::Inside { needed: Bytes(needed as u64), limit: Bytes(limit as u64) }
+        }
+        NoSplit::Contradiction => Failure::no(error).into(),
     })?;
     let walked = match method {
         Method::Exact => None,
@@ -102,17 +119,17 @@ pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Re
     }
     let answer = answer::Inside {
         method,
-        workspace: &workspace,
+        workspace,
         layers: &layers,
         space: &space,
         limits,
         found: &found,
         walked: walked.as_ref(),
         even: &even,
-        request: &request,
+        request,
         times: predicted.times_from(),
     };
-    answer.print(plan, output)
+    Ok(answer.answer(model_name))
 }
 
 /// Refuses arguments that say nothing about splits inside operators.
@@ -123,6 +140,9 @@ fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
         ("--batch", asking.batch.is_some()),
         ("--micro-batches", asking.micro_batches.is_some()),
         ("--keep-together", !asking.keep_together.is_empty()),
+        ("--cut-at", !asking.cut_at.is_empty()),
+        ("--layers", !asking.layers.is_empty()),
+        ("--constraints", asking.constraints.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--loss", asking.loss.is_some()),
         ("--offload", asking.offload),

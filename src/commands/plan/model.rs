@@ -15,7 +15,7 @@ use super::{
     clusters::machines,
     groups,
     inseparable::Inseparable,
-    no_plan::no_plan,
+    no_plan::{NotFound, Unplanned},
     refine,
     request::Degree,
     why::why,
@@ -145,6 +145,7 @@ fn checked(
     given: &schema::Plan,
 ) -> Result<(Asked, Result<Solution, CheckError>), Failure> {
     let question = Question::new(request, subject)?;
+    question.check(given)?;
     let named = given.stages.iter().flat_map(|stage| &stage.blocks).map(String::as_str);
     let grain = question.sliceable().map(|model| model.named(named)).unwrap_or_default();
     let mut asked = question.asked(&grain);
@@ -181,17 +182,22 @@ const MAX_ROUNDS: usize = 4;
 
 /// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches where none is asked for.
 pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
+    attempt(subject, request).map_err(Failure::from)
+}
+
+/// The same for whoever only wants to know why there is none, without a search for what would have to change.
+pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
     let unshared = |request: &PlanRequest| planned_alone(subject, request);
     match (request.tensor_parallel, subject) {
         (Degree::Of(1), _) | (Degree::IfNeeded, Subject::Profile(..)) => unshared(request),
         (_, Subject::Profile(..)) => {
-            Err(Failure::input("a profile's blocks are given: --tensor-parallel is for traced models"))
+            Err(Failure::input("a profile's blocks are given: --tensor-parallel is for traced models").into())
         }
         (Degree::Of(degree), Subject::Model(whole)) => groups::planned_by(whole, request, degree),
         (Degree::Best, Subject::Model(whole)) => groups::planned_best(whole, request, unshared(request)),
         (Degree::IfNeeded, Subject::Model(whole)) => match unshared(request) {
-            Err(failure) if failure.is_no() && request.strategy.is_none() => {
-                groups::planned_best(whole, request, Err(failure))
+            Err(reason) if reason.is_no() && request.strategy.is_none() => {
+                groups::planned_best(whole, request, Err(reason))
             }
             found => found,
         },
@@ -199,18 +205,16 @@ pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
 }
 
 /// The same where each device has layers of its own.
-fn planned_alone(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
+fn planned_alone(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
     let question = Question::new(request, subject)?;
     let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;
     for _ in 0..MAX_ROUNDS {
-        let found = refine::planned(&question, request.strategy, &joined);
+        let given = question.given(&joined)?;
+        let found = refine::planned(&question, request.strategy, &joined, given.as_ref());
         let (asked, solved) = found.map_err(|(problem, error)| {
-            let failure = no_plan(request, subject.path(), &problem, error);
-            match &reason {
-                Some(reason) => failure.with_hint(format!("not every cut can be: {reason}")),
-                None => failure,
-            }
+            let (request, model, reason) = (request.clone(), subject.path().to_path_buf(), reason.take());
+            Unplanned::NotFound(Box::new(NotFound { request, model, problem: *problem, error, reason }))
         })?;
         let found =
             subject.archive().and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));
@@ -220,9 +224,15 @@ fn planned_alone(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, 
             }
             return Ok((asked, solved));
         };
+        if question.is_given() {
+            let failure = Failure::no(format!("stages with these cuts cannot be written: {why}"));
+            let hint = "`model-analyze emit --cut` tells which cuts near a given one can be";
+            return Err(failure.with_hint(hint).into());
+        }
         joined.extend(paths);
         reason.get_or_insert(why);
     }
     let message = format!("no stages were found that can be written: {}", reason.unwrap_or_default());
-    Err(Failure::no(message).with_hint("`model-analyze emit --cut` tells which cuts near a given one can be"))
+    let failure = Failure::no(message);
+    Err(failure.with_hint("`model-analyze emit --cut` tells which cuts near a given one can be").into())
 }

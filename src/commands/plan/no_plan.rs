@@ -1,6 +1,6 @@
 //! Why there is no plan, and what would have to change.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training};
 use schema::{Bytes, ShardingLevel};
@@ -8,8 +8,101 @@ use schema::{Bytes, ShardingLevel};
 use super::PlanRequest;
 use crate::failure::Failure;
 
+/// Why there is no plan.
+pub enum Unplanned {
+    /// None was found.
+    NotFound(Box<NotFound>),
+    /// No split of the operators fits a device.
+    Inside {
+        /// Bytes that it needs at the least.
+        needed: Bytes,
+        /// Bytes that it has.
+        limit: Bytes,
+    },
+    /// Something is wrong with what was asked, or with what it was asked of.
+    Wrong(Failure),
+}
+
+/// A search that found nothing.
+pub struct NotFound {
+    /// What was asked.
+    pub(super) request: PlanRequest,
+    /// The model's file.
+    pub(super) model: PathBuf,
+    /// The blocks that were looked at.
+    pub(super) problem: Problem,
+    /// What none of their plans could do.
+    pub(super) error: PlanError,
+    /// Why not every cut can be, where some cannot.
+    pub(super) reason: Option<String>,
+}
+
+impl Unplanned {
+    /// Tells whether the question was right and its answer is no.
+    pub(super) fn is_no(&self) -> bool {
+        match self {
+            Self::NotFound(found) => matches!(found.error, PlanError::Memory { .. } | PlanError::NothingFits),
+            Self::Inside { .. } => true,
+            Self::Wrong(failure) => failure.is_no(),
+        }
+    }
+
+    /// Returns the reason in a few words.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::NotFound(found) => match &found.error {
+                PlanError::Schedule { reason, .. } => reason.clone(),
+                error => error.to_string(),
+            },
+            Self::Wrong(failure) => failure.to_string(),
+            Self::Inside { needed, limit } => {
+                format!(
+                    "no split of the operators fits: a device needs {needed} at the least and has {limit}"
+                )
+            }
+        }
+    }
+
+    /// Returns the memory that each device lacks, where a plan was found that would fit with it.
+    pub fn missing(&self) -> Option<Bytes> {
+        match self {
+            Self::NotFound(found) => match &found.error {
+                PlanError::Memory { needed, limit, .. } => {
+                    Some(rounded_up(Bytes(needed.saturating_sub(*limit))))
+                }
+                _ => None,
+            },
+            Self::Inside { needed, limit } => Some(rounded_up(Bytes(needed.0.saturating_sub(limit.0)))),
+            Self::Wrong(_) => None,
+        }
+    }
+}
+
+impl From<Failure> for Unplanned {
+    fn from(failure: Failure) -> Self {
+        Self::Wrong(failure)
+    }
+}
+
+impl From<Unplanned> for Failure {
+    fn from(reason: Unplanned) -> Self {
+        match reason {
+            Unplanned::NotFound(found) => {
+                let NotFound { request, model, problem, error, reason } = *found;
+                let failure = no_plan(&request, &model, &problem, error);
+                match reason {
+                    Some(reason) => failure.with_hint(format!("not every cut can be: {reason}")),
+                    None => failure,
+                }
+            }
+            Unplanned::Inside { .. } => Failure::no(reason.reason()),
+            Unplanned::Wrong(failure) => failure,
+        }
+    }
+}
+
 /// Says why there is no plan, in which file, and what would have to change.
-pub(super) fn no_plan(request: &PlanRequest, model: &Path, problem: &Problem, error: PlanError) -> Failure {
+fn no_plan(request: &PlanRequest, model: &Path, problem: &Problem, error: PlanError) -> Failure {
     match (&error, &request.cluster_file) {
         (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
             changes(request, problem, error).in_file(model)

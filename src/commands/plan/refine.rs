@@ -34,6 +34,7 @@ pub(super) fn planned(
     question: &Question<'_>,
     strategy: Option<Strategy>,
     joined: &BTreeSet<String>,
+    given: Option<&Grain>,
 ) -> Result<Found, NoPlan> {
     let model = question.sliceable();
     let mut search = Search { question, model: model.as_ref(), strategy, best: None, error: None };
@@ -42,11 +43,19 @@ pub(super) fn planned(
         return search.finish();
     };
     let devices = question.n_devices();
+    let is_small = model.n_working() * devices <= FEW;
+    // Where all cuts are given, blocks are there to be computed again, and for gradients to be sent one by one.
+    if let Some(given) = given {
+        search.look(given);
+        if is_small && search.has_room() {
+            search.look(&model.finest(joined));
+        }
+        return search.finish();
+    }
     let next = search.look(&model.enough(question.stages().unwrap_or(1) as usize, joined));
     if strategy.is_some_and(Strategy::is_rule) {
         return search.finish();
     }
-    let is_small = model.n_working() * devices <= FEW;
     if is_small && search.has_room() {
         search.look(&model.finest(joined));
         return search.finish();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use partitioner::{Machine, MicroBatches, Strategy, Training};
-use schema::{Cluster, ShardingLevel};
+use schema::{Cluster, Constraints, ShardingLevel};
 
 use super::{clusters::cluster_failure, loss::Loss};
 use crate::{cost_models::CostModels, failure::Failure};
@@ -29,8 +29,8 @@ pub struct PlanRequest {
     pub micro_batches: Option<u32>,
     /// Bytes that the optimizer keeps beside each byte of parameters.
     pub optimizer_factor: f64,
-    /// Calls that no cut goes through: patterns of paths, or classes.
-    pub keep_together: Vec<String>,
+    /// What stages are held to.
+    pub constraints: Constraints,
     /// The loss; none for the one that goes with the model's outputs.
     pub loss: Option<Loss>,
     /// What replicas share out; none for what serves best of that which `train.py` carries out.

@@ -1,5 +1,7 @@
 //! How large a step is, counted as people count it: samples, tokens, operations; and how large one may be where nobody says.
 
+use std::collections::BTreeSet;
+
 use graph::TensorFact;
 use schema::Cluster;
 
@@ -12,17 +14,29 @@ const SAMPLES: u64 = 8192;
 
 /// One micro-batch of a model.
 #[derive(Clone)]
-pub(super) struct StepSize {
+pub struct StepSize {
     /// Samples, where the model's inputs tell.
-    pub(super) samples: Option<u64>,
+    pub samples: Option<u64>,
     /// Tokens, where it takes rows of them.
     tokens: Option<u64>,
     /// Operations there and back, and the data type of most of them; none where some are not counted.
     operations: Option<(f64, String)>,
 }
 
+/// What devices do in a second.
+#[derive(Clone, Copy, Default)]
+pub struct Rates {
+    /// Samples, where the model's inputs tell.
+    pub samples: Option<f64>,
+    /// Tokens, where it takes rows of them.
+    pub tokens: Option<f64>,
+    /// The model's own operations, as a share of the devices' peak.
+    pub mfu: Option<f64>,
+}
+
 impl StepSize {
-    pub(super) fn of(workspace: &Workspace) -> Self {
+    /// Returns what one micro-batch of a model is.
+    pub fn of(workspace: &Workspace) -> Self {
         let graph = &workspace.graph;
         let input = graph.inputs.first().map(|input| &graph.values[input.index()].fact);
         let tensor = input.and_then(|fact| fact.tensors().first().copied());
@@ -55,13 +69,8 @@ impl StepSize {
         ))
     }
 
-    /// Returns samples and tokens a second, and the share of the devices' peak that the model's own operations are.
-    pub(super) fn rates(
-        &self,
-        seconds_each: f64,
-        cluster: &Cluster,
-        devices: &[&str],
-    ) -> (Option<f64>, Option<f64>, Option<f64>) {
+    /// Returns what devices do in a second that take so long for each micro-batch.
+    pub fn rates(&self, seconds_each: f64, cluster: &Cluster, devices: &BTreeSet<&str>) -> Rates {
         let rate = |count: Option<u64>| Some(count? as f64 / seconds_each).filter(|_| seconds_each > 0.0);
         let share = self.operations.as_ref().and_then(|(operations, dtype)| {
             let used = cluster.devices.iter().filter(|device| devices.contains(&device.name.as_str()));
@@ -69,7 +78,7 @@ impl StepSize {
             let peak: f64 = peaks.sum::<Option<f64>>()?;
             Some(operations / seconds_each / peak).filter(|share| share.is_finite())
         });
-        (rate(self.samples), rate(self.tokens), share)
+        Rates { samples: rate(self.samples), tokens: rate(self.tokens), mfu: share }
     }
 }
 

@@ -177,7 +177,7 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
     // Where a number of stages was asked for, one device was refused for that alone.
     let fits = (known.is_none() || problem.training.stages.is_some()) && {
         let mut free = problem.clone();
-        free.training.stages = None;
+        (free.training.stages, free.begins) = (None, None);
         partitioner::fits(&free, Strategy::OneDevice)
     };
     Some(if fits {

@@ -6,7 +6,7 @@ use schema::{Bytes, InsideAnswer, OperatorSplit, PlanAnswer, Seconds, StageAnswe
 
 use super::{super::PlanRequest, Method, layers::Layers};
 use crate::{
-    commands::plan::{Plan, answer::SCHEMA_VERSION, name_of},
+    commands::plan::{Plan, answer::SCHEMA_VERSION},
     failure::Failure,
     output::{Format, Output},
     visible::cell,
@@ -29,17 +29,17 @@ pub struct Inside<'a> {
     pub times: TimesFrom,
 }
 
-impl Inside<'_> {
-    /// Prints the answer.
-    pub fn print(&self, plan: &Plan, output: &mut Output) -> Result<(), Failure> {
-        let answer = self.answer(&name_of(&plan.model));
-        match plan.format {
-            Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?),
-            Format::Text => output.text(&text(&answer)),
-        }
+/// Prints an answer.
+pub fn print(plan: &Plan, answer: &PlanAnswer, output: &mut Output) -> Result<(), Failure> {
+    match plan.format {
+        Format::Json => output.json(&serde_json::to_value(answer).map_err(Failure::input)?),
+        Format::Text => output.text(&text(answer)),
     }
+}
 
-    fn answer(&self, model: &str) -> PlanAnswer {
+impl Inside<'_> {
+    /// Returns the answer about a model of this name.
+    pub fn answer(&self, model: &str) -> PlanAnswer {
         let (picks, totals, step) = match self.walked {
             Some(walked) => (&walked.picks, walked.totals, walked.step),
             None => (&self.found.picks, self.found.totals, self.found.step),

@@ -1,0 +1,266 @@
+//! What each strategy gives: a row, or why it is left out.
+
+use std::collections::BTreeSet;
+
+use partitioner::Strategy;
+use schema::{Bytes, Plan, StrategyLeftOut, StrategyRow};
+use simulator::{PlanError, PlannedStep, order::OrderError};
+
+use super::ways::{How, Otherwise, Way};
+use crate::{
+    commands::{
+        emit::not_carried_out,
+        plan::{PlanRequest, StepSize, Subject, Unplanned, attempt, split_operators},
+    },
+    workspace::Workspace,
+};
+
+/// Micro-batches of a schedule that takes no more of them than one for each copy of the model.
+const COPIES: u32 = 2;
+
+/// What a strategy gives.
+pub enum Outcome {
+    /// A plan, and the file that `plan` would write, where it writes one.
+    Found(Box<StrategyRow>, Option<Box<Plan>>),
+    /// None.
+    LeftOut(StrategyLeftOut),
+}
+
+/// A model on a cluster, for all strategies alike.
+pub struct Question<'a> {
+    /// The model.
+    pub workspace: &'a Workspace,
+    /// What all are asked.
+    pub request: &'a PlanRequest,
+    /// One micro-batch.
+    pub size: StepSize,
+}
+
+impl Way {
+    fn row(&self) -> StrategyRow {
+        StrategyRow {
+            name: self.name.clone(),
+            about: self.about.to_string(),
+            flags: self.flags(),
+            trains_as_one_device: !self.is_asynchronous(),
+            ..StrategyRow::default()
+        }
+    }
+
+    fn left_out(&self, reason: String, missing: Option<Bytes>) -> Outcome {
+        Outcome::LeftOut(StrategyLeftOut {
+            name: self.name.clone(),
+            about: self.about.to_string(),
+            reason,
+            missing_bytes: missing,
+        })
+    }
+}
+
+impl Question<'_> {
+    /// Asks for a way that needs no other's plan.
+    pub fn ask(&self, way: &Way) -> Outcome {
+        let found = match way.how {
+            How::Planned(strategy, sharding, tensor_parallel) => {
+                let request = PlanRequest {
+                    strategy,
+                    alternatives: strategy,
+                    sharding,
+                    tensor_parallel,
+                    ..self.request.clone()
+                };
+                self.planned(way, &request)
+            }
+            How::Split(_) if self.request.stages.is_some_and(|stages| stages > 1) => {
+                return way.left_out("it splits operators, and stages were asked for".into(), None);
+            }
+            How::Split(method) => {
+                split_operators(method, self.workspace, self.request, &self.workspace.file.stem())
+                    .map(|answer| self.split(way, answer))
+            }
+            How::Simulated(..) => {
+                return way.left_out("it simulates a plan of another strategy".into(), None);
+            }
+        };
+        found.unwrap_or_else(|reason| way.left_out(reason.reason(), reason.missing()))
+    }
+
+    fn planned(&self, way: &Way, request: &PlanRequest) -> Result<Outcome, Unplanned> {
+        let (asked, solved) = attempt(Subject::Model(self.workspace), request)?;
+        let file = asked.file(&solved.best);
+        let (best, plan) = (&solved.best, file.plan);
+        let rates = asked.rates(best.seconds_each(), &plan);
+        let devices = &asked.problem.machine.devices;
+        let held = best.held(devices.len());
+        let full = held.iter().zip(devices).max_by(|a, b| {
+            let share =
+                |(held, device): &(&f64, &partitioner::MachineDevice)| **held / device.memory.0.max(1) as f64;
+            share(a).total_cmp(&share(b))
+        });
+        let shared_by =
+            plan.stages.first().and_then(|stage| stage.tensor_parallel).map(|shared| shared.degree);
+        let row = StrategyRow {
+            is_chosen: request.strategy.is_none(),
+            strategy: best.strategy.to_string(),
+            sharding: best.sharing(),
+            shared_by,
+            schedule: Some(plan.schedule.clone()),
+            stages: plan.stages.len() as u32,
+            chunks: best.chunks() as u32,
+            micro_batches: best.micro_batches,
+            samples: self.samples(best.micro_batches),
+            step_seconds: best.seconds_each() * f64::from(best.micro_batches),
+            micro_batch_seconds: best.seconds_each(),
+            samples_per_second: rates.samples,
+            tokens_per_second: rates.tokens,
+            mfu: rates.mfu,
+            memory_bytes: full.map_or(Bytes(0), |(held, _)| Bytes(*held as u64)),
+            memory_limit: full.map_or(Bytes(0), |(_, device)| device.memory),
+            idle: plan.predicted.bubble,
+            sent_bytes: file.sent,
+            ..self.carried_out(way.row(), &plan)
+        };
+        Ok(Outcome::Found(Box::new(row), Some(Box::new(plan))))
+    }
+
+    fn split(&self, way: &Way, answer: schema::PlanAnswer) -> Outcome {
+        let step = answer.step_seconds.unwrap_or_default();
+        let stage = answer.stages.first();
+        let cluster = &self.request.cluster;
+        let used: BTreeSet<&str> =
+            stage.iter().flat_map(|stage| &stage.devices).map(String::as_str).collect();
+        let rates = self.size.rates(step, cluster, &used);
+        let row = StrategyRow {
+            strategy: answer.strategy.clone(),
+            stages: 1,
+            chunks: 1,
+            devices: used.len() as u32,
+            micro_batches: 1,
+            samples: self.samples(1),
+            step_seconds: step,
+            micro_batch_seconds: step,
+            samples_per_second: rates.samples,
+            tokens_per_second: rates.tokens,
+            mfu: rates.mfu,
+            memory_bytes: Bytes(answer.memory_bytes.unwrap_or_default()),
+            memory_limit: stage.and_then(|stage| stage.memory_usable).unwrap_or_default(),
+            not_carried_out: answer.inside.into_iter().map(|inside| inside.not_carried_out).collect(),
+            ..way.row()
+        };
+        Outcome::Found(Box::new(row), None)
+    }
+
+    /// Simulates the plan of another way; without one it is left out.
+    pub fn simulate(&self, way: &Way, of: Strategy, otherwise: Otherwise, plan: Option<&Plan>) -> Outcome {
+        let Some(plan) = plan else {
+            return way
+                .left_out(format!("it would take the stages of {}, which has no plan", of.name()), None);
+        };
+        match self.simulated(way, otherwise, plan) {
+            Ok(outcome) => outcome,
+            Err(reason) => way.left_out(reason, None),
+        }
+    }
+
+    fn simulated(&self, way: &Way, otherwise: Otherwise, plan: &Plan) -> Result<Outcome, String> {
+        let mut options = otherwise.options();
+        let is_free = self.request.micro_batches.is_none() && self.request.batch.is_none();
+        let made = match simulator::from_plan(plan, &options) {
+            // Schedules have micro-batches in pairs, or one for each device at the least.
+            Err(PlanError::Order(OrderError::MicroBatches { smallest, .. })) if is_free => {
+                options.micro_batches = Some(smallest.unwrap_or(COPIES));
+                simulator::from_plan(plan, &options)
+            }
+            made => made,
+        };
+        let step = made.map_err(|error| error.to_string())?;
+        let timeline = simulator::simulate(&step.workload, &step.order, &step.machine)
+            .map_err(|error| error.to_string())?;
+        let devices = plan.cluster.devices.iter().zip(&timeline.memory);
+        let limit = |device: &schema::Device| plan.cluster.types[&device.type_].usable();
+        let full = devices.max_by(|a, b| {
+            let share = |(device, memory): &(&schema::Device, &simulator::DeviceMemory)| {
+                memory.peak as f64 / limit(device).0.max(1) as f64
+            };
+            share(a).total_cmp(&share(b))
+        });
+        let (memory, limit) = full.map_or((0, Bytes(0)), |(device, memory)| (memory.peak, limit(device)));
+        if memory > limit.0 {
+            let reason = format!("a device would hold {} of {limit}", Bytes(memory));
+            return Ok(way.left_out(reason, Some(Bytes(memory - limit.0))));
+        }
+        let micro_batches = step.shape.micro_batches;
+        let seconds = nanoseconds(&step, otherwise, timeline.step)? as f64 * 1e-9;
+        let each = seconds / f64::from(micro_batches);
+        let used = plan.stages.iter().flat_map(|stage| &stage.devices).map(String::as_str).collect();
+        let rates = self.size.rates(each, &plan.cluster, &used);
+        let changed = Plan { micro_batches, ..otherwise.of(plan) };
+        let carried_out = self.carried_out(way.row(), &changed);
+        let mut not_carried_out = carried_out.not_carried_out.clone();
+        if step.workload.stages.len() > plan.stages.len() {
+            not_carried_out
+                .push("its stages are equal parts of another plan's, which stand for no cut".into());
+        }
+        let row = StrategyRow {
+            strategy: plan.strategy.clone(),
+            schedule: Some(step.schedule.name().to_string()),
+            stages: step.workload.stages.len() as u32,
+            chunks: step.shape.chunks,
+            micro_batches,
+            samples: self.samples(micro_batches),
+            step_seconds: seconds,
+            micro_batch_seconds: each,
+            samples_per_second: rates.samples,
+            tokens_per_second: rates.tokens,
+            mfu: rates.mfu,
+            memory_bytes: Bytes(memory),
+            memory_limit: limit,
+            idle: Some(timeline.bubble()),
+            sent_bytes: Some(Bytes(timeline.sent)),
+            not_carried_out,
+            ..carried_out
+        };
+        Ok(Outcome::Found(Box::new(row), None))
+    }
+
+    fn samples(&self, micro_batches: u32) -> Option<u64> {
+        self.size.samples.map(|samples| samples * u64::from(micro_batches))
+    }
+
+    /// Adds the devices of a plan, and what of it `train.py` does not carry out.
+    fn carried_out(&self, row: StrategyRow, plan: &Plan) -> StrategyRow {
+        let devices: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
+        let mut reasons = not_carried_out(plan);
+        if self.workspace.program().archive.is_none() {
+            reasons.push("stages are cut from an archive, which this model's file is not".into());
+        }
+        StrategyRow { devices: devices.len() as u32, not_carried_out: reasons, ..row }
+    }
+}
+
+/// Returns the nanoseconds from step to step of what does not end where it began, and those of a step of all else.
+fn nanoseconds(step: &PlannedStep, otherwise: Otherwise, whole: u64) -> Result<u64, String> {
+    let overlaps = matches!(otherwise, Otherwise::Servers(_)) || step.schedule.is_asynchronous();
+    if !overlaps {
+        return Ok(whole);
+    }
+    step.period().map_err(|error| error.to_string())
+}
+
+/// Tells whether two plans are the same, whoever made them.
+pub fn is_same(one: &Plan, other: &Plan) -> bool {
+    let stage = |stage: &schema::PlanStage| {
+        (
+            stage.blocks.clone(),
+            stage.devices.clone(),
+            stage.recompute.clone(),
+            stage.offload.clone(),
+            stage.tensor_parallel,
+        )
+    };
+    one.schedule == other.schedule
+        && one.micro_batches == other.micro_batches
+        && one.execution == other.execution
+        && one.cuts == other.cuts
+        && one.stages.iter().map(stage).eq(other.stages.iter().map(stage))
+}

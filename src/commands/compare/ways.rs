@@ -1,0 +1,196 @@
+//! The strategies that are compared, and what `plan` or `simulate` is asked for each.
+//!
+//! No strategy is planned here: each is what `plan` gives with some flags, or such a plan simulated otherwise.
+
+use partitioner::Strategy;
+use schema::{CollectiveKind, Execution, ShardingLevel, SyncOrder};
+use simulator::{PlanOptions, order::Schedule};
+
+use crate::commands::plan::{Degree, Method, PlanRequest};
+
+/// The most devices that share a layer, as `--tensor-parallel auto` tries them.
+const MOST_SHARING: u32 = 8;
+
+/// A strategy of the comparison.
+pub struct Way {
+    /// Its name in the comparison.
+    pub name: String,
+    /// What it is, in a line.
+    pub about: &'static str,
+    /// Where its numbers come from.
+    pub how: How,
+}
+
+/// Where a strategy's numbers come from.
+#[derive(Clone, Copy)]
+pub enum How {
+    /// What `plan` gives, with a strategy, a level of sharing, devices that share each layer.
+    Planned(Option<Strategy>, Option<ShardingLevel>, Degree),
+    /// The same of operators that are split.
+    Split(Method),
+    /// The plan of another way, as `simulate` runs it.
+    Simulated(Strategy, Otherwise),
+}
+
+/// What `simulate` is asked otherwise than a plan says.
+#[derive(Clone, Copy)]
+pub enum Otherwise {
+    /// Another schedule.
+    Schedule(Schedule),
+    /// Parameter servers, and in which order they are sent to.
+    Servers(SyncOrder),
+}
+
+impl Way {
+    fn new(name: impl Into<String>, about: &'static str, how: How) -> Self {
+        Self { name: name.into(), about, how }
+    }
+
+    fn planned(strategy: Strategy, about: &'static str) -> Self {
+        Self::new(strategy.name(), about, How::Planned(Some(strategy), None, Degree::default()))
+    }
+
+    fn replicated(level: ShardingLevel, about: &'static str) -> Self {
+        let name = match level {
+            ShardingLevel::None => "data-parallel".to_string(),
+            level => format!("data-parallel {}", level.name()),
+        };
+        Self::new(name, about, How::Planned(Some(Strategy::DataParallel), Some(level), Degree::default()))
+    }
+
+    fn scheduled(of: Strategy, schedule: Schedule, about: &'static str) -> Self {
+        Self::new(schedule.name(), about, How::Simulated(of, Otherwise::Schedule(schedule)))
+    }
+
+    /// Returns the flags that give the same numbers.
+    pub fn flags(&self) -> String {
+        match self.how {
+            How::Planned(strategy, sharding, degree) => {
+                let mut flags = Vec::new();
+                flags.extend(strategy.map(|strategy| format!("--strategy {}", strategy.name())));
+                flags.extend(sharding.map(|level| format!("--sharding {}", level.name())));
+                if let Degree::Of(degree) = degree {
+                    flags.push(format!("--tensor-parallel {degree}"));
+                }
+                flags.join(" ")
+            }
+            How::Split(method) => format!("--strategy {}", method.name()),
+            How::Simulated(of, otherwise) => {
+                let sharding = if of == Strategy::DataParallel { " --sharding none" } else { "" };
+                let what = match otherwise {
+                    Otherwise::Schedule(schedule) => format!("--schedule {}", schedule.name()),
+                    Otherwise::Servers(SyncOrder::P3) => "--sync p3".to_string(),
+                    Otherwise::Servers(_) => "--sync fifo".to_string(),
+                };
+                format!("--strategy {}{sharding}; simulate {what}", of.name())
+            }
+        }
+    }
+
+    /// Returns the strategy whose plan others simulate: what `plan` gives with it and nothing shared out.
+    pub fn stands_for(&self) -> Option<Strategy> {
+        match self.how {
+            How::Planned(strategy, None | Some(ShardingLevel::None), _) => strategy,
+            _ => None,
+        }
+    }
+
+    /// Tells whether weights change while micro-batches are on their way.
+    pub fn is_asynchronous(&self) -> bool {
+        match self.how {
+            How::Planned(strategy, ..) => strategy == Some(Strategy::PipeDream),
+            How::Simulated(of, _) => of == Strategy::PipeDream,
+            How::Split(_) => false,
+        }
+    }
+}
+
+impl Otherwise {
+    /// Returns what `simulate` is told.
+    pub fn options(self) -> PlanOptions {
+        match self {
+            Self::Schedule(schedule) => {
+                PlanOptions { schedule: Some(schedule.name().to_string()), ..PlanOptions::default() }
+            }
+            Self::Servers(order) => {
+                let execution = Execution { sync: Some(order), ..Execution::default() };
+                PlanOptions { execution, ..PlanOptions::default() }
+            }
+        }
+    }
+
+    /// Returns the plan that does what is simulated.
+    pub fn of(self, plan: &schema::Plan) -> schema::Plan {
+        let mut plan = plan.clone();
+        match self {
+            Self::Schedule(schedule) => plan.schedule = schedule.name().to_string(),
+            Self::Servers(order) => {
+                let servers = Some(CollectiveKind::ParameterServer);
+                let execution = Execution { sync: Some(order), collective: servers, ..Execution::default() };
+                plan.execution = Some(execution.or(plan.execution.unwrap_or_default()));
+            }
+        }
+        plan
+    }
+}
+
+/// Returns all ways, from the simplest to what `plan` chooses itself.
+pub fn ways(request: &PlanRequest) -> Vec<Way> {
+    use ShardingLevel::{None as Nothing, Zero1, Zero2, Zero3};
+    use Strategy as S;
+    let servers = |name: &str, order, about| {
+        Way::new(name, about, How::Simulated(S::DataParallel, Otherwise::Servers(order)))
+    };
+    let mut ways = vec![
+        Way::planned(S::OneDevice, "the whole model on one device"),
+        Way::planned(S::Layer, "stages one after the other, one at work at a time"),
+        Way::replicated(
+            Nothing,
+            "every device holds the model and adds up gradients in a ring or tree (DDP)",
+        ),
+        servers("parameter-server", SyncOrder::Fifo, "data parallelism over servers beside the replicas"),
+        servers("p3", SyncOrder::P3, "the same in slices, what the next forward pass needs first (P3)"),
+        Way::replicated(Zero1, "replicas share out the optimizer's state"),
+        Way::replicated(Zero2, "and gradients"),
+        Way::replicated(Zero3, "and parameters (FSDP)"),
+        Way::planned(S::GPipe, "a pipeline of all forward passes, then all backward passes"),
+        Way::planned(S::OneForwardOneBackward, "a pipeline of forward and backward passes in turn"),
+        Way::planned(S::Interleaved, "1F1B with several parts of the model on each device"),
+        Way::planned(S::ZeroBubble, "1F1B with weight gradients in the bubbles (ZB-H1)"),
+    ];
+    let pipelines = [
+        (Schedule::Zb2p, "zero bubble by search, twice 1F1B's activations"),
+        (Schedule::Zbv, "zero bubble with two parts on each device, placed in a V"),
+        (Schedule::DualPipeV, "DualPipe with one copy of the model, placed in a V"),
+        (Schedule::DualPipe, "two copies of the model from both ends, passes overlapped"),
+        (Schedule::Chimera, "two copies of the model from both ends, slot by slot"),
+        (Schedule::Gems, "two copies of the model, one pass behind the other"),
+        (Schedule::GemsMaster, "the same with several pairs of passes"),
+    ];
+    ways.extend(pipelines.map(|(schedule, about)| Way::scheduled(S::OneForwardOneBackward, schedule, about)));
+    ways.extend([
+        Way::planned(S::PipeDream, "1F1B that never drains; stages replicated as each needs"),
+        Way::scheduled(S::PipeDream, Schedule::PipeDream2Bw, "the same with two versions of the weights"),
+        Way::planned(S::Hybrid, "stages with replicas each, as HyPar-Flow has them"),
+    ]);
+    let n_devices = request.cluster.devices.len() as u32;
+    let degrees = std::iter::successors(Some(2), |degree| Some(2 * degree));
+    for degree in degrees.take_while(|&degree| degree == 2 || degree <= MOST_SHARING.min(n_devices)) {
+        let how = How::Planned(None, None, Degree::Of(degree));
+        ways.push(Way::new(
+            format!("tensor-parallel {degree}"),
+            "devices share each layer; the rest as serves best",
+            how,
+        ));
+    }
+    ways.extend([
+        Way::new("optcnn", "each operator split in its own way, by elimination", How::Split(Method::Exact)),
+        Way::new("flexflow", "the same by random changes", How::Split(Method::Random)),
+        Way::planned(S::EvenLayers, "1F1B over stages of as many blocks each"),
+        Way::planned(S::EvenParameters, "1F1B over stages of as many parameters each"),
+        Way::planned(S::TorchGPipe, "GPipe over torchgpipe's balance by time"),
+        Way::planned(S::DeepSpeed, "1F1B over DeepSpeed's balance by parameters"),
+        Way::new("auto", "what `plan` chooses", How::Planned(None, None, Degree::default())),
+    ]);
+    ways
+}

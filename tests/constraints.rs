@@ -1,0 +1,184 @@
+//! What stages are held to: `--cut-at`, `--layers`, and the constraints that a plan keeps.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use serde_json::Value;
+
+const CNN: &str = "fixtures/traces/cnn_basic.pt";
+const BERT: &str = "fixtures/traces/bert_tiny.pt";
+
+fn run(arguments: &[&str]) -> std::process::Output {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("NO_COLOR", "1")
+        .arg("plan")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn plan(arguments: &[&str]) -> Value {
+    let output = run(&[arguments, &["--format", "json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn fails(arguments: &[&str], code: i32, expected: &str) {
+    let output = run(arguments);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(text.contains(expected), "`{expected}` is not in:\n{text}");
+}
+
+fn step(answer: &Value) -> f64 {
+    answer["step_seconds"].as_f64().unwrap()
+}
+
+/// First block of each stage.
+fn begins(answer: &Value) -> Vec<&str> {
+    answer["stages"].as_array().unwrap().iter().map(|stage| stage["blocks"][0].as_str().unwrap()).collect()
+}
+
+/// Tells whether an operator is one of a call's, by their names.
+fn is_in(block: &str, call: &str) -> bool {
+    block.strip_prefix(call).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '/']))
+}
+
+#[test]
+fn cuts_lie_where_they_are_asked_for() {
+    let devices = ["--devices", "4xt4", "--micro-batches", "4"];
+    let cut = |more: &[&str]| plan(&[&[CNN], &devices[..], more].concat());
+    for strategy in ["layer", "gpipe", "1f1b", "zero-bubble", "hybrid", "auto"] {
+        let answer = cut(&["--strategy", strategy, "--cut-at", "fc1"]);
+        let begins = begins(&answer);
+        assert!(begins.len() == 2 && is_in(begins[1], "fc1"), "{strategy}: {begins:?}");
+    }
+    // In whichever order they are named.
+    let answer = cut(&["--cut-at", "fc2,conv2,pool (call 2)"]);
+    let begins = begins(&answer);
+    let named = ["conv2", "pool (call 2)", "fc2"];
+    assert!(
+        begins.len() == 4 && begins[1..].iter().zip(named).all(|(own, name)| is_in(own, name)),
+        "{begins:?}"
+    );
+}
+
+/// No cut is better than the one that is looked for, and that one, given, is planned as it was found.
+#[test]
+fn given_cuts_are_no_faster_than_those_that_are_found() {
+    for strategy in ["1f1b", "hybrid"] {
+        let asked =
+            [CNN, "--devices", "4xt4", "--micro-batches", "8", "--stages", "2", "--strategy", strategy];
+        let free = plan(&asked);
+        let own = begins(&free)[1].to_string();
+        let again = plan(&[&asked[..], &["--cut-at", &own]].concat());
+        assert!(
+            (step(&again) / step(&free) - 1.0).abs() < 1e-9,
+            "{strategy}: {} {}",
+            step(&again),
+            step(&free)
+        );
+        assert_eq!(begins(&again), begins(&free));
+        for call in ["pool", "conv2", "pool (call 2)", "fc1", "fc2", "fc3"] {
+            let given = step(&plan(&[&asked[..], &["--cut-at", call]].concat()));
+            assert!(given >= step(&free) * (1.0 - 1e-9), "{strategy} {call}: {given} {}", step(&free));
+        }
+    }
+}
+
+#[test]
+fn layers_are_counted() {
+    let asked = [BERT, "--devices", "2xt4", "--micro-batches", "4"];
+    let counted = plan(&[&asked[..], &["--layers", "1,1"]].concat());
+    let named = plan(&[&asked[..], &["--cut-at", "bert.encoder.layer.1"]].concat());
+    assert!(is_in(begins(&counted)[1], "bert.encoder.layer.1"), "{:?}", begins(&counted));
+    assert_eq!(counted["stages"], named["stages"]);
+    let with = |layers: &'static str| [&asked[..], &["--layers", layers]].concat();
+    fails(&with("2,1"), 2, "--layers come to 3, the model has 2 blocks of BertLayer");
+    fails(&with("2,1"), 2, "--layers 1,1 would do");
+    fails(&with("0,2"), 2, "0 is not in 1..");
+    fails(&[CNN, "--devices", "2xt4", "--layers", "1,1"], 2, "--layers");
+}
+
+#[test]
+fn a_plan_keeps_its_constraints() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml");
+    let path = file.display().to_string();
+    let devices = ["--devices", "4xt4", "--micro-batches", "4"];
+    let constraints =
+        ["--cut-at", "bert.encoder.layer.1", "--keep-together", "BertAttention", "--leave-out", "node0:3"];
+    let first = plan(&[&[BERT], &devices[..], &constraints, &["-o", &path]].concat());
+    let text = std::fs::read_to_string(&file).unwrap();
+    for line in ["constraints:", "- bert.encoder.layer.1", "- BertAttention", "- node0:3"] {
+        assert!(text.contains(line), "`{line}` is not in:\n{text}");
+    }
+    let again = plan(&[&[BERT], &devices[..], &["--constraints", &path]].concat());
+    assert_eq!(again["stages"], first["stages"]);
+    assert_eq!(step(&again), step(&first));
+    // Flags replace its cuts, and keep the rest.
+    let other =
+        plan(&[&[BERT], &devices[..], &["--constraints", &path, "--cut-at", "bert.encoder"]].concat());
+    assert!(is_in(begins(&other)[1], "bert.encoder"), "{:?}", begins(&other));
+    assert!(!other["stages"].to_string().contains("node0:3"));
+    let checked = plan(&[BERT, "--check", &path]);
+    assert!((step(&checked) / step(&first) - 1.0).abs() < 1e-6);
+    // Another cluster has no device of that name.
+    plan(&[BERT, "--devices", "2xt4", "--micro-batches", "4", "--constraints", &path]);
+    broken(&file, &text);
+    let free = folder.path().join("free.yaml").display().to_string();
+    plan(&[&[BERT], &devices[..], &["-o", &free]].concat());
+    fails(&[&[BERT], &devices[..], &["--constraints", &free]].concat(), 2, "the plan was made without any");
+}
+
+/// Changes what the plan is held to instead of its stages: it is broken all the same.
+fn broken(file: &Path, text: &str) {
+    let check = |from: &str, to: &str, expected: &str| {
+        assert!(text.contains(from), "`{from}` is not in:\n{text}");
+        std::fs::write(file, text.replacen(from, to, 1)).unwrap();
+        fails(&[BERT, "--check", &file.display().to_string()], 2, expected);
+    };
+    check(
+        "  cut_at:\n  - bert.encoder.layer.1",
+        "  cut_at:\n  - bert.encoder.layer.0",
+        "stage 1 begins in `bert.encoder.layer.1",
+    );
+    check("  cut_at:\n", "  cut_at:\n  - classifier\n", "the plan has 2 stages, its constraints ask for 3");
+    check("  cut_at:\n  - bert.encoder.layer.1", "  layers: [2, 0]", "a stage has one block at the least");
+    check("  cut_at:\n", "  layers: [1, 1]\n  cut_at:\n", "both `cut_at` and `layers`");
+    check(
+        "  - BertAttention",
+        "  - BertEncoder",
+        "begins inside `bert.encoder`, which `keep_together: BertEncoder`",
+    );
+    check("  - node0:3", "  - node0:*", "which `leave_out: node0:*` leaves out");
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let devices = ["--devices", "2xt4"];
+    let with = |more: &[&'static str]| [&[CNN], &devices[..], more].concat();
+    fails(&with(&["--cut-at", "fc9"]), 2, "the model has no call `fc9`, did you mean `fc1`?");
+    fails(&with(&["--cut-at", "conv1"]), 2, "nothing is computed before `conv1`");
+    fails(&with(&["--cut-at", "fc1,fc1"]), 2, "nothing is computed between `fc1` and `fc1`");
+    fails(&with(&["--cut-at", "fc1", "--layers", "1,1"]), 2, "cannot be used with");
+    fails(
+        &with(&["--cut-at", "fc1,fc2", "--stages", "2"]),
+        2,
+        "--cut-at makes 3 stages, --stages asks for 2",
+    );
+    fails(&with(&["--cut-at", "fc1,fc2"]), 2, "3 stages were asked for, the cluster has 2 devices");
+    fails(
+        &with(&["--cut-at", "fc1", "--strategy", "even-layers"]),
+        2,
+        "it makes its own cuts, and others are given",
+    );
+    fails(&with(&["--cut-at", "fc1", "--strategy", "interleaved"]), 2, "all cuts are given");
+    fails(&with(&["--cut-at", "fc1", "--strategy", "data-parallel"]), 2, "the whole model is one stage");
+    fails(&with(&["--cut-at", "fc1", "--strategy", "optcnn"]), 2, "takes no --cut-at");
+    let kept =
+        [&[BERT][..], &devices, &["--keep-together", "bert.encoder", "--cut-at", "bert.encoder.layer.1"]];
+    fails(&kept.concat(), 2, "a stage is to begin inside `bert.encoder`, which --keep-together keeps whole");
+}
