@@ -48,6 +48,9 @@ impl ModelFile {
 
     fn with(file: Opened, program: Result<Program, Failure>) -> Result<Self, Failure> {
         let program = file.unless_changed(program)?;
+        if model::is_exported(&program) && file.path().extension().is_none_or(|ending| ending != "pt2") {
+            crate::failure::note(format!("{} is a program of torch.export (.pt2)", file.path().display()));
+        }
         trace_notes::tell(&program);
         Ok(Self { file: Arc::new(file), program, digest: OnceCell::new() })
     }
@@ -72,8 +75,15 @@ impl ModelFile {
         self.path().file_stem().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Refuses what stages cannot be cut from, an IR text.
+    /// Refuses what stages cannot be cut from, an IR text or a program of torch.export.
     pub fn require_archive(&self) -> Result<(), Failure> {
+        if model::is_exported(&self.program) {
+            return Err(Failure::input(format!(
+                "{} is a program of torch.export: inspect, graph and plan read it, and no stages are cut from it",
+                self.path().display()
+            ))
+            .with_hint("trace the model to cut it: model-analyze trace"));
+        }
         if self.program.archive.is_some() { Ok(()) } else { model::read_archive(&self.file).map(|_| ()) }
     }
 }
