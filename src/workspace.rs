@@ -7,7 +7,7 @@ use std::{borrow::Cow, cell::OnceCell, path::Path, sync::Arc};
 use graph::{InputShape, ModelGraph, OperatorCosts};
 use indexmap::IndexMap;
 use schema::{Cluster, Cut, LayerSharing, Plan};
-use tracer::Program;
+use tracer::{Archive, ArchiveKind, Program};
 
 use crate::{
     cost_models::CostModels,
@@ -75,14 +75,14 @@ impl ModelFile {
         self.path().file_stem().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Refuses what stages cannot be cut from, an IR text or a program of torch.export.
+    /// Refuses what stages cannot be cut from: an IR text, and some programs of torch.export.
     pub fn require_archive(&self) -> Result<(), Failure> {
-        if model::is_exported(&self.program) {
-            return Err(Failure::input(format!(
-                "{} is a program of torch.export: inspect, graph and plan read it, and no stages are cut from it",
-                self.path().display()
-            ))
-            .with_hint("trace the model to cut it: model-analyze trace"));
+        if let Some(Archive { kind: ArchiveKind::Export { obstacle: Some(reason) }, .. }) =
+            &self.program.archive
+        {
+            return Err(Failure::input(format!("{} cannot be cut: {reason}", self.path().display())).with_hint(
+                "cut what torch.export.export gives, without run_decompositions(), or a trace of the model",
+            ));
         }
         if self.program.archive.is_some() { Ok(()) } else { model::read_archive(&self.file).map(|_| ()) }
     }

@@ -1,9 +1,15 @@
 //! Programs of torch.export (`.pt2`) given to the commands that take a model.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
-use std::{fs, path::Path, process::Output};
+use std::{
+    fs,
+    io::{Cursor, Read, Write},
+    path::Path,
+    process::Output,
+};
 
 use assert_cmd::Command;
+use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
 
 #[path = "oracle/mod.rs"]
 mod oracle;
@@ -94,7 +100,8 @@ fn a_program_under_another_ending_is_named_and_tracing_it_is_refused() {
     let path = path.to_str().unwrap();
     let (_, notes) = answer(&["inspect", path]);
     assert!(notes.starts_with(&format!("note: {path} is a program of torch.export (.pt2)\n")), "{notes}");
-    let expected = "is a program of torch.export already\n  hint: inspect, graph and plan read it as it is\n";
+    let expected =
+        "is a program of torch.export already\n  hint: inspect, graph, plan and split read it as it is\n";
     refused(&["trace", path, "--input", "2x6", "-o", "out.pt"], &format!("error: {path} {expected}"));
 }
 
@@ -109,6 +116,73 @@ fn graph_and_plan_take_it() {
     answer(&["plan", DECODER, "--devices", "2xt4", "--stages", "2", "-o", plan.to_str().unwrap()]);
     let written = fs::read_to_string(&plan).unwrap();
     assert!(written.contains("blocks.1"), "{written}");
+}
+
+/// The decoder with another dialect, in a file of its own.
+fn decomposed(folder: &Path) -> String {
+    let whole = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(DECODER)).unwrap();
+    let mut archive = ZipArchive::new(Cursor::new(whole)).unwrap();
+    let path = folder.join("decomposed.pt2");
+    let mut writer = ZipWriter::new(fs::File::create(&path).unwrap());
+    for index in 0..archive.len() {
+        let mut record = archive.by_index(index).unwrap();
+        let mut bytes = Vec::new();
+        record.read_to_end(&mut bytes).unwrap();
+        if record.name().ends_with("models/model.json") {
+            bytes = String::from_utf8(bytes).unwrap().replace("\"TRAINING\"", "\"ATEN\"").into_bytes();
+        }
+        let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        writer.start_file(record.name(), stored).unwrap();
+        writer.write_all(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_decomposed_program_is_read_with_a_note_and_not_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = decomposed(folder.path());
+    const NOTE: &str = "the exported program is decomposed: its operators are not those that the model calls, which changes times and memory";
+    let (_, notes) = answer(&["inspect", &path]);
+    assert!(notes.contains(&format!("note: {NOTE}\n")), "{notes}");
+    let out = folder.path().join("out");
+    let output = run(&["emit", &path, "--stages", "2", "-o", out.to_str().unwrap()]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.ends_with(&format!(
+            "error: {path} cannot be cut: it is decomposed, and does not train as the model does\n  \
+             hint: cut what torch.export.export gives, without run_decompositions(), or a trace of the model\n"
+        )),
+        "{said}"
+    );
+    assert!(!out.exists());
+}
+
+#[test]
+fn a_program_without_weights_takes_them_from_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let emit = |out: &str, more: &[&str]| {
+        let out = folder.path().join(out);
+        let arguments =
+            ["emit", "fixtures/exported/weightless.pt2", "--stages", "2", "-o", out.to_str().unwrap()];
+        run(&[&arguments, more].concat())
+    };
+    let refused = emit("without", &[]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(said.contains("fixtures/exported/weightless.pt2 was exported without its weights\n"), "{said}");
+    let taken = emit("with", &["--weights", DECODER]);
+    assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
+}
+
+#[test]
+fn stages_of_exported_models_do_what_the_models_do() {
+    if needs::python().is_none() {
+        return;
+    }
+    oracle::run("exported_stages");
 }
 
 #[test]

@@ -358,7 +358,7 @@ fn check_target(target: &str) -> Result<(), Failure> {
     let (place, name) = target.rsplit_once(':').unwrap_or_default();
     if let Some(kind) = model::kind_of_file(Path::new(target)) {
         return Err(Failure::input(format!("{target} is {kind} already"))
-            .with_hint("inspect, graph and plan read it as it is"));
+            .with_hint("inspect, graph, plan and split read it as it is"));
     }
     if place.is_empty() || name.is_empty() {
         return Err(Failure::input(format!("target `{target}` does not say what to call"))

@@ -13,6 +13,7 @@ use operators::{
 };
 
 use super::{
+    MAX_DIMENSIONS,
     codes::{self, STRIDED},
     document::{
         Argument as Given, Document, Float, Graph, InputSpec, Named, NamedArgument, Node as GivenNode,
@@ -37,8 +38,8 @@ use crate::{
 /// Limits as of traced archives.
 const MAX_NODES: usize = 1_000_000;
 const MAX_CALLS: usize = 500_000;
-/// Sizes of a tensor; torch's own limit.
-const MAX_DIMENSIONS: usize = 64;
+/// Letters of a name that messages show.
+const MAX_SHOWN: usize = 80;
 /// Graphs inside graphs.
 const MAX_DEPTH: usize = 16;
 /// Longest path of a module.
@@ -669,6 +670,7 @@ impl<'d> Reader<'d> {
         }
         let parts = target.strip_prefix("torch.ops.").map(|name| name.split('.').collect::<Vec<_>>());
         let Some([space, name, overload]) = parts.as_deref() else {
+            let target: String = target.chars().take(MAX_SHOWN).collect();
             return Err(export(format!("it calls `{target}`, which is no operator that is read")));
         };
         let operator = format!("{space}::{name}");

@@ -33,6 +33,8 @@ use crate::{
 const MAJOR: u64 = 8;
 /// The only version of the archive around it.
 const ARCHIVE_VERSION: &str = "0";
+/// Sizes of a tensor; torch's own limit.
+const MAX_DIMENSIONS: usize = 64;
 /// Letters of a fault in JSON that are told.
 const MAX_FAULT: usize = 160;
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use indexmap::IndexMap;
 
 use super::{
-    Generation,
+    Generation, MAX_DIMENSIONS,
     codes::{STRIDED, dtype},
     document::{Payload, Payloads, TensorMeta},
     export,
@@ -144,6 +144,9 @@ fn place(name: &str, meta: &TensorMeta, record: String, extent: Extent) -> Resul
 
 /// Returns the type, sizes and device of a stored tensor.
 pub(super) fn described(name: &str, meta: &TensorMeta) -> Result<(DType, Vec<u64>, String), TraceError> {
+    if meta.sizes.len() > MAX_DIMENSIONS {
+        return Err(TraceError::Limit { what: "dimensions of a tensor", limit: MAX_DIMENSIONS });
+    }
     let dtype = dtype(meta.dtype)
         .ok_or_else(|| export(format!("`{name}` has element type {}, which is not read", meta.dtype)))?;
     let shape =
