@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-simulate bench-schedules \
+.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-simulate bench-schedules bench-offload \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -98,13 +98,17 @@ bench-shipped:
 	cargo run --release --quiet -p model-analyze-cost-model --example rows -- out/gpu-models/*.csv
 
 GPU ?= cuda:0
-# What only a GPU can tell, in some twenty minutes: its operators become a cost model, whole models in two types and the
-# stages of one are measured on it, and predicted beside measured is printed. `MINUTES=1 make gpu GPU=cpu` rehearses;
-# benches/gpu.sh says what else may be set, and how to go to a machine that cannot build.
+# What only a GPU can tell, in some twenty minutes: its rates, its operators as a cost model, whole models with their peak
+# memory, stages and train.py on it, and predicted beside measured. benches/gpu.sh says what may be set, which steps rehearse
+# on a processor, and how to go to a machine that cannot build.
 gpu: .venv/ready
 	cargo build --release --features torch
 	cargo build --release -p model-analyze-cost-model --example whole
 	PYTHON=.venv/bin/python benches/gpu.sh $(GPU) out/gpu
+
+# Steps of four models with activations on the device and in host memory, in four modes (DEVICE=cuda:0 …).
+bench-offload: .venv/ready
+	.venv/bin/python benches/offload.py $(if $(DEVICE),--device $(DEVICE)) --out out/offload.json
 
 # The simulator's speed and memory beside what they must reach, then beside torch's own lowering of schedules.
 bench-simulate: .venv/ready

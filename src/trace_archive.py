@@ -5,6 +5,7 @@ that somebody is working with: they are left as they were.
 """
 
 import contextlib
+import sys
 import time
 
 
@@ -25,6 +26,49 @@ def called_by(model, method):
         put_back(model, "forward", before)
 
 
+@contextlib.contextmanager
+def one_sequence(watch):
+    """Lets transformers see while it is traced what it sees when it is called: that positions it counted are of one sequence.
+
+    Called without a mask, it looks whether positions begin anew, as in sequences that were packed into one, and where they do
+    not, attention gets no mask and runs the fused causal kernel. Traced, it does not look, and gives attention a mask of each
+    pair of tokens: several times the time, and memory that grows with the square of the length. Positions that follow from
+    sizes alone are the same for all inputs, so there the look is safe; others are left to transformers.
+    """
+    module = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    original = getattr(module, name, None)
+    if original is None:
+        yield
+        return
+
+    def found(position_ids):
+        if is_counted(position_ids, watch):
+            return None
+        return original(position_ids)
+
+    setattr(module, name, found)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def is_counted(positions, watch):
+    """Tells whether a trace's positions are those of one sequence, whatever numbers its inputs have."""
+    import torch
+
+    state = torch._C._get_tracing_state()
+    if state is None or watch.is_of_data(positions, False):
+        return False
+    # What is looked at here is not part of the trace.
+    torch._C._set_tracing_state(None)
+    try:
+        return bool((positions[..., 1:] - positions[..., :-1] == 1).all())
+    finally:
+        torch._C._set_tracing_state(state)
+
+
 def write_archive(
     model, call, specs, *, output, about, check=True, strict=False, autocast=None, stand_ins=None, inlined=None, say
 ):
@@ -43,7 +87,7 @@ def write_archive(
 
     @contextlib.contextmanager
     def watching():
-        with watch.watching(), inlined.tracing() if inlined else contextlib.nullcontext():
+        with watch.watching(), one_sequence(watch), inlined.tracing() if inlined else contextlib.nullcontext():
             yield
 
     traced, outputs = trace(

@@ -394,6 +394,9 @@ def main():
         channel.write(json.dumps(plain(line)) + "\n")
 
     form = ""
+    # A traced convolution carries its own permission of TF32, whose kernels differ in the fourth digit: NVIDIA's libraries
+    # are told as they are loaded.
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
     try:
         try:
             import torch
@@ -408,9 +411,10 @@ def main():
             torch.set_num_threads(request["threads"])
         for library in request["libraries"]:
             importlib.import_module(library)
-        # TorchScript's optimizer adds gradients up in another order, and kernels in TF32 differ in the fourth digit.
+        # TorchScript's optimizer adds gradients up in another order, and so does cuDNN from call to call where it may.
         torch._C._set_graph_executor_optimize(False)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
         if request["task"] == "locate":
             say(done={"found": locate(request)})
             return 0

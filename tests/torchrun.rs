@@ -16,6 +16,12 @@ fn what_a_task_asks_for_is_what_a_plain_loop_does() {
     oracle::run("trainer");
 }
 
+/// The cases, the faults that they find, and a GPU of pretence stand in `tests/oracle/offload.py`.
+#[test]
+fn activations_that_wait_in_host_memory_change_nothing() {
+    oracle::run("offload");
+}
+
 /// The cases stand in `tests/oracle/schedules.py`.
 #[test]
 fn every_schedule_gives_the_gradients_of_one_process() {

@@ -157,6 +157,44 @@ fn another_method_is_traced() {
     assert_eq!(program.recorded.unwrap().about["method"], "encode");
 }
 
+/// Called without a mask and without positions, transformers attends causally by a fused kernel; so does the trace. Positions
+/// that are given, or that numbers of an input decide, may be those of packed sequences, which need their mask.
+#[test]
+fn attention_is_causal_where_only_sizes_decide_the_positions() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = "import torch, transformers as t\n\
+        class Plain(torch.nn.Module):\n\
+        \x20   def __init__(self):\n\
+        \x20       super().__init__()\n\
+        \x20       config = t.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,\n\
+        \x20           vocab_size=100, use_cache=False)\n\
+        \x20       self.model = t.LlamaForCausalLM(config)\n\
+        \x20   def forward(self, ids):\n\
+        \x20       return self.model(input_ids=ids).logits\n\
+        class Given(Plain):\n\
+        \x20   def forward(self, ids, at):\n\
+        \x20       return self.model(input_ids=ids, position_ids=at).logits\n\
+        class Decided(Plain):\n\
+        \x20   def forward(self, ids):\n\
+        \x20       at = torch.arange(ids.shape[1]) * ids[:, :1].clamp(1, 1)\n\
+        \x20       return self.model(input_ids=ids, position_ids=at).logits\n";
+    fs::write(folder.path().join("packed.py"), source).unwrap();
+    for (class, more, is_causal) in [
+        ("Plain", &[][..], true),
+        ("Given", &["--input", "at=2x8:int64:0..8"], false),
+        ("Decided", &[], false),
+    ] {
+        let target = format!("{}:{class}", folder.path().join("packed.py").display());
+        let arguments = [&[target.as_str(), "--input", "ids=2x8:int64:0..100"], more].concat();
+        let (program, _) = trace(&python, folder.path(), &arguments);
+        let has = |operator: &str| operators(&program).contains(&operator);
+        assert!(has("aten::scaled_dot_product_attention"), "{class}");
+        assert_eq!(!has("aten::diff"), is_causal, "{class}");
+        assert_eq!(program.recorded.unwrap().comparison, tracer::Comparison::Same, "{class}");
+    }
+}
+
 /// Models of transformers, by nothing but their configs.
 #[test]
 fn a_config_is_enough() {

@@ -137,6 +137,16 @@ pub fn find_device<'a>(
     find_among(name, &[own, catalogue()])
 }
 
+/// Returns the names that a device goes by, as letters and digits in lower case without the vendor's words: what its
+/// driver calls it is one of them when it is spelt so, too.
+pub fn plain_names(name: &str, own: &IndexMap<String, DeviceType>) -> Vec<String> {
+    let Ok((key, device)) = find_device(name, own) else { return vec![plain(name)] };
+    // A cluster's file repeats the catalogue's figures, and need not repeat its names.
+    let known = catalogue().get(key).map(|device| device.aliases.as_slice()).unwrap_or_default();
+    let names = std::iter::once(key).chain(device.aliases.iter().chain(known).map(String::as_str));
+    names.map(plain).collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+}
+
 /// The same in several lists, the first of which comes first.
 pub(crate) fn find_among<'a>(
     name: &str,
@@ -215,6 +225,13 @@ mod tests {
         {
             assert!(find_device(name, &IndexMap::new()).is_ok(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_device_goes_by_several_names() {
+        let names = plain_names("H100-SXM5-80GB", &IndexMap::new());
+        assert_eq!(names, ["h100", "h10080gb", "h10080gbhbm3", "h100sxm", "h100sxm580gb"]);
+        assert_eq!(plain_names("NVIDIA GH200 480GB", &IndexMap::new()), ["gh200480gb"]);
     }
 
     #[test]

@@ -50,7 +50,9 @@ pub use answers::{
     KeptOtherwise, MicroBatchesTried, MovedBlock, ProfileAnswer, ProfiledBlock, ProfiledTimes, SplitAnswer,
     TiedPlace, TraceAnswer,
 };
-pub use catalogue::{DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, read_devices};
+pub use catalogue::{
+    DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, plain_names, read_devices,
+};
 pub use cluster::{Cluster, Device, DeviceType, HOST_BANDWIDTH, Level, Link, level_of};
 pub use cluster_file::{CLUSTER_VERSION, ClusterError, read_cluster, write_cluster};
 pub use cluster_short::short_cluster;

@@ -319,7 +319,7 @@ fn middle(mut all: Vec<f64>) -> Option<f64> {
 pub struct Hardware {
     /// `sm90`, `x86-64-avx2`, …
     pub architecture: Option<String>,
-    /// Bytes of the cache that a processor's core has for itself.
+    /// Bytes of the cache that a processor's core has for itself; of a GPU, its L2.
     pub core_cache: Option<u64>,
     /// Bytes of the last cache.
     pub last_cache: Option<u64>,

@@ -46,7 +46,7 @@ pub struct Profile {
     /// How long to measure
     #[arg(long, default_value = "5", value_parser = minutes)]
     minutes: f64,
-    /// Data types [default: float32; on CUDA all of them]
+    /// Data types [default: float32; on CUDA those that the card's tensor cores take as well]
     #[arg(long, value_delimiter = ',', value_name = "TYPE,…", conflicts_with = "model",
         value_parser = |name: &str| DType::find(name).map_err(|error| format!("{error}; known are {}", error.known.join(", "))))]
     dtype: Vec<DType>,

@@ -229,6 +229,25 @@ enum Predicted {
     Nothing,
 }
 
+/// Returns what the driver calls the GPUs among these devices.
+#[cfg(feature = "torch")]
+fn cards(names: &[String]) -> Vec<String> {
+    names.iter().filter_map(|name| runtime::torch::card_name(runtime::torch::device(name).ok()?)).collect()
+}
+
+/// Without libtorch nothing runs on one.
+#[cfg(not(feature = "torch"))]
+fn cards(_names: &[String]) -> Vec<String> {
+    Vec::new()
+}
+
+/// Tells whether a card is of a kind that a plan names: the catalogue knows both names, or they are the same.
+fn is_of_kind(card: &str, kind: &str, plan: &Plan) -> bool {
+    let own = &plan.cluster.types;
+    let same = |name: &str| schema::find_device(name, own).ok().map(|(known, _)| known.to_string());
+    card == kind || same(card).is_some_and(|card| Some(card) == same(kind))
+}
+
 fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
     let Some(plan) = &job.stages.plan else { return Predicted::Nothing };
     let Some(step) = plan.predicted.step else { return Predicted::Nothing };
@@ -237,12 +256,19 @@ fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
     let kinds: BTreeSet<&str> = devices.map(|device| device.type_.as_str()).collect();
     let is_processor = |kind: &&&str| kind.to_lowercase().starts_with("cpu");
     let n_processors = kinds.iter().filter(is_processor).count();
-    // libtorch does not say which GPU it is; a processor and a GPU are told apart.
     let is_cpu = |name: &String| name == "cpu";
     let is_there = (n_processors > 0) == names.iter().any(is_cpu)
-        && (n_processors == kinds.len()) == names.iter().all(is_cpu);
+        && (n_processors == kinds.len()) == names.iter().all(is_cpu)
+        && kinds
+            .iter()
+            .all(|kind| is_processor(&kind) || cards(names).iter().all(|card| is_of_kind(card, kind, plan)));
     if backend == BackendChoice::Torch && !is_there {
         return Predicted::Of(kinds.into_iter().collect::<Vec<_>>().join(" and "));
+    }
+    // A processor's ranks have cores of their own; two ranks of one GPU take turns.
+    let gpus: BTreeSet<&String> = names.iter().filter(|name| !is_cpu(name)).collect();
+    if n_processors == 0 && gpus.len() < used.len() && backend == BackendChoice::Torch {
+        return Predicted::Of(format!("{} GPUs", used.len()));
     }
     let is_planned = Schedule::from_name(&plan.schedule).is_ok_and(|planned| planned == job.schedule);
     if is_planned && plan.micro_batches == job.micro_batches {

@@ -204,7 +204,7 @@ impl Verify {
         if let Some(threads) = request.threads {
             runtime::torch::set_threads(threads);
         }
-        let device = runtime::torch::device(&self.device).map_err(failed)?;
+        let device = runtime::torch::exact_device(&self.device).map_err(failed)?;
         let mut inputs = Vec::new();
         for step in 0..i64::from(self.steps) {
             let one = request.inputs.iter().enumerate().map(|(index, spec)| {

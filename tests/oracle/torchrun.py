@@ -382,7 +382,8 @@ def early(cases):
 
 def planned(cases, model, strategy, *again):
     """Emits a plan for two devices, with blocks that are computed again or held in host memory."""
-    plan = cases.place / f"{model}_{strategy}_{len(again)}.yaml"
+    name = "_".join([model, strategy, *(f"{how}_{block}" for how, block in again)])
+    plan = cases.place / f"{name}.yaml"
     command = [cases.command, "plan", cases.models[model], "--devices", "2xt4", "--strategy", strategy]
     done = subprocess.run([*command, "--stages", "2", "--micro-batches", "4", "-o", plan], capture_output=True, text=True)
     if done.returncode:

@@ -374,6 +374,8 @@ def refused(cases):
             "--replicas", "2", "--sharding", "zero1",
         ),
     }
+    if not torch.cuda.is_available():
+        faults["this machine has 0 GPUs for"] = (picture(), "--device", "cuda")
     assert rows in LOADER
     run = Trained(cases, "resnet_plain", 1)
     for message, (path, *arguments) in faults.items():

@@ -1,7 +1,7 @@
 //! Launch files for `train.py`: a shell script, a Slurm batch script, a Kubernetes TrainJob.
 
 use minijinja::{Environment, context};
-use schema::{Band, Seconds, ShardingLevel};
+use schema::{Band, OffloadMode, Seconds, ShardingLevel};
 
 use crate::{
     content::{Content, File},
@@ -57,12 +57,13 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 7] = [
+const PARTS: [(&str, &str); 8] = [
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
     ("train_parts/fsdp.py", include_str!("../train/parts/fsdp.py")),
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
+    ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
 ];
@@ -85,6 +86,8 @@ pub struct Defaults<'a> {
     pub schedule: Option<&'a str>,
     /// What the replicas of a stage share out.
     pub sharding: Option<ShardingLevel>,
+    /// How activations of the blocks that the plan lists travel to the host, where it lists some.
+    pub offload: Option<OffloadMode>,
     /// What a step takes.
     pub prediction: Option<Prediction>,
 }
@@ -98,13 +101,20 @@ pub struct Prediction {
     pub band: Option<Band>,
     /// The devices that it is said of, for people.
     pub devices: String,
+    /// What their kinds go by: letters and digits in lower case, without the vendor's words.
+    pub names: Vec<String>,
 }
 
 impl Prediction {
     fn to_python(&self) -> String {
         let band = self.band.map_or("None".into(), |band| format!("({}, {})", band.p10.0, band.p90.0));
         let devices = python_quoted(&self.devices);
-        format!("{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}}}", self.step.0)
+        let names: Vec<String> = self.names.iter().map(|name| python_quoted(name)).collect();
+        let names = names.join(", ");
+        format!(
+            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}]}}",
+            self.step.0
+        )
     }
 }
 
@@ -128,10 +138,17 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         Some(ShardingLevel::Zero2) => "\"zero2\"",
         Some(ShardingLevel::Zero3) => "\"zero3\"",
     };
+    let offload = match defaults.offload {
+        None => "None",
+        Some(OffloadMode::Naive) => "\"naive\"",
+        Some(OffloadMode::Pinned) => "\"pinned\"",
+        Some(OffloadMode::NonBlocking) => "\"non-blocking\"",
+        Some(OffloadMode::Both) => "\"both\"",
+    };
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
-         \"sharding\": {sharding}, \"prediction\": {prediction}, \"planned\": {planned}}}"
+         \"sharding\": {sharding}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -175,18 +192,21 @@ mod tests {
             step: Seconds(0.5),
             band: Some(Band { p10: Seconds(0.4), p90: Seconds(0.625) }),
             devices: "2 × \"t4\"".into(),
+            names: vec!["t4".into(), "teslat4".into()],
         };
         let defaults = Defaults {
             micro_batches: Some(8),
             replicas: &[2, 1],
             schedule: Some("gpipe"),
             sharding: Some(ShardingLevel::Zero1),
+            offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
         let expected = "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \"sharding\": \"zero1\", \
-                        \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
+                        \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
+        assert!(line.contains("\"names\": [\"t4\", \"teslat4\"]"), "{line}");
     }
 }

@@ -15,10 +15,13 @@ def train(arguments, manifest):
     signal.signal(signal.SIGTERM, signal.SIG_DFL if is_launched else ended)
     if arguments.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
+        need_gpus(local + 1)
         torch.cuda.set_device(local)
         arguments.device = f"cuda:{local}"
     try:
-        dist.init_process_group("nccl" if "cuda" in arguments.device else "gloo", timeout=timedelta(seconds=arguments.timeout))
+        is_gpu = "cuda" in arguments.device
+        here = {"device_id": torch.device(arguments.device)} if is_gpu else {}  # or NCCL guesses it by the rank
+        dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=arguments.timeout), **here)
         run = Run(arguments, manifest)
         is_same = True
         if arguments.check:
@@ -38,6 +41,13 @@ def train(arguments, manifest):
     if not is_same:
         report(rank, "error", "the check found differences")
         sys.exit(1)
+
+
+def need_gpus(ranks):
+    """Each rank of a machine has a GPU of its own: NCCL refuses to share one."""
+    have = torch.cuda.device_count()
+    if ranks > have:
+        sys.exit(f"this machine has {have} GPUs for {ranks} ranks, which do not share one: spread them by --nnodes, or --device cpu, or --single")
 
 
 def go_on(arguments):
@@ -108,6 +118,8 @@ def steps(run, arguments):
     faulthandler.cancel_dump_traceback_later()
     if progress:
         done = arguments.steps - run.start
+        if "offload" in known:
+            print(about_offload(arguments, known["offload"]), file=sys.stderr, flush=True)
         print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
         print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
 
@@ -166,7 +178,7 @@ def beside_prediction(arguments, all_seconds):
     if not settled or not predicted:
         return ""
     text = f"a step took {told(statistics.median(settled))} (median)"
-    if not is_on(predicted["devices"], arguments.device):
+    if not is_on(predicted, arguments.device):
         return f"{text}; the plan predicts for {predicted['devices']}, which this is not\n"
     if DEFAULTS.get("planned"):
         return f"{text}; the plan predicts for {DEFAULTS['planned']}, which this is not\n"
@@ -179,13 +191,28 @@ def beside_prediction(arguments, all_seconds):
     return text + "\n"
 
 
-def is_on(planned, device):
+def about_offload(arguments, known):
+    """Says what the last step has moved, on all ranks together."""
+    what = "the plan's blocks" if arguments.offloads_blocks else "whole stages"
+    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'])} to the host in the last step"
+    text += f" and {sized(known['to_device'])} back, copies took {told(known['seconds_to_host'])} and"
+    text += f" {told(known['seconds_to_device'])}; the host held {sized(known['host_bytes'])}"
+    return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
+
+
+def sized(count):
+    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
+
+
+VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel")
+
+
+def is_on(predicted, device):
     """Tells whether a plan's devices may be those that this runs on, by their names."""
-    kinds = [kind.split(" × ")[-1].upper() for kind in planned.split(" + ")]
     if torch.device(device).type == "cpu":
-        return all(kind.startswith("CPU") for kind in kinds)
-    own = re.sub(r"[^A-Z0-9]", "", torch.cuda.get_device_name(device).upper())
-    return all(part in own for kind in kinds for part in re.findall(r"[A-Z0-9]+", kind))
+        return all(kind.split(" × ")[-1].upper().startswith("CPU") for kind in predicted["devices"].split(" + "))
+    words = re.split(r"[^a-z0-9]+", torch.cuda.get_device_name(device).lower())
+    return "".join(word for word in words if word not in VENDORS) in predicted["names"]
 
 
 def single(arguments, manifest):
@@ -298,6 +325,8 @@ def options():
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 all (FSDP2)")
+    parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
+    parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, master weights stay as they are")
@@ -344,11 +373,14 @@ def main():
         or arguments.replicas != DEFAULTS.get("replicas", "1")
         or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
+        or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
+    arguments.offload = arguments.offload or DEFAULTS.get("offload") or "none"
+    arguments.offloads_blocks = any(about.get("offload") for about in manifest["stages"])
     arguments.csv_ranks, arguments.csv_is_split = None, False
     if arguments.schedule.endswith(".csv"):
         arguments.csv_ranks, in_table, arguments.csv_is_split = read_csv(arguments.schedule)
@@ -368,6 +400,8 @@ def main():
         world = Layout(manifest, arguments, arguments.schedule.lower()).world
         if arguments.task:
             find_task(arguments.task)
+        if arguments.device == "cuda":
+            need_gpus(world // arguments.nnodes)
         launch(__file__, world, arguments.nnodes, arguments.rdzv_endpoint, arguments.max_restarts, go_on(arguments))
 
 

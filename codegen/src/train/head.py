@@ -6,6 +6,7 @@
     python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
     python train.py --shards 1                            whole stages, where they were cut inside their operators
     python train.py --schedule schedule.csv
+    python train.py --offload both                        activations wait in host memory for the backward pass
     python train.py --task task.py --save checkpoints --save-every 100
     python train.py --task task.py --save checkpoints --resume
     python train.py --merge model.safetensors --save checkpoints    the stages' weights as one state dict
@@ -70,6 +71,7 @@ try:
     from train_parts.deferred import DEFERRAL, let_wait
     from train_parts.fsdp import FullySharded, load_whole, whole, whole_state
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
+    from train_parts.offload import FLOOR, MODES, Offload
     from train_parts.sync import Sharded, Sync, is_by_element
     from train_parts.validation import Validation
 except ModuleNotFoundError as error:

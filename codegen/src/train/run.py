@@ -22,12 +22,13 @@ class Run:
         self.leader = self.layout.ranks_of_stage(last, 0)[0]  # tells it
         self.make_groups()
         self.shard_group = self.groups.get(tuple(self.layout.shard_ranks(self.rank)))
+        self.offload = Offload(arguments.offload, self.device, arguments.offload_floor)
         self.stages = {}
         for stage in self.layout.stages_of[place]:
             about = manifest["stages"][stage]
             waits = splits_backward(arguments)
-            module = load_stage(about, arguments.form, arguments.device, waits, self.shard_group)
-            self.stages[stage] = Wrapped(module, about, arguments)
+            module = load_stage(about, arguments.form, arguments.device, waits, self.shard_group, self.offload)
+            self.stages[stage] = Wrapped(module, about, arguments, self.offload)
             self.stages[stage].is_last = stage == last
         self.modules = {stage: wrapped.module for stage, wrapped in self.stages.items()}
         self.cuts = Cuts(self.modules, manifest, self.shard_group is not None)
@@ -117,7 +118,16 @@ class Run:
         if ended:  # all begin the next epoch together
             for loader in loaders:
                 loader.begin(loader.epoch + 1)
+        if self.offload.mode != "none":
+            known["offload"] = self.offloaded()
         return loss, known
+
+    def offloaded(self):
+        """Returns what the ranks have moved in a step, and what their hosts hold, together."""
+        found = self.offload.figures()
+        sums = torch.tensor([float(value) for value in found.values()], dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        return {name: total if name.startswith("seconds") else int(total) for name, total in zip(found, sums.tolist())}
 
     def gradients(self, step):
         """Leaves the gradients of a step in the parameters; returns the loss where this rank knows it."""

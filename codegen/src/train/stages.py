@@ -65,10 +65,11 @@ def form_of(about, form):
     return form or ("python" if "python" in about["files"] else "torchscript")
 
 
-def load_stage(about, form, device, waits=False, group=None):
+def load_stage(about, form, device, waits=False, group=None, offload=None):
     """Loads a stage; under schedules that split backward passes its weight gradients may wait.
 
-    Of a stage that is cut inside its operators each rank of `group` loads its part.
+    Of a stage that is cut inside its operators each rank of `group` loads its part. `offload` is told how blocks that the plan
+    keeps in host memory get there.
     """
     files, form = about["files"], form_of(about, form)
     if form not in files:
@@ -82,6 +83,8 @@ def load_stage(about, form, device, waits=False, group=None):
     module = load_module(path, f"stage_{about['stage']}")
     if waits:
         let_wait(module)
+    if offload is not None and about.get("offload"):
+        module.on_host = offload.on_host
     own = {}
     if group is not None and "cuts" in about:
         own["shard"] = module.Shard(group)
@@ -136,16 +139,6 @@ def unchanged(buffers):
             buffer.data.copy_(value)
 
 
-def on_host(weights):
-    """Keeps what the backward pass needs in host memory, but for the weights themselves."""
-
-    def pack(tensor):
-        stays = tensor.device.type == "cpu" or tensor.untyped_storage().data_ptr() in weights
-        return (tensor.device, tensor if stays else tensor.cpu())
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1].to(kept[0]))
-
-
 def autocast(arguments):
     if arguments.dtype == "fp32":
         return nullcontext()
@@ -155,9 +148,9 @@ def autocast(arguments):
 class Wrapped(nn.Module):
     """A stage as the runtime wants it: floating, contiguous tensors in and out, no two of them the same memory."""
 
-    def __init__(self, module, about, arguments):
+    def __init__(self, module, about, arguments, offload):
         super().__init__()
-        self.module = module
+        self.module, self.offload = module, offload
         self.received = [port["name"] for port in about["inputs"] if port["from"].startswith("stage:")]
         self.late = [(port["name"], port["from"].split(":", 1)[1]) for port in about["inputs"] if port["from"].startswith("input:")]
         self.order = [port["name"] for port in about["inputs"]]
@@ -171,23 +164,20 @@ class Wrapped(nn.Module):
         is_archive = form_of(about, arguments.form) == "torchscript"
         self.is_whole = {}
         for name in ("recompute", "offload"):
-            blocks = set(about.get(name, [])) if is_archive else set()
+            blocks = set(about.get(name, [])) if is_archive and (name, offload.mode) != ("offload", "none") else set()
             self.is_whole[name] = bool(blocks) and blocks >= set(about["blocks"])
             if blocks and not self.is_whole[name]:
                 sys.exit(f"stage {about['stage']}: an archive cannot {name} some of its blocks only; use --form python")
+        self.is_whole["offload"] = self.is_whole["offload"] or not arguments.offloads_blocks
 
     def run(self, values):
         positional = [values[name] for name in self.order]
         if self.arguments.check:
             pipeline, chunk = self.micro_batch
             seed_pass(self.arguments, self.stage, pipeline * self.arguments.micro_batches + chunk)
+        self.offload.begin()
         with autocast(self.arguments):
-            if self.is_whole["offload"]:
-                weights = {parameter.untyped_storage().data_ptr() for parameter in self.module.parameters()}
-                context = on_host(weights)
-            else:
-                context = nullcontext()
-            with context:
+            with self.offload.saving(self.module) if self.is_whole["offload"] else nullcontext():
                 if self.is_whole["recompute"] and torch.is_grad_enabled():
                     from torch.utils.checkpoint import checkpoint
 

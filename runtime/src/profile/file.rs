@@ -185,7 +185,7 @@ mod tests {
     use schema::Phase;
 
     use super::*;
-    use crate::profile::{DType, Item, Plan, Row, Scale};
+    use crate::profile::{DType, Item, Plan, Rates, Row, Scale};
 
     fn rows(item: &Item) -> String {
         let row = |phase: &Phase| {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn sample(n_items: u64) -> (Header, String) {
-        let scale = Scale { flops: 1e10, bytes: 1e10, longest: 0.01, largest: 1e8 };
+        let scale = Scale { flops: Rates::all(1e10), bytes: 1e10, longest: 0.01, largest: 1e8 };
         let plan = Plan::new(1, &[], &[DType::Float32], scale);
         let mut header = Header::default();
         header.set("device", "a device, with a comma");

@@ -157,6 +157,9 @@ pub enum DType {
 }
 
 impl DType {
+    /// All of them, in the order of the enum.
+    pub const ALL: [Self; 4] = [Self::Float32, Self::Tf32, Self::BFloat16, Self::Float16];
+
     const NAMES: [(DType, &'static str); 4] = [
         (DType::Float32, "float32"),
         (DType::Tf32, "tf32"),

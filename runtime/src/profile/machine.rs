@@ -23,20 +23,8 @@ fn name_in(cpuinfo: &str) -> String {
     }
 }
 
-/// Returns what the system tells of the processor, or the driver of a GPU, besides its name.
-pub fn hardware(gpu: Option<usize>) -> Hardware {
-    if let Some(index) = gpu {
-        let answer = nvidia_smi(index, "compute_cap,memory.total").unwrap_or_default();
-        let (capability, memory) = answer.split_once(", ").unwrap_or_default();
-        let megabytes = memory.trim_end_matches(" MiB").parse::<u64>().ok();
-        return Hardware {
-            architecture: Some(capability.replace('.', ""))
-                .filter(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
-                .map(|digits| format!("sm{digits}")),
-            memory: megabytes.map(|megabytes| megabytes << 20),
-            ..Hardware::default()
-        };
-    }
+/// Returns what the system tells of the processor besides its name.
+pub fn hardware() -> Hardware {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = entry(&memory, "MemTotal").and_then(|size| size.split(' ').next()?.parse::<u64>().ok());
@@ -65,26 +53,28 @@ fn entry<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
-/// Returns what limits the processor's or the GPU's speed just now, as `key value` pairs.
-pub fn clocks(gpu: Option<usize>) -> Option<String> {
-    if let Some(index) = gpu {
-        let fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu";
-        let answer = nvidia_smi(index, fields)?;
-        let values: Vec<&str> = answer.split(", ").collect();
-        let names = ["driver", "SM", "memory", "largest SM", "power limit", "temperature"];
-        let pairs = names.iter().zip(values).map(|(name, value)| format!("{name} {value}"));
-        return Some(pairs.collect::<Vec<_>>().join(", "));
-    }
+/// Returns what limits a GPU's speed just now, as `key value` pairs; the GPU by its address on the bus.
+pub fn gpu_clocks(address: &str) -> Option<String> {
+    let fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu";
+    // The driver's own tool; nothing where it is not there.
+    let output = Command::new("nvidia-smi")
+        .args([&format!("--query-gpu={fields}"), "--format=csv,noheader", &format!("--id={address}")])
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let answer = String::from_utf8(output.stdout).ok()?;
+    let names = ["driver", "SM", "memory", "largest SM", "power limit", "temperature"];
+    let pairs = names.iter().zip(answer.trim().split(", ")).map(|(name, value)| format!("{name} {value}"));
+    Some(pairs.collect::<Vec<_>>().join(", "))
+}
+
+/// Returns what limits the processor's speed just now.
+pub fn clocks() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let clock = entry(&text, "cpu MHz")?;
     let governor = fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     let governor = governor.map_or_else(|_| String::new(), |text| format!(", governor {}", text.trim()));
     Some(format!("{clock} MHz{governor}"))
-}
-
-/// Returns the name of a CUDA device, as the driver's tool knows it.
-pub fn gpu_name(index: usize) -> Option<String> {
-    nvidia_smi(index, "name").map(|name| plain(&name))
 }
 
 /// Returns the bytes of the largest cache of the first processor.
@@ -124,16 +114,6 @@ pub fn civil_date(time: SystemTime) -> String {
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     format!("{year:04}-{month:02}-{day:02}")
-}
-
-/// Asks the driver's own tool; nothing where it is not there.
-fn nvidia_smi(index: usize, fields: &str) -> Option<String> {
-    let output = Command::new("nvidia-smi")
-        .args([format!("--query-gpu={fields}"), "--format=csv,noheader".into(), format!("--id={index}")])
-        .output()
-        .ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    output.status.success().then(|| text.trim().to_string())
 }
 
 /// Drops marks and doubled spaces.

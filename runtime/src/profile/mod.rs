@@ -16,8 +16,8 @@ mod waiting;
 
 pub use file::{Contents, FileError, Header, HeaderDifference, header_line, read};
 pub use kind::{DType, Kind, UnknownName};
-pub use machine::{civil_date, clocks, cpu_name, gpu_name, hardware, largest_cache};
-pub use plan::{Item, Plan, Scale, Split};
+pub use machine::{civil_date, clocks, cpu_name, gpu_clocks, hardware, largest_cache};
+pub use plan::{Item, Plan, Rates, Scale, Split};
 pub use row::{Row, columns};
 pub use size::{Size, Work};
 pub use statistics::Statistics;

@@ -20,13 +20,65 @@ const VERSION: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// Operations a second.
-    pub flops: f64,
+    pub flops: Rates,
     /// Bytes a second.
     pub bytes: f64,
     /// Longest forward call at those rates, in seconds.
     pub longest: f64,
     /// Most bytes that an operator's tensors may have.
     pub largest: f64,
+}
+
+/// Operations a second by data type: tensor cores are ten times as fast with short types, and so are their layers ten
+/// times as large.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates([f64; DType::ALL.len()]);
+
+impl Rates {
+    /// The same for all types.
+    pub fn all(rate: f64) -> Self {
+        Self([rate; DType::ALL.len()])
+    }
+
+    /// Sets that of one type.
+    pub fn set(&mut self, dtype: DType, rate: f64) {
+        self.0[dtype as usize] = rate;
+    }
+
+    /// Returns that of a type.
+    pub fn of(&self, dtype: DType) -> f64 {
+        self.0[dtype as usize]
+    }
+
+    /// Writes those of some types: `6.4e10`, or `float32:3.2e13,bfloat16:1e15`.
+    fn text(&self, dtypes: &[DType]) -> String {
+        let first = self.of(dtypes[0]);
+        if dtypes.iter().all(|dtype| self.of(*dtype) == first) {
+            return format!("{first:e}");
+        }
+        let each: Vec<String> =
+            dtypes.iter().map(|dtype| format!("{}:{:e}", dtype.name(), self.of(*dtype))).collect();
+        each.join(",")
+    }
+
+    /// Reads what [`Rates::text`] wrote.
+    fn read(text: &str) -> Option<Self> {
+        if !text.contains(':') {
+            return rate(text).map(Self::all);
+        }
+        // What is not named is not measured either.
+        let mut rates = Self::all(1.0);
+        for part in text.split(',') {
+            let (name, number) = part.split_once(':')?;
+            rates.set(DType::find(name).ok()?, rate(number)?);
+        }
+        Some(rates)
+    }
+}
+
+/// Reads a number above zero.
+fn rate(text: &str) -> Option<f64> {
+    text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0)
 }
 
 /// A sampling plan.
@@ -128,7 +180,7 @@ impl Plan {
             for _ in 0..CANDIDATES {
                 let size = sample::draw(kind, random);
                 let work = size.work(kind, dtype);
-                let seconds = (work.flops / self.scale.flops).max(work.bytes / self.scale.bytes);
+                let seconds = (work.flops / self.scale.flops.of(dtype)).max(work.bytes / self.scale.bytes);
                 let footprint = work.bytes + work.saved_bytes + table(size, dtype);
                 if smallest.is_none_or(|(least, _)| footprint < least) {
                     smallest = Some((footprint, size));
@@ -149,11 +201,12 @@ impl Plan {
     /// Writes the plan as the header of a profile has it.
     pub fn text(&self) -> String {
         let Scale { flops, bytes, longest, largest } = self.scale;
+        let flops = flops.text(&self.dtypes);
         let kinds: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
         let kinds = if kinds.len() == Kind::all().count() { "all".to_string() } else { kinds.join(",") };
         let dtypes: Vec<&str> = self.dtypes.iter().map(|dtype| dtype.name()).collect();
         format!(
-            "seed={} kinds={kinds} dtypes={} flops={flops:e} bytes={bytes:e} longest={longest:e} largest={largest:e} version={VERSION}",
+            "seed={} kinds={kinds} dtypes={} flops={flops} bytes={bytes:e} longest={longest:e} largest={largest:e} version={VERSION}",
             self.seed,
             dtypes.join(",")
         )
@@ -166,14 +219,14 @@ impl Plan {
         if value("version")?.parse() != Ok(VERSION) {
             return None;
         }
-        let number = |key: &str| value(key)?.parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0);
+        let number = |key: &str| rate(value(key)?);
         let kinds: Result<Vec<Kind>, UnknownName> = match value("kinds")? {
             "all" => Ok(Vec::new()),
             names => names.split(',').map(Kind::find).collect(),
         };
         let dtypes: Result<Vec<DType>, UnknownName> = value("dtypes")?.split(',').map(DType::find).collect();
         let scale = Scale {
-            flops: number("flops")?,
+            flops: Rates::read(value("flops")?)?,
             bytes: number("bytes")?,
             longest: number("longest")?,
             largest: number("largest")?,
@@ -201,7 +254,7 @@ mod tests {
 
     use super::*;
 
-    const SCALE: Scale = Scale { flops: 6.4e10, bytes: 1.6e10, longest: 0.02, largest: 2.6e8 };
+    const SCALE: Scale = Scale { flops: Rates([6.4e10; 4]), bytes: 1.6e10, longest: 0.02, largest: 2.6e8 };
 
     fn plan() -> Plan {
         Plan::new(7, &[], &[DType::Float32], SCALE)
@@ -256,7 +309,7 @@ mod tests {
         for index in 0..2000 {
             let item = plan().item(index);
             let work = item.work();
-            let seconds = (work.flops / SCALE.flops).max(work.bytes / SCALE.bytes);
+            let seconds = (work.flops / SCALE.flops.of(item.dtype)).max(work.bytes / SCALE.bytes);
             assert!(seconds <= SCALE.longest * LONG, "{item:?}");
             assert!(
                 work.bytes + work.saved_bytes + table(item.size, item.dtype) <= SCALE.largest,
@@ -268,6 +321,19 @@ mod tests {
             let (least, most) = times.iter().fold((f64::MAX, 0.0_f64), |(a, b), t| (a.min(*t), b.max(*t)));
             assert!(most / least > 30.0, "{}: from {least:e} to {most:e}", kind.name());
         }
+    }
+
+    #[test]
+    fn products_are_as_large_as_their_type_is_fast() {
+        let mut scale = Scale { flops: Rates::all(5e13), bytes: 4e12, longest: 0.012, largest: 8e9 };
+        scale.flops.set(DType::BFloat16, 1e15);
+        let plan = Plan::new(0, &[Kind::Linear], &[DType::Float32, DType::BFloat16], scale);
+        let largest = |dtype: DType| {
+            let of_type = (0..600).map(|index| plan.item(index)).filter(|item| item.dtype == dtype);
+            of_type.map(|item| item.work().flops).fold(0.0, f64::max)
+        };
+        let (long, short) = (largest(DType::Float32), largest(DType::BFloat16));
+        assert!(long <= 5e13 * 0.012 * LONG && short > 8.0 * long, "{long:e}, {short:e}");
     }
 
     #[test]
@@ -309,6 +375,13 @@ mod tests {
         assert_eq!(Plan::read(&some.text().replace("version=3", "version=1")), None);
         assert_eq!(Plan::read(some.text().trim_end_matches(" version=3")), None);
         assert!(!some.asks_the_same(&plan()));
+        let mut scale = SCALE;
+        scale.flops.set(DType::BFloat16, 1e15);
+        let fast = Plan { scale, ..some.clone() };
+        assert!(fast.text().contains(" flops=tf32:6.4e10,bfloat16:1e15 "), "{}", fast.text());
+        let read = Plan::read(&fast.text()).unwrap();
+        assert_eq!((read.text(), read.item(11)), (fast.text(), fast.item(11)));
+        assert_eq!(Plan::read(&fast.text().replace("tf32:6.4e10", "tf32:0")), None);
         let memory_bound = (0..40).map(|index| some.item(index)).filter(|item| item.kind == Kind::Softmax);
         assert!(memory_bound.clone().count() > 2);
         assert!(memory_bound.map(|item| item.dtype).all(|dtype| dtype != DType::Tf32));

@@ -174,11 +174,11 @@ mod tests {
     use schema::WorkSize;
 
     use super::*;
-    use crate::profile::{DType, Plan, Scale};
+    use crate::profile::{DType, Plan, Rates, Scale};
 
     #[test]
     fn the_schema_reads_every_kind() {
-        let scale = Scale { flops: 6.4e10, bytes: 1.6e10, longest: 0.02, largest: 2.6e8 };
+        let scale = Scale { flops: Rates::all(6.4e10), bytes: 1.6e10, longest: 0.02, largest: 2.6e8 };
         let plan = Plan::new(1, &[], &[DType::Float32], scale);
         let mut rows = Vec::new();
         for index in 0..300 {

@@ -10,22 +10,30 @@ use schema::{MOST_DRIVEN_OUT, Pace, Phase};
 use tch::{Device, Kind as Element, Tensor};
 
 use super::{
+    card::{Card, card},
     cold,
     flush::Flush,
     gradients, memory,
-    operators::{Pool, Prepared},
+    operators::{Pool, Prepared, element},
     precision::{self, Tf32},
     timer::{Call, Timer, Timing},
 };
 use crate::{
     BackendError,
-    profile::{self, DType, Header, Item, Row, Scale, Statistics},
+    profile::{self, DType, Header, Item, Rates, Row, Scale, Statistics},
 };
 
 /// The libtorch that tch is built for.
 const LIBTORCH: &str = "2.11.0";
-/// Of a GPU, whose cache no file tells: the largest of the catalogue.
-const GPU_CACHE: f64 = 64e6;
+/// Of a GPU whose driver does not tell its cache: twice that of an H100.
+const GPU_CACHE: f64 = 100e6;
+/// Of a processor that does not tell its cache.
+const PROCESSOR_CACHE: f64 = 64e6;
+/// Copies of a GPU's operators fill its cache so many times: results lie where the one before lay, so inputs alone must
+/// drive each other out, and a cache does not forget in order.
+const GPU_ROTATION: f64 = 4.0;
+/// The first generation of GPUs whose tensor cores take bfloat16 and TF32.
+const AMPERE: u32 = 80;
 /// Longer calls, in seconds, are the same with warm caches.
 const LONG: f64 = 5e-3;
 /// Of so many operators one is measured with empty caches as well.
@@ -39,6 +47,8 @@ const RESOLVED: f64 = 4.0;
 pub struct Bench {
     device: Device,
     name: String,
+    /// Of a GPU.
+    card: Option<Card>,
     timer: Timer,
     pool: Pool,
     /// Bytes that no cache holds.
@@ -87,25 +97,27 @@ impl Bench {
             tch::set_num_threads(threads as i32);
         }
         tch::manual_seed(0);
-        let (name, cache) = match device {
+        let found = if let Device::Cuda(index) = device { card(index) } else { None };
+        let (name, rotation) = match device {
             Device::Cuda(index) => {
-                (profile::gpu_name(index).unwrap_or_else(|| format!("cuda:{index}")), GPU_CACHE)
+                let name = found.as_ref().map_or_else(|| format!("cuda:{index}"), |card| card.name.clone());
+                let cache = found.as_ref().and_then(|card| card.hardware.core_cache);
+                (name, GPU_ROTATION * cache.map_or(GPU_CACHE, |bytes| bytes as f64))
             }
             _ => {
                 let threads = tch::get_num_threads();
                 let unit = if threads == 1 { "thread" } else { "threads" };
                 let name = format!("{} ({threads} {unit})", profile::cpu_name());
-                (name, profile::largest_cache().unwrap_or(GPU_CACHE))
+                (name, (2.0 * profile::largest_cache().unwrap_or(PROCESSOR_CACHE)).min(MOST_DRIVEN_OUT))
             }
         };
         precision::set(Tf32::Forbidden)?;
         if !device.is_cuda() {
             memory::keep()?;
         }
-        let rotation = (2.0 * cache).min(MOST_DRIVEN_OUT);
         let timer = Timer::new(device)?;
         let flush = if device.is_cuda() { None } else { Some(Flush::new(rotation, &timer)?) };
-        Ok(Self { device, name, timer, pool: Pool::new(rotation, device), rotation, flush })
+        Ok(Self { device, name, card: found, timer, pool: Pool::new(rotation, device), rotation, flush })
     }
 
     /// Returns the device's name as rows have it.
@@ -113,9 +125,21 @@ impl Bench {
         &self.name
     }
 
-    /// Tells whether TF32 and the short types are worth measuring.
+    /// Tells whether this is a CUDA device.
     pub fn is_cuda(&self) -> bool {
         self.device.is_cuda()
+    }
+
+    /// Returns the types that are worth measuring: of a GPU those that it multiplies by itself, of a processor the usual one.
+    pub fn dtypes(&self) -> Vec<DType> {
+        if !self.is_cuda() {
+            return vec![DType::Float32];
+        }
+        let of_card = self.card.as_ref().and_then(|card| card.hardware.architecture.as_deref());
+        let generation = of_card.and_then(|name| name.strip_prefix("sm")?.parse::<u32>().ok());
+        let is_old = generation.is_some_and(|generation| generation < AMPERE);
+        let has = |dtype: &DType| !is_old || matches!(dtype, DType::Float32 | DType::Float16);
+        DType::ALL.into_iter().filter(has).collect()
     }
 
     /// Returns the conditions of the measurement.
@@ -125,14 +149,19 @@ impl Bench {
     pub fn conditions(&self) -> Result<Header, BackendError> {
         let mut header = Header::default();
         header.set("device", &self.name);
-        let index = match self.device {
-            Device::Cuda(index) => Some(index),
-            _ => None,
+        let clocks = match &self.card {
+            Some(card) => profile::gpu_clocks(&card.address),
+            None if self.is_cuda() => None,
+            None => profile::clocks(),
         };
-        if let Some(clocks) = profile::clocks(index) {
+        if let Some(clocks) = clocks {
             header.set("clocks", clocks);
         }
-        header.set("hardware", profile::hardware(index));
+        match &self.card {
+            Some(card) => header.set("hardware", &card.hardware),
+            None if self.is_cuda() => {}
+            None => header.set("hardware", profile::hardware()),
+        }
         let with = |name: &str, has: bool| if has { format!(", {name}") } else { String::new() };
         let libraries = match self.device.is_cuda() {
             true => format!(", CUDA {}, cuDNN {}", tch::utils::version_cudart(), tch::utils::version_cudnn()),
@@ -154,16 +183,21 @@ impl Bench {
         Ok(header)
     }
 
-    /// Measures rates, rounded up to powers of two: small differences do not change the plan, and its longest operators
-    /// take as long as they should.
+    /// Measures rates, of each type its own, rounded up to powers of two: small differences do not change the plan, and its
+    /// longest operators take as long as they should.
     ///
     /// # Errors
     /// When the device fails.
-    pub fn scale(&self, minutes: f64) -> Result<Scale, BackendError> {
-        let [(product, flops), (copy, bytes)] = self.reference()?;
+    pub fn scale(&self, minutes: f64, dtypes: &[DType]) -> Result<Scale, BackendError> {
         let power = |rate: f64| rate.log2().ceil().exp2();
+        let mut flops = Rates::all(1.0);
+        for dtype in dtypes {
+            let (product, work) = self.product(*dtype)?;
+            flops.set(*dtype, power(work / product.device.least()));
+        }
+        let (copy, bytes) = self.copy()?;
         Ok(Scale {
-            flops: power(flops / product.device.least()),
+            flops,
             bytes: power(bytes / copy.device.least()),
             longest: (minutes * 60.0 / 25_000.0).clamp(1e-3, 0.05),
             largest: if self.device.is_cuda() { 8.0 * 2_f64.powi(30) } else { 2_f64.powi(29) },
@@ -175,31 +209,45 @@ impl Bench {
     /// # Errors
     /// When the device fails.
     pub fn pace(&self) -> Result<Pace, BackendError> {
-        let [(product, _), (copy, _)] = self.reference()?;
+        let (product, copy) = (self.product(DType::Float32)?.0, self.copy()?.0);
         Ok(Pace { product: product.device.median(), copy: copy.device.median() })
     }
 
-    /// Times a product and a copy; with each its FLOPs or bytes.
-    fn reference(&self) -> Result<[(Timing, f64); 2], BackendError> {
+    /// Times a product that fills the device; with its FLOPs.
+    fn product(&self, dtype: DType) -> Result<(Timing, f64), BackendError> {
+        self.multiply_as(dtype)?;
         let size = if self.device.is_cuda() { 4096 } else { 512 };
-        let a = Tensor::f_randn([size, size], (Element::Float, self.device))?;
-        let product = tch::no_grad(|| {
+        let a = Tensor::f_randn([size, size], (Element::Float, self.device))?.f_to_kind(element(dtype))?;
+        let timing = tch::no_grad(|| {
             self.timer.measure(&mut |_| {
                 drop(a.f_matmul(&a)?);
                 Ok(())
             })
         })?;
+        Ok((timing, 2.0 * (size as f64).powi(3)))
+    }
+
+    /// Times a copy; with its bytes.
+    fn copy(&self) -> Result<(Timing, f64), BackendError> {
         let elements = 1_i64 << if self.device.is_cuda() { 26 } else { 23 };
         // Zeros could all be one page of the kernel's.
         let from = Tensor::f_ones([elements], (Element::Float, self.device))?;
         let mut to = from.f_to_dtype(Element::Float, false, true)?;
-        let copy = tch::no_grad(|| {
+        let timing = tch::no_grad(|| {
             self.timer.measure(&mut |_| {
                 to.f_copy_(&from)?;
                 Ok(())
             })
         })?;
-        Ok([(product, 2.0 * (size as f64).powi(3)), (copy, 8.0 * elements as f64)])
+        Ok((timing, 8.0 * elements as f64))
+    }
+
+    /// Says how float32 is multiplied from now on.
+    fn multiply_as(&self, dtype: DType) -> Result<(), BackendError> {
+        if self.device.is_cuda() {
+            precision::set(if dtype == DType::Tf32 { Tf32::Allowed } else { Tf32::Forbidden })?;
+        }
+        Ok(())
     }
 
     /// Measures what a call costs besides its work.
@@ -244,9 +292,7 @@ impl Bench {
     /// # Errors
     /// When the device has no room for it, or no such operator.
     pub fn measure(&self, item: &Item) -> Result<Vec<Row>, BackendError> {
-        if self.device.is_cuda() {
-            precision::set(if item.dtype == DType::Tf32 { Tf32::Allowed } else { Tf32::Forbidden })?;
-        }
+        self.multiply_as(item.dtype)?;
         let mut prepared = Prepared::new(item, &self.pool, self.rotation)?;
         let mut rows = Vec::new();
         let mut forward = |index: usize| {

@@ -3,6 +3,7 @@
 mod backend;
 mod bench;
 mod blocks;
+mod card;
 mod cold;
 mod flush;
 mod functional;
@@ -120,6 +121,22 @@ pub fn device(name: &str) -> Result<Device, BackendError> {
         }
         _ => Ok(Device::Cuda(number)),
     }
+}
+
+/// Returns the device with this name for comparing results: NVIDIA's libraries leave TF32 alone from then on.
+///
+/// To be called before any other device is asked for.
+///
+/// # Errors
+/// As [`device`].
+pub fn exact_device(name: &str) -> Result<Device, BackendError> {
+    precision::forbid_for_good();
+    device(name)
+}
+
+/// Returns what the driver calls a GPU: `NVIDIA H200`; nothing of a processor, or where the driver does not tell.
+pub fn card_name(device: Device) -> Option<String> {
+    if let Device::Cuda(index) = device { card::card(index).map(|card| card.name) } else { None }
 }
 
 /// Makes a random input; the same seed gives the same values.

@@ -82,6 +82,15 @@ impl Pool {
     }
 }
 
+/// Returns libtorch's name of a type.
+pub(super) fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::Float32 | DType::Tf32 => Element::Float,
+        DType::BFloat16 => Element::BFloat16,
+        DType::Float16 => Element::Half,
+    }
+}
+
 /// Shapes of an operator's tensors.
 #[derive(Default)]
 struct Shapes {
@@ -96,11 +105,7 @@ struct Shapes {
 impl Prepared {
     /// Makes an operator with as many copies as fill `rotation` bytes.
     pub(super) fn new(item: &Item, pool: &Pool, rotation: f64) -> Result<Self, BackendError> {
-        let element = match item.dtype {
-            DType::Float32 | DType::Tf32 => Element::Float,
-            DType::BFloat16 => Element::BFloat16,
-            DType::Float16 => Element::Half,
-        };
+        let element = element(item.dtype);
         let work = item.work();
         let n = ((rotation / (work.bytes + work.saved_bytes).max(1.0)).ceil() as usize).clamp(1, MOST_COPIES);
         let shapes = shapes(item);

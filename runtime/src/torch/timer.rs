@@ -25,6 +25,11 @@ const BUDGET: (f64, f64) = (0.03, 0.4);
 /// than its own launch.
 const SPACER: i64 = 1 << 26;
 
+/// Most copies that one sample queues.
+const MOST_SPACERS: f64 = 64.0;
+/// A sample whose calls were queued within this share of what keeps the device busy counts.
+const QUEUED: f64 = 0.9;
+
 /// A sample that had to wait is taken again when it is shorter than this, in seconds, so many times.
 const TRUSTED: f64 = 2e-3;
 const ATTEMPTS: usize = 5;
@@ -207,24 +212,39 @@ impl Timer {
             }
             return Ok(turn - made);
         };
-        let calls = ((4e-4 / estimate.max(1e-6)).ceil() as usize).clamp(1, 50);
-        let spacers = (1.5 * host * calls as f64 / spacer.seconds).ceil().clamp(1.0, 64.0) as usize;
-        self.synchronize();
-        let start = Instant::now();
-        spacer.run(spacers)?;
-        self.synchronize();
-        let alone = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        spacer.run(spacers)?;
-        let queued = Instant::now();
-        for index in made..made + calls {
-            call(index)?;
+        let mut calls = ((4e-4 / estimate.max(1e-6)).ceil() as usize).clamp(1, 50);
+        let mut spacers =
+            (1.5 * host * calls as f64 / spacer.seconds).ceil().clamp(1.0, MOST_SPACERS) as usize;
+        let mut turn = made;
+        for attempt in 1.. {
+            self.synchronize();
+            let start = Instant::now();
+            spacer.run(spacers)?;
+            self.synchronize();
+            let alone = start.elapsed().as_secs_f64();
+            let start = Instant::now();
+            spacer.run(spacers)?;
+            let queued = Instant::now();
+            for index in turn..turn + calls {
+                call(index)?;
+            }
+            let host = queued.elapsed().as_secs_f64();
+            turn += calls;
+            self.synchronize();
+            let together = start.elapsed().as_secs_f64();
+            // A device that had run dry waited for the caller: that is the caller's time.
+            if host > QUEUED * alone && attempt < ATTEMPTS {
+                match spacers < MOST_SPACERS as usize {
+                    true => spacers = (2 * spacers).min(MOST_SPACERS as usize),
+                    false => calls = (calls / 2).max(1),
+                }
+                continue;
+            }
+            timing.host.add(host / calls as f64);
+            timing.device.add((together - alone).max(1e-7 * calls as f64) / calls as f64);
+            break;
         }
-        timing.host.add(queued.elapsed().as_secs_f64() / calls as f64);
-        self.synchronize();
-        let together = start.elapsed().as_secs_f64();
-        timing.device.add((together - alone).max(1e-7 * calls as f64) / calls as f64);
-        Ok(calls)
+        Ok(turn - made)
     }
 }
 

@@ -82,8 +82,10 @@ pub fn verify(
     tch::jit::f_set_graph_executor_optimize(false)?;
     // Which of its kernels a library takes may depend on where memory lies; with TF32 they differ in the fourth digit.
     precision::set(Tf32::Forbidden)?;
+    precision::set_repeatable(true);
     let compared = compare(whole, archives, wiring, model_outputs, inputs, device);
     precision::set(Tf32::InConvolutions)?;
+    precision::set_repeatable(false);
     tch::jit::f_set_graph_executor_optimize(true)?;
     compared
 }

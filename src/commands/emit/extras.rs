@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks};
 use indexmap::IndexMap;
-use schema::{CollectiveKind, Plan, Predicted, ShardingLevel, SyncOrder};
+use schema::{CollectiveKind, OffloadMode, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
 
 /// Returns all files beside `stages/`, and what could not be written. Launchers start `shards` ranks for each replica of a stage.
@@ -57,6 +57,7 @@ pub fn extras(
         replicas: &replicas,
         schedule: plan.map(|plan| plan.schedule.as_str()),
         sharding: plan.and_then(|plan| plan.execution?.sharding),
+        offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
     let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
@@ -104,6 +105,12 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
     notes
 }
 
+/// How the activations of a plan's offloaded blocks travel, where it has such blocks.
+fn offload(plan: &Plan) -> Option<OffloadMode> {
+    let has_blocks = plan.stages.iter().any(|stage| !stage.offload.is_empty());
+    has_blocks.then(|| plan.execution.and_then(|execution| execution.offload).unwrap_or(OffloadMode::Both))
+}
+
 /// What a plan predicts of a step, and for how many devices of which types.
 fn prediction(plan: &Plan) -> Option<Prediction> {
     let used: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
@@ -112,8 +119,9 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
         *counts.entry(&device.type_).or_default() += 1;
     }
     let devices = counts.iter().map(|(name, count)| format!("{count} × {name}")).collect::<Vec<_>>();
+    let names = counts.keys().flat_map(|kind| schema::plain_names(kind, &plan.cluster.types)).collect();
     let Predicted { step, band, .. } = &plan.predicted;
-    Some(Prediction { step: (*step)?, band: *band, devices: devices.join(" + ") })
+    Some(Prediction { step: (*step)?, band: *band, devices: devices.join(" + "), names })
 }
 
 /// Writes the table of one pipeline.

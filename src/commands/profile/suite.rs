@@ -34,13 +34,13 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
     let kinds: Result<Vec<Kind>, _> = arguments.kinds.iter().map(|name| Kind::find(name)).collect();
     let kinds = kinds.map_err(Failure::input)?;
-    let dtypes = dtypes(&arguments.dtype, bench.is_cuda())?;
+    let dtypes = dtypes(&arguments.dtype, &bench)?;
     let mut header = bench.conditions().map_err(failed)?;
     let mut plan = Plan::new(
         u64::from(arguments.seed),
         &kinds,
         &dtypes,
-        bench.scale(arguments.minutes).map_err(failed)?,
+        bench.scale(arguments.minutes, &dtypes).map_err(failed)?,
     );
     let mut done = std::collections::BTreeSet::new();
     let mut n_rows = 0;
@@ -101,6 +101,16 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
                 }
                 let line = format!("# item {}, {}: {reason}\n", item.index, item.kind.name());
                 file.write_all(line.as_bytes()).map_err(in_file)?;
+                if is_lasting(&reason) {
+                    // Rows without times: who takes the file up again passes over this operator.
+                    let without: Vec<Row> =
+                        item.kind.phases().iter().map(|phase| Row::of(&item, *phase, bench.name())).collect();
+                    file.write_all(Row::lines(&without).as_bytes()).map_err(in_file)?;
+                    let message =
+                        format!("{}: the GPU does nothing more for this process: {reason}", item.kind.name());
+                    return Err(Failure::input(message)
+                        .with_hint(format!("the same command goes on in {shown} with the next operator")));
+                }
             }
         }
     }
@@ -113,14 +123,31 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     Ok(answer(path, bench.name(), &counts, &paces))
 }
 
+/// Tells whether an error stays with the process: behind these CUDA's context is of no use. Behind others, such as sizes that
+/// a kernel does not take, the next operator runs.
+fn is_lasting(reason: &str) -> bool {
+    let reason = reason.to_lowercase();
+    let lasting = [
+        "illegal memory access",
+        "illegal address",
+        "illegal instruction",
+        "misaligned address",
+        // Every message ends in how to have `device-side assertions`.
+        "device-side assert triggered",
+        "launch failure",
+        "launch timed out",
+        "uncorrectable ecc",
+        "hardware stack error",
+        "invalid program counter",
+    ];
+    ["cuda error", "hip error"].iter().any(|error| reason.contains(error))
+        && lasting.iter().any(|what| reason.contains(what))
+}
+
 /// Returns the data types to measure.
-fn dtypes(given: &[DType], is_cuda: bool) -> Result<Vec<DType>, Failure> {
-    let dtypes = match (given, is_cuda) {
-        ([], true) => vec![DType::Float32, DType::Tf32, DType::BFloat16, DType::Float16],
-        ([], false) => vec![DType::Float32],
-        (given, _) => given.to_vec(),
-    };
-    if !is_cuda && dtypes.contains(&DType::Tf32) {
+fn dtypes(given: &[DType], bench: &Bench) -> Result<Vec<DType>, Failure> {
+    let dtypes = if given.is_empty() { bench.dtypes() } else { given.to_vec() };
+    if !bench.is_cuda() && dtypes.contains(&DType::Tf32) {
         return Err(Failure::input("tf32 is a data type of CUDA devices").with_hint("--device cuda:0"));
     }
     Ok(dtypes)
@@ -211,4 +238,30 @@ fn reopen(path: &Path, keep: u64) -> Result<File, Failure> {
     }
     file.seek(SeekFrom::End(0)).map_err(in_file)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_lasting;
+
+    #[test]
+    fn errors_that_stay() {
+        let lasting = [
+            "CUDA error: an illegal memory access was encountered",
+            "CUDA error: device-side assert triggered Compile with `TORCH_USE_CUDA_DSA`",
+            "HIP error: unspecified launch failure",
+        ];
+        let mild = [
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.10 GiB",
+            "CUDA error: out of memory",
+            "CUDA error: invalid configuration argument",
+            // As an H200 answered an interpolation of more blocks than a grid has, and went on.
+            "Internal torch error: CUDA error: invalid argument Search for `cudaErrorInvalidValue' in https://docs.nvidia.com \
+             CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be \
+             incorrect. Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+            "upsample_bilinear2d_backward_out_cuda does not have a deterministic implementation",
+        ];
+        assert!(lasting.into_iter().all(is_lasting));
+        assert!(!mild.into_iter().any(is_lasting));
+    }
 }
