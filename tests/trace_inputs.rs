@@ -191,7 +191,7 @@ fn attention_is_causal_where_only_sizes_decide_the_positions() {
         let has = |operator: &str| operators(&program).contains(&operator);
         assert!(has("aten::scaled_dot_product_attention"), "{class}");
         assert_eq!(!has("aten::diff"), is_causal, "{class}");
-        assert_eq!(program.recorded.unwrap().comparison, tracer::Comparison::Same, "{class}");
+        assert_eq!(program.recorded.unwrap().comparison, Comparison::Same, "{class}");
     }
 }
 
