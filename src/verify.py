@@ -104,11 +104,16 @@ def exported(path, tied):
     log.propagate, handler = False, logging.Handler()
     handler.emit = lambda record: said.extend(record.getMessage().strip().splitlines())
     log.addHandler(handler)
+    # It opens the example inputs of a file, and where they are no plain tensors, runs whatever their pickle says.
+    load = torch.load
+    torch.load = lambda *arguments, **options: load(*arguments, **(options | {"weights_only": True}))
     try:
         program = torch.export.load(path)
     except Exception as reason:
         reason = said[-1] if said else reason
         raise Refused(f"torch {torch.__version__} does not load the whole model: {reason}") from None
+    finally:
+        torch.load = load
     specs = [spec.arg for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
 
     class Exported(torch.nn.Module):

@@ -6,7 +6,9 @@ Each model is exported, cut into three, and held against `torch.export.load(…)
 of the stages. Stages of programs with open sizes then run at other sizes, against the program itself.
 """
 
+import io
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -79,17 +81,41 @@ def at_other_sizes(name, shapes):
     return found
 
 
+class Owning:
+    """What a file may hold for its example inputs."""
+
+    def __reduce__(self):
+        return os.system, (f"touch {FOLDER / 'OWNED'}",)
+
+
+def refused_example():
+    """torch.export.load alone would run the pickle of the example inputs."""
+    pickled = io.BytesIO()
+    torch.save(Owning(), pickled)
+    records = zoo.read_records(ROOT / "fixtures/exported/decoder.pt2")
+    records["data/sample_inputs/model.pt"] = pickled.getvalue()
+    for added in ("byteorder", ".data/version"):
+        records.pop(added, None)
+    zoo.write_archive(FOLDER / "owning.pt2", records)
+    out, found = cut(FOLDER / "owning.pt2")
+    code, said = command("verify", out, "--python", sys.executable, "--steps", 1)
+    if code != 2 or "does not load the whole model" not in said:
+        found.append(said)
+    return found + ["code of the file was run"] * (FOLDER / "OWNED").exists()
+
+
 def main():
     cases = [(name, lambda name=name: verified(name)) for name in EVALUATING + LONG]
     cases += [(f"{name} in training mode", lambda name=name: verified(name, train=True)) for name in TRAINING]
     cases += [(f"{name} at other sizes", lambda name=name, shapes=shapes: at_other_sizes(name, shapes)) for name, shapes in OPEN.items()]
+    cases.append(("an example that runs code", refused_example))
     failed = False
     for name, case in cases:
         if name in LONG and name not in sys.argv[3:] or sys.argv[3:] and name.split()[0] not in sys.argv[3:]:
             continue
         found = case()
         failed |= bool(found)
-        print("\n    ".join([f"{name}: {'different' if found else 'the same'}", *found]), flush=True)
+        print("\n    ".join([f"{name}: {'wrong' if found else 'right'}", *found]), flush=True)
     sys.exit(failed)
 
 
