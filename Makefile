@@ -201,6 +201,7 @@ deny:
 fixtures: .venv/ready
 	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py fixtures
 	.venv/bin/python fixtures/seeded.py
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/exported.py
 
 # Every model of the zoo, traced into out/zoo (2 GB).
 zoo: .venv/ready

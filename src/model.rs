@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use graph::{BuildError, BuildErrors, BuildOptions, InputShape, ModelGraph};
-use tracer::{Program, Span, Tensor, TraceError};
+use tracer::{ArchiveKind, Program, Span, Tensor, TraceError};
 
 use crate::{commands::trace::input_spec::InputSpec, failure::Failure, files};
 
@@ -28,6 +28,17 @@ pub fn program(path: &Path) -> Result<Program, Failure> {
 pub fn program_quietly(path: &Path) -> Result<Program, Failure> {
     let file = files::open(path)?;
     file.unless_changed(read(&file))
+}
+
+/// Says what a file is that models are read from; nothing where it is none.
+pub fn kind_of_file(path: &Path) -> Option<&'static str> {
+    let program = path.is_file().then(|| program_quietly(path).ok())??;
+    Some(if is_exported(&program) { "a program of torch.export" } else { "a trace" })
+}
+
+/// Tells whether a program was read from an archive of torch.export.
+pub fn is_exported(program: &Program) -> bool {
+    program.archive.as_ref().is_some_and(|archive| matches!(archive.kind, ArchiveKind::Export { .. }))
 }
 
 /// Reads an archive.
@@ -223,6 +234,10 @@ fn hint(error: &BuildError) -> Option<String> {
         BuildError::NoSuchInput { .. } | BuildError::InputTwice { .. } => {
             Some("give each input one --input NAME=SHAPE, or shapes in the order of `forward`".to_string())
         }
+        BuildError::Size { .. } => Some(
+            "export it with the sizes left open: torch.export.export(model, args, dynamic_shapes={\"x\": {0: torch.export.Dim(\"batch\", max=64)}})"
+                .to_string(),
+        ),
         BuildError::Rejected { .. } => Some(
             "sizes that tracing has fixed as numbers fit the traced shapes only; try those, or trace again with the shapes you want"
                 .to_string(),

@@ -73,13 +73,81 @@ def leaves(tree):
     return [leaf for _, part in value for leaf in leaves(part)] if kind == "dict" else []
 
 
+def register_results(path):
+    """Imports what defines the results that a program of torch.export returns, where transformers does: torch must know them."""
+    import importlib
+    import re
+    import zipfile
+
+    with zipfile.ZipFile(path) as archive:
+        documents = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".json")]
+    for module in sorted(set(re.findall(r'"(transformers(?:\.\w+)+)\.\w+\\*"', " ".join(documents)))):
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            pass
+
+
+def exported(path, tied):
+    """Returns a program of torch.export as a module that takes its inputs one after the other."""
+    import logging
+    import warnings
+
+    import torch
+    from torch.utils import _pytree
+
+    # That weights are views of the file is of no interest.
+    warnings.simplefilter("ignore")
+    register_results(path)
+    # torch tells the log alone what is wrong with a file.
+    log, said = logging.getLogger("torch.export"), []
+    log.propagate, handler = False, logging.Handler()
+    handler.emit = lambda record: said.extend(record.getMessage().strip().splitlines())
+    log.addHandler(handler)
+    # It opens the example inputs of a file, and where they are no plain tensors, runs whatever their pickle says.
+    load = torch.load
+    torch.load = lambda *arguments, **options: load(*arguments, **(options | {"weights_only": True}))
+    try:
+        program = torch.export.load(path)
+    except Exception as reason:
+        reason = said[-1] if said else reason
+        raise Refused(f"torch {torch.__version__} does not load the whole model: {reason}") from None
+    finally:
+        torch.load = load
+    specs = [spec.arg for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+
+    class Exported(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = program.module()
+            for first, *others in tied:
+                for name in others:
+                    path, _, last = name.rpartition(".")
+                    setattr(self.module.get_submodule(path), last, self.module.get_parameter(first))
+
+        def named_parameters(self, *arguments, **options):
+            return self.module.named_parameters(*arguments, **options)
+
+        def forward(self, *inputs):
+            left = iter(inputs)
+            # Constants are inputs, too, and no value of the graph.
+            values = [spec.value if hasattr(spec, "value") else next(left) for spec in specs]
+            arguments, named = _pytree.tree_unflatten(values, program.call_spec.in_spec)
+            return _pytree.tree_leaves(self.module(*arguments, **named))
+
+    return Exported()
+
+
 class Whole:
     def __init__(self, request):
         import torch
 
         about = request["whole"]
-        self.module = torch.jit.load(about["archive"], map_location=request["device"])
         self.inputs, self.outputs = about["inputs"], about["outputs"]
+        if about["exported"]:
+            self.module = exported(about["archive"], about["exported"]["tied"])
+        else:
+            self.module = torch.jit.load(about["archive"], map_location=request["device"])
 
     def __call__(self, inputs):
         results = flat(self.module(*[inputs[at] for at in self.inputs]))

@@ -17,7 +17,7 @@ use tracer::{Bytes, Role, Tensor};
 use crate::{
     failure::{Failure, note},
     files::{self, Opened},
-    model::trace_failure,
+    model::{is_exported, trace_failure},
     workspace::ModelFile,
 };
 
@@ -161,7 +161,8 @@ pub fn require(model: &ModelFile) -> Result<(), Failure> {
     if !model.program.tensors.iter().any(is_absent) {
         return Ok(());
     }
-    Err(Failure::input(format!("{} was traced without its weights", model.path().display())).with_hint(
+    let made = if is_exported(&model.program) { "exported" } else { "traced" };
+    Err(Failure::input(format!("{} was {made} without its weights", model.path().display())).with_hint(
         "name the checkpoint that holds them: --weights FILE or FOLDER (.safetensors, or what torch.save wrote of a state dict)",
     ))
 }

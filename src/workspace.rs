@@ -7,7 +7,7 @@ use std::{borrow::Cow, cell::OnceCell, path::Path, sync::Arc};
 use graph::{InputShape, ModelGraph, OperatorCosts};
 use indexmap::IndexMap;
 use schema::{Cluster, Cut, LayerSharing, Plan};
-use tracer::Program;
+use tracer::{Archive, ArchiveKind, Program};
 
 use crate::{
     cost_models::CostModels,
@@ -48,6 +48,9 @@ impl ModelFile {
 
     fn with(file: Opened, program: Result<Program, Failure>) -> Result<Self, Failure> {
         let program = file.unless_changed(program)?;
+        if model::is_exported(&program) && file.path().extension().is_none_or(|ending| ending != "pt2") {
+            crate::failure::note(format!("{} is a program of torch.export (.pt2)", file.path().display()));
+        }
         trace_notes::tell(&program);
         Ok(Self { file: Arc::new(file), program, digest: OnceCell::new() })
     }
@@ -72,8 +75,15 @@ impl ModelFile {
         self.path().file_stem().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Refuses what stages cannot be cut from, an IR text.
+    /// Refuses what stages cannot be cut from: an IR text, and some programs of torch.export.
     pub fn require_archive(&self) -> Result<(), Failure> {
+        if let Some(Archive { kind: ArchiveKind::Export { obstacle: Some(reason) }, .. }) =
+            &self.program.archive
+        {
+            return Err(Failure::input(format!("{} cannot be cut: {reason}", self.path().display())).with_hint(
+                "cut what torch.export.export gives, without run_decompositions(), or a trace of the model",
+            ));
+        }
         if self.program.archive.is_some() { Ok(()) } else { model::read_archive(&self.file).map(|_| ()) }
     }
 }

@@ -51,7 +51,7 @@ fn commands(kind: &str) -> Vec<&'static str> {
         "plan FILE --devices 2xt4 --input 4x3 -o OUT/p.yaml",
     ];
     match kind {
-        "archive" | "code" | "ir" | "operator" => [&model[..], &more[..]].concat(),
+        "archive" | "code" | "export" | "ir" | "operator" => [&model[..], &more[..]].concat(),
         "plan" => vec![
             "simulate FILE",
             "simulate FILE --timeline OUT/t.svg --format json",
@@ -118,8 +118,8 @@ fn run(line: &str, file: &Path, out: &Path) -> Output {
 }
 
 /// Kinds whose commands read no other file that may be at fault.
-const READS_ONE: [&str; 9] =
-    ["archive", "code", "ir", "operator", "plan", "cluster", "profile", "schedule", "pipedream"];
+const READS_ONE: [&str; 10] =
+    ["archive", "code", "export", "ir", "operator", "plan", "cluster", "profile", "schedule", "pipedream"];
 
 /// Says what is wrong with the way a command has ended, if anything.
 fn complaint(line: &str, entry: &Entry, output: &Output, out: &Path) -> Option<String> {
@@ -238,6 +238,11 @@ fn archives() {
 }
 
 #[test]
+fn exports() {
+    check("export");
+}
+
+#[test]
 fn code() {
     check("code");
 }
@@ -265,6 +270,11 @@ fn what_is_emitted_runs_nothing_but_operators() {
     entries.extend(
         ["hostile/names.pt", "traces/conversions.pt", "traces/called.pt", "traces/odd_calls.pt"].map(trace),
     );
+    // Names of programs of torch.export, which come from JSON.
+    let is_named = |entry: &Entry| {
+        ["parameter_", "argument_string", "stack_escape"].iter().any(|start| entry.name.starts_with(start))
+    };
+    entries.extend(self::entries("export").into_iter().filter(is_named));
     let mut emitted = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let file = out.join("model.pt");

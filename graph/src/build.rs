@@ -160,6 +160,17 @@ impl<'p> Builder<'p> {
                 }
             }
         }
+        let shapes: Vec<Option<&[u64]>> =
+            given.iter().map(|input| input.map(|input| input.shape.as_slice())).collect();
+        // Inputs of an exported program that share a size follow the one that is given.
+        let followed = match self.program.open_sizes.as_ref().map(|open| open.resolve(&names, &shapes)) {
+            Some(Ok(sizes)) => sizes,
+            Some(Err(fault)) => {
+                self.errors.push(BuildError::Size { fault });
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
         let recorded = self.program.recorded.as_ref();
         let mut is_recorded = true;
         let mut missing = Vec::new();
@@ -180,7 +191,9 @@ impl<'p> Builder<'p> {
                     self.tensor_input(*id, &input.shape, Some(dtype), false)
                 }
                 (None, Some(TensorType { shape: Some(shape), dtype, requires_grad, .. })) => {
-                    self.tensor_input(*id, shape, *dtype, requires_grad.unwrap_or(false))
+                    let sizes = followed.get(at).and_then(Option::as_ref).unwrap_or(shape);
+                    is_recorded &= sizes == shape;
+                    self.tensor_input(*id, sizes, *dtype, requires_grad.unwrap_or(false))
                 }
                 _ if matches!(value.type_, Type::Tensor(_)) => {
                     missing.push(value.name.clone());

@@ -1,6 +1,6 @@
 //! What can be wrong with a trace or its inputs.
 
-use tracer::{DType, Span};
+use tracer::{DType, SizeFault, Span};
 
 use crate::OperatorId;
 
@@ -52,6 +52,12 @@ pub enum BuildError {
         name: String,
         /// What it is.
         kind: &'static str,
+    },
+    /// Sizes that an exported program does not take.
+    #[error("{fault}")]
+    Size {
+        /// Which, and what it takes.
+        fault: SizeFault,
     },
     /// An operator refuses what it is given.
     #[error("`{name}` in {} rejects its inputs: {reason} (given {})", place(path), shapes.join(", "))]

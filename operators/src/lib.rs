@@ -15,6 +15,7 @@
 //!
 //! Beside the table stand two lists that torch itself prints: its signatures, and the names that stages may call.
 
+mod exported;
 mod flops;
 mod gives;
 mod keeps;
@@ -27,6 +28,7 @@ mod signature;
 mod split;
 mod table;
 
+pub use exported::{exported_number_operator, is_exported_check};
 pub use flops::Flops;
 pub use gives::Gives;
 pub use keeps::Keeps;

@@ -219,7 +219,7 @@ class Split(Answer[answers.SplitAnswer]):
 
 
 def load(path: Path) -> Model:
-    """Returns what to ask about an archive of `torch.jit.save`, or an IR text."""
+    """Returns what to ask about an archive of `torch.jit.save` or `torch.export.save`, or an IR text."""
     return Model(path)
 
 

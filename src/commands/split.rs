@@ -85,6 +85,8 @@ struct Found {
     own: Option<Workspace>,
     /// True where the model was traced in training mode.
     is_training: bool,
+    /// Set for a program of torch.export.
+    is_exported: bool,
 }
 
 /// Schedules of pipelines that stages are planned for.
@@ -205,6 +207,7 @@ impl Split {
             batch: asked.samples(),
             own: asked.into_shared(),
             is_training: program.archive.is_none() || codegen::was_training(program),
+            is_exported: model::is_exported(program),
         })
     }
 

@@ -356,6 +356,10 @@ fn folder_of(path: &Path) -> PathBuf {
 /// Finds out that a target cannot be one before an interpreter starts.
 fn check_target(target: &str) -> Result<(), Failure> {
     let (place, name) = target.rsplit_once(':').unwrap_or_default();
+    if let Some(kind) = model::kind_of_file(Path::new(target)) {
+        return Err(Failure::input(format!("{target} is {kind} already"))
+            .with_hint("inspect, graph, plan and split read it as it is"));
+    }
     if place.is_empty() || name.is_empty() {
         return Err(Failure::input(format!("target `{target}` does not say what to call"))
             .with_hint("write package.module:name or path/to/file.py:name"));

@@ -106,7 +106,7 @@ impl Verify {
         let forms = self.wanted(&stages)?;
         let model = stages.model(self.model.as_deref())?;
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
-        let whole = whole::on(&model, weights.as_deref(), &self.device)?;
+        let whole = whole::as_given(&model, weights.as_deref(), &self.device)?;
         let inputs = stages.input_specs(&model.program)?;
         let answer =
             self.compare(&stages, &forms, &whole, crate::stages::libraries(&model.program), &inputs)?;
@@ -148,8 +148,9 @@ impl Verify {
         inputs: &[DrawnInput],
     ) -> Result<Verified, Failure> {
         // Two at the same time share the processors.
-        let needs_python = |form: &Form| form.needs_python(&libraries);
-        let is_shared = forms.iter().any(needs_python) && !forms.iter().all(needs_python);
+        let needs_python = |form: &Form| whole.exported.is_some() || form.needs_python(&libraries);
+        let in_python: Vec<Form> = forms.iter().copied().filter(needs_python).collect();
+        let is_shared = !in_python.is_empty() && in_python.len() < forms.len();
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         let threads = is_shared.then(|| (processors / 2).max(1));
         let request = Request {
@@ -163,8 +164,6 @@ impl Verify {
             tolerance: self.tolerance,
             threads,
         };
-        let in_python: Vec<Form> =
-            forms.iter().copied().filter(|form| form.needs_python(&request.libraries)).collect();
         let python = Python::find(self.python.as_deref());
         let mut unchecked = Vec::new();
         let started = if in_python.is_empty() { None } else { Some(python.start(&request, &in_python)?) };

@@ -8,11 +8,12 @@
 use std::path::{Path, PathBuf};
 
 use codegen::Skips;
+use indexmap::IndexMap;
 use runtime::Source;
-use tracer::{Constant, Operand, Program};
+use tracer::{Constant, Operand, Program, Role};
 
 use super::emit::{CutAt, EmitRequest, emit};
-use crate::{failure::Failure, files::Beside, stages::Stages, workspace::ModelFile};
+use crate::{failure::Failure, files::Beside, model::is_exported, stages::Stages, workspace::ModelFile};
 
 /// A whole model, and the folder that it lies in where it had to be written.
 pub struct Whole {
@@ -22,7 +23,15 @@ pub struct Whole {
     pub inputs: Vec<usize>,
     /// Which of its results the model returns, in order; nothing where they are as they come.
     pub outputs: Option<Vec<usize>>,
+    /// Set for a program of torch.export, which a Python interpreter alone runs.
+    pub exported: Option<Exported>,
     _written: Option<Beside>,
+}
+
+/// What `torch.export.load` does not say of a program.
+pub struct Exported {
+    /// Names of parameters that are one: each gets memory of its own there.
+    pub tied: Vec<Vec<String>>,
 }
 
 #[cfg(feature = "torch")]
@@ -37,7 +46,17 @@ impl Whole {
     }
 }
 
-/// Returns the model as it can run on a device, with its weights from a checkpoint where one is named.
+/// Returns the model as it can run on a device, as its file has it where some process can run that: a program of torch.export runs
+/// in a Python interpreter.
+pub fn as_given(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
+    if is_exported(&model.program) && weights.is_none() && names_only(&model.program, device) {
+        crate::weights::require(model)?;
+        return Ok(unchanged(model));
+    }
+    on(model, weights, device)
+}
+
+/// Returns the model as it can run in libtorch on a device, with its weights from a checkpoint where one is named.
 pub fn on(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
     let program = &model.program;
     crate::trace_notes::require_gradients(model)?;
@@ -46,11 +65,30 @@ pub fn on(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Who
     }
     // Without TorchScript's optimizer, which adds gradients up in an order of its own, numbers of Python are tensors.
     let is_right = !codegen::needs_scalars(program, &codegen::facts(program));
-    if weights.is_none() && is_right && names_only(program, device) {
-        let inputs = (0..program.inputs.len()).collect();
-        return Ok(Whole { archive: model.path().to_path_buf(), inputs, outputs: None, _written: None });
+    if weights.is_none() && is_right && names_only(program, device) && !is_exported(program) {
+        return Ok(unchanged(model));
     }
     as_one_stage(model, weights)
+}
+
+/// Returns the model's own file.
+fn unchanged(model: &ModelFile) -> Whole {
+    let program = &model.program;
+    let inputs = (0..program.inputs.len()).collect();
+    let archive = model.path().to_path_buf();
+    let exported = is_exported(program).then(|| Exported { tied: tied(program) });
+    Whole { archive, inputs, outputs: None, exported, _written: None }
+}
+
+/// Returns the names of each parameter that has several.
+fn tied(program: &Program) -> Vec<Vec<String>> {
+    let mut groups: IndexMap<_, Vec<String>> = IndexMap::new();
+    for tensor in program.tensors.iter().filter(|tensor| tensor.role == Role::Parameter) {
+        if let Some(place) = tensor.place() {
+            groups.entry((place, tensor.dtype)).or_default().push(tensor.path.clone());
+        }
+    }
+    groups.into_values().filter(|names| names.len() > 1).collect()
 }
 
 /// Writes the model as one stage.
@@ -70,7 +108,8 @@ fn as_one_stage(model: &ModelFile, weights: Option<&Path>) -> Result<Whole, Fail
     let inputs = joints.inputs.iter().map(input).collect::<Result<Vec<_>, _>>()?;
     let outputs = stages.model_outputs.iter().map(|&(_, output)| output).collect();
     let archives: Vec<PathBuf> = stages.archives()?;
-    Ok(Whole { archive: archives[0].clone(), inputs, outputs: Some(outputs), _written: Some(folder) })
+    let archive = archives[0].clone();
+    Ok(Whole { archive, inputs, outputs: Some(outputs), exported: None, _written: Some(folder) })
 }
 
 /// Tells whether every device that a program names is of the wanted sort.

@@ -29,6 +29,32 @@ impl Bytes for &[u8] {
     }
 }
 
+/// A part of other bytes.
+pub(crate) struct Slice<'a> {
+    whole: &'a dyn Bytes,
+    start: u64,
+    length: u64,
+}
+
+impl<'a> Slice<'a> {
+    /// Takes a part that lies in the whole.
+    pub(crate) fn new(whole: &'a dyn Bytes, start: u64, length: u64) -> Self {
+        Self { whole, start, length }
+    }
+}
+
+impl Bytes for Slice<'_> {
+    fn size(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let end = position.checked_add(buffer.len() as u64).filter(|end| *end <= self.length);
+        let first = end.and_then(|_| self.start.checked_add(position));
+        self.whole.read_at(first.ok_or(io::ErrorKind::UnexpectedEof)?, buffer)
+    }
+}
+
 /// Returns so many bytes from a position on; what reaches past the end is an error before memory is taken for it.
 pub(crate) fn part(source: &dyn Bytes, position: u64, length: u64) -> io::Result<Vec<u8>> {
     if position.checked_add(length).is_none_or(|end| end > source.size()) {

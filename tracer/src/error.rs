@@ -86,6 +86,12 @@ pub enum TraceError {
         /// The methods it has.
         methods: String,
     },
+    /// A program of torch.export that says what is not known, or not read.
+    #[error("the exported program cannot be read: {reason}")]
+    Export {
+        /// What it says.
+        reason: String,
+    },
     /// Code that does not parse.
     #[error("expected {expected}, found {found}")]
     Syntax {
@@ -175,6 +181,9 @@ impl TraceError {
     /// Returns what the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
+            TraceError::Export { .. } => Some(
+                "programs of torch.export.save are read, of torch 2.6 to 2.15; `model-analyze trace` reads the model itself",
+            ),
             TraceError::Empty => Some("the file may not have been written to the end; save the trace again"),
             TraceError::NotArchive { advice, .. } => Some(advice),
             TraceError::Zip { .. } | TraceError::MissingRecord { .. } | TraceError::Record { .. } => {

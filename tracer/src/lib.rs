@@ -15,6 +15,7 @@ mod bytes;
 mod code;
 mod digest;
 mod error;
+mod export;
 mod flatten;
 pub mod ir;
 mod known;
@@ -24,6 +25,7 @@ pub use archive::{is_archive, read_archive, read_archive_at, read_tensors, read_
 pub use bytes::Bytes;
 pub use digest::digest;
 pub use error::{PickleFault, Place, TraceError};
+pub use export::{OpenSizes, Size, SizeFault, Symbol};
 pub use program::*;
 
 /// Doors for the fuzz targets, which want the inner readers without the zip around them.

@@ -13,6 +13,8 @@ use std::{
 
 use indexmap::IndexMap;
 
+use crate::export::OpenSizes;
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -79,6 +81,8 @@ pub struct Program {
     /// The values of constant tensors with one element, and of whole numbers among the buffers that nothing writes; sizes
     /// are computed from them.
     pub literals: BTreeMap<TensorId, Constant>,
+    /// Sizes of inputs that an exported program leaves open, and those that it does not; `None` for traces, which do not say.
+    pub open_sizes: Option<OpenSizes>,
 }
 
 /// What a writer of archives needs to know of the one that was read.
@@ -90,6 +94,21 @@ pub struct Archive {
     pub version: u32,
     /// The `byteorder` record.
     pub byte_order: ByteOrder,
+    /// Who wrote it.
+    pub kind: ArchiveKind,
+}
+
+/// Kinds of archives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ArchiveKind {
+    /// `torch.jit.save`.
+    #[default]
+    TorchScript,
+    /// `torch.export.save`.
+    Export {
+        /// Why no stages can be cut from it, where none can.
+        obstacle: Option<String>,
+    },
 }
 
 /// Order of bytes in stored elements.

@@ -72,10 +72,14 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         text.push_str("\nnext\n");
         next.iter().for_each(|(command, why)| text.push_str(&format!("  {command}    {why}\n")));
         if !found.is_training {
-            text.push_str(
-                "\nThe model was traced in eval mode: training leaves dropout off and the statistics of batch norms as they are.\n\
-                 Trace it with --train to train it as it is meant.\n",
-            );
+            let (made, advice) = match found.is_exported {
+                true => ("exported", "Export it after model.train()"),
+                false => ("traced", "Trace it with --train"),
+            };
+            text.push_str(&format!(
+                "\nThe model was {made} in eval mode: training leaves dropout off and the statistics of batch norms as they are.\n\
+                 {advice} to train it as it is meant.\n",
+            ));
         }
         if found.plan.schedule == "pipedream" {
             text.push_str(

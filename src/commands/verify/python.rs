@@ -36,10 +36,11 @@ impl Request<'_> {
     fn json(&self, task: &str, forms: &[Form]) -> Value {
         let input = |input: &DrawnInput| json!({ "shape": input.shape, "dtype": input.dtype, "range": input.range, "below": input.below });
         let (archive, inputs) = (self.whole.archive.display().to_string(), &self.whole.inputs);
+        let exported = self.whole.exported.as_ref().map(|exported| json!({ "tied": exported.tied }));
         json!({
             "task": task,
             "forms": forms.iter().map(|form| form.name()).collect::<Vec<_>>(),
-            "whole": { "archive": archive, "inputs": inputs, "outputs": self.whole.outputs },
+            "whole": { "archive": archive, "inputs": inputs, "outputs": self.whole.outputs, "exported": exported },
             "folder": self.folder.display().to_string(),
             "libraries": self.libraries,
             "inputs": self.inputs.iter().map(input).collect::<Vec<_>>(),

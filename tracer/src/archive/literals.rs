@@ -7,7 +7,7 @@ use crate::bytes::{Bytes, part};
 use crate::program::{ByteOrder, Constant, DType, Operand, Program, Role, Tensor, TensorId, is_in_place};
 
 /// Reads each such tensor whose bytes lie in the file as they are.
-pub(super) fn read(bytes: &dyn Bytes, program: &Program) -> BTreeMap<TensorId, Constant> {
+pub(crate) fn read(bytes: &dyn Bytes, program: &Program) -> BTreeMap<TensorId, Constant> {
     let is_little = program.archive.as_ref().is_none_or(|archive| archive.byte_order == ByteOrder::Little);
     let kept = numbers_kept(program);
     let constants = program.tensors.iter().enumerate().filter(|(index, tensor)| {

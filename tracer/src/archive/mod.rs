@@ -4,14 +4,14 @@
 
 mod absent;
 mod files;
-mod literals;
+pub(crate) mod literals;
 mod modules;
 mod other;
 pub(crate) mod pickle;
 mod recorded;
 mod safetensors;
-mod tensor;
-mod weights;
+pub(crate) mod tensor;
+pub(crate) mod weights;
 pub(crate) mod zip;
 
 pub(crate) use files::{Library, unmangle};
@@ -21,8 +21,9 @@ pub use weights::{read_tensors, read_tensors_at, role_by_name};
 use crate::{
     bytes::Bytes,
     error::TraceError,
+    export::{self, Generation},
     flatten,
-    program::{Archive, ByteOrder, Program, Source},
+    program::{Archive, ArchiveKind, ByteOrder, Program, Source},
 };
 use pickle::Pickle;
 use zip::Records;
@@ -35,13 +36,13 @@ pub fn is_archive(bytes: &[u8]) -> bool {
     bytes.starts_with(b"PK\x03\x04")
 }
 
-/// Reads what `torch.jit.save` wrote, a traced or a scripted module.
+/// Reads what `torch.jit.save` wrote, a traced or a scripted module, or what `torch.export.save` wrote.
 ///
 /// `bytes` is the whole file: code and pickles are read, tensor data is not touched.
 ///
 /// # Errors
 ///
-/// The file is no TorchScript archive, is damaged, asks for more than data, or has code that cannot be followed.
+/// The file is no such archive, is damaged, asks for more than data, or has code that cannot be followed.
 pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
     read_archive_at(&bytes)
 }
@@ -56,6 +57,9 @@ pub fn read_archive_at(bytes: &dyn Bytes) -> Result<Program, TraceError> {
         return Err(error);
     }
     let mut records = Records::open(bytes)?;
+    if let Some(generation) = Generation::of(&records)? {
+        return export::read(bytes, &mut records, &generation);
+    }
     if let Some(error) = other::recognise_archive(&mut records) {
         return Err(error);
     }
@@ -63,6 +67,7 @@ pub fn read_archive_at(bytes: &dyn Bytes) -> Result<Program, TraceError> {
         folder: records.folder.clone(),
         version: version(&mut records)?,
         byte_order: byte_order(&mut records)?,
+        kind: ArchiveKind::TorchScript,
     };
     let sources = sources(&mut records)?;
     let library = Library::new(&sources);

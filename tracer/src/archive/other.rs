@@ -83,15 +83,6 @@ pub(super) fn recognise_archive(records: &mut Records<'_>) -> Option<TraceError>
     if code && records.has("data.pkl") {
         return None;
     }
-    if records.has("archive_format")
-        || records.has("models/model.json")
-        || records.has("serialized_exported_program.json")
-    {
-        return not(
-            "a torch.export program (.pt2)",
-            "export is not read yet; trace the model with torch.jit.trace",
-        );
-    }
     if records.has("data.pkl") {
         let bytes = match records.read("data.pkl") {
             Ok(bytes) => bytes,

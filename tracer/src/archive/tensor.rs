@@ -146,7 +146,7 @@ pub(crate) fn tensor(
 }
 
 /// Returns one past the last element that the tensor reaches; `None` when the numbers overflow.
-fn end(offset: u64, shape: &[u64], strides: &[u64]) -> Option<u64> {
+pub(crate) fn end(offset: u64, shape: &[u64], strides: &[u64]) -> Option<u64> {
     // The count itself must fit too: with stride 0 a tiny storage can claim any size.
     let count = shape.iter().try_fold(1_u64, |count, size| count.checked_mul(*size));
     if count? == 0 {

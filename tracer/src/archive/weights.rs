@@ -10,11 +10,12 @@ use super::{
 use crate::{
     bytes::Bytes,
     error::TraceError,
+    export::{self, Generation},
     program::{DType, Role, Tensor},
 };
 
 /// Dictionaries inside one another: `{"model": {"state_dict": {…}}}`.
-const MAX_DEPTH: usize = 4;
+pub(crate) const MAX_DEPTH: usize = 4;
 
 /// Reads where the tensors of a state dict, a `.safetensors` file or a script module lie, and their sizes; never their elements.
 ///
@@ -41,6 +42,9 @@ pub fn read_tensors_at(bytes: &dyn Bytes) -> Result<Vec<Tensor>, TraceError> {
         return Err(error);
     }
     let mut records = Records::open(bytes)?;
+    if let Some(generation) = Generation::of(&records)? {
+        return export::read_tensors(bytes, &mut records, &generation);
+    }
     if records.names_under("code/").next().is_some() {
         return Ok(read_archive_at(bytes)?.tensors);
     }
@@ -76,7 +80,11 @@ pub fn role_by_name(path: &str, dtype: DType) -> Role {
 }
 
 /// Finds the outermost dictionary that holds tensors, and its tensors by name.
-fn dictionary<'a>(pickle: &'a Pickle<'_>, id: ObjectId, depth: usize) -> Option<Vec<(&'a str, ObjectId)>> {
+pub(crate) fn dictionary<'a>(
+    pickle: &'a Pickle<'_>,
+    id: ObjectId,
+    depth: usize,
+) -> Option<Vec<(&'a str, ObjectId)>> {
     let Object::Dict(pairs) = pickle.get(id) else { return None };
     let is_tensor = |id: &ObjectId| matches!(pickle.get(*id), Object::Tensor { .. });
     let named: Vec<(&str, ObjectId)> = pairs

@@ -24,10 +24,13 @@ pub(crate) const MAX_RECORD_BYTES: u64 = 256 << 20;
 /// All texts and pickles together.
 pub(crate) const MAX_TOTAL_BYTES: u64 = 1 << 30;
 
+/// The record by which an archive without a top folder is known: torch.export's until torch 2.7.
+pub(crate) const FLAT: &str = "serialized_exported_program.json";
+
 /// An open archive.
 pub(crate) struct Records<'a> {
     zip: ZipArchive<Reader<'a>>,
-    /// Top folder, without the slash.
+    /// Top folder, without the slash; empty where records lie at the root.
     pub(crate) folder: String,
     /// Index by name without the top folder.
     names: BTreeMap<String, usize>,
@@ -61,9 +64,14 @@ impl<'a> Records<'a> {
         }
         let mut folder = None;
         let mut names = BTreeMap::new();
+        let is_flat = zip.file_names().any(|name| name == FLAT);
         for (index, name) in zip.file_names().enumerate() {
             if name.len() > MAX_NAME {
                 return Err(TraceError::Limit { what: "bytes in a record's name", limit: MAX_NAME });
+            }
+            if is_flat {
+                names.insert(name.to_owned(), index);
+                continue;
             }
             let Some((top, rest)) = name.split_once('/') else { continue };
             match &folder {
@@ -171,7 +179,7 @@ impl<'a> Records<'a> {
         if file.compression() != CompressionMethod::Stored || file.encrypted() {
             return Err(TraceError::Record {
                 record: name.to_owned(),
-                reason: "tensor data must be stored, not compressed or encrypted".to_owned(),
+                reason: "it must be stored, not compressed or encrypted".to_owned(),
             });
         }
         let checksum = Some(file.crc32()).filter(|crc| *crc != 0);
