@@ -195,6 +195,36 @@ class Recurrent(torch.nn.Module):
     assert!(said.contains("[possible values: bfloat16, float16]"), "{said}");
 }
 
+/// Under autocast a weight is a cast parameter: its gradient is a product as without.
+#[test]
+fn gradients_of_cast_weights_take_their_time() {
+    const MODEL: &str = "
+import torch
+
+def build():
+    return torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(3)))
+";
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("deep.py");
+    fs::write(&file, MODEL).unwrap();
+    let target = format!("{}:build", file.display());
+    let gradients = |more: &[&str]| {
+        let (_folder, program) = trace(&python, &[&[target.as_str(), "--train", "--input"], more].concat());
+        let graph = graph::build(&program, &graph::BuildOptions::default()).unwrap();
+        let mut model = cost_model::CostModel::shipped(&schema::catalogue()["H200-SXM-141GB"]).unwrap();
+        // Of the device alone.
+        model.overhead = Some(schema::CallOverhead { call: 0.0, recording: 0.0, backward: 0.0, cold: 0.0 });
+        let options = cost_model::PredictOptions::default();
+        let costs = cost_model::predict(&graph, &graph::costs(&graph), &model, &options);
+        costs.total().backward().seconds
+    };
+    let plain = gradients(&["8192x512:bfloat16", "--dtype", "bfloat16"]);
+    let cast = gradients(&["8192x512", "--autocast", "bfloat16"]);
+    // Without the gradients of weights it would be two products of five.
+    assert!(cast >= plain && cast < 1.6 * plain, "{cast:e} {plain:e}");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_weights() {
     let Some(python) = python() else { return };

@@ -385,7 +385,8 @@ impl<'a> Predictor<'a> {
         let trains = wants_gradient
             && (of_weights || operator.tensors.iter().any(|tensor| self.graph.tensor(*tensor).requires_grad));
         // What has no gradient of weights of its own, such as a cast, hands theirs on like any other.
-        let flows = wants_gradient && (of_batch || trains && weight_sheet == 0.0);
+        let has_own = weight_sheet > 0.0 || self.curve(subject, Phase::WeightGradient).is_some();
+        let flows = wants_gradient && (of_batch || trains && !has_own);
         let mut source = TimeSource::Free;
         let mut forward_ratio = None;
         let mut wholes = [false; 3];

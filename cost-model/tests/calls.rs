@@ -28,9 +28,10 @@ fn short_kernels_wait_for_the_host_and_long_ones_hide_it() {
     let device = "A100-SXM4-80GB";
     let of = |elements, overhead| costs(device, elements, overhead).total();
     let small = of(64, Some(CALLS));
-    // 20 calls and a view of a quarter; each gradient is a call of half of backward and call.
-    assert!((small.forward.seconds - 20.25 * 6e-6).abs() < 1e-12, "{small:?}");
-    assert!((small.backward().seconds - 20.0 * 5e-6).abs() < 1e-12, "{small:?}");
+    // 20 calls and a view of a quarter, with Python around what a profile measures; the way back is longer by a fifth.
+    let python = 2.4 * 6e-6;
+    assert!((small.forward.seconds - 20.25 * python).abs() < 1e-12, "{small:?}");
+    assert!((small.backward().seconds - 20.25 * 1.2 * python).abs() < 1e-12, "{small:?}");
     assert_eq!(small.source.name(), "host");
     assert!(small.is_launch_bound);
     let large = of(1 << 28, Some(CALLS));
@@ -38,7 +39,7 @@ fn short_kernels_wait_for_the_host_and_long_ones_hide_it() {
     assert_eq!(large.forward, of(1 << 28, Some(free)).forward);
     // Nobody measured: PyTorch's calls from Python take longer, longest on old hosts.
     let unmeasured = of(64, None).forward.seconds;
-    assert!(unmeasured > 2.0 * small.forward.seconds, "{unmeasured:e}");
+    assert!(unmeasured > 1.5 * small.forward.seconds, "{unmeasured:e}");
     assert!(costs("T4", 64, None).total().forward.seconds > unmeasured);
 }
 
