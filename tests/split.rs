@@ -70,7 +70,7 @@ fn what_no_cut_may_part_stays_together() {
     let run = run.arg("split").arg(fixture("traces/writes.pt")).args(PARTED).arg("-o").arg(&out);
     let run = run.assert().success();
     let said = String::from_utf8(run.get_output().stderr.clone()).unwrap();
-    assert!(said.contains("not every cut can be (`aten::add_` in stage 1 changes in place"), "{said}");
+    assert!(said.contains("not every cut can be (`aten::") && said.contains("in stage 1 changes in place"), "{said}");
     let answer: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
     assert_eq!(answer["plan"]["stages"].as_array().unwrap().len(), 4);
     // Each block is named once, and the plan is worth what was said.
@@ -187,7 +187,8 @@ fn one_screen_says_it_all() {
 #[test]
 fn the_winner_is_compared_with_every_family_and_says_why() {
     let folder = tempfile::tempdir().unwrap();
-    let chosen_here = ["--devices", "2xt4", "--stages", "2", "--format", "json"];
+    // On GPUs the host bounds this small model, and cuts differ by little.
+    let chosen_here = ["--devices", "2xcpu", "--stages", "2", "--format", "json"];
     let answer = split("traces/unet_small.pt", &folder.path().join("out"), &chosen_here);
     let compared = answer["compared"].as_array().unwrap();
     let of = |name: &str| compared.iter().find(|row| row["name"] == name).unwrap();
