@@ -70,7 +70,10 @@ fn what_no_cut_may_part_stays_together() {
     let run = run.arg("split").arg(fixture("traces/writes.pt")).args(PARTED).arg("-o").arg(&out);
     let run = run.assert().success();
     let said = String::from_utf8(run.get_output().stderr.clone()).unwrap();
-    assert!(said.contains("not every cut can be (`aten::") && said.contains("in stage 1 changes in place"), "{said}");
+    assert!(
+        said.contains("not every cut can be (`aten::") && said.contains("in stage 1 changes in place"),
+        "{said}"
+    );
     let answer: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
     assert_eq!(answer["plan"]["stages"].as_array().unwrap().len(), 4);
     // Each block is named once, and the plan is worth what was said.
