@@ -14,6 +14,7 @@ mod failure;
 mod files;
 mod folder_files;
 mod interpreter;
+mod kinds;
 mod model;
 mod nearest;
 mod operator_stages;

@@ -112,9 +112,10 @@ fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, PlanError> 
     let refused =
         |reason: &str| PlanError::Schedule { strategy: strategy.name(), reason: reason.to_string() };
     if given.is_some() && (strategy.is_rule() || strategy == Strategy::Interleaved) {
-        return Err(refused(match strategy.is_rule() {
-            true => "it makes its own cuts, and others are given",
-            false => "it makes several parts of each stage, and all cuts are given",
+        return Err(refused(if strategy.is_rule() {
+            "it makes its own cuts, and others are given"
+        } else {
+            "it makes several parts of each stage, and all cuts are given"
         }));
     }
     let is_one_stage = wanted.is_none_or(|stages| stages == 1);

@@ -19,7 +19,7 @@ use self::{
 use super::plan::{self, PlanArguments, PlanRequest, StepSize, matches};
 use crate::{
     failure::Failure,
-    files, model,
+    files, kinds, model,
     nearest::meant,
     output::{Format, Output},
     progress,
@@ -167,7 +167,7 @@ fn compared(workspace: &Workspace, request: &PlanRequest, ways: &[Way]) -> Compa
     CompareAnswer {
         schema_version: ANSWER_VERSION,
         model: workspace.file.stem(),
-        devices: devices(request),
+        devices: kinds::counted(&kinds::by_type(&request.cluster.devices)),
         strategies,
         left_out,
     }
@@ -205,13 +205,4 @@ fn marked(mut found: Vec<(Box<StrategyRow>, Option<Box<Plan>>)>) -> Vec<Strategy
         }
     }
     found.into_iter().map(|(row, _)| *row).collect()
-}
-
-/// Says what the cluster is made of.
-fn devices(request: &PlanRequest) -> String {
-    let mut counts: indexmap::IndexMap<&str, usize> = indexmap::IndexMap::new();
-    for device in &request.cluster.devices {
-        *counts.entry(&device.type_).or_default() += 1;
-    }
-    counts.iter().map(|(name, count)| format!("{count} × {name}")).collect::<Vec<_>>().join(" + ")
 }

@@ -3,9 +3,11 @@
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
+use indexmap::IndexMap;
 use runtime::{Measured, Null};
 use schema::{
-    Executed, ExecutedStage, Plan, Seconds, SpanKind, TIMELINE_VERSION, Timeline, TimelineSpan, Track,
+    DeviceType, Executed, ExecutedStage, Plan, Seconds, SpanKind, TIMELINE_VERSION, Timeline, TimelineSpan,
+    Track,
 };
 use simulator::order::{self, Kind, Order, Schedule};
 
@@ -241,11 +243,11 @@ fn cards(_names: &[String]) -> Vec<String> {
     Vec::new()
 }
 
-/// Tells whether a card is of a kind that a plan names: the catalogue knows both names, or they are the same.
-fn is_of_kind(card: &str, kind: &str, plan: &Plan) -> bool {
-    let own = &plan.cluster.types;
-    let same = |name: &str| schema::find_device(name, own).ok().map(|(known, _)| known.to_string());
-    card == kind || same(card).is_some_and(|card| Some(card) == same(kind))
+/// Tells whether each card is of a kind that the plan names, by all names of either.
+fn are_planned(cards: &[String], kinds: &BTreeSet<&str>, own: &IndexMap<String, DeviceType>) -> bool {
+    let names = |name: &str| schema::plain_names(name, own);
+    let planned: BTreeSet<Vec<String>> = kinds.iter().map(|kind| names(kind)).collect();
+    cards.iter().all(|card| planned.contains(&names(card)))
 }
 
 fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
@@ -259,9 +261,7 @@ fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
     let is_cpu = |name: &String| name == "cpu";
     let is_there = (n_processors > 0) == names.iter().any(is_cpu)
         && (n_processors == kinds.len()) == names.iter().all(is_cpu)
-        && kinds
-            .iter()
-            .all(|kind| is_processor(&kind) || cards(names).iter().all(|card| is_of_kind(card, kind, plan)));
+        && are_planned(&cards(names), &kinds, &plan.cluster.types);
     if backend == BackendChoice::Torch && !is_there {
         return Predicted::Of(kinds.into_iter().collect::<Vec<_>>().join(" and "));
     }
@@ -425,4 +425,23 @@ fn text(executed: &Executed, predicted: &Predicted) -> String {
         text.push_str(&format!("peak memory of this process {peak}\n"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prediction_is_of_the_cards_that_run() {
+        let check = |cards: &[&str], kinds: &[&str]| {
+            let cards: Vec<String> = cards.iter().map(ToString::to_string).collect();
+            are_planned(&cards, &kinds.iter().copied().collect(), &IndexMap::new())
+        };
+        assert!(check(&["NVIDIA H200", "NVIDIA H200"], &["H200-SXM-141GB"]));
+        assert!(!check(&["NVIDIA H200"], &["H100-SXM5-80GB"]));
+        assert!(check(&["NVIDIA H200", "NVIDIA H100 80GB HBM3"], &["H100-SXM5-80GB", "H200-SXM-141GB"]));
+        assert!(!check(&["NVIDIA H200", "Tesla T4"], &["H200-SXM-141GB"]));
+        // One that the catalogue lacks is known by its own name.
+        assert!(check(&["NVIDIA GH200 480GB"], &["GH200-480GB"]));
+    }
 }

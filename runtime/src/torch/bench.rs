@@ -149,18 +149,17 @@ impl Bench {
     pub fn conditions(&self) -> Result<Header, BackendError> {
         let mut header = Header::default();
         header.set("device", &self.name);
-        let clocks = match &self.card {
-            Some(card) => profile::gpu_clocks(&card.address),
-            None if self.is_cuda() => None,
-            None => profile::clocks(),
+        // A GPU whose driver says nothing has neither.
+        let (clocks, hardware) = match &self.card {
+            Some(card) => (profile::gpu_clocks(&card.address), Some(card.hardware.clone())),
+            None if self.is_cuda() => (None, None),
+            None => (profile::clocks(), Some(profile::hardware())),
         };
         if let Some(clocks) = clocks {
             header.set("clocks", clocks);
         }
-        match &self.card {
-            Some(card) => header.set("hardware", &card.hardware),
-            None if self.is_cuda() => {}
-            None => header.set("hardware", profile::hardware()),
+        if let Some(hardware) = hardware {
+            header.set("hardware", hardware);
         }
         let with = |name: &str, has: bool| if has { format!(", {name}") } else { String::new() };
         let libraries = match self.device.is_cuda() {

@@ -14,8 +14,6 @@ pub(super) struct Card {
     pub(super) name: String,
     /// `sm90`, its L2, its memory.
     pub(super) hardware: Hardware,
-    /// Bytes of its L2 cache.
-    pub(super) cache: Option<u64>,
     /// Where it sits: `0000:1b:00.0`.
     pub(super) address: String,
 }
@@ -77,6 +75,6 @@ fn ask(index: usize) -> Result<Option<Card>, libloading::Error> {
         });
         let (Some(name), Some(address)) = (text(&name), text(&address)) else { return Ok(None) };
         let hardware = Hardware { architecture, core_cache: cache, last_cache: None, memory };
-        Ok(Some(Card { name, hardware, cache, address }))
+        Ok(Some(Card { name, hardware, address }))
     }
 }

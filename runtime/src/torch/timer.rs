@@ -234,9 +234,10 @@ impl Timer {
             let together = start.elapsed().as_secs_f64();
             // A device that had run dry waited for the caller: that is the caller's time.
             if host > QUEUED * alone && attempt < ATTEMPTS {
-                match spacers < MOST_SPACERS as usize {
-                    true => spacers = (2 * spacers).min(MOST_SPACERS as usize),
-                    false => calls = (calls / 2).max(1),
+                if spacers < MOST_SPACERS as usize {
+                    spacers = (2 * spacers).min(MOST_SPACERS as usize);
+                } else {
+                    calls = (calls / 2).max(1);
                 }
                 continue;
             }

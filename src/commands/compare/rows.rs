@@ -92,11 +92,8 @@ impl Question<'_> {
         let rates = asked.rates(best.seconds_each(), &plan);
         let devices = &asked.problem.machine.devices;
         let held = best.held(devices.len());
-        let full = held.iter().zip(devices).max_by(|a, b| {
-            let share =
-                |(held, device): &(&f64, &partitioner::MachineDevice)| **held / device.memory.0.max(1) as f64;
-            share(a).total_cmp(&share(b))
-        });
+        let (memory_bytes, memory_limit) =
+            fullest(held.iter().zip(devices).map(|(held, device)| (*held as u64, device.memory)));
         let shared_by =
             plan.stages.first().and_then(|stage| stage.tensor_parallel).map(|shared| shared.degree);
         let row = StrategyRow {
@@ -114,8 +111,8 @@ impl Question<'_> {
             samples_per_second: rates.samples,
             tokens_per_second: rates.tokens,
             mfu: rates.mfu,
-            memory_bytes: full.map_or(Bytes(0), |(held, _)| Bytes(*held as u64)),
-            memory_limit: full.map_or(Bytes(0), |(_, device)| device.memory),
+            memory_bytes,
+            memory_limit,
             idle: plan.predicted.bubble,
             sent_bytes: file.sent,
             ..self.carried_out(way.row(), &plan)
@@ -177,17 +174,12 @@ impl Question<'_> {
         let timeline = simulator::simulate(&step.workload, &step.order, &step.machine)
             .map_err(|error| error.to_string())?;
         let devices = plan.cluster.devices.iter().zip(&timeline.memory);
-        let limit = |device: &schema::Device| plan.cluster.types[&device.type_].usable();
-        let full = devices.max_by(|a, b| {
-            let share = |(device, memory): &(&schema::Device, &simulator::DeviceMemory)| {
-                memory.peak as f64 / limit(device).0.max(1) as f64
-            };
-            share(a).total_cmp(&share(b))
-        });
-        let (memory, limit) = full.map_or((0, Bytes(0)), |(device, memory)| (memory.peak, limit(device)));
-        if memory > limit.0 {
-            let reason = format!("a device would hold {} of {limit}", Bytes(memory));
-            return Ok(way.left_out(reason, Some(Bytes(memory - limit.0))));
+        let (memory, limit) = fullest(
+            devices.map(|(device, memory)| (memory.peak, plan.cluster.types[&device.type_].usable())),
+        );
+        if memory.0 > limit.0 {
+            let reason = format!("a device would hold {memory} of {limit}");
+            return Ok(way.left_out(reason, Some(Bytes(memory.0 - limit.0))));
         }
         let micro_batches = step.shape.micro_batches;
         let seconds = nanoseconds(&step, otherwise, timeline.step)? as f64 * 1e-9;
@@ -213,7 +205,7 @@ impl Question<'_> {
             samples_per_second: rates.samples,
             tokens_per_second: rates.tokens,
             mfu: rates.mfu,
-            memory_bytes: Bytes(memory),
+            memory_bytes: memory,
             memory_limit: limit,
             idle: Some(timeline.bubble()),
             sent_bytes: Some(Bytes(timeline.sent)),
@@ -236,6 +228,13 @@ impl Question<'_> {
         }
         StrategyRow { devices: devices.len() as u32, not_carried_out: reasons, ..row }
     }
+}
+
+/// Returns what the device holds that fills the largest share of its memory, and that memory.
+fn fullest(devices: impl Iterator<Item = (u64, Bytes)>) -> (Bytes, Bytes) {
+    let share = |(held, limit): &(u64, Bytes)| *held as f64 / limit.0.max(1) as f64;
+    let full = devices.max_by(|a, b| share(a).total_cmp(&share(b)));
+    full.map_or((Bytes(0), Bytes(0)), |(held, limit)| (Bytes(held), limit))
 }
 
 /// Returns the nanoseconds from step to step of what does not end where it began, and those of a step of all else.

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks};
-use indexmap::IndexMap;
 use schema::{CollectiveKind, OffloadMode, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
+
+use crate::kinds;
 
 /// Returns all files beside `stages/`, and what could not be written. Launchers start `shards` ranks for each replica of a stage.
 pub fn extras(
@@ -18,11 +19,7 @@ pub fn extras(
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
     let ranks_of = plan.map_or_else(|| (0..pipeline.stages.len()).collect(), Plan::ranks);
-    // Replicas of each rank of a pipeline.
-    let mut groups = vec![1; ranks_of.iter().max().map_or(0, |last| last + 1)];
-    for (stage, rank) in plan.iter().flat_map(|plan| &plan.stages).zip(&ranks_of) {
-        groups[*rank] = stage.replicas();
-    }
+    let groups = replicas_of_ranks(plan, &ranks_of);
     let mut files = if shards > 1 {
         vec![codegen::no_exports(shards)]
     } else {
@@ -74,6 +71,15 @@ pub fn extras(
     (files, notes)
 }
 
+/// Returns the replicas of each rank of a pipeline.
+fn replicas_of_ranks(plan: Option<&Plan>, ranks_of: &[usize]) -> Vec<usize> {
+    let mut groups = vec![1; ranks_of.iter().max().map_or(0, |last| last + 1)];
+    for (stage, rank) in plan.iter().flat_map(|plan| &plan.stages).zip(ranks_of) {
+        groups[*rank] = stage.replicas();
+    }
+    groups
+}
+
 /// Tells whether steps of a schedule follow each other at once.
 fn is_without_flush(schedule: &str) -> bool {
     simulator::order::Schedule::from_name(schedule).is_ok_and(|schedule| schedule.is_asynchronous())
@@ -108,11 +114,7 @@ fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool)
 
 /// Says what keeps train.py from running a plan as it stands; nothing where it does.
 pub fn not_carried_out(plan: &Plan) -> Vec<String> {
-    let ranks_of = plan.ranks();
-    let mut groups = vec![1; plan.n_ranks()];
-    for (stage, rank) in plan.stages.iter().zip(&ranks_of) {
-        groups[*rank] = stage.replicas();
-    }
+    let groups = replicas_of_ranks(Some(plan), &plan.ranks());
     let mut reasons = unexecuted(plan);
     if is_without_flush(&plan.schedule) {
         // Stages that share a parameter are seen when they are written.
@@ -188,14 +190,10 @@ fn offload(plan: &Plan) -> Option<OffloadMode> {
 /// What a plan predicts of a step, and for how many devices of which types.
 fn prediction(plan: &Plan) -> Option<Prediction> {
     let used: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
-    let mut counts: IndexMap<&str, usize> = IndexMap::new();
-    for device in plan.cluster.devices.iter().filter(|device| used.contains(&device.name)) {
-        *counts.entry(&device.type_).or_default() += 1;
-    }
-    let devices = counts.iter().map(|(name, count)| format!("{count} × {name}")).collect::<Vec<_>>();
+    let counts = kinds::by_type(plan.cluster.devices.iter().filter(|device| used.contains(&device.name)));
     let names = counts.keys().flat_map(|kind| schema::plain_names(kind, &plan.cluster.types)).collect();
     let Predicted { step, band, .. } = &plan.predicted;
-    Some(Prediction { step: (*step)?, band: *band, devices: devices.join(" + "), names })
+    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names })
 }
 
 /// Writes the table of one pipeline.

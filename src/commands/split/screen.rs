@@ -72,9 +72,10 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         text.push_str("\nnext\n");
         next.iter().for_each(|(command, why)| text.push_str(&format!("  {command}    {why}\n")));
         if !found.is_training {
-            let (made, advice) = match found.is_exported {
-                true => ("exported", "Export it after model.train()"),
-                false => ("traced", "Trace it with --train"),
+            let (made, advice) = if found.is_exported {
+                ("exported", "Export it after model.train()")
+            } else {
+                ("traced", "Trace it with --train")
             };
             text.push_str(&format!(
                 "\nThe model was {made} in eval mode: training leaves dropout off and the statistics of batch norms as they are.\n\
