@@ -559,3 +559,84 @@ fn a_plan_says_between_how_many_blocks_it_looked() {
     let answer = json(&["plan", PROFILE, "--machines", "2", "--bandwidth", "1e9"]);
     assert!(answer["blocks"].as_u64() > Some(0) && answer["operators"].is_null());
 }
+
+const GPT2: &str = "fixtures/traces/gpt2_tiny.pt";
+
+#[test]
+fn keys_and_values_decide_where_inference_is_cut() {
+    let folder = folder();
+    let cluster = lab(&folder, 2, 568_500);
+    let ask = |tokens: u64| -> Vec<String> {
+        let tokens = tokens.to_string();
+        let asked = ["plan", GPT2, "--cluster", &cluster, "--inference", "--kv-cache", &tokens];
+        asked.map(str::to_string).to_vec()
+    };
+    let asked = ask(1000);
+    let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let answer = json(&[&asked[..], &["-o", &file]].concat());
+    // Two layers of 16 numbers, keys and values, four bytes each; two sequences in each of two micro-batches.
+    let cache = &answer["inference"]["kv_cache"];
+    assert_eq!((&cache["bytes_per_token"], &cache["attentions"]), (&256.into(), &2.into()));
+    assert_eq!(cache["sequences"], 4);
+    // Both layers' caches of one micro-batch take as much as one's of both; all parameters do not fit beside them.
+    let stages = answer["stages"].as_array().expect("a list");
+    let holds = |stage: &serde_json::Value, name: &str| stage["blocks"].to_string().contains(name);
+    assert!(holds(&stages[0], "h.0.attn") && holds(&stages[1], "h.1.attn"), "{stages:?}");
+    // The simulator runs the forward pass alone, and finds caches where the plan has them; the file is scored as it was planned.
+    let simulated = json(&["simulate", &file]);
+    let parts = simulated["devices"][0]["parts"].to_string();
+    assert!(
+        parts.contains("512000") && !parts.contains("gradients") && !parts.contains("optimizer"),
+        "{parts}"
+    );
+    let checked = json(&["plan", GPT2, "--check", &file]);
+    assert_eq!(checked["period_seconds"], answer["period_seconds"]);
+    assert_eq!(checked["inference"], answer["inference"]);
+    // As many tokens as are said to have room have it.
+    let most = cache["most_tokens"].as_u64().expect("a number");
+    let stages = stages.len().to_string();
+    let with = |tokens: u64| {
+        let asked = ask(tokens);
+        run(&asked.iter().map(String::as_str).chain(["--stages", &stages]).collect::<Vec<&str>>())
+            .status
+            .code()
+    };
+    assert_eq!((with(most), with(most + 100)), (Some(0), Some(1)));
+}
+
+#[test]
+fn one_request_runs_where_it_is_fastest() {
+    let answer = json(&["plan", GPT2, "--devices", "1xt4+1xv100", "--objective", "latency"]);
+    let stages = answer["stages"].as_array().expect("a list");
+    assert_eq!(stages.len(), 1);
+    assert!(answer["step_seconds"].as_f64() >= answer["lower_bound_seconds"].as_f64());
+    assert_eq!(answer["micro_batches"], 1);
+}
+
+#[test]
+fn inference_refuses_what_is_of_training() {
+    fails(&["plan", GPT2, "--devices", "2xt4", "--kv-cache", "10"], 2, &["--kv-cache is for inference"]);
+    fails(
+        &["plan", GPT2, "--devices", "2xt4", "--inference", "--optimizer", "sgd", "--sharding", "zero1"],
+        2,
+        &["a forward pass alone takes no --optimizer, --sharding"],
+    );
+    fails(
+        &["plan", GPT2, "--devices", "2xt4", "--objective", "latency", "--batch", "4"],
+        2,
+        &["one request's forward pass takes no --batch"],
+    );
+    fails(&["plan", PROFILE, "--inference"], 2, &["a profile graph takes no --inference"]);
+    let cnn = "fixtures/traces/cnn_basic.pt";
+    fails(
+        &["plan", cnn, "--devices", "2xt4", "--inference", "--kv-cache", "10"],
+        2,
+        &["no attention that was recognised"],
+    );
+    fails(
+        &["plan", GPT2, "--devices", "2xt4", "--inference", "--stages", "2", "--micro-batches", "1"],
+        2,
+        &["2 stages need as many micro-batches in flight to be busy, and 1 are asked for"],
+    );
+}

@@ -15,6 +15,7 @@
 //! ```
 
 mod arguments;
+mod attention_caches;
 mod block;
 mod build;
 mod check;
@@ -23,6 +24,7 @@ mod document;
 mod error;
 mod fact;
 mod flow;
+mod forward_memory;
 mod infer;
 pub mod layout;
 mod level;
@@ -37,12 +39,14 @@ mod stored;
 mod structure;
 mod validate;
 
+pub use attention_caches::{AttentionCache, attention_caches};
 pub use block::{Block, BlockId, Item, Level};
 pub use build::{BuildOptions, InputShape, build};
 pub use cost::{OperatorCost, OperatorCosts, costs, parameters_by_block};
 pub use document::{document, named_tensor};
 pub use error::{BuildError, BuildErrors};
 pub use fact::{Dim, Fact, Number, Shape, StorageId, TensorFact, dtype_name, show_shape};
+pub use forward_memory::forward_memory;
 pub use level::Quotient;
 pub use liveness::{Lifetime, Liveness, liveness};
 pub use lost::{LostSizes, lost_sizes};

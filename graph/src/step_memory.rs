@@ -385,7 +385,8 @@ fn storages<'a>(graph: &'a ModelGraph, operator: &'a Operator) -> impl Iterator<
     tensors.filter_map(|tensor| tensor.storage)
 }
 
-fn last_reads(graph: &ModelGraph) -> Vec<u32> {
+/// By storage: the last operator that reads it in the forward pass; `u32::MAX` where the caller holds it.
+pub(crate) fn last_reads(graph: &ModelGraph) -> Vec<u32> {
     let mut last = vec![0; graph.storages.len()];
     for operator in &graph.operators {
         storages(graph, operator).for_each(|storage| last[storage.index()] = operator.id.0);

@@ -7,7 +7,7 @@
 use schema::MicroBatchesTried;
 
 use crate::{
-    MicroBatches, PlanError, Problem, Solution, Strategy, sharded,
+    MicroBatches, PlanError, Problem, Solution, Strategy, serving, sharded,
     strategy::{Goal, Ranked, candidates, fastest, fastest_within, plan_over, rank},
     ways::Ways,
 };
@@ -38,9 +38,15 @@ pub struct Planned {
 ///
 /// # Errors
 /// When the problem makes no sense or nothing fits.
+///
+/// Where nothing is trained, the best plan of the forward pass alone is found, which no strategy is asked for.
 pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
     problem.validate()?;
     let ways = Ways::of(problem);
+    if let Some(aim) = problem.training.inference {
+        let best = serving::serve(problem, &ways, aim)?;
+        return Ok(Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), ways });
+    }
     let whole = plan_batches(problem, &ways, strategy);
     let ((best, others, failed), tried) = sharded::or_better(problem, &ways, strategy, whole)?;
     Ok(Planned { best, others, failed, tried, ways })

@@ -67,6 +67,28 @@ pub fn from_graph(
     Problem { blocks, values: values(graph, &run_of), ties, machine, training, begins: None }
 }
 
+/// What operators take where nothing is trained, by operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForwardOnly {
+    /// Bytes that are alive while it runs.
+    pub alive: Vec<u64>,
+    /// Bytes of keys and values that it keeps of one micro-batch.
+    pub caches: Vec<u64>,
+}
+
+/// Leaves of a problem that was made at a grain what the forward pass alone takes.
+pub fn forward_only(problem: &mut Problem, model: &Sliceable<'_>, grain: &Grain, of: &ForwardOnly) {
+    for (block, run) in problem.blocks.iter_mut().zip(model.runs(grain)) {
+        let own = run.operators.start as usize..run.operators.end as usize;
+        let caches = of.caches[own.clone()].iter().copied().fold(0, u64::saturating_add);
+        (block.input_gradient, block.weight_gradient) = (Seconds(0.0), Seconds(0.0));
+        // Keys and values stay; nothing else does.
+        (block.activations, block.kept) = (Bytes(caches), Bytes(caches));
+        block.workspace = Bytes(of.alive[own].iter().copied().max().unwrap_or(0));
+    }
+    problem.values.iter_mut().for_each(|value| value.backward = Bytes(0));
+}
+
 /// Values between runs, and the order that writing in place imposes.
 fn values(graph: &ModelGraph, run_of: &[usize]) -> Vec<Value> {
     let mut values = Vec::new();

@@ -274,6 +274,9 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
 /// at any operator: by its work and the order of its passes alone.
 pub fn bound_of_any_cut(problem: &Problem, ways: &Ways, strategy: Option<Strategy>) -> f64 {
     let by_work = problem.seconds() / problem.machine.total_speed();
+    if problem.training.inference.is_some() {
+        return by_work;
+    }
     let of = |strategy: Strategy| -> f64 {
         if strategy == Strategy::PipeDream {
             return by_work;

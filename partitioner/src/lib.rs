@@ -51,6 +51,7 @@ mod why;
 mod from_graph;
 mod grain;
 mod plan_file;
+mod serving;
 mod sharded;
 mod simulated;
 
@@ -86,7 +87,7 @@ pub mod knapsack;
 mod node_set;
 
 pub use batches::{ENOUGH, Planned, plan_model};
-pub use from_graph::{OperatorSeconds, from_graph};
+pub use from_graph::{ForwardOnly, OperatorSeconds, forward_only, from_graph};
 pub use grain::{Grain, Sliceable};
 pub use grids::bound_of_any_cut;
 pub use ideals::Ideals;
@@ -95,6 +96,7 @@ pub use plan_file::{CheckError, check_plan, to_plan};
 pub use problem::{
     Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,
 };
+pub use serving::cache_growth;
 pub use sharded::beyond;
 pub use solution::{Objective, Solution, SolutionStage};
 pub use stage::{BoundBy, InFlight, Neighbours, Rules, Run, StageScore};

@@ -11,6 +11,7 @@ use simulator::order::Schedule;
 use crate::{
     Objective, Problem, Solution, SolutionStage,
     placed::{Placed, score_placed},
+    serving,
     stage::Run,
     states::States,
     strategy::PlanError,
@@ -174,6 +175,7 @@ pub fn to_plan(
         stages: stages.collect(),
         transfers: transfers.collect(),
         cuts: indexmap::IndexMap::new(),
+        inference: problem.training.inference,
         constraints: None,
         ties: ties.collect(),
         execution: (execution != Execution::default()).then_some(execution),
@@ -210,9 +212,10 @@ impl Flow {
 
 /// The layers of a stage on several devices: when each block's gradients exist, and what it makes.
 ///
-/// Parameters of several blocks are with the first of them. A stage on one device has nobody to exchange with.
+/// Parameters of several blocks are with the first of them. A stage on one device has nobody to exchange with, and one that is not
+/// trained nothing.
 fn layers(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64) -> Vec<LayerCost> {
-    if stage.run.count < 2 {
+    if stage.run.count < 2 || problem.training.inference.is_some() {
         return Vec::new();
     }
     let mut tied: HashMap<usize, u64> = HashMap::new();
@@ -369,6 +372,10 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         if !in_turn || !is_even {
             return Err(CheckError::Sharing { stage: index });
         }
+    }
+    if let Some(aim) = problem.training.inference {
+        let solution = serving::score_placed(problem, &placed, n_ranks, plan.micro_batches, aim)?;
+        return Ok(solution);
     }
     let schedule =
         Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use schema::{Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, PipedreamProfile, Seconds, ShardingLevel};
+use schema::{
+    Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, Inference, PipedreamProfile, Seconds, ShardingLevel,
+};
 
 /// What is to be planned.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,11 +43,11 @@ pub struct Block {
     pub weight_gradient: Seconds,
     /// Parameters that only this block uses.
     pub parameters: Bytes,
-    /// What autograd keeps for one micro-batch.
+    /// What autograd keeps for one micro-batch; of a forward pass alone, the keys and values of one.
     pub activations: Bytes,
     /// The part of that which stays whatever is computed again: what the loss keeps.
     pub kept: Bytes,
-    /// Scratch memory while it runs.
+    /// Scratch memory while it runs; of a forward pass alone, all that is alive meanwhile.
     pub workspace: Bytes,
     /// Whether it is one operator. Computed again alone it would save nothing: what it is given has to be kept, and what it gives
     /// is kept by those who take it.
@@ -150,6 +152,8 @@ pub struct Training {
     pub recompute: bool,
     /// Whether activations may wait in host memory.
     pub offload: bool,
+    /// What is made small where nothing is trained: the forward pass alone is planned.
+    pub inference: Option<Inference>,
 }
 
 /// Micro-batches in a step, of all replicas together.
@@ -216,6 +220,7 @@ impl Default for Training {
             sharding_up_to: ShardingLevel::None,
             recompute: true,
             offload: false,
+            inference: None,
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     nearest::nearest,
     pipedream::pipedream,
     pipeline::Cut,
+    serving,
     simulated::{excess, state_memory},
     solution::{Objective, Solution, SolutionStage},
     stage::Scorer,
@@ -219,7 +220,14 @@ pub(crate) fn plan_over(problem: &Problem, ways: &Ways, strategy: Strategy) -> R
 
 /// Tells whether a strategy has a plan that fits, without looking for what is nearest to one.
 pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
-    problem.validate().is_ok() && solve(problem, &Ways::of(problem), strategy, Goal::Any).is_ok()
+    if problem.validate().is_err() {
+        return false;
+    }
+    let ways = Ways::of(problem);
+    match problem.training.inference {
+        Some(aim) => serving::can_serve(problem, &ways, aim),
+        None => solve(problem, &ways, strategy, Goal::Any).is_ok(),
+    }
 }
 
 /// A plan and the seconds for each micro-batch that none beats with the devices in their order; or why there is none, and what
@@ -286,7 +294,7 @@ pub(crate) fn tries_all_orders(machine: &Machine) -> bool {
 ///
 /// Where there are few devices all orders are tried, else fast ones first or last and roomy ones first or last: devices of one
 /// kind keep their order, so nodes stay together. On large machines none is.
-fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
+pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
     const MOST: usize = 12;
     const SOME: usize = 64;
     let n_devices = machine.devices.len();

@@ -496,6 +496,21 @@ class FittedLinks(TypedDict):
 FlopsPerSecond = float
 
 
+class _InferenceAnswer(TypedDict):
+    # What is made small.
+    objective: InferenceObjective
+
+
+class InferenceAnswer(_InferenceAnswer, total=False):
+    """What a plan of the forward pass alone is for, and what it holds."""
+
+    # Keys and values, where they are kept.
+    kv_cache: Union[KvCacheAnswer, None]
+
+
+InferenceObjective = Union[Literal['throughput'], Literal['latency']]
+
+
 class _InsideAnswer(TypedDict):
     # Operators in the order of the model.
     operators: list[OperatorSplit]
@@ -741,6 +756,28 @@ class KeptOtherwise(TypedDict):
     after: str
 
 
+class _KvCacheAnswer(TypedDict):
+    # Tokens of each sequence.
+    tokens: int
+
+    # Attentions that keep them.
+    attentions: int
+
+    # Bytes of one token of one sequence, all attentions together; what one device has of them where devices share each
+    # layer.
+    bytes_per_token: Bytes
+
+
+class KvCacheAnswer(_KvCacheAnswer, total=False):
+    """Keys and values that attentions keep from token to token."""
+
+    # Sequences that are on their way at once, on all devices together, where the model's inputs tell.
+    sequences: Union[int, None]
+
+    # Tokens of each sequence that these stages have room for.
+    most_tokens: Union[int, None]
+
+
 class LargestSize(TypedDict):
     """The largest size that fits."""
 
@@ -967,6 +1004,9 @@ class PlanAnswer(_PlanAnswer, total=False):
     # Model FLOPs utilisation: the model's own operations in a second, what is computed again left out, as a share of
     # the peak of the devices that are used.
     mfu: Union[float, None]
+
+    # What the forward pass alone was planned for; absent where training was.
+    inference: Union[InferenceAnswer, None]
 
     # The loss behind the outputs, which is part of the last stage.
     loss: Union[LossAnswer, None]

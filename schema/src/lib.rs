@@ -88,12 +88,12 @@ pub use operator_paths::{OperatorPaths, operator_path, short_name};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
-    Band, Constraints, Cut, DeviceMemory, LayerSharing, ModelReference, PLAN_VERSION, Plan, PlanStage,
-    PlanTie, Predicted, StageCost, TimesFrom, Transfer,
+    Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing, ModelReference,
+    PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
-    InsideAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp, SharedAnswer, SharedTried, StageAnswer,
-    WhatIf,
+    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp,
+    SharedAnswer, SharedTried, StageAnswer, WhatIf,
 };
 pub use plan_file::{PlanFileError, read_plan};
 pub use profile::{

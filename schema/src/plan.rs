@@ -47,11 +47,35 @@ pub struct Plan {
     /// Parameters that devices share within each layer, by name; a star stands for the numbers of layers that are alike.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub cuts: IndexMap<String, Cut>,
+    /// Set where the plan is for the forward pass alone: nothing is trained, and stages hold no gradients and no optimizer's state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inference: Option<Inference>,
     /// What it was held to when it was made, and is held to when it is checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constraints: Option<Constraints>,
     /// What the plan is predicted to do.
     pub predicted: Predicted,
+}
+
+/// What a plan of the forward pass alone is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Inference {
+    /// What it makes small.
+    pub objective: InferenceObjective,
+    /// Tokens of each sequence whose keys and values every attention keeps; they are each stage's `activations`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<u64>,
+}
+
+/// What a plan of the forward pass alone makes small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum InferenceObjective {
+    /// Seconds for each micro-batch of a stream without an end.
+    Throughput,
+    /// Seconds of one request.
+    Latency,
 }
 
 /// What the stages of a plan are held to.

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Bytes, MemoryPart, MicroBatchesTried, TimesFrom};
+use crate::{Band, Bytes, InferenceObjective, MemoryPart, MicroBatchesTried, TimesFrom};
 
 /// The answer of `plan`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -39,6 +39,9 @@ pub struct PlanAnswer {
     /// the devices that are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
+    /// What the forward pass alone was planned for; absent where training was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inference: Option<InferenceAnswer>,
     /// The loss behind the outputs, which is part of the last stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<LossAnswer>,
@@ -131,6 +134,33 @@ impl PlanAnswer {
         let first = self.stages.first().map(|stage| &stage.devices);
         self.stages.iter().filter(|stage| Some(&stage.devices) == first).count().max(1)
     }
+}
+
+/// What a plan of the forward pass alone is for, and what it holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct InferenceAnswer {
+    /// What is made small.
+    pub objective: InferenceObjective,
+    /// Keys and values, where they are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<KvCacheAnswer>,
+}
+
+/// Keys and values that attentions keep from token to token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct KvCacheAnswer {
+    /// Tokens of each sequence.
+    pub tokens: u64,
+    /// Attentions that keep them.
+    pub attentions: u64,
+    /// Bytes of one token of one sequence, all attentions together; what one device has of them where devices share each layer.
+    pub bytes_per_token: Bytes,
+    /// Sequences that are on their way at once, on all devices together, where the model's inputs tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequences: Option<u64>,
+    /// Tokens of each sequence that these stages have room for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_tokens: Option<u64>,
 }
 
 /// A loss.

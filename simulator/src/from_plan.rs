@@ -23,7 +23,7 @@ use self::{
 use crate::{
     cost::Cost,
     machine::{Machine, Sends, Sharing},
-    order::{Order, OrderError, Schedule, Shape, for_replicas, make_for_costs},
+    order::{Kind, Order, OrderError, Schedule, Shape, for_replicas, make_for_costs},
     versions::{self, Kept},
     workload::{Stage, Workload},
 };
@@ -64,8 +64,18 @@ pub struct PlannedStep {
     pub notes: Vec<String>,
     /// What each stage needs for versions of its weights; empty where steps end with a flush.
     pub kept: Vec<Kept>,
+    /// Passes that are run.
+    passes: Passes,
     /// Devices of each rank: what a longer order is dealt to.
     rank_devices: Vec<Vec<usize>>,
+}
+
+/// Which passes of a schedule are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passes {
+    All,
+    /// Those of inference.
+    Forward,
 }
 
 /// Turns a plan into numbers.
@@ -125,11 +135,19 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
     let updates = execution::updates(plan, options, schedule, micro_batches, &mut notes)?;
     let replicas: Vec<u32> = rank_devices.iter().map(|devices| devices.len() as u32).collect();
     let kept = updates.map_or_else(Vec::new, |updates| versions::kept(&replicas, updates));
+    if plan.inference.is_some() {
+        // Nobody adds gradients up.
+        ties.clear();
+        for stage in &mut stages {
+            (stage.memory.gradients, stage.memory.optimizer, stage.optimizer_step) = (0, 0, 0);
+        }
+    }
     for (stage, kept) in stages.iter_mut().zip(&kept) {
         let older = u64::from(kept.versions.saturating_sub(1));
         stage.memory.older_versions = stage.memory.parameters.saturating_mul(older);
     }
-    let order = order_of(schedule, shape, &stages, &machine, &rank_devices)?;
+    let passes = if plan.inference.is_some() { Passes::Forward } else { Passes::All };
+    let order = order_of((schedule, passes), shape, &stages, &machine, &rank_devices)?;
     let mut step = PlannedStep {
         schedule,
         shape,
@@ -147,6 +165,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         machine,
         notes,
         kept,
+        passes,
         rank_devices,
     };
     step.note_idle_replicas();
@@ -160,7 +179,13 @@ impl PlannedStep {
     /// Names the constraint that the number breaks.
     pub fn order_for(&self, micro_batches: u32) -> Result<Order, OrderError> {
         let shape = Shape { micro_batches, ..self.shape };
-        order_of(self.schedule, shape, &self.workload.stages, &self.machine, &self.rank_devices)
+        order_of(
+            (self.schedule, self.passes),
+            shape,
+            &self.workload.stages,
+            &self.machine,
+            &self.rank_devices,
+        )
     }
 
     fn note_idle_replicas(&mut self) {
@@ -173,7 +198,7 @@ impl PlannedStep {
 
 /// Makes the order of stages on ranks of so many devices.
 fn order_of(
-    schedule: Schedule,
+    (schedule, passes): (Schedule, Passes),
     shape: Shape,
     stages: &[Stage],
     machine: &Machine,
@@ -181,9 +206,13 @@ fn order_of(
 ) -> Result<Order, OrderError> {
     let cost = average_cost(stages, machine, rank_devices);
     let replicas: Vec<u32> = rank_devices.iter().map(|devices| devices.len() as u32).collect();
-    for_replicas(schedule, shape.micro_batches, &replicas, |micro_batches| {
+    let mut order = for_replicas(schedule, shape.micro_batches, &replicas, |micro_batches| {
         make_for_costs(schedule, Shape { micro_batches, ..shape }, cost)
-    })
+    })?;
+    if passes == Passes::Forward {
+        order.ranks.iter_mut().for_each(|ops| ops.retain(|op| op.kind == Kind::Forward));
+    }
+    Ok(order)
 }
 
 /// Returns what searched schedules are searched for: the average stage and hop.

@@ -298,6 +298,11 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         CutAt::Even(stages) => (Ok(codegen::even(&program, *stages)), None),
     };
     let assignment = assignment.map_err(|errors| cut_failure(&errors, None).in_file(model.path()))?;
+    if plan.is_some_and(|plan| plan.inference.is_some()) {
+        crate::failure::note(
+            "the plan is of the forward pass alone: it counts neither time nor memory of what train.py does",
+        );
+    }
     let names = Names::new(&program);
     let targets = if own.is_some() { request.targets.python_alone() } else { request.targets };
     let shards = own.map(|(own, shared)| shared.shards(own.program()));

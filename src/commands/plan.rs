@@ -12,6 +12,7 @@ mod compat;
 mod constraints;
 pub(super) mod costs;
 mod groups;
+mod inference;
 mod input;
 mod inseparable;
 mod inside;
@@ -62,6 +63,7 @@ Examples:
   model-analyze plan graph.txt --strategy pipedream --machines 8 --bandwidth 3.125e9
   model-analyze plan graph.txt --compat pipedream --machines 8,2 --bandwidth 30e9,3.125e9 --activation-transfer
   model-analyze plan workload.json --objective latency
+  model-analyze plan llama.pt --devices 4xl4 --inference --batch 16 --kv-cache 8192
 
 MODEL is a traced model, a PipeDream profile (graph.txt), or a workload of dnn-partitioning or Piper (JSON).")]
 pub struct Plan {

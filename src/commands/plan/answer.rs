@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 use partitioner::ENOUGH;
-use schema::{Bytes, LossAnswer, PlanAnswer, Seconds};
+use schema::{Bytes, InferenceObjective, LossAnswer, PlanAnswer, Seconds};
 
 use super::Plan;
 use crate::{
@@ -91,7 +91,14 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     if let Some(column) = table.column_mut(2) {
         column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(60)));
     }
+    let inference = answer.inference.as_ref();
+    let is_latency = inference.is_some_and(|own| own.objective == InferenceObjective::Latency);
     let objective = match (answer.period_seconds, answer.step_seconds, answer.micro_batches) {
+        (_, Some(step), _) if is_latency => {
+            let samples = answer.samples.filter(|samples| *samples > 1);
+            let samples = samples.map_or_else(String::new, |samples| format!(" of {samples} samples"));
+            format!("{} a request{samples}", Seconds(step))
+        }
         (_, Some(step), Some(count)) => {
             let each = Seconds(step / f64::from(count));
             let samples = answer.samples.map_or_else(String::new, |samples| {
@@ -121,7 +128,12 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     };
     let looked_at = looked_at(answer).map(|words| format!("; {words}")).unwrap_or_default();
     let chosen = chosen(answer);
-    let schedule = answer.schedule.as_ref().map(|name| format!(", schedule {name}")).unwrap_or_default();
+    let schedule = answer
+        .schedule
+        .as_ref()
+        .filter(|_| inference.is_none())
+        .map(|name| format!(", schedule {name}"))
+        .unwrap_or_default();
     let schedule = match chunks {
         1 => schedule,
         chunks => format!("{schedule}, {} stages of {chunks} chunks each", answer.stages.len() / chunks),
@@ -132,15 +144,37 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         format!("times: {}{times}\n", band.unwrap_or_default())
     });
     let times = times.unwrap_or_default();
-    let rates = rates(answer) + &shared(answer);
+    let rates = rates(answer) + &shared(answer) + &forward_only(answer);
     let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
-    let made_by = if unit == Unit::MicroBatch { "strategy" } else { "objective" };
+    let is_strategy = unit == Unit::MicroBatch && inference.is_none();
+    let made_by = if is_strategy { "strategy" } else { "objective" };
     format!(
         "{}: {objective}{bubble}, {proof}{looked_at}\n{made_by} {}{schedule}\n{rates}{chosen}{times}\n{}\n\n{}\n",
         answer.model,
         titled(&answer.strategy, answer.sharding.as_deref()),
         table.join("\n"),
         wrapped(why, 100)
+    )
+}
+
+/// Says that nothing is trained, and what attentions keep.
+fn forward_only(answer: &PlanAnswer) -> String {
+    let Some(inference) = &answer.inference else { return String::new() };
+    let Some(cache) = &inference.kv_cache else {
+        return "forward pass alone, without keys and values\n".into();
+    };
+    let sequences =
+        cache.sequences.map_or_else(String::new, |count| format!(" for {count} sequences at once"));
+    let most = match cache.most_tokens {
+        Some(most) => format!("; these stages have room for {most} tokens"),
+        None => String::new(),
+    };
+    format!(
+        "forward pass alone, with keys and values of {} tokens{sequences}: {} a token and sequence in {} {}{most}; reading more of them than the trace does is in no time\n",
+        cache.tokens,
+        cache.bytes_per_token,
+        cache.attentions,
+        if cache.attentions == 1 { "attention" } else { "attentions" }
     )
 }
 

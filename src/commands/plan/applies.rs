@@ -1,5 +1,7 @@
 //! Which arguments apply to which kind of model: the others are refused by name, so that nobody believes they were heard.
 
+use schema::InferenceObjective;
+
 use super::{Aim, Plan, arguments::Optimizer, input::Input};
 use crate::failure::Failure;
 
@@ -38,7 +40,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 28] = [
+    let arguments: [(&str, bool, &[Kind]); 30] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -66,7 +68,9 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--machines", !plan.machines.is_empty(), &[Profile, Released, Loads, Piper]),
         ("--bandwidth", !plan.bandwidth.is_empty(), &[Profile, Released, Piper]),
         ("--memory", plan.memory.is_some(), &[Profile, Loads, Piper]),
-        ("--objective latency", plan.aim.is(Aim::Latency), &[Loads]),
+        ("--objective latency", plan.aim.is(Aim::Latency), &[Traced, Loads]),
+        ("--inference", plan.aim.is_inference(), &[Traced]),
+        ("--kv-cache", plan.aim.has_cache(), &[Traced]),
         ("--objective throughput", plan.aim.is(Aim::Throughput), &[Traced, Profile, Loads, Piper]),
         ("--activation-transfer or --straight", plan.activation_transfer || plan.straight, &[Released]),
     ];
@@ -75,6 +79,9 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         .filter(|(_, is_given, kinds)| *is_given && !kinds.contains(&kind))
         .map(|(name, ..)| *name)
         .collect();
+    if foreign.is_empty() && kind == Traced {
+        forward_only(plan)?;
+    }
     if foreign.is_empty() {
         return given(plan);
     }
@@ -91,6 +98,34 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     }))
 }
 
+/// Refuses what is of training where the forward pass alone is planned.
+fn forward_only(plan: &Plan) -> Result<(), Failure> {
+    let Some(aim) = plan.aim.of_trace()? else { return Ok(()) };
+    let asking = &plan.asking;
+    let is_latency = aim.objective == InferenceObjective::Latency;
+    let arguments = [
+        ("--strategy", asking.strategy != "auto"),
+        ("--optimizer", asking.optimizer != Optimizer::default()),
+        ("--loss", asking.loss.is_some()),
+        ("--sharding", asking.sharding.is_some()),
+        ("--no-recompute", asking.no_recompute),
+        ("--offload", asking.offload),
+        ("--compare", plan.compare),
+        ("--batch", is_latency && asking.batch.is_some()),
+        ("--micro-batches", is_latency && asking.micro_batches.is_some()),
+    ];
+    let given: Vec<&str> =
+        arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
+    if given.is_empty() {
+        return Ok(());
+    }
+    let what = if is_latency { "one request's forward pass" } else { "a forward pass alone" };
+    Err(Failure::input(format!("{what} takes no {}", given.join(", "))).with_hint(
+        "stages, cuts, kept calls, devices and memory can be asked for; --batch says how many samples are on their way at once \
+         where throughput is planned",
+    ))
+}
+
 /// Refuses what would make another plan where one is given.
 fn given(plan: &Plan) -> Result<(), Failure> {
     if plan.check.is_none() {
@@ -98,6 +133,9 @@ fn given(plan: &Plan) -> Result<(), Failure> {
     }
     let asking = &plan.asking;
     let arguments = [
+        ("--objective", plan.aim.is(Aim::Latency)),
+        ("--inference", plan.aim.is_inference()),
+        ("--kv-cache", plan.aim.has_cache()),
         ("--strategy", asking.strategy != "auto"),
         ("--batch", asking.batch.is_some()),
         ("--micro-batches", asking.micro_batches.is_some()),

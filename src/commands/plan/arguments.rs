@@ -258,6 +258,7 @@ impl PlanArguments {
             batch: self.batch,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
+            inference: None,
             constraints,
             loss: self.loss,
             sharding: self.sharding()?,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cost_model::TimeSource;
 use partitioner::{
     BoundBy, Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution,
-    Strategy, Training, Ways, from_graph, to_plan, what_if,
+    Strategy, Training, Ways, forward_only, from_graph, to_plan, what_if,
 };
 use schema::{
     Bytes, Cluster, Constraints, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer,
@@ -19,6 +19,7 @@ use super::{
     arguments::matches,
     constraints, costs,
     groups::Groups,
+    inference::{self, Forward},
     loss::LossCost,
     request::CARRIED_OUT,
     step_size::{Rates, StepSize},
@@ -41,6 +42,8 @@ pub(super) struct Question<'a> {
     /// What one micro-batch is, where the model tells.
     size: Option<StepSize>,
     loss: Option<LossCost>,
+    /// What the forward pass alone takes, where that is planned.
+    forward: Option<Forward>,
     /// The first operators of the stages but the first, where cuts are given.
     starts: Option<Vec<u32>>,
     /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
@@ -63,6 +66,7 @@ pub struct Asked {
     pub problem: Problem,
     size: Option<StepSize>,
     loss: Option<LossCost>,
+    forward: Option<Forward>,
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
@@ -91,7 +95,11 @@ impl<'a> Question<'a> {
             Subject::Model(workspace) => {
                 check_patterns(workspace, request)?;
                 let times = times(workspace, request, &mut machine)?;
-                (Some(times), workspace.file.digest().to_string(), Some(StepSize::of(workspace)))
+                let size = match request.inference {
+                    Some(_) => StepSize::of_forward(workspace),
+                    None => StepSize::of(workspace),
+                };
+                (Some(times), workspace.file.digest().to_string(), Some(size))
             }
         };
         let samples = size.as_ref().and_then(|size| size.samples);
@@ -102,12 +110,15 @@ impl<'a> Question<'a> {
             training.most_micro_batches = most;
         }
         let model = ModelReference { name: subject.name(), digest };
-        let loss = match subject {
-            Subject::Model(workspace) => loss(workspace, request),
-            Subject::Profile(..) => None,
+        let (loss, forward) = match (subject, request.inference) {
+            (Subject::Model(workspace), Some(inference)) => {
+                (None, Some(Forward::of(&workspace.graph, inference)?))
+            }
+            (Subject::Model(workspace), None) => (loss(workspace, request), None),
+            (Subject::Profile(..), _) => (None, None),
         };
         let mut question =
-            Self { request, subject, machine, training, times, size, loss, starts: None, model };
+            Self { request, subject, machine, training, times, size, loss, forward, starts: None, model };
         if let (Some(model), Subject::Model(workspace)) = (question.sliceable(), subject) {
             question.starts = constraints::starts(&model, &workspace.graph, &request.constraints)?;
         }
@@ -146,6 +157,16 @@ impl<'a> Question<'a> {
         }
     }
 
+    /// Returns the seconds that one request takes at the least, wherever the model is cut; none where something else is planned.
+    pub(super) fn longest_path(&self) -> Option<f64> {
+        let aim = self.request.inference?.objective;
+        let (Subject::Model(workspace), Some(times)) = (self.subject, &self.times) else { return None };
+        let fastest = self.machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
+        let forward = |operator: usize| times.seconds[operator].forward;
+        let is_latency = aim == schema::InferenceObjective::Latency;
+        is_latency.then(|| inference::longest_path(&workspace.graph, forward) / fastest)
+    }
+
     /// Returns the devices of the cluster.
     pub(super) fn n_devices(&self) -> usize {
         self.machine.devices.len()
@@ -170,6 +191,9 @@ impl<'a> Question<'a> {
                     let mut problem =
                         from_graph(&model, grain, &workspace.costs, seconds, machine(), training);
                     self.loss.iter().for_each(|loss| loss.add_to(&mut problem));
+                    self.forward
+                        .iter()
+                        .for_each(|forward| forward_only(&mut problem, &model, grain, &forward.operators));
                     problem.begins = self.starts.as_ref().map(|starts| {
                         model.begins(grain, starts).expect("the grain is one at which stages can begin there")
                     });
@@ -185,6 +209,7 @@ impl<'a> Question<'a> {
             problem,
             size: self.size.clone(),
             loss: self.loss.clone(),
+            forward: self.forward.clone(),
             model,
             cluster,
             uncertain,
@@ -234,7 +259,8 @@ impl Asked {
             groups.expand(&mut plan);
         }
         let timeline = simulated(&plan);
-        if let (Some(bubble), Some(timeline)) = (&mut plan.predicted.bubble, &timeline) {
+        if let (Some(bubble), Some(timeline), None) = (&mut plan.predicted.bubble, &timeline, plan.inference)
+        {
             *bubble = timeline.bubble();
         }
         // What devices exchange within layers is part of the stages' own times, and no task of the simulation.
@@ -244,6 +270,7 @@ impl Asked {
         let memory = timeline.map_or_else(Vec::new, |timeline| {
             timeline.memory.iter().map(|memory| simulate::memory_parts(&memory.parts)).collect()
         });
+        let memory = if plan.inference.is_some() { inference::renamed(memory) } else { memory };
         PlanFile { plan, sent, memory }
     }
 
@@ -281,13 +308,17 @@ impl Asked {
             .loss
             .as_ref()
             .map(|loss| LossAnswer { what: loss.words.clone(), bytes: Bytes(loss.bytes()) });
+        answer.inference = self.forward.as_ref().map(|forward| {
+            forward.answer(problem, solution, self.size.as_ref().and_then(|size| size.samples))
+        });
         if let Some(size) = &self.size {
             answer.samples = size.samples.map(|samples| samples * u64::from(solution.micro_batches));
             let rates = self.rates(solution.seconds_each(), &file.plan);
             answer.samples_per_second = rates.samples;
             (answer.tokens_per_second, answer.mfu) = (rates.tokens, rates.mfu);
             // Said where more of them would have been tried.
-            let is_free = request.micro_batches.is_none() && request.batch.is_none();
+            let is_free =
+                request.micro_batches.is_none() && request.batch.is_none() && request.inference.is_none();
             let wanted = 8 * problem.machine.devices.len() as u64;
             let limit = size.limit().filter(|(most, _)| is_free && u64::from(*most) < wanted);
             answer.step_limit = limit.map(|(_, why)| why);

@@ -90,7 +90,12 @@ pub(super) fn request(
         (Some(path), None) | (None, Some(path)) => Some(path.clone()),
         _ => None,
     };
-    let request = PlanRequest { overlap: !plan.no_overlap, cluster_file, ..request };
+    // A plan says itself what it is for.
+    let inference = match &given {
+        Some(given) => given.inference,
+        None => plan.aim.of_trace()?,
+    };
+    let request = PlanRequest { inference, overlap: !plan.no_overlap, cluster_file, ..request };
     request.check()?;
     Ok((request, given))
 }
@@ -123,7 +128,7 @@ fn run(
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }
-    if request.sharding.is_none() {
+    if request.sharding.is_none() && request.inference.is_none() {
         let more = beyond(&asked.problem, request.strategy, &solved);
         solved.others.splice(0..0, more.into_iter().rev());
     }

@@ -107,7 +107,9 @@ impl Search<'_> {
         let seconds = solved.best.seconds_each();
         if self.model.is_some() && (!grain.is_finest() || solved.best.saves_memory()) {
             // What was proven of these blocks says nothing of finer ones.
-            solved.best.bound_by(bound_of_any_cut(&asked.problem, &solved.ways, self.strategy));
+            let bound = self.question.longest_path();
+            let of_all = || bound_of_any_cut(&asked.problem, &solved.ways, self.strategy);
+            solved.best.bound_by(bound.unwrap_or_else(of_all));
         }
         if self.seconds().is_none_or(|best| seconds < best * (1.0 - GAIN)) {
             if let Some((_, before)) = self.best.take().filter(|_| solved.tried.is_empty()) {
@@ -145,8 +147,12 @@ impl Search<'_> {
             if problem.training.micro_batches == MicroBatches::Enough {
                 problem.training.micro_batches = micro_batches;
             }
-            let plans: Vec<Solution> =
-                strategies.iter().filter_map(|strategy| plan_with(&problem, *strategy).ok()).collect();
+            let plans: Vec<Solution> = match problem.training.inference {
+                Some(_) => plan_model(&mut problem, None).map(|found| found.best).into_iter().collect(),
+                None => {
+                    strategies.iter().filter_map(|strategy| plan_with(&problem, *strategy).ok()).collect()
+                }
+            };
             let least = plans.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
             idle += 1;
             if best.as_ref().is_none_or(|(seconds, _)| least < seconds * (1.0 - GAIN)) {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use partitioner::{Machine, MicroBatches, Strategy, Training};
-use schema::{Cluster, Constraints, ShardingLevel};
+use schema::{Cluster, Constraints, Inference, ShardingLevel};
 
 use super::{clusters::cluster_failure, loss::Loss};
 use crate::{cost_models::CostModels, failure::Failure};
@@ -29,6 +29,8 @@ pub struct PlanRequest {
     pub micro_batches: Option<u32>,
     /// Bytes that the optimizer keeps beside each byte of parameters.
     pub optimizer_factor: f64,
+    /// What the forward pass alone is planned for; none where training is.
+    pub inference: Option<Inference>,
     /// What stages are held to.
     pub constraints: Constraints,
     /// The loss; none for the one that goes with the model's outputs.
@@ -95,6 +97,17 @@ impl PlanRequest {
 
     /// Returns how the model is trained.
     pub(super) fn training(&self) -> Training {
+        if self.inference.is_some() {
+            return Training {
+                micro_batches: self.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
+                stages: self.stages,
+                gradient_factor: 0.0,
+                optimizer_factor: 0.0,
+                recompute: false,
+                inference: self.inference,
+                ..Training::default()
+            };
+        }
         Training {
             micro_batches: self.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
             stages: self.stages,

@@ -53,6 +53,14 @@ impl StepSize {
         Self { samples, tokens, operations }
     }
 
+    /// Returns the same of a forward pass alone.
+    pub(super) fn of_forward(workspace: &Workspace) -> Self {
+        let forward = workspace.costs.total().forward_flops as f64;
+        // What devices share is not told apart there and back.
+        let whole = operations(&workspace.graph, &workspace.costs).filter(|_| workspace.shared.is_none());
+        Self { operations: whole.map(|(_, dtype)| (forward, dtype)), ..Self::of(workspace) }
+    }
+
     /// Returns the most micro-batches of a step, and why no more.
     pub(super) fn limit(&self) -> Option<(u32, String)> {
         let (most, each, what) = match (self.tokens, self.samples) {

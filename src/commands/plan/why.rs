@@ -151,6 +151,9 @@ fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
         // Nothing else was looked for where a plan was given.
         let others = match Strategy::from_name(solution.strategy) {
             Some(_) => "; no plan was found that gains by the others",
+            None if solution.strategy == "latency" => {
+                "; a request is on one device at a time, and each further one adds a transfer"
+            }
             None => "",
         };
         format!("{} of the {n_devices} devices {verb} used{others}.", used.len())
@@ -161,6 +164,9 @@ fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
 fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
     let each = solution.seconds_each();
     let name = Strategy::OneDevice.name();
+    if problem.training.inference.is_some() {
+        return None;
+    }
     if problem.machine.devices.len() < 2 || solution.strategy == name || each <= 0.0 {
         return None;
     }
