@@ -205,6 +205,14 @@ pub fn lint(order: &Order) -> Report {
     Report { findings, peak_activations }
 }
 
+/// Checks an order that was made here, which is complete and runs: for what a runtime may trip over alone.
+pub fn lint_made(order: &Order) -> Report {
+    let mut findings = Vec::new();
+    crossed_messages(order, &mut findings);
+    findings.sort_by_key(|finding| (finding.severity, finding.place));
+    Report { findings, peak_activations: None }
+}
+
 type Places = HashMap<(u32, u32, Kind), Place>;
 
 fn error(problem: Problem, place: Place) -> Finding {

@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use schema::{Seconds, Timeline};
-use simulator::{Cost, Kept, Sharing, order::OrderError};
+use simulator::{
+    Cost, Kept, Sharing,
+    order::{OrderError, Regular},
+};
 
 use crate::{
     failure::Failure,
@@ -108,32 +111,38 @@ impl Simulate {
         if self.lint {
             return order::print_lint(&simulator::lint(&read), self.format, output);
         }
-        self.print_order(&name, &read, &[], output)
+        let report = simulator::lint(&read);
+        self.print_order(&name, (&read, report), &[], output)
     }
 
     fn run_schedule(&self, output: &mut Output) -> Result<(), Failure> {
         let (ranks, micro_batches) = (self.ranks.unwrap_or_default(), self.micro_batches.unwrap_or_default());
         let name = self.schedule.as_deref().unwrap_or_default();
-        let (schedule, made) = order::make(name, ranks, self.chunks, micro_batches, self.cost)?;
+        let (schedule, shape) = order::shape(name, ranks, self.chunks, micro_batches)?;
         let kept = order::versions(schedule, ranks, micro_batches, self.execution.vertical_sync())?;
-        self.print_order(schedule.name(), &made, &kept, output)
+        // A regular schedule needs no order in memory, unless somebody wants to see it.
+        let is_shown = self.timeline.is_some() || self.write_csv.is_some();
+        if let Some(program) = Regular::of(schedule, shape).filter(|_| !is_shown) {
+            let mut answer = order::timed(schedule.name(), &program, &self.cost, self.as_torch, Vec::new())?;
+            answer.versions = plan::versions(&kept);
+            return order::print(&answer, &program, self.format, output);
+        }
+        let made = order::make(schedule, shape, self.cost)?;
+        self.print_order(schedule.name(), (&made, simulator::lint_made(&made)), &kept, output)
     }
 
     fn print_order(
         &self,
         name: &str,
-        order: &simulator::order::Order,
+        (order, report): (&simulator::order::Order, simulator::Report),
         kept: &[Kept],
         output: &mut Output,
     ) -> Result<(), Failure> {
         let (mut answer, timeline) =
-            order::simulate(name, order, &self.cost, self.as_torch, self.timeline.is_some())?;
+            order::simulate(name, (order, report), &self.cost, self.as_torch, self.timeline.is_some())?;
         answer.versions = plan::versions(kept);
         self.write_files(timeline.as_ref(), order)?;
-        match self.format {
-            Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?),
-            Format::Text => output.text(&order::text(&answer, order)),
-        }
+        order::print(&answer, order, self.format, output)
     }
 
     fn run_plan(&self, path: &Path, output: &mut Output) -> Result<(), Failure> {

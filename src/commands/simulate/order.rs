@@ -2,8 +2,8 @@
 
 use schema::{LintFinding, LintedOrder, SimulatedOrder, TIMELINE_VERSION, Timeline};
 use simulator::{
-    Cost, Kept, Report, Severity,
-    order::{CsvError, Order, Schedule, Shape, from_csv, make_for_costs},
+    Clock, Cost, Kept, Report, Severity,
+    order::{CsvError, Order, Program, Schedule, Shape, from_csv, make_for_costs},
 };
 
 use super::{order_failure, picture, plan};
@@ -53,18 +53,21 @@ pub(super) fn read(name: &str, text: &str, chain: Option<u32>) -> Result<Order, 
     })
 }
 
-/// Makes the order of a schedule.
-pub(super) fn make(
+/// Returns a schedule and what it is made for.
+pub(super) fn shape(
     name: &str,
     ranks: u32,
     chunks: Option<u32>,
     micro_batches: u32,
-    cost: Cost,
-) -> Result<(Schedule, Order), Failure> {
+) -> Result<(Schedule, Shape), Failure> {
     let schedule = Schedule::from_name(name).map_err(order_failure)?;
     let chunks = chunks.or(schedule.fixed_chunks()).unwrap_or(1);
-    let shape = Shape { ranks, chunks, micro_batches };
-    Ok((schedule, make_for_costs(schedule, shape, cost).map_err(order_failure)?))
+    Ok((schedule, Shape { ranks, chunks, micro_batches }))
+}
+
+/// Makes the order of a schedule.
+pub(super) fn make(schedule: Schedule, shape: Shape, cost: Cost) -> Result<Order, Failure> {
+    make_for_costs(schedule, shape, cost).map_err(order_failure)
 }
 
 /// Returns what each stage of an endless pipeline keeps; nothing where steps end with a flush.
@@ -85,15 +88,14 @@ pub(super) fn versions(
     Ok(updates.map_or_else(Vec::new, |updates| simulator::kept(&vec![1; ranks as usize], updates)))
 }
 
-/// Checks and times an order; the timeline is made only when it is wanted.
+/// Times an order of which it is known what a check finds; the timeline is made only when it is wanted.
 pub(super) fn simulate(
     name: &str,
-    order: &Order,
+    (order, report): (&Order, Report),
     cost: &Cost,
     as_torch: bool,
     wants_timeline: bool,
 ) -> Result<(SimulatedOrder, Option<Timeline>), Failure> {
-    let report = simulator::lint(order);
     if let Some(first) = report.errors().next() {
         let more = report.errors().count() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
@@ -102,17 +104,32 @@ pub(super) fn simulate(
             None => "--lint lists every problem".to_string(),
         }));
     }
-    let in_order = |error| Failure::input(format!("{name}: {error}"));
-    let (clock, timeline) = if wants_timeline {
+    let warnings = report.findings.iter().map(ToString::to_string).collect();
+    if wants_timeline {
+        let in_order = |error| Failure::input(format!("{name}: {error}"));
         let (clock, spans) = simulator::clock_spans(order, cost).map_err(in_order)?;
         let timeline = picture::of_order(name, order, &clock, &spans);
-        (clock, Some(timeline))
-    } else {
-        let clock =
-            if as_torch { simulator::clock_as_torch(order, cost) } else { simulator::clock(order, cost) };
-        (clock.map_err(in_order)?, None)
-    };
-    let answer = SimulatedOrder {
+        return Ok((answer(order, clock, warnings), Some(timeline)));
+    }
+    Ok((timed(name, order, cost, as_torch, warnings)?, None))
+}
+
+/// Times a program.
+pub(super) fn timed<P: Program>(
+    name: &str,
+    program: &P,
+    cost: &Cost,
+    as_torch: bool,
+    warnings: Vec<String>,
+) -> Result<SimulatedOrder, Failure> {
+    let clock =
+        if as_torch { simulator::clock_as_torch(program, cost) } else { simulator::clock(program, cost) };
+    let clock = clock.map_err(|error| Failure::input(format!("{name}: {error}")))?;
+    Ok(answer(program, clock, warnings))
+}
+
+fn answer<P: Program>(program: &P, clock: Clock, warnings: Vec<String>) -> SimulatedOrder {
+    SimulatedOrder {
         schema_version: TIMELINE_VERSION,
         makespan: clock.makespan,
         longest_span: clock.longest_span,
@@ -120,13 +137,25 @@ pub(super) fn simulate(
         busy: clock.busy,
         peak_activations: clock.peak_activations,
         peak_until_input_gradient: clock.peak_until_input_gradient,
-        ranks: order.ranks.len(),
-        stages: order.n_stages(),
-        operations: order.n_ops(),
+        ranks: program.n_ranks(),
+        stages: program.n_stages(),
+        operations: (0..program.n_ranks()).map(|rank| program.len(rank)).sum(),
         versions: Vec::new(),
-        warnings: report.findings.iter().map(ToString::to_string).collect(),
-    };
-    Ok((answer, timeline))
+        warnings,
+    }
+}
+
+/// Prints the answer.
+pub(super) fn print<P: Program>(
+    answer: &SimulatedOrder,
+    program: &P,
+    format: Format,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    match format {
+        Format::Json => output.json(&serde_json::to_value(answer).map_err(Failure::input)?),
+        Format::Text => output.text(&text(answer, program)),
+    }
 }
 
 /// Returns the stages of a copy when a wrong order would be right as two copies of the model.
@@ -183,13 +212,13 @@ pub(super) fn print_lint(report: &Report, format: Format, output: &mut Output) -
 }
 
 /// Writes the answer for people.
-pub(super) fn text(answer: &SimulatedOrder, order: &Order) -> String {
+fn text<P: Program>(answer: &SimulatedOrder, program: &P) -> String {
     let mut text = format!(
         "{} operations of {} stages on {} ranks, {} micro-batches\n\n",
         answer.operations,
         answer.stages,
         answer.ranks,
-        order.n_micro_batches() * (answer.stages / order.chain.max(1) as usize).max(1),
+        program.n_micro_batches() * (answer.stages / program.chain().max(1) as usize).max(1),
     );
     text.push_str(&format!("makespan          {}\n", answer.makespan));
     text.push_str(&format!("longest span      {}\n", answer.longest_span));
