@@ -9,7 +9,7 @@ use schema::{Cluster, CostModelFile, DeviceType, UnknownDevice, find_device};
 use crate::{failure::Failure, files};
 
 /// Cost models that the user gave.
-#[derive(Default, Clone)]
+#[derive(Default, Clone, PartialEq)]
 pub struct CostModels(Vec<CostModel>);
 
 impl CostModels {

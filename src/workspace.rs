@@ -2,14 +2,21 @@
 //!
 //! The file stays open: what weights are copied from later is what the code was read from.
 
-use std::{borrow::Cow, cell::OnceCell, path::Path, sync::Arc};
+use std::{
+    borrow::Cow,
+    cell::{OnceCell, RefCell},
+    path::Path,
+    rc::Rc,
+    sync::Arc,
+};
 
 use graph::{InputShape, ModelGraph, OperatorCosts};
 use indexmap::IndexMap;
-use schema::{Cluster, Cut, LayerSharing, Plan};
+use schema::{Cluster, Cut, DeviceType, LayerSharing, Plan};
 use tracer::{Archive, ArchiveKind, Program};
 
 use crate::{
+    commands::Times,
     cost_models::CostModels,
     failure::Failure,
     files::{self, Opened},
@@ -88,6 +95,9 @@ impl ModelFile {
     }
 }
 
+/// Predictions by device type, figures and cost models and all, and whether products run in TF32.
+pub type TimesKnown = Rc<RefCell<Vec<((String, DeviceType, CostModels, bool), Times)>>>;
+
 /// A model with its graph and its costs.
 #[derive(Clone)]
 pub struct Workspace {
@@ -97,6 +107,8 @@ pub struct Workspace {
     pub graph: ModelGraph,
     /// What its operators take, in FLOPs and bytes.
     pub costs: OperatorCosts,
+    /// What its operators take on devices that were asked about, by type and whether products run in TF32.
+    pub(crate) times: TimesKnown,
     /// The inputs that it was built for.
     inputs: Vec<InputShape>,
     /// Set where this is what one of several devices does that share the model.
@@ -129,7 +141,7 @@ impl Workspace {
     pub fn build(file: ModelFile, inputs: Vec<InputShape>) -> Result<Self, Failure> {
         let graph = model::build(file.path(), &file.program, inputs.clone())?;
         let costs = graph::costs(&graph);
-        Ok(Self { file, graph, costs, inputs, shared: None })
+        Ok(Self { file, graph, costs, times: TimesKnown::default(), inputs, shared: None })
     }
 
     /// Returns what one device does of a model that so many devices of a cluster share. Parameters in `cuts` are cut so.
@@ -156,7 +168,8 @@ impl Workspace {
             )));
         }
         let costs = graph::costs(&graph);
-        Ok(Self { file, graph, costs, inputs: self.inputs.clone(), shared: Some(shared) })
+        let (times, inputs) = (TimesKnown::default(), self.inputs.clone());
+        Ok(Self { file, graph, costs, times, inputs, shared: Some(shared) })
     }
 
     /// Returns what one device does under a plan by which devices share layers; itself under any other.

@@ -24,6 +24,8 @@ pub mod trace;
 mod verify;
 mod whole;
 
+pub use plan::costs::Times;
+
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {

@@ -14,6 +14,7 @@ use crate::failure;
 const ROUNDED: &str = ", products in TF32";
 
 /// What operators take, by operator.
+#[derive(Clone)]
 pub struct Times {
     /// What is most likely.
     pub seconds: Vec<OperatorSeconds>,
