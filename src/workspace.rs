@@ -144,6 +144,18 @@ impl Workspace {
         Ok(Self { file, graph, costs, times: TimesKnown::default(), inputs, shared: None })
     }
 
+    /// Returns the same model for other inputs.
+    ///
+    /// # Errors
+    /// Why its sizes do not follow from these.
+    pub fn with_inputs(&self, inputs: Vec<InputShape>) -> Result<Self, String> {
+        let built = graph::build(self.program(), &graph::BuildOptions { inputs: inputs.clone() });
+        let graph = built.map_err(|errors| errors.0[0].to_string())?;
+        let costs = graph::costs(&graph);
+        let times = TimesKnown::default();
+        Ok(Self { file: self.file.clone(), graph, costs, times, inputs, shared: None })
+    }
+
     /// Returns what one device does of a model that so many devices of a cluster share. Parameters in `cuts` are cut so.
     pub fn shared(
         &self,

@@ -640,3 +640,60 @@ fn inference_refuses_what_is_of_training() {
         &["2 stages need as many micro-batches in flight to be busy, and 1 are asked for"],
     );
 }
+
+#[test]
+fn a_micro_batch_has_as_many_samples_as_serve_best() {
+    let cnn = "fixtures/traces/cnn_basic.pt";
+    let folder = folder();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let asked = ["plan", cnn, "--devices", "2xt4", "--strategy", "data-parallel", "--batch", "16"];
+    let answer = json(&[&asked[..], &["--micro-batch-size", "..8", "-o", &file]].concat());
+    let tried = answer["micro_batch_sizes_tried"].as_array().expect("a list");
+    let sizes: Vec<u64> = tried.iter().filter_map(|one| one["samples"].as_u64()).collect();
+    assert_eq!(sizes, [1, 2, 4, 8]);
+    // Each is what the same plan takes with inputs of that size, and the best of them is taken.
+    let mut least = f64::INFINITY;
+    for one in tried {
+        let input = format!("{}x3x32x32", one["samples"]);
+        let alone = json(&[&asked[..], &["--input", &input]].concat());
+        let each = alone["step_seconds"].as_f64().expect("a number") / 16.0;
+        let told = one["sample_seconds"].as_f64().expect("a number");
+        assert!((told - each).abs() <= 1e-9 * each, "{one}: {each}");
+        least = least.min(each);
+    }
+    let own = answer["step_seconds"].as_f64().expect("a number") / 16.0;
+    assert!(own <= least * 1.0002 && answer["samples"] == 16, "{own} is not {least}");
+    // The plan says so, and is scored so.
+    let checked = json(&["plan", cnn, "--check", &file]);
+    assert_eq!((&checked["samples"], &checked["step_seconds"]), (&16.into(), &answer["step_seconds"]));
+}
+
+#[test]
+fn sizes_of_micro_batches_that_cannot_be_are_refused() {
+    let folder = folder();
+    let text = "graph(%self : __torch__.Model,
+      %x : Float(4, 6, strides=[6, 1], requires_grad=0, device=cpu)):
+  %v : Float(3, 6, strides=[6, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"v\"](%self)
+  %none : NoneType = prim::Constant()
+  %rows : int = prim::Constant[value=4]()
+  %columns : int = prim::Constant[value=6]()
+  %sizes : int[] = prim::ListConstruct(%rows, %columns)
+  %a : Tensor = aten::view(%x, %sizes)
+  %b : Tensor = aten::linear(%a, %v, %none)
+  return (%b)
+";
+    let fixed = write(&folder, "fixed.txt", text);
+    let with = |model: &str, more: &[&str], expected: &[&str]| {
+        fails(&[&["plan", model, "--devices", "2xt4"], more].concat(), 2, expected);
+    };
+    let cnn = "fixtures/traces/cnn_basic.pt";
+    with(
+        &fixed,
+        &["--micro-batch-size", "8"],
+        &["micro-batches of 8 samples", "trace the model with inputs of that size"],
+    );
+    with(cnn, &["--micro-batch-size", "auto"], &["--batch N says how many samples a step has"]);
+    with(cnn, &["--micro-batch-size", "5", "--batch", "16"], &["divides a batch of 16", "4 or 8 samples do"]);
+    with(cnn, &["--micro-batch-size", "0"], &["one sample at least"]);
+    fails(&["plan", PROFILE, "--micro-batch-size", "4"], 2, &["a profile graph takes no --micro-batch-size"]);
+}

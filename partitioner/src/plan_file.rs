@@ -172,6 +172,7 @@ pub fn to_plan(
         strategy: solution.strategy.to_string(),
         schedule: solution.schedule.to_string(),
         micro_batches: solution.micro_batches,
+        micro_batch_size: None,
         stages: stages.collect(),
         transfers: transfers.collect(),
         cuts: indexmap::IndexMap::new(),

@@ -867,6 +867,21 @@ class MemoryRelief(TypedDict):
     bytes: Bytes
 
 
+class _MicroBatchSizeTried(TypedDict):
+    # Samples of a micro-batch.
+    samples: int
+
+
+class MicroBatchSizeTried(_MicroBatchSizeTried, total=False):
+    """Samples of a micro-batch that were tried."""
+
+    # Seconds for each of them under the best plan.
+    sample_seconds: Union[float, None]
+
+    # Why there is no plan, where there is none.
+    fails: Union[str, None]
+
+
 class MicroBatchesTried(TypedDict):
     """The best plan with a number of micro-batches."""
 
@@ -1049,6 +1064,9 @@ class PlanAnswer(_PlanAnswer, total=False):
 
     # Numbers of micro-batches that were tried, where none was asked for.
     micro_batches_tried: list[MicroBatchesTried]
+
+    # Samples of a micro-batch that were tried, where that was asked for.
+    micro_batch_sizes_tried: list[MicroBatchSizeTried]
 
     # How operators are split, where they are.
     inside: Union[InsideAnswer, None]

@@ -80,6 +80,19 @@ pub struct MicroBatchesTried {
     pub seconds_each: f64,
 }
 
+/// Samples of a micro-batch that were tried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MicroBatchSizeTried {
+    /// Samples of a micro-batch.
+    pub samples: u64,
+    /// Seconds for each of them under the best plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample_seconds: Option<f64>,
+    /// Why there is no plan, where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fails: Option<String>,
+}
+
 /// A split by hand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ByHand {

@@ -48,8 +48,8 @@ mod yaml;
 
 pub use answers::{
     ANSWER_VERSION, ByHand, ComparedPlan, DiffAnswer, DiffDevice, DiffSide, EmitAnswer, EmittedStage,
-    KeptOtherwise, MicroBatchesTried, MovedBlock, ProfileAnswer, ProfiledBlock, ProfiledTimes, SplitAnswer,
-    TiedPlace, TraceAnswer,
+    KeptOtherwise, MicroBatchSizeTried, MicroBatchesTried, MovedBlock, ProfileAnswer, ProfiledBlock,
+    ProfiledTimes, SplitAnswer, TiedPlace, TraceAnswer,
 };
 pub use catalogue::{
     DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, plain_names, read_devices,

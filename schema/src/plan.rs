@@ -33,6 +33,9 @@ pub struct Plan {
     pub schedule: String,
     /// Micro-batches in a step.
     pub micro_batches: u32,
+    /// Samples in a micro-batch, where they are not those of the trace's inputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_size: Option<u64>,
     /// Stages in the order of the model. Under an interleaved schedule a device holds several.
     pub stages: Vec<PlanStage>,
     /// What crosses between stages, each micro-batch.

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Bytes, InferenceObjective, MemoryPart, MicroBatchesTried, TimesFrom};
+use crate::{Band, Bytes, InferenceObjective, MemoryPart, MicroBatchSizeTried, MicroBatchesTried, TimesFrom};
 
 /// The answer of `plan`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -92,6 +92,9 @@ pub struct PlanAnswer {
     /// Numbers of micro-batches that were tried, where none was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub micro_batches_tried: Vec<MicroBatchesTried>,
+    /// Samples of a micro-batch that were tried, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub micro_batch_sizes_tried: Vec<MicroBatchSizeTried>,
     /// How operators are split, where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<InsideAnswer>,

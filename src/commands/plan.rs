@@ -17,6 +17,7 @@ mod input;
 mod inseparable;
 mod inside;
 pub(super) mod loss;
+mod micro_batch;
 mod model;
 mod no_plan;
 mod objective;
@@ -62,6 +63,7 @@ Examples:
   model-analyze plan model.pt --devices 2xcpu --cost-model cost-model.yaml
   model-analyze plan graph.txt --strategy pipedream --machines 8 --bandwidth 3.125e9
   model-analyze plan graph.txt --compat pipedream --machines 8,2 --bandwidth 30e9,3.125e9 --activation-transfer
+  model-analyze plan model.pt --devices 4xh100 --batch 256 --micro-batch-size auto
   model-analyze plan workload.json --objective latency
   model-analyze plan llama.pt --devices 4xl4 --inference --batch 16 --kv-cache 8192
 
@@ -73,6 +75,10 @@ pub struct Plan {
     asking: PlanArguments,
     #[command(flatten)]
     aim: ObjectiveArguments,
+    /// Samples in a micro-batch: 8, 2..16 (the smallest and the largest), or auto for what serves a --batch best; sizes are
+    /// inferred anew for each [traced models; default: as traced]
+    #[arg(long, value_name = "N", value_parser = micro_batch::Sizes::from_text)]
+    micro_batch_size: Option<micro_batch::Sizes>,
     /// Add transfers to compute instead of overlapping them
     #[arg(long)]
     no_overlap: bool,

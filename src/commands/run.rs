@@ -270,6 +270,9 @@ fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
     if n_processors == 0 && gpus.len() < used.len() && backend == BackendChoice::Torch {
         return Predicted::Of(format!("{} GPUs", used.len()));
     }
+    if let Some(samples) = plan.micro_batch_size {
+        return Predicted::Of(format!("micro-batches of {samples} samples"));
+    }
     let is_planned = Schedule::from_name(&plan.schedule).is_ok_and(|planned| planned == job.schedule);
     if is_planned && plan.micro_batches == job.micro_batches {
         Predicted::Step(step)

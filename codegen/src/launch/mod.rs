@@ -82,6 +82,8 @@ pub fn train_parts() -> impl Iterator<Item = File> {
 pub struct Defaults<'a> {
     /// Micro-batches of one pipeline.
     pub micro_batches: Option<u32>,
+    /// Samples of a micro-batch, where they are not those of the trace's inputs.
+    pub micro_batch_size: Option<u64>,
     /// Replicas of each rank of a pipeline.
     pub replicas: &'a [usize],
     /// The schedule by our name.
@@ -132,6 +134,7 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         all => all.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
     };
     let micro_batches = defaults.micro_batches.map_or("None".into(), |count| count.to_string());
+    let micro_batch_size = defaults.micro_batch_size.map_or("None".into(), |samples| samples.to_string());
     let schedule = defaults.schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
     let planned = defaults.planned.map_or("None".into(), python_quoted);
     let vertical_sync = if defaults.vertical_sync { "True" } else { "False" };
@@ -150,7 +153,7 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     };
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
-        "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
+        "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
          \"vertical_sync\": {vertical_sync}, \
          \"sharding\": {sharding}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
@@ -207,6 +210,7 @@ mod tests {
         };
         let defaults = Defaults {
             micro_batches: Some(8),
+            micro_batch_size: Some(4),
             replicas: &[2, 1],
             schedule: Some("gpipe"),
             planned: Some("pipedream"),
@@ -216,7 +220,7 @@ mod tests {
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
-        let expected = "DEFAULTS = {\"micro_batches\": 8, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \
+        let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \
                         \"vertical_sync\": False, \"sharding\": \"zero1\", \
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();

@@ -355,7 +355,7 @@ def options():
     parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
     parser.add_argument("--shards", type=counted, help="ranks that hold each stage together, where stages are cut inside their operators; 1 runs them whole")
     parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step")
-    parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; as traced by default")
+    parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; the plan's by default, or as traced")
     parser.add_argument("--steps", type=counted, default=10)
     parser.add_argument("--task", help="Python file with what is trained on, see above")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
@@ -412,7 +412,7 @@ def main():
             arguments.vertical_sync = arguments.vertical_sync or DEFAULTS.get("vertical_sync", False)
     arguments.is_changed = (
         arguments.dtype != "fp32"
-        or arguments.micro_batch_size is not None
+        or arguments.micro_batch_size not in (None, DEFAULTS.get("micro_batch_size"))
         or arguments.schedule not in (None, default)
         or arguments.replicas != DEFAULTS.get("replicas", "1")
         or arguments.shards not in (None, manifest.get("shards") or 1)
@@ -420,6 +420,7 @@ def main():
         or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
+    arguments.micro_batch_size = arguments.micro_batch_size or DEFAULTS.get("micro_batch_size")
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
     arguments.updates = updates_of(arguments)
     arguments.shards = arguments.shards or manifest.get("shards") or 1

@@ -58,6 +58,7 @@ pub fn extras(
     files.extend(codegen::train_parts());
     files.push(codegen::train_script(&Defaults {
         micro_batches,
+        micro_batch_size: plan.and_then(|plan| plan.micro_batch_size),
         replicas: &replicas,
         schedule: plan.map(|plan| if drains.is_some() { "1f1b" } else { plan.schedule.as_str() }),
         planned: plan.filter(|_| drains.is_some()).map(|plan| plan.schedule.as_str()),

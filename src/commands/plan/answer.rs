@@ -254,9 +254,35 @@ pub fn rounded(value: f64) -> String {
     text
 }
 
+/// What other numbers of samples in a micro-batch would have given.
+fn sizes_tried(answer: &PlanAnswer) -> String {
+    let tried = &answer.micro_batch_sizes_tried;
+    let least = tried.iter().filter_map(|one| one.sample_seconds).fold(f64::INFINITY, f64::min);
+    let chosen =
+        tried.iter().position(|one| one.sample_seconds.is_some_and(|own| own * (1.0 - 1e-4) <= least));
+    let said: Vec<String> = tried
+        .iter()
+        .enumerate()
+        .map(|(index, one)| match (one.sample_seconds, &one.fails) {
+            (Some(seconds), _) if Some(index) == chosen => {
+                format!("{} (chosen) {}", one.samples, Seconds(seconds))
+            }
+            (Some(seconds), _) => format!("{} {}", one.samples, Seconds(seconds)),
+            (None, fails) => format!("{} none ({})", one.samples, fails.as_deref().unwrap_or_default()),
+        })
+        .collect();
+    match said.is_empty() {
+        true => String::new(),
+        false => {
+            format!("samples of a micro-batch tried, and the time of each sample: {}\n", said.join(", "))
+        }
+    }
+}
+
 /// What other numbers of micro-batches would have given.
 fn chosen(answer: &PlanAnswer) -> String {
     let limit = answer.step_limit.as_ref().map(|limit| format!("{limit}\n")).unwrap_or_default();
+    let limit = limit + &sizes_tried(answer);
     let Some(own) = answer.micro_batches.filter(|_| answer.micro_batches_tried.len() > 1) else {
         return limit;
     };

@@ -40,7 +40,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 30] = [
+    let arguments: [(&str, bool, &[Kind]); 31] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -69,6 +69,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--bandwidth", !plan.bandwidth.is_empty(), &[Profile, Released, Piper]),
         ("--memory", plan.memory.is_some(), &[Profile, Loads, Piper]),
         ("--objective latency", plan.aim.is(Aim::Latency), &[Traced, Loads]),
+        ("--micro-batch-size", plan.micro_batch_size.is_some(), &[Traced]),
         ("--inference", plan.aim.is_inference(), &[Traced]),
         ("--kv-cache", plan.aim.has_cache(), &[Traced]),
         ("--objective throughput", plan.aim.is(Aim::Throughput), &[Traced, Profile, Loads, Piper]),
@@ -134,6 +135,7 @@ fn given(plan: &Plan) -> Result<(), Failure> {
     let asking = &plan.asking;
     let arguments = [
         ("--objective", plan.aim.is(Aim::Latency)),
+        ("--micro-batch-size", plan.micro_batch_size.is_some()),
         ("--inference", plan.aim.is_inference()),
         ("--kv-cache", plan.aim.has_cache()),
         ("--strategy", asking.strategy != "auto"),

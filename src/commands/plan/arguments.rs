@@ -256,6 +256,7 @@ impl PlanArguments {
             alternatives: strategy,
             stages: self.stages.or(constraints.stages().map(|stages| stages as u32)),
             batch: self.batch,
+            micro_batch_size: None,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
             inference: None,

@@ -8,8 +8,8 @@ use partitioner::{
     Strategy, Training, Ways, forward_only, from_graph, to_plan, what_if,
 };
 use schema::{
-    Bytes, Cluster, Constraints, LossAnswer, MemoryPart, ModelReference, PlanAnswer, RunnerUp, StageAnswer,
-    WhatIf,
+    Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference, PlanAnswer,
+    RunnerUp, StageAnswer, WhatIf,
 };
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
@@ -76,6 +76,8 @@ pub struct Asked {
     groups: Option<Groups>,
     /// What its stages are held to.
     constraints: Constraints,
+    /// Samples of a micro-batch, where they are not the trace's, and all numbers of them that were tried.
+    sized: (Option<u64>, Vec<MicroBatchSizeTried>),
 }
 
 impl<'a> Question<'a> {
@@ -216,6 +218,7 @@ impl<'a> Question<'a> {
             n_operators,
             groups: None,
             constraints: self.request.constraints.clone(),
+            sized: (None, Vec::new()),
         }
     }
 }
@@ -229,6 +232,11 @@ impl Asked {
     /// Returns what one device does, where devices share layers.
     pub fn into_shared(self) -> Option<Workspace> {
         self.groups.map(|groups| groups.own)
+    }
+
+    /// Says how many samples a micro-batch has, where that is not the trace's number, and what else was tried.
+    pub(super) fn of_size(self, samples: Option<u64>, tried: Vec<MicroBatchSizeTried>) -> Self {
+        Self { sized: (samples, tried), ..self }
     }
 
     /// Says which numbers of devices that share each layer were tried.
@@ -250,6 +258,7 @@ impl Asked {
     /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
     pub fn file(&self, solution: &Solution) -> PlanFile {
         let mut plan = self.plan(solution);
+        plan.micro_batch_size = self.sized.0;
         plan.constraints = Some(self.constraints.clone()).filter(|own| *own != Constraints::default());
         if let Some((ends, from)) = &self.uncertain {
             ends.set_bands(&self.problem, &mut plan);
@@ -301,6 +310,7 @@ impl Asked {
         let predicted = &file.plan.predicted;
         answer.bubble = predicted.bubble;
         answer.operators = self.n_operators;
+        answer.micro_batch_sizes_tried.clone_from(&self.sized.1);
         answer.shared = self.groups.as_ref().map(Groups::answer);
         answer.band = predicted.band;
         answer.times.clone_from(&predicted.times);

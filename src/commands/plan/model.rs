@@ -15,6 +15,7 @@ use super::{
     clusters::machines,
     groups,
     inseparable::Inseparable,
+    micro_batch,
     no_plan::{NotFound, Unplanned},
     refine,
     request::Degree,
@@ -71,7 +72,12 @@ pub fn run_profile(plan: &Plan, profile: &PipedreamProfile, output: &mut Output)
 pub fn run_trace(plan: &Plan, file: Opened, output: &mut Output) -> Result<(), Failure> {
     let (request, given) = request(plan, plan.asking.strategy()?)?;
     request.cost_models.require_used(&request.cluster)?;
-    let workspace = Workspace::of(file, &plan.asking.input)?;
+    let mut workspace = Workspace::of(file, &plan.asking.input)?;
+    // A plan may be of other micro-batches than the trace's.
+    if let Some(samples) = given.as_ref().and_then(|given| given.micro_batch_size) {
+        workspace = micro_batch::resized(&workspace, samples)
+            .map_err(|reason| micro_batch::not_followed(&workspace, samples, &reason))?;
+    }
     run(plan, Subject::Model(&workspace), &request, given, output)
 }
 
@@ -95,7 +101,9 @@ pub(super) fn request(
         Some(given) => given.inference,
         None => plan.aim.of_trace()?,
     };
-    let request = PlanRequest { inference, overlap: !plan.no_overlap, cluster_file, ..request };
+    let micro_batch_size = plan.micro_batch_size;
+    let overlap = !plan.no_overlap;
+    let request = PlanRequest { inference, micro_batch_size, overlap, cluster_file, ..request };
     request.check()?;
     Ok((request, given))
 }
@@ -124,7 +132,10 @@ fn run(
         let why = why(problem, &solution, &answer);
         return answer::print(plan, &answer, Unit::MicroBatch, &why, output);
     }
-    let (asked, mut solved) = planned(subject, request)?;
+    let (asked, mut solved) = match (subject, request.micro_batch_size) {
+        (Subject::Model(workspace), Some(sizes)) => micro_batch::planned(workspace, request, sizes)?,
+        _ => planned(subject, request)?,
+    };
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use partitioner::{Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, Constraints, Inference, ShardingLevel};
 
-use super::{clusters::cluster_failure, loss::Loss};
+use super::{clusters::cluster_failure, loss::Loss, micro_batch::Sizes};
 use crate::{cost_models::CostModels, failure::Failure};
 
 /// The most micro-batches of a step that are planned: each of their passes is timed.
@@ -25,6 +25,8 @@ pub struct PlanRequest {
     pub stages: Option<u32>,
     /// Samples in a step, which decide the micro-batches.
     pub batch: Option<u64>,
+    /// Samples that a micro-batch may have; none for as many as the model's inputs have.
+    pub micro_batch_size: Option<Sizes>,
     /// Micro-batches in a step; none for as few as are enough.
     pub micro_batches: Option<u32>,
     /// Bytes that the optimizer keeps beside each byte of parameters.
