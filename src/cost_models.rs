@@ -43,8 +43,19 @@ impl CostModels {
     }
 
     /// Returns the devices that they are of: a device that was measured need not be in the catalogue.
+    ///
+    /// `cpu` is the processor of which there is a cost model, where there is one; the catalogue's otherwise.
     pub fn devices(&self) -> IndexMap<String, DeviceType> {
-        self.0.iter().map(|model| (model.device.clone(), model.figures.clone())).collect()
+        let mut devices: IndexMap<String, DeviceType> =
+            self.0.iter().map(|model| (model.device.clone(), model.figures.clone())).collect();
+        let mut processors = self.0.iter().filter(|model| model.is_processor());
+        if let (Some(only), None) = (processors.next(), processors.next()) {
+            let aliases = &mut devices.entry(only.device.clone()).or_default().aliases;
+            if !aliases.iter().any(|alias| alias == "CPU") {
+                aliases.push("CPU".to_string());
+            }
+        }
+        devices
     }
 
     /// Refuses models of devices that the cluster does not have: they would be passed over in silence.

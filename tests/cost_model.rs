@@ -76,6 +76,11 @@ fn a_users_cost_model_comes_first() {
     assert_eq!(json(&["inspect", &unet, "--cost-model", &own])["times"]["cost_model"], said);
     let split = run(&["split", &unet, "--devices", "2xcpu", "--cost-model", &own, "--dry-run"]);
     assert!(split.1.contains(said), "{split:?}");
+    // Of whichever processor it is, it is of those that are called `cpu`.
+    let xeon = fixture("cost-model/src/shipped/cpu-xeon-amx-1t.yaml");
+    let found =
+        json(&["plan", &unet, "--devices", "2xcpu", "--cost-model", &xeon])["times"]["cost_model"].clone();
+    assert!(found.as_str().is_some_and(|model| model.starts_with("CPU-XEON-AMX-1T")), "{found}");
     // One of a device that the cluster lacks would be passed over in silence.
     let (code, _, error) = run(&["plan", &unet, "--devices", "2xt4", "--cost-model", &own]);
     assert_eq!(code, Some(2));

@@ -10,7 +10,7 @@ use crate::{
     curve::{Band, Correction, Curve, Flushed, Gate, Usual, Warm},
     ridge::Linear,
     terms::{self, Terms},
-    work::{Machine, Work},
+    work::{Host, Machine, Work},
 };
 
 /// How long operators take on one device.
@@ -70,6 +70,14 @@ const LARGEST: f64 = 1e15;
 const LARGEST_MISS: f64 = 50.0;
 
 impl CostModel {
+    /// Tells whether the device is a processor: by its architecture, or by its name where nothing says that.
+    pub fn is_processor(&self) -> bool {
+        match self.figures.architecture.as_deref() {
+            None => self.device.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("cpu")),
+            architecture => Host::of(architecture, 1.0).is_some(),
+        }
+    }
+
     /// Makes a model without curves: everything is a roofline.
     pub fn of_data_sheet(device: &str, figures: &DeviceType) -> Self {
         Self {
