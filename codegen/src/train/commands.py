@@ -132,8 +132,11 @@ def steps(run, arguments):
         versions = run.without_flush.told()
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
             last["offload"], count = run.offloaded(), arguments.steps - run.start
+    gathered = about_gathered(run) if arguments.sharding == "zero3" else None
     if progress:
         done = arguments.steps - run.start
+        if gathered:
+            print(gathered, file=sys.stderr, flush=True)
         if versions:
             print(versions, file=sys.stderr, flush=True)
         if "offload" in last:
@@ -236,8 +239,16 @@ def about_offload(arguments, known, count):
     return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
 
 
+def about_gathered(run):
+    """Says how much of the parameters was gathered at a time, on the rank that had the most of it; all ranks call this."""
+    found = torch.tensor(run.sync.figures() if run.is_fully_shared else (0, 0, 0), dtype=torch.float64, device=run.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    most, two, whole = map(sized, found.tolist())
+    return f"zero3 held {most} of gathered parameters at a time at most; two of the largest block are {two}, a rank's stages have {whole}"
+
+
 def sized(count):
-    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**10:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
 
 
 VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel")
@@ -361,7 +372,7 @@ def options():
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
-    parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 all (FSDP2)")
+    parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 parameters, too, gathered by block")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")

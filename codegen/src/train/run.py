@@ -27,7 +27,10 @@ class Run:
         for stage in self.layout.stages_of[place]:
             about = manifest["stages"][stage]
             waits = splits_backward(arguments)
-            module = load_stage(about, arguments.form, arguments.device, waits, self.shard_group, self.offload)
+            # What is shared out need not fit whole.
+            shares = arguments.sharding == "zero3" and self.layout.replicas[place] > 1
+            where = "cpu" if shares else arguments.device
+            module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
             self.stages[stage] = Wrapped(module, about, arguments, self.offload)
             self.stages[stage].is_last = stage == last
         self.modules = {stage: wrapped.module for stage, wrapped in self.stages.items()}
@@ -40,6 +43,9 @@ class Run:
         self.dealt = Dealt(self) if self.layout.is_unequal else None
         self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(tuple(self.layout.replicas_of_place(place, self.shard)))
+        self.is_fully_shared = isinstance(self.sync, FullySharded)
+        for wrapped in self.stages.values() if self.is_fully_shared else ():
+            wrapped.sharing = self.sync
         self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments))
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
         self.wants = any(wrapped.late for wrapped in self.stages.values()), last in self.stages
@@ -69,11 +75,14 @@ class Run:
         tied = {parameter_at(self.modules[holder["stage"]], holder["name"]) for holder in holders}
         if arguments.sharding != "zero3":
             return Sharded(parameters, self.groups[ranks], passes, tied, arguments.sharding == "zero2")
-        if splits_backward(arguments):  # FSDP2 would sum gradients before the weight halves have made them
-            sys.exit(f"zero3 does not go with split backward passes ({arguments.schedule}): choose 1F1B or Interleaved1F1B, or zero2")
         if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
             sys.exit("zero3 needs stages in Python: --form python, or zero2")
-        return FullySharded(self.modules.values(), self.groups[ranks], passes, tied, self.device)
+        if any("_scripted" in module.forward.__globals__ for module in self.modules.values()):
+            sys.exit("zero3 does not go with scripted control flow, in which replicas may ask for different parameters: zero2")
+        for module in self.modules.values():
+            move_buffers(module, self.device)
+        stages = [(module, self.manifest["stages"][stage]["blocks"]) for stage, module in self.modules.items()]
+        return FullySharded(stages, self.groups[ranks], tied, self.device, self.offload)
 
     def make_groups(self):
         """All ranks make all groups, in one order."""
@@ -185,7 +194,10 @@ class Run:
     def save(self, folder, step):
         target = Path(folder) / f"step_{step:08d}"
         # Whole tensors under the model's names, whoever has which part of them.
-        states = {stage: self.cuts.whole_state(module, whole_state(module)) for stage, module in self.modules.items()}
+        if self.is_fully_shared:
+            states = {stage: self.sync.whole_state(module, self.replica == 0) for stage, module in self.modules.items()}
+        else:
+            states = {stage: self.cuts.whole_state(module, module.state_dict()) for stage, module in self.modules.items()}
         buffers = {stage: self.cuts.whole_state(module, dict(module.named_buffers())) for stage, module in self.modules.items()}
         optimizer = self.update.state() if self.replica == 0 or self.update.is_shared else None
         target.mkdir(parents=True, exist_ok=True)
@@ -220,7 +232,8 @@ class Run:
         for stage, wrapped in self.stages.items():
             saved = torch.load(source / f"stage_{stage}.pt", map_location=self.device, weights_only=True)
             try:
-                load_whole(wrapped.module, self.cuts.part_state(wrapped.module, saved["model"]))
+                part = self.cuts.part_state(wrapped.module, saved["model"])
+                load_whole(wrapped.module, part, self.sync if self.is_fully_shared else None)
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:300]
                 sys.exit(f"{source / f'stage_{stage}.pt'} is no checkpoint of this stage: {reason}")
@@ -244,6 +257,14 @@ class Run:
                 batches.loader.begin(position["epoch"], position["taken"])
         if self.rank == 0:
             print(f"resumed after step {self.start}", file=sys.stderr, flush=True)
+
+
+def move_buffers(module, device):
+    """Moves buffers, and no parameters; one under two names stays one."""
+    moved = {}
+    for holder in module.modules():
+        for name, buffer in holder._buffers.items():
+            holder._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
 
 
 def has_buffers(modules):
