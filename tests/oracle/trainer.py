@@ -12,6 +12,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torchrun as processes
@@ -226,24 +229,82 @@ def loaded(cases):
     return f"losses differ by {off:.0e}, parameters by {state:.0e}"
 
 
-def resumed(cases, path, model, first, then, is_exact=True, stages=2):
-    """Half the steps, then the rest from the checkpoint: parameters are those of a run that was not interrupted."""
+def resumed(cases, path, model, first, then, is_exact=True, stages=2, more=None):
+    """Half the steps, then the rest from the checkpoint: parameters are those of a run that was not interrupted.
+
+    With `more`, the rest is of so many stages.
+    """
     run = Trained(cases, model, stages)
-    worlds = [stages * int(dict(zip(a, a[1:])).get("--replicas", 1)) for a in (first, then)]
+    counts = [int(dict(zip(a, a[1:])).get("--replicas", 1)) for a in (first, then)]
+    worlds = [stages * counts[0], (more or stages) * counts[1]]
     common = ["--task", path, "--save-every", "5"]
     whole, _ = run.run(worlds[0], *common, *first, "--save", "straight")
     half, _ = run.run(worlds[0], *common, *first, "--save", "halves", "--steps", "5")
+    if more:
+        other = Trained(cases, model, more)
+        shutil.rmtree(other.out / "halves", ignore_errors=True)
+        shutil.copytree(run.out / "halves", other.out / "halves")
+        straight, run = run, other
     rest, text = run.run(worlds[1], *common, *then, "--save", "halves", "--resume")
     if "resumed after step 5" not in text:
         raise Failed(text)
     limit = 0.0 if is_exact else 1e-6
     near([line["loss"] for line in whole][5:], [line["loss"] for line in rest], "losses", limit)
     near([line["lr"] for line in whole][5:], [line["lr"] for line in rest], "learning rates", 0.0)
-    expected, found = run.merged("straight"), run.merged("halves")
+    expected, found = (straight if more else run).merged("straight"), run.merged("halves")
     worst = max(float((expected[name] - found[name]).abs().max()) for name in expected if expected[name].is_floating_point())
     if worst > (0.0 if is_exact else LIMIT):
         raise Failed(f"parameters differ by {worst:.1e}")
     return "bit-equal" if is_exact else f"parameters differ by {worst:.0e}"
+
+
+def kept(cases):
+    """Old checkpoints go. A job that is killed while it writes goes on from one that is whole, and begins with other weights."""
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt", **ADAM)
+    folder = run.out / "kept"
+    for each in ("kept", "straight"):
+        shutil.rmtree(run.out / each, ignore_errors=True)
+    common = ("--task", path, *two(4), "--save-every", "1", "--save")
+    whole, _ = run.run(2, *common, "straight", "--keep", "2")
+    if sorted(os.listdir(run.out / "straight")) != ["latest", "step_00000009", "step_00000010"]:
+        raise Failed(f"{sorted(os.listdir(run.out / 'straight'))}")
+    last, unfinished = 0, 0
+    for rank, step in ((0, 3), (1, 5), (0, 6), (1, 9)):
+        # Killed in a step, while the checkpoint of the step before it is being written.
+        _, text = run.run(2, *common, "kept", "--keep", "2", "--resume", "--crash", f"{rank},{step}", fails=True)
+        told = re.search(r"resumed after step (\d+)", text)
+        if (int(told[1]) if told else 0) != last:
+            raise Failed(f"not resumed after step {last}:\n{text}")
+        names = [name for name in os.listdir(folder) if name.startswith("step_")]
+        unfinished += sum(name.endswith(".part") for name in names)
+        last = max([int(name[5:]) for name in names if not name.endswith(".part")], default=0)
+    rest, _ = run.run(2, *common, "kept", "--resume")
+    near([line["loss"] for line in whole][last:], [line["loss"] for line in rest], "losses", 0.0)
+    expected, found = run.merged("straight"), run.merged("kept")
+    if any(not torch.equal(expected[name], found[name]) for name in expected):
+        raise Failed("other parameters")
+    rate = ("--task", task(cases.place, "gpt", old="0.02 * min", new="0.0 * min"), *two(4), "--steps", "1", "--save", "begun")
+    run.run(2, *rate, "--from", "kept.pt")
+    if any(not torch.equal(expected[name], value) for name, value in run.merged("begun").items()):
+        raise Failed("--from begins with other weights")
+    pretrained(run, found)
+    return f"killed four times, {unfinished} checkpoints unfinished, bit-equal"
+
+
+def pretrained(run, state):
+    """`--like` gives a folder with the names, and the files beside the weights, of another one."""
+    like, out = run.out / "like", run.out / "pretrained"
+    shutil.rmtree(out, ignore_errors=True)
+    like.mkdir(exist_ok=True)
+    (like / "config.json").write_text("{}")
+    names = set(state) - {"lm_head.weight"}
+    save_file({name: torch.zeros(1) for name in names}, like / "model.safetensors")
+    done = subprocess.run([sys.executable, "train.py", "--save", "kept", "--merge", "pretrained", "--like", "like"], cwd=run.out, capture_output=True, text=True)
+    if done.returncode or sorted(os.listdir(out)) != ["config.json", "model.safetensors"]:
+        raise Failed(done.stderr)
+    found = load_file(out / "model.safetensors")
+    if set(found) != names or any(not torch.equal(state[name], value) for name, value in found.items()):
+        raise Failed("other weights in the folder")
 
 
 ADAM = {"old": "SGD(parameters, lr=0.1, momentum=0.9)", "new": "AdamW(parameters, lr=0.1, eps=1e-4)"}
@@ -253,11 +314,24 @@ SCHEDULED = {
 }
 
 
-def elements(folder, stage):
-    """Elements of a stage that the optimizers of two replicas have each, and the names of its parameters."""
-    states = [torch.load(folder / name)["state"] for name in (f"optimizer_{stage}.pt", f"optimizer_{stage}_1.pt")]
-    held = [sum(last - first for pieces in state.values() for first, last, _, _ in pieces) for state in states]
-    return held, {key.split(":")[1] for state in states for key in state}
+def model_of(folder):
+    """Returns the model's state in a checkpoint."""
+    about = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {key: torch.empty(each.size) for key, each in about.items() if key.startswith("model.")}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+def elements(folder, ranks, key="exp_avg"):
+    """Elements of a stage that the optimizers of its replicas have written each, and all of the parameters that they are of."""
+    about, held, names = dcp.FileSystemReader(folder).read_metadata(), dict.fromkeys(ranks, 0), set()
+    for index, place in about.storage_data.items():
+        rank = int(place.relative_path.split("_")[2])
+        if index.fqn.startswith("optimizer.") and index.fqn.endswith(f".{key}") and rank in held:
+            [chunk] = [c for c in about.state_dict_metadata[index.fqn].chunks if c.offsets == index.offset]
+            held[rank] += chunk.sizes.numel()
+            names.add(index.fqn)
+    return list(held.values()), sum(about.state_dict_metadata[name].size.numel() for name in names)
 
 
 def shared(cases, level):
@@ -267,9 +341,7 @@ def shared(cases, level):
     folder = run.out / "shared/step_00000010"
     said = []
     for stage in range(2):
-        held, names = elements(folder, stage)
-        model = torch.load(folder / f"stage_{stage}.pt")["model"]
-        whole = sum(model[name].numel() for name in names)
+        held, whole = elements(folder, (stage, 2 + stage))
         if sum(held) != whole or abs(held[0] - held[1]) > 0.01 * whole:
             raise Failed(f"stage {stage} of {whole} elements: {held}")
         said.append(held)
@@ -415,7 +487,7 @@ def chosen_sharding(cases):
     if any(codes) or "the same" not in texts[0]:
         raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
     cases.train(out, 2, "--steps", "3", "--save", "shared", "--task", task(cases.place, "gpt"))
-    held, _ = elements(out / "shared/step_00000003", 0)
+    held, _ = elements(out / "shared/step_00000003", (0, 1), "momentum_buffer")
     if held[0] != held[1] or not held[0]:
         raise Failed(f"elements of the replicas: {held}")
     return f"elements of the replicas: {held}"
@@ -606,6 +678,17 @@ def cases():
         "resume, shuffled loader": lambda c: resumed(
             c, loading(c.place, True), "resnet_plain", ("--replicas", "2", *two(2)), ("--replicas", "2", *two(2))
         ),
+        "resume, other stages and replicas": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero1", *two(2)),
+            ("--replicas", "2", "--sharding", "zero3", *two(2)), False, more=1
+        ),
+        "resume, more stages": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *two(2)), two(4), False, more=3
+        ),
+        "resume, from shares to one rank": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero3", *two(2)), two(4), False, more=1
+        ),
+        "resume, kept checkpoints": kept,
         "a task's faults": refused,
         "not finite": not_finite,
         "validation, batch norm": lambda c: validated(c, "resnet", 2, 1),

@@ -58,7 +58,8 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 9] = [
+const PARTS: [(&str, &str); 10] = [
+    ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),

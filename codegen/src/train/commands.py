@@ -27,6 +27,8 @@ def train(arguments, manifest):
         if arguments.check:
             is_same = check(run) is not False
         else:
+            if arguments.weights:
+                run.begin_with(arguments.weights)
             if arguments.resume:
                 run.resume(arguments.save)
             steps(run, arguments)
@@ -60,6 +62,8 @@ def failed(error, rank, arguments, is_launched):
     text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
     kind, details = "error", None
     if isinstance(error, NotFinite):
+        if "saving" in DOING:  # all ranks end here together: what they have begun to write is good
+            DOING["saving"].wait()
         kind = "other" if "another rank" in text else "error"
     elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
         kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{place.replace(' in ', ' after ', 1)}"
@@ -125,7 +129,10 @@ def steps(run, arguments):
             if progress:
                 progress.tell_validation(step + 1, values, count)
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
-            run.save(arguments.save, step + 1)
+            run.save(step + 1)
+            DOING["saving"] = run.checkpoints
+    if run.checkpoints:
+        run.checkpoints.wait()
     faulthandler.cancel_dump_traceback_later()
     versions, count = None, 1
     if run.without_flush:
@@ -316,24 +323,22 @@ def chained(arguments, manifest, task, stages, batch, scale):
 
 def merge(arguments, manifest):
     """Writes the stages' weights as one state dict, from the last checkpoint or from the stages as emitted."""
-    state = {}
-    source = None
     if arguments.save:
-        latest = Path(arguments.save) / "latest"
-        if not latest.is_file():
+        source = last_checkpoint(arguments.save)
+        if source is None:
             sys.exit(f"{arguments.save} has no checkpoint")
-        source = Path(arguments.save) / latest.read_text().strip()
-    for about in manifest["stages"]:
-        if source:
-            part = torch.load(source / f"stage_{about['stage']}.pt", map_location="cpu", weights_only=True)["model"]
-        else:
-            part = load_stage(about, arguments.form, "cpu").state_dict()
-        for name, value in part.items():
-            if name in state and not torch.equal(state[name], value):
-                sys.exit(f"the stages disagree on `{name}`")
-            state[name] = value.detach().clone()
+        state = model_in(source)
+    else:
+        state = {}
+        for about in manifest["stages"]:
+            for name, value in load_stage(about, arguments.form, "cpu").state_dict().items():
+                if name in state and not torch.equal(state[name], value):
+                    sys.exit(f"the stages disagree on `{name}`")
+                state[name] = value.detach().clone()
     path = Path(arguments.merge)
-    if path.suffix == ".safetensors":
+    if arguments.like:
+        state = save_pretrained(state, path, Path(arguments.like))
+    elif path.suffix == ".safetensors":
         from safetensors.torch import save_file
 
         beside = path.with_suffix(".part")
@@ -382,8 +387,11 @@ def options():
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
     parser.add_argument("--save", help="folder for checkpoints")
     parser.add_argument("--save-every", type=counted, default=100)
+    parser.add_argument("--keep", type=counted, help="how many checkpoints stay; all of them by default")
+    parser.add_argument("--from", dest="weights", help="begin with these weights (.safetensors, .pt, a folder of checkpoints), by their names in the model")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --save, if there is one")
-    parser.add_argument("--merge", help="write one state dict (.safetensors or .pt) and end")
+    parser.add_argument("--merge", help="write one state dict (.safetensors or .pt; with --like a folder of transformers) and end")
+    parser.add_argument("--like", help="with --merge: a folder of save_pretrained, whose configuration, tokenizer and names of weights the new one has")
     parser.add_argument("--single", action="store_true", help="the same steps in one process")
     parser.add_argument("--check", action="store_true", help="one step under the schedule beside one process: losses and all gradients")
     parser.add_argument("--allow-eval", action="store_true", help="train stages of a model that was traced in eval mode: no dropout, batch norms as they are")
@@ -409,6 +417,8 @@ def main():
             "`model-analyze trace --train` and emit again, or train these stages as they are with --allow-eval"
         )
     arguments.crash = tuple(int(part) for part in arguments.crash.split(",")) if arguments.crash else None
+    if arguments.like and not arguments.merge:
+        sys.exit("--like goes with --merge FOLDER")
     if arguments.resume and not arguments.save:
         sys.exit("--resume needs --save")
     if manifest["skips"] != "relay" and not (arguments.single or arguments.merge):

@@ -59,6 +59,7 @@ class Run:
         if arguments.updates:
             self.without_flush = WithoutFlush(self)
         self.start = 0
+        self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
 
     def autocast(self):
         return autocast(self.arguments)
@@ -191,72 +192,114 @@ class Run:
 
     # -- checkpoints
 
-    def save(self, folder, step):
-        target = Path(folder) / f"step_{step:08d}"
-        # Whole tensors under the model's names, whoever has which part of them.
-        if self.is_fully_shared:
-            states = {stage: self.sync.whole_state(module, self.replica == 0) for stage, module in self.modules.items()}
-        else:
-            states = {stage: self.cuts.whole_state(module, module.state_dict()) for stage, module in self.modules.items()}
-        buffers = {stage: self.cuts.whole_state(module, dict(module.named_buffers())) for stage, module in self.modules.items()}
-        optimizer = self.update.state() if self.replica == 0 or self.update.is_shared else None
-        target.mkdir(parents=True, exist_ok=True)
-        if self.shard == 0:
-            self.write(target, step, states, buffers, optimizer)
-        dist.barrier()
-        if self.rank == 0:
-            write_text(Path(folder) / "latest", target.name)
-        dist.barrier()
-
-    def write(self, target, step, states, buffers, optimizer):
-        if self.replica == 0:
-            for stage, state in states.items():
-                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": state})
-        if optimizer is not None:
-            own = f"_{self.replica}" if self.replica else ""
-            parts = self.sync.size if self.update.is_shared else 1
-            write(target / f"optimizer_{min(self.stages)}{own}.pt", optimizer | {"parts": parts})
+    def save(self, step):
+        """Begins to write what this rank has of the model and of the optimizer's state, by names in the model."""
+        self.checkpoints.wait()
+        about = self.update.about() | {"step": step}
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
-        if self.rank == self.leader and loaders:
-            write(target / "data.pt", {"epoch": loaders[0].epoch, "taken": loaders[0].taken})
-        if self.replica != 0 and has_buffers(self.stages.values()):
-            # Batch-norm statistics of other replicas are their own.
-            for stage, own in buffers.items():
-                write(target / f"buffers_{stage}_{self.replica}.pt", own)
+        if loaders:
+            about["data"] = {"epoch": loaders[0].epoch, "samples": loaders[0].taken * loaders[0].samples * self.layout.pipelines}
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, about, group=self.checkpoints.group)
+        found = [about for about in found if about is not None]
+        whole = {key: value for about in reversed(found) for key, value in about.items() if value is not None}
+        whole["others"] = {key: value for about in found for key, value in about.get("others", {}).items()}
+        state = {key: value for key, value in self.written()}
+        self.checkpoints.save(step, {key: copied(value) for key, value in state.items()}, whole)
 
-    def resume(self, folder):
-        latest = Path(folder) / "latest"
-        if not latest.is_file():
-            return
-        source = Path(folder) / latest.read_text().strip()
-        for stage, wrapped in self.stages.items():
-            saved = torch.load(source / f"stage_{stage}.pt", map_location=self.device, weights_only=True)
-            try:
-                part = self.cuts.part_state(wrapped.module, saved["model"])
-                load_whole(wrapped.module, part, self.sync if self.is_fully_shared else None)
-            except RuntimeError as error:
-                reason = " ".join(str(error).split())[:300]
-                sys.exit(f"{source / f'stage_{stage}.pt'} is no checkpoint of this stage: {reason}")
-            self.start = saved["step"]
-            own = source / f"buffers_{stage}_{self.replica}.pt"
-            if own.is_file():
-                buffers = dict(wrapped.module.named_buffers())
-                found = torch.load(own, map_location=self.device, weights_only=True)
-                for name, value in self.cuts.part_state(wrapped.module, found).items():
-                    buffers[name].copy_(value)
+    def written(self):
+        """Yields what this rank writes. Of equal copies on several ranks, and in several stages, one is written."""
+        copies, shards = self.layout.replicas[self.layout.place(self.rank)[0]], self.layout.shards
+        owners = {}
+        for about in self.manifest["stages"]:
+            for name in about["parameters"] + about["buffers"]:
+                owners.setdefault(name, about["stage"])
+
+        def is_own(number, tensor):
+            if tensor in self.cuts:  # each shard has another part
+                return number % copies == self.replica
+            return number % (copies * shards) == self.replica * shards + self.shard
+
+        for stage, module in self.modules.items():
+            for number, (name, tensor) in enumerate(module.state_dict(keep_vars=True).items()):
+                is_first = owners.get(name, stage) == stage
+                if not isinstance(tensor, nn.Parameter):
+                    # Batch-norm statistics of other replicas are their own.
+                    if (is_first or self.replica) and (tensor in self.cuts or self.shard == 0):
+                        yield (f"replica_{self.replica}.{name}" if self.replica else f"model.{name}"), self.held(tensor)
+                elif is_first and (self.is_sliced(tensor) or is_own(number, tensor)):
+                    if (part := self.held(tensor)) is not None:
+                        yield f"model.{name}", part
+        for number, (stage, name, key, parameter, value) in enumerate(self.update.tensors()):
+            is_piece = self.update.is_shared and parameter in self.sync.pieces
+            if owners.get(name, stage) == stage and (is_piece or is_own(number, parameter)):
+                yield f"optimizer.{name}.{key}", self.update.held(parameter, key, value)
+
+    def is_sliced(self, tensor):
+        return self.is_fully_shared and tensor in self.sync.unit_of
+
+    def held(self, tensor):
+        """Returns what this rank has of a tensor of the model, in place: all of it, a part, or nothing."""
+        if self.is_sliced(tensor) and tensor.numel():
+            found = self.sync.slice_of(tensor)
+            return None if found is None else flat_part(tensor.shape, *found)
+        return self.cuts.held(tensor, tensor.detach())
+
+    def begin_with(self, path):
+        """Takes the model's weights from a file, or from a folder of checkpoints."""
+        weights = Weights(path)
+        for module in self.modules.values():
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                if (target := self.held(tensor)) is not None:
+                    weights.fill(name, target)
         if self.update.is_shared:
             self.sync.refresh()
-        parts = [torch.load(source / f"optimizer_{min(self.stages)}.pt", map_location=self.device, weights_only=True)]
-        for number in range(1, parts[0].get("parts", 1)):
-            path = source / f"optimizer_{min(self.stages)}_{number}.pt"
-            parts.append(torch.load(path, map_location=self.device, weights_only=True))
-        self.update.load(parts)
-        if (source / "data.pt").is_file():
-            position = torch.load(source / "data.pt", weights_only=True)
+
+    def resume(self, folder):
+        source = last_checkpoint(folder)
+        if source is None:
+            return
+        known = tensors_in(source)
+        wanted = []
+        for module in self.modules.values():
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                own = f"replica_{self.replica}.{name}"
+                if (target := self.held(tensor)) is not None:
+                    wanted.append((own if own in known else f"model.{name}", target))
+        for key, target in wanted:
+            if key not in known or known[key].size != target.size():
+                name, sizes = key.partition(".")[2], list(target.size())
+                what = f"it has `{name}` as {list(known[key].size)}, not {sizes}" if key in known else f"it lacks `{name}`"
+                sys.exit(f"{source} is no checkpoint of this model: {what}")
+        states = self.update.begin_to_load(known)
+        read(wanted + [(key, target) for _, key, _, target in states], source)
+        about = torch.load(source / ABOUT, map_location="cpu", weights_only=True)
+        self.start = about["step"]
+        if self.update.is_shared:
+            self.sync.refresh()
+        self.update.load(about, states)
+        if position := about.get("data"):
             for batches in self.batches.values():
-                batches.loader.begin(position["epoch"], position["taken"])
+                own = batches.loader.samples * self.layout.pipelines
+                batches.loader.begin(position["epoch"], position["samples"] // own)
         if self.rank == 0:
             print(f"resumed after step {self.start}", file=sys.stderr, flush=True)
+
+
+def read(wanted, source):
+    """Fills tensors and parts of tensors from a checkpoint; a key may be wanted in several places."""
+    while wanted:
+        now = {}
+        rest = [pair for pair in wanted if now.setdefault(pair[0], pair[1]) is not pair[1]]
+        load_into(now, source)
+        wanted = rest
+
+
+def copied(value):
+    """Returns a copy on the host, which training does not change."""
+    if isinstance(value, Part):
+        return Part(value.size(), [(begin, values.detach().to("cpu", copy=True)) for begin, values in value.boxes])
+    return value.detach().to("cpu", copy=True)
 
 
 def move_buffers(module, device):
@@ -267,10 +310,6 @@ def move_buffers(module, device):
             holder._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
 
 
-def has_buffers(modules):
-    return any(True for module in modules for _ in module.buffers())
-
-
 def seed_step(seed, step, rank):
     torch.manual_seed((seed * 1_000_003 + step) * 4099 + rank)
 
@@ -279,12 +318,6 @@ def write(path, value):
     """Writes a file whole or not at all."""
     beside = path.with_suffix(".part")
     torch.save(value, beside)
-    os.replace(beside, path)
-
-
-def write_text(path, text):
-    beside = path.with_suffix(".part")
-    beside.write_text(text)
     os.replace(beside, path)
 
 

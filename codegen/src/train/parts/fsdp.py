@@ -127,27 +127,11 @@ class FullySharded(Sharded):
         """Lets go of what is not the parameters' memory any more."""
         self.let_go()
 
-    def whole_state(self, module, keeps):
-        """Returns a module's state with whole tensors, on all replicas together; those that do not keep it get none."""
-        state = {}
-        for name, own in module.state_dict(keep_vars=True).items():
-            unit = self.unit_of.get(own)
-            if unit is not None and unit.flat is None:
-                self.let_go()
-                unit.start()
-                unit.wait()
-            if keeps:
-                state[name] = (own.detach() if unit is None else unit.value(own)).cpu().clone()
-        self.let_go()
-        return state
-
-    @torch.no_grad()
-    def load(self, parameter, value):
-        """Takes this replica's slice of a whole value."""
+    def slice_of(self, parameter):
+        """Returns where this replica's slice of a parameter begins, and the slice; nothing where it has none."""
         unit = self.unit_of[parameter]
-        for other, begin, end, place in self.places(unit.bucket):
-            if other is parameter:
-                unit.own[place : place + end - begin] = value.reshape(-1)[begin:end]
+        found = [(begin, unit.own[place : place + end - begin]) for p, begin, end, place in self.places(unit.bucket) if p is parameter]
+        return found[0] if found else None
 
 
 class Unit:
@@ -251,18 +235,3 @@ def finer(sizes):
         return {path[:-1]}.union(*map(opened, children))
 
     return opened("")
-
-
-@torch.no_grad()
-def load_whole(module, state, sharing=None):
-    """Loads whole tensors: each replica takes what it keeps of them."""
-    own = module.state_dict()
-    if set(own) != set(state):
-        raise RuntimeError(f"other names: {sorted(set(own) ^ set(state))}")
-    for name, value in module.state_dict(keep_vars=True).items():
-        if value.shape != state[name].shape:
-            raise RuntimeError(f"`{name}` is {list(state[name].shape)}, not {list(value.shape)}")
-        if sharing is not None and value in sharing.unit_of:
-            sharing.load(value, state[name])
-        else:
-            value.copy_(state[name])
