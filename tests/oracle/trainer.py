@@ -442,6 +442,26 @@ def checked(cases, level):
     return f"{about['compared']} gradients differ by {about['gradients']:.0e}"
 
 
+def host_trace(cases):
+    """Work that is planted beside the stages is told as the script's own, and work inside of them is not."""
+    run = Trained(cases, "gpt2_tiny")
+    script = run.out / "train.py"
+    text = script.read_text()
+    beside, inside = "            self.submod.micro_batch = (self.pipeline, chunk)\n", "                    outputs = self.module(*positional)\n"
+    spin = "{0}end = time.thread_time() + {1}\n{0}while time.thread_time() < end: pass\n"
+    assert text.count(beside) == text.count(inside) == 1
+    script.write_text(text.replace(beside, beside + spin.format(" " * 12, 0.008)).replace(inside, spin.format(" " * 20, 0.020) + inside))
+    try:
+        lines, said = run.run(2, *two(4), "--host-trace", "--allow-changes")
+    finally:
+        script.write_text(text)
+    host = lines[-1]["host"]
+    # Half of the passes are forward passes, in which 8 and 20 ms are spent.
+    if host["passes"] != 8 or not (0.004 <= host["pass"] <= 0.008 and 0.010 <= host["stage"] <= 0.016) or "train.py itself took" not in said:
+        raise Failed(said)
+    return f"{1e3 * host['pass']:.2f} ms of planted 4 a pass"
+
+
 def documented(cases):
     """The task of docs/train.md trains."""
     page = (processes.ROOT / "docs/train.md").read_text()
@@ -702,6 +722,7 @@ def cases():
         "a chosen sharding": chosen_sharding,
         "the documented task": documented,
         "large batch": large,
+        "host trace": host_trace,
     }
     # What autograd saves keeps the memory; what is gathered ahead stays; a pass computes with what was there before the update.
     faults = {

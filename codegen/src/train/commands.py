@@ -123,7 +123,10 @@ def steps(run, arguments):
         if run.without_flush:
             run.without_flush.steps(first, step + 1, tell)
         else:
-            tell(step, *run.step(step))
+            with arguments.trace.timed("step"):
+                loss, known = run.step(step)
+            arguments.trace.end_step()
+            tell(step, loss, known)
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
             values, count = run.validation.all()
             if progress:
@@ -139,9 +142,13 @@ def steps(run, arguments):
         versions = run.without_flush.told()
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
             last["offload"], count = run.offloaded(), arguments.steps - run.start
+    host = about_host(run) if arguments.host_trace else None
     gathered = about_gathered(run) if arguments.sharding == "zero3" else None
     if progress:
         done = arguments.steps - run.start
+        if host:
+            progress.write({"step": arguments.steps, "host": host[1]})
+            print(host[0], file=sys.stderr, flush=True)
         if gathered:
             print(gathered, file=sys.stderr, flush=True)
         if versions:
@@ -244,6 +251,17 @@ def about_offload(arguments, known, count):
     text += f" and {sized(known['to_device'] / count)} back, copies took {told(known['seconds_to_host'] / count)} and"
     text += f" {told(known['seconds_to_device'] / count)}; the host held {sized(known['host_bytes'])}"
     return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
+
+
+def about_host(run):
+    """Says what this script costs the host, on the rank where passes cost most; all ranks call this."""
+    own = torch.tensor(run.arguments.trace.figures(), dtype=torch.float64, device=run.device)
+    found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    a_pass, stage, step, passes = max((each.tolist() for each in found))
+    text = f"train.py itself took {told(a_pass)} of the host's time a pass, beside {told(stage)} in the stage ({passes:g} passes a step),"
+    text += f" and {told(step)} a step for data, sums and the update; the prediction counts none of it"
+    return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
 
 
 def about_gathered(run):
@@ -381,6 +399,7 @@ def options():
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
+    parser.add_argument("--host-trace", action="store_true", help="say at the end what the script itself costs the host for each pass, and put it into --log")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="bf16, fp16: autocast, master weights stay as they are; under fp16 losses are scaled, and steps whose gradients are not finite are left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
@@ -458,6 +477,7 @@ def main():
     arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
     if arguments.updates and not arguments.merge:
         refuse_without_flush(manifest, arguments)
+    arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)
     elif arguments.single:

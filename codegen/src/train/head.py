@@ -74,6 +74,7 @@ try:
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
     from train_parts.fsdp import FullySharded
+    from train_parts.host_trace import HostTrace
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload
     from train_parts.sync import Sharded, Sync, is_by_element

@@ -119,7 +119,7 @@ class Run:
     def scaled_loss(self, outputs, target, count=None):
         """Returns a micro-batch's part of the mean over `count` of them: of all pipelines in a step, where nothing is said."""
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        with autocast(self.arguments):
+        with self.arguments.trace.timed("stages"), autocast(self.arguments):
             loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
         return self.update.scale.up(loss)
 
@@ -154,11 +154,12 @@ class Run:
             parts[number], targets[number] = own.at(step, self.device, *self.wants) if own else nothing
         if self.shard_group is not None and step == self.start:
             compare_data(self.shard_group, parts, targets)
-        if self.dealt:
-            loss = self.dealt.step(parts, targets)
-        else:
-            [pipeline] = self.pipelines
-            loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
+        with self.arguments.trace.timed("passes"):
+            if self.dealt:
+                loss = self.dealt.step(parts, targets)
+            else:
+                [pipeline] = self.pipelines
+                loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
         self.average_gradients()
         return None if loss is None else loss / self.update.scale.value
 
