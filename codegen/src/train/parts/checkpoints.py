@@ -66,7 +66,9 @@ class Checkpoints:
                 latest = self.folder / "latest.part"
                 latest.write_text(name)
                 os.replace(latest, self.folder / "latest")
-                for old in whole_ones(self.folder)[: -self.keep] if self.keep else []:
+                # Those of later steps are of another run, which began earlier.
+                before = [old for old in whole_ones(self.folder) if old <= name]
+                for old in before[: -self.keep] if self.keep else []:
                     self.remove(old)
             done.set_result(None)
         except BaseException as error:
