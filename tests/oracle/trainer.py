@@ -12,6 +12,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torchrun as processes
@@ -226,24 +229,82 @@ def loaded(cases):
     return f"losses differ by {off:.0e}, parameters by {state:.0e}"
 
 
-def resumed(cases, path, model, first, then, is_exact=True, stages=2):
-    """Half the steps, then the rest from the checkpoint: parameters are those of a run that was not interrupted."""
+def resumed(cases, path, model, first, then, is_exact=True, stages=2, more=None):
+    """Half the steps, then the rest from the checkpoint: parameters are those of a run that was not interrupted.
+
+    With `more`, the rest is of so many stages.
+    """
     run = Trained(cases, model, stages)
-    worlds = [stages * int(dict(zip(a, a[1:])).get("--replicas", 1)) for a in (first, then)]
+    counts = [int(dict(zip(a, a[1:])).get("--replicas", 1)) for a in (first, then)]
+    worlds = [stages * counts[0], (more or stages) * counts[1]]
     common = ["--task", path, "--save-every", "5"]
     whole, _ = run.run(worlds[0], *common, *first, "--save", "straight")
     half, _ = run.run(worlds[0], *common, *first, "--save", "halves", "--steps", "5")
+    if more:
+        other = Trained(cases, model, more)
+        shutil.rmtree(other.out / "halves", ignore_errors=True)
+        shutil.copytree(run.out / "halves", other.out / "halves")
+        straight, run = run, other
     rest, text = run.run(worlds[1], *common, *then, "--save", "halves", "--resume")
     if "resumed after step 5" not in text:
         raise Failed(text)
     limit = 0.0 if is_exact else 1e-6
     near([line["loss"] for line in whole][5:], [line["loss"] for line in rest], "losses", limit)
     near([line["lr"] for line in whole][5:], [line["lr"] for line in rest], "learning rates", 0.0)
-    expected, found = run.merged("straight"), run.merged("halves")
+    expected, found = (straight if more else run).merged("straight"), run.merged("halves")
     worst = max(float((expected[name] - found[name]).abs().max()) for name in expected if expected[name].is_floating_point())
     if worst > (0.0 if is_exact else LIMIT):
         raise Failed(f"parameters differ by {worst:.1e}")
     return "bit-equal" if is_exact else f"parameters differ by {worst:.0e}"
+
+
+def kept(cases):
+    """Old checkpoints go. A job that is killed while it writes goes on from one that is whole, and begins with other weights."""
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt", **ADAM)
+    folder = run.out / "kept"
+    for each in ("kept", "straight"):
+        shutil.rmtree(run.out / each, ignore_errors=True)
+    common = ("--task", path, *two(4), "--save-every", "1", "--save")
+    whole, _ = run.run(2, *common, "straight", "--keep", "2")
+    if sorted(os.listdir(run.out / "straight")) != ["latest", "step_00000009", "step_00000010"]:
+        raise Failed(f"{sorted(os.listdir(run.out / 'straight'))}")
+    last, unfinished = 0, 0
+    for rank, step in ((0, 3), (1, 5), (0, 6), (1, 9)):
+        # Killed in a step, while the checkpoint of the step before it is being written.
+        _, text = run.run(2, *common, "kept", "--keep", "2", "--resume", "--crash", f"{rank},{step}", fails=True)
+        told = re.search(r"resumed after step (\d+)", text)
+        if (int(told[1]) if told else 0) != last:
+            raise Failed(f"not resumed after step {last}:\n{text}")
+        names = [name for name in os.listdir(folder) if name.startswith("step_")]
+        unfinished += sum(name.endswith(".part") for name in names)
+        last = max([int(name[5:]) for name in names if not name.endswith(".part")], default=0)
+    rest, _ = run.run(2, *common, "kept", "--resume")
+    near([line["loss"] for line in whole][last:], [line["loss"] for line in rest], "losses", 0.0)
+    expected, found = run.merged("straight"), run.merged("kept")
+    if any(not torch.equal(expected[name], found[name]) for name in expected):
+        raise Failed("other parameters")
+    rate = ("--task", task(cases.place, "gpt", old="0.02 * min", new="0.0 * min"), *two(4), "--steps", "1", "--save", "begun")
+    run.run(2, *rate, "--from", "kept.pt")
+    if any(not torch.equal(expected[name], value) for name, value in run.merged("begun").items()):
+        raise Failed("--from begins with other weights")
+    pretrained(run, found)
+    return f"killed four times, {unfinished} checkpoints unfinished, bit-equal"
+
+
+def pretrained(run, state):
+    """`--like` gives a folder with the names, and the files beside the weights, of another one."""
+    like, out = run.out / "like", run.out / "pretrained"
+    shutil.rmtree(out, ignore_errors=True)
+    like.mkdir(exist_ok=True)
+    (like / "config.json").write_text("{}")
+    names = set(state) - {"lm_head.weight"}
+    save_file({name: torch.zeros(1) for name in names}, like / "model.safetensors")
+    done = subprocess.run([sys.executable, "train.py", "--save", "kept", "--merge", "pretrained", "--like", "like"], cwd=run.out, capture_output=True, text=True)
+    if done.returncode or sorted(os.listdir(out)) != ["config.json", "model.safetensors"]:
+        raise Failed(done.stderr)
+    found = load_file(out / "model.safetensors")
+    if set(found) != names or any(not torch.equal(state[name], value) for name, value in found.items()):
+        raise Failed("other weights in the folder")
 
 
 ADAM = {"old": "SGD(parameters, lr=0.1, momentum=0.9)", "new": "AdamW(parameters, lr=0.1, eps=1e-4)"}
@@ -253,11 +314,24 @@ SCHEDULED = {
 }
 
 
-def elements(folder, stage):
-    """Elements of a stage that the optimizers of two replicas have each, and the names of its parameters."""
-    states = [torch.load(folder / name)["state"] for name in (f"optimizer_{stage}.pt", f"optimizer_{stage}_1.pt")]
-    held = [sum(last - first for pieces in state.values() for first, last, _, _ in pieces) for state in states]
-    return held, {key.split(":")[1] for state in states for key in state}
+def model_of(folder):
+    """Returns the model's state in a checkpoint."""
+    about = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {key: torch.empty(each.size) for key, each in about.items() if key.startswith("model.")}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+def elements(folder, ranks, key="exp_avg"):
+    """Elements of a stage that the optimizers of its replicas have written each, and all of the parameters that they are of."""
+    about, held, names = dcp.FileSystemReader(folder).read_metadata(), dict.fromkeys(ranks, 0), set()
+    for index, place in about.storage_data.items():
+        rank = int(place.relative_path.split("_")[2])
+        if index.fqn.startswith("optimizer.") and index.fqn.endswith(f".{key}") and rank in held:
+            [chunk] = [c for c in about.state_dict_metadata[index.fqn].chunks if c.offsets == index.offset]
+            held[rank] += chunk.sizes.numel()
+            names.add(index.fqn)
+    return list(held.values()), sum(about.state_dict_metadata[name].size.numel() for name in names)
 
 
 def shared(cases, level):
@@ -267,14 +341,94 @@ def shared(cases, level):
     folder = run.out / "shared/step_00000010"
     said = []
     for stage in range(2):
-        held, names = elements(folder, stage)
-        model = torch.load(folder / f"stage_{stage}.pt")["model"]
-        whole = sum(model[name].numel() for name in names)
-        twice = model["transformer.wte.weight"].numel() if level == "zero3" else 0  # what is tied stays whole
-        if sum(held) != whole + twice or abs(held[0] - held[1]) > 0.01 * whole:
+        held, whole = elements(folder, (stage, 2 + stage))
+        if sum(held) != whole or abs(held[0] - held[1]) > 0.01 * whole:
             raise Failed(f"stage {stage} of {whole} elements: {held}")
         said.append(held)
     return f"elements of the stages' replicas: {said}"
+
+
+class Blocks(torch.nn.Module):
+    """Many equal blocks, in each of which linear layers, a convolution and a norm have parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.into = torch.nn.Conv2d(3, 8, 3, stride=4)
+        one = lambda: torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.GroupNorm(2, 8), torch.nn.ReLU(inplace=True))  # noqa: E731
+        self.blocks = torch.nn.Sequential(*(one() for _ in range(8)))
+        self.head = torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.into(x)).mean((2, 3)))
+
+
+# A message of its own: a thread of gloo holds what it sends a little longer than it takes, as the machine's load has it.
+ALONE = (
+    "self.work = dist.all_gather_into_tensor(flat, own, group=self.sharing.group, async_op=True)",
+    "message = torch.empty_like(flat); dist.all_gather_into_tensor(message, own, group=self.sharing.group); flat.copy_(message)",
+)
+
+
+def by_block(cases, *arguments, again=(), fault=None):
+    """Under a plan of two replicas no more parameters are together than two blocks', and training is that of the plain loop.
+
+    With a `fault`, (old, new) in `fsdp.py`, more is together, or something else is trained.
+    """
+    model, name = cases.place / "blocks.pt", "_".join(again)
+    if not model.is_file():
+        script = processes.module_of(processes.ROOT / "src/trace.py", "trace_script")
+        traced, outputs = script.trace(Blocks(), [(None, torch.randn(2, 3, 32, 32))])
+        script.save(traced, str(model), script.record(traced, about={"target": "blocks"}, training=True, outputs=outputs))
+    plan, cases.models["blocks"] = cases.place / f"blocks{name}.yaml", model
+    asked = ("--devices", "2xt4", "--strategy", "ddp", "--sharding", "zero3", "--micro-batches", "4")
+    command(cases, "plan", model, *asked, "-o", plan)
+    listed = re.findall("^  - (blocks.[0-9])$", plan.read_text(), re.MULTILINE)
+    if len(listed) != 8:
+        raise Failed(f"the plan has other blocks: {listed}")
+    for how in again:
+        lines = "".join(f"  - {block}\n" for block in listed[1:6])
+        plan.write_text(plan.read_text().replace("  devices:\n  - node", f"  {how}:\n{lines}  devices:\n  - node", 1))
+    run = Trained.__new__(Trained)
+    run.cases, run.out = cases, cases.emit("blocks", str(plan), "--targets", "python")
+    place = run.out / "train_parts/fsdp.py"
+    text = place.read_text()
+    edits = [ALONE, *([fault] if fault else [])]
+    assert all(old in text for old, _ in edits)
+    changed = text
+    for old, new in edits:
+        changed = changed.replace(old, new)
+    place.write_text(changed)
+    arguments += ("--allow-changes",)
+    path, expected = task(cases.place, "picture"), Blocks()
+    try:
+        lines, said = run.run(2, "--task", path, "--save", "blocks", *arguments)
+    finally:
+        place.write_text(text)
+    losses, _ = plain(expected, path, 4)
+    off = near(losses, [line["loss"] for line in lines], "losses", 1e-5)
+    state = near_state(expected, run.merged("blocks"))
+    units = {"KiB": 1, "MiB": 1024}
+    found = re.search(r"held ([0-9.]+) (.iB) of gathered .* largest block are ([0-9.]+) (.iB), .* have ([0-9.]+) (.iB)", said)
+    most, two, whole = (float(found[at]) * units[found[at + 1]] for at in (1, 3, 5))
+    if not two / 2 < most <= two < whole / 3:
+        raise Failed(f"too much is together: {found[0]}")
+    return f"{most} KiB together at most, two blocks are {two}, all {whole}; losses differ by {off:.0e}, parameters by {state:.0e}"
+
+
+def is_found(case, message):
+    """Turns a case with a planted fault round."""
+
+    def run(cases):
+        try:
+            said = case(cases)
+        except Failed as error:
+            if message not in str(error):
+                raise
+            return f"found: {str(error).splitlines()[0][:150]}"
+        raise Failed(f"the fault was not found: {said}")
+
+    return run
 
 
 def checked(cases, level):
@@ -286,6 +440,26 @@ def checked(cases, level):
     if not about["ok"] or about["compared"] != 116 or not about["gradients"] < 1e-5:
         raise Failed(line)
     return f"{about['compared']} gradients differ by {about['gradients']:.0e}"
+
+
+def host_trace(cases):
+    """Work that is planted beside the stages is told as the script's own, and work inside of them is not."""
+    run = Trained(cases, "gpt2_tiny")
+    script = run.out / "train.py"
+    text = script.read_text()
+    beside, inside = "            self.submod.micro_batch = (self.pipeline, chunk)\n", "                    outputs = self.module(*positional)\n"
+    spin = "{0}end = time.thread_time() + {1}\n{0}while time.thread_time() < end: pass\n"
+    assert text.count(beside) == text.count(inside) == 1
+    script.write_text(text.replace(beside, beside + spin.format(" " * 12, 0.008)).replace(inside, spin.format(" " * 20, 0.020) + inside))
+    try:
+        lines, said = run.run(2, *two(4), "--host-trace", "--allow-changes")
+    finally:
+        script.write_text(text)
+    host = lines[-1]["host"]
+    # Half of the passes are forward passes, in which 8 and 20 ms are spent.
+    if host["passes"] != 8 or not (0.004 <= host["pass"] <= 0.008 and 0.010 <= host["stage"] <= 0.016) or "train.py itself took" not in said:
+        raise Failed(said)
+    return f"{1e3 * host['pass']:.2f} ms of planted 4 a pass"
 
 
 def documented(cases):
@@ -333,7 +507,7 @@ def chosen_sharding(cases):
     if any(codes) or "the same" not in texts[0]:
         raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
     cases.train(out, 2, "--steps", "3", "--save", "shared", "--task", task(cases.place, "gpt"))
-    held, _ = elements(out / "shared/step_00000003", 0)
+    held, _ = elements(out / "shared/step_00000003", (0, 1), "momentum_buffer")
     if held[0] != held[1] or not held[0]:
         raise Failed(f"elements of the replicas: {held}")
     return f"elements of the replicas: {held}"
@@ -366,9 +540,6 @@ def refused(cases):
         "loader() of the task gives no batch": (loading(cases.place, more="\n\ndef loader(*_):\n    return []\n"),),
         "gives Tensor, not pairs": (loading(cases.place, more="\n\ndef loader(*_):\n    return [torch.zeros(3)]\n"),),
         "returns no iterable, but int": (loading(cases.place, more="\n\ndef loader(*_):\n    return 3\n"),),
-        "zero3 does not go with split backward passes": (
-            picture(), "--replicas", "2", "--sharding", "zero3", "--schedule", "ZBVZeroBubble", "--pipeline-ranks", "1"
-        ),
         "cannot share out the update of Muon": (
             picture(old="SGD(parameters, lr=0.1, momentum=0.9)", new="Muon([p for p in parameters if p.dim() == 2])", clip=1.0),
             "--replicas", "2", "--sharding", "zero1",
@@ -507,7 +678,6 @@ def two(count):
 
 
 def cases():
-    interleaved = ("--pipeline-ranks", "2", "--schedule", "Interleaved1F1B")
     zero_bubble = ("--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble")
     made = {
         "resnet 2": lambda c: trains(c, "resnet_plain", 2, *two(4), count=4),
@@ -528,6 +698,17 @@ def cases():
         "resume, shuffled loader": lambda c: resumed(
             c, loading(c.place, True), "resnet_plain", ("--replicas", "2", *two(2)), ("--replicas", "2", *two(2))
         ),
+        "resume, other stages and replicas": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero1", *two(2)),
+            ("--replicas", "2", "--sharding", "zero3", *two(2)), False, more=1
+        ),
+        "resume, more stages": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *two(2)), two(4), False, more=3
+        ),
+        "resume, from shares to one rank": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero3", *two(2)), two(4), False, more=1
+        ),
+        "resume, kept checkpoints": kept,
         "a task's faults": refused,
         "not finite": not_finite,
         "validation, batch norm": lambda c: validated(c, "resnet", 2, 1),
@@ -541,15 +722,28 @@ def cases():
         "a chosen sharding": chosen_sharding,
         "the documented task": documented,
         "large batch": large,
+        "host trace": host_trace,
     }
+    # What autograd saves keeps the memory; what is gathered ahead stays; a pass computes with what was there before the update.
+    faults = {
+        "references": ("too much is together", ("lambda t: self.reference(t) or t", "lambda t: t")),
+        "letting go": ("too much is together", ("self.let_go(block, ahead)", "self.count()")),
+        "stale parameters": ("losses differ", ("            self.let_go()\n\n    def refresh", "            pass\n\n    def refresh")),
+    }
+    made |= {
+        "zero3 by block": by_block,
+        "zero3 by block, recomputed": lambda c: by_block(c, again=("recompute",)),
+        "zero3 by block, offloaded": lambda c: by_block(c, "--offload-floor", "1", again=("offload",)),
+    }
+    made |= {f"zero3 by block: {name} is found": is_found(lambda c, f=fault: by_block(c, fault=f), message) for name, (message, fault) in faults.items()}
     for level in ("zero1", "zero2", "zero3"):
         shard = ("--sharding", level)
         made |= {
             f"{level} alone": lambda c, s=shard: trains(c, "resnet_plain", 2, "--replicas", "2", *s, *two(2), count=4, stages=1),
             f"{level} tied 2x2": lambda c, s=shard: trains(c, "gpt2_tiny", 4, "--replicas", "2", *s, *two(2), count=4),
             f"{level} tied 1-2": lambda c, s=shard: trains(c, "gpt2_tiny", 3, "--replicas", "1,2", *s, *two(2), count=4),
-            f"{level} split 2x2": lambda c, s=shard, how=zero_bubble if level != "zero3" else interleaved: trains(
-                c, "gpt2_tiny", 4, *how, "--replicas", "2", *s, *two(2), count=4, stages=4
+            f"{level} split 2x2": lambda c, s=shard: trains(
+                c, "gpt2_tiny", 4, *zero_bubble, "--replicas", "2", *s, *two(2), count=4, stages=4
             ),
             f"{level} check": lambda c, level=level: checked(c, level),
             f"{level} elements": lambda c, level=level: shared(c, level),

@@ -310,7 +310,7 @@ def recomputed(cases):
     run = Trained(cases, plan)
     said = trains(cases, "resnet", "stashing", 2, "--offload", "both", "--offload-floor", "1", out=run)
     _, text = run.run(2, *ARGUMENTS["vertical"], "--offload", "both", "--offload-floor", "1")
-    if not re.search(r"offload \(both, whole stages\) moved [0-9.]+ MiB to the host in a step.*, 0 are in use", text):
+    if not re.search(r"offload \(both, whole stages\) moved [0-9.]+ [KM]iB to the host in a step.*, 0 are in use", text):
         raise Failed(text)
     return said
 

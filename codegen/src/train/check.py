@@ -55,7 +55,7 @@ def gradients_of(module, cuts=None):
     found = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            gradient = None if parameter.grad is None else whole(parameter.grad.detach())
+            gradient = None if parameter.grad is None else parameter.grad.detach()
             if gradient is not None and cuts:
                 gradient = cuts.whole(parameter, gradient)
             found[name] = None if gradient is None else gradient.cpu()

@@ -27,6 +27,8 @@ def train(arguments, manifest):
         if arguments.check:
             is_same = check(run) is not False
         else:
+            if arguments.weights:
+                run.begin_with(arguments.weights)
             if arguments.resume:
                 run.resume(arguments.save)
             steps(run, arguments)
@@ -60,6 +62,8 @@ def failed(error, rank, arguments, is_launched):
     text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
     kind, details = "error", None
     if isinstance(error, NotFinite):
+        if "saving" in DOING:  # all ranks end here together: what they have begun to write is good
+            DOING["saving"].wait()
         kind = "other" if "another rank" in text else "error"
     elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
         kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{place.replace(' in ', ' after ', 1)}"
@@ -119,21 +123,34 @@ def steps(run, arguments):
         if run.without_flush:
             run.without_flush.steps(first, step + 1, tell)
         else:
-            tell(step, *run.step(step))
+            with arguments.trace.timed("step"):
+                loss, known = run.step(step)
+            arguments.trace.end_step()
+            tell(step, loss, known)
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
             values, count = run.validation.all()
             if progress:
                 progress.tell_validation(step + 1, values, count)
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
-            run.save(arguments.save, step + 1)
+            run.save(step + 1)
+            DOING["saving"] = run.checkpoints
+    if run.checkpoints:
+        run.checkpoints.wait()
     faulthandler.cancel_dump_traceback_later()
     versions, count = None, 1
     if run.without_flush:
         versions = run.without_flush.told()
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
             last["offload"], count = run.offloaded(), arguments.steps - run.start
+    host = about_host(run) if arguments.host_trace else None
+    gathered = about_gathered(run) if arguments.sharding == "zero3" else None
     if progress:
         done = arguments.steps - run.start
+        if host:
+            progress.write({"step": arguments.steps, "host": host[1]})
+            print(host[0], file=sys.stderr, flush=True)
+        if gathered:
+            print(gathered, file=sys.stderr, flush=True)
         if versions:
             print(versions, file=sys.stderr, flush=True)
         if "offload" in last:
@@ -236,8 +253,27 @@ def about_offload(arguments, known, count):
     return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
 
 
+def about_host(run):
+    """Says what this script costs the host, on the rank where passes cost most; all ranks call this."""
+    own = torch.tensor(run.arguments.trace.figures(), dtype=torch.float64, device=run.device)
+    found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    a_pass, stage, step, passes = max((each.tolist() for each in found))
+    text = f"train.py itself took {told(a_pass)} of the host's time a pass, beside {told(stage)} in the stage ({passes:g} passes a step),"
+    text += f" and {told(step)} a step for data, sums and the update; the prediction counts none of it"
+    return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
+
+
+def about_gathered(run):
+    """Says how much of the parameters was gathered at a time, on the rank that had the most of it; all ranks call this."""
+    found = torch.tensor(run.sync.figures() if run.is_fully_shared else (0, 0, 0), dtype=torch.float64, device=run.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    most, two, whole = map(sized, found.tolist())
+    return f"zero3 held {most} of gathered parameters at a time at most; two of the largest block are {two}, a rank's stages have {whole}"
+
+
 def sized(count):
-    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**10:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
 
 
 VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel")
@@ -305,24 +341,22 @@ def chained(arguments, manifest, task, stages, batch, scale):
 
 def merge(arguments, manifest):
     """Writes the stages' weights as one state dict, from the last checkpoint or from the stages as emitted."""
-    state = {}
-    source = None
     if arguments.save:
-        latest = Path(arguments.save) / "latest"
-        if not latest.is_file():
+        source = last_checkpoint(arguments.save)
+        if source is None:
             sys.exit(f"{arguments.save} has no checkpoint")
-        source = Path(arguments.save) / latest.read_text().strip()
-    for about in manifest["stages"]:
-        if source:
-            part = torch.load(source / f"stage_{about['stage']}.pt", map_location="cpu", weights_only=True)["model"]
-        else:
-            part = load_stage(about, arguments.form, "cpu").state_dict()
-        for name, value in part.items():
-            if name in state and not torch.equal(state[name], value):
-                sys.exit(f"the stages disagree on `{name}`")
-            state[name] = value.detach().clone()
+        state = model_in(source)
+    else:
+        state = {}
+        for about in manifest["stages"]:
+            for name, value in load_stage(about, arguments.form, "cpu").state_dict().items():
+                if name in state and not torch.equal(state[name], value):
+                    sys.exit(f"the stages disagree on `{name}`")
+                state[name] = value.detach().clone()
     path = Path(arguments.merge)
-    if path.suffix == ".safetensors":
+    if arguments.like:
+        state = save_pretrained(state, path, Path(arguments.like))
+    elif path.suffix == ".safetensors":
         from safetensors.torch import save_file
 
         beside = path.with_suffix(".part")
@@ -361,18 +395,22 @@ def options():
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
-    parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 all (FSDP2)")
+    parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 parameters, too, gathered by block")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
+    parser.add_argument("--host-trace", action="store_true", help="say at the end what the script itself costs the host for each pass, and put it into --log")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="bf16, fp16: autocast, master weights stay as they are; under fp16 losses are scaled, and steps whose gradients are not finite are left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--form", choices=["python", "torchscript"], help="which form of the stages")
     parser.add_argument("--save", help="folder for checkpoints")
     parser.add_argument("--save-every", type=counted, default=100)
+    parser.add_argument("--keep", type=counted, help="how many checkpoints stay; all of them by default")
+    parser.add_argument("--from", dest="weights", help="begin with these weights (.safetensors, .pt, a folder of checkpoints), by their names in the model")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --save, if there is one")
-    parser.add_argument("--merge", help="write one state dict (.safetensors or .pt) and end")
+    parser.add_argument("--merge", help="write one state dict (.safetensors or .pt; with --like a folder of transformers) and end")
+    parser.add_argument("--like", help="with --merge: a folder of save_pretrained, whose configuration, tokenizer and names of weights the new one has")
     parser.add_argument("--single", action="store_true", help="the same steps in one process")
     parser.add_argument("--check", action="store_true", help="one step under the schedule beside one process: losses and all gradients")
     parser.add_argument("--allow-eval", action="store_true", help="train stages of a model that was traced in eval mode: no dropout, batch norms as they are")
@@ -398,6 +436,8 @@ def main():
             "`model-analyze trace --train` and emit again, or train these stages as they are with --allow-eval"
         )
     arguments.crash = tuple(int(part) for part in arguments.crash.split(",")) if arguments.crash else None
+    if arguments.like and not arguments.merge:
+        sys.exit("--like goes with --merge FOLDER")
     if arguments.resume and not arguments.save:
         sys.exit("--resume needs --save")
     if manifest["skips"] != "relay" and not (arguments.single or arguments.merge):
@@ -438,6 +478,7 @@ def main():
     arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
     if arguments.updates and not arguments.merge:
         refuse_without_flush(manifest, arguments)
+    arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)
     elif arguments.single:

@@ -10,7 +10,9 @@
     python train.py --offload both                        activations wait in host memory for the backward pass
     python train.py --task task.py --save checkpoints --save-every 100
     python train.py --task task.py --save checkpoints --resume
+    python train.py --task task.py --from model.safetensors         begins with these weights
     python train.py --merge model.safetensors --save checkpoints    the stages' weights as one state dict
+    python train.py --merge folder --like llama/ --save checkpoints the same as a folder of transformers
     python train.py --single --steps 10                   the same steps in one process, to compare
     python train.py --check                               two steps: losses and all gradients beside one process
     torchrun --nproc-per-node RANKS train.py              the same, started by torchrun
@@ -67,10 +69,12 @@ from torch import nn
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 try:
+    from train_parts.checkpoints import ABOUT, Checkpoints, Part, Weights, flat_part, last_checkpoint, load_into, model_in, save_pretrained, tensors_in
     from train_parts.cuts import Cuts, compare_data
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
-    from train_parts.fsdp import FullySharded, load_whole, whole, whole_state
+    from train_parts.fsdp import FullySharded
+    from train_parts.host_trace import HostTrace
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload
     from train_parts.sync import Sharded, Sync, is_by_element

@@ -26,15 +26,19 @@ def make_stage_class():
 
         def backward_weight_one_chunk(self, chunk, last_backward=False):
             if self.has_backward:
-                DEFERRAL.work(self.queues.pop(chunk))
+                self.submod.trace.count_pass()
+                with self.submod.trace.timed("stages"):
+                    DEFERRAL.work(self.queues.pop(chunk))
 
         def backward_maybe_with_nosync(self, backward_type, bwd_kwargs, last_backward=False):
             outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             gradients = [None] * len(outputs) if gradients is None else list(gradients)
             pairs = [(o, g) for o, g in zip(outputs, gradients) if o.requires_grad]
-            if pairs:
-                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+            self.submod.trace.count_pass()
+            with self.submod.trace.timed("stages"):
+                if pairs:
+                    torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
             inputs = bwd_kwargs["input_values"]
             found = [value.grad if value.requires_grad else None for value in inputs]
             for value in inputs:

@@ -27,7 +27,10 @@ class Run:
         for stage in self.layout.stages_of[place]:
             about = manifest["stages"][stage]
             waits = splits_backward(arguments)
-            module = load_stage(about, arguments.form, arguments.device, waits, self.shard_group, self.offload)
+            # What is shared out need not fit whole.
+            shares = arguments.sharding == "zero3" and self.layout.replicas[place] > 1
+            where = "cpu" if shares else arguments.device
+            module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
             self.stages[stage] = Wrapped(module, about, arguments, self.offload)
             self.stages[stage].is_last = stage == last
         self.modules = {stage: wrapped.module for stage, wrapped in self.stages.items()}
@@ -40,6 +43,9 @@ class Run:
         self.dealt = Dealt(self) if self.layout.is_unequal else None
         self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(tuple(self.layout.replicas_of_place(place, self.shard)))
+        self.is_fully_shared = isinstance(self.sync, FullySharded)
+        for wrapped in self.stages.values() if self.is_fully_shared else ():
+            wrapped.sharing = self.sync
         self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments))
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
         self.wants = any(wrapped.late for wrapped in self.stages.values()), last in self.stages
@@ -53,6 +59,7 @@ class Run:
         if arguments.updates:
             self.without_flush = WithoutFlush(self)
         self.start = 0
+        self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
 
     def autocast(self):
         return autocast(self.arguments)
@@ -69,11 +76,14 @@ class Run:
         tied = {parameter_at(self.modules[holder["stage"]], holder["name"]) for holder in holders}
         if arguments.sharding != "zero3":
             return Sharded(parameters, self.groups[ranks], passes, tied, arguments.sharding == "zero2")
-        if splits_backward(arguments):  # FSDP2 would sum gradients before the weight halves have made them
-            sys.exit(f"zero3 does not go with split backward passes ({arguments.schedule}): choose 1F1B or Interleaved1F1B, or zero2")
         if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
             sys.exit("zero3 needs stages in Python: --form python, or zero2")
-        return FullySharded(self.modules.values(), self.groups[ranks], passes, tied, self.device)
+        if any("_scripted" in module.forward.__globals__ for module in self.modules.values()):
+            sys.exit("zero3 does not go with scripted control flow, in which replicas may ask for different parameters: zero2")
+        for module in self.modules.values():
+            move_buffers(module, self.device)
+        stages = [(module, self.manifest["stages"][stage]["blocks"]) for stage, module in self.modules.items()]
+        return FullySharded(stages, self.groups[ranks], tied, self.device, self.offload)
 
     def make_groups(self):
         """All ranks make all groups, in one order."""
@@ -109,7 +119,7 @@ class Run:
     def scaled_loss(self, outputs, target, count=None):
         """Returns a micro-batch's part of the mean over `count` of them: of all pipelines in a step, where nothing is said."""
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        with autocast(self.arguments):
+        with self.arguments.trace.timed("stages"), autocast(self.arguments):
             loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
         return self.update.scale.up(loss)
 
@@ -144,11 +154,12 @@ class Run:
             parts[number], targets[number] = own.at(step, self.device, *self.wants) if own else nothing
         if self.shard_group is not None and step == self.start:
             compare_data(self.shard_group, parts, targets)
-        if self.dealt:
-            loss = self.dealt.step(parts, targets)
-        else:
-            [pipeline] = self.pipelines
-            loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
+        with self.arguments.trace.timed("passes"):
+            if self.dealt:
+                loss = self.dealt.step(parts, targets)
+            else:
+                [pipeline] = self.pipelines
+                loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
         self.average_gradients()
         return None if loss is None else loss / self.update.scale.value
 
@@ -182,72 +193,122 @@ class Run:
 
     # -- checkpoints
 
-    def save(self, folder, step):
-        target = Path(folder) / f"step_{step:08d}"
-        # Whole tensors under the model's names, whoever has which part of them.
-        states = {stage: self.cuts.whole_state(module, whole_state(module)) for stage, module in self.modules.items()}
-        buffers = {stage: self.cuts.whole_state(module, dict(module.named_buffers())) for stage, module in self.modules.items()}
-        optimizer = self.update.state() if self.replica == 0 or self.update.is_shared else None
-        target.mkdir(parents=True, exist_ok=True)
-        if self.shard == 0:
-            self.write(target, step, states, buffers, optimizer)
-        dist.barrier()
-        if self.rank == 0:
-            write_text(Path(folder) / "latest", target.name)
-        dist.barrier()
-
-    def write(self, target, step, states, buffers, optimizer):
-        if self.replica == 0:
-            for stage, state in states.items():
-                write(target / f"stage_{stage}.pt", {"step": step, "stage": stage, "model": state})
-        if optimizer is not None:
-            own = f"_{self.replica}" if self.replica else ""
-            parts = self.sync.size if self.update.is_shared else 1
-            write(target / f"optimizer_{min(self.stages)}{own}.pt", optimizer | {"parts": parts})
+    def save(self, step):
+        """Begins to write what this rank has of the model and of the optimizer's state, by names in the model."""
+        self.checkpoints.wait()
+        about = self.update.about() | {"step": step}
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
-        if self.rank == self.leader and loaders:
-            write(target / "data.pt", {"epoch": loaders[0].epoch, "taken": loaders[0].taken})
-        if self.replica != 0 and has_buffers(self.stages.values()):
-            # Batch-norm statistics of other replicas are their own.
-            for stage, own in buffers.items():
-                write(target / f"buffers_{stage}_{self.replica}.pt", own)
+        if loaders:
+            about["data"] = {"epoch": loaders[0].epoch, "samples": loaders[0].taken * loaders[0].samples * self.layout.pipelines}
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, about, group=self.checkpoints.group)
+        found = [about for about in found if about is not None]
+        whole = {key: value for about in reversed(found) for key, value in about.items() if value is not None}
+        whole["others"] = {key: value for about in found for key, value in about.get("others", {}).items()}
+        state = {key: value for key, value in self.written()}
+        self.checkpoints.save(step, {key: copied(value) for key, value in state.items()}, whole)
 
-    def resume(self, folder):
-        latest = Path(folder) / "latest"
-        if not latest.is_file():
-            return
-        source = Path(folder) / latest.read_text().strip()
-        for stage, wrapped in self.stages.items():
-            saved = torch.load(source / f"stage_{stage}.pt", map_location=self.device, weights_only=True)
-            try:
-                load_whole(wrapped.module, self.cuts.part_state(wrapped.module, saved["model"]))
-            except RuntimeError as error:
-                reason = " ".join(str(error).split())[:300]
-                sys.exit(f"{source / f'stage_{stage}.pt'} is no checkpoint of this stage: {reason}")
-            self.start = saved["step"]
-            own = source / f"buffers_{stage}_{self.replica}.pt"
-            if own.is_file():
-                buffers = dict(wrapped.module.named_buffers())
-                found = torch.load(own, map_location=self.device, weights_only=True)
-                for name, value in self.cuts.part_state(wrapped.module, found).items():
-                    buffers[name].copy_(value)
+    def written(self):
+        """Yields what this rank writes. Of equal copies on several ranks, and in several stages, one is written."""
+        copies, shards = self.layout.replicas[self.layout.place(self.rank)[0]], self.layout.shards
+        owners = {}
+        for about in self.manifest["stages"]:
+            for name in about["parameters"] + about["buffers"]:
+                owners.setdefault(name, about["stage"])
+
+        def is_own(number, tensor):
+            if tensor in self.cuts:  # each shard has another part
+                return number % copies == self.replica
+            return number % (copies * shards) == self.replica * shards + self.shard
+
+        for stage, module in self.modules.items():
+            for number, (name, tensor) in enumerate(module.state_dict(keep_vars=True).items()):
+                is_first = owners.get(name, stage) == stage
+                if not isinstance(tensor, nn.Parameter):
+                    # Batch-norm statistics of other replicas are their own.
+                    if (is_first or self.replica) and (tensor in self.cuts or self.shard == 0):
+                        yield (f"replica_{self.replica}.{name}" if self.replica else f"model.{name}"), self.held(tensor)
+                elif is_first and (self.is_sliced(tensor) or is_own(number, tensor)):
+                    if (part := self.held(tensor)) is not None:
+                        yield f"model.{name}", part
+        for number, (stage, name, key, parameter, value) in enumerate(self.update.tensors()):
+            is_piece = self.update.is_shared and parameter in self.sync.pieces
+            if owners.get(name, stage) == stage and (is_piece or is_own(number, parameter)):
+                yield f"optimizer.{name}.{key}", self.update.held(parameter, key, value)
+
+    def is_sliced(self, tensor):
+        return self.is_fully_shared and tensor in self.sync.unit_of
+
+    def held(self, tensor):
+        """Returns what this rank has of a tensor of the model, in place: all of it, a part, or nothing."""
+        if self.is_sliced(tensor) and tensor.numel():
+            found = self.sync.slice_of(tensor)
+            return None if found is None else flat_part(tensor.shape, *found)
+        return self.cuts.held(tensor, tensor.detach())
+
+    def begin_with(self, path):
+        """Takes the model's weights from a file, or from a folder of checkpoints."""
+        weights = Weights(path)
+        for module in self.modules.values():
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                if (target := self.held(tensor)) is not None:
+                    weights.fill(name, target)
         if self.update.is_shared:
             self.sync.refresh()
-        parts = [torch.load(source / f"optimizer_{min(self.stages)}.pt", map_location=self.device, weights_only=True)]
-        for number in range(1, parts[0].get("parts", 1)):
-            path = source / f"optimizer_{min(self.stages)}_{number}.pt"
-            parts.append(torch.load(path, map_location=self.device, weights_only=True))
-        self.update.load(parts)
-        if (source / "data.pt").is_file():
-            position = torch.load(source / "data.pt", weights_only=True)
+
+    def resume(self, folder):
+        source = last_checkpoint(folder)
+        if source is None:
+            return
+        known = tensors_in(source)
+        wanted = []
+        for module in self.modules.values():
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                own = f"replica_{self.replica}.{name}"
+                if (target := self.held(tensor)) is not None:
+                    wanted.append((own if own in known else f"model.{name}", target))
+        for key, target in wanted:
+            if key not in known or known[key].size != target.size():
+                name, sizes = key.partition(".")[2], list(target.size())
+                what = f"it has `{name}` as {list(known[key].size)}, not {sizes}" if key in known else f"it lacks `{name}`"
+                sys.exit(f"{source} is no checkpoint of this model: {what}")
+        states = self.update.begin_to_load(known)
+        read(wanted + [(key, target) for _, key, _, target in states], source)
+        about = torch.load(source / ABOUT, map_location="cpu", weights_only=True)
+        self.start = about["step"]
+        if self.update.is_shared:
+            self.sync.refresh()
+        self.update.load(about, states)
+        if position := about.get("data"):
             for batches in self.batches.values():
-                batches.loader.begin(position["epoch"], position["taken"])
+                own = batches.loader.samples * self.layout.pipelines
+                batches.loader.begin(position["epoch"], position["samples"] // own)
         if self.rank == 0:
             print(f"resumed after step {self.start}", file=sys.stderr, flush=True)
 
 
-def has_buffers(modules):
-    return any(True for module in modules for _ in module.buffers())
+def read(wanted, source):
+    """Fills tensors and parts of tensors from a checkpoint; a key may be wanted in several places."""
+    while wanted:
+        now = {}
+        rest = [pair for pair in wanted if now.setdefault(pair[0], pair[1]) is not pair[1]]
+        load_into(now, source)
+        wanted = rest
+
+
+def copied(value):
+    """Returns a copy on the host, which training does not change."""
+    if isinstance(value, Part):
+        return Part(value.size(), [(begin, values.detach().to("cpu", copy=True)) for begin, values in value.boxes])
+    return value.detach().to("cpu", copy=True)
+
+
+def move_buffers(module, device):
+    """Moves buffers, and no parameters; one under two names stays one."""
+    moved = {}
+    for holder in module.modules():
+        for name, buffer in holder._buffers.items():
+            holder._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
 
 
 def seed_step(seed, step, rank):
@@ -258,12 +319,6 @@ def write(path, value):
     """Writes a file whole or not at all."""
     beside = path.with_suffix(".part")
     torch.save(value, beside)
-    os.replace(beside, path)
-
-
-def write_text(path, text):
-    beside = path.with_suffix(".part")
-    beside.write_text(text)
     os.replace(beside, path)
 
 

@@ -151,7 +151,7 @@ class Wrapped(nn.Module):
 
     def __init__(self, module, about, arguments, offload):
         super().__init__()
-        self.module, self.offload = module, offload
+        self.module, self.offload, self.sharing, self.trace = module, offload, None, arguments.trace
         self.received = [port["name"] for port in about["inputs"] if port["from"].startswith("stage:")]
         self.late = [(port["name"], port["from"].split(":", 1)[1]) for port in about["inputs"] if port["from"].startswith("input:")]
         self.order = [port["name"] for port in about["inputs"]]
@@ -177,7 +177,8 @@ class Wrapped(nn.Module):
             pipeline, chunk = self.micro_batch
             seed_pass(self.arguments, self.stage, pipeline * self.arguments.micro_batches + chunk)
         self.offload.begin()
-        with autocast(self.arguments):
+        self.trace.count_pass()
+        with self.trace.timed("stages"), autocast(self.arguments), self.sharing.passing() if self.sharing else nullcontext():
             with self.offload.saving(self.module) if self.is_whole["offload"] else nullcontext():
                 if self.is_whole["recompute"] and torch.is_grad_enabled():
                     from torch.utils.checkpoint import checkpoint

@@ -43,7 +43,7 @@ class Update:
         self.scale = Scale(is_scaled)
         self.task, self.sync, self.cuts = task, sync, cuts or Cuts({}, task.manifest, False)
         (replica, shard), (self.ranks, self.rank) = place, world
-        self.named = named_parameters_of(stages)
+        self.stages, self.named = stages, named_parameters_of(stages)
         self.optimizer = task.optimizer(self.named)
         self.is_shared = hasattr(sync, "pieces")
         kind = type(self.optimizer)
@@ -123,54 +123,86 @@ class Update:
 
     # -- checkpoints
 
-    def state(self):
-        """Returns what is to be saved: the optimizer's state by stage and name, as pieces of parameters."""
-        scale = {"scale": self.scale.state()} if self.scale.is_on else {}
-        if self.optimizer is None:
-            return scale
-        state = {}
-        for stage, name, parameter in self.named:
-            own = self.own(parameter)
-            if own is not None and own in self.optimizer.state:
-                begin = self.sync.pieces[parameter][1] if self.is_shared else 0
-                kept = self.optimizer.state[own]
-                by_element = [key for key, value in kept.items() if is_by_element(key, value, own)]
-                kept = {key: self.cuts.whole(own, value) if key in by_element else value for key, value in kept.items()}
-                end = begin + math.prod(self.cuts.sizes(own))
-                state[f"{stage}:{name}"] = [(begin, end, by_element, kept)]
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        return scale | {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
+    def about(self):
+        """Returns what is saved beside tensors."""
+        about = {"scale": self.scale.state()} if self.scale.is_on else {}
+        if self.optimizer is not None:
+            about["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+            about["scheduler"] = self.scheduler.state_dict() if self.scheduler else None
+            about["others"] = {f"{name}.{key}": value for _, name, key, _, value in self.values() if not isinstance(value, torch.Tensor)}
+        return about
 
-    def load(self, parts):
-        """Takes what was saved, by so many replicas: each takes the pieces that it steps."""
-        if self.scale.is_on and "scale" in parts[0]:
-            self.scale.value, self.scale.good = parts[0]["scale"]["value"], parts[0]["scale"]["good"]
-        if self.optimizer is None:
-            return
-        if "groups" not in parts[0]:  # of an earlier version: the optimizer as it was
-            if self.cuts.how:
-                sys.exit("this checkpoint is of a version that knew no shards: go on with --shards 1, and save it anew")
-            self.optimizer.load_state_dict(parts[0])
+    def values(self):
+        """Yields the optimizer's state here: stage, name, key, the parameter, the value."""
+        for stage, name, parameter in self.named if self.optimizer is not None else ():
+            own = self.own(parameter)
+            for key, value in self.optimizer.state.get(own, {}).items() if own is not None else ():
+                yield stage, name, key, parameter, value
+
+    def tensors(self):
+        return (found for found in self.values() if isinstance(found[4], torch.Tensor))
+
+    def held(self, parameter, key, value):
+        """Returns what a value is of the whole parameter's: all of it, or a part."""
+        own = self.own(parameter)
+        if not is_by_element(key, value, own):
+            return value
+        if own is not parameter:
+            return flat_part(parameter.shape, self.sync.pieces[parameter][1], value)
+        return self.cuts.held(parameter, value)
+
+    def begin_to_load(self, known):
+        """Makes room for what a checkpoint has of the optimizer's state: (parameter, key in it, value, what is to be filled)."""
+        by_name, found = {}, []
+        for key in known:
+            if key.startswith("optimizer."):
+                name, _, last = key.removeprefix("optimizer.").rpartition(".")
+                by_name.setdefault(name, []).append(last)
+        for stage, name, parameter in self.named if self.optimizer is not None else ():
+            own = self.own(parameter)
+            name = next((one for one in self.names(stage, name, parameter) if one in by_name), None)
+            for last in by_name[name] if own is not None and name is not None else ():
+                key = f"optimizer.{name}.{last}"
+                sizes, dtype = known[key].size, known[key].properties.dtype
+                is_elements = last != "step" and list(sizes) == self.cuts.sizes(parameter)
+                value = torch.zeros(own.shape if is_elements else sizes, dtype=dtype, device=own.device)
+                found.append((parameter, key, value, self.held(parameter, last, value)))
+        return found
+
+    def names(self, stage, name, parameter):
+        """Returns the names that a parameter has, in any stage."""
+        names = [name] + [other for other, p in self.stages[stage].named_parameters(remove_duplicate=False) if p is parameter]
+        for tied in self.task.manifest["tied"]:
+            if any(holder["stage"] == stage and holder["name"] in names for holder in tied["holders"]):
+                names += [holder["name"] for holder in tied["holders"]]
+        return list(dict.fromkeys(names))
+
+    def load(self, about, states):
+        """Takes what was saved: values that have been filled, and what is beside them."""
+        if self.scale.is_on and "scale" in about:
+            self.scale.value, self.scale.good = about["scale"]["value"], about["scale"]["good"]
+        if self.optimizer is None or "groups" not in about:
             return
         numbers, state = {}, {}
         for group in self.optimizer.param_groups:
             for own in group["params"]:
                 numbers[own] = len(numbers)
+        for parameter, key, value, _ in states:
+            state.setdefault(numbers[self.own(parameter)], {})[key.rpartition(".")[2]] = value
         for stage, name, parameter in self.named:
-            own = self.own(parameter)
-            pieces = [piece for part in parts for piece in part["state"].get(f"{stage}:{name}", [])]
-            if own in numbers and pieces:
-                begin = self.sync.pieces[parameter][1] if self.is_shared else 0
-                sizes = self.cuts.sizes(own)
-                found = joined(pieces, math.prod(self.cuts.sizes(parameter)), begin, sizes)
-                state[numbers[own]] = {key: self.cuts.part(own, value) if key in pieces[0][2] else value for key, value in found.items()}
+            prefixes = [f"{one}." for one in self.names(stage, name, parameter)]
+            for key, value in about.get("others", {}).items():
+                if self.own(parameter) in numbers and any(key.rpartition(".")[0] + "." == prefix for prefix in prefixes):
+                    state.setdefault(numbers[self.own(parameter)], {})[key.rpartition(".")[2]] = value
+        if len(about["groups"]) != len(self.optimizer.param_groups):
+            sys.exit(f"the checkpoint has {len(about['groups'])} groups of parameters, the task has {len(self.optimizer.param_groups)}")
         groups = [
             saved | {"params": [numbers[own] for own in group["params"]]}
-            for saved, group in zip(parts[0]["groups"], self.optimizer.param_groups, strict=True)
+            for saved, group in zip(about["groups"], self.optimizer.param_groups)
         ]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        if self.scheduler:
-            self.scheduler.load_state_dict(parts[0]["scheduler"])
+        if self.scheduler and about.get("scheduler"):
+            self.scheduler.load_state_dict(about["scheduler"])
 
 
 def is_scaled(arguments):
@@ -194,17 +226,6 @@ def named_parameters_of(stages):
             if parameter.requires_grad:
                 seen.setdefault(id(parameter), (stage, name, parameter))
     return list(seen.values())
-
-
-def joined(pieces, size, begin, sizes):
-    """Returns the state of what has these sizes and begins at `begin` of a parameter, out of saved pieces of it."""
-    found = dict(pieces[0][3])
-    for key in pieces[0][2]:
-        flat = found[key].new_zeros(size)
-        for first, last, _, state in pieces:
-            flat[first:last] = state[key].reshape(-1)
-        found[key] = flat[begin : begin + math.prod(sizes)].view(sizes)
-    return found
 
 
 def memory_of(device):

@@ -24,6 +24,7 @@ def refuse_without_flush(manifest, arguments):
         sys.exit(f"archives cannot keep versions of their weights, as {name} does: --form python, or --schedule 1F1B")
     for option, is_given in {
         "--check": arguments.check,
+        "--host-trace": arguments.host_trace,
         "--single": arguments.single,
         "--dtype fp16": arguments.dtype == "fp16",
         f"--sharding {arguments.sharding}": arguments.sharding != "none",

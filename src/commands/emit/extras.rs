@@ -165,20 +165,6 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
     if execution.sharding_group.is_some() {
         otherwise("sharding inside groups", "all replicas of a stage share out together");
     }
-    if execution.sharding == Some(ShardingLevel::Zero3) {
-        notes.push(
-            "train.py gathers whole stages under zero3, where the plan counts two blocks at a time: it needs more memory".into(),
-        );
-    }
-    let splits =
-        ["zero-bubble", "zb", "v-half", "v-min", "dualpipe"].iter().any(|name| plan.schedule.contains(name));
-    if execution.sharding == Some(ShardingLevel::Zero3) && splits {
-        notes.push(format!(
-            "train.py refuses zero3 under {}: FSDP2 sums gradients before the weight halves have made them; run it with \
-             --schedule Interleaved1F1B, or --sharding zero2",
-            plan.schedule
-        ));
-    }
     notes
 }
 

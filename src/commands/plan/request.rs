@@ -12,7 +12,7 @@ use crate::{cost_models::CostModels, failure::Failure};
 const MICRO_BATCHES: u32 = 1_000_000;
 
 /// The most that replicas share out in the folders that `emit` writes.
-pub const CARRIED_OUT: ShardingLevel = ShardingLevel::Zero2;
+pub const CARRIED_OUT: ShardingLevel = ShardingLevel::Zero3;
 
 /// A request for a plan.
 #[derive(Clone)]

@@ -6,6 +6,8 @@ import zlib
 import torch
 import torch.distributed as dist
 
+from train_parts.checkpoints import cut_part
+
 
 class Cuts:
     """The cut tensors of a rank's stages. A tensor under two names is cut once."""
@@ -34,6 +36,13 @@ class Cuts:
         shard, dim, blocks = self.how[tensor]
         return shard.own(value, dim, blocks)
 
+    def held(self, tensor, value):
+        """Returns what this rank has of a value like `tensor`, to be saved or filled: all of it, or a part."""
+        if tensor not in self.how:
+            return value
+        shard, dim, blocks = self.how[tensor]
+        return cut_part(self.sizes(tensor), shard, dim, blocks, value)
+
     def sizes(self, tensor):
         """Returns the sizes of the whole tensor."""
         sizes = list(tensor.shape)
@@ -41,23 +50,6 @@ class Cuts:
             shard, dim, _ = self.how[tensor]
             sizes[dim] = shard.whole(sizes[dim])
         return sizes
-
-    def whole_state(self, module, state):
-        """Returns a module's state, or some of it, with whole tensors."""
-        tensors = tensors_of(module)
-        return {name: self.whole(tensors[name], value) if name in tensors else value for name, value in state.items()}
-
-    def part_state(self, module, state):
-        """Returns this rank's part of a state of whole tensors; other sizes are refused."""
-        tensors, found = tensors_of(module), {}
-        for name, value in state.items():
-            tensor = tensors.get(name)
-            if tensor is not None and tensor in self.how:
-                if list(value.shape) != self.sizes(tensor):
-                    raise RuntimeError(f"`{name}` is {list(value.shape)}, not {self.sizes(tensor)}")
-                value = self.part(tensor, value)
-            found[name] = value
-        return found
 
 
 def tensors_of(module):

@@ -68,8 +68,13 @@ def may_wait(value, weight, bias):
     return (
         torch.is_grad_enabled()
         and type(value) in (torch.Tensor, nn.Parameter)
-        and all(type(tensor) is nn.Parameter and tensor.requires_grad and not tensor.is_complex() for tensor in weights)
+        and all(type(owner(tensor)) is nn.Parameter and tensor.requires_grad and not tensor.is_complex() for tensor in weights)
     )
+
+
+def owner(tensor):
+    """Returns the parameter that a tensor is, or stands for where parameters are gathered for a pass."""
+    return getattr(tensor, "parameter", tensor)
 
 
 def lowered(*tensors):
@@ -88,7 +93,7 @@ class WaitingProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, weight, bias, is_transposed, dtype):
         ctx.save_for_backward(value, weight)
-        ctx.parameters, ctx.is_transposed, ctx.dtype = (weight, bias), is_transposed, dtype
+        ctx.parameters, ctx.is_transposed, ctx.dtype = (owner(weight), owner(bias)), is_transposed, dtype
         weight, bias = (t.to(dtype) if dtype and t is not None else t for t in (weight, bias))
         return PLAIN_ADDMM(bias, value, weight) if is_transposed else PLAIN_LINEAR(value, weight, bias)
 
@@ -114,7 +119,7 @@ class WaitingConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, weight, bias, dtype, *how):
         ctx.save_for_backward(value, weight)
-        ctx.parameters, ctx.how, ctx.dtype = (weight, bias), how, dtype
+        ctx.parameters, ctx.how, ctx.dtype = (owner(weight), owner(bias)), how, dtype
         weight, bias = (t.to(dtype) if dtype and t is not None else t for t in (weight, bias))
         return torch.convolution(value, weight, bias, *how)
 

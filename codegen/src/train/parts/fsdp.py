@@ -1,96 +1,237 @@
-"""ZeRO 3 by torch's FSDP2: the replicas of a stage share out its parameters, too, and gather them for each pass."""
+"""ZeRO 3 by block, as FSDP does it: replicas share out parameters, too, and gather those of a block when a pass comes to it.
+
+torch's `fully_shard` gathers where a module's `forward` is called; stages are one flat function each. So a block is gathered when
+one of its parameters is asked for: in a forward pass by name, in a backward pass by what autograd has saved of it.
+"""
+
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from train_parts.sync import Sync, let_take
+from train_parts.offload import is_plain
+from train_parts.sync import Sharded
 
 
-class FullySharded:
-    """A rank's stages under FSDP2: each replica keeps, steps and saves its rows of every parameter.
+class FullySharded(Sharded):
+    """A rank's stages, of whose parameters each replica keeps, steps and saves an equal slice of every block.
 
-    Whole stages are gathered, before each forward and each backward pass; FSDP2 sums gradients after each backward pass. The
-    optimizer sees plain tensors, the rows that lie here. What is tied across stages stays whole on every replica: its sum goes
-    over other ranks, too.
+    Two blocks are held at most: the one that a pass is at, and from the second pass on the one that came after it the last time,
+    which travels meanwhile. A block's gradients are summed by reduce-scatter after every backward pass, as under ZeRO 2.
+
+    A module's own parameters stand for sizes and types only, and hold gradients; a pass gets others, which share the memory of what
+    was gathered. Whoever holds one keeps that memory, so nothing reads what has been let go. What autograd saves of them is a
+    reference, which gathers the block again.
     """
 
-    sums_tied = True
+    aligned = 64  # kernels may add up unaligned data in another order
 
-    def __init__(self, modules, group, passes, tied, device):
-        mesh = DeviceMesh.from_group(group, device.type)
-        self.size, self.rank = mesh.size(), mesh.get_local_rank()
-        for module in modules:
-            if any(parameter not in tied for parameter in module.parameters()):
-                fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=tied)
-                module.set_gradient_divide_factor(1.0)  # the loss has been divided already
-                module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-        self.whole = Sync(sorted(tied, key=lambda p: p.numel()), group, passes) if tied else None
-        self.pieces = {}  # of a parameter: its rows here, flat, and where they begin
-        for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
-            if not isinstance(parameter, DTensor):
-                self.pieces[parameter] = (parameter, 0)
-            elif parameter.to_local().numel():
-                rows = -(-parameter.shape[0] // self.size)
-                begin = self.rank * rows * (parameter.numel() // parameter.shape[0])
-                self.pieces[parameter] = (nn.Parameter(parameter.to_local().detach().view(-1)), begin)
+    def __init__(self, stages, group, tied, device, offload):
+        self.block_of = {}  # of a parameter
+        for number, (module, blocks) in enumerate(stages):
+            paths = paths_of(blocks) or finer({name: p.numel() for name, p in module.named_parameters()})
+            for name, parameter in module.named_parameters():
+                self.block_of.setdefault(parameter, (number, block_of(name, paths)))
+        super().__init__([p for p in self.block_of if p.requires_grad], group, 1, tied, True)
+        frozen = self.cut([p for p in self.block_of if not p.requires_grad])
+        self.unit_of, self.units, self.by_storage = {}, {}, {}
+        self.now, self.last, self.pass_of, self.after = None, None, -1, {}
+        self.together, self.most = [], 0  # memory that was gathered and is held, and the most bytes that there were
+        for bucket in self.buckets + self.tied + frozen:
+            unit = Unit(self, bucket, device)
+            self.units.setdefault(self.block_of[bucket[0]], []).append(unit)
+            self.unit_of.update(dict.fromkeys(bucket, unit))
+        for module, _ in stages:
+            for holder in module.modules():
+                holder.__dict__["_parameters"] = Gathering(holder._parameters, self)
+        offload.sharing = self
 
-    def take(self, optimizer):
-        let_take(optimizer, self.pieces)
+    def cut(self, parameters):
+        """Cuts parameters by block and type."""
+        groups = {}
+        for parameter in parameters:
+            groups.setdefault((self.block_of[parameter], parameter.dtype), []).append(parameter)
+        return list(groups.values())
 
-    def finish(self):
-        if self.whole:
-            self.whole.finish()
-        for parameter, (piece, _) in self.pieces.items():
-            if piece is not parameter:
-                piece.grad = None if parameter.grad is None else parameter.grad.to_local().view(-1)
-        for parameter in self.pieces:
-            if isinstance(parameter, DTensor):
-                parameter.grad = None
+    # -- passes
 
-    def gather(self):
-        """Does nothing: parameters are gathered when they are needed."""
+    @contextmanager
+    def passing(self):
+        """Lets a forward pass save references to parameters, in place of them."""
+        self.last = None
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: self.reference(t) or t, lambda kept: kept.tensor() if type(kept) is Reference else kept):
+            yield
 
-    def take_tied(self):
-        """Does nothing: what is tied is whole."""
+    def asked(self, parameter):
+        """Returns what a pass computes with."""
+        unit = self.bring(self.unit_of[parameter])
+        if not (torch.is_grad_enabled() and parameter.requires_grad):
+            return unit.value(parameter)
+        value = Use.apply(parameter, unit)
+        value.parameter = parameter
+        return value
 
-    def gather_gradients(self):
-        """Gives all parameters their summed gradients, to look at."""
-        for parameter, (piece, _) in self.pieces.items():
-            if isinstance(parameter, DTensor):
-                local = torch.zeros_like(piece) if piece.grad is None else piece.grad
-                local = local.view(parameter.to_local().shape)
-                parameter.grad = DTensor.from_local(
-                    local, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-                )
+    def reference(self, tensor):
+        """Returns a reference to a part of what is gathered; nothing of other tensors."""
+        unit = self.by_storage.get(tensor.untyped_storage()._cdata) if is_plain(tensor) else None
+        return Reference(unit, tensor) if unit is not None and tensor.dtype == unit.own.dtype else None
+
+    @torch.no_grad()
+    def bring(self, unit):
+        """Gathers a unit's block, and begins with the one that comes after it."""
+        block = self.block_of[unit.bucket[0]]
+        if block != self.now:
+            pass_of = torch._C._current_graph_task_id()  # below 0 in a forward pass
+            if pass_of != self.pass_of:
+                self.pass_of, self.last = pass_of, None
+            if self.last is not None:
+                self.after[pass_of >= 0, self.last] = block
+            ahead = self.after.get((pass_of >= 0, block))
+            self.let_go(block, ahead)
+            for known in self.units[block] + self.units.get(ahead, []):
+                known.start()
+            self.now = self.last = block
+        unit.wait()
+        return unit
+
+    def let_go(self, *kept):
+        self.count()
+        for block, units in self.units.items():
+            for unit in units if block not in kept else ():
+                unit.free()
+        self.now = None
+
+    def count(self):
+        """Counts memory of gathered parameters, whoever holds it: a thread of gloo, too, a little longer than the message takes."""
+        self.together = [(weak, size) for weak, size in self.together if not weak.expired()]
+        self.most = max(self.most, sum(size for _, size in self.together))
+
+    def figures(self):
+        """Returns the most bytes of gathered parameters that there were at a time, twice the largest block, and all."""
+        self.count()
+        blocks = [sum(self.size * unit.own.nbytes for unit in units) for units in self.units.values()]
+        return self.most, min(2 * max(blocks, default=0), sum(blocks)), sum(blocks)
+
+    # -- between steps
+
+    def gather(self, *how):
+        """Brings the pieces of gradients together, to look at; parameters are gathered when they are needed."""
+        if how:
+            super().gather(*how)
+        else:
+            self.let_go()
 
     def refresh(self):
-        """Does nothing: the rows are the parameters' own memory."""
+        """Lets go of what is not the parameters' memory any more."""
+        self.let_go()
+
+    def slice_of(self, parameter):
+        """Returns where this replica's slice of a parameter begins, and the slice; nothing where it has none."""
+        unit = self.unit_of[parameter]
+        found = [(begin, unit.own[place : place + end - begin]) for p, begin, end, place in self.places(unit.bucket) if p is parameter]
+        return found[0] if found else None
 
 
-def whole_state(module):
-    """Returns a module's state with whole tensors, on all replicas together."""
-    return {name: whole(value) for name, value in module.state_dict().items()}
+class Unit:
+    """Parameters of a block that have one type, as one tensor: this replica's slice of it, and all of it while it is gathered."""
+
+    def __init__(self, sharing, bucket, device):
+        self.sharing, self.bucket, self.flat, self.work = sharing, bucket, None, None
+        self.own = torch.zeros(sharing.share(bucket), dtype=bucket[0].dtype, device=device)
+        for parameter, begin, end, place in sharing.places(bucket):
+            part = self.own[place : place + end - begin]
+            part.copy_(parameter.detach().reshape(-1)[begin:end])
+            if parameter in sharing.pieces:
+                sharing.pieces[parameter] = (nn.Parameter(part), begin, place)
+        self.starts, at = {}, 0
+        for parameter in bucket:
+            self.starts[parameter], at = at, at + sharing.room(parameter)
+        for parameter in bucket:  # what is computed with it by mistake is not a number
+            empty = self.own.new_full((1,), float("nan")) if self.own.is_floating_point() else self.own.new_zeros(1)
+            parameter.data = empty.expand(parameter.shape)
+
+    def start(self):
+        if self.flat is None:
+            self.flat = self.own.new_empty(self.sharing.size * len(self.own))
+            self.sharing.by_storage[self.flat.untyped_storage()._cdata] = self
+            self.sharing.together.append((StorageWeakRef(self.flat.untyped_storage()), self.flat.nbytes))
+            if len(self.own):  # as bytes, which all backends know
+                flat, own = self.flat.view(torch.uint8), self.own.view(torch.uint8)
+                self.work = dist.all_gather_into_tensor(flat, own, group=self.sharing.group, async_op=True)
+
+    def wait(self):
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+
+    def value(self, parameter):
+        start = self.starts[parameter]
+        return self.flat[start : start + parameter.numel()].view(parameter.shape).detach()
+
+    def free(self):
+        if self.flat is not None:
+            self.wait()
+            del self.sharing.by_storage[self.flat.untyped_storage()._cdata]
+            self.flat = None
 
 
-def whole(value):
-    return value.full_tensor() if isinstance(value, DTensor) else value
+class Use(torch.autograd.Function):
+    """A gathered parameter in a pass: its gradient is the parameter's."""
+
+    @staticmethod
+    def forward(ctx, parameter, unit):
+        return unit.value(parameter)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
 
 
-@torch.no_grad()
-def load_whole(module, state):
-    """Loads whole tensors: each replica takes its rows."""
-    own = module.state_dict()
-    if set(own) != set(state):
-        raise RuntimeError(f"other names: {sorted(set(own) ^ set(state))}")
-    for name, value in own.items():
-        if value.shape != state[name].shape:
-            raise RuntimeError(f"`{name}` is {list(state[name].shape)}, not {list(value.shape)}")
-        if isinstance(value, DTensor):
-            rows = -(-value.shape[0] // value.device_mesh.size())
-            first = value.device_mesh.get_local_rank() * rows
-            value.to_local().copy_(state[name][first : first + rows])
-        else:
-            value.copy_(state[name])
+class Reference:
+    """What autograd has saved of a gathered parameter: where it lies."""
+
+    def __init__(self, unit, tensor):
+        self.unit, self.how = unit, (tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def tensor(self):
+        unit = self.unit.sharing.bring(self.unit)
+        return unit.flat.as_strided(*self.how)
+
+
+class Gathering(dict):
+    """The parameters of a module: a pass that asks for one gets what was gathered."""
+
+    def __init__(self, own, sharing):
+        super().__init__(own)
+        self.sharing = sharing
+
+    def __getitem__(self, name):
+        return self.sharing.asked(super().__getitem__(name))
+
+
+def paths_of(blocks):
+    """Returns the paths of modules that blocks are, or that they are operators of."""
+    return {block.split(" (call ")[0].partition("/")[0] for block in blocks}
+
+
+def block_of(name, paths):
+    """Returns the innermost of the paths that a parameter lies under; the model itself where there is none."""
+    path = name.rpartition(".")[0]
+    while path and path not in paths:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def finer(sizes):
+    """Returns paths to cut a stage by where no plan does: modules are opened while they have more than a quarter of it."""
+
+    def opened(path):
+        inside = {name: size for name, size in sizes.items() if name.startswith(path)}
+        children = {path + name[len(path) :].partition(".")[0] + "." for name in inside if "." in name[len(path) :]}
+        if not children or (path and 4 * sum(inside.values()) <= sum(sizes.values())):
+            return {path[:-1]}
+        return {path[:-1]}.union(*map(opened, children))
+
+    return opened("")

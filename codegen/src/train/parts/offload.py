@@ -36,6 +36,7 @@ class Offload:
         self.leaving = deque()  # memories whose copies to the host may be under way
         self.in_use, self.bytes_in_use, self.most_bytes, self.made = 0, 0, 0, 0
         self.moved, self.seconds, self.timed = [0, 0], [0.0, 0.0], [[], []]  # to the host, and back
+        self.sharing = None  # whose gathered parameters are not kept, but gathered again
         self.begin()
 
     def begin(self):
@@ -53,6 +54,8 @@ class Offload:
         def pack(tensor):
             if not own:  # only now: some modules gather their weights when they are called
                 own.update(storages_of(module))
+            if self.sharing is not None and (found := self.sharing.reference(tensor)) is not None:
+                return found
             storage = tensor.untyped_storage() if is_plain(tensor) and tensor.device.type == self.device.type else None
             if storage is None or storage.nbytes() < max(self.floor, 1) or storage._cdata in own:
                 return Kept(tensor)

@@ -21,7 +21,7 @@ class Sync:
 
     def __init__(self, parameters, group, passes):
         self.group, self.passes = group, passes
-        self.buckets = cut(list(reversed(parameters)))
+        self.buckets = self.cut(list(reversed(parameters)))
         self.bucket_of = {}
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket:
@@ -29,6 +29,10 @@ class Sync:
                 parameter.register_post_accumulate_grad_hook(self.accumulated)
         DEFERRAL.arrived.append(self.arrived)
         self.begin()
+
+    def cut(self, parameters):
+        """Cuts parameters, the last of the stage first, into what is sent together."""
+        return cut(parameters)
 
     def begin(self):
         self.seen = dict.fromkeys(self.bucket_of, 0)
@@ -92,26 +96,42 @@ class Sharded(Sync):
     """
 
     sums_tied = False
+    aligned = 1  # bytes; in a bucket's message each parameter begins at a multiple of them
 
     def __init__(self, parameters, group, passes, tied, each_pass):
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.each_pass, self.parameters = each_pass, parameters
         super().__init__([p for p in parameters if p not in tied], group, 1 if each_pass else passes)
-        self.tied = cut([p for p in parameters if p in tied])
+        self.tied = self.cut([p for p in parameters if p in tied])
         self.pieces = {}  # of a parameter: its piece that is stepped here, with the piece's place in it and in the slice
         for bucket in self.buckets + self.tied:
-            share, at = self.share(bucket), 0
-            first = self.rank * share
-            for parameter in bucket:
-                begin, end = max(at, first), min(at + parameter.numel(), first + share)
-                if begin < end:
-                    piece = nn.Parameter(parameter.detach().reshape(-1)[begin - at : end - at])
-                    self.pieces[parameter] = (piece, begin - at, begin - first)
-                at += parameter.numel()
+            for parameter, begin, end, place in self.places(bucket):
+                piece = nn.Parameter(self.values(parameter, begin, end))
+                self.pieces[parameter] = (piece, begin, place)
+
+    def values(self, parameter, begin, end):
+        """Returns what a piece of a parameter is stepped in: its own memory."""
+        return parameter.detach().reshape(-1)[begin:end]
+
+    def room(self, parameter):
+        """Returns the number of elements that a parameter takes in a message."""
+        grain = max(1, self.aligned // parameter.element_size())
+        return -(-parameter.numel() // grain) * grain
 
     def share(self, bucket):
         """Returns the number of elements that each replica steps; the last one may have fewer."""
-        return -(-sum(parameter.numel() for parameter in bucket) // self.size)
+        grain = max(1, self.aligned // bucket[0].element_size())
+        return -(-sum(map(self.room, bucket)) // (self.size * grain)) * grain
+
+    def places(self, bucket):
+        """Yields the parameters of which this replica steps a piece: its begin and end in it, and its place in the slice."""
+        share, at = self.share(bucket), 0
+        first = self.rank * share
+        for parameter in bucket:
+            begin, end = max(at, first), min(at + parameter.numel(), first + share)
+            if begin < end:
+                yield parameter, begin - at, end - at, begin - first
+            at += self.room(parameter)
 
     def take(self, optimizer):
         """Lets an optimizer that was made for whole parameters step the pieces of this rank."""
@@ -128,19 +148,31 @@ class Sharded(Sync):
 
     def send(self):
         bucket = self.buckets[len(self.sent)]
-        flat = self.packed(gradients_of(bucket), self.size * self.share(bucket))
+        while self.each_pass and self.own:  # it had the time of this bucket's gradients: no more than two are whole
+            self.keep(*self.own.pop(0))
+        flat = self.packed(gradients_of(bucket), bucket)
         for parameter in bucket:
             parameter.grad = None
         own = flat.new_empty(len(flat) // self.size)
         work = dist.reduce_scatter_tensor(real(own), real(flat), group=self.group, async_op=True)
         self.sent.append(work)
         self.own.append((work, own, flat, bucket))
-        if self.each_pass and len(self.own) > len(self.buckets):
-            self.keep(*self.own.pop(0))
 
-    def packed(self, tensors, size):
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        return nn.functional.pad(flat, (0, size - len(flat)))
+    @torch.no_grad()
+    def packed(self, tensors, bucket):
+        """Returns tensors like those of a bucket as one message to all replicas."""
+        flat, at = tensors[0].new_zeros(self.size * self.share(bucket)), 0
+        for tensor in tensors:
+            flat[at : at + tensor.numel()].view(tensor.shape).copy_(tensor)
+            at += self.room(tensor)
+        return flat
+
+    def unpacked(self, flat, bucket):
+        """Yields the parameters of a bucket, and what a message has of them."""
+        at = 0
+        for parameter in bucket:
+            yield parameter, flat[at : at + parameter.numel()].view(parameter.shape)
+            at += self.room(parameter)
 
     def keep(self, work, own, flat, bucket):
         """Adds a slice of sums to the gradients of the pieces in it."""
@@ -171,16 +203,16 @@ class Sharded(Sync):
         """Brings the pieces of all replicas together: the stepped parameters, unless something else is read and written."""
         messages = []
         for bucket in self.buckets + self.tied:
-            found = [self.pieces[parameter][0] for parameter in bucket if parameter in self.pieces]
-            own = self.packed([read(piece) for piece in found] or [bucket[0].new_empty(0)], self.share(bucket))
+            own = bucket[0].new_zeros(self.share(bucket))
+            for piece, _, place in (self.pieces[parameter] for parameter in bucket if parameter in self.pieces):
+                own[place : place + piece.numel()] = read(piece)
             flat = own.new_empty(len(own) * self.size)
             work = dist.all_gather_into_tensor(real(flat), real(own), group=self.group, async_op=True)
             messages.append((work, own, flat, bucket))
         for work, _, flat, bucket in messages:
             work.wait()
-            sizes = [parameter.numel() for parameter in bucket]
-            for parameter, value in zip(bucket, flat[: sum(sizes)].split(sizes)):
-                write(parameter, value.view(parameter.shape))
+            for parameter, value in self.unpacked(flat, bucket):
+                write(parameter, value)
 
     def gather_gradients(self):
         """Gives all parameters their summed gradients, to look at."""

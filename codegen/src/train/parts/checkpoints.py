@@ -1,0 +1,274 @@
+"""Checkpoints by torch.distributed.checkpoint: by names in the model, written beside training, whole or not at all."""
+
+import json
+import math
+import os
+import shutil
+import sys
+import warnings
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+ABOUT = "trainer.pt"  # what is no tensor: the step, groups of the optimizer, the place in the data
+
+
+class Checkpoints:
+    """A folder of checkpoints. One is under way at most; it gets its name when all ranks have written all of it.
+
+    A checkpoint that is not whole has a name that ends with `.part`, and nobody reads it.
+    """
+
+    def __init__(self, folder, keep, timeout):
+        self.folder, self.keep, self.rank = Path(folder), keep, dist.get_rank()
+        # Its own: it sends while training does.
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self.under_way = None
+        if self.rank == 0:
+            for left in self.folder.glob("step_*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def save(self, step, state, about):
+        """Begins to write what ranks have of a state, copies that training does not change; `about` is rank 0's."""
+        self.wait()
+        name = f"step_{step:08d}"
+        part = self.folder / f"{name}.part"
+        if self.rank == 0:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            torch.save(about, part / ABOUT)
+        dist.barrier(group=self.group)
+        self.under_way = done = Future()
+        written = dcp.async_save(state, checkpoint_id=part, process_group=self.group, async_stager=Copied())
+        written.add_done_callback(lambda written: self.settle(written, name, done))
+
+    def wait(self):
+        """Waits for what is under way; what went wrong there is raised here."""
+        if self.under_way is not None:
+            done, self.under_way = self.under_way, None
+            done.result()
+
+    def settle(self, written, name, done):
+        """Gives a checkpoint its name, and lets old ones go."""
+        try:
+            written.result()
+            if self.rank == 0:  # which has the result of all ranks
+                if (self.folder / name).exists():
+                    self.remove(name)
+                (self.folder / f"{name}.part").rename(self.folder / name)
+                synced(self.folder)
+                latest = self.folder / "latest.part"
+                latest.write_text(name)
+                os.replace(latest, self.folder / "latest")
+                # Those of later steps are of another run, which began earlier.
+                before = [old for old in whole_ones(self.folder) if old <= name]
+                for old in before[: -self.keep] if self.keep else []:
+                    self.remove(old)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    def remove(self, name):
+        gone = self.folder / f"{name}.gone.part"
+        shutil.rmtree(gone, ignore_errors=True)
+        (self.folder / name).rename(gone)
+        shutil.rmtree(gone)
+
+
+class Copied:
+    """What is saved has been copied already."""
+
+    should_synchronize_after_execute = False
+
+    def stage(self, state):
+        return state
+
+    def close(self):
+        """Has nothing to close."""
+
+
+def synced(folder):
+    """Lets a folder's names survive the machine."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def whole_ones(folder):
+    """Returns the names of checkpoints, the oldest first; torch writes `.metadata` when all the rest is there."""
+    return sorted(path.parent.name for path in Path(folder).glob("step_*/.metadata") if path.parent.suffix != ".part")
+
+
+def last_checkpoint(folder):
+    """Returns the folder of the last checkpoint; nothing where there is none."""
+    latest, found = Path(folder) / "latest", whole_ones(folder)
+    name = latest.read_text().strip() if latest.is_file() else None
+    return Path(folder) / (name if name in found else found[-1]) if found else None
+
+
+def tensors_in(source):
+    """Returns size and type of each tensor of a checkpoint, by key."""
+    known = dcp.FileSystemReader(source).read_metadata().state_dict_metadata
+    return {key: about for key, about in known.items() if isinstance(about, TensorStorageMetadata)}
+
+
+def load_into(state, source):
+    """Fills tensors, and parts of tensors, from a checkpoint: each process reads what it has."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant
+        dcp.load(state, checkpoint_id=source, no_dist=True)
+
+
+def model_in(source):
+    """Returns the model's state, whole."""
+    state = {key: torch.empty(about.size, dtype=about.properties.dtype) for key, about in tensors_in(source).items() if key.startswith("model.")}
+    load_into(state, source)
+    return {key.removeprefix("model."): value for key, value in state.items()}
+
+
+SHARD = 5 << 30  # bytes; the most that a file of a model has, as transformers does it
+
+
+def save_pretrained(state, folder, like):
+    """Writes a model as `save_pretrained` of transformers does, with all that is beside the weights in a folder of it."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    if not (like / "config.json").is_file():
+        sys.exit(f"--like {like}: it has no config.json")
+    if folder.exists():
+        sys.exit(f"--merge {folder}: it is there already")
+    names = {name for file in like.glob("*.safetensors") for name in safe_open(file, framework="pt").keys()}
+    if lacking := sorted(names - set(state)):
+        sys.exit(f"--like {like}: it has `{lacking[0]}`, which the stages lack" + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""))
+    state = {name: value.contiguous() for name, value in state.items() if not names or name in names}
+    shards, size = [{}], 0
+    for name, value in state.items():
+        if shards[-1] and size + value.nbytes > SHARD:
+            shards, size = [*shards, {}], 0
+        shards[-1][name] = value
+        size += value.nbytes
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for file in like.iterdir():
+        if file.suffix in (".json", ".jinja", ".model", ".txt") and not file.name.endswith(".index.json"):
+            shutil.copy(file, part)
+    files = {}
+    for number, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, part / name, metadata={"format": "pt"})
+        files |= dict.fromkeys(shard, name)
+    if len(shards) > 1:
+        total = sum(value.nbytes for value in state.values())
+        (part / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2))
+    part.rename(folder)
+    return state
+
+
+class Weights:
+    """A model's weights by name, in a file of safetensors or of torch, or in a folder of checkpoints or one of them."""
+
+    def __init__(self, path):
+        path = Path(path)
+        source = path if (path / ".metadata").is_file() else last_checkpoint(path) if path.is_dir() else None
+        if path.suffix == ".safetensors" and path.is_file():
+            from safetensors import safe_open
+
+            file = safe_open(path, framework="pt")
+            self.names, self.read = set(file.keys()), file.get_tensor
+        elif source is not None or path.is_file():
+            state = model_in(source) if source else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            self.names, self.read = set(state), state.__getitem__
+        else:
+            sys.exit(f"--from {path}: no file of weights, and no folder of checkpoints")
+        self.path = path
+
+    @torch.no_grad()
+    def fill(self, name, target):
+        """Fills a tensor, or a part of one."""
+        if name not in self.names:
+            sys.exit(f"--from {self.path}: it lacks `{name}`")
+        value = self.read(name)
+        if value.shape != target.shape:
+            sys.exit(f"--from {self.path}: it has `{name}` as {list(value.shape)}, not {list(target.shape)}")
+        for begin, values in target.boxes if isinstance(target, Part) else [([0] * value.dim(), target)]:
+            values.copy_(value[tuple(slice(at, at + size) for at, size in zip(begin, values.shape))])
+
+
+# -- parts of tensors
+
+
+class Part(torch.Tensor):
+    """What a rank has of a tensor: boxes of it, as (where a box begins, its values)."""
+
+    @staticmethod
+    def __new__(cls, sizes, boxes):
+        like = boxes[0][1]
+        part = torch.Tensor._make_wrapper_subclass(cls, torch.Size(sizes), dtype=like.dtype, device=like.device)
+        part.boxes = [(torch.Size(begin), values) for begin, values in boxes]
+        return part
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise TypeError(f"a part of a tensor is no tensor to compute with: {function}")
+
+    def __create_write_items__(self, key, part):
+        items = []
+        for chunk, (begin, values) in zip(self.__create_chunk_list__(), self.boxes):
+            data = TensorWriteData(chunk=chunk, properties=TensorProperties.create_from_tensor(values), size=self.size())
+            items.append(WriteItem(index=MetadataIndex(key, begin), type=WriteItemType.SHARD, tensor_data=data))
+        return items
+
+    def __create_chunk_list__(self):
+        return [ChunkStorageMetadata(offsets=begin, sizes=values.size()) for begin, values in self.boxes]
+
+    def __get_tensor_shard__(self, index):
+        return next(values for begin, values in self.boxes if begin == index.offset)
+
+
+def flat_part(sizes, begin, values):
+    """Returns the part of a tensor that has these consecutive elements, from `begin` on."""
+    boxes, at = [], 0
+    for place, box in boxes_of(tuple(sizes), begin, begin + values.numel()):
+        count = math.prod(box)
+        boxes.append((place, values.view(-1)[at : at + count].view(box)))
+        at += count
+    return Part(sizes, boxes)
+
+
+def boxes_of(sizes, begin, end):
+    """Yields boxes of consecutive elements in a tensor, as (where a box begins, its sizes), in order."""
+    if not sizes:
+        yield (), ()
+        return
+    row = math.prod(sizes[1:])
+    while begin < end:
+        first, inside = divmod(begin, row)
+        rows = (end - begin) // row if inside == 0 else 0
+        if rows:
+            yield (first, *[0] * (len(sizes) - 1)), (rows, *sizes[1:])
+            begin += rows * row
+        else:
+            until = min(end, (first + 1) * row)
+            for place, box in boxes_of(sizes[1:], inside, inside + until - begin):
+                yield (first, *place), (1, *box)
+            begin = until
+
+
+def cut_part(sizes, shard, dim, blocks, values):
+    """Returns the part of a tensor that a shard has, of which a dimension is so many blocks, each of which is cut."""
+    length, boxes = values.shape[dim] // blocks, []
+    for block in range(blocks):
+        begin = [0] * values.dim()
+        begin[dim] = (block * shard.size + shard.rank) * length
+        boxes.append((begin, values.narrow(dim, block * length, length)))
+    return Part(sizes, boxes)

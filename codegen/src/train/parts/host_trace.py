@@ -1,0 +1,39 @@
+"""What the script itself costs the host, beside the stages: processor seconds of a rank's thread, which waits are not part of."""
+
+import time
+from contextlib import contextmanager
+
+
+class HostTrace:
+    """Adds up processor seconds of a rank by what it was at: a step, in it the schedule's passes, in these the stages' own work."""
+
+    WARM_UP = 2  # steps, which find their memory and open connections
+
+    def __init__(self, is_on):
+        self.is_on = is_on
+        self.steps, self.passes = -self.WARM_UP, 0
+        self.seconds = {"step": 0.0, "passes": 0.0, "stages": 0.0}
+
+    @contextmanager
+    def timed(self, what):
+        if not self.is_on:
+            yield
+            return
+        begun = time.thread_time()
+        try:
+            yield
+        finally:
+            if self.steps >= 0:
+                self.seconds[what] += time.thread_time() - begun
+
+    def count_pass(self):
+        self.passes += self.steps >= 0
+
+    def end_step(self):
+        self.steps += 1
+
+    def figures(self):
+        """Returns the seconds of a pass beside its stage, of a pass in its stage, of a step beside its passes, and passes a step."""
+        steps, passes = max(1, self.steps), max(1, self.passes)
+        step, inside, stages = (self.seconds[name] for name in ("step", "passes", "stages"))
+        return (inside - stages) / passes, stages / passes, (step - inside) / steps, self.passes / steps
