@@ -5,8 +5,7 @@
 use std::{borrow::Cow, cell::OnceCell, path::Path, sync::Arc};
 
 use graph::{InputShape, ModelGraph, OperatorCosts};
-use indexmap::IndexMap;
-use schema::{Cluster, Cut, LayerSharing, Plan};
+use schema::{Cluster, LayerSharing, Plan};
 use tracer::{Archive, ArchiveKind, Program};
 
 use crate::{
@@ -14,7 +13,7 @@ use crate::{
     failure::Failure,
     files::{self, Opened},
     model,
-    sharing::{self, SharedModel},
+    sharing::{self, SharedModel, Way},
     trace_notes,
 };
 
@@ -132,14 +131,9 @@ impl Workspace {
         Ok(Self { file, graph, costs, inputs, shared: None })
     }
 
-    /// Returns what one device does of a model that so many devices of a cluster share. Parameters in `cuts` are cut so.
-    pub fn shared(
-        &self,
-        on: (&Cluster, &CostModels),
-        degree: u32,
-        cuts: Option<&IndexMap<String, Cut>>,
-    ) -> Result<Self, Failure> {
-        let shared = sharing::shared_by(self.program(), &self.graph, &self.costs, on, degree, cuts)?;
+    /// Returns what one device does of a model that so many devices of a cluster share.
+    pub fn shared(&self, on: (&Cluster, &CostModels), degree: u32, way: Way<'_>) -> Result<Self, Failure> {
+        let shared = sharing::shared_by(self.program(), &self.graph, &self.costs, on, degree, way)?;
         // The digest is that of the model.
         let digest = OnceCell::from(self.file.digest().to_string());
         let file = ModelFile { file: Arc::clone(&self.file.file), program: shared.program.clone(), digest };
@@ -163,7 +157,7 @@ impl Workspace {
     pub fn under(&self, plan: &Plan, models: &CostModels) -> Result<Cow<'_, Self>, Failure> {
         match plan.sharing() {
             LayerSharing::ByCuts(degree) => {
-                Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Some(&plan.cuts))?))
+                Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts))?))
             }
             _ => Ok(Cow::Borrowed(self)),
         }
