@@ -115,7 +115,7 @@ def of_torchvision(name, **how):
 SMALL = {
     "everything": (Everything, (2, 3, 37, 41), True, None, 0.99),
     "channels": (Channels, (2, 3, 44, 32), True, None, 0.99),
-    "unet": (lambda: of_zoo(width=4, levels=3), (1, 3, 56, 40), True, None, 0.99),
+    "unet": (lambda: of_zoo(width=4, levels=3), (1, 3, 264, 32), True, None, 0.99),
 }
 LARGE = {
     "vgg19_bn": (lambda: of_torchvision("vgg19_bn"), (1, 3, 224, 224), False, 1_352_960, 0.99),
@@ -171,8 +171,10 @@ def compared(folder, shard):
             parts[name].copy_(parameter)
     inputs = [sharded.widened(value) for value in sharded.inputs_of(manifest, 3)]
     (outputs, gradients), all_kept = kept(whole, lambda: sharded.run(whole, inputs, 7))
-    shard.rows_received = 0
-    (found, mine), own_kept = kept(own, lambda: sharded.run(own, [value.clone() for value in inputs], 7))
+    shard.rows_received, shard.storages = 0, {}
+    found, mine = sharded.run(own, [value.clone() for value in inputs], 7)
+    weights = {p.untyped_storage().data_ptr() for p in [*own.parameters(), *own.buffers()]}
+    own_kept = sum(size for place, size in shard.storages.items() if place not in weights)
     off = max(sharded.difference(a, b, 0.0) for a, b in zip(outputs, found))
     statistics = dict(own.named_buffers())
     for name, buffer in whole.named_buffers():
@@ -242,7 +244,7 @@ def counting(kind):
     """A shard that counts the bytes of other ranks' rows that windows fetch forward."""
 
     class Counting(kind):
-        rows_received = 0
+        rows_received, storages, all_kept = 0, {}, []
 
         def moved(self, x, dim, has, wants, *more, adds=False, **how):
             if not adds and wants != [wants[0]] * self.size:
@@ -250,6 +252,13 @@ def counting(kind):
                 (first, last), (begin, end) = wants[self.rank], has[self.rank]
                 self.rows_received += row * (last - first - max(min(last, end) - max(first, begin), 0))
             return super().moved(x, dim, has, wants, *more, adds=adds, **how)
+
+        def packed(self, tensor):
+            found = super().packed(tensor)
+            self.all_kept.append(found)
+            for one in [found.own, *(found.halo or [])]:
+                self.storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+            return found
 
     return Counting
 
@@ -328,6 +337,8 @@ def main():
             *_, expected, least = MODELS[made.name.rsplit("-", 1)[0]]
             is_same = outputs <= TOLERANCE and gradients <= TOLERANCE and shared["split_flops"] >= least
             is_same = is_same and (expected is None or degree > 2 or halo == expected)
+            # Rows of others are few where bands are tall.
+            is_same = is_same and (not made.name.startswith("unet") or kept <= 1 / degree + 0.05)
             failed += not is_same
             word = "the same" if is_same else "DIFFERENT"
             print(

@@ -18,6 +18,8 @@ of the trace.
 Results are not to be changed in place where they are views of what came (`copy`, and all of them on one rank).
 """
 
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
@@ -27,7 +29,7 @@ class Shard:
     """This rank's place among those that hold a stage together; without a group there is no other."""
 
     def __init__(self, group=None):
-        self.group, self.known_places = group, {}
+        self.group, self.known_places, self.with_halo, self.keeping = group, {}, {}, []
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     # -- operators of a stage
@@ -314,7 +316,35 @@ class Shard:
         def backward(gradient):
             return self.moved(gradient.narrow(dim, before, last - first), dim, inside, bands, adds=True)
 
-        return Exchange.apply(x, forward, backward)
+        found, (own, own_end) = Exchange.apply(x, forward, backward), bands[self.rank]
+        if self.keeping and first <= own and own_end <= last:
+            at = own - first + before
+            known = weakref.ref(found, lambda _, key=found.data_ptr(): self.with_halo.pop(key, None))
+            self.with_halo[found.data_ptr()] = known, x.detach(), (x._version, found._version), dim, at
+        return found
+
+    # -- what is kept for the backward pass
+
+    def attend(self, stage):
+        """Lets a stage keep of fetched rows those of others alone: the own lie where they were fetched for."""
+        if self.size > 1:
+            stage.register_forward_pre_hook(lambda *_: self.keep())
+            stage.register_forward_hook(lambda *_: self.keeping.pop().__exit__(), always_call=True)
+
+    def keep(self):
+        self.keeping.append(torch.autograd.graph.saved_tensors_hooks(self.packed, Kept.tensor))
+        self.keeping[-1].__enter__()
+
+    def packed(self, tensor):
+        known, own, versions, dim, at = self.with_halo.get(tensor.data_ptr(), (None,) * 5)
+        whole = known() if known else None
+        is_whole = whole is not None and whole.size() == tensor.size() and whole.stride() == tensor.stride()
+        # What has been changed since is not what was fetched.
+        if not is_whole or (own._version, tensor._version) != versions:
+            return Kept(tensor.detach(), tensor._version)
+        behind = at + own.size(dim)
+        halo = [tensor.narrow(dim, 0, at), tensor.narrow(dim, behind, tensor.size(dim) - behind)]
+        return Kept(own, own._version, [rows.detach().clone() for rows in halo], dim)
 
     def moved(self, x, dim, has, wants, before=0, behind=0, fill=0.0, adds=False):
         """Returns the rows that this rank wants, of which rank r has those from has[r][0] to has[r][1].
@@ -397,6 +427,19 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return ctx.backward_of(gradient), None, None
+
+
+class Kept:
+    """A tensor that is kept for the backward pass, with rows before and behind it."""
+
+    def __init__(self, own, version, halo=None, dim=0):
+        self.own, self.version, self.halo, self.dim = own, version, halo, dim
+
+    def tensor(self):
+        # As autograd looks after what it keeps itself.
+        if self.own._version != self.version:
+            raise RuntimeError("a tensor that is needed for a gradient has been changed in place")
+        return self.own if self.halo is None else torch.cat([self.halo[0], self.own, self.halo[1]], self.dim)
 
 
 class Norm(torch.autograd.Function):
