@@ -151,6 +151,30 @@ fn stages_of_images_in_bands_train_as_one_process_does() {
     assert!(plan.contains("bands: true"), "{plan}");
     let (is_same, said) = check(&out, &[]);
     assert!(is_same && said.contains("on 6 ranks") && said.contains("the same"), "{said}");
+    // What somebody has changed is taken, or refused by its name.
+    let changed = place.path().join("changed.yaml");
+    for (from, to, expected) in [
+        ("dim: 2\n    bands", "dim: 4\n    bands", "no images with a dimension 4"),
+        ("\n  x:\n", "\n  y:\n", "bands of `y`, which is no input"),
+        (
+            "\n  x:\n",
+            "\n  head.weight:\n    dim: 0\n  x:\n",
+            "where images lie in bands, parameters are whole",
+        ),
+    ] {
+        fs::write(&changed, plan.replace(from, to)).unwrap();
+        let again = place.path().join("again");
+        let (is_written, said) = command(&[
+            "emit",
+            model,
+            changed.to_str().unwrap(),
+            "-o",
+            again.to_str().unwrap(),
+            "--targets",
+            "python",
+        ]);
+        assert!(!is_written && said.contains(expected), "{said}");
+    }
     for (more, expected) in [
         (["--spatial", "2", "--tensor-parallel", "2"], "give one of them"),
         (["--spatial", "4", "--stages", "1"], "--spatial 4 does not divide the 6 devices"),

@@ -181,6 +181,12 @@ fn is_in_bands(look: &Look<'_>, choice: &Choice) -> bool {
 fn no_bands(look: &Look<'_>) -> Failure {
     let degree = look.degree;
     let most = look.images.as_ref().map_or(0, |images| images.size);
+    if most == 0 {
+        let dim = look.images.as_ref().map_or(0, |images| 2 + images.along);
+        return Failure::input(format!(
+            "the model has no images with a dimension {dim} that bands could lie along"
+        ));
+    }
     if most < degree {
         return Failure::no(format!("{degree} devices cannot have a band each of images of {most} rows"))
             .with_hint(format!("{most} could"));

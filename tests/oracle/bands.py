@@ -128,7 +128,7 @@ LARGE = {
     "efficientnet_b0": (lambda: of_torchvision("efficientnet_b0"), (1, 3, 224, 224), True, None, 0.95),
     "squeezenet1_1": (lambda: of_torchvision("squeezenet1_1"), (1, 3, 224, 224), False, None, 0.99),
     "convnext_tiny": (lambda: of_torchvision("convnext_tiny"), (1, 3, 224, 224), True, None, 0.95),
-    "unet_2048": (lambda: of_zoo(width=4, levels=4), (1, 3, 2048, 2048), True, None, 0.99),
+    "unet_2048": (lambda: of_zoo(width=2, levels=3), (1, 3, 2048, 2048), True, None, 0.99),
 }
 MODELS = SMALL | LARGE
 
