@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -160,6 +160,12 @@ oracle: .venv/ready
 zoo-stages: .venv/ready
 	cargo build --release
 	.venv/bin/python tests/oracle/zoo_stages.py target/release/model-analyze out/zoo-stages
+
+# Models of torchvision, and a large image, in 2, 3 and 4 bands, each beside the whole.
+bands: .venv/ready
+	cargo build --release
+	mkdir -p out/bands
+	.venv/bin/python -W ignore tests/oracle/bands.py target/release/model-analyze out/bands --large --degrees 2,3,4
 
 # Every model of the zoo on two and four devices that share its layers, against the whole model; then all cases of training so.
 zoo-shards: .venv/ready

@@ -16,7 +16,7 @@ use graph::{
 };
 use partitioner::inside::{Choices, Cost, Matrix, eliminate};
 
-pub use model::{SharedModel, grouped, shared_by};
+pub use model::{SharedModel, Way, grouped, shared_by};
 
 /// What joins the devices of a group, and what they are.
 pub struct Group<'a> {
@@ -306,7 +306,8 @@ impl<'a> Table<'a> {
         let one = |step: &Exchange| {
             // A slice is a copy, too: what costs nothing would be done for nothing.
             let least = self.group.launch * 0.01;
-            of(step.forward()).max(least) + if has_gradient { of(step.backward()) } else { 0.0 }
+            of(step.forward(self.group.degree)).max(least)
+                + if has_gradient { of(step.backward(self.group.degree)) } else { 0.0 }
         };
         steps.iter().map(one).sum()
     }

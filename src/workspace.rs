@@ -12,7 +12,7 @@ use std::{
 
 use graph::{InputShape, ModelGraph, OperatorCosts};
 use indexmap::IndexMap;
-use schema::{Cluster, Cut, DeviceType, LayerSharing, Plan};
+use schema::{Cluster, DeviceType, LayerSharing, Plan};
 use tracer::{Archive, ArchiveKind, Program};
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     failure::Failure,
     files::{self, Opened},
     model,
-    sharing::{self, SharedModel},
+    sharing::{self, SharedModel, Way},
     trace_notes,
 };
 
@@ -156,14 +156,9 @@ impl Workspace {
         Ok(Self { file: self.file.clone(), graph, costs, times, inputs, shared: None })
     }
 
-    /// Returns what one device does of a model that so many devices of a cluster share. Parameters in `cuts` are cut so.
-    pub fn shared(
-        &self,
-        on: (&Cluster, &CostModels),
-        degree: u32,
-        cuts: Option<&IndexMap<String, Cut>>,
-    ) -> Result<Self, Failure> {
-        let shared = sharing::shared_by(self.program(), &self.graph, &self.costs, on, degree, cuts)?;
+    /// Returns what one device does of a model that so many devices of a cluster share.
+    pub fn shared(&self, on: (&Cluster, &CostModels), degree: u32, way: Way<'_>) -> Result<Self, Failure> {
+        let shared = sharing::shared_by(self.program(), &self.graph, &self.costs, on, degree, way)?;
         // The digest is that of the model.
         let digest = OnceCell::from(self.file.digest().to_string());
         let file = ModelFile { file: Arc::clone(&self.file.file), program: shared.program.clone(), digest };
@@ -188,7 +183,7 @@ impl Workspace {
     pub fn under(&self, plan: &Plan, models: &CostModels) -> Result<Cow<'_, Self>, Failure> {
         match plan.sharing() {
             LayerSharing::ByCuts(degree) => {
-                Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Some(&plan.cuts))?))
+                Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts))?))
             }
             _ => Ok(Cow::Borrowed(self)),
         }

@@ -123,3 +123,63 @@ fn each_strategy_of_each_operator_gives_what_one_device_gives() {
         said.lines().last().and_then(|line| line.split(' ').next()?.parse().ok()).expect("a sum");
     assert!(strategies > 1_000 && said.trim_end().ends_with(" 0 differences"), "{said}");
 }
+
+/// `tests/oracle/bands.py` says what is compared; `make bands` takes models of torchvision, and an image of 2,048 x 2,048.
+#[test]
+fn images_in_bands_give_what_one_device_gives() {
+    let said = oracle::run("bands");
+    assert!(said.trim_end().ends_with("0 failed"), "{said}");
+    assert_eq!(said.matches("100.0% of FLOPs shared").count(), 3, "{said}");
+    assert_eq!(said.matches("is found").count(), 6, "{said}");
+}
+
+/// Stages of which three devices each have uneven bands train as one process does.
+#[test]
+fn stages_of_images_in_bands_train_as_one_process_does() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    let (folder, model) = (out.to_str().unwrap(), root().join("fixtures/traces/unet_small.pt"));
+    let model = model.to_str().unwrap();
+    let split = |more: &[&str]| {
+        command(
+            &[&["split", model, "--devices", "6xh100", "--micro-batches", "4", "-o", folder], more].concat(),
+        )
+    };
+    let (is_split, said) = split(&["--spatial", "3", "--stages", "2"]);
+    assert!(is_split && said.contains("images in 3 bands"), "{said}");
+    let plan = fs::read_to_string(out.join("plan.yaml")).unwrap();
+    assert!(plan.contains("bands: true"), "{plan}");
+    let (is_same, said) = check(&out, &[]);
+    assert!(is_same && said.contains("on 6 ranks") && said.contains("the same"), "{said}");
+    // What somebody has changed is taken, or refused by its name.
+    let changed = place.path().join("changed.yaml");
+    for (from, to, expected) in [
+        ("dim: 2\n    bands", "dim: 4\n    bands", "no images with a dimension 4"),
+        ("\n  x:\n", "\n  y:\n", "bands of `y`, which is no input"),
+        (
+            "\n  x:\n",
+            "\n  head.weight:\n    dim: 0\n  x:\n",
+            "where images lie in bands, parameters are whole",
+        ),
+    ] {
+        fs::write(&changed, plan.replace(from, to)).unwrap();
+        let again = place.path().join("again");
+        let (is_written, said) = command(&[
+            "emit",
+            model,
+            changed.to_str().unwrap(),
+            "-o",
+            again.to_str().unwrap(),
+            "--targets",
+            "python",
+        ]);
+        assert!(!is_written && said.contains(expected), "{said}");
+    }
+    for (more, expected) in [
+        (["--spatial", "2", "--tensor-parallel", "2"], "give one of them"),
+        (["--spatial", "4", "--stages", "1"], "--spatial 4 does not divide the 6 devices"),
+    ] {
+        let (is_planned, said) = command(&[&["plan", model, "--devices", "6xh100"][..], &more].concat());
+        assert!(!is_planned && said.contains(expected), "{said}");
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! Unknown operators of other name spaces are taken for the worst: they may alias all they read.
 
-use operators::{Mark, Memory, find, has};
+use operators::{Mark, Memory, OperatorClass, find, has};
 use tracer::{Node, Operand};
 
 use crate::nodes::{is_in_place, split};
@@ -23,6 +23,10 @@ pub fn is_view(node: &Node) -> bool {
         "aten" => may_share(name) || is_in_place(name),
         "prim" => !matches!(name, "NumToTensor" | "device" | "dtype" | "shape"),
         "torchvision" => false,
+        // On one device an exchange does nothing.
+        "shard" => {
+            !find(name).is_some_and(|row| matches!(row.class, OperatorClass::Norm | OperatorClass::Embedding))
+        }
         _ => true,
     }
 }
@@ -32,7 +36,7 @@ pub fn is_wide_view(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     match space {
         "aten" => has(name, Mark::AliasesAll),
-        "torchvision" => false,
+        "torchvision" | "shard" => false,
         _ => is_view(node),
     }
 }

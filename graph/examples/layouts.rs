@@ -98,6 +98,7 @@ fn layout(of: Layout) -> Value {
         Layout::Whole => json!("whole"),
         Layout::Sum => json!("sum"),
         Layout::Even(at) => slice(at),
+        Layout::Bands(at) => json!({"bands": [at.dim, at.size]}),
     }
 }
 
@@ -107,12 +108,16 @@ fn needed(need: Need) -> Value {
         Need::Partial => json!("partial"),
         Need::Any => json!("any"),
         Need::In(of) => layout(of),
+        Need::Rows(rows) => json!({"rows": [rows.from.dim, rows.from.size, rows.results]}),
     }
 }
 
 fn edited(edit: Edit) -> Value {
     match edit {
         Edit::Divide { argument, item } => json!({"argument": argument, "item": item}),
+        Edit::Set { argument, item, to } => {
+            json!({"argument": argument, "item": item, "to": format!("{to:?}")})
+        }
         Edit::Multiply => json!("multiply"),
     }
 }
@@ -121,5 +126,6 @@ fn special(special: Special) -> Value {
     match special {
         Special::Dropout(at) => json!({"dropout": slice(at)}),
         Special::Rows => json!("rows"),
+        Special::DropoutOfBands(_) | Special::Norm { .. } => json!(format!("{special:?}")),
     }
 }

@@ -3,7 +3,7 @@
 
 use graph::{
     BuildOptions, ModelGraph, OperatorId, build,
-    layout::{Choice, Layout, Look, Need, Slice, exchanges, sharded},
+    layout::{Bands, Choice, Layout, Look, Moved, Need, Rows, Slice, Take, Window, exchanges, sharded},
 };
 use tracer::{Constant, Operand, Program};
 
@@ -125,6 +125,60 @@ fn each_exchange_makes_what_is_needed_of_what_is_there() {
             if need == Need::Partial {
                 assert_eq!(exchanges(from, need, false), exchanges(from, Need::Whole, false), "{from}");
                 assert_ne!(steps, exchanges(from, Need::Whole, true), "{from}");
+            }
+        }
+    }
+}
+
+/// Of VGG-19 on 224 x 224 in two bands each convolution takes a row of the other's, and the last pool, of 14 rows to 7, one more.
+#[test]
+fn halos_are_counted_exactly() {
+    let window = |size: u64, results: u64, window: Window| Rows {
+        from: Bands { dim: 2, size },
+        results,
+        take: Take::Window { window, fill: 0 },
+    };
+    let convolution = |size| window(size, size, Window { extent: 3, stride: 1, padding: 1 });
+    let pool = |size| window(size, size / 2, Window { extent: 2, stride: 2, padding: 0 });
+    let stages = [(224, [3, 64, 0, 0]), (112, [64, 128, 0, 0]), (56, [128, 256, 256, 256])];
+    let deep = [(28, [256, 512, 512, 512]), (14, [512; 4])];
+    let mut bytes = 0;
+    for (size, channels) in stages.into_iter().chain(deep) {
+        let row = |channels: u64| 4 * size * channels;
+        bytes +=
+            channels.iter().map(|channels| row(*channels) * convolution(size).moved(2).total).sum::<u64>();
+        bytes += row(channels.iter().copied().max().unwrap_or(0)) * pool(size).moved(2).total;
+    }
+    assert_eq!(bytes, 1_352_960);
+    // A reach of several bands takes of each.
+    let wide = window(12, 12, Window { extent: 9, stride: 1, padding: 4 });
+    assert_eq!(wide.moved(4), Moved { total: 4 + 7 + 7 + 4, most: 7, messages: 3 });
+}
+
+/// Rows that a transposed convolution, or resampling, takes are all that reach its band, and no more than it needs.
+#[test]
+fn bands_take_all_rows_that_reach_them() {
+    for degree in 1..=4 {
+        for (size, extent, stride, padding) in
+            (4..12).flat_map(|n| (1..5).flat_map(move |k| (1..4).map(move |s| (n, k, s, i64::from(k > 2)))))
+        {
+            let results = (size - 1) * stride + extent - 2 * padding as u64;
+            let window = Window { extent, stride, padding };
+            let rows = Rows { from: Bands { dim: 2, size }, results, take: Take::Spread(window) };
+            for rank in 0..degree {
+                let (first, last) = rows.taken(rank, degree);
+                let (begin, end) = Bands { dim: 2, size: results }.band(rank, degree);
+                for row in 0..size as i64 {
+                    let at = row * stride as i64 - padding;
+                    let reaches = at < end as i64 && at + extent as i64 > begin as i64;
+                    assert!(
+                        !reaches || begin == end || (first..last).contains(&row),
+                        "{rows:?} on {rank} of {degree}"
+                    );
+                }
+                // What it makes of them begins no later than its band, and ends no sooner.
+                let made = (last - 1) * stride as i64 - padding + extent as i64;
+                assert!(first * stride as i64 - padding <= begin as i64 && made >= end as i64, "{rows:?}");
             }
         }
     }

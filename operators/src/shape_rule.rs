@@ -163,6 +163,8 @@ pub enum ShapeRule {
     Fold,
     /// What a device has after an exchange.
     Shared,
+    /// Rows that a device has of an image in bands.
+    SharedRows,
     /// A number that counts what one device has, or all.
     SharedNumber,
 }

@@ -1200,6 +1200,9 @@ class _SharedAnswer(TypedDict):
 class SharedAnswer(_SharedAnswer, total=False):
     """Layers that devices share."""
 
+    # The dimension along which images lie in bands, one for each device; none where weights and values are cut evenly.
+    bands: Union[int, None]
+
     # Other numbers of devices that were tried, with the seconds of a micro-batch; none where there is no plan.
     tried: list[SharedTried]
 

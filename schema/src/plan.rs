@@ -47,7 +47,8 @@ pub struct Plan {
     /// Gradient sync, sharding and offload where they are not the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
-    /// Parameters that devices share within each layer, by name; a star stands for the numbers of layers that are alike.
+    /// Parameters that devices share within each layer, by name; a star stands for the numbers of layers that are alike. Where
+    /// images lie in bands, the inputs that do, or a star for others.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub cuts: IndexMap<String, Cut>,
     /// Set where the plan is for the forward pass alone: nothing is trained, and stages hold no gradients and no optimizer's state.
@@ -158,7 +159,7 @@ pub enum LayerSharing {
     Unequal,
 }
 
-/// Where a parameter is cut, so that each device of a group holds an equal part.
+/// Where a parameter is cut, so that each device of a group holds an equal part, or an image in bands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cut {
@@ -167,6 +168,14 @@ pub struct Cut {
     /// In how many equal blocks it lies, each of which is cut: 3 for packed queries, keys and values.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub blocks: u64,
+    /// An input whose rows lie in bands, one for each device, and with it all images that are made of it; parameters are whole.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub bands: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 fn one() -> u64 {

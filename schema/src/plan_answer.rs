@@ -224,6 +224,9 @@ pub struct StageAnswer {
 pub struct SharedAnswer {
     /// Devices that share each layer.
     pub degree: u32,
+    /// The dimension along which images lie in bands, one for each device; none where weights and values are cut evenly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bands: Option<u32>,
     /// Share of the forward pass's FLOPs that they share; the rest each of them does.
     pub split_flops: f64,
     /// Exchanges of a micro-batch in the whole model.

@@ -6,7 +6,7 @@ use codegen::Shards;
 use cost_model::{PredictOptions, predict};
 use graph::{
     ModelGraph, OperatorCosts, OperatorId, TensorId,
-    layout::{Collective, Exchange, Layout, Look, Slice, sharded},
+    layout::{Choice, Collective, Exchange, Layout, Look, Slice, sharded},
 };
 use schema::{Cluster, Cut, Device};
 use simulator::{
@@ -15,7 +15,7 @@ use simulator::{
 };
 use tracer::{NodeId, Program};
 
-use super::{Group, choose};
+use super::{Chosen, Group, choose};
 use crate::{cost_models::CostModels, failure::Failure, nearest, workspace::operations};
 
 /// A model that devices share.
@@ -25,6 +25,8 @@ pub struct SharedModel {
     pub program: Program,
     /// How many devices share it.
     pub degree: u64,
+    /// The dimension along which images lie in bands; none where weights and values are cut evenly.
+    pub bands: Option<usize>,
     /// Where stored tensors are cut.
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node.
@@ -40,10 +42,31 @@ pub struct SharedModel {
 /// Seconds that an optimizer's step takes for each byte of parameters: these, their gradients and its state are read and written.
 const TOUCHED: f64 = 7.0;
 
-/// What all operators that have FLOPs would cost more if none were shared, in times of the whole model.
+/// What all operators that have FLOPs, or make images, would cost more if none were shared, in times of the whole model.
 const INSISTENCE: f64 = 10.0;
 
-/// Chooses how so many devices of a cluster share a model. Stored tensors in `given` are cut so, all others as serves best.
+/// What devices share of a model.
+#[derive(Clone, Copy)]
+pub enum Way<'a> {
+    /// Layers: weights and values are cut as serves best.
+    Layers,
+    /// Images, which lie in bands of rows or of columns, as serves best.
+    Bands,
+    /// What a plan says.
+    Cuts(&'a indexmap::IndexMap<String, Cut>),
+}
+
+impl Way<'_> {
+    /// Returns the option that asks for it.
+    pub fn option(self) -> &'static str {
+        match self {
+            Way::Bands => "--spatial",
+            Way::Layers | Way::Cuts(_) => "--tensor-parallel",
+        }
+    }
+}
+
+/// Chooses how so many devices of a cluster share a model.
 ///
 /// # Errors
 /// When the devices cannot be grouped so, or the model cannot be shared.
@@ -53,9 +76,9 @@ pub fn shared_by(
     costs: &OperatorCosts,
     (cluster, models): (&Cluster, &CostModels),
     degree: u32,
-    given: Option<&indexmap::IndexMap<String, Cut>>,
+    way: Way<'_>,
 ) -> Result<SharedModel, Failure> {
-    let look = Look::new(graph, u64::from(degree));
+    let looks = looks(graph, program, degree, way)?;
     let name = cluster.devices.first().map(|device| device.type_.as_str()).unwrap_or_default();
     let figures = cluster.types.get(name).ok_or_else(|| Failure::input("the cluster has no device types"))?;
     let predicted = predict(graph, costs, &models.of(name, figures), &PredictOptions::default());
@@ -70,9 +93,18 @@ pub fn shared_by(
     let (total_seconds, total_flops) =
         (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
     let link = inner_link(cluster);
+    let in_bands = looks.iter().any(|look| look.images.is_some());
+    let bytes = |id: OperatorId| -> f64 {
+        let results = graph.operator(id).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
+        results.into_iter().filter_map(|tensor| tensor.bytes()).sum::<u64>() as f64
+    };
+    let total_bytes: f64 = if in_bands { all().map(bytes).sum() } else { 0.0 };
     let group = Group {
         whole: &|id| {
-            if total_flops > 0.0 { INSISTENCE * total_seconds * flops(id) / total_flops } else { 0.0 }
+            let share = |own: f64, total: f64| if total > 0.0 { own / total } else { 0.0 };
+            // Who asks for bands wants no image whole, either.
+            let of_bytes = if total_bytes > 0.0 { share(bytes(id), total_bytes) } else { 0.0 };
+            INSISTENCE * total_seconds * share(flops(id), total_flops).max(of_bytes)
         },
         degree: u64::from(degree),
         seconds: &|collective, bytes| exchange_seconds(collective, bytes, degree, link),
@@ -82,27 +114,110 @@ pub fn shared_by(
             .max(figures.host_call.map_or(0.0, |call| call.0)),
         per_byte: TOUCHED / figures.memory_bandwidth.0,
     };
-    let given = given.map(|cuts| named(graph, cuts, degree)).transpose()?.unwrap_or_default();
+    let given = match way {
+        Way::Cuts(cuts) if looks[0].images.is_none() => named(graph, cuts, degree)?,
+        _ => BTreeMap::new(),
+    };
     let no = || {
         Failure::no(format!("no way was found for {degree} devices to share this model"))
-            .with_hint("leave out --tensor-parallel")
+            .with_hint(format!("leave out {}", way.option()))
     };
-    let chosen = choose(&look, &group, &seconds, &given).ok_or_else(no)?;
-    let made = sharded(program, &look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
+    let found = looks.iter().filter_map(|look| Some((look, choose(look, &group, &seconds, &given)?)));
+    let (look, chosen): (&Look<'_>, Chosen) =
+        found.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).ok_or_else(no)?;
+    let made = sharded(program, look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
     let sum = |only_split: bool| -> f64 {
         let ids = (0..graph.operators.len()).filter(|at| !only_split || made.is_split[*at]);
         ids.map(|at| flops(OperatorId(at as u32))).sum()
     };
     let total = sum(false);
+    if look.images.is_some() && !is_in_bands(look, &chosen.choice) {
+        return Err(no_bands(look));
+    }
     Ok(SharedModel {
         split_share: if total > 0.0 { sum(true) / total } else { 0.0 },
         operations: operations(graph, costs),
         program: made.program,
         degree: made.degree,
+        bands: look.images.as_ref().map(|images| 2 + images.along),
         cuts: made.cuts,
         exchanges: made.exchanges,
         seconds: (chosen.seconds, chosen.bound),
     })
+}
+
+/// Returns the ways to look at a model that are tried.
+fn looks<'g>(
+    graph: &'g ModelGraph,
+    program: &Program,
+    degree: u32,
+    way: Way<'_>,
+) -> Result<Vec<Look<'g>>, Failure> {
+    let n = u64::from(degree);
+    let along = match way {
+        Way::Cuts(cuts) => bands_in(cuts, program)?,
+        Way::Layers => None,
+        Way::Bands => {
+            let all = (0..3).map(|along| Look::in_bands(graph, n, along));
+            let with_images = |look: &Look<'_>| look.images.as_ref().is_some_and(|images| images.size > 0);
+            let found: Vec<Look<'_>> = all.filter(with_images).collect();
+            if found.is_empty() {
+                return Err(Failure::no("the model has no images: no convolution, pool or resampling")
+                    .with_hint("--tensor-parallel shares other layers"));
+            }
+            return Ok(found);
+        }
+    };
+    Ok(vec![along.map_or_else(|| Look::new(graph, n), |along| Look::in_bands(graph, n, along))])
+}
+
+fn is_in_bands(look: &Look<'_>, choice: &Choice) -> bool {
+    let mut all = choice.strategies.iter().enumerate();
+    all.any(|(at, pick)| {
+        *pick > 0 && matches!(look.strategies(OperatorId(at as u32))[*pick].gives, Layout::Bands(_))
+    })
+}
+
+fn no_bands(look: &Look<'_>) -> Failure {
+    let degree = look.degree;
+    let most = look.images.as_ref().map_or(0, |images| images.size);
+    if most == 0 {
+        let dim = look.images.as_ref().map_or(0, |images| 2 + images.along);
+        return Failure::input(format!(
+            "the model has no images with a dimension {dim} that bands could lie along"
+        ));
+    }
+    if most < degree {
+        return Failure::no(format!("{degree} devices cannot have a band each of images of {most} rows"))
+            .with_hint(format!("{most} could"));
+    }
+    Failure::no(format!("no operator of this model can work on {degree} bands of its images"))
+}
+
+/// Returns along which dimension of images a plan's bands lie.
+fn bands_in(cuts: &indexmap::IndexMap<String, Cut>, program: &Program) -> Result<Option<usize>, Failure> {
+    let Some((first, own)) = cuts.iter().find(|(_, cut)| cut.bands) else { return Ok(None) };
+    let names: Vec<&str> = program.inputs.iter().map(|id| program.values[id.index()].name.as_str()).collect();
+    for (name, cut) in cuts {
+        if !cut.bands {
+            return Err(Failure::input(format!(
+                "the plan has bands of `{first}` and cuts `{name}`: where images lie in bands, parameters are whole"
+            )));
+        }
+        if name != "*" && !names.contains(&name.as_str()) {
+            let meant = nearest::meant(name, names.iter().copied(), 3);
+            return Err(Failure::input(format!(
+                "the plan has bands of `{name}`, which is no input of the model{meant}"
+            )));
+        }
+        if cut.dim != own.dim || cut.blocks != 1 || !(2..5).contains(&cut.dim) {
+            return Err(Failure::input(format!(
+                "the plan has bands of `{name}` along {}: bands lie along 2, 3 or 4, the same for all, in one block",
+                cut.dim
+            )));
+        }
+    }
+    Ok(Some(own.dim as usize - 2))
 }
 
 impl SharedModel {
@@ -126,9 +241,12 @@ impl SharedModel {
 
     /// Returns the bytes that the devices send each other for one micro-batch, there and back, all of them together.
     pub fn exchange_bytes(&self, graph: &ModelGraph) -> u64 {
-        let bytes = |collective: Collective, whole: u64| {
-            let (collective, own) = in_simulator(collective, whole, self.degree);
-            collective::sent(collective, Algorithm::Fastest, own, self.degree)
+        let bytes = |collective: Collective, whole: u64| match collective {
+            Collective::Neighbours(moved, size) => rows(whole, moved.total, size),
+            other => {
+                let (kind, own) = in_simulator(other, whole, self.degree);
+                collective::sent(kind, Algorithm::Fastest, own, self.degree)
+            }
         };
         let of = |exchanged: Exchanged| {
             [exchanged.forward, exchanged.backward]
@@ -153,12 +271,14 @@ impl SharedModel {
             // Either end is the whole value, but for an exchange of one dimension for another, whose ends are parts.
             let whole = match exchange {
                 Exchange::Exchange { .. } => inputs.saturating_mul(self.degree),
+                // The first device has as many rows as any.
+                Exchange::Rows(taken) => rows(inputs, taken.from.size, taken.from.most(self.degree)),
                 _ => inputs.max(bytes(&operator.outputs)),
             };
             let results = operator.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
             let has_gradient = results.into_iter().any(|tensor| tensor.requires_grad);
-            let backward = exchange.backward().filter(|_| has_gradient);
-            Exchanged { operator: operator.id, whole, forward: exchange.forward(), backward }
+            let backward = exchange.backward(self.degree).filter(|_| has_gradient);
+            Exchanged { operator: operator.id, whole, forward: exchange.forward(self.degree), backward }
         };
         self.exchanges.iter().map(of)
     }
@@ -171,6 +291,25 @@ impl SharedModel {
         Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect() }
     }
 
+    /// Returns the inputs that lie in bands, or a star where only what is made of them does.
+    fn named_bands(&self) -> indexmap::IndexMap<String, Cut> {
+        let Some(dim) = self.bands else { return Default::default() };
+        let program = &self.program;
+        let is_cut = |id: &&graph::ValueId| {
+            self.exchanges.iter().any(|(node, exchange)| {
+                let operand = &program.nodes[node.index()].arguments[0].operand;
+                matches!(exchange, Exchange::ToBands(_)) && *operand == tracer::Operand::Value(**id)
+            })
+        };
+        let mut names: Vec<String> =
+            program.inputs.iter().filter(is_cut).map(|id| program.values[id.index()].name.clone()).collect();
+        if names.is_empty() {
+            names.push("*".into());
+        }
+        let cut = Cut { dim: dim as u32, blocks: 1, bands: true };
+        names.into_iter().map(|name| (name, cut)).collect()
+    }
+
     /// Returns the cuts by the names of what is cut; numbers of layers that are cut alike are a star.
     pub fn named_cuts(&self, program: &Program) -> indexmap::IndexMap<String, Cut> {
         let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Slice>)>> = Default::default();
@@ -178,7 +317,7 @@ impl SharedModel {
             let cut = self.cuts.get(&TensorId(index as u32)).copied();
             by_pattern.entry(pattern(&tensor.path)).or_default().push((tensor.path.clone(), cut));
         }
-        let mut named = indexmap::IndexMap::new();
+        let mut named = self.named_bands();
         for (pattern, all) in by_pattern {
             let first = all[0].1;
             if all.iter().all(|(_, cut)| *cut == first) {
@@ -192,7 +331,7 @@ impl SharedModel {
 }
 
 fn written(cut: Slice) -> Cut {
-    Cut { dim: cut.dim as u32, blocks: cut.blocks }
+    Cut { dim: cut.dim as u32, blocks: cut.blocks, bands: false }
 }
 
 /// A path with a star for each number.
@@ -248,6 +387,11 @@ fn inner_link(cluster: &Cluster) -> Link {
 }
 
 fn exchange_seconds(what: Collective, bytes: u64, degree: u32, link: Link) -> f64 {
+    if let Collective::Neighbours(moved, size) = what {
+        // Messages of all neighbours go at once, each with its start.
+        let moving = rows(bytes, moved.most, size) as f64 / link.bandwidth;
+        return (moved.messages * link.latency) as f64 * 1e-9 + moving;
+    }
     let group = collective::Group::flat(degree, link);
     let (kind, bytes) = in_simulator(what, bytes, u64::from(degree));
     collective::time(kind, Algorithm::Fastest, bytes, &group) as f64 * 1e-9
@@ -259,9 +403,17 @@ fn in_simulator(what: Collective, whole: u64, degree: u64) -> (collective::Colle
         Collective::AllReduce => (collective::Collective::AllReduce, whole),
         Collective::AllGather => (collective::Collective::AllGather, whole),
         Collective::ReduceScatter => (collective::Collective::ReduceScatter, whole),
+        Collective::Neighbours(moved, size) => {
+            (collective::Collective::AllToAll, rows(whole, moved.most, size))
+        }
         // Each sends all but its own part of what it holds.
         Collective::AllToAll => (collective::Collective::AllToAll, whole / degree),
     }
+}
+
+/// Returns the bytes of some of so many rows.
+fn rows(bytes: u64, some: u64, of: u64) -> u64 {
+    (u128::from(bytes) * u128::from(some) / u128::from(of.max(1))) as u64
 }
 
 /// An exchange of a value, and where it is made.
@@ -277,7 +429,11 @@ struct Exchanged {
 ///
 /// # Errors
 /// When groups do not fill what the fastest links join.
-pub fn grouped(cluster: &Cluster, degree: u32) -> Result<(Cluster, BTreeMap<String, Vec<String>>), Failure> {
+pub fn grouped(
+    cluster: &Cluster,
+    degree: u32,
+    option: &str,
+) -> Result<(Cluster, BTreeMap<String, Vec<String>>), Failure> {
     let mut by_place: indexmap::IndexMap<&[u32], Vec<&Device>> = Default::default();
     for device in &cluster.devices {
         by_place.entry(&device.place).or_default().push(device);
@@ -291,7 +447,7 @@ pub fn grouped(cluster: &Cluster, degree: u32) -> Result<(Cluster, BTreeMap<Stri
                 .map(|n| n.to_string())
                 .collect();
             let failure = Failure::input(format!(
-                "--tensor-parallel {degree} does not divide the {} devices that the fastest links join",
+                "{option} {degree} does not divide the {} devices that the fastest links join",
                 devices.len()
             ));
             return Err(if fits.is_empty() {

@@ -154,20 +154,32 @@ impl Writer<'_> {
     fn shared(&self, node: &Node, name: &str) -> String {
         let mut given: Vec<String> = node.arguments.iter().map(|a| self.operand(&a.operand)).collect();
         match name {
-            "shard_dropout" => {
-                if let Some(train) = given.get_mut(2).filter(|train| *train == bool_text(self.training)) {
+            "shard_dropout" | "shard_dropout_bands" | "shard_batch_norm" => {
+                let at = if name == "shard_batch_norm" { 5 } else { 2 };
+                if let Some(train) = given.get_mut(at).filter(|train| *train == bool_text(self.training)) {
                     *train = "self.training".to_string();
                 }
             }
-            "shard_embedding" => {}
+            "shard_embedding" | "shard_group_norm" => {}
             _ => {
                 given.pop();
             }
         }
         // One block is the rule.
-        let has_blocks = !matches!(name, "shard_embedding" | "shard_exchange" | "shard_part" | "shard_whole")
-            && given.len() > 2;
-        if has_blocks && given.last().is_some_and(|blocks| blocks == "1") {
+        let left_out: &[&str] = match name {
+            "shard_scatter"
+            | "shard_gather"
+            | "shard_gather_split"
+            | "shard_reduce_scatter"
+            | "shard_dropout" => &["1"],
+            "shard_window" => &["0.0"],
+            "shard_stretch" => &["None", "False"],
+            _ => &[],
+        };
+        for usual in left_out {
+            if given.last().is_some_and(|last| last != usual) {
+                break;
+            }
             given.pop();
         }
         format!("self.shard.{}({})", name.trim_start_matches("shard_"), given.join(", "))

@@ -6,7 +6,7 @@
 
 use operators::{Keeps, OperatorClass};
 use smallvec::SmallVec;
-use tracer::DType;
+use tracer::{DType, ValueId};
 
 use super::{look::Look, times};
 use crate::{
@@ -63,8 +63,25 @@ impl Keep<'_> {
         let first = &mut self.saved.keepers[id.index()];
         if !is_stored && first.is_none() {
             *first = Some(self.keeper);
-            self.fresh(storage.bytes);
+            match self.beside_own_rows(id) {
+                Some((own, halo)) => {
+                    self.storage(own);
+                    self.fresh(Some(halo));
+                }
+                None => self.fresh(storage.bytes),
+            }
         }
+    }
+
+    /// Returns where the own rows lie of what is fetched of others' bands, too, and the bytes of theirs: stages keep these alone.
+    fn beside_own_rows(&self, id: StorageId) -> Option<(StorageId, u64)> {
+        let Origin::Made(operator) = self.graph.storage(id).origin else { return None };
+        let operator = self.graph.operator(operator);
+        let takes_rows = matches!(operator.short_name(), "shard_window" | "shard_spread");
+        let of = |value: &ValueId| self.graph.value(*value).fact.tensor();
+        let (own, all) = (of(operator.inputs.first()?)?, of(operator.outputs.first()?)?);
+        let halo = all.bytes()?.checked_sub(own.bytes()?)?;
+        takes_rows.then_some((own.storage?, halo))
     }
 
     pub(super) fn tensor(&mut self, tensor: &TensorFact) {

@@ -45,11 +45,43 @@ pub fn exchanged(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
+/// Rows of bands: those of the first device, which has as many as any.
+pub fn rows(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let degree = degree(call)? as i64;
+    let mut sizes = shape(input)?.clone();
+    let number = |at: usize| super::call::integer(call.at(at)).known();
+    let dim = usize::try_from(number(1)?).ok().filter(|dim| *dim < sizes.len()).known()?;
+    let most = |size: i64| -(-size).div_euclid(degree);
+    let (size, results) = (number(2)?, number(3).unwrap_or(0));
+    let own = sizes[dim].and_then(|rows| i64::try_from(rows).ok());
+    let given = if call.name == "shard_to_bands" { size } else { most(size) };
+    if !matches!(call.name, "shard_crop" | "shard_counted") && own.is_some_and(|own| own != given) {
+        reject!("{} rows are not the {given} of a band of {size}", own.unwrap_or_default());
+    }
+    let made = match call.name {
+        "shard_to_bands" => most(size),
+        "shard_from_bands" | "shard_from_bands_split" => size,
+        "shard_window" => (most(results) - 1) * number(5)? + number(4)?,
+        "shard_spread" => {
+            let (reach, stride, padding) = (number(4)? - 1, number(5)?.max(1), number(6)?);
+            let last = most(results) - 1 + padding;
+            let first = (-(reach - padding).div_euclid(stride)).min(padding.div_euclid(stride));
+            last.div_euclid(stride).max(-(reach - last).div_euclid(stride)) + 1 - first
+        }
+        _ => most(results),
+    };
+    sizes[dim] = u64::try_from(made).ok();
+    fresh_fact(input.dtype, sizes)
+}
+
 /// What one device has of a number, and what all have.
 pub fn number(call: &Call<'_>) -> Result {
     let degree = degree(call)?;
     let number = super::call::integer(call.at(0));
     Ok(Fact::Int(match (call.name, number) {
+        ("shard_rows", Some(number)) => Some(-(-number).div_euclid(degree as i64)),
+        ("shard_all_rows", _) => super::call::integer(call.at(1)),
         ("shard_part", Some(number)) => match u64::try_from(number) {
             Ok(number) => divided(Some(number), degree)?.and_then(|number| i64::try_from(number).ok()),
             Err(_) => reject!("{number} cannot be shared out"),

@@ -65,6 +65,7 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         ShapeRule::DictionaryParts => number::dictionary_parts,
         ShapeRule::Same => number::same,
         ShapeRule::Shared => shared::exchanged,
+        ShapeRule::SharedRows => shared::rows,
         ShapeRule::SharedNumber => shared::number,
         ShapeRule::Fold => number::fold,
         ShapeRule::Sum => reduce::sum,

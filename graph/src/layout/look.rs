@@ -1,5 +1,7 @@
 //! An operator with what is known of its operands, as rules of layouts want it.
 
+use std::collections::BTreeSet;
+
 use tracer::{Operand, TensorId, ValueId};
 
 use crate::{
@@ -16,8 +18,21 @@ pub struct Look<'g> {
     pub degree: u64,
     /// Numbers of blocks in which some dimension of this model lies: what packed projections are taken apart into.
     pub blocks: Vec<u64>,
+    /// Set where images lie in bands, and nothing else is cut.
+    pub images: Option<Images>,
     values: Vec<Fact>,
     tensors: Vec<Fact>,
+}
+
+/// Images that lie in bands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Images {
+    /// Along which of their dimensions: 0 for rows, 1 for columns.
+    pub along: usize,
+    /// The largest that they are along it.
+    pub size: u64,
+    /// Dimensions of values along which rows lie.
+    dims: BTreeSet<(ValueId, usize)>,
 }
 
 /// One tensor that an operator reads.
@@ -52,7 +67,7 @@ impl<'g> Look<'g> {
     pub fn new(graph: &'g ModelGraph, degree: u64) -> Self {
         let values = graph.values.iter().map(|value| value.fact.clone()).collect();
         let tensors = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();
-        let mut look = Self { graph, degree, blocks: vec![1], values, tensors };
+        let mut look = Self { graph, degree, blocks: vec![1], images: None, values, tensors };
         let mut found: std::collections::BTreeMap<u64, usize> = Default::default();
         for operator in &graph.operators {
             for blocks in super::rules::blocks_of(&look.subject(operator)) {
@@ -63,6 +78,43 @@ impl<'g> Look<'g> {
         found.sort_by_key(|(blocks, count)| (std::cmp::Reverse(*count), *blocks));
         look.blocks.extend(found.iter().take(MOST_BLOCKS).map(|(blocks, _)| *blocks));
         look
+    }
+
+    /// Looks at a graph whose images lie in bands along a dimension: 0 for rows, 1 for columns.
+    pub fn in_bands(graph: &'g ModelGraph, degree: u64, along: usize) -> Self {
+        let mut look = Self { blocks: vec![1], ..Self::new(graph, degree) };
+        let mut images = Images { along, ..Images::default() };
+        let dim = 2 + along;
+        for operator in &graph.operators {
+            let subject = look.subject(operator);
+            let is_image = subject.row.is_some_and(|row| {
+                row.split == operators::Split::Convolution
+                    || row.split == operators::Split::Samples && row.class == operators::OperatorClass::Pool
+            });
+            let input = subject.leaves.first().filter(|_| is_image);
+            let Some(leaf) = input.filter(|leaf| leaf.sizes.len() > dim) else { continue };
+            images.size = images.size.max(leaf.sizes[dim]);
+            if let Source::Value(id) = leaf.source {
+                images.dims.insert((id, dim));
+            }
+            images.dims.extend(operator.outputs.iter().map(|id| (*id, dim)));
+        }
+        // From there to all that does the same with rows, behind and in front of them.
+        look.images = Some(images);
+        let order: Vec<OperatorId> = graph.operators.iter().map(|operator| operator.id).collect();
+        let back: Vec<OperatorId> = order.iter().rev().copied().collect();
+        for operator in order.iter().chain(&back).chain(&order) {
+            let found = super::rules::rows_of(&look.subject(graph.operator(*operator)));
+            if let Some(images) = &mut look.images {
+                images.dims.extend(found);
+            }
+        }
+        look
+    }
+
+    /// Tells whether rows of an image lie along a dimension of a value.
+    pub(crate) fn has_rows(&self, value: ValueId, dim: usize) -> bool {
+        self.images.as_ref().is_some_and(|images| images.dims.contains(&(value, dim)))
     }
 
     /// Looks at an operator.

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`Layout::Whole`] | everything | whole, where each taker does the same on all devices; a term of a sum, where one takes a part |
 //! | [`Layout::Even`] | an equal slice of one dimension | the same slice |
+//! | [`Layout::Bands`] | some rows of an image, as even as can be | the same rows |
 //! | [`Layout::Sum`] | a term; the value is the sum of all | whole |
 //!
 //! An operator has [`Strategy`]s: which layout each operand must have, which the results then have. They follow from its row's
@@ -13,16 +14,18 @@
 //! [`sharded()`] writes the program that one of the devices runs. It is a program like any other: its sizes are inferred again,
 //! which refuses a size that was not divided, and all that reads programs reads it.
 
+mod bands;
 mod exchange;
 mod look;
 mod rules;
 mod sharded;
 mod strategy;
 
+pub use bands::{Bands, Moved, Resampling, Rows, Stretch, Take, Window};
 pub use exchange::{Collective, Exchange, exchanges};
-pub use look::{Leaf, Look, Source};
+pub use look::{Images, Leaf, Look, Source};
 pub use sharded::{Choice, ShardError, Sharded, Writes, sharded};
-pub use strategy::{Edit, Need, Special, Strategy};
+pub use strategy::{After, Edit, Need, Special, Strategy, Value};
 
 /// What each device of a group holds of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,6 +35,8 @@ pub enum Layout {
     Whole,
     /// An equal slice.
     Even(Slice),
+    /// Rows, which need not be as many for each.
+    Bands(Bands),
     /// A term of it.
     Sum,
 }
@@ -59,6 +64,7 @@ impl std::fmt::Display for Layout {
         match self {
             Layout::Whole => f.write_str("whole"),
             Layout::Sum => f.write_str("a term of the sum"),
+            Layout::Bands(Bands { dim, .. }) => write!(f, "in bands along {dim}"),
             Layout::Even(Slice { dim, blocks: 1 }) => write!(f, "cut along {dim}"),
             Layout::Even(Slice { dim, blocks }) => write!(f, "cut along {dim} in {blocks} blocks"),
         }

@@ -14,11 +14,11 @@ use tracer::{
 };
 
 use super::{
-    Layout, Slice,
+    Layout, Rows, Slice, Take, Window,
     exchange::{Exchange, exchanges},
     look::{Look, Source, Subject},
     rules::strategies,
-    strategy::{Edit, Need, Special, Strategy},
+    strategy::{After, Edit, Need, Special, Strategy, Value as Given},
 };
 use crate::{fact::StorageId, model::OperatorId};
 
@@ -250,12 +250,25 @@ impl Writer<'_> {
             }
         }
         for edit in &strategy.edits {
-            if let Edit::Divide { argument, item } = *edit {
-                let call = node.call;
-                let Some(place) = written(&mut node, &subject, argument, item) else { continue };
-                let number = std::mem::take(place);
-                let part = self.part(number, call, program.nodes[index].span);
-                *written(&mut node, &subject, argument, item).expect("it was there") = Operand::Value(part);
+            match *edit {
+                Edit::Divide { argument, item } => {
+                    let call = node.call;
+                    let Some(place) = written(&mut node, &subject, argument, item) else { continue };
+                    let number = std::mem::take(place);
+                    let part = self.part(number, call, program.nodes[index].span);
+                    *written(&mut node, &subject, argument, item).expect("it was there") =
+                        Operand::Value(part);
+                }
+                Edit::Set { argument, item, to } => {
+                    if let Some(place) = written(&mut node, &subject, argument, item) {
+                        *place = Operand::Constant(match to {
+                            Given::Int(number) => Constant::Int(number),
+                            Given::One => Constant::Float(1.0),
+                            Given::Nothing => Constant::None,
+                        });
+                    }
+                }
+                Edit::Multiply => {}
             }
         }
         if let Some(special) = strategy.special {
@@ -275,15 +288,33 @@ impl Writer<'_> {
         record.operator.clone_from(&node.operator);
         for type_ in record.outputs.iter_mut().flatten() {
             *type_ = local_type(type_, strategy.gives, look.degree);
+            // Rows that are cut off behind it are none of the band.
+            type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
         }
         self.out.nodes.push(node);
         self.recorded.push(record);
         if strategy.edits.contains(&Edit::Multiply) {
-            for value in outputs {
-                let whole =
-                    self.node("shard_whole", vec![Operand::Value(value)], Type::Int, call, span, "whole");
+            let bands = strategy.needs.iter().find_map(|need| match need.layout() {
+                Some(Layout::Bands(bands)) => Some(bands),
+                _ => None,
+            });
+            let size = bands.map(|bands| int(bands.size as i64));
+            let name = if bands.is_some() { "shard_all_rows" } else { "shard_whole" };
+            for value in outputs.iter().copied() {
+                let operands = [Operand::Value(value)].into_iter().chain(size.clone()).collect();
+                let whole = self.node(name, operands, Type::Int, call, span, "whole");
                 self.instead.insert(value, whole);
             }
+        }
+        if let (Some(after), [value]) = (strategy.after, &outputs[..]) {
+            let (name, numbers, about) = done_after(after);
+            let operands = [Operand::Value(*value)].into_iter().chain(numbers).collect();
+            let type_ = self.out.values[value.index()].type_.clone();
+            if let (After::Crop(_), Type::Tensor(own)) = (after, &mut self.out.values[value.index()].type_) {
+                own.shape = None;
+            }
+            let made = self.node(name, operands, type_, call, span, about);
+            self.instead.insert(*value, made);
         }
         Ok(())
     }
@@ -291,7 +322,6 @@ impl Writer<'_> {
     /// Gathers what the model returns.
     fn returned(&mut self, program: &Program) -> Result<Operand, ShardError> {
         let mut output = program.output.clone();
-        self.substitute(&mut output);
         let root = tracer::CallId(0);
         let Some(last) = program.nodes.last().cloned() else { return Ok(output) };
         let end = Node { call: root, ..last };
@@ -311,10 +341,9 @@ impl Writer<'_> {
             }
             Operand::Constant(_) => return Ok(()),
         };
-        let is_new = matches!(source, Source::Value(id) if id.index() >= self.layouts.len());
-        let from = if is_new { Layout::Whole } else { self.layout(source) };
-        let steps = exchanges(from, Need::Whole, true).unwrap_or_default();
+        let steps = exchanges(self.layout(source), Need::Whole, true).unwrap_or_default();
         if steps.is_empty() {
+            self.substitute(operand);
             return Ok(());
         }
         if let Source::Value(id) = source
@@ -337,6 +366,7 @@ impl Writer<'_> {
             Source::Value(id) => Operand::Value(id),
             Source::Tensor(id) => Operand::Tensor(id),
         };
+        self.substitute(&mut operand);
         let mut value = None;
         for end in 1..=steps.len() {
             let key = (source, steps[..end].to_vec(), epoch);
@@ -346,8 +376,7 @@ impl Writer<'_> {
                     let step = steps[end - 1];
                     let (name, numbers, about) = spelled(step);
                     let mut arguments = vec![operand.clone()];
-                    arguments
-                        .extend(numbers.into_iter().map(|number| Operand::Constant(Constant::Int(number))));
+                    arguments.extend(numbers);
                     let type_ = Type::Tensor(TensorType::default());
                     let id = NodeId(self.out.nodes.len() as u32);
                     let made = self.node(name, arguments, type_, before.call, before.span, about);
@@ -368,7 +397,8 @@ impl Writer<'_> {
         if let Some(known) = self.parts.get(&key) {
             return *known;
         }
-        let made = self.node("shard_part", vec![number], Type::Int, call, span, "part");
+        let name = if self.look.images.is_some() { "shard_rows" } else { "shard_part" };
+        let made = self.node(name, vec![number], Type::Int, call, span, "part");
         self.parts.insert(key, made);
         made
     }
@@ -493,8 +523,9 @@ fn written<'n>(
 }
 
 /// Returns an exchange's operator, the numbers that it is given, and what its result is called by.
-fn spelled(exchange: Exchange) -> (&'static str, Vec<i64>, &'static str) {
-    let numbers = |slice: Slice| vec![slice.dim as i64, slice.blocks as i64];
+fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
+    let numbers = |slice: Slice| vec![int(slice.dim as i64), int(slice.blocks as i64)];
+    let of_bands = |bands: super::Bands| vec![int(bands.dim as i64), int(bands.size as i64)];
     match exchange {
         Exchange::Copy => ("shard_copy", Vec::new(), "copy"),
         Exchange::Reduce => ("shard_reduce", Vec::new(), "sum"),
@@ -502,8 +533,59 @@ fn spelled(exchange: Exchange) -> (&'static str, Vec<i64>, &'static str) {
         Exchange::Gather(slice) => ("shard_gather", numbers(slice), "whole"),
         Exchange::GatherSplit(slice) => ("shard_gather_split", numbers(slice), "whole"),
         Exchange::ReduceScatter(slice) => ("shard_reduce_scatter", numbers(slice), "part"),
-        Exchange::Exchange { from, to } => ("shard_exchange", vec![from as i64, to as i64], "turned"),
+        Exchange::Exchange { from, to } => {
+            ("shard_exchange", vec![int(from as i64), int(to as i64)], "turned")
+        }
         Exchange::Once => ("shard_once", Vec::new(), "once"),
+        Exchange::ToBands(bands) => ("shard_to_bands", of_bands(bands), "band"),
+        Exchange::FromBands(bands) => ("shard_from_bands", of_bands(bands), "whole"),
+        Exchange::FromBandsSplit(bands) => ("shard_from_bands_split", of_bands(bands), "whole"),
+        Exchange::Rows(rows) => match rows.take {
+            Take::Window { window, fill } => {
+                let fill = Operand::Constant(Constant::Float(f64::from_bits(fill)));
+                ("shard_window", windows(rows, window).chain([fill]).collect(), "rows")
+            }
+            Take::Spread(window) => ("shard_spread", windows(rows, window).collect(), "rows"),
+            Take::Stretch(stretch) => {
+                let scale =
+                    stretch.scale.map_or(Constant::None, |bits| Constant::Float(f64::from_bits(bits)));
+                let how = [
+                    int(rows.from.dim as i64),
+                    int(rows.from.size as i64),
+                    int(rows.results as i64),
+                    Operand::Constant(Constant::Str(stretch.mode().into())),
+                    Operand::Constant(Constant::Bool(stretch.align_corners)),
+                    Operand::Constant(scale),
+                ];
+                ("shard_stretch", how.to_vec(), "stretched")
+            }
+        },
+    }
+}
+
+/// The dimension, its size, the rows of results, and the windows.
+fn windows(rows: Rows, window: Window) -> impl Iterator<Item = Operand> {
+    let numbers = [rows.from.dim as i64, rows.from.size as i64, rows.results as i64];
+    numbers.into_iter().chain([window.extent as i64, window.stride as i64, window.padding]).map(int)
+}
+
+fn int(number: i64) -> Operand {
+    Operand::Constant(Constant::Int(number))
+}
+
+/// Returns the operator that follows on results, what it is given, and what its result is called by.
+fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static str) {
+    let of = |rows: Rows| match rows.take {
+        Take::Window { window, .. } | Take::Spread(window) => windows(rows, window).collect(),
+        Take::Stretch(_) => Vec::new(),
+    };
+    match after {
+        After::Weigh(size) => ("shard_weighed", vec![int(size as i64)], "weighed"),
+        After::Crop(rows) => ("shard_crop", of(rows), "band"),
+        After::Count { rows, counts_padding } => {
+            let flag = Operand::Constant(Constant::Bool(counts_padding));
+            ("shard_counted", of(rows).into_iter().chain([flag]).collect(), "counted")
+        }
     }
 }
 
@@ -514,8 +596,26 @@ fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special) {
         let place = at.and_then(|at| written(node, subject, at, None));
         (name, place.map(std::mem::take).unwrap_or_default())
     };
-    let number = |number: i64| Operand::Constant(Constant::Int(number));
-    let (operator, operands) = match special {
+    let number = int;
+    let along =
+        |bands: super::Bands| [("along", number(bands.dim as i64)), ("rows", number(bands.size as i64))];
+    let (operator, operands): (_, Vec<_>) = match special {
+        Special::DropoutOfBands(bands) => (
+            "shard::shard_dropout_bands",
+            [take("input"), take("p"), take("train")].into_iter().chain(along(bands)).collect(),
+        ),
+        Special::Norm { bands, groups: None } => {
+            let names =
+                ["input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"];
+            ("shard::shard_batch_norm", names.map(&mut take).into_iter().chain(along(bands)).collect())
+        }
+        Special::Norm { bands, groups: Some(groups) } => {
+            let groups = ("num_groups", number(groups as i64));
+            let eps = subject.call.float("eps").map_or(Constant::None, Constant::Float);
+            let eps = ("eps", Operand::Constant(eps));
+            let given = [take("input"), groups, take("weight"), take("bias"), eps];
+            ("shard::shard_group_norm", given.into_iter().chain(along(bands)).collect())
+        }
         Special::Dropout(slice) => {
             let numbers = [("dim", number(slice.dim as i64)), ("blocks", number(slice.blocks as i64))];
             (
@@ -543,10 +643,13 @@ fn local(type_: &Type, gives: Layout, degree: u64) -> Type {
 
 fn local_type(type_: &TensorType, gives: Layout, degree: u64) -> TensorType {
     let mut type_ = type_.clone();
-    if let (Layout::Even(slice), Some(shape)) = (gives, &mut type_.shape)
-        && let Some(size) = shape.get_mut(slice.dim)
-    {
-        *size /= degree;
+    let (dim, parts) = match gives {
+        Layout::Even(slice) => (slice.dim, degree),
+        Layout::Bands(bands) => (bands.dim, degree),
+        Layout::Whole | Layout::Sum => return type_,
+    };
+    if let Some(size) = type_.shape.as_mut().and_then(|shape| shape.get_mut(dim)) {
+        *size = size.div_ceil(parts);
         type_.strides = None;
     }
     type_

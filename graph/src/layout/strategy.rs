@@ -1,6 +1,6 @@
 //! What an operator asks of its operands when its work is shared out, and what its results then are.
 
-use super::Layout;
+use super::{Bands, Layout, Rows};
 
 /// One way to share out an operator's work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct Strategy {
     pub gives: Layout,
     /// Numbers in its arguments, and results of its, that count what one device has or what all have.
     pub edits: Vec<Edit>,
+    /// What is done to its results on each device.
+    pub after: Option<After>,
     /// Set where another operator stands for it.
     pub special: Option<Special>,
     /// Whether each device does a part of the work; else each does all of it.
@@ -27,6 +29,8 @@ pub enum Need {
     Partial,
     /// In this layout.
     In(Layout),
+    /// Rows of the own band and of others'.
+    Rows(Rows),
     /// Any layout will do.
     Any,
 }
@@ -41,8 +45,44 @@ pub enum Edit {
         /// Which item, where it is a list.
         item: Option<usize>,
     },
+    /// This argument, or this item of it, has another value on a part.
+    Set {
+        /// Which argument of the operator.
+        argument: usize,
+        /// Which item, where it is a list.
+        item: Option<usize>,
+        /// Its value.
+        to: Value,
+    },
     /// The result counts what one device has, and all that follows wants to know what all have.
     Multiply,
+}
+
+/// A value of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Value {
+    /// A whole number.
+    Int(i64),
+    /// The factor that changes nothing.
+    One,
+    /// None.
+    Nothing,
+}
+
+/// What is done to an operator's results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum After {
+    /// A mean of the own rows becomes a term of the mean of all of so many.
+    Weigh(u64),
+    /// Rows of others are cut off.
+    Crop(Rows),
+    /// Means over windows that reach beyond the image count what torch counts.
+    Count {
+        /// The windows.
+        rows: Rows,
+        /// Rows that fill the image up to its padding count, too.
+        counts_padding: bool,
+    },
 }
 
 /// What stands for an operator where a device does a part that the operator itself cannot.
@@ -50,6 +90,15 @@ pub enum Edit {
 pub enum Special {
     /// Draws the mask of the whole, takes its slice.
     Dropout(super::Slice),
+    /// The same of rows.
+    DropoutOfBands(Bands),
+    /// Averages over all devices' rows.
+    Norm {
+        /// How they lie.
+        bands: Bands,
+        /// Each of so many groups of channels of each sample by itself; none: each channel of all samples.
+        groups: Option<u64>,
+    },
     /// Looks up rows of a part of the table; zeros for those that lie elsewhere.
     Rows,
 }
@@ -60,6 +109,7 @@ impl Need {
         match self {
             Need::Whole | Need::Partial => Some(Layout::Whole),
             Need::In(layout) => Some(layout),
+            Need::Rows(rows) => Some(Layout::Bands(rows.from)),
             Need::Any => None,
         }
     }

@@ -67,6 +67,7 @@ impl Question<'_> {
                     alternatives: strategy,
                     sharding,
                     tensor_parallel,
+                    spatial: crate::commands::plan::Degree::Of(1),
                     ..self.request.clone()
                 };
                 self.planned(way, &request)

@@ -181,9 +181,14 @@ fn forward_only(answer: &PlanAnswer) -> String {
 /// Says what devices share within each layer.
 pub fn shared(answer: &PlanAnswer) -> String {
     let Some(shared) = &answer.shared else { return String::new() };
+    let how = match shared.bands {
+        Some(2) => format!("images in {} bands of rows, a device each", shared.degree),
+        Some(3) => format!("images in {} bands of columns, a device each", shared.degree),
+        Some(dim) => format!("images in {} bands along dimension {dim}, a device each", shared.degree),
+        None => format!("each layer on {} devices", shared.degree),
+    };
     let mut text = format!(
-        "each layer on {} devices, which share {:.1} % of its FLOPs; {} exchanges take {} of a micro-batch\n",
-        shared.degree,
+        "{how}, which share {:.1} % of its FLOPs; {} exchanges take {} of a micro-batch\n",
         100.0 * shared.split_flops,
         shared.exchanges,
         Seconds(shared.exchange_seconds)

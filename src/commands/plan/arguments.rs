@@ -64,6 +64,10 @@ pub struct PlanArguments {
     /// or auto for as many as serve best [default: none, unless the model fits no other way]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub tensor_parallel: Option<Degree>,
+    /// Devices that have a band of rows or columns of each image, neighbours over the fastest links: 4 for one image of
+    /// 4096 x 4096 that no device holds, or auto for as many as serve best [default: none, unless the model fits no other way]
+    #[arg(long, value_name = "N", value_parser = Degree::from_text)]
+    pub spatial: Option<Degree>,
     /// Share of each device's memory that tensors may fill [default: what its type leaves; 0.9 for those of the catalogue]
     #[arg(long, value_name = "SHARE")]
     pub memory_fraction: Option<f64>,
@@ -264,6 +268,7 @@ impl PlanArguments {
             loss: self.loss,
             sharding: self.sharding()?,
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),
+            spatial: self.spatial.unwrap_or_default(),
             recompute: !self.no_recompute,
             offload: self.offload,
             tf32: self.tf32,

@@ -7,7 +7,11 @@ use partitioner::{Planned, Solution};
 use schema::{Bytes, Cluster, Cut, Plan, ShardingLevel, SharedAnswer, SharedTried, TensorParallel};
 
 use super::{PlanRequest, Subject, asked::Asked, model::attempt, no_plan::Unplanned, request::Degree};
-use crate::{failure, sharing, workspace::Workspace};
+use crate::{
+    failure,
+    sharing::{self, Way},
+    workspace::Workspace,
+};
 
 /// Who shares what.
 pub(super) struct Groups {
@@ -31,14 +35,16 @@ pub(super) fn planned_by(
     whole: &Workspace,
     request: &PlanRequest,
     degree: u32,
+    way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
-    let (cluster, members) = sharing::grouped(&request.cluster, degree)?;
-    let own = whole.shared((&request.cluster, &request.cost_models), degree, None)?;
+    let (cluster, members) = sharing::grouped(&request.cluster, degree, way.option())?;
+    let own = whole.shared((&request.cluster, &request.cost_models), degree, way)?;
     let shared = own.shared.as_ref().expect("it is shared");
     let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
     let (seconds, bound) = shared.seconds;
     let answer = SharedAnswer {
         degree,
+        bands: shared.bands.map(|dim| dim as u32),
         split_flops: shared.split_share,
         exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count() as u64,
         exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
@@ -49,7 +55,13 @@ pub(super) fn planned_by(
     let exchange_bytes = shared.exchange_bytes(&own.graph);
     // Replicas of what is shared keep all of it.
     let sharding = request.sharding.or(Some(ShardingLevel::None));
-    let alone = PlanRequest { cluster, sharding, tensor_parallel: Degree::Of(1), ..request.clone() };
+    let alone = PlanRequest {
+        cluster,
+        sharding,
+        tensor_parallel: Degree::Of(1),
+        spatial: Degree::Of(1),
+        ..request.clone()
+    };
     let (asked, mut solved) = attempt(Subject::Model(&own), &alone)?;
     if request.strategy.is_none() && !runs(&solved.best) {
         let position = solved.others.iter().position(runs);
@@ -74,16 +86,17 @@ pub(super) fn planned_best(
     whole: &Workspace,
     request: &PlanRequest,
     first: Result<(Asked, Planned), Unplanned>,
+    way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
     let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
-    let fits = degrees.filter(|degree| sharing::grouped(&request.cluster, *degree).is_ok());
+    let fits = degrees.filter(|degree| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
     let each = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
     };
     let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first) }];
     let mut best = first;
     for degree in fits {
-        let found = planned_by(whole, request, degree);
+        let found = planned_by(whole, request, degree, way);
         tried.push(SharedTried { degree, seconds_each: each(&found) });
         let is_better = match (each(&found), each(&best)) {
             (Some(own), Some(other)) => own < other,

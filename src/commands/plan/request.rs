@@ -41,6 +41,8 @@ pub struct PlanRequest {
     pub sharding: Option<ShardingLevel>,
     /// How many devices share the work of each layer.
     pub tensor_parallel: Degree,
+    /// How many devices have a band of each image.
+    pub spatial: Degree,
     /// Activations may be computed again.
     pub recompute: bool,
     /// Activations may wait in host memory.

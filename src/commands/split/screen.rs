@@ -114,8 +114,11 @@ fn headline(found: &Found) -> String {
         n => format!("{n} stages, replicated {}", replicas.join("-")),
     };
     let shared = found.answer.shared.as_ref();
-    let shared =
-        shared.map(|shared| format!(", each layer on {} devices", shared.degree)).unwrap_or_default();
+    let shared = shared.map(|shared| match shared.bands {
+        Some(_) => format!(", images in {} bands", shared.degree),
+        None => format!(", each layer on {} devices", shared.degree),
+    });
+    let shared = shared.unwrap_or_default();
     // A schedule says in what order stages work; a single one has no choice.
     let schedule = if plan.stages.len() > 1 { format!(" under {}", plan.schedule) } else { String::new() };
     let sharing =

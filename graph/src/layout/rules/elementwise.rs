@@ -1,7 +1,11 @@
 //! One result for each element, with broadcasting; reductions, which leave dimensions alone.
 
 use super::{Axis, Side, each_cut};
-use crate::layout::{Slice, look::Subject, strategy::Special};
+use crate::layout::{
+    Slice,
+    look::Subject,
+    strategy::{After, Special},
+};
 
 /// What an operand of such sizes is where a dimension of the results is cut: cut too, or broadcast along it.
 pub fn broadcast(sizes: &[u64], result: &[u64], dim: usize, blocks: u64) -> Option<Side> {
@@ -107,13 +111,19 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let gone = subject.call.dims("dim", leaf.sizes.len()).ok()?;
     let keeps = subject.call.flag("keepdim").unwrap_or(false);
     let is_sum = subject.call.name == "sum";
+    // Bands may be uneven, so each weighs its mean.
+    let is_mean = subject.look.images.is_some() && subject.call.name == "mean";
     if result.len() != leaf.sizes.len() - if keeps { 0 } else { gone.len() } {
         return None;
     }
     Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
         let before = gone.iter().filter(|gone| **gone < dim).count();
         if gone.contains(&dim) {
-            return (is_sum && blocks == 1).then(|| Axis::new(vec![Side::Cut(dim, 1)], Side::Sum));
+            let axis = Axis::new(vec![Side::Cut(dim, 1)], Side::Sum);
+            return match (is_sum || is_mean) && blocks == 1 {
+                true => Some(Axis { after: is_mean.then_some(After::Weigh(leaf.sizes[dim])), ..axis }),
+                false => None,
+            };
         }
         let after = if keeps { dim } else { dim - before };
         Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))

@@ -4,23 +4,25 @@
 //! terms of a sum; where an operand has no such dimension, it is taken whole, and each device does a part with it. That a rule
 //! holds is arithmetic over the real numbers; `tests/oracle/layouts.py` tries each against torch.
 
+mod bands;
 mod elementwise;
 mod norms;
 mod products;
 mod views;
 
 use operators::Split;
+use tracer::ValueId;
 
 use super::{
-    Layout, Slice,
+    Bands, Layout, Leaf, Rows, Slice, Source,
     look::Subject,
-    strategy::{Edit, Need, Special, Strategy},
+    strategy::{After, Edit, Need, Special, Strategy},
 };
 
 /// What one axis makes of an operand or of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// Cut along a dimension, in blocks.
+    /// Cut along a dimension, in blocks; where images lie in bands, in bands.
     Cut(usize, u64),
     /// Whole, and each device does a part with it.
     Partial,
@@ -28,6 +30,8 @@ pub(crate) enum Side {
     Whole,
     /// A term of a sum.
     Sum,
+    /// Rows of the own band and of others'.
+    Rows(Rows),
     /// Whatever it is.
     Any,
 }
@@ -38,6 +42,7 @@ pub(crate) struct Axis {
     pub leaves: Vec<Side>,
     pub gives: Side,
     pub edits: Vec<Edit>,
+    pub after: Option<After>,
     pub special: Option<Special>,
     /// False where each device does all of the work, on a term.
     pub is_split: bool,
@@ -45,7 +50,7 @@ pub(crate) struct Axis {
 
 impl Axis {
     pub fn new(leaves: Vec<Side>, gives: Side) -> Self {
-        Self { leaves, gives, edits: Vec::new(), special: None, is_split: true }
+        Self { leaves, gives, edits: Vec::new(), after: None, special: None, is_split: true }
     }
 
     /// With a number of an argument that counts what one device has.
@@ -68,6 +73,9 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
         return all;
     }
     for axis in axes(subject) {
+        if subject.look.images.is_some() && !is_of_rows(subject, &axis) {
+            continue;
+        }
         if let Some(strategy) = strategy(subject, axis)
             && !all.contains(&strategy)
         {
@@ -75,6 +83,36 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
         }
     }
     all
+}
+
+/// Tells whether an axis is of rows of an image.
+fn is_of_rows(subject: &Subject<'_>, axis: &Axis) -> bool {
+    cut_by(subject, axis).into_iter().any(|(value, dim)| subject.look.has_rows(value, dim))
+}
+
+/// Returns the dimensions of operands and of results that an axis cuts.
+fn cut_by(subject: &Subject<'_>, axis: &Axis) -> Vec<(ValueId, usize)> {
+    let dim = |side: &Side| match *side {
+        Side::Cut(dim, _) => Some(dim),
+        Side::Rows(rows) => Some(rows.from.dim),
+        _ => None,
+    };
+    let leaf = |(leaf, side): (&Leaf, &Side)| match leaf.source {
+        Source::Value(id) => Some((id, dim(side)?)),
+        Source::Tensor(_) => None,
+    };
+    let result = |id: &ValueId| Some((*id, dim(&axis.gives)?));
+    let leaves = subject.leaves.iter().zip(&axis.leaves).filter_map(leaf);
+    leaves.chain(subject.operator.outputs.iter().filter_map(result)).collect()
+}
+
+/// Returns dimensions along which rows lie because they do in another operand, or in a result.
+pub(crate) fn rows_of(subject: &Subject<'_>) -> Vec<(ValueId, usize)> {
+    if subject.row.is_none() || subject.leaves.is_empty() {
+        return Vec::new();
+    }
+    let found = axes(subject).into_iter().filter(|axis| is_of_rows(subject, axis));
+    found.flat_map(|axis| cut_by(subject, &axis)).collect()
 }
 
 /// Returns numbers of blocks in which an operator takes a dimension apart.
@@ -88,6 +126,11 @@ pub(crate) fn blocks_of(subject: &Subject<'_>) -> Vec<u64> {
 
 fn axes(subject: &Subject<'_>) -> Vec<Axis> {
     let Some(row) = subject.row else { return Vec::new() };
+    if subject.look.images.is_some()
+        && let Some(found) = bands::axes(subject, row)
+    {
+        return found.unwrap_or_default();
+    }
     let found = match row.split {
         Split::Whole => None,
         Split::Elementwise => elementwise::any(subject),
@@ -131,12 +174,30 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
 /// Makes a strategy of an axis, where all that is cut can be cut.
 fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     let degree = subject.look.degree;
-    let fits = |sizes: &[u64], dim, blocks| Slice { dim, blocks }.fits(sizes, degree);
+    let in_bands = subject.look.images.is_some();
+    let cut = |sizes: &[u64], dim: usize, blocks: u64| {
+        if !in_bands {
+            let slice = Slice { dim, blocks };
+            return slice.fits(sizes, degree).then_some(Layout::Even(slice));
+        }
+        let bands = Bands { dim, size: *sizes.get(dim)? };
+        (blocks == 1 && bands.fits(degree)).then_some(Layout::Bands(bands))
+    };
+    // Rows that become more or fewer stay those of the same device only where they divide.
+    let mut sizes_in_bands = Vec::new();
     let mut needs = Vec::with_capacity(axis.leaves.len());
     for (leaf, side) in subject.leaves.iter().zip(&axis.leaves) {
         needs.push(match *side {
-            Side::Cut(dim, blocks) if !fits(&leaf.sizes, dim, blocks) => return None,
-            Side::Cut(dim, blocks) => Need::In(Layout::Even(Slice { dim, blocks })),
+            Side::Cut(dim, blocks) => {
+                let is_weight = matches!(leaf.source, Source::Tensor(id)
+                    if subject.look.graph.tensor(id).role != tracer::Role::Constant);
+                if in_bands && is_weight && !bands::takes_stored(subject.row?.class) {
+                    return None;
+                }
+                sizes_in_bands.push(*leaf.sizes.get(dim)?);
+                Need::In(cut(&leaf.sizes, dim, blocks)?)
+            }
+            Side::Rows(rows) => Need::Rows(rows),
             Side::Partial => Need::Partial,
             Side::Whole => Need::Whole,
             Side::Sum => Need::In(Layout::Sum),
@@ -148,26 +209,41 @@ fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     }
     let gives = match axis.gives {
         Side::Cut(dim, blocks) => {
-            let all_fit =
-                subject.outputs.iter().all(|sizes| sizes.as_ref().is_some_and(|s| fits(s, dim, blocks)));
-            if !all_fit {
+            let of = |sizes: &Option<Vec<u64>>| cut(sizes.as_ref()?, dim, blocks);
+            let first = of(subject.outputs.first()?)?;
+            if !subject.outputs.iter().all(|sizes| of(sizes) == Some(first)) {
                 return None;
             }
-            Layout::Even(Slice { dim, blocks })
+            if let Layout::Bands(bands) = first {
+                sizes_in_bands.push(bands.size);
+            }
+            first
         }
         Side::Sum if !subject.is_float() => return None,
         Side::Sum => Layout::Sum,
         _ => Layout::Whole,
     };
+    let is_same = sizes_in_bands.windows(2).all(|pair| pair[0] == pair[1]);
+    let takes_rows = axis.leaves.iter().any(|side| matches!(side, Side::Rows(_)));
+    if in_bands && !is_same && !takes_rows && !sizes_in_bands.iter().all(|size| size.is_multiple_of(degree)) {
+        return None;
+    }
     // What an argument does not say cannot be changed in it.
     let is_said = |edit: &Edit| match edit {
         Edit::Divide { argument, .. } => subject.operator.arguments[*argument].is_given,
-        Edit::Multiply => true,
+        Edit::Set { .. } | Edit::Multiply => true,
     };
     if !axis.edits.iter().all(is_said) {
         return None;
     }
-    Some(Strategy { needs, gives, edits: axis.edits, special: axis.special, is_split: axis.is_split })
+    Some(Strategy {
+        needs,
+        gives,
+        edits: axis.edits,
+        after: axis.after,
+        special: axis.special,
+        is_split: axis.is_split,
+    })
 }
 
 /// Calls with each dimension and number of blocks that can be cut, and collects what comes.
@@ -177,6 +253,10 @@ pub(crate) fn each_cut(
     mut axis: impl FnMut(usize, u64) -> Option<Axis>,
 ) -> Vec<Axis> {
     let mut all = Vec::new();
+    if subject.look.images.is_some() {
+        let is_cut = |dim: &usize| sizes[*dim] >= subject.look.degree;
+        return (1..sizes.len()).filter(is_cut).filter_map(|dim| axis(dim, 1)).collect();
+    }
     for dim in 0..sizes.len() {
         for &blocks in &subject.look.blocks {
             if (Slice { dim, blocks }).fits(sizes, subject.look.degree) {

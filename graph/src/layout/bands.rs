@@ -1,0 +1,197 @@
+//! Bands of images: rows that lie one behind the other, of which each device holds some, and what it takes of its neighbours'.
+//!
+//! Of `size` rows, device `r` of `n` holds those from `⌈size·r/n⌉` to `⌈size·(r+1)/n⌉`: as even as can be, none has more than the
+//! first. What a band of results is computed of reaches beyond the own band of the operand (the halo), or short of it; both follow
+//! from the sizes, so nobody asks anybody. `codegen/src/python/shards.py` does the same arithmetic.
+
+/// A dimension that lies in bands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bands {
+    /// The dimension.
+    pub dim: usize,
+    /// Its size in the whole.
+    pub size: u64,
+}
+
+/// Rows of an operand in bands that a band of results is computed of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rows {
+    /// How the operand lies.
+    pub from: Bands,
+    /// Rows of the results, of all devices together.
+    pub results: u64,
+    /// Which rows of the operand a row of results takes.
+    pub take: Take,
+}
+
+/// Which rows of an operand a row of results takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Take {
+    /// A window of so many that begins at `row · stride − padding`: convolutions and pools. Beyond the image rows are filled.
+    Window {
+        /// What a window takes.
+        window: Window,
+        /// The number that the image is filled with beyond its borders, as bits.
+        fill: u64,
+    },
+    /// The other way: row `i` of the operand adds to the rows of results from `i · stride − padding` on. Transposed convolutions.
+    Spread(Window),
+    /// Resampling: the nearest, or the two around a place between them.
+    Stretch(Stretch),
+}
+
+/// Windows over rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Window {
+    /// Rows from the first to the last that it takes.
+    pub extent: u64,
+    /// Rows from one window to the next.
+    pub stride: u64,
+    /// Rows that the first begins before the image; fewer than none where it begins in it.
+    pub padding: i64,
+}
+
+/// How rows are resampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stretch {
+    /// Between which rows.
+    pub by: Resampling,
+    /// The corners of both images lie one on the other.
+    pub align_corners: bool,
+    /// The factor that was asked for, as bits; none where sizes give it.
+    pub scale: Option<u64>,
+}
+
+/// Where a resampled row comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Resampling {
+    /// The nearest row, as torch's `nearest` rounds.
+    Nearest,
+    /// The nearest row.
+    NearestExact,
+    /// Between two rows.
+    Linear,
+}
+
+/// What bands take of each other, in rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// All devices together.
+    pub total: u64,
+    /// The device that gets most.
+    pub most: u64,
+    /// The most devices that one gets rows of.
+    pub messages: u64,
+}
+
+impl Bands {
+    /// Returns the rows that the first device has, which is none fewer than any other has.
+    pub fn most(self, degree: u64) -> u64 {
+        self.size.div_ceil(degree)
+    }
+
+    /// Returns the first row of a device, and that behind its last.
+    pub fn band(self, rank: u64, degree: u64) -> (u64, u64) {
+        ((self.size * rank).div_ceil(degree), (self.size * (rank + 1)).div_ceil(degree))
+    }
+
+    /// Tells whether each device gets a row.
+    pub fn fits(self, degree: u64) -> bool {
+        self.size >= degree
+    }
+}
+
+impl Rows {
+    /// Returns the rows that a device takes, which may lie beyond the image where they are filled.
+    pub fn taken(self, rank: u64, degree: u64) -> (i64, i64) {
+        let (first, last) = Bands { dim: 0, size: self.results }.band(rank, degree);
+        let (first, last) = (first as i64, last as i64);
+        match self.take {
+            Take::Window { window, .. } => window.taken(first, last),
+            Take::Spread(window) => window.spread(first, last),
+            Take::Stretch(stretch) => {
+                let at = |row: i64| stretch.place(row, self.from.size, self.results);
+                let beside = i64::from(stretch.by == Resampling::Linear);
+                let end = (at(last - 1).floor() as i64 + 1 + beside).min(self.from.size as i64);
+                (at(first).floor() as i64, end)
+            }
+        }
+    }
+
+    /// Tells whether each row of results takes the same row alone.
+    pub fn are_own(self) -> bool {
+        let own = Window { extent: 1, stride: 1, padding: 0 };
+        matches!(self.take, Take::Window { window, .. } if window == own) && self.results == self.from.size
+    }
+
+    /// Returns what devices take of each other.
+    pub fn moved(self, degree: u64) -> Moved {
+        let size = self.from.size as i64;
+        let mut moved = Moved::default();
+        for rank in 0..degree {
+            let (first, last) = self.taken(rank, degree);
+            let (first, last) = (first.clamp(0, size), last.clamp(0, size));
+            let of = |peer: u64| {
+                let (own, end) = self.from.band(peer, degree);
+                (last.min(end as i64) - first.max(own as i64)).max(0) as u64
+            };
+            let others = (0..degree).filter(|peer| *peer != rank).map(of);
+            let got: Vec<u64> = others.filter(|rows| *rows > 0).collect();
+            let sum: u64 = got.iter().sum();
+            moved.total += sum;
+            moved.most = moved.most.max(sum);
+            moved.messages = moved.messages.max(got.len() as u64);
+        }
+        moved
+    }
+}
+
+impl Window {
+    /// Returns the rows that windows of some rows of results take.
+    fn taken(self, first: i64, last: i64) -> (i64, i64) {
+        let at = |row: i64| row * self.stride as i64 - self.padding;
+        (at(first), at(last - 1) + self.extent as i64)
+    }
+
+    /// Returns the rows that some rows of results get terms of, and a row on either side where they leave gaps.
+    fn spread(self, first: i64, last: i64) -> (i64, i64) {
+        let (stride, reach) = (self.stride as i64, self.extent as i64 - 1);
+        let down = |row: i64| (row + self.padding).div_euclid(stride);
+        let up = |row: i64| -(reach - row - self.padding).div_euclid(stride);
+        (up(first).min(down(first)), down(last - 1).max(up(last - 1)) + 1)
+    }
+}
+
+impl Stretch {
+    /// Returns where a row of results comes from.
+    fn place(self, row: i64, size: u64, results: u64) -> f64 {
+        let row = row as f64;
+        let ratio = match self.scale.map(f64::from_bits) {
+            Some(scale) if scale > 0.0 => 1.0 / scale,
+            _ => size as f64 / results as f64,
+        };
+        let last = size.saturating_sub(1) as f64;
+        let place = match self.by {
+            Resampling::Nearest => (row * ratio).floor(),
+            Resampling::NearestExact => ((row + 0.5) * ratio).floor(),
+            Resampling::Linear if self.align_corners => {
+                if results > 1 {
+                    row * last / (results - 1) as f64
+                } else {
+                    0.0
+                }
+            }
+            Resampling::Linear => (row + 0.5) * ratio - 0.5,
+        };
+        place.clamp(0.0, last)
+    }
+
+    /// Returns torch's name of it.
+    pub fn mode(self) -> &'static str {
+        match self.by {
+            Resampling::Nearest => "nearest",
+            Resampling::NearestExact => "nearest-exact",
+            Resampling::Linear => "linear",
+        }
+    }
+}
