@@ -97,11 +97,13 @@ bench-shipped:
 	$(PYTHON) fixtures/gpu_profiles.py ../shared/data/costmodel out/gpu-models models
 	cargo run --release --quiet -p model-analyze-cost-model --example rows -- out/gpu-models/*.csv
 
-# Whole models that were measured on an H200, predicted by what ships; none of them was fitted.
+# Whole models that were measured on an H200 and an H100, predicted by what ships; none of them was fitted.
 bench-gpu: .venv/ready
 	cargo build --release --quiet
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/gpu_models.py compare target/release/model-analyze \
 	fixtures/profiles/whole-h200/models.jsonl out/gpu-models-traces --device h200
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/gpu_models.py compare target/release/model-analyze \
+	fixtures/profiles/whole-h100/models.jsonl out/gpu-models-traces --device h100
 
 GPU ?= cuda:0
 # What only a GPU can tell, in some twenty minutes: its rates, its operators as a cost model, whole models with their peak

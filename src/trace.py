@@ -951,18 +951,22 @@ def inputs_of(request, model, device, say):
     import torch
     from torch.utils._pytree import tree_map_only
 
+    def laid_out(tensor):
+        is_image = request.get("channels_last") and tensor.dim() == 4 and tensor.is_floating_point()
+        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
+
     constants = request.get("constants") or {}
     if request.get("input_file"):
         say(step=f"reading {request['input_file']}")
         positional, named = read_inputs(request["input_file"], model.forward)
-        there = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (positional, named | constants))
+        there = tree_map_only(torch.Tensor, lambda tensor: laid_out(tensor.to(device)), (positional, named | constants))
         call = Call(model.forward, *there)
         return call, [as_drawn(value) for value in call.values]
     specs = request["inputs"]
     if not specs:
         specs = inputs_of_config(model)
         say(note=f"example inputs: {' '.join('--input ' + spelling(spec) for spec in specs)}")
-    drawn = [(spec.get("name"), sample(spec, drawn_range(spec, model), device)) for spec in specs]
+    drawn = [(spec.get("name"), laid_out(sample(spec, drawn_range(spec, model), device))) for spec in specs]
     positional = [value for name, value in drawn if name is None]
     return Call(model.forward, positional, {name: value for name, value in drawn if name is not None} | constants), specs
 
@@ -1004,6 +1008,8 @@ def main():
         say(step=f"moving to {request['device']}")
         device = torch.device(request["device"])
         model = model.to(device).train(request["training"])
+        if request.get("channels_last"):
+            model = model.to(memory_format=torch.channels_last)
         about = {"target": request.get("config") or request["target"], "seed": str(request["seed"])}
         if is_weightless:
             about["weights"] = "none"

@@ -64,7 +64,7 @@ impl Sort {
             },
             OperatorClass::Recurrent => Self::Product,
             OperatorClass::Attention => Self::Attention,
-            OperatorClass::Norm if kind == "batch_norm" => Self::BatchNorm,
+            OperatorClass::Norm if kind.trim_end_matches("_channels_last") == "batch_norm" => Self::BatchNorm,
             OperatorClass::Norm => Self::Norm,
             OperatorClass::Reduce if matches!(kind, "softmax" | "log_softmax" | "_softmax") => Self::Softmax,
             OperatorClass::Reduce => Self::Reduce,
@@ -81,6 +81,7 @@ impl Sort {
             WorkSize::Convolution { .. } => OperatorClass::Convolution,
             WorkSize::Attention { .. } => OperatorClass::Attention,
             WorkSize::Rows { .. } if kind.contains("norm") => OperatorClass::Norm,
+            WorkSize::Channels { .. } => OperatorClass::Norm,
             WorkSize::Rows { .. } if kind.starts_with("upsample") => OperatorClass::Pool,
             WorkSize::Rows { .. } if kind.contains("softmax") || kind.contains("pool") => {
                 OperatorClass::Reduce

@@ -46,8 +46,9 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
         let of_type = || rows().filter(|row| row.dtype == dtype);
         // Some convolutions do with fewer operations than they are said to have.
         let products = of_type().filter(|row| matches!(row.size, WorkSize::Product { .. })).map(flops_rate);
-        let dense =
-            of_type().filter(|row| !matches!(row.size, WorkSize::Rows { .. } | WorkSize::Table { .. }));
+        let dense = of_type().filter(|row| {
+            !matches!(row.size, WorkSize::Rows { .. } | WorkSize::Channels { .. } | WorkSize::Table { .. })
+        });
         let rate = best(products, ENOUGH).or_else(|| best(dense.map(flops_rate), 1))?;
         Some((dtype.to_string(), FlopsPerSecond(rate)))
     });

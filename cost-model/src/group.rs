@@ -70,7 +70,7 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
             }
         };
         let machine = Machine::of(figures, &row.dtype);
-        let size = if machine.host.is_none() { flat(&row.kind, row.size) } else { row.size };
+        let size = if machine.host.is_none() { flat(&row.kind, row.size) } else { row.size.as_rows() };
         let work = Work::of(size, row.phase, machine.element);
         let named = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
         let is_native = row.kind == CONVOLUTION && work.is_native(&machine);

@@ -63,7 +63,7 @@ pub enum CostModelError {
 }
 
 /// The forms of shape.
-const FORMS: [&str; 5] = ["product", "convolution", "attention", "rows", "table"];
+const FORMS: [&str; 6] = ["product", "convolution", "attention", "rows", "channels", "table"];
 /// Numbers further from zero, or scales nearer to it, come from no fit and lead to infinities.
 const LARGEST: f64 = 1e15;
 /// The same for logarithms of ratios.
@@ -142,6 +142,11 @@ impl CostModel {
             (profiles, []) => format!("{}, fitted to {}", self.device, profiles.join(", ")),
             (_, sources) => format!("{}, fitted to measurements of {}", self.device, sources.join(", ")),
         }
+    }
+
+    /// Tells whether any curve is of statistics of channels; profiles of before have rows of a matrix.
+    pub(crate) fn knows_channels(&self) -> bool {
+        self.curves.values().any(|(_, _, form)| *form == "channels")
     }
 
     /// Tells whether any curve knows what empty caches cost.
@@ -242,6 +247,7 @@ fn form(size: &WorkSize) -> &'static str {
         WorkSize::Convolution { .. } => "convolution",
         WorkSize::Attention { .. } => "attention",
         WorkSize::Rows { .. } => "rows",
+        WorkSize::Channels { .. } => "channels",
         WorkSize::Table { .. } => "table",
     }
 }
@@ -270,6 +276,7 @@ fn example(form: &str) -> Option<WorkSize> {
             causal: false,
         }),
         "rows" => Some(WorkSize::Rows { rows: 1.0, cols: 1.0, inputs: 1.0 }),
+        "channels" => Some(WorkSize::Channels { batch: 1.0, channels: 1.0, pixels: 1.0 }),
         "table" => Some(WorkSize::Table { rows: 1.0, cols: 1.0, vocabulary: 1.0 }),
         _ => None,
     }

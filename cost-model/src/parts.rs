@@ -52,6 +52,9 @@ impl Parts {
             WorkSize::Attention { heads, kv_heads, .. } => {
                 (*heads, *kv_heads) = (part(*heads, self.channels), part(*kv_heads, self.channels));
             }
+            WorkSize::Channels { channels, pixels, .. } => {
+                (*channels, *pixels) = (part(*channels, self.channels), part(*pixels, self.pixels()));
+            }
             WorkSize::Rows { rows, cols, .. } if is_image => {
                 (*rows, *cols) = (part(*rows, self.channels), part(*cols, self.pixels()));
             }

@@ -292,7 +292,12 @@ impl<'a> Predictor<'a> {
         let shape = shape(self.graph, operator, &cost).map(|shape| {
             let size =
                 self.options.parts.of(scaled(shape.size, self.scale(operator)), self.is_image(operator));
-            Shape { size: if machine.host.is_none() { flat(kind(operator), size) } else { size }, ..shape }
+            let size = match (machine.host.is_none(), self.model.knows_channels()) {
+                (true, true) => flat(kind(operator), size),
+                (true, false) => flat(kind(operator), size.as_rows()),
+                (false, _) => size.as_rows(),
+            };
+            Shape { size, ..shape }
         });
         let subject = Subject { operator, cost, dtype, machine, shape };
         // A `reshape` that cannot look at what lies there moves bytes.
@@ -423,9 +428,12 @@ impl<'a> Predictor<'a> {
             own.weight_gradient = time(self, Phase::WeightGradient, weight_sheet);
         }
         // A profile measures each by itself. (Timed with libtorch 2.11: batch and group norm take as long for all as for the
-        // input's, layer norm as long as for both apart.)
-        let is_one_pass =
-            machine.host.is_some() && matches!(kind(operator), "batch_norm" | "instance_norm" | "group_norm");
+        // input's, layer norm as long as for both apart. On an H100 cuDNN's batch norm takes as long for the weights' alone as
+        // for all; torch's own kernels begin the input's gradient with the sums that are the weights', but not in eval mode.)
+        let is_one_pass = match kind(operator) {
+            "batch_norm" => machine.host.is_some() || is_true(operator, "training"),
+            name => matches!(name, "instance_norm" | "group_norm"),
+        };
         if is_one_pass && own.input_gradient.seconds > 0.0 {
             own.weight_gradient = own.weight_gradient.beside(own.input_gradient);
         }
@@ -634,7 +642,11 @@ impl<'a> Predictor<'a> {
             predicted(kind, phase).or_else(|| match phase {
                 // Measured together: each half of the products takes half of the time.
                 Phase::InputGradient | Phase::WeightGradient => {
-                    let half = if matches!(shape.size, WorkSize::Rows { .. }) { 1.0 } else { 0.5 };
+                    let half = if matches!(shape.size, WorkSize::Rows { .. } | WorkSize::Channels { .. }) {
+                        1.0
+                    } else {
+                        0.5
+                    };
                     predicted(kind, Phase::Backward).map(|(whole, is_whole)| {
                         let half = Estimate {
                             seconds: whole.seconds * half,

@@ -93,6 +93,7 @@ fn dimensions(size: &WorkSize) -> Vec<f64> {
             vec![batch, heads, seq, kv_seq, head_dim]
         }
         WorkSize::Rows { rows, cols, .. } => vec![rows, cols],
+        WorkSize::Channels { batch, channels, pixels } => vec![batch, channels, pixels],
         WorkSize::Table { rows, cols, vocabulary } => vec![rows, cols, vocabulary],
     }
 }

@@ -122,10 +122,22 @@ pub(crate) fn shape<'a>(
                         WorkSize::Rows { rows, cols: at_least_one(product(&out) / rows), inputs: 1.0 },
                     )
                 }
-                Kernel::BatchNorm if look.is_true("training") => {
-                    known(&["batch_norm"], matrix(&out, split, 1.0))
+                Kernel::BatchNorm => {
+                    let is_last = split == 2 && look.is_channels_last();
+                    let kinds: &[&str] = match (look.is_true("training"), is_last) {
+                        (true, false) => &["batch_norm"],
+                        (false, false) => &["batch_norm_eval", "batch_norm"],
+                        (true, true) => &["batch_norm_channels_last", "batch_norm"],
+                        (false, true) => &["batch_norm_eval_channels_last", "batch_norm_eval", "batch_norm"],
+                    };
+                    let [batch, channels, pixels @ ..] = out.as_slice() else { return None };
+                    let number = |value: u64| at_least_one(value as f64);
+                    let pixels = at_least_one(product(pixels));
+                    known(
+                        kinds,
+                        WorkSize::Channels { batch: number(*batch), channels: number(*channels), pixels },
+                    )
                 }
-                Kernel::BatchNorm => known(&["batch_norm_eval", "batch_norm"], matrix(&out, split, 1.0)),
                 Kernel::LayerNorm => known(&["layer_norm"], matrix(&out, split, 1.0)),
                 _ => Some(Shape {
                     kinds: Kinds::Own(name),
@@ -159,6 +171,12 @@ impl<'a> Look<'a> {
     fn result(self) -> Option<Vec<u64>> {
         let value = self.operator.outputs.first()?;
         self.graph.value(*value).fact.tensors().first()?.sizes()
+    }
+
+    /// Tells whether the result is images whose channels lie side by side: other kernels make them.
+    fn is_channels_last(self) -> bool {
+        let value = self.operator.outputs.first().map(|value| self.graph.value(*value));
+        value.and_then(|value| value.fact.tensors().first().map(|fact| fact.is_channels_last())) == Some(true)
     }
 
     fn shape_of(self, argument: &str) -> Option<std::borrow::Cow<'a, [u64]>> {
@@ -240,8 +258,19 @@ impl<'a> Look<'a> {
             stride,
         };
         let is_plain = groups == 1.0 && spatial(&weight) == [1.0, 3.0, 3.0] && stride == [1.0; 3];
+        let is_last = rank == 2 && self.is_channels_last();
         let kinds: &[&str] = match groups {
             _ if is_transposed => &["transposed_convolution"],
+            _ if is_last && is_plain && input_axes == output_axes => {
+                &["convolution_channels_last", "convolution_3x3", "convolution", "conv2d"]
+            }
+            1.0 if is_last => &["convolution_channels_last", "convolution", "conv2d"],
+            _ if is_last && groups == channels => {
+                &["depthwise_convolution_channels_last", "depthwise_convolution", "convolution", "conv2d"]
+            }
+            _ if is_last => {
+                &["grouped_convolution_channels_last", "grouped_convolution", "convolution", "conv2d"]
+            }
             _ if is_plain && input_axes == output_axes => &["convolution_3x3", "convolution", "conv2d"],
             1.0 => &["convolution", "conv2d"],
             _ if groups == channels => &["depthwise_convolution", "convolution", "conv2d"],
@@ -287,6 +316,9 @@ impl<'a> Look<'a> {
             stride: self.axes("stride").unwrap_or(shrunk),
         };
         match kernel {
+            Kernel::MaxPool | Kernel::AdaptiveMaxPool if self.is_channels_last() => {
+                known(&["max_pool_channels_last", "max_pool"], size)
+            }
             Kernel::MaxPool | Kernel::AdaptiveMaxPool => known(&["max_pool"], size),
             _ => known(&["avg_pool"], size),
         }
@@ -384,6 +416,7 @@ pub(crate) fn scaled(size: WorkSize, scale: f64) -> WorkSize {
         | WorkSize::Convolution { batch: rows, .. }
         | WorkSize::Attention { batch: rows, .. }
         | WorkSize::Rows { rows, .. }
+        | WorkSize::Channels { batch: rows, .. }
         | WorkSize::Table { rows, .. } => *rows = at_least_one(*rows * scale),
     }
     size
@@ -467,6 +500,7 @@ pub(crate) fn key(size: &WorkSize) -> Key {
             fill(&[&[batch, heads, kv_heads, seq, kv_seq, head_dim, f64::from(u8::from(causal))]]);
         }
         WorkSize::Rows { rows, cols, inputs } => fill(&[&[rows, cols, inputs]]),
+        WorkSize::Channels { batch, channels, pixels } => fill(&[&[batch, channels, pixels]]),
         WorkSize::Table { rows, cols, vocabulary } => fill(&[&[rows, cols, vocabulary]]),
     }
     (discriminant(size), numbers)

@@ -99,6 +99,18 @@ pub(crate) fn anchor(work: &Work, machine: &Machine, terms: &mut Terms) {
         terms.push("row_waves_time", (rows / (machine.multiprocessors * 8.0)).ceil() * cols * 1e-9);
         terms.push("rows", rows * 1e-9);
         terms.push("cols", cols * 1e-9);
+        if let WorkSize::Channels { batch, pixels, .. } = work.size {
+            // A block a channel, which reads as fast as a multiprocessor can, however few there are.
+            terms.push("elements", f);
+            terms.push("channel_waves", (rows / machine.multiprocessors).ceil() * cols * 1e-9);
+            terms.push("channel_half_waves", (rows / (machine.multiprocessors * 2.0)).ceil() * cols * 1e-9);
+            // Samples of few pixels are short pieces of memory.
+            let sectors = (pixels * machine.element / 32.0).ceil() * 32.0;
+            terms.push("bytes_of_sectors", 2.0 * batch * rows * sectors / machine.bandwidth);
+            terms.push("planes", batch * rows * 1e-9);
+            terms.push("plane_waves", (batch * rows / (machine.multiprocessors * 4.0)).ceil() * MICRO);
+            terms.push("bytes_short_planes", if pixels <= 1024.0 { b } else { 0.0 });
+        }
         return;
     }
     terms.push("flops", f);
@@ -209,6 +221,17 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
         terms.push("is_short_row", if cols <= 1024.0 { 1.0 } else { 0.0 });
         let waves = (rows / (machine.multiprocessors * 4.0)).ceil();
         terms.push("wave_fill", rows / (waves * machine.multiprocessors * 4.0));
+        if let WorkSize::Channels { pixels, .. } = work.size {
+            let waves = (rows / machine.multiprocessors).ceil();
+            terms.push("channels_fill", rows / (waves * machine.multiprocessors));
+            for (name, c) in
+                [("pixels_16", 16.0), ("pixels_256", 256.0), ("pixels_1024", 1024.0), ("pixels_8192", 8192.0)]
+            {
+                terms.push(name, share(pixels, c));
+            }
+            terms.push("is_short_plane", if pixels <= 1024.0 { 1.0 } else { 0.0 });
+            terms.push("planes_4096", share(work.m * work.n / pixels, 4096.0));
+        }
         return;
     }
     terms.push("k_16384", share(work.k, 16384.0));
@@ -310,6 +333,7 @@ fn fill(channels: f64, lanes: f64) -> f64 {
 pub(crate) fn sizes(work: &Work) -> Vec<f64> {
     let sizes = match work.size {
         WorkSize::Rows { rows, cols, .. } => vec![rows, cols],
+        WorkSize::Channels { batch, channels, pixels } => vec![batch, channels, pixels],
         WorkSize::Table { rows, cols, vocabulary } => vec![rows, cols, vocabulary],
         WorkSize::Convolution { input, kernel, stride, .. } => {
             vec![work.m, work.n, work.k, work.batch, volume(input), volume(kernel), volume(stride)]

@@ -138,7 +138,10 @@ impl Work {
                 work.flops *= 2.5;
                 (work.read_a, work.written) = (2.0 * read_a + written, read_a + read_b);
             }
-            (Phase::Backward | Phase::InputGradient | Phase::WeightGradient, WorkSize::Rows { .. }) => {
+            (
+                Phase::Backward | Phase::InputGradient | Phase::WeightGradient,
+                WorkSize::Rows { .. } | WorkSize::Channels { .. },
+            ) => {
                 work.read_a += written;
             }
             // Most of the gradient are zeros, but they are written.
@@ -222,6 +225,18 @@ impl Work {
                 n: cols,
                 k: 1.0,
             },
+            WorkSize::Channels { batch, channels, pixels } => Self {
+                size,
+                phase,
+                flops: batch * channels * pixels,
+                read_a: batch * channels * pixels * element,
+                read_b: 0.0,
+                written: batch * channels * pixels * element,
+                batch: 1.0,
+                m: channels,
+                n: batch * pixels,
+                k: 1.0,
+            },
             WorkSize::Table { rows, cols, .. } => Self {
                 size,
                 phase,
@@ -241,6 +256,7 @@ impl Work {
     pub(crate) fn matrix(&self) -> Option<(f64, f64)> {
         match self.size {
             WorkSize::Rows { rows, cols, .. } | WorkSize::Table { rows, cols, .. } => Some((rows, cols)),
+            WorkSize::Channels { .. } => Some((self.m, self.n)),
             _ => None,
         }
     }

@@ -95,6 +95,11 @@ impl TensorFact {
         self.shape.as_ref()?.iter().copied().collect()
     }
 
+    /// Tells whether these are images whose channels lie side by side, as torch's `suggest_memory_format` does.
+    pub fn is_channels_last(&self) -> bool {
+        crate::infer::channels_last(self)
+    }
+
     /// Tells whether the elements lie in memory in order, as far as known.
     pub fn is_contiguous(&self) -> Option<bool> {
         let (sizes, strides) = (self.sizes()?, self.strides.as_ref()?);

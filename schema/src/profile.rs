@@ -161,6 +161,15 @@ pub enum WorkSize {
         /// Tensors of that size that are read; one is written.
         inputs: f64,
     },
+    /// Statistics of channels over samples and pixels: batch norms.
+    Channels {
+        /// Samples.
+        batch: f64,
+        /// Channels.
+        channels: f64,
+        /// Pixels of a channel of a sample.
+        pixels: f64,
+    },
     /// Rows looked up in a table; its gradient is as large as the table.
     Table {
         /// Rows that are looked up.
@@ -170,6 +179,22 @@ pub enum WorkSize {
         /// Rows of the table.
         vocabulary: f64,
     },
+}
+
+impl WorkSize {
+    /// Returns the same work as rows of a matrix: what a processor, and a profile that names no channels, make of it.
+    pub fn as_rows(self) -> Self {
+        match self {
+            // A table has its channels side by side, as images have their pixels.
+            Self::Channels { batch, channels, pixels: 1.0 } => {
+                Self::Rows { rows: batch, cols: channels, inputs: 1.0 }
+            }
+            Self::Channels { batch, channels, pixels } => {
+                Self::Rows { rows: batch * channels, cols: pixels, inputs: 1.0 }
+            }
+            other => other,
+        }
+    }
 }
 
 /// One measurement.

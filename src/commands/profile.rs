@@ -21,16 +21,25 @@ mod suite;
   model-analyze profile --suite -o cpu.csv --threads 1
   model-analyze profile --suite --device cuda:0 --minutes 10 -o h100.csv
   model-analyze profile --suite --kinds convolution,linear --dtype float32,bfloat16 --device cuda:0 -o some.csv
+  model-analyze profile --sweep --device cuda:0 -o sweep.csv && model-analyze fit sweep.csv --plot sweep.svg
   model-analyze profile --model model.pt --depth 2 -o blocks.csv
 
 --suite measures operators of random sizes: forward, input gradient and weight gradient apart. It stops after --minutes
 at any operator; the same command again goes on where the file ends, also after a crash. `fit` reads the file.
+--sweep measures convolutions of 32, 64 and 128 channels by kernels of 3, 5 and 7 on images of 256 x 256, in each type;
+the first call of each, which is slower, stands apart (first_seconds). `fit --plot` draws the grid.
 --model measures each block of a traced model in place, and the whole model.
 Needs a build with libtorch: cargo build --release --features torch")]
 pub struct Profile {
     /// Measure operators over a sampling plan
-    #[arg(long, required_unless_present = "model", conflicts_with = "model")]
+    #[arg(long, required_unless_present_any = ["model", "sweep"], conflicts_with = "model")]
     suite: bool,
+    /// Measure a grid of convolutions
+    #[arg(long, alias = "seed-sweep", conflicts_with_all = ["model", "suite", "kinds"])]
+    sweep: bool,
+    /// Images of --sweep [default: 1; on CUDA 8]
+    #[arg(long, requires = "sweep", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: Option<u32>,
     /// Measure the blocks of this traced model (.pt), and the whole model
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
@@ -50,7 +59,7 @@ pub struct Profile {
     #[arg(long, value_delimiter = ',', value_name = "TYPE,…", conflicts_with = "model",
         value_parser = |name: &str| DType::find(name).map_err(|error| format!("{error}; known are {}", error.known.join(", "))))]
     dtype: Vec<DType>,
-    /// Kinds of operators [default: all]
+    /// Kinds of operators [default: all; those of channels-last tensors on CUDA alone]
     #[arg(long, value_delimiter = ',', value_name = "KIND,…", conflicts_with = "model",
         value_parser = PossibleValuesParser::new(Kind::all().map(Kind::name)), hide_possible_values = true)]
     kinds: Vec<String>,
@@ -81,7 +90,9 @@ fn minutes(text: &str) -> Result<f64, String> {
 impl Profile {
     /// Says what is missing.
     pub fn run(self, _output: &mut Output) -> Result<(), Failure> {
-        let Self { suite: _, model: _, device: _, output: _, minutes: _, dtype: _, .. } = &self;
+        let Self {
+            suite: _, sweep: _, batch: _, model: _, device: _, output: _, minutes: _, dtype: _, ..
+        } = &self;
         let Self { kinds: _, seed: _, threads: _, depth: _, format: _, .. } = self;
         Err(crate::stages::no_libtorch("profile"))
     }
@@ -103,7 +114,13 @@ impl Profile {
 
     /// Returns the command without paths, for the file's header.
     fn conditions(&self) -> String {
-        let what = if self.suite { "--suite" } else { "--model MODEL" };
+        let what = if self.sweep {
+            "--sweep"
+        } else if self.suite {
+            "--suite"
+        } else {
+            "--model MODEL"
+        };
         let threads = self.threads.map_or(String::new(), |n| format!(" --threads {n}"));
         let (device, minutes, seed) = (&self.device, self.minutes, self.seed);
         format!("model-analyze profile {what} --device {device} --minutes {minutes} --seed {seed}{threads}")

@@ -121,6 +121,11 @@ pub struct Trace {
     #[arg(long, value_name = "DTYPE", value_parser = ["bfloat16", "float16"])]
     autocast: Option<String>,
 
+    /// Trace with weights and images as channels-last tensors, as `model.to(memory_format=torch.channels_last)` makes them:
+    /// other kernels run, and are predicted
+    #[arg(long, conflicts_with = "no_weights")]
+    channels_last: bool,
+
     /// Seed of the random weights and inputs
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -237,6 +242,7 @@ impl Trace {
             "constants": constants,
             "method": self.method,
             "training": self.train,
+            "channels_last": self.channels_last,
             "autocast": self.autocast,
             "weightless": self.no_weights,
             "dtype": self.dtype,

@@ -28,6 +28,7 @@ pub mod palette;
 pub mod perfetto;
 pub mod report;
 pub mod svg;
+mod swept;
 pub mod text;
 mod view;
 
@@ -44,3 +45,4 @@ mod plots;
 
 pub use bars::{Bar, BarsPlot, bars_plot};
 pub use plots::{FitPlots, Line, PlotError, Point, Series, fit_plots};
+pub use swept::{Swept, SweptPanel};

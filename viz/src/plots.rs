@@ -12,6 +12,8 @@ use plotters::{
     style::{Color, IntoFont, RGBColor, ShapeStyle, WHITE},
 };
 
+use super::swept::{Swept, draw_swept};
+
 /// Everything that is drawn of a fit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FitPlots {
@@ -21,8 +23,8 @@ pub struct FitPlots {
     pub series: Vec<Series>,
     /// Held-out error in percent over fitted rows, by kind.
     pub learning: Vec<Line>,
-    /// Seconds over channels, by kernel.
-    pub sweep: Vec<Line>,
+    /// A convolution over its channels, where there are any.
+    pub swept: Option<Swept>,
 }
 
 /// Points of one kind.
@@ -68,7 +70,7 @@ pub struct PlotError(pub(crate) String);
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart.
-const COLOURS: [RGBColor; 7] = [
+pub(crate) const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -77,8 +79,8 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(86, 180, 233),
     RGBColor(90, 90, 90),
 ];
-const INK: RGBColor = RGBColor(40, 40, 40);
-const GRID: RGBColor = RGBColor(228, 228, 228);
+pub(crate) const INK: RGBColor = RGBColor(40, 40, 40);
+pub(crate) const GRID: RGBColor = RGBColor(228, 228, 228);
 pub(crate) const FONT: &str = "sans-serif";
 
 /// Width of the picture, and the least height.
@@ -112,22 +114,25 @@ fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
     let area = area.margin(8, 8, 8, 8);
     let area = area.titled(&plots.title, (FONT, 22).into_font().color(&INK))?;
     let (left, right) = area.split_horizontally(WIDTH / 2);
-    let parts = left.split_evenly((3, 1));
-    draw_scatter(&parts[0], &plots.series)?;
+    let whole = right.dim_in_pixel().1;
     let rows = 90 + ROW * 2 * plots.series.len().min(20) as u32;
-    let height = rows.max(90 + ROW * plots.series.len() as u32).min(right.dim_in_pixel().1);
-    draw_errors(&right.split_vertically(height).0, &plots.series)?;
-    let milliseconds: Vec<Line> = plots
-        .sweep
-        .iter()
-        .map(|line| Line { points: line.points.iter().map(|(x, y)| (*x, y * 1e3)).collect(), ..line.clone() })
-        .collect();
-    draw_lines(&parts[1], "Error over fitted rows", "held-out MAPE, %", Along::Rows, &plots.learning)?;
-    if milliseconds.is_empty() {
-        draw_note(&parts[2], "Convolution sweep", "no convolutions in this profile")
-    } else {
-        let title = "Convolution: 16 pictures of 28 × 28, as many channels in as out";
-        draw_lines(&parts[2], title, "predicted time, ms", Along::Channels, &milliseconds)
+    let rows = rows.max(90 + ROW * plots.series.len() as u32).min(whole);
+    // Few kinds leave room below their errors.
+    let has_room = 2 * rows <= whole;
+    let parts = left.split_evenly((if has_room || plots.swept.is_none() { 2 } else { 3 }, 1));
+    draw_scatter(&parts[0], &plots.series)?;
+    draw_learning(&parts[1], &plots.learning)?;
+    match (&plots.swept, has_room) {
+        (Some(swept), true) => {
+            let (upper, lower) = right.split_vertically(whole / 2);
+            draw_errors(&upper, &plots.series)?;
+            draw_swept(&lower, swept)
+        }
+        (Some(swept), false) => {
+            draw_errors(&right.split_vertically(rows).0, &plots.series)?;
+            draw_swept(&parts[2], swept)
+        }
+        (None, _) => draw_errors(&right, &plots.series),
     }
 }
 
@@ -294,23 +299,14 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
     Ok(())
 }
 
-/// What lines run along.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Along {
-    /// Fitted rows: each step doubles them, from [`FEWEST_ROWS`].
-    Rows,
-    /// Channels.
-    Channels,
-}
-
-/// Where the axis of fitted rows has its zero.
+/// Where the axis of fitted rows has its zero; each step doubles them.
 const FEWEST_ROWS: f64 = 50.0;
 
-fn draw_lines(area: &Area<'_>, title: &str, y_name: &str, along: Along, lines: &[Line]) -> Drawn {
-    let place = |x: f64| if along == Along::Rows { (x / FEWEST_ROWS).log2() } else { x };
+fn draw_learning(area: &Area<'_>, lines: &[Line]) -> Drawn {
+    let title = "Error over fitted rows";
     let at = |line: &Line| {
         let drawable = line.points.iter().filter(|(x, y)| is_drawable(*x) && is_drawable(*y));
-        drawable.map(|(x, y)| (place(*x), *y)).collect::<Vec<_>>()
+        drawable.map(|(x, y)| ((x / FEWEST_ROWS).log2(), *y)).collect::<Vec<_>>()
     };
     let mut heights: Vec<f64> = lines.iter().flat_map(at).map(|point| point.1).collect();
     if heights.is_empty() {
@@ -321,20 +317,15 @@ fn draw_lines(area: &Area<'_>, title: &str, y_name: &str, along: Along, lines: &
     let top = 1.1 * heights[heights.len() - 1].min(2.0 * heights[(heights.len() - 1) * 9 / 10]);
     let places = || lines.iter().flat_map(at).map(|point| point.0);
     let (least, most) = (places().fold(f64::INFINITY, f64::min), places().fold(f64::NEG_INFINITY, f64::max));
-    let (range, x_name) = match along {
-        Along::Rows => (least - 0.2..most + 0.2, "fitted rows"),
-        Along::Channels => (0.0..most * 1.02, "channels"),
-    };
     let mut chart = ChartBuilder::on(area)
         .caption(title, (FONT, 16).into_font().color(&INK))
         .margin(10)
         .x_label_area_size(40)
         .y_label_area_size(70)
-        .build_cartesian_2d(range, 0.0..top)?;
-    let x_label = |x: &f64| match along {
-        Along::Rows if (x - x.round()).abs() < 1e-6 => format!("{:.0}", FEWEST_ROWS * x.round().exp2()),
-        Along::Rows => String::new(),
-        Along::Channels => format!("{x:.0}"),
+        .build_cartesian_2d(least - 0.2..most + 0.2, 0.0..top)?;
+    let x_label = |x: &f64| match (x - x.round()).abs() < 1e-6 {
+        true => format!("{:.0}", FEWEST_ROWS * x.round().exp2()),
+        false => String::new(),
     };
     chart
         .configure_mesh()
@@ -344,8 +335,8 @@ fn draw_lines(area: &Area<'_>, title: &str, y_name: &str, along: Along, lines: &
         .x_labels(8)
         .x_label_formatter(&x_label)
         .y_label_formatter(&|y| if top < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
-        .x_desc(x_name)
-        .y_desc(y_name)
+        .x_desc("fitted rows")
+        .y_desc("held-out MAPE, %")
         .label_style((FONT, 12).into_font().color(&INK))
         .draw()?;
     let key = Key::of(lines.iter().map(|line| (&line.name, &line.family)));
@@ -357,15 +348,11 @@ fn draw_lines(area: &Area<'_>, title: &str, y_name: &str, along: Along, lines: &
                 .label(entry)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
         }
-        let dots = points().filter(|_| along == Along::Rows);
-        chart.draw_series(dots.map(|at| Circle::new(at, 3, colour.filled())))?;
+        chart.draw_series(points().map(|at| Circle::new(at, 3, colour.filled())))?;
     }
     chart
         .configure_series_labels()
-        .position(match along {
-            Along::Rows => SeriesLabelPosition::UpperRight,
-            Along::Channels => SeriesLabelPosition::UpperLeft,
-        })
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.85))
         .border_style(GRID)
         .label_font((FONT, 12).into_font().color(&INK))
@@ -373,7 +360,7 @@ fn draw_lines(area: &Area<'_>, title: &str, y_name: &str, along: Along, lines: &
     Ok(())
 }
 
-fn draw_note(area: &Area<'_>, title: &str, note: &str) -> Drawn {
+pub(crate) fn draw_note(area: &Area<'_>, title: &str, note: &str) -> Drawn {
     area.draw(&Text::new(title.to_string(), (20, 12), (FONT, 16).into_font().color(&INK)))?;
     area.draw(&Text::new(
         note.to_string(),
@@ -386,6 +373,7 @@ fn draw_note(area: &Area<'_>, title: &str, note: &str) -> Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::swept::SweptPanel;
 
     #[test]
     fn every_state_can_be_drawn() {
@@ -400,12 +388,26 @@ mod tests {
             let plots = FitPlots {
                 title: "A100".to_string(),
                 series: series(points),
-                learning: lines.clone(),
-                sweep: lines,
+                swept: lines.first().map(|line| {
+                    let points = line.points.clone();
+                    let below = points.iter().map(|(x, y)| (*x, -y)).collect();
+                    let panel = SweptPanel {
+                        name: "3 × 3".into(),
+                        measured: points.clone(),
+                        raw: below,
+                        curve: points,
+                    };
+                    Swept { what: "images".into(), kernels: vec![panel; 3] }
+                }),
+                learning: lines,
             };
             let svg = fit_plots(&plots).expect("drawn");
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
             assert!(!svg.contains("NaN") && !svg.contains("<&>"));
+            assert_eq!(
+                svg.contains("where that is negative"),
+                plots.learning.iter().any(|one| !one.points.is_empty())
+            );
         }
     }
 

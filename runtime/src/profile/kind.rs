@@ -46,12 +46,19 @@ pub enum Kind {
     Copy,
     /// A contiguous copy of (batch, seq, heads, dim) as (batch, heads, seq, dim).
     Permute,
+    /// These are the same on tensors whose channels lie side by side (`torch.channels_last`): other kernels.
+    ConvolutionLast,
+    GroupedConvolutionLast,
+    DepthwiseConvolutionLast,
+    BatchNormLast,
+    BatchNormEvalLast,
+    MaxPoolLast,
 }
 
 use Kind::*;
 
-/// Kind, name in files, share of the plan.
-const KINDS: [(Kind, &str, usize); 29] = [
+/// Kind, name in files, share of the plan. Those of channels-last tensors come last.
+const KINDS: [(Kind, &str, usize); 35] = [
     (Linear, "linear", 8),
     (Bmm, "bmm", 5),
     (Convolution, "convolution", 10),
@@ -81,6 +88,12 @@ const KINDS: [(Kind, &str, usize); 29] = [
     (Cat, "cat", 1),
     (Copy, "copy", 1),
     (Permute, "permute", 1),
+    (ConvolutionLast, "convolution_channels_last", 7),
+    (GroupedConvolutionLast, "grouped_convolution_channels_last", 2),
+    (DepthwiseConvolutionLast, "depthwise_convolution_channels_last", 3),
+    (BatchNormLast, "batch_norm_channels_last", 1),
+    (BatchNormEvalLast, "batch_norm_eval_channels_last", 1),
+    (MaxPoolLast, "max_pool_channels_last", 1),
 ];
 
 /// A name that is none of ours.
@@ -99,6 +112,29 @@ impl Kind {
     /// Returns all kinds in the order of the documentation.
     pub fn all() -> impl Iterator<Item = Kind> {
         KINDS.iter().map(|(kind, _, _)| *kind)
+    }
+
+    /// Returns those of tensors in the usual layout: what is measured on processors, and where nothing is said.
+    pub fn usual() -> impl Iterator<Item = Kind> {
+        Self::all().filter(|kind| !kind.is_channels_last())
+    }
+
+    /// Tells whether its images are channels-last tensors.
+    pub fn is_channels_last(self) -> bool {
+        self.plain() != self
+    }
+
+    /// Returns the kind that does the same on tensors in the usual layout.
+    pub fn plain(self) -> Kind {
+        match self {
+            ConvolutionLast => Convolution,
+            GroupedConvolutionLast => GroupedConvolution,
+            DepthwiseConvolutionLast => DepthwiseConvolution,
+            BatchNormLast => BatchNorm,
+            BatchNormEvalLast => BatchNormEval,
+            MaxPoolLast => MaxPool,
+            plain => plain,
+        }
     }
 
     /// Returns its name in files.
@@ -127,7 +163,7 @@ impl Kind {
     /// Tells whether tensor cores may work on it: only then TF32 is another thing than float32.
     pub fn is_product(self) -> bool {
         matches!(
-            self,
+            self.plain(),
             Linear
                 | Bmm
                 | Convolution

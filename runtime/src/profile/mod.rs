@@ -1,6 +1,6 @@
 //! What a profile measures, and how what was measured is judged and kept.
 //!
-//! Nothing here needs libtorch: the sampling [`Plan`], the sizes and work of its operators, the [`Statistics`] of
+//! Nothing here needs libtorch: the sampling [`Plan`] and the grid of a [`Sweep`], the sizes and work of its operators, the [`Statistics`] of
 //! repeated times, and the file with its header. Measuring itself is in `torch::Bench`.
 
 mod file;
@@ -12,6 +12,7 @@ mod row;
 mod sample;
 mod size;
 mod statistics;
+mod sweep;
 mod waiting;
 
 pub use file::{Contents, FileError, Header, HeaderDifference, header_line, read};
@@ -21,4 +22,5 @@ pub use plan::{Item, Plan, Rates, Scale, Split};
 pub use row::{Row, columns};
 pub use size::{Size, Work};
 pub use statistics::Statistics;
+pub use sweep::{Operators, Sweep};
 pub use waiting::waited;

@@ -6,6 +6,7 @@ use super::{Kind, Size, random::Random};
 
 /// Draws a size.
 pub(super) fn draw(kind: Kind, random: &mut Random) -> Size {
+    let kind = kind.plain();
     match kind {
         Kind::Linear => Size::Product {
             batch: 1,

@@ -69,7 +69,7 @@ impl Size {
             },
             Size::Heads { batch, heads, seq, head_dim } => (batch * seq * heads, head_dim),
             Size::Convolution { batch, in_channels, height, width, .. }
-                if matches!(kind, Kind::MaxPool | Kind::AvgPool) =>
+                if matches!(kind.plain(), Kind::MaxPool | Kind::AvgPool) =>
             {
                 (batch * in_channels, height * width)
             }
@@ -88,6 +88,7 @@ impl Size {
 
     /// Returns the work of a kind of this size.
     pub fn work(self, kind: Kind, dtype: DType) -> Work {
+        let kind = kind.plain();
         let e = dtype.bytes();
         let product = |sizes: &[u64]| sizes.iter().map(|&size| size as f64).product::<f64>();
         match self {
@@ -212,7 +213,7 @@ impl Kind {
     /// Returns the phases that cost anything: a sum hands its gradient on as it is, a table has no input to
     /// differentiate.
     pub fn phases(self) -> &'static [Phase] {
-        match self {
+        match self.plain() {
             Kind::Linear
             | Kind::Convolution
             | Kind::GroupedConvolution

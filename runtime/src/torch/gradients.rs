@@ -25,7 +25,7 @@ pub(super) type Kernel = dyn Fn(&Copy, &Kept) -> Result<Tensor, tch::TchError>;
 
 /// Returns the kernel of an operator's only gradient.
 pub(super) fn kernel(item: &Item, device: Device) -> Option<Box<Kernel>> {
-    Some(match (item.kind, item.size) {
+    Some(match (item.kind.plain(), item.size) {
         (Kind::Relu, _) => Box::new(|_, kept| kept.saved.f_threshold_backward(&kept.gradient, 0.0)),
         (Kind::Gelu, _) => Box::new(|c, kept| c.inputs[0].f_gelu_backward(&kept.gradient, "none")),
         (Kind::Silu, _) => Box::new(|c, kept| c.inputs[0].f_silu_backward(&kept.gradient)),
@@ -75,7 +75,7 @@ pub(super) fn kernel(item: &Item, device: Device) -> Option<Box<Kernel>> {
 /// Makes what the kernel reads, for each copy of the operator.
 pub(super) fn keep(item: &Item, prepared: &Prepared, pool: &Pool) -> Result<Vec<Kept>, BackendError> {
     let kept = |index: usize| {
-        let (result, saved) = match (item.kind, item.size) {
+        let (result, saved) = match (item.kind.plain(), item.size) {
             (Kind::MaxPool, Size::Convolution { kernel, stride, padding, .. }) => {
                 let (k, s, p) = ([kernel as i64; 2], [stride as i64; 2], [padding as i64; 2]);
                 prepared.copies[index].inputs[0].f_max_pool2d_with_indices(k, s, p, [1, 1], false)?
@@ -85,7 +85,7 @@ pub(super) fn keep(item: &Item, prepared: &Prepared, pool: &Pool) -> Result<Vec<
                 (result.shallow_clone(), result)
             }
         };
-        let gradient = pool.normal(&result.size(), result.kind())?;
+        let gradient = pool.laid_out(item, &result.size(), result.kind())?;
         Ok(Kept { gradient, saved })
     };
     tch::no_grad(|| (0..prepared.copies.len()).map(kept).collect())

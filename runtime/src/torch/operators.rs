@@ -54,6 +54,22 @@ impl Pool {
         Self { elements, filled: RefCell::default(), next: Cell::new(0), device }
     }
 
+    /// Returns normal numbers of an item's image or filter in the layout that the item is of.
+    pub(super) fn laid_out(
+        &self,
+        item: &Item,
+        shape: &[i64],
+        element: Element,
+    ) -> Result<Tensor, BackendError> {
+        match *shape {
+            [batch, channels, height, width] if item.kind.is_channels_last() => {
+                let lain = self.normal(&[batch, height, width, channels], element)?;
+                Ok(lain.f_permute([0, 3, 1, 2])?)
+            }
+            _ => self.normal(shape, element),
+        }
+    }
+
     /// Returns normal numbers that no other tensor of the same copy shares.
     pub(super) fn normal(&self, shape: &[i64], element: Element) -> Result<Tensor, BackendError> {
         let n: i64 = shape.iter().product();
@@ -119,7 +135,7 @@ impl Prepared {
         };
         let mut weights: Vec<Vec<Tensor>> = Vec::new();
         let mut copy = |index: usize| {
-            let make = |shape: &Vec<i64>| pool.normal(shape, element);
+            let make = |shape: &Vec<i64>| pool.laid_out(item, shape, element);
             if index < n_tables {
                 weights.push(shapes.weights.iter().map(make).collect::<Result<_, _>>()?);
             }
@@ -133,7 +149,7 @@ impl Prepared {
             }
             // How often a maximum changes hands decides how long looking for it takes. In models a pool nearly always follows a
             // ReLU, half of whose results are zeros.
-            let input = |shape: &Vec<i64>| match item.kind {
+            let input = |shape: &Vec<i64>| match item.kind.plain() {
                 Kind::MaxPool => Ok(make(shape)?.f_relu()?),
                 _ => make(shape),
             };
@@ -169,7 +185,7 @@ impl Prepared {
 }
 
 fn shapes(item: &Item) -> Shapes {
-    let kind = item.kind;
+    let kind = item.kind.plain();
     let of = |sizes: &[u64]| sizes.iter().map(|&size| size as i64).collect::<Vec<i64>>();
     let mut shapes = Shapes::default();
     match item.size {
@@ -244,7 +260,7 @@ fn shapes(item: &Item) -> Shapes {
 
 fn forward(item: &Item) -> Box<Forward> {
     let none: Option<Tensor> = None;
-    match (item.kind, item.size) {
+    match (item.kind.plain(), item.size) {
         (Kind::Linear, _) => Box::new(|c| c.inputs[0].f_linear(&c.weights[0], Some(&c.weights[1]))),
         (Kind::Bmm, _) => Box::new(|c| c.inputs[0].f_bmm(&c.inputs[1])),
         (kind, Size::Convolution { kernel, stride, padding, groups, height, .. }) => {

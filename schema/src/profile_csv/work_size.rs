@@ -10,6 +10,7 @@ enum Form {
     Convolution,
     Attention,
     Rows,
+    Channels,
     Table,
 }
 
@@ -41,7 +42,9 @@ impl Record<'_> {
         let by_name = KINDS.iter().find(|(name, _)| *name == kind).map(|(_, form)| *form);
         let by_columns = || {
             let all = |names: &[&'static str]| names.iter().all(|name| self.has(name));
-            if all(&["in_channels", "out_channels"]) {
+            if kind.starts_with("batch_norm") && all(&["in_channels", "height", "width"]) {
+                Some(Form::Channels)
+            } else if all(&["in_channels", "out_channels"]) {
                 Some(Form::Convolution)
             } else if all(&["m", "n", "k"]) {
                 Some(Form::Product)
@@ -77,6 +80,11 @@ impl Record<'_> {
                 let vocabulary = self.dimension("vocabulary")?.unwrap_or(rows);
                 Ok(WorkSize::Table { rows, cols: self.needed(kind, "cols")?, vocabulary })
             }
+            Form::Channels => Ok(WorkSize::Channels {
+                batch: self.dimension("batch")?.unwrap_or(1.0),
+                channels: self.needed(kind, "in_channels")?,
+                pixels: self.needed(kind, "height")? * self.needed(kind, "width")?,
+            }),
             Form::Rows => Ok(WorkSize::Rows {
                 rows: self.dimension("rows")?.unwrap_or(1.0),
                 cols: self.needed(kind, "cols")?,

@@ -1,7 +1,7 @@
 //! What `fit --plot` draws: points for the plots, from trials.
 
-use cost_model::{Features, Split, WorkSweep};
-use viz::{FitPlots, Line, Point, Series};
+use cost_model::{Features, Split, SweptKernel, WorkSweep};
+use viz::{FitPlots, Line, Point, Series, Swept, SweptPanel};
 
 use super::Tried;
 use crate::failure::Failure;
@@ -54,21 +54,19 @@ pub fn draw(tried: &[Tried], features: Features) -> Result<String, Failure> {
             Line { name: name(one), family: family(one), points: points.collect() }
         })
         .collect();
-    let sweep = tried
-        .iter()
-        .filter(|one| one.group.kind.starts_with("conv"))
-        .find_map(|one| WorkSweep::of(&one.group))
-        .map(|sweep| {
-            let lines = sweep.lines.iter();
-            lines
-                .map(|(kernel, points)| Line {
-                    name: format!("kernel {kernel}"),
-                    points: points.clone(),
-                    ..Line::default()
-                })
-                .collect()
-        })
-        .unwrap_or_default();
-    let plots = FitPlots { title: format!("Cost model, {}", tried[0].group.device), series, learning, sweep };
+    let convolutions = tried.iter().filter(|one| one.group.kind.starts_with("conv"));
+    let swept = convolutions.filter_map(|one| Some((one, WorkSweep::of(&one.group)?))).next();
+    let swept = swept.map(|(one, sweep)| {
+        let (images, side) = sweep.images;
+        let what = format!("{images} × {side} × {side}, {}, as many channels in as out", one.group.dtype);
+        let panel = |kernel: SweptKernel| SweptPanel {
+            name: format!("{0} × {0}", kernel.side),
+            measured: kernel.measured,
+            raw: kernel.raw,
+            curve: kernel.curve,
+        };
+        Swept { what, kernels: sweep.kernels.into_iter().map(panel).collect() }
+    });
+    let plots = FitPlots { title: format!("Cost model, {}", tried[0].group.device), series, learning, swept };
     viz::fit_plots(&plots).map_err(Failure::input)
 }

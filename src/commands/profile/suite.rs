@@ -8,7 +8,7 @@ use std::{
 };
 
 use runtime::{
-    profile::{Contents, DType, Header, Kind, Plan, Row, header_line},
+    profile::{Contents, DType, Header, Kind, Operators, Plan, Row, Sweep, header_line},
     torch::Bench,
 };
 use schema::Pace;
@@ -23,6 +23,10 @@ const HOPELESS: usize = 30;
 /// with what else the machine does.
 const OVERHEAD_EVERY: f64 = 60.0;
 
+/// Images of a sweep, unless it is said.
+const BATCH: u64 = 1;
+const BATCH_OF_GPUS: u64 = 8;
+
 /// What must be the same in one file.
 const SAME: [&str; 4] = ["device", "software", "threads", "method"];
 
@@ -33,15 +37,22 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let begun = begun(path)?;
     let bench = Bench::open(device, arguments.threads).map_err(failed)?;
     let kinds: Result<Vec<Kind>, _> = arguments.kinds.iter().map(|name| Kind::find(name)).collect();
-    let kinds = kinds.map_err(Failure::input)?;
+    let mut kinds = kinds.map_err(Failure::input)?;
+    if kinds.is_empty() && bench.is_cuda() {
+        kinds = Kind::all().collect();
+    }
     let dtypes = dtypes(&arguments.dtype, &bench)?;
     let mut header = bench.conditions().map_err(failed)?;
-    let mut plan = Plan::new(
-        u64::from(arguments.seed),
-        &kinds,
-        &dtypes,
-        bench.scale(arguments.minutes, &dtypes).map_err(failed)?,
-    );
+    let mut plan = match arguments.sweep {
+        true => {
+            let usual = if bench.is_cuda() { BATCH_OF_GPUS } else { BATCH };
+            Operators::Sweep(Sweep::new(arguments.batch.map_or(usual, u64::from), &dtypes))
+        }
+        false => {
+            let scale = bench.scale(arguments.minutes, &dtypes).map_err(failed)?;
+            Operators::Random(Plan::new(u64::from(arguments.seed), &kinds, &dtypes, scale))
+        }
+    };
     let mut done = std::collections::BTreeSet::new();
     let mut n_rows = 0;
     let mut file = match begun.filter(|contents| !contents.items.is_empty()) {
@@ -74,7 +85,7 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     let (mut n_measured, mut n_failed) = (0_usize, 0_usize);
     let mut next_overhead = OVERHEAD_EVERY;
     let mut paces: Vec<Pace> = header.get("pace").and_then(Pace::from_text).into_iter().collect();
-    for item in (0_u64..).filter(|index| !done.contains(index)).map(|index| plan.item(index)) {
+    for item in (0_u64..).map_while(|index| plan.item(index)).filter(|item| !done.contains(&item.index)) {
         let elapsed = start.elapsed().as_secs_f64();
         if elapsed >= limit {
             break;
@@ -210,21 +221,20 @@ fn begun(path: &Path) -> Result<Option<Contents>, Failure> {
 }
 
 /// Checks that a file may grow, and returns its plan: sizes must stay as they were begun.
-fn resume(path: &Path, contents: &Contents, now: &Header, wanted: &Plan) -> Result<Plan, Failure> {
+fn resume(path: &Path, contents: &Contents, now: &Header, wanted: &Operators) -> Result<Operators, Failure> {
     let shown = path.display();
     let hint = "one file holds one plan on one device; choose another file with -o";
     contents
         .header
         .require_same(now, &SAME)
         .map_err(|error| Failure::input(format!("{shown}: {error}")).with_hint(hint))?;
-    let plan = contents.header.get("plan").and_then(Plan::read).ok_or_else(|| {
+    let plan = contents.header.get("plan").and_then(Operators::read).ok_or_else(|| {
         Failure::input(format!("{shown}: its header has no plan that can be read")).with_hint(hint)
     })?;
     if !plan.asks_the_same(wanted) {
         let message = format!("{shown} was begun with another plan: {}", plan.text());
-        return Err(
-            Failure::input(message).with_hint("give the same --seed, --kinds and --dtype, or another file")
-        );
+        return Err(Failure::input(message)
+            .with_hint("give the same --seed, --kinds, --dtype and --batch, or another file"));
     }
     Ok(plan)
 }
