@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint wheel notebook without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
+.PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
 	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -39,6 +39,11 @@ notebook: .venv/ready
 	out/notebook/venv/bin/pip install --quiet --disable-pip-version-check nbclient==0.11.0 ipykernel==7.4.0 nbformat==5.11.1
 	PYTHONPATH="$$(pwd)/python:$$(cd .venv && pwd)/$$(cd .venv && ls -d lib/python*/site-packages)" \
 	MODEL_ANALYZE="$$(pwd)/target/release/model-analyze" out/notebook/venv/bin/python python/run_notebook.py docs/notebook.ipynb out/notebook
+
+# The documentation as a site, in out/site. Where mdBook is not installed, it is built into target/mdbook first.
+site:
+	command -v mdbook >/dev/null || test -x target/mdbook/bin/mdbook || cargo install mdbook --locked --root target/mdbook
+	PATH="$$PATH:$$(pwd)/target/mdbook/bin" mdbook build
 
 # Traces a U-Net, splits it for two processors, and trains the stages under torchrun with two processes: losses, and at
 # the end a step beside its prediction.
@@ -210,6 +215,8 @@ fixtures: .venv/ready
 	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 .venv/bin/python fixtures/zoo.py fixtures
 	.venv/bin/python fixtures/seeded.py
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/exported.py
+	cargo build --release
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/large.py target/release/model-analyze
 
 # Every model of the zoo, traced into out/zoo (2 GB).
 zoo: .venv/ready
@@ -240,9 +247,14 @@ cost-model-gpu:
 
 # The pictures of the documents, drawn again from committed traces.
 pictures:
-	mkdir -p fixtures/pictures
-	cargo run --release --quiet -- graph fixtures/traces/unet_small.pt --depth 1 -o fixtures/pictures/unet_small.svg
-	cargo run --release --quiet -- graph fixtures/traces/amoebanet_6_small.pt --depth 1 --color cost -o fixtures/pictures/amoebanet_6_small.svg
+	cargo build --release --quiet
+	target/release/model-analyze graph fixtures/traces/unet_small.pt --depth 1 -o docs/pictures/unet_small.svg
+	target/release/model-analyze graph fixtures/traces/unet_small.pt --depth 1 --direction LR --plan fixtures/plans/kept/version_1_unet_small.yaml -o docs/pictures/unet_small-stages.svg
+	target/release/model-analyze graph fixtures/traces/amoebanet_6_small.pt --depth 1 --color cost -o docs/pictures/amoebanet_6_small.svg
+	target/release/model-analyze graph fixtures/traces/lstm_seq2seq_small.pt --depth 1 --color memory -o docs/pictures/lstm_seq2seq_small.svg
+	target/release/model-analyze graph fixtures/large/llama-3.2-3b.pt --depth 3 -o docs/pictures/llama-3.2-3b.svg
+	target/release/model-analyze simulate --schedule 1f1b --ranks 4 --micro-batches 8 --timeline docs/pictures/1f1b.svg
+	target/release/model-analyze simulate --schedule zbv --ranks 4 --micro-batches 8 --timeline docs/pictures/zbv.svg
 
 # Programs of the system that some tests use, and skip without: Chromium shows the report, Graphviz
 # serves `graph --renderer dot`.

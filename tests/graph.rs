@@ -63,13 +63,11 @@ fn committed_pictures_are_what_is_drawn() {
     // The commands stand in the Makefile, once.
     let makefile = std::fs::read_to_string(root.join("Makefile")).unwrap();
     let mut n_drawn = 0;
-    for line in
-        makefile.lines().filter(|line| line.contains(" graph ") && line.contains("-o fixtures/pictures/"))
-    {
-        let (arguments, picture) = line.split_once(" -- graph ").unwrap().1.split_once(" -o ").unwrap();
+    for line in makefile.lines().filter(|line| line.contains(" docs/pictures/")) {
+        let (arguments, picture) = line.split_once("/model-analyze ").unwrap().1.rsplit_once(' ').unwrap();
         let drawn = folder.path().join("drawn.svg");
         let mut run = command();
-        run.current_dir(root).args(arguments.split_whitespace()).arg("-o").arg(&drawn).assert().success();
+        run.current_dir(root).args(arguments.split_whitespace()).arg(&drawn).assert().success();
         let (committed, drawn) = (std::fs::read(root.join(picture)).unwrap(), std::fs::read(&drawn).unwrap());
         assert!(
             committed == drawn,
@@ -77,7 +75,7 @@ fn committed_pictures_are_what_is_drawn() {
         );
         n_drawn += 1;
     }
-    assert_eq!(n_drawn, std::fs::read_dir(root.join("fixtures/pictures")).unwrap().count());
+    assert_eq!(n_drawn, std::fs::read_dir(root.join("docs/pictures")).unwrap().count());
 }
 
 #[test]
