@@ -117,23 +117,24 @@ fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
     let whole = right.dim_in_pixel().1;
     let rows = 90 + ROW * 2 * plots.series.len().min(20) as u32;
     let rows = rows.max(90 + ROW * plots.series.len() as u32).min(whole);
-    // Few kinds leave room below their errors.
+    // Few kinds leave room below their errors; what has nothing to show has no place.
     let has_room = 2 * rows <= whole;
-    let parts = left.split_evenly((if has_room || plots.swept.is_none() { 2 } else { 3 }, 1));
+    let has_learning = plots.learning.iter().any(|line| !line.points.is_empty());
+    let is_beside = has_room && has_learning;
+    let n_left = 1 + usize::from(has_learning) + usize::from(plots.swept.is_some() && !is_beside);
+    let parts = left.split_evenly((n_left, 1));
     draw_scatter(&parts[0], &plots.series)?;
-    draw_learning(&parts[1], &plots.learning)?;
-    match (&plots.swept, has_room) {
-        (Some(swept), true) => {
-            let (upper, lower) = right.split_vertically(whole / 2);
-            draw_errors(&upper, &plots.series)?;
-            draw_swept(&lower, swept)
-        }
-        (Some(swept), false) => {
-            draw_errors(&right.split_vertically(rows).0, &plots.series)?;
-            draw_swept(&parts[2], swept)
-        }
-        (None, _) => draw_errors(&right, &plots.series),
+    if has_learning {
+        draw_learning(&parts[1], &plots.learning)?;
     }
+    let Some(swept) = &plots.swept else { return draw_errors(&right, &plots.series) };
+    if is_beside {
+        let (upper, lower) = right.split_vertically(whole / 2);
+        draw_errors(&upper, &plots.series)?;
+        return draw_swept(&lower, swept);
+    }
+    draw_errors(&right, &plots.series)?;
+    draw_swept(&parts[n_left - 1], swept)
 }
 
 /// Times as people say them.

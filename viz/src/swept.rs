@@ -87,7 +87,7 @@ fn draw_panel(area: &Area<'_>, panel: &SweptPanel, is_first: bool) -> Drawn {
     let below: Vec<(f64, f64)> = raw.iter().copied().filter(|point| point.1 < 0.0).collect();
     chart
         .draw_series(DashedLineSeries::new(raw, 6, 4, old.stroke_width(2)))?
-        .label("polynomial of the raw dimensions")
+        .label("raw polynomial")
         .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], old.stroke_width(2)));
     if !below.is_empty() {
         chart
