@@ -66,7 +66,7 @@ fn committed_pictures_are_what_is_drawn() {
     for line in makefile.lines().filter(|line| line.contains(" docs/pictures/")) {
         let (arguments, picture) = line.split_once("/model-analyze ").unwrap().1.rsplit_once(' ').unwrap();
         let drawn = folder.path().join("drawn.svg");
-        let mut run = command();
+        let mut run = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
         run.current_dir(root).args(arguments.split_whitespace()).arg(&drawn).assert().success();
         let (committed, drawn) = (std::fs::read(root.join(picture)).unwrap(), std::fs::read(&drawn).unwrap());
         assert!(

@@ -8,19 +8,14 @@
 
 use std::path::{Path, PathBuf};
 
-/// Commands that are not run, by how they begin or what they contain, and why.
+/// Commands that are not run, by how they begin or what they contain, and why. Nor is what stands behind one in the same block, for
+/// it may read what that writes, nor what reads a trace of the reader's (`resnet50.pt`).
 const NOT_RUN: &[(&str, &str)] = &[
     ("trace ", "imports torch and the reader's model"),
     ("profile ", "needs a build with libtorch, a GPU or minutes"),
-    ("fit profile.csv", "reads what `profile` writes"),
-    ("--devices 4xh100 --cost-model", "the cost model of the reader's card"),
     ("verify ", "needs torch; tests/verify.rs runs it"),
     ("--weights ", "reads the reader's checkpoint"),
-    (" resnet50.pt", "a trace of the reader's"),
-    (" llama.pt", "a trace of the reader's"),
     ("--layers 7,8,9,8", "a model of 32 layers"),
-    ("--cut-at encoder.layer.6,decoder", "a model with these calls"),
-    ("--constraints plan.yaml", "of the plan that the line before makes"),
     ("compare model.pt --devices 2x8xh100", "a minute and more"),
 ];
 
@@ -62,16 +57,22 @@ fn block(page: &Path, text: &str, folder: &Path, used: &mut Vec<&'static str>) -
         return format!("$ model-analyze {line}\n{}", printed(page, line, folder));
     }
     let makefile = std::fs::read_to_string(root().join("Makefile")).unwrap();
+    let mut is_run = true;
     for line in text.lines().filter(|line| !line.is_empty()) {
         let ours =
             line.strip_prefix("model-analyze ").or_else(|| line.strip_prefix("cargo run --release -- "));
         if let Some(line) = ours {
-            let is_named = |(name, _): &&(&'static str, _)| {
-                if name.starts_with([' ', '-']) { line.contains(name) } else { line.starts_with(name) }
+            let is_named = |name: &str| {
+                if name.starts_with('-') { line.contains(name) } else { line.starts_with(name) }
             };
-            match NOT_RUN.iter().find(is_named) {
-                Some((name, _)) => used.push(name),
-                None => drop(printed(page, line, folder)),
+            let names = NOT_RUN.iter().map(|(name, _)| *name).filter(|name| is_named(name));
+            let n_used = used.len();
+            used.extend(names);
+            let is_readers =
+                |word: &String| word.ends_with(".pt") && !word.contains('/') && !folder.join(word).exists();
+            is_run &= n_used == used.len() && !words(line).iter().any(is_readers);
+            if is_run {
+                printed(page, line, folder);
             }
         } else if let Some(target) = line.strip_prefix("make ").and_then(|rest| rest.split(' ').next()) {
             assert!(makefile.contains(&format!("\n{target}:")), "{}: no target {target}", page.display());
