@@ -11,7 +11,6 @@ use std::{
 };
 
 use graph::{InputShape, ModelGraph, OperatorCosts};
-use indexmap::IndexMap;
 use schema::{Cluster, DeviceType, LayerSharing, Plan};
 use tracer::{Archive, ArchiveKind, Program};
 
