@@ -162,6 +162,11 @@ pub(crate) fn anchor(work: &Work, machine: &Machine, terms: &mut Terms) {
             terms.push("written_short_sums", if is_short { work.written / machine.bandwidth } else { 0.0 });
         }
         WorkSize::Convolution { in_channels, input, kernel, stride, .. } => {
+            if machine.host.is_none() {
+                let outputs = if is_unserved(work, machine) { outputs(&work.size) } else { 0.0 };
+                terms.push("outputs_unserved", outputs * 1e-12);
+                terms.push("flops_unserved", if outputs > 0.0 { f } else { 0.0 });
+            }
             let size = volume(input).sqrt().max(1.0);
             for (name, name_b, value) in [
                 ("flops_log_in_channels", "bytes_log_in_channels", in_channels.ln_1p()),
@@ -267,6 +272,12 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
         terms.push("is_fresh", if fresh(work, host.mapped) > 0.0 { 1.0 } else { 0.0 });
     }
     if let WorkSize::Convolution { in_channels, input, output, kernel, stride, .. } = work.size {
+        if machine.host.is_none() {
+            let is_unserved = is_unserved(work, machine);
+            terms.push("is_unserved", if is_unserved { 1.0 } else { 0.0 });
+            let pixels = outputs(&work.size) / in_channels;
+            terms.push("pixels_unserved", if is_unserved { share(pixels, 65_536.0) } else { 0.0 });
+        }
         // Winograd kernels compute 4 × 4 or 2 × 2 outputs at a time, for kernels of 3 × 3 and stride 1.
         let is_winograd = kernel == [1.0, 3.0, 3.0] && volume(stride) == 1.0;
         let fill = |tile: f64| match is_winograd {
@@ -298,6 +309,26 @@ const SHORT_SUMS: f64 = 8.0;
 /// Most channels of an image: oneDNN's gradient of such weights reads it as it lies, where more channels are padded to a
 /// register. (Timed on an EPYC with AVX-512: 3 channels at 100–180, 4 at 35 GFLOP/s.)
 const IMAGE: f64 = 3.0;
+
+/// Tells whether a library's gradients of weights of one channel a group leave this convolution to others: they know kernels up
+/// to 5 × 5, channels by eights, and tensors of less than 2 GiB. (On channels-last tensors, in float32 on an H100: 3 to 8 ps an
+/// output in most that they know, 35 to 2,000 in all others.)
+fn is_unserved(work: &Work, machine: &Machine) -> bool {
+    const MOST_BYTES: f64 = 2_147_483_648.0;
+    let WorkSize::Convolution { batch, in_channels, groups, input, kernel, .. } = work.size else {
+        return false;
+    };
+    let is_depthwise = groups > 1.0 && groups == in_channels && work.phase == Phase::WeightGradient;
+    let bytes = batch * in_channels * volume(input) * machine.element;
+    is_depthwise && (kernel[1].max(kernel[2]) > 5.0 || in_channels % 8.0 != 0.0 || bytes >= MOST_BYTES)
+}
+
+fn outputs(size: &WorkSize) -> f64 {
+    match *size {
+        WorkSize::Convolution { batch, out_channels, output, .. } => batch * out_channels * volume(output),
+        _ => 0.0,
+    }
+}
 
 /// Returns how full the registers are that hold input channels.
 fn fill_in(phase: Phase, channels: f64, lanes: f64) -> f64 {

@@ -21,7 +21,7 @@ mod suite;
   model-analyze profile --suite -o cpu.csv --threads 1
   model-analyze profile --suite --device cuda:0 --minutes 10 -o h100.csv
   model-analyze profile --suite --kinds convolution,linear --dtype float32,bfloat16 --device cuda:0 -o some.csv
-  model-analyze profile --sweep --device cuda:0 -o sweep.csv && model-analyze fit sweep.csv --plot sweep.svg
+  model-analyze profile --sweep --device cuda:0 -o sweep.csv
   model-analyze profile --model model.pt --depth 2 -o blocks.csv
 
 --suite measures operators of random sizes: forward, input gradient and weight gradient apart. It stops after --minutes
