@@ -75,7 +75,10 @@ fn committed_pictures_are_what_is_drawn() {
         );
         n_drawn += 1;
     }
-    assert_eq!(n_drawn, std::fs::read_dir(root.join("docs/pictures")).unwrap().count());
+    // What was measured stands in a folder of its own: a fit's last digits are the machine's.
+    let pictures = std::fs::read_dir(root.join("docs/pictures")).unwrap();
+    let n_files = pictures.filter(|entry| entry.as_ref().is_ok_and(|entry| entry.path().is_file())).count();
+    assert_eq!(n_drawn, n_files);
 }
 
 #[test]
