@@ -468,5 +468,6 @@ fn training_goes_on_from_its_last_checkpoint() {
     for (step, loss) in &last {
         assert_eq!(whole[*step as usize - 1], (*step, loss.clone()), "the curve is another one");
     }
-    assert!((10..=19).contains(&last.len()), "after step 41 there are not {} left", last.len());
+    // A checkpoint is written while the next step runs: the last whole one may be of two steps before.
+    assert!((10..=21).contains(&last.len()), "after step 41 there are not {} left", last.len());
 }

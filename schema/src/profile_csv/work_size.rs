@@ -15,7 +15,7 @@ enum Form {
 }
 
 /// Kinds whose shape is known by name; other kinds are told by the columns that are set.
-const KINDS: [(&str, Form); 18] = [
+const KINDS: [(&str, Form); 17] = [
     ("linear", Form::Product),
     ("matmul", Form::Product),
     ("bmm", Form::Product),
@@ -32,7 +32,6 @@ const KINDS: [(&str, Form); 18] = [
     ("softmax", Form::Rows),
     ("layer_norm", Form::Rows),
     ("add", Form::Rows),
-    ("gelu", Form::Rows),
     ("embedding", Form::Table),
 ];
 
