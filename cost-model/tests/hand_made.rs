@@ -81,7 +81,7 @@ fn curves_have_a_form_that_exists_and_stand_there_once() {
             file.curves[0].form = "circle".to_string();
         }),
         format!(
-            "curve `mine {} {}`: `circle` is no form of shape: product, convolution, attention, rows, table",
+            "curve `mine {} {}`: `circle` is no form of shape: product, convolution, attention, rows, channels, table",
             shipped().curves[0].dtype,
             shipped().curves[0].phase.name(),
         )

@@ -17,7 +17,7 @@ use crate::{
     infer::{Call, Rule, Scope, Stop, fresh, rule},
     model::{Disagreement, ModelGraph, Operator, OperatorId, Origin, Storage, UnknownOperator, Value},
     operand::{collect, unique},
-    recorded::{adopt, align, compare, plain, recorded_input, sized},
+    recorded::{adopt, align, compare, in_layout, plain, recorded_input, sized},
     stored::place_tensors,
     structure,
 };
@@ -200,6 +200,10 @@ impl<'p> Builder<'p> {
                     continue;
                 }
                 _ => self.structured_input(*id, &value.type_),
+            };
+            let fact = match known {
+                Some(known) => in_layout(fact, known),
+                None => fact,
             };
             self.hold(*id, fact);
         }

@@ -4,8 +4,8 @@ use tracer::{Program, RecordedInput, RecordedNode, TensorType};
 
 use crate::{
     OperatorId,
-    fact::{Shape, TensorFact},
-    infer::contiguous_strides,
+    fact::{Fact, Shape, TensorFact},
+    infer::{contiguous_strides, laid_out},
     model::Disagreement,
 };
 
@@ -51,6 +51,20 @@ pub fn adopt(tensor: &mut TensorFact, recorded: &TensorType) {
         }
         _ => {}
     }
+}
+
+/// Lays an input's images out as the recorded ones lay, of whatever size they are now.
+pub fn in_layout(fact: Fact, recorded: &TensorType) -> Fact {
+    let Fact::Tensor(mut tensor) = fact else { return fact };
+    let mut was = TensorFact::default();
+    adopt(&mut was, recorded);
+    let rank = was.shape.as_ref().map(|shape| shape.len());
+    if was.is_channels_last()
+        && let Some(shape) = tensor.shape.as_ref().filter(|shape| Some(shape.len()) == rank)
+    {
+        tensor.strides = laid_out(shape, true);
+    }
+    Fact::Tensor(tensor)
 }
 
 /// Returns the recorded types of each node's outputs; nothing when the recording is of another program.
