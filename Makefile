@@ -255,8 +255,7 @@ pictures:
 	target/release/model-analyze graph fixtures/large/llama-3.2-3b.pt --depth 3 -o docs/pictures/llama-3.2-3b.svg
 	target/release/model-analyze simulate --schedule 1f1b --ranks 4 --micro-batches 8 --timeline docs/pictures/1f1b.svg
 	target/release/model-analyze simulate --schedule zbv --ranks 4 --micro-batches 8 --timeline docs/pictures/zbv.svg
-	mkdir -p docs/pictures/measured
-	cd docs && ../target/release/model-analyze fit ../fixtures/profiles/sweep-h100.csv --plot pictures/measured/sweep-h100.svg
+	cd docs && mkdir -p pictures/measured && ../target/release/model-analyze fit ../fixtures/profiles/sweep-h100.csv --plot pictures/measured/sweep-h100.svg
 
 # Programs of the system that some tests use, and skip without: Chromium shows the report, Graphviz
 # serves `graph --renderer dot`.
