@@ -305,6 +305,12 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
     }
     let names = Names::new(&program);
     let targets = if own.is_some() { request.targets.python_alone() } else { request.targets };
+    if targets.python && program.tensors.iter().any(is_channels_last) {
+        crate::failure::note(
+            "weights of the trace are channels-last; Python stages, which train.py runs, hold them in the usual layout: \
+             equal up to rounding, which a comparison of training steps may amplify, but at other times than predicted",
+        );
+    }
     let shards = own.map(|(own, shared)| shared.shards(own.program()));
     let about = About { shards, ..about(model, request, plan) };
     let facts = facts(own.map_or(&*program, |(own, _)| own.program()));
@@ -566,6 +572,16 @@ pub fn check_operators(program: &Program, model: &Path, allowed: &[String]) -> R
         ));
     }
     Ok(())
+}
+
+/// Tells whether a weight of images lies with its channels side by side.
+fn is_channels_last(tensor: &tracer::Tensor) -> bool {
+    match (tensor.shape.as_slice(), tensor.strides.as_slice()) {
+        ([_, channels, height, width], [_, step, _, pixel]) => {
+            *channels > 1 && height * width > 1 && *step == 1 && pixel == channels
+        }
+        _ => false,
+    }
 }
 
 /// Operators that a note names.

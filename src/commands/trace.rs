@@ -122,7 +122,7 @@ pub struct Trace {
     autocast: Option<String>,
 
     /// Trace with weights and images as channels-last tensors, as `model.to(memory_format=torch.channels_last)` makes them:
-    /// other kernels run, and are predicted
+    /// other kernels run, and are predicted. For `inspect`, `plan` and archives; Python stages hold weights in the usual layout
     #[arg(long, conflicts_with = "no_weights")]
     channels_last: bool,
 
