@@ -207,6 +207,7 @@ pub fn predict(
         lost_memory: knows_flushed.then(|| lost_memory(graph, costs, last_cache, options.batch_scale)),
         // Where empty caches were measured, memory stayed with the process.
         fresh: if knows_flushed { None } else { model.fresh() },
+        knows_channels: model.knows_channels(),
         gradients: gradients(graph),
         readers: readers(graph),
         follows: follows(graph),
@@ -238,6 +239,8 @@ struct Predictor<'a> {
     lost_memory: Option<Vec<[f64; 2]>>,
     /// Seconds for a byte that the kernel has to clear first.
     fresh: Option<f64>,
+    /// Whether a curve is of statistics of channels.
+    knows_channels: bool,
     /// Bytes of the gradients of all weights.
     gradients: f64,
     /// By weight, those that are tied as one: the first operator that reads it, and how many do.
@@ -292,11 +295,9 @@ impl<'a> Predictor<'a> {
         let shape = shape(self.graph, operator, &cost).map(|shape| {
             let size =
                 self.options.parts.of(scaled(shape.size, self.scale(operator)), self.is_image(operator));
-            let size = match (machine.host.is_none(), self.model.knows_channels()) {
-                (true, true) => flat(kind(operator), size),
-                (true, false) => flat(kind(operator), size.as_rows()),
-                (false, _) => size.as_rows(),
-            };
+            let is_processor = machine.host.is_some();
+            let size = if is_processor || !self.knows_channels { size.as_rows() } else { size };
+            let size = if is_processor { size } else { flat(kind(operator), size) };
             Shape { size, ..shape }
         });
         let subject = Subject { operator, cost, dtype, machine, shape };

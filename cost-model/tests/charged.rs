@@ -110,9 +110,10 @@ fn rows_that_begin_off_16_bytes_take_longer() {
 /// Strides of images whose channels lie side by side, or in the usual layout.
 fn images(dtype: &str, [batch, channels, side]: [u64; 3], is_last: bool) -> String {
     let pixels = side * side;
-    let strides = match is_last {
-        true => [channels * pixels, 1, side * channels, channels],
-        false => [channels * pixels, pixels, side, 1],
+    let strides = if is_last {
+        [channels * pixels, 1, side * channels, channels]
+    } else {
+        [channels * pixels, pixels, side, 1]
     };
     format!(
         "%x : {dtype}({batch}, {channels}, {side}, {side}, strides=[{}, {}, {}, {}], requires_grad=1, device=cpu)",

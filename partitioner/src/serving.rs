@@ -270,9 +270,12 @@ impl<'a> Solver<'a> {
     /// Finds the cuts of copies of a pipeline whose slowest stage is fastest, below so many seconds for each micro-batch.
     fn copies(&self, stages: usize, copies: usize, replicas_together: bool, below: f64) -> Option<Solution> {
         let in_flight = given(self.problem).map_or(stages, |count| count.div_ceil(copies));
-        let run = |stage: usize| match replicas_together {
-            true => Run { first: stage * copies, count: copies, stride: 1 },
-            false => Run { first: stage, count: copies, stride: stages },
+        let run = |stage: usize| {
+            if replicas_together {
+                Run { first: stage * copies, count: copies, stride: 1 }
+            } else {
+                Run { first: stage, count: copies, stride: stages }
+            }
         };
         let (borders, last) = (&self.borders, self.states.len() - 1);
         // Work that the stages from each one on do within a second, all copies together.
@@ -776,9 +779,10 @@ mod tests {
                     let one = |pair: &[Vec<usize>]| {
                         let (work, needed) = stage(problem, &pair[0], &pair[1], in_flight as f64);
                         let (into, out) = (crossing(problem, &pair[0]), crossing(problem, &pair[1]));
-                        let seconds = match problem.machine.overlaps {
-                            true => work.max(into * rate).max(out * rate),
-                            false => work + out * rate,
+                        let seconds = if problem.machine.overlaps {
+                            work.max(into * rate).max(out * rate)
+                        } else {
+                            work + out * rate
                         };
                         if needed <= memory { seconds / copies as f64 } else { f64::INFINITY }
                     };

@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import sharded
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.nn import functional as F
 
@@ -265,6 +264,7 @@ def counting(kind):
 
 def rank(number, size, folders, store, queue):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=size)
+    failed = 0
     for folder in folders:
         try:
             kind = counting(sharded.load_module(folder / "stages/shards.py", "shards").Shard)
@@ -274,10 +274,11 @@ def rank(number, size, folders, store, queue):
                 queue.put((number, fault, max(outputs, gradients)))
         except Exception:  # noqa: BLE001
             queue.put((number, folder.name, traceback.format_exc()[-2500:]))
+            failed = 1
             break
     queue.close()
     queue.join_thread()
-    os._exit(0)
+    os._exit(failed)
 
 
 def main():
@@ -317,7 +318,8 @@ def main():
             else:
                 folders.append(made)
                 shares[made.name] = json.loads(said[0])["shared"]
-        all_results = in_processes(degree, folders, arguments.folder)
+        n_faults = sum(len(FAULTS) for folder in folders if folder.name.startswith("unet-"))
+        all_results = sharded.in_processes(rank, degree, folders, arguments.folder, degree * (len(folders) + n_faults))
         for fault in FAULTS:
             found = [value for _, name, value in all_results if name == fault]
             if found:
@@ -348,27 +350,6 @@ def main():
             )
     print(f"{failed} failed")
     sys.exit(failed > 0)
-
-
-def in_processes(degree, folders, place):
-    context = multiprocessing.get_context("spawn")
-    queue, store = context.Queue(), place / f"store-{degree}-{os.getpid()}"
-    ranks = [context.Process(target=rank, args=(n, degree, folders, store, queue)) for n in range(degree)]
-    for one in ranks:
-        one.start()
-    results = []
-    n_faults = sum(len(FAULTS) for folder in folders if folder.name.startswith("unet-"))
-    while len(results) < degree * (len(folders) + n_faults):
-        try:
-            results.append(queue.get(timeout=2))
-        except Exception:  # noqa: BLE001
-            # Where one has ended the others wait for it.
-            if not all(one.is_alive() for one in ranks):
-                break
-    for one in ranks:
-        one.join(1)
-        one.kill()
-    return results
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def main():
             else:
                 folders.append(made)
                 shares[made.name] = json.loads(said)["shared"]
-        results = in_processes(degree, folders, arguments.folder)
+        results = in_processes(rank, degree, folders, arguments.folder, degree * len(folders))
         for folder in folders:
             found = [value for _, name, value in results if name == folder.name]
             faults = [value for value in found if isinstance(value, str)]
@@ -199,21 +199,24 @@ def main():
     sys.exit(failed > 0)
 
 
-def in_processes(degree, folders, place):
+def in_processes(target, degree, folders, place, wanted):
+    """Runs `target` on so many ranks, and returns what they put: as much as is wanted, or less where one has failed."""
     context = multiprocessing.get_context("spawn")
     queue, store = context.Queue(), place / f"store-{degree}-{os.getpid()}"
-    ranks = [context.Process(target=rank, args=(n, degree, folders, store, queue)) for n in range(degree)]
+    ranks = [context.Process(target=target, args=(n, degree, folders, store, queue)) for n in range(degree)]
     for one in ranks:
         one.start()
-    results, wanted = [], degree * len(folders)
+    results = []
     while len(results) < wanted:
         try:
             results.append(queue.get(timeout=5))
         except Exception:  # noqa: BLE001
-            if not any(one.is_alive() for one in ranks):
+            # Where one has failed the others wait for it; one that is through has put all it has.
+            if any(one.exitcode for one in ranks) or not any(one.is_alive() for one in ranks):
                 break
     for one in ranks:
-        one.join(20)
+        if len(results) == wanted:
+            one.join(20)
         one.kill()
     return results
 

@@ -324,9 +324,9 @@ fn draw_learning(area: &Area<'_>, lines: &[Line]) -> Drawn {
         .x_label_area_size(40)
         .y_label_area_size(70)
         .build_cartesian_2d(least - 0.2..most + 0.2, 0.0..top)?;
-    let x_label = |x: &f64| match (x - x.round()).abs() < 1e-6 {
-        true => format!("{:.0}", FEWEST_ROWS * x.round().exp2()),
-        false => String::new(),
+    let x_label = |x: &f64| {
+        let is_doubling = (x - x.round()).abs() < 1e-6;
+        if is_doubling { format!("{:.0}", FEWEST_ROWS * x.round().exp2()) } else { String::new() }
     };
     chart
         .configure_mesh()

@@ -134,10 +134,8 @@ impl Plan {
     /// Without a data type.
     pub fn new(seed: u64, kinds: &[Kind], dtypes: &[DType], scale: Scale) -> Self {
         assert!(!dtypes.is_empty(), "a plan needs a data type");
-        let chosen = |kind: &Kind| match kinds.is_empty() {
-            true => !kind.is_channels_last(),
-            false => kinds.contains(kind),
-        };
+        let chosen =
+            |kind: &Kind| if kinds.is_empty() { !kind.is_channels_last() } else { kinds.contains(kind) };
         let mut dtypes = dtypes.to_vec();
         dtypes.sort();
         dtypes.dedup();

@@ -276,12 +276,10 @@ fn sizes_tried(answer: &PlanAnswer) -> String {
             (None, fails) => format!("{} none ({})", one.samples, fails.as_deref().unwrap_or_default()),
         })
         .collect();
-    match said.is_empty() {
-        true => String::new(),
-        false => {
-            format!("samples of a micro-batch tried, and the time of each sample: {}\n", said.join(", "))
-        }
+    if said.is_empty() {
+        return String::new();
     }
+    format!("samples of a micro-batch tried, and the time of each sample: {}\n", said.join(", "))
 }
 
 /// What other numbers of micro-batches would have given.

@@ -43,15 +43,12 @@ pub(super) fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     }
     let dtypes = dtypes(&arguments.dtype, &bench)?;
     let mut header = bench.conditions().map_err(failed)?;
-    let mut plan = match arguments.sweep {
-        true => {
-            let usual = if bench.is_cuda() { BATCH_OF_GPUS } else { BATCH };
-            Operators::Sweep(Sweep::new(arguments.batch.map_or(usual, u64::from), &dtypes))
-        }
-        false => {
-            let scale = bench.scale(arguments.minutes, &dtypes).map_err(failed)?;
-            Operators::Random(Plan::new(u64::from(arguments.seed), &kinds, &dtypes, scale))
-        }
+    let mut plan = if arguments.sweep {
+        let usual = if bench.is_cuda() { BATCH_OF_GPUS } else { BATCH };
+        Operators::Sweep(Sweep::new(arguments.batch.map_or(usual, u64::from), &dtypes))
+    } else {
+        let scale = bench.scale(arguments.minutes, &dtypes).map_err(failed)?;
+        Operators::Random(Plan::new(u64::from(arguments.seed), &kinds, &dtypes, scale))
     };
     let mut done = std::collections::BTreeSet::new();
     let mut n_rows = 0;

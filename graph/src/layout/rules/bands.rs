@@ -99,10 +99,8 @@ fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let window = Window { extent, stride, padding: number("padding")? };
     let is_transposed =
         subject.call.name.contains("transpose") || subject.call.flag("transposed") == Some(true);
-    let take = match is_transposed {
-        true => Take::Spread(window),
-        false => Take::Window { window, fill: 0.0_f64.to_bits() },
-    };
+    let take =
+        if is_transposed { Take::Spread(window) } else { Take::Window { window, fill: 0.0_f64.to_bits() } };
     let rows = Rows { from, results: to.size, take };
     let mut leaves = vec![Side::Partial; subject.leaves.len()];
     leaves[input] = if rows.are_own() { Side::Cut(dim, 1) } else { Side::Rows(rows) };

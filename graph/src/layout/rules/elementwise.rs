@@ -120,10 +120,8 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         let before = gone.iter().filter(|gone| **gone < dim).count();
         if gone.contains(&dim) {
             let axis = Axis::new(vec![Side::Cut(dim, 1)], Side::Sum);
-            return match (is_sum || is_mean) && blocks == 1 {
-                true => Some(Axis { after: is_mean.then_some(After::Weigh(leaf.sizes[dim])), ..axis }),
-                false => None,
-            };
+            let after = is_mean.then_some(After::Weigh(leaf.sizes[dim]));
+            return ((is_sum || is_mean) && blocks == 1).then_some(Axis { after, ..axis });
         }
         let after = if keeps { dim } else { dim - before };
         Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))
