@@ -125,10 +125,16 @@ fn images(dtype: &str, [batch, channels, side]: [u64; 3], is_last: bool) -> Stri
 fn batch_norm(device: &str, sizes: [u64; 3]) -> (f64, f64) {
     let channels = sizes[1];
     let vector = |name: &str, wants: u8| {
-        format!("%{name} : Float({channels}, strides=[1], requires_grad={wants}, device=cpu)")
+        format!(
+            "  %{name} : Float({channels}, strides=[1], requires_grad={wants}, device=cpu) = prim::GetAttr[name=\"{name}\"](%self)"
+        )
     };
     let text = format!(
-        "graph({}, {}, {}, {}, {}):
+        "graph(%self : __torch__.Norm, {}):
+{}
+{}
+{}
+{}
   %yes : bool = prim::Constant[value=1]()
   %share : float = prim::Constant[value=0.1]()
   %out : Tensor = aten::batch_norm(%x, %w, %b, %mean, %variance, %yes, %share, %share, %yes)
