@@ -112,6 +112,14 @@ def compared(folder, shard):
         off = difference(expected, mine, max(float(gradient.abs().max()), 1e-3 * largest))
         if not off <= worst:
             worst, where = off, name
+    if hasattr(module, "CUTS") and not manifest["training"]:
+        # Parts that were cut for evaluation are not trained by mistake: dropout would draw another mask on each rank.
+        try:
+            own.train()
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("a sharded stage of a model in evaluation mode went into training mode")
     return of_outputs, worst, where
 
 

@@ -41,6 +41,14 @@ pub(crate) mod shipped {
     pub(crate) const OPERATORS: &str = include_str!("operators.py");
     /// What compiles scripted control flow.
     pub(crate) const SCRIPTED: &str = include_str!("scripted.py");
+    /// A sharded stage of a model that was traced in evaluation mode.
+    const STAYS: &str = r#"
+    def train(self, mode=True):
+        """Stays in evaluation mode, as traced: its parts drop nothing and take no statistics, so they need nothing of each other."""
+        if mode and self.shard.size > 1:
+            raise RuntimeError("the model was traced in evaluation mode and is shared by several devices: trace it with --train to train it")
+        return super().train(mode)
+"#;
 
     /// Returns what makes and loads tensors in a stage, by its number and the attribute that holds constants.
     pub(crate) fn helpers(stage: &str, constants: &str, is_sharded: bool) -> String {
@@ -49,13 +57,19 @@ pub(crate) mod shipped {
         helpers.replace("stage_K", &format!("stage_{stage}")).replace("_CONSTANTS_", constants)
     }
 
-    /// Returns what makes a stage, up to its mode.
-    pub(crate) fn init(is_sharded: bool) -> &'static str {
-        if is_sharded {
-            "    def __init__(self, shard=None):\n        super().__init__()\n        self.shard = shard or Shard()\n        place_tensors(self)\n"
+    /// Returns what makes a stage, in the mode that the model was traced in.
+    ///
+    /// In evaluation mode a part of dropout or of a batch norm needs nothing of the other parts, so a sharded stage that
+    /// was traced in it cannot be put in training mode.
+    pub(crate) fn init(is_sharded: bool, training: bool) -> String {
+        let begin = if is_sharded {
+            "    def __init__(self, shard=None):\n        super().__init__()\n        self.shard = shard or Shard()\n"
         } else {
-            "    def __init__(self):\n        super().__init__()\n        place_tensors(self)\n"
-        }
+            "    def __init__(self):\n        super().__init__()\n"
+        };
+        let mode = if training { "True" } else { "False" };
+        let stays = if is_sharded && !training { STAYS } else { "" };
+        format!("{begin}        place_tensors(self)\n        self.train({mode})  # as traced\n{stays}")
     }
 }
 
@@ -121,9 +135,8 @@ pub(crate) fn stage(
     }
     out.push_str("\n\nclass Stage(Holder):\n");
     out.push_str(&format!("    \"\"\"{}\"\"\"\n\n", comment(&describe(program, stage))));
-    out.push_str(shipped::init(cuts.is_some()));
-    let mode = if training { "True" } else { "False" };
-    out.push_str(&format!("        self.train({mode})  # as traced\n\n"));
+    out.push_str(&shipped::init(cuts.is_some(), training));
+    out.push('\n');
     forward(&mut out, &writer, stage, &functions.own, &segments);
 
     let mut tensors: Vec<(String, TensorId)> = Vec::new();

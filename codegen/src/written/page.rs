@@ -149,11 +149,8 @@ impl<'t> Reader<'t> {
             (!about.contains(['"', '\\'])).then_some(())
         })?;
         self.take("\n")?;
-        self.take(shipped::init(is_sharded))?;
-        self.line(|line| {
-            matches!(line.trim_start(), "self.train(True)  # as traced" | "self.train(False)  # as traced")
-                .then_some(())
-        })?;
+        let init = [true, false].map(|training| shipped::init(is_sharded, training));
+        init.iter().find_map(|init| self.take(init))?;
         self.methods()
     }
 
