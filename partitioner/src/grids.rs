@@ -191,7 +191,11 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
     // Why what was solved has no plan, and why others were not.
     let (mut error, mut refused) = (None, None);
     let mut open = Vec::new();
-    for grid in grids(problem, strategy).map_err(|error| (error, f64::INFINITY))? {
+    let is_known = |grid: &Grid| {
+        problem.training.only_groups && problem.training.sharers(grid.replicas) == grid.replicas
+    };
+    let grids = grids(problem, strategy).map_err(|error| (error, f64::INFINITY))?;
+    for grid in grids.into_iter().filter(|grid| !is_known(grid)) {
         match grid.micro_batches(problem, strategy) {
             Ok(each) => {
                 let floor = floors.by_work(grid, each) / (each * grid.replicas) as f64;

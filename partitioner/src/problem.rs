@@ -144,6 +144,8 @@ pub struct Training {
     pub sharding: ShardingLevel,
     /// Replicas that share out together; all of a stage when absent, or where it does not divide them.
     pub sharding_group: Option<u32>,
+    /// Whether only stages are looked at whose replicas are more than one group: all others are known.
+    pub only_groups: bool,
     /// Whether the planner may choose to share out inside nodes alone.
     pub sharding_inside: bool,
     /// The most that they may share out, where the planner chooses.
@@ -216,6 +218,7 @@ impl Default for Training {
             optimizer_factor: 2.0,
             sharding: ShardingLevel::None,
             sharding_group: None,
+            only_groups: false,
             sharding_inside: false,
             sharding_up_to: ShardingLevel::None,
             recompute: true,

@@ -67,6 +67,7 @@ impl Remembered {
             micro_batches: MicroBatches::Enough,
             most_micro_batches: u32::MAX,
             stages: None,
+            only_groups: false,
             ..scorer.problem.training
         };
         let machine = scorer.problem.machine.clone();

@@ -38,7 +38,8 @@ pub(crate) fn or_better(
     for level in ShardingLevel::ALL.into_iter().filter(is_candidate) {
         let fastest = plans.as_ref().ok().map(|((best, ..), _)| best);
         let mut shared = at(problem, level, fastest);
-        let (found, least) = at_level(&mut shared, ways, asked, fastest);
+        let groups = groups(&shared);
+        let (found, least) = at_level(&mut shared, ways, asked, fastest, &groups);
         if let Some(best) = found {
             problem.clone_from(&shared);
             problem.training.sharding_up_to = most;
@@ -63,11 +64,16 @@ pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> 
     for level in ShardingLevel::ALL.into_iter().filter(|level| *level != ShardingLevel::None) {
         let mut shared = at(problem, level, Some(&planned.best));
         shared.training.sharding_inside = true;
-        if level <= allowed && groups(&shared).len() == 1 {
+        let mut groups = groups(&shared);
+        if level <= allowed {
+            // Plans of all replicas together were looked at.
+            groups.retain(Option::is_some);
+        }
+        if groups.is_empty() {
             continue;
         }
         let fastest = found.last().unwrap_or(&planned.best);
-        found.extend(at_level(&mut shared, &planned.ways, asked, Some(fastest)).0);
+        found.extend(at_level(&mut shared, &planned.ways, asked, Some(fastest), &groups).0);
         if holds_whole(&shared) {
             break;
         }
@@ -119,6 +125,7 @@ fn at_level(
     ways: &Ways,
     asked: Option<Strategy>,
     to_beat: Option<&Solution>,
+    groups: &[Option<u32>],
 ) -> (Option<Solution>, f64) {
     let is_free = problem.training.micro_batches == MicroBatches::Enough;
     let counts = if is_free {
@@ -130,7 +137,6 @@ fn at_level(
         Some(asked) => REPLICATED.into_iter().filter(|strategy| *strategy == asked).collect(),
         None => candidates(problem).filter(|strategy| REPLICATED.contains(strategy)).collect(),
     };
-    let groups = groups(problem);
     let to_beat = to_beat.map(|plan| plan.seconds_each() * (1.0 - WORTH));
     let mut found: Vec<Solution> = Vec::new();
     let mut least = f64::INFINITY;
@@ -140,7 +146,8 @@ fn at_level(
         for (&strategy, &group) in
             strategies.iter().flat_map(|one| groups.iter().map(move |group| (one, group)))
         {
-            problem.training.sharding_group = group;
+            // Where a group is all replicas of a stage, there is nothing new.
+            (problem.training.sharding_group, problem.training.only_groups) = (group, group.is_some());
             let limit = best.as_ref().map(Solution::seconds_each).or(to_beat);
             match solve(problem, ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
                 Ok(plan) => {
@@ -154,6 +161,7 @@ fn at_level(
         }
         found.extend(best);
     }
+    problem.training.only_groups = false;
     let fastest = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
     let Some(mut plan) = found.into_iter().find(|plan| plan.seconds_each() <= ENOUGH * fastest) else {
         return (None, least);
@@ -176,4 +184,44 @@ fn groups(problem: &Problem) -> Vec<Option<u32>> {
         && own < devices.len();
     let node = is_one_of_many.then_some(Some(own as u32));
     std::iter::once(None).chain(node).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use schema::Bytes;
+
+    use super::*;
+    use crate::dice::{Dice, cases, is_skipped, problem};
+
+    /// Plans of all replicas together, and those of stages with more than one group, are all that a group makes possible.
+    #[test]
+    fn stages_of_one_group_are_known() {
+        let mut dice = Dice(53);
+        let (mut n_plans, mut n_grouped) = (0, 0);
+        for case in 0..cases(400) {
+            let n_blocks = 2 + dice.below(4) as usize;
+            let mut problem = problem(&mut dice, n_blocks, 6, true, true);
+            let memory = 60 + dice.below(400);
+            problem.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(memory));
+            problem.training.micro_batches = MicroBatches::About(1 + dice.below(8) as u32);
+            problem.training.sharding = ShardingLevel::ALL[1 + dice.below(3) as usize];
+            if is_skipped(case) {
+                continue;
+            }
+            let ways = Ways::of(&problem);
+            for strategy in REPLICATED {
+                let mut seconds = |group, only_groups| {
+                    (problem.training.sharding_group, problem.training.only_groups) = (group, only_groups);
+                    let found = solve(&problem, &ways, strategy, Goal::Best);
+                    found.map_or(f64::INFINITY, |plan| plan.seconds_each())
+                };
+                let (together, inside, only) =
+                    (seconds(None, false), seconds(Some(2), false), seconds(Some(2), true));
+                assert_eq!(together.min(inside), together.min(only), "case {case}, {strategy:?}");
+                n_plans += u32::from(only.is_finite());
+                n_grouped += u32::from(only < together);
+            }
+        }
+        assert!(is_skipped(0) || n_plans > 10 && n_grouped > 0, "{n_plans} plans, {n_grouped} faster");
+    }
 }

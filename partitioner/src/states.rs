@@ -151,7 +151,16 @@ impl States {
                 std::iter::once(0.0).chain(running).collect()
             }
             Sets::Ideals(ideals) => {
-                (0..self.len()).map(|ideal| ideals.nodes(ideal).map(&field).sum()).collect()
+                // Most hold the one before.
+                let mut sums: Vec<f64> = Vec::with_capacity(self.len());
+                for ideal in 0..self.len() {
+                    let before = ideal.checked_sub(1).filter(|&before| ideals.is_subset(before, ideal));
+                    sums.push(match before {
+                        Some(before) => sums[before] + ideals.between(before, ideal).map(&field).sum::<f64>(),
+                        None => ideals.nodes(ideal).map(&field).sum(),
+                    });
+                }
+                sums
             }
         }
     }

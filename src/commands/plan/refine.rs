@@ -135,7 +135,8 @@ impl Search<'_> {
         let (sharding, group) = (solved.best.sharding(), solved.best.execution.sharding_group);
         let pipelines = std::iter::once(&solved.best).chain(&solved.others);
         let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
-        let strategies: Vec<Strategy> =
+        // One strategy may be there twice, with more and with less shared out: here all are planned with what the best shares.
+        let strategies: BTreeSet<Strategy> =
             pipelines.filter_map(|plan| Strategy::from_name(plan.strategy)).collect();
         let mut best: Option<(f64, Grain)> = None;
         let mut seen: Vec<Grain> = Vec::new();
