@@ -28,6 +28,12 @@ fn pipelines_without_a_flush_apply_the_stale_gradients_of_a_plain_loop() {
     oracle::run("without_flush");
 }
 
+/// The cases, and the faults that they find, stand in `tests/oracle/two_way.py`.
+#[test]
+fn two_copies_in_opposite_directions_train_as_one_model() {
+    oracle::run("two_way");
+}
+
 /// The cases, and the faults that they find, stand in `tests/oracle/fp16.py`.
 #[test]
 fn half_precision_scales_losses_as_one_process_does() {

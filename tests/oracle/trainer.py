@@ -82,8 +82,8 @@ def task(place, kind, clip=0.5, old="", new="", more=""):
     return str(path)
 
 
-def plain(model, path, micro_batches, steps=STEPS, batches=None):
-    """The loop of one process: returns losses and norms, and leaves the parameters trained."""
+def plain(model, path, micro_batches, steps=STEPS, batches=None, gathered=lambda: None):
+    """The loop of one process: returns losses and norms, and leaves the parameters trained; `gathered` sees a step's gradients first."""
     trains = processes.module_of(Path(path), "task")
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [{**group, "params": []} for group in getattr(trains, "groups", [{"match": "*"}])]
@@ -103,6 +103,7 @@ def plain(model, path, micro_batches, steps=STEPS, batches=None):
             loss = trains.loss(out, {key: value[rows] for key, value in y.items()}) / micro_batches
             loss.backward()
             total += float(loss.detach())
+        gathered()
         norms.append(float(torch.nn.utils.clip_grad_norm_([p for _, p in named], trains.clip or 1e9)))
         for group in optimizer.param_groups if hasattr(trains, "lr") else []:
             group["lr"] = trains.lr(step) * group.get("lr_scale", 1.0)

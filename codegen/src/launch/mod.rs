@@ -49,7 +49,7 @@ const TRAIN: &str = concat!(
     include_str!("../train/task.py"),
     include_str!("../train/layout.py"),
     include_str!("../train/pipelines.py"),
-    include_str!("../train/dealt.py"),
+    include_str!("../train/executor.py"),
     include_str!("../train/without_flush.py"),
     include_str!("../train/update.py"),
     include_str!("../train/run.py"),

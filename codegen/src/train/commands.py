@@ -138,6 +138,8 @@ def steps(run, arguments):
         run.checkpoints.wait()
     faulthandler.cancel_dump_traceback_later()
     versions, count = None, 1
+    if run.layout.copies > 1:
+        versions = run.executor.told()
     if run.without_flush:
         versions = run.without_flush.told()
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
@@ -310,7 +312,7 @@ def single(arguments, manifest):
 
 
 def replicas_of(arguments):
-    return math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
+    return math.lcm(*(int(part) for part in str(arguments.replicas).split(","))) * getattr(arguments, "copies", 1)
 
 
 def chained(arguments, manifest, task, stages, batch, scale):
@@ -383,12 +385,12 @@ def positive(text):
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table; PipeDream (an update after each micro-batch) and PipeDream-2BW (one a step) never drain and keep versions of the weights")
+    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table; PipeDream (an update after each micro-batch) and PipeDream-2BW (one a step) never drain and keep versions of the weights; a table with twice the stages runs two copies of the model in opposite directions")
     parser.add_argument("--vertical-sync", action="store_true", help="under PipeDream all stages take weights of the same number of updates")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
-    parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
+    parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side, or pairs of two copies; or a number for each rank of a pipeline: 2,1")
     parser.add_argument("--shards", type=counted, help="ranks that hold each stage together, where stages are cut inside their operators; 1 runs them whole")
-    parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step")
+    parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step, of each of two copies")
     parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; the plan's by default, or as traced")
     parser.add_argument("--steps", type=counted, default=10)
     parser.add_argument("--task", help="Python file with what is trained on, see above")
@@ -467,13 +469,21 @@ def main():
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     arguments.offload = arguments.offload or DEFAULTS.get("offload") or "none"
     arguments.offloads_blocks = any(about.get("offload") for about in manifest["stages"])
-    arguments.csv_ranks, arguments.csv_is_split = None, False
+    arguments.csv_ranks, arguments.csv_is_split, arguments.copies = None, False, 1
+    if re.sub(r"[^a-z]", "", arguments.schedule.lower()) in TWO_WAY:
+        how = f"`model-analyze simulate --schedule {arguments.schedule} --ranks {len(manifest['stages'])} --micro-batches 8 --write-csv order.csv`"
+        sys.exit(f"{arguments.schedule} runs two copies of the model by a table: write one with {how}, then --schedule order.csv")
     if arguments.schedule.endswith(".csv"):
-        arguments.csv_ranks, in_table, arguments.csv_is_split = read_csv(arguments.schedule)
+        arguments.passes = read_csv(arguments.schedule)
+        arguments.csv_ranks = [sorted({stage for _, stage, _ in row}) for row in arguments.passes]
+        arguments.csv_is_split = any(letter in "IW" for row in arguments.passes for letter, _, _ in row)
+        in_table = max((number + 1 for row in arguments.passes for _, _, number in row), default=0)
+        if not arguments.merge:
+            arguments.copies = copies_in(arguments, len(manifest["stages"]))
         if arguments.single and arguments.micro_batches:
             in_table = arguments.micro_batches  # in one process there is no schedule
         if arguments.micro_batches not in (None, in_table):
-            sys.exit(f"the schedule table is for {in_table} micro-batches")
+            sys.exit(f"the schedule table is for {in_table} micro-batches" + " of each copy" * (arguments.copies > 1))
         arguments.micro_batches = in_table
     arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
     if arguments.updates and not arguments.merge:

@@ -136,13 +136,7 @@ class WithoutFlush:
 
     def receive(self, is_forward, number):
         operations = self.stage.get_fwd_recv_ops if is_forward else self.stage.get_bwd_recv_ops
-        return self.start(operations(number % self.slots), is_forward)
-
-    def start(self, operations, is_forward):
-        # A group for each direction: messages of one never wait for those of the other.
-        group = self.run.ways[tuple(self.pipeline.ranks)][0 if is_forward else 1]
-        moved = [dist.P2POp(operation.op, operation.tensor, operation.peer, group) for operation in operations]
-        return dist.batch_isend_irecv(moved) if moved else []
+        return self.pipeline.start(operations(number % self.slots), is_forward)
 
     def wait_sent(self, messages, number):
         for work in messages.pop(number, ()):
@@ -153,13 +147,14 @@ class WithoutFlush:
         if chunk == 0:
             seed_step(run.arguments.seed, self.first + step, run.rank)
             self.take(self.first + step)
+        self.stage.numbers[slot] = chunk
         with self.versions.forward(number):
             arguments, keywords = self.pipeline.arguments[chunk], self.pipeline.keywords[chunk]
             outputs = self.stage.forward_one_chunk(slot, arguments, keywords, False)
         if self.stage.is_last:
             count = run.layout.pipelines * (1 if self.is_each else self.per_step)
             self.losses[number] = run.scaled_loss(outputs, self.pipeline.targets[chunk], count)
-        self.sent[True][number] = self.start(self.stage.get_fwd_send_ops(slot), True)
+        self.sent[True][number] = self.pipeline.start(self.stage.get_fwd_send_ops(slot), True)
 
     def backward(self, number, has_update):
         slot, loss, is_last = number % self.slots, self.losses.pop(number, None), self.stage.is_last
@@ -175,7 +170,7 @@ class WithoutFlush:
         with self.versions.backward(number):
             self.stage.backward_one_chunk(slot, loss=loss)
         del loss  # and with it the pass's version of the weights
-        self.sent[False][number] = self.start(self.stage.get_bwd_send_ops(slot), False)
+        self.sent[False][number] = self.pipeline.start(self.stage.get_bwd_send_ops(slot), False)
         if has_update:
             self.update(self.first + step, chunk + 1 == self.per_step)
         if chunk + 1 == self.per_step:

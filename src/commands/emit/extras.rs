@@ -39,6 +39,7 @@ pub fn extras(
             ));
         }
         notes.extend(unexecuted(plan));
+        notes.extend(refused_beside_a_copy(plan));
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
             // A table says nothing of what follows a step at once.
@@ -47,8 +48,8 @@ pub fn extras(
             Err(reason) => notes.push(format!("no schedule.csv: {reason}")),
         }
     }
-    // Micro-batches are those of one pipeline; replicas share the plan's.
-    let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
+    // Micro-batches are those of one pipeline; replicas and copies of the model share the plan's.
+    let pipelines = pipelines(&groups, plan);
     let micro_batches = plan.map(|plan| (plan.micro_batches / pipelines.max(1) as u32).max(1));
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
     // Said only of what the script will run.
@@ -79,6 +80,28 @@ fn replicas_of_ranks(plan: Option<&Plan>, ranks_of: &[usize]) -> Vec<usize> {
         groups[*rank] = stage.replicas();
     }
     groups
+}
+
+/// Returns how many copies of the model a plan's schedule runs.
+fn copies(plan: &Plan) -> usize {
+    simulator::order::Schedule::from_name(&plan.schedule).map_or(1, |schedule| schedule.copies() as usize)
+}
+
+/// Says what of a plan train.py refuses where a second copy of the model runs.
+fn refused_beside_a_copy(plan: &Plan) -> Option<String> {
+    let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
+    let what = match () {
+        () if copies(plan) == 1 => return None,
+        () if sharding != ShardingLevel::None => "sharding",
+        () if plan.stages.iter().any(|stage| stage.tensor_parallel.is_some()) => "layers that devices share",
+        () => return None,
+    };
+    Some(format!("train.py refuses {what} under {}, which runs two copies of the model", plan.schedule))
+}
+
+/// Returns how many pipelines run side by side: replicas of each rank, and copies of the model in opposite directions.
+fn pipelines(groups: &[usize], plan: Option<&Plan>) -> usize {
+    groups.iter().fold(1, |a, b| lcm(a, *b)) * plan.map_or(1, copies)
 }
 
 /// Tells whether steps of a schedule follow each other at once.
@@ -117,6 +140,7 @@ fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool)
 pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     let groups = replicas_of_ranks(Some(plan), &plan.ranks());
     let mut reasons = unexecuted(plan);
+    reasons.extend(refused_beside_a_copy(plan));
     if is_without_flush(&plan.schedule) {
         // Stages that share a parameter are seen when they are written.
         let reason = needs_a_flush(plan, false, &groups, true);
@@ -128,7 +152,7 @@ pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     {
         reasons.push(format!("train.py does not run {}: {reason}", plan.schedule));
     }
-    let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
+    let pipelines = pipelines(&groups, Some(plan));
     if !(plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) {
         reasons.push(format!(
             "train.py runs as many micro-batches on each of {pipelines} pipelines, which {} do not come to",
@@ -195,9 +219,14 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
     if !stages.is_multiple_of(ranks) || !plan.micro_batches.is_multiple_of(replicas) {
         return Err("stages or micro-batches do not spread evenly over the ranks".into());
     }
+    let copies = copies(plan) as u32;
+    if !(plan.micro_batches / replicas).is_multiple_of(copies) {
+        return Err(format!("`{}` gives its copies of the model as many micro-batches each", plan.schedule));
+    }
     let order = simulator::order::make(&plan.schedule, ranks, stages / ranks, plan.micro_batches / replicas)
         .map_err(|error| error.to_string())?;
-    if order.n_stages() as u32 != stages || order.n_micro_batches() as u32 != plan.micro_batches / replicas {
+    let each = plan.micro_batches / replicas / copies;
+    if order.n_stages() as u32 != copies * stages || order.n_micro_batches() as u32 != each {
         return Err(format!("`{}` runs other stages than the plan has", plan.schedule));
     }
     let mut owner = BTreeMap::new();
