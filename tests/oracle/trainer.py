@@ -448,7 +448,7 @@ def host_trace(cases):
     run = Trained(cases, "gpt2_tiny")
     script = run.out / "train.py"
     text = script.read_text()
-    beside, inside = "            self.submod.micro_batch = (self.pipeline, chunk)\n", "                    outputs = self.module(*positional)\n"
+    beside, inside = "            self.submod.micro_batch = (self.pipeline, number)\n", "                    outputs = self.module(*positional)\n"
     spin = "{0}end = time.thread_time() + {1}\n{0}while time.thread_time() < end: pass\n"
     assert text.count(beside) == text.count(inside) == 1
     script.write_text(text.replace(beside, beside + spin.format(" " * 12, 0.008)).replace(inside, spin.format(" " * 20, 0.020) + inside))

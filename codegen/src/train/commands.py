@@ -82,6 +82,27 @@ def failed(error, rank, arguments, is_launched):
     os._exit(1)
 
 
+def refuse_slices(manifest, arguments):
+    """Refuses what does not go with slices that are stepped by themselves, before anything starts."""
+    for option, is_given in {
+        "--check": arguments.check,
+        "--single": arguments.single,
+        "--dtype fp16": arguments.dtype == "fp16",
+        f"--clip {arguments.clip}": arguments.clip is not None,
+        f"--sharding {arguments.sharding}": arguments.sharding != "none",
+        f"--shards {arguments.shards}": arguments.shards > 1,
+        f"--schedule {arguments.schedule}": bool(arguments.updates) or arguments.copies > 1,
+        f"--replicas {arguments.replicas}": len(set(str(arguments.replicas).split(","))) > 1,
+        "--form torchscript": any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]),
+    }.items():
+        if is_given:
+            sys.exit(f"{option} does not go with --sync {arguments.sync}: --sync buckets")
+    for tied in manifest["tied"]:
+        if tied["requires_grad"] and len({holder["stage"] for holder in tied["holders"]}) > 1:
+            names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
+            sys.exit(f"{names} are one parameter of several stages, whose gradients are summed after those of replicas: --sync buckets")
+
+
 def steps(run, arguments):
     leader = run.leader
     if run.start >= arguments.steps:
@@ -128,6 +149,7 @@ def steps(run, arguments):
             arguments.trace.end_step()
             tell(step, loss, known)
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
+            run.drain()
             values, count = run.validation.all()
             if progress:
                 progress.tell_validation(step + 1, values, count)
@@ -136,6 +158,7 @@ def steps(run, arguments):
             DOING["saving"] = run.checkpoints
     if run.checkpoints:
         run.checkpoints.wait()
+    sliced = about_slices(run) if run.sends_slices else None
     faulthandler.cancel_dump_traceback_later()
     versions, count = None, 1
     if run.layout.copies > 1:
@@ -153,6 +176,8 @@ def steps(run, arguments):
             print(host[0], file=sys.stderr, flush=True)
         if gathered:
             print(gathered, file=sys.stderr, flush=True)
+        if sliced:
+            print(sliced, file=sys.stderr, flush=True)
         if versions:
             print(versions, file=sys.stderr, flush=True)
         if "offload" in last:
@@ -264,6 +289,18 @@ def about_host(run):
     text = f"train.py itself took {told(a_pass)} of the host's time a pass, beside {told(stage)} in the stage ({passes:g} passes a step),"
     text += f" and {told(step)} a step for data, sums and the update; the prediction counts none of it"
     return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
+
+
+def about_slices(run):
+    """Ends what sends slices; says what a step of them was like on this rank, and whether their order paid."""
+    run.sync.close()
+    figures, name = run.sync.figures(), run.arguments.sync
+    if not figures:
+        return f"{name}: too few steps to say what slices did"
+    count, overtook, waited, least = figures
+    text = f"{name}: {count:g} slices a step, {overtook:g} overtook others; passes waited {told(waited)} a step for them,"
+    text += f" and {told(least)} had they been sent as they came, without choosing"
+    return text + ("" if name != "p3" or waited < 0.98 * least else "; it does not pay here: --sync buckets")
 
 
 def about_gathered(run):
@@ -398,6 +435,8 @@ def options():
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 parameters, too, gathered by block")
+    parser.add_argument("--sync", choices=["buckets", "fifo", "p3"], help="how replicas sum gradients: in buckets, and then all are stepped; in slices that are summed and stepped by themselves, as they come (fifo) or those first that the next forward pass asks for first (p3)")
+    parser.add_argument("--slice", type=counted, default=DEFAULTS.get("slice") or SLICE, help="bytes of a slice at most")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
@@ -459,6 +498,7 @@ def main():
         or arguments.replicas != DEFAULTS.get("replicas", "1")
         or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
+        or arguments.sync not in (None, DEFAULTS.get("sync") or "buckets")
         or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
@@ -467,6 +507,10 @@ def main():
     arguments.updates = updates_of(arguments)
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
+    is_asked = arguments.sync is not None
+    arguments.sync = arguments.sync or DEFAULTS.get("sync") or "buckets"
+    if (arguments.check or arguments.single) and not is_asked:
+        arguments.sync = "buckets"
     arguments.offload = arguments.offload or DEFAULTS.get("offload") or "none"
     arguments.offloads_blocks = any(about.get("offload") for about in manifest["stages"])
     arguments.csv_ranks, arguments.csv_is_split, arguments.copies = None, False, 1
@@ -488,6 +532,8 @@ def main():
     arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
     if arguments.updates and not arguments.merge:
         refuse_without_flush(manifest, arguments)
+    if arguments.sync != "buckets" and not arguments.merge:
+        refuse_slices(manifest, arguments)
     arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)

@@ -5,6 +5,7 @@
     python train.py --replicas 2,1                        stage 0 on 2 ranks, stage 1 on one
     python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
     python train.py --shards 1                            whole stages, where they were cut inside their operators
+    python train.py --replicas 2 --sync p3                gradients in slices, those first that the next forward pass asks for first
     python train.py --schedule schedule.csv
     python train.py --schedule PipeDream                  updates after each micro-batch, weights stashed, no flush
     python train.py --schedule chimera.csv                a table of two copies of the stages, in opposite directions
@@ -80,6 +81,7 @@ try:
     from train_parts.host_trace import HostTrace
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload
+    from train_parts.priority import SLICE, Sliced
     from train_parts.sync import Mirrored, Sharded, Sync, is_by_element
     from train_parts.validation import Validation
     from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, version_rule

@@ -46,6 +46,7 @@ class Run:
         self.is_fully_shared = isinstance(self.sync, FullySharded)
         for wrapped in self.stages.values() if self.is_fully_shared else ():
             wrapped.sharing = self.sync
+        self.sends_slices = isinstance(self.sync, Sliced)
         self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments))
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
         self.wants = any(wrapped.late for wrapped in self.stages.values()), any(wrapped.is_last for wrapped in self.stages.values())
@@ -58,6 +59,9 @@ class Run:
             sys.exit("archives cannot leave training mode: validate with --form python")
         if arguments.updates:
             self.without_flush = WithoutFlush(self)
+        if arguments.sync != "buckets":
+            batches = next(iter(self.batches.values()), None)
+            self.epoch_steps = agreed_length(self, batches, f"--sync {arguments.sync} needs: --sync buckets")
         self.start = 0
         self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
 
@@ -72,6 +76,11 @@ class Run:
             return None
         arguments, parameters = self.arguments, [p for _, _, p in named_parameters_of(self.modules)]
         passes = len(self.executor.order) // 2 if self.executor else arguments.micro_batches
+        if arguments.sync != "buckets":
+            if self.task.clip:
+                sys.exit(f"`clip` of the task does not go with --sync {arguments.sync}, which updates before all gradients are known: --sync buckets")
+            about = (passes, arguments.slice, arguments.sync == "fifo", arguments.timeout, NotFinite)
+            return Sliced(self.modules.values(), named_parameters_of(self.modules), self.slice_groups[ranks], *about)
         if arguments.sharding == "none":
             return Sync(parameters, self.groups[ranks], passes)
         holders = [holder for tied in self.manifest["tied"] for holder in tied["holders"] if holder["stage"] in self.stages]
@@ -108,6 +117,11 @@ class Run:
         if layout.shards > 1:
             wanted |= {tuple(layout.shard_ranks(rank)) for rank in range(layout.world)}
         self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted | pipelines)}
+        self.slice_groups = {}
+        if self.arguments.sync != "buckets":
+            for ranks in sorted(ranks for ranks in wanted if len(ranks) > 1):
+                # The second one waits for as long as there is nothing to send.
+                self.slice_groups[ranks] = (self.group_of(ranks), dist.new_group(list(ranks), timeout=timedelta(days=30)))
         self.ways = {}
         if layout.is_unequal or layout.copies > 1 or self.arguments.updates:
             for ranks in sorted(pipelines):
@@ -137,6 +151,8 @@ class Run:
 
     def step(self, step):
         """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
+        if self.arguments.sync != "buckets":
+            return self.sliced_step(step)
         loss = self.gradients(step)
         DOING["pass"] = f"all passes of step {step + 1}"
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
@@ -147,6 +163,30 @@ class Run:
         if self.offload.mode != "none":
             known["offload"] = self.offloaded()
         return loss, known
+
+    def sliced_step(self, step):
+        """Trains a step whose slices are stepped by themselves; of all ranks nobody knows anything at one moment."""
+        update = self.update
+        for group in update.optimizer.param_groups if self.task.lr and update.optimizer else []:
+            group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
+        known = {"lr": float(update.optimizer.param_groups[0]["lr"]) if update.optimizer else None, "norm": None}
+        if self.sends_slices:
+            self.sync.begin(step)
+        loss = self.gradients(step)
+        if loss is not None and not math.isfinite(loss):
+            raise NotFinite(f"the loss is not finite in step {step + 1}: stopped")
+        if not self.sends_slices and update.optimizer:  # a stage of one replica
+            update.optimizer.step()
+        if update.scheduler:
+            update.scheduler.step()
+        for loader in (batches.loader for batches in self.batches.values() if batches.loader):
+            end_epoch(loader, self.epoch_steps)
+        return loss, known | {"memory": memory_of(self.device)}
+
+    def drain(self):
+        """Waits until all parameters are of one moment."""
+        if self.sends_slices:
+            self.sync.drain()
 
     def offloaded(self):
         """Returns what the ranks have moved in a step, and what their hosts hold, together."""
@@ -206,6 +246,7 @@ class Run:
 
     def save(self, step):
         """Begins to write what this rank has of the model and of the optimizer's state, by names in the model."""
+        self.drain()
         self.checkpoints.wait()
         about = self.update.about() | {"step": step}
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]

@@ -48,6 +48,10 @@ class Update:
         self.optimizer = task.optimizer(self.named)
         self.is_shared = hasattr(sync, "pieces")
         kind = type(self.optimizer)
+        if isinstance(sync, Sliced) and self.optimizer:
+            if kind.__name__ not in BY_ELEMENT or kind.__module__.partition(".")[0] != "torch":
+                sys.exit(f"slices cannot have their own update of {kind.__name__}, which may look at whole parameters: --sync buckets")
+            sync.take(self.optimizer)
         looks_whole = self.optimizer and (kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in BY_ELEMENT)
         if looks_whole and any(p in self.cuts for _, _, p in self.named):
             sys.exit(f"shards cannot make the update of {kind.__name__}, which may look at whole parameters: --shards 1")

@@ -65,6 +65,7 @@ pub fn extras(
         planned: plan.filter(|_| drains.is_some()).map(|plan| plan.schedule.as_str()),
         vertical_sync: plan.and_then(|plan| plan.execution?.vertical_sync).unwrap_or(false),
         sharding: plan.and_then(|plan| plan.execution?.sharding),
+        sync: plan.and_then(slices),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
@@ -175,21 +176,38 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
             "train.py does not execute {what} yet: {instead}; times are not those of the plan"
         ));
     };
-    match execution.sync {
-        Some(SyncOrder::P3) => otherwise("`sync: p3`", "gradients go in buckets, as they come"),
-        Some(SyncOrder::Fifo) => otherwise("`sync: fifo`", "gradients go in buckets, as they come"),
-        Some(SyncOrder::AfterBackward) => {
-            otherwise("`sync: after-backward`", "gradients go in buckets, as they come");
-        }
-        Some(SyncOrder::Bucketed) | None => {}
+    if execution.sync == Some(SyncOrder::AfterBackward) {
+        otherwise("`sync: after-backward`", "gradients go in buckets, as they come");
     }
-    if execution.collective == Some(CollectiveKind::ParameterServer) {
+    // Slices go through parameter servers where a plan says nothing else.
+    let is_sliced = matches!(execution.sync, Some(SyncOrder::P3 | SyncOrder::Fifo));
+    let is_served = execution.collective.is_none() && is_sliced;
+    if is_sliced && slices(plan).is_none() {
+        otherwise("slices of gradients", "what else the plan wants goes with buckets alone");
+    }
+    if is_served || execution.collective == Some(CollectiveKind::ParameterServer) {
         otherwise("a parameter server", "replicas sum among themselves");
     }
     if execution.sharding_group.is_some() {
         otherwise("sharding inside groups", "all replicas of a stage share out together");
     }
     notes
+}
+
+/// In which order a plan's replicas send slices of gradients, where train.py sends such.
+fn slices(plan: &Plan) -> Option<(SyncOrder, Option<u64>)> {
+    let execution = plan.execution?;
+    let sync = execution.sync.filter(|sync| matches!(sync, SyncOrder::P3 | SyncOrder::Fifo))?;
+    let counts: BTreeSet<usize> = plan.stages.iter().map(schema::PlanStage::replicas).collect();
+    let refused = copies(plan) > 1
+        || is_without_flush(&plan.schedule)
+        || execution.sharding.is_some_and(|level| level != ShardingLevel::None)
+        || counts.len() > 1
+        || plan.ties.iter().any(|tie| tie.stages.len() > 1)
+        || plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
+    // Whole layers, where slices are not asked for.
+    let slice = execution.slice.map(|bytes| bytes.0).or((sync == SyncOrder::Fifo).then_some(1 << 40));
+    (!refused).then_some((sync, slice))
 }
 
 /// How the activations of a plan's offloaded blocks travel, where it has such blocks.
