@@ -25,6 +25,9 @@ STEPS = 20
 SLOW = {"old": "return 0.02 * min", "new": "return 0.001 * min", "clip": None}
 
 
+SCHEDULED = trainer.SCHEDULED | {"new": trainer.SCHEDULED["new"].replace("0.1", "0.002")}
+
+
 def folder(cases, model, stages):
     return trainer.Trained(cases, model, stages)
 
@@ -59,7 +62,7 @@ def trains(cases, model, stages, replicas, count, *arguments, more="", run=None,
 
 def resumed(cases):
     """A checkpoint drains: it is that of buckets, bit by bit, and either goes on from the other's."""
-    run, path = folder(cases, "resnet_plain", 1), task(cases.place, "picture", **trainer.SCHEDULED, clip=None, more=trainer.VALIDATION)
+    run, path = folder(cases, "resnet_plain", 1), task(cases.place, "picture", **SCHEDULED, clip=None, more=trainer.VALIDATION)
     common = ("--task", path, "--replicas", "2", "--micro-batches", "2", "--save-every", "3", "--validate-every", "4")
     for name, first, then in (("straight", "buckets", "buckets"), ("there", "p3", "buckets"), ("back", "buckets", "p3"), ("both", "p3", "p3")):
         run.run(2, *common, "--sync", first, "--save", name, "--steps", "6")
@@ -183,7 +186,7 @@ def cases():
         "resnet 3 replicas": lambda c: trains(c, "resnet_plain", 1, 3, 2, steps=10),
         "resnet 2x2": lambda c: trains(c, "resnet_plain", 2, 2, 2),
         "resnet zero bubble 2x2": lambda c: trains(c, "resnet_plain", 4, 2, 2, "--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble"),
-        "resnet AdamW": lambda c: trains(c, "resnet_plain", 1, 2, 2, old=trainer.ADAM["old"], new=trainer.ADAM["new"], steps=6),
+        "gpt2 AdamW": lambda c: trains(c, "gpt2_tiny", 1, 2, 2, old=trainer.ADAM["old"], new=trainer.ADAM["new"]),
         "gpt2 recompute and offload": lambda c: trains(c, "gpt2_tiny", 1, 2, 2, "--offload", "both", "--offload-floor", "1"),
         "resume": resumed,
         "time": timed,

@@ -71,6 +71,7 @@ class Sliced:
         with self.changed:
             self.step = step
             self.settings = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+            self.stepper.state = self.optimizer.state  # another one after a checkpoint was loaded
             self.optimizer._opt_called = True  # schedulers ask
             self.history = [*self.history[-KEPT:], History(step)]
 
