@@ -134,6 +134,9 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
     } else {
         check_placement(plan, schedule, &rank_groups, &rank_of)?;
     }
+    if schedule.copies() > 1 {
+        execution::note_second_copy(plan, &mut notes);
+    }
     let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches };
     schedule.check(shape)?;
     let updates = execution::updates(plan, options, schedule, micro_batches, &mut notes)?;
