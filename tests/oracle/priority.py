@@ -105,7 +105,7 @@ def refused(cases):
 SLEEPS = (
     ("        self.asked_at.setdefault(parameter, len(self.asked_at))\n", "        time.sleep(0.03 * (parameter.dim() == 2))\n        self.asked_at.setdefault(parameter, len(self.asked_at))\n"),
     ("            self.seen[parameter] += 1\n", "            time.sleep(0.06 * (parameter.dim() == 2))\n            self.seen[parameter] += 1\n"),
-    ("        dist.all_reduce(gradient, group=self.data)\n", "        dist.all_reduce(gradient, group=self.data)\n        time.sleep(gradient.nbytes / 8e6)\n"),
+    ("            dist.all_reduce(gradient, group=self.data)\n", "            dist.all_reduce(gradient, group=self.data)\n            time.sleep(gradient.nbytes / 8e6)\n"),
 )
 
 

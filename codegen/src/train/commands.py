@@ -287,7 +287,8 @@ def about_host(run):
     dist.all_gather(found, own)
     a_pass, stage, step, passes = max((each.tolist() for each in found))
     text = f"train.py itself took {told(a_pass)} of the host's time a pass, beside {told(stage)} in the stage ({passes:g} passes a step),"
-    text += f" and {told(step)} a step for data, sums and the update; the prediction counts none of it"
+    text += f" and {told(step)} a step for data, sums and the update; the plan's prediction counts none of it,"
+    text += f" `model-analyze simulate plan.yaml --host-overhead {1e6 * a_pass:.0f}` counts that of passes"
     return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
 
 
@@ -534,6 +535,8 @@ def main():
         refuse_without_flush(manifest, arguments)
     if arguments.sync != "buckets" and not arguments.merge:
         refuse_slices(manifest, arguments)
+        if replicas_of(arguments) == 1:  # which send nothing
+            arguments.sync = "buckets"
     arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)

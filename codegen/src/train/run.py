@@ -151,7 +151,7 @@ class Run:
 
     def step(self, step):
         """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
-        if self.arguments.sync != "buckets":
+        if self.sends_slices:
             return self.sliced_step(step)
         loss = self.gradients(step)
         DOING["pass"] = f"all passes of step {step + 1}"
@@ -170,13 +170,10 @@ class Run:
         for group in update.optimizer.param_groups if self.task.lr and update.optimizer else []:
             group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
         known = {"lr": float(update.optimizer.param_groups[0]["lr"]) if update.optimizer else None, "norm": None}
-        if self.sends_slices:
-            self.sync.begin(step)
+        self.sync.begin(step)
         loss = self.gradients(step)
         if loss is not None and not math.isfinite(loss):
             raise NotFinite(f"the loss is not finite in step {step + 1}: stopped")
-        if not self.sends_slices and update.optimizer:  # a stage of one replica
-            update.optimizer.step()
         if update.scheduler:
             update.scheduler.step()
         for loader in (batches.loader for batches in self.batches.values() if batches.loader):

@@ -55,7 +55,7 @@ class Sliced:
         self.left = dict.fromkeys(self.numbers, 0)  # slices of a parameter that have not been stepped
         self.ready, self.heap, self.came = {}, [], 0
         self.seen, self.settings, self.step = dict.fromkeys(self.numbers, 0), [], 0
-        self.thread, self.history = None, []
+        self.optimizer, self.thread, self.history = None, None, []
 
     def take(self, optimizer):
         """Takes the optimizer, and begins to send."""
@@ -69,11 +69,12 @@ class Sliced:
     def begin(self, step):
         """Begins a step, with the hyperparameters that the optimizer has now."""
         with self.changed:
-            self.step = step
+            self.step, self.history = step, [*self.history[-KEPT:], History(step)]
+            if self.optimizer is None:  # nothing is trained here
+                return
             self.settings = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
             self.stepper.state = self.optimizer.state  # another one after a checkpoint was loaded
             self.optimizer._opt_called = True  # schedulers ask
-            self.history = [*self.history[-KEPT:], History(step)]
 
     def asked(self, parameter):
         """Waits until a pass may read a parameter."""
@@ -127,7 +128,7 @@ class Sliced:
     def drain(self):
         """Waits until all has been stepped, and brings the optimizer's state of whole parameters together."""
         self.wait(lambda: not any(self.left.values()))
-        state = self.optimizer.state
+        state = self.optimizer.state if self.optimizer else {}
         for parameter, numbers in self.numbers.items():
             of = [self.slices[number][2] for number in numbers]
             if any(piece not in state for piece in of):
@@ -141,7 +142,8 @@ class Sliced:
         with self.changed:
             self.is_over = True
             self.changed.notify_all()
-        self.thread.join()
+        if self.thread:
+            self.thread.join()
 
     # -- the thread
 
@@ -177,7 +179,8 @@ class Sliced:
         parameter, name, piece, begin, end = self.slices[number]
         begun = time.perf_counter()
         gradient, step, settings, history = self.ready.pop(number)
-        dist.all_reduce(gradient, group=self.data)
+        if gradient.numel():
+            dist.all_reduce(gradient, group=self.data)
         if not bool(gradient.isfinite().all()):
             raise self.not_finite(f"the gradient of `{name}` is not finite in step {step + 1}: stopped before its update")
         if parameter in self.optimizer.state:
