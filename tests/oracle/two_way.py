@@ -245,6 +245,14 @@ def validated(cases):
     return f"loss {loss:.4g}"
 
 
+def loaded(cases):
+    """A copy's loader is that of a replica: losses are those of two replicas of one stage, over several epochs."""
+    run, path = Trained(cases, "resnet_plain", "chimera", 2, 6), trainer.loading(cases.place, True, clip=0.5)
+    two_way, _ = run.run(2, "--task", path)
+    replicas, _ = trainer.Trained(cases, "resnet_plain", 1).run(2, "--task", path, "--replicas", "2", "--micro-batches", "3")
+    return f"losses differ by {near([l['loss'] for l in replicas], [l['loss'] for l in two_way], 'losses', 1e-5):.0e}"
+
+
 def otherwise(cases, *arguments, form="python", has=(), limit=0.0):
     """What goes with other schedules goes with two copies: losses are those of a run without."""
     run = Trained(cases, "gpt2_tiny", "dualpipe", 2, 4, form=form)
@@ -379,6 +387,7 @@ def cases():
         "check dualpipe 2": lambda c: checked(c, "dualpipe", 2, 4),
         "resume": resumed,
         "validation": validated,
+        "loader": loaded,
         "by a table": by_table,
         "fp16": lambda c: otherwise(c, "--dtype", "fp16", limit=1e-2),
         "offload": lambda c: otherwise(c, "--offload", "both", "--offload-floor", "1", has=("moved", "0 are in use")),
