@@ -24,7 +24,7 @@ use crate::{
 const CUTS: usize = 300;
 
 /// Operations that are simulated for one number of stages, at the most.
-const OPERATIONS: usize = 400_000;
+const OPERATIONS: usize = 150_000;
 
 /// Shares of a device's memory that a stage may take by formula; with less of it, more is computed again.
 const SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.3];
@@ -79,6 +79,11 @@ pub(crate) fn two_way(
     let ranks = wanted.map_or_else(|| counts(2, devices.len().min(n_blocks)), |wanted| vec![wanted]);
     let (mut best, mut error): (Option<Solution>, Option<PlanError>) = (None, None);
     for ranks in ranks {
+        // Fewer devices than are needed for what was found.
+        let floor = problem.seconds() / (devices[0].speed * ranks as f64);
+        if best.as_ref().is_some_and(|best| best.seconds_each() <= floor) {
+            continue;
+        }
         let search = match Search::new(problem, ways, (strategy, schedule), ranks) {
             Ok(search) => search,
             Err(reason) => {

@@ -348,7 +348,7 @@ def finds(cases, file, old, new, message):
         raise Failed(f"{file} has no `{old}`")
     path.write_text(before.replace(old, new))
     try:
-        said = trains(cases, "gpt2_tiny", "chimera", 2, 4, run=run, more=("--allow-changes",))
+        said = trains(cases, "gpt2_tiny", "chimera", 2, 4, steps=8, run=run, more=("--allow-changes",))
     except Failed as error:
         if not re.search(message, str(error)):
             raise
@@ -360,8 +360,8 @@ def finds(cases, file, old, new, message):
 
 def cases():
     made = {
-        "gpt2 tied, gems 3": lambda c: trains(c, "gpt2_tiny", "gems-master", 3, 4),
-        "gpt2 tied, dualpipe 2": lambda c: trains(c, "gpt2_tiny", "dualpipe", 2, 4),
+        "gpt2 tied, gems 3": lambda c: trains(c, "gpt2_tiny", "gems-master", 3, 4, steps=8),
+        "gpt2 tied, dualpipe 2": lambda c: trains(c, "gpt2_tiny", "dualpipe", 2, 4, steps=8),
         "resnet chimera 2": lambda c: trains(c, "resnet", "chimera", 2, 2, steps=6, clip=None),
         "found: no sum between copies": lambda c: finds(
             c, "train_parts/sync.py", "work = dist.all_reduce(flat, group=group, async_op=True) if group is not None else None", "work = None", "losses differ|norms differ"
