@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards zoo-two-way zoo-priority bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -180,6 +180,18 @@ zoo-shards: .venv/ready
 	mkdir -p out/zoo-shards
 	.venv/bin/python -W ignore tests/oracle/sharded.py target/release/model-analyze out/zoo-shards --all --degrees 2,4
 	.venv/bin/python -W ignore tests/oracle/shard_training.py target/release/model-analyze out/zoo-shards --all
+
+# Slices of gradients by priority, beside a plain loop and buckets; with a slow link beside their simulation.
+zoo-priority: .venv/ready
+	cargo build
+	rm -rf out/zoo-priority && mkdir -p out/zoo-priority
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/priority.py target/debug/model-analyze out/zoo-priority --all
+
+# Two copies of a model in opposite directions on 1 to 4 ranks, beside a plain loop; sleeping stages beside their simulation.
+zoo-two-way: .venv/ready
+	cargo build
+	rm -rf out/zoo-two-way && mkdir -p out/zoo-two-way
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/two_way.py target/debug/model-analyze out/zoo-two-way --all
 
 PLAN_CASES ?= 10000
 # The planner's property tests on many more random models and clusters than the suite takes.

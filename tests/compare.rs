@@ -123,7 +123,7 @@ fn every_row_is_what_its_flags_give() {
         let simulate: Vec<&str> = simulate.split_whitespace().collect();
         check_simulated(row, &json(&[&["simulate", &file], &simulate[..]].concat()));
     }
-    assert!(rows(&answer).len() >= 24 && simulated >= 7, "{answer:#}");
+    assert!(rows(&answer).len() >= 24 && simulated >= 5, "{answer:#}");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn the_best_stands_first_and_the_plan_is_marked() {
     let best = rows.iter().filter(is_choice).map(|row| number(&row["micro_batch_seconds"])).next().unwrap();
     assert!(number(&own["micro_batch_seconds"]) <= best * 1.05, "{own:#}");
     for (name, is_run) in
-        [("1f1b", true), ("zb2p", true), ("dualpipe", false), ("p3", false), ("optcnn", false)]
+        [("1f1b", true), ("zb2p", true), ("dualpipe", true), ("p3", false), ("optcnn", false)]
     {
         assert_eq!(named(&answer, name)["not_carried_out"].is_null(), is_run, "{name}");
     }

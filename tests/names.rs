@@ -40,7 +40,7 @@ const ELEMENTS: &[&str] = &[
 /// What a written program may import, and that it calls nothing by a name that reaches the system.
 const PROGRAM: &str = r#"
 import ast, sys
-allowed = {"torch", "train_parts", "pathlib", "safetensors", "argparse", "concurrent", "contextlib", "csv", "difflib", "faulthandler", "fnmatch", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math",
+allowed = {"torch", "train_parts", "pathlib", "safetensors", "argparse", "concurrent", "contextlib", "copy", "csv", "difflib", "faulthandler", "fnmatch", "functools", "hashlib", "heapq", "importlib", "inspect", "io", "itertools", "json", "logging", "math",
            "os", "random", "re", "resource", "shutil", "signal", "statistics", "sys", "tempfile", "threading", "time", "traceback", "types", "warnings", "weakref", "datetime", "collections", "deepspeed", "zlib"}
 for path in sys.argv[1:]:
     text = open(path, encoding="utf-8").read()

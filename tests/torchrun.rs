@@ -28,6 +28,18 @@ fn pipelines_without_a_flush_apply_the_stale_gradients_of_a_plain_loop() {
     oracle::run("without_flush");
 }
 
+/// The cases stand in `tests/oracle/priority.py`; `make zoo-priority` runs more.
+#[test]
+fn slices_of_gradients_by_priority_change_nothing() {
+    oracle::run("priority");
+}
+
+/// The cases, and the faults that they find, stand in `tests/oracle/two_way.py`; `make zoo-two-way` runs more.
+#[test]
+fn two_copies_in_opposite_directions_train_as_one_model() {
+    oracle::run("two_way");
+}
+
 /// The cases, and the faults that they find, stand in `tests/oracle/fp16.py`.
 #[test]
 fn half_precision_scales_losses_as_one_process_does() {

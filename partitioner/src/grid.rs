@@ -55,6 +55,10 @@ pub(crate) fn in_flight_of(
         Schedule::Interleaved1F1B | Schedule::Vpp => {
             InFlight::Depth(((chunks + 1) * ranks).div_ceil(chunks).min(each) as u32)
         }
+        // Of one of two copies.
+        Schedule::Gems | Schedule::GemsMaster => InFlight::Depth(1),
+        Schedule::Chimera => InFlight::Depth(ranks.min(each.div_ceil(2)) as u32),
+        Schedule::DualPipe => InFlight::Split((ranks + 1).min(each.div_ceil(2)) as u32),
         Schedule::InterleavedZeroBubble if chunks == 1 => InFlight::Split(ranks.min(each) as u32),
         _ => InFlight::Split((2 * ranks).min(each) as u32),
     }

@@ -19,6 +19,7 @@ use crate::{
     solution::Solution,
     states::States,
     strategy::{Goal, InOrder, PlanError, Strategy, candidates, each},
+    two_way::schedule_of,
     ways::Ways,
 };
 
@@ -73,7 +74,7 @@ impl Grid {
 }
 
 /// Numbers of stages or replicas to try, the most first.
-fn counts(least: usize, most: usize) -> Vec<usize> {
+pub(crate) fn counts(least: usize, most: usize) -> Vec<usize> {
     if most <= FEW_DEVICES {
         return (least.min(most)..=most).rev().collect();
     }
@@ -282,7 +283,7 @@ pub fn bound_of_any_cut(problem: &Problem, ways: &Ways, strategy: Option<Strateg
         return by_work;
     }
     let of = |strategy: Strategy| -> f64 {
-        if strategy == Strategy::PipeDream {
+        if strategy == Strategy::PipeDream || schedule_of(strategy).is_some() {
             return by_work;
         }
         // Without its states a cut may lie anywhere, in the middle of an operator even.

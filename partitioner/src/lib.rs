@@ -70,6 +70,7 @@ mod pipeline;
 mod polish;
 mod remembered;
 mod step;
+mod two_way;
 mod window;
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::{
     states::States,
     step::{StageTimes, step_time},
     strategy::{PlanError, each as micro_batches_of},
+    two_way,
 };
 
 /// Micro-batches on their way that copies beside compute hold at the most: two buffers each way.
@@ -116,8 +117,10 @@ pub(crate) fn score_placed(
         cuts.iter().zip(placed).map(stage).collect()
     };
     let mut stages = scored(&scorer);
+    // A device has the stage at the other end, too, and what it holds of both at once the simulator tells.
+    let is_two_way = schedule.copies() > 1;
     let name = |stage: &SolutionStage| ordered.machine.devices[stage.run.first].name.clone();
-    if offload == OffloadMode::Both && is_plain {
+    if offload == OffloadMode::Both && is_plain && !is_two_way {
         // A plan fits as planning counts, with copies that wait for each other, and as the simulator counts.
         fits(problem, &mut stages.clone(), n_ranks, name)?;
         // Copies beside compute are on their way in several buffers.
@@ -133,6 +136,8 @@ pub(crate) fn score_placed(
             let slowest = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
             (Objective::Period(slowest), None)
         }
+        // The simulator's alone to tell.
+        false if is_two_way => (Objective::Step(f64::INFINITY), Some(0.0)),
         false => {
             let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches: each as u32 };
             let reason = |reason: String| PlanError::Schedule { strategy: schedule.name(), reason };
@@ -145,6 +150,9 @@ pub(crate) fn score_placed(
             (Objective::Step(time.seconds), Some(time.bubble))
         }
     };
+    if is_two_way {
+        two_way::join(&mut stages);
+    }
     let micro_batches = if is_asynchronous { micro_batches } else { (each * replicas) as u32 };
     let mut solution = Solution {
         strategy: "as given",
@@ -165,7 +173,7 @@ pub(crate) fn score_placed(
     if let Some(Err(error)) = taken(&ordered, &turned).filter(|_| !is_plain) {
         return Err(PlanError::Schedule { strategy: schedule.name(), reason: error.to_string() });
     }
-    if (offload == OffloadMode::Both && turned.offloads() || !is_plain)
+    if (offload == OffloadMode::Both && turned.offloads() || !is_plain || is_two_way)
         && let Some(peaks) = peaks(&ordered, &turned)
     {
         solution.stages.iter_mut().zip(peaks).for_each(|(stage, peak)| stage.score.memory = peak);
@@ -185,6 +193,10 @@ pub(crate) fn score_placed(
         });
     }
     let mut settled = settle(&ordered, turned);
+    if !settled.seconds().is_finite() {
+        let reason = "the simulator, which alone times two copies, does not take so large a step".to_string();
+        return Err(PlanError::Schedule { strategy: schedule.name(), reason });
+    }
     let memory = |from: &[SolutionStage], to: &mut [SolutionStage]| {
         to.iter_mut().zip(from).for_each(|(to, from)| to.score.memory = from.score.memory);
     };

@@ -2,7 +2,7 @@
 //!
 //! Synchronous strategies are grids: `p` stages, each on `d` devices, timed by the order that will run. Asynchronous
 //! PipeDream gives stages different numbers of devices and counts the steady state. New strategies (OptCNN's and
-//! FlexFlow's searches, tensor parallelism, GEMS) are one more name here and one more file that returns a [`Solution`].
+//! FlexFlow's searches, tensor parallelism) are one more name here and one more file that returns a [`Solution`].
 
 use std::cmp::Ordering;
 
@@ -18,6 +18,7 @@ use crate::{
     simulated::{excess, state_memory},
     solution::{Objective, Solution, SolutionStage},
     stage::Scorer,
+    two_way::{schedule_of, two_way},
     ways::Ways,
 };
 
@@ -42,6 +43,12 @@ pub enum Strategy {
     ZeroBubble,
     /// Several stages, each of several replicas.
     Hybrid,
+    /// Two copies of the model in opposite directions, a pass of one behind a pass of the other.
+    Gems,
+    /// Two copies of the model in opposite directions, merged slot by slot.
+    Chimera,
+    /// Two copies of the model in opposite directions, backward passes split.
+    DualPipe,
     /// The same number of blocks to each stage.
     EvenLayers,
     /// The same parameters to each stage, first fit.
@@ -53,7 +60,7 @@ pub enum Strategy {
 }
 
 /// All strategies, in the order they are listed to users.
-pub const STRATEGIES: [Strategy; 13] = [
+pub const STRATEGIES: [Strategy; 16] = [
     Strategy::OneDevice,
     Strategy::Layer,
     Strategy::DataParallel,
@@ -63,6 +70,9 @@ pub const STRATEGIES: [Strategy; 13] = [
     Strategy::Interleaved,
     Strategy::ZeroBubble,
     Strategy::Hybrid,
+    Strategy::Gems,
+    Strategy::Chimera,
+    Strategy::DualPipe,
     Strategy::EvenLayers,
     Strategy::EvenParameters,
     Strategy::TorchGPipe,
@@ -82,6 +92,9 @@ impl Strategy {
             Self::Interleaved => "interleaved",
             Self::ZeroBubble => "zero-bubble",
             Self::Hybrid => "hybrid",
+            Self::Gems => "gems-master",
+            Self::Chimera => "chimera",
+            Self::DualPipe => "dualpipe",
             Self::EvenLayers => "even-layers",
             Self::EvenParameters => "even-parameters",
             Self::TorchGPipe => "torchgpipe",
@@ -98,6 +111,7 @@ impl Strategy {
             "model-parallel" => "layer",
             "dp" | "ddp" | "fsdp" | "zero1" | "zero2" | "zero3" => "data-parallel",
             "zb" | "zb-h1" => "zero-bubble",
+            "gems" => "gems-master",
             other => other,
         };
         STRATEGIES.into_iter().find(|strategy| strategy.name() == name)
@@ -108,10 +122,10 @@ impl Strategy {
         matches!(self, Self::EvenLayers | Self::EvenParameters | Self::TorchGPipe | Self::DeepSpeed)
     }
 
-    /// Tells whether `auto` may choose it: baselines are there to compare with, and asynchronous training gives
-    /// other weights than the model trained on one device.
+    /// Tells whether `auto` may choose it: baselines are there to compare with, asynchronous training gives other weights than
+    /// the model trained on one device, and two copies of the model are held by who asks for them.
     pub fn is_candidate(self) -> bool {
-        self != Self::PipeDream && !self.is_rule()
+        self != Self::PipeDream && !self.is_rule() && schedule_of(self).is_none()
     }
 }
 
@@ -381,6 +395,10 @@ fn attempt(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> In
             Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
         }
         Strategy::PipeDream => pipedream(problem, ways, goal),
+        Strategy::Gems | Strategy::Chimera | Strategy::DualPipe => {
+            let schedule = schedule_of(strategy).expect("they have one");
+            two_way(problem, ways, (strategy, schedule), goal)
+        }
         Strategy::OneForwardOneBackward if goal != Goal::Any => {
             let (mut best, least) = match synchronous(problem, ways, strategy, goal) {
                 Ok((best, least)) => (Ok(best), least),

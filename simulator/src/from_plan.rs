@@ -110,7 +110,11 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
     let (rank_devices, peers) =
         execution::tensor_parallel(plan, options, &rank_groups, &rank_of, &mut stages, &mut notes)?;
     let most_replicas = rank_devices.iter().map(Vec::len).max().unwrap_or(1) as u32;
-    let sync = execution::sync(&choices, most_replicas, &mut notes)?;
+    let mut sync = execution::sync(&choices, most_replicas, &mut notes)?;
+    if schedule.copies() > 1 && choices.bucket.is_none() {
+        // The copies add up each stage's gradients in one message.
+        (sync.first_bucket, sync.bucket) = (u64::MAX, u64::MAX);
+    }
     execution::offloaded(options, &mut stages, &mut notes)?;
     execution::layers(plan, sync, &rank_devices, &rank_of, &mut stages, &mut notes)?;
     let n_ranks = rank_devices.len();
@@ -129,6 +133,9 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         chunks = wanted;
     } else {
         check_placement(plan, schedule, &rank_groups, &rank_of)?;
+    }
+    if schedule.copies() > 1 {
+        execution::note_second_copy(plan, &mut notes);
     }
     let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches };
     schedule.check(shape)?;

@@ -98,8 +98,13 @@ const PIPELINES: [(Schedule, Strategy); 4] = [
 ];
 
 /// Schedules that are not offered, and are planned for where they are asked for.
-const OTHERS: [(Schedule, Strategy); 2] =
-    [(Schedule::LayerParallel, Strategy::Layer), (Schedule::PipeDream, Strategy::PipeDream)];
+const OTHERS: [(Schedule, Strategy); 5] = [
+    (Schedule::LayerParallel, Strategy::Layer),
+    (Schedule::PipeDream, Strategy::PipeDream),
+    (Schedule::GemsMaster, Strategy::Gems),
+    (Schedule::Chimera, Strategy::Chimera),
+    (Schedule::DualPipe, Strategy::DualPipe),
+];
 
 /// Returns the names of the schedules that are offered.
 pub fn schedules() -> Vec<&'static str> {

@@ -82,8 +82,8 @@ def task(place, kind, clip=0.5, old="", new="", more=""):
     return str(path)
 
 
-def plain(model, path, micro_batches, steps=STEPS, batches=None):
-    """The loop of one process: returns losses and norms, and leaves the parameters trained."""
+def plain(model, path, micro_batches, steps=STEPS, batches=None, gathered=lambda: None):
+    """The loop of one process: returns losses and norms, and leaves the parameters trained; `gathered` sees a step's gradients first."""
     trains = processes.module_of(Path(path), "task")
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [{**group, "params": []} for group in getattr(trains, "groups", [{"match": "*"}])]
@@ -103,6 +103,7 @@ def plain(model, path, micro_batches, steps=STEPS, batches=None):
             loss = trains.loss(out, {key: value[rows] for key, value in y.items()}) / micro_batches
             loss.backward()
             total += float(loss.detach())
+        gathered()
         norms.append(float(torch.nn.utils.clip_grad_norm_([p for _, p in named], trains.clip or 1e9)))
         for group in optimizer.param_groups if hasattr(trains, "lr") else []:
             group["lr"] = trains.lr(step) * group.get("lr_scale", 1.0)
@@ -447,7 +448,7 @@ def host_trace(cases):
     run = Trained(cases, "gpt2_tiny")
     script = run.out / "train.py"
     text = script.read_text()
-    beside, inside = "            self.submod.micro_batch = (self.pipeline, chunk)\n", "                    outputs = self.module(*positional)\n"
+    beside, inside = "            self.submod.micro_batch = (self.pipeline, number)\n", "                    outputs = self.module(*positional)\n"
     spin = "{0}end = time.thread_time() + {1}\n{0}while time.thread_time() < end: pass\n"
     assert text.count(beside) == text.count(inside) == 1
     script.write_text(text.replace(beside, beside + spin.format(" " * 12, 0.008)).replace(inside, spin.format(" " * 20, 0.020) + inside))

@@ -1,7 +1,7 @@
 //! Launch files for `train.py`: a shell script, a Slurm batch script, a Kubernetes TrainJob.
 
 use minijinja::{Environment, context};
-use schema::{Band, OffloadMode, Seconds, ShardingLevel};
+use schema::{Band, OffloadMode, Seconds, ShardingLevel, SyncOrder};
 
 use crate::{
     content::{Content, File},
@@ -49,7 +49,7 @@ const TRAIN: &str = concat!(
     include_str!("../train/task.py"),
     include_str!("../train/layout.py"),
     include_str!("../train/pipelines.py"),
-    include_str!("../train/dealt.py"),
+    include_str!("../train/executor.py"),
     include_str!("../train/without_flush.py"),
     include_str!("../train/update.py"),
     include_str!("../train/run.py"),
@@ -58,7 +58,7 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 11] = [
+const PARTS: [(&str, &str); 12] = [
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
@@ -67,6 +67,7 @@ const PARTS: [(&str, &str); 11] = [
     ("train_parts/host_trace.py", include_str!("../train/parts/host_trace.py")),
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
+    ("train_parts/priority.py", include_str!("../train/parts/priority.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
     ("train_parts/versions.py", include_str!("../train/parts/versions.py")),
@@ -96,6 +97,8 @@ pub struct Defaults<'a> {
     pub vertical_sync: bool,
     /// What the replicas of a stage share out.
     pub sharding: Option<ShardingLevel>,
+    /// In which order replicas send gradients, where it is not in buckets, and the bytes of a slice.
+    pub sync: Option<(SyncOrder, Option<u64>)>,
     /// How activations of the blocks that the plan lists travel to the host, where it lists some.
     pub offload: Option<OffloadMode>,
     /// What a step takes.
@@ -153,11 +156,17 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         Some(OffloadMode::NonBlocking) => "\"non-blocking\"",
         Some(OffloadMode::Both) => "\"both\"",
     };
+    let (sync, slice) = match defaults.sync {
+        Some((SyncOrder::P3, slice)) => ("\"p3\"", slice),
+        Some((SyncOrder::Fifo, slice)) => ("\"fifo\"", slice),
+        _ => ("None", None),
+    };
+    let slice = slice.map_or("None".into(), |bytes| bytes.to_string());
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
          \"vertical_sync\": {vertical_sync}, \
-         \"sharding\": {sharding}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
+         \"sharding\": {sharding}, \"sync\": {sync}, \"slice\": {slice}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -218,12 +227,13 @@ mod tests {
             planned: Some("pipedream"),
             vertical_sync: false,
             sharding: Some(ShardingLevel::Zero1),
+            sync: Some((SyncOrder::P3, Some(4096))),
             offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
         let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \
-                        \"vertical_sync\": False, \"sharding\": \"zero1\", \
+                        \"vertical_sync\": False, \"sharding\": \"zero1\", \"sync\": \"p3\", \"slice\": 4096, \
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");

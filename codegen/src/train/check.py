@@ -38,7 +38,9 @@ def check(run):
             known = [g for gradients in expected for g in gradients.values() if g is not None and g.numel()]
             largest = max((float(g.abs().max()) for g in known), default=0.0)
         # All replicas together, and all shards.
-        own = {stage: gradients_of(module, run.cuts) for stage, module in run.modules.items()}
+        own = {}
+        for held, module in run.modules.items():
+            own.setdefault(held % layout.count, []).append(gradients_of(module, run.cuts))
         for stage in range(len(run.manifest["stages"])):
             for owner in sorted(r for shard in range(layout.shards) for r in layout.ranks_of_stage(stage, shard)):
                 box = [own[stage] if owner == run.rank else None]
@@ -47,7 +49,8 @@ def check(run):
                 if run.rank == 0:
                     if owner != 0:
                         dist.recv_object_list(box, src=owner, device=run.object_device)
-                    differences += compared(step, stage, owner, expected[stage], box[0], largest)
+                    for found in box[0]:
+                        differences += compared(step, stage, owner, expected[stage], found, largest)
     return verdict(arguments, layout, losses, differences) if run.rank == 0 else None
 
 

@@ -82,6 +82,27 @@ def failed(error, rank, arguments, is_launched):
     os._exit(1)
 
 
+def refuse_slices(manifest, arguments):
+    """Refuses what does not go with slices that are stepped by themselves, before anything starts."""
+    for option, is_given in {
+        "--check": arguments.check,
+        "--single": arguments.single,
+        "--dtype fp16": arguments.dtype == "fp16",
+        f"--clip {arguments.clip}": arguments.clip is not None,
+        f"--sharding {arguments.sharding}": arguments.sharding != "none",
+        f"--shards {arguments.shards}": arguments.shards > 1,
+        f"--schedule {arguments.schedule}": bool(arguments.updates) or arguments.copies > 1,
+        f"--replicas {arguments.replicas}": len(set(str(arguments.replicas).split(","))) > 1,
+        "--form torchscript": any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]),
+    }.items():
+        if is_given:
+            sys.exit(f"{option} does not go with --sync {arguments.sync}: --sync buckets")
+    for tied in manifest["tied"]:
+        if tied["requires_grad"] and len({holder["stage"] for holder in tied["holders"]}) > 1:
+            names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
+            sys.exit(f"{names} are one parameter of several stages, whose gradients are summed after those of replicas: --sync buckets")
+
+
 def steps(run, arguments):
     leader = run.leader
     if run.start >= arguments.steps:
@@ -128,6 +149,7 @@ def steps(run, arguments):
             arguments.trace.end_step()
             tell(step, loss, known)
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
+            run.drain()
             values, count = run.validation.all()
             if progress:
                 progress.tell_validation(step + 1, values, count)
@@ -136,8 +158,11 @@ def steps(run, arguments):
             DOING["saving"] = run.checkpoints
     if run.checkpoints:
         run.checkpoints.wait()
+    sliced = about_slices(run) if run.sends_slices else None
     faulthandler.cancel_dump_traceback_later()
     versions, count = None, 1
+    if run.layout.copies > 1:
+        versions = run.executor.told()
     if run.without_flush:
         versions = run.without_flush.told()
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
@@ -151,6 +176,8 @@ def steps(run, arguments):
             print(host[0], file=sys.stderr, flush=True)
         if gathered:
             print(gathered, file=sys.stderr, flush=True)
+        if sliced:
+            print(sliced, file=sys.stderr, flush=True)
         if versions:
             print(versions, file=sys.stderr, flush=True)
         if "offload" in last:
@@ -260,8 +287,21 @@ def about_host(run):
     dist.all_gather(found, own)
     a_pass, stage, step, passes = max((each.tolist() for each in found))
     text = f"train.py itself took {told(a_pass)} of the host's time a pass, beside {told(stage)} in the stage ({passes:g} passes a step),"
-    text += f" and {told(step)} a step for data, sums and the update; the prediction counts none of it"
+    text += f" and {told(step)} a step for data, sums and the update; the plan's prediction counts none of it,"
+    text += f" `model-analyze simulate plan.yaml --host-overhead {1e6 * a_pass:.0f}` counts that of passes"
     return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
+
+
+def about_slices(run):
+    """Ends what sends slices; says what a step of them was like on this rank, and whether their order paid."""
+    run.sync.close()
+    figures, name = run.sync.figures(), run.arguments.sync
+    if not figures:
+        return f"{name}: too few steps to say what slices did"
+    count, overtook, waited, least = figures
+    text = f"{name}: {count:g} slices a step, {overtook:g} overtook others; passes waited {told(waited)} a step for them,"
+    text += f" and {told(least)} had they been sent as they came, without choosing"
+    return text + ("" if name != "p3" or waited < 0.98 * least else "; it does not pay here: --sync buckets")
 
 
 def about_gathered(run):
@@ -310,7 +350,7 @@ def single(arguments, manifest):
 
 
 def replicas_of(arguments):
-    return math.lcm(*(int(part) for part in str(arguments.replicas).split(",")))
+    return math.lcm(*(int(part) for part in str(arguments.replicas).split(","))) * getattr(arguments, "copies", 1)
 
 
 def chained(arguments, manifest, task, stages, batch, scale):
@@ -383,12 +423,12 @@ def positive(text):
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table; PipeDream (an update after each micro-batch) and PipeDream-2BW (one a step) never drain and keep versions of the weights")
+    parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table; PipeDream (an update after each micro-batch) and PipeDream-2BW (one a step) never drain and keep versions of the weights; a table with twice the stages runs two copies of the model in opposite directions")
     parser.add_argument("--vertical-sync", action="store_true", help="under PipeDream all stages take weights of the same number of updates")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
-    parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side; or a number for each rank of a pipeline: 2,1")
+    parser.add_argument("--replicas", default=DEFAULTS.get("replicas", "1"), help="pipelines side by side, or pairs of two copies; or a number for each rank of a pipeline: 2,1")
     parser.add_argument("--shards", type=counted, help="ranks that hold each stage together, where stages are cut inside their operators; 1 runs them whole")
-    parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step")
+    parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches of a pipeline in a step, of each of two copies")
     parser.add_argument("--micro-batch-size", type=counted, help="samples in a micro-batch; the plan's by default, or as traced")
     parser.add_argument("--steps", type=counted, default=10)
     parser.add_argument("--task", help="Python file with what is trained on, see above")
@@ -396,6 +436,8 @@ def options():
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 parameters, too, gathered by block")
+    parser.add_argument("--sync", choices=["buckets", "fifo", "p3"], help="how replicas sum gradients: in buckets, and then all are stepped; in slices that are summed and stepped by themselves, as they come (fifo) or those first that the next forward pass asks for first (p3)")
+    parser.add_argument("--slice", type=counted, default=DEFAULTS.get("slice") or SLICE, help="bytes of a slice at most")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--log", help="file for a line of JSON each step")
@@ -457,6 +499,7 @@ def main():
         or arguments.replicas != DEFAULTS.get("replicas", "1")
         or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
+        or arguments.sync not in (None, DEFAULTS.get("sync") or "buckets")
         or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
@@ -465,19 +508,35 @@ def main():
     arguments.updates = updates_of(arguments)
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
+    is_asked = arguments.sync is not None
+    arguments.sync = arguments.sync or DEFAULTS.get("sync") or "buckets"
+    if (arguments.check or arguments.single) and not is_asked:
+        arguments.sync = "buckets"
     arguments.offload = arguments.offload or DEFAULTS.get("offload") or "none"
     arguments.offloads_blocks = any(about.get("offload") for about in manifest["stages"])
-    arguments.csv_ranks, arguments.csv_is_split = None, False
+    arguments.csv_ranks, arguments.csv_is_split, arguments.copies = None, False, 1
+    if re.sub(r"[^a-z]", "", arguments.schedule.lower()) in TWO_WAY:
+        how = f"`model-analyze simulate --schedule {arguments.schedule} --ranks {len(manifest['stages'])} --micro-batches 8 --write-csv order.csv`"
+        sys.exit(f"{arguments.schedule} runs two copies of the model by a table: write one with {how}, then --schedule order.csv")
     if arguments.schedule.endswith(".csv"):
-        arguments.csv_ranks, in_table, arguments.csv_is_split = read_csv(arguments.schedule)
+        arguments.passes = read_csv(arguments.schedule)
+        arguments.csv_ranks = [sorted({stage for _, stage, _ in row}) for row in arguments.passes]
+        arguments.csv_is_split = any(letter in "IW" for row in arguments.passes for letter, _, _ in row)
+        in_table = max((number + 1 for row in arguments.passes for _, _, number in row), default=0)
+        if not arguments.merge:
+            arguments.copies = copies_in(arguments, len(manifest["stages"]))
         if arguments.single and arguments.micro_batches:
             in_table = arguments.micro_batches  # in one process there is no schedule
         if arguments.micro_batches not in (None, in_table):
-            sys.exit(f"the schedule table is for {in_table} micro-batches")
+            sys.exit(f"the schedule table is for {in_table} micro-batches" + " of each copy" * (arguments.copies > 1))
         arguments.micro_batches = in_table
     arguments.micro_batches = arguments.micro_batches or DEFAULTS.get("micro_batches") or 2 * len(manifest["stages"])
     if arguments.updates and not arguments.merge:
         refuse_without_flush(manifest, arguments)
+    if arguments.sync != "buckets" and not arguments.merge:
+        refuse_slices(manifest, arguments)
+        if replicas_of(arguments) == 1:  # which send nothing
+            arguments.sync = "buckets"
     arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)

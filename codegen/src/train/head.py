@@ -5,8 +5,10 @@
     python train.py --replicas 2,1                        stage 0 on 2 ranks, stage 1 on one
     python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
     python train.py --shards 1                            whole stages, where they were cut inside their operators
+    python train.py --replicas 2 --sync p3                gradients in slices, those first that the next forward pass asks for first
     python train.py --schedule schedule.csv
     python train.py --schedule PipeDream                  updates after each micro-batch, weights stashed, no flush
+    python train.py --schedule chimera.csv                a table of two copies of the stages, in opposite directions
     python train.py --offload both                        activations wait in host memory for the backward pass
     python train.py --task task.py --save checkpoints --save-every 100
     python train.py --task task.py --save checkpoints --resume
@@ -38,6 +40,8 @@ A task is a Python file with any of these:
 Ranks are laid out replica by replica: of two pipelines of three ranks, the first has ranks 0, 1, 2. Where
 stages have unequal replicas, the ranks of stage 0 come first, then those of stage 1; micro-batches are dealt to the
 replicas of each stage in turn, and the replicas work side by side. Shards of a stage are neighbours, and count as one there.
+Of two copies in opposite directions (GEMS, Chimera, DualPipe), stage s of the second is on the rank of stage p - 1 - s of the
+first; each takes half of the micro-batches, and for a task and for batch norms each counts as a replica.
 """
 
 import argparse
@@ -77,7 +81,8 @@ try:
     from train_parts.host_trace import HostTrace
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload
-    from train_parts.sync import Sharded, Sync, is_by_element
+    from train_parts.priority import SLICE, Sliced
+    from train_parts.sync import Mirrored, Sharded, Sync, is_by_element
     from train_parts.validation import Validation
     from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, version_rule
 except ModuleNotFoundError as error:

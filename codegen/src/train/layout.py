@@ -2,19 +2,45 @@
 
 
 def read_csv(path):
-    """Returns for each rank of a compute-only schedule table the stages it runs, the number of micro-batches, and whether
-    backward passes are split."""
-    ranks, micro_batches, is_split = [], 0, False
+    """Returns for each rank of a compute-only schedule table its passes, as (letter, stage, micro-batch)."""
+    ranks = []
     with open(path, newline="") as file:
         for row in csv.reader(file):
             text = [cell.strip() for cell in row if cell.strip()]
-            cells = [found for cell in text for found in re.findall(r"(\d+)(?:F|I|B|W)(\d+)", cell)]
+            cells = [found for cell in text for found in re.findall(r"(\d+)(F|I|B|W)(\d+)", cell)]
             if len(cells) < len(text):
                 sys.exit(f"{path}: not a compute-only schedule table")
-            is_split = is_split or any("W" in cell or "I" in cell for cell in text)
-            ranks.append(sorted({int(stage) for stage, _ in cells}))
-            micro_batches = max([micro_batches] + [int(number) + 1 for _, number in cells])
-    return ranks, micro_batches, is_split
+            ranks.append([(letter, int(stage), int(number)) for stage, letter, number in cells])
+    return ranks
+
+
+# Schedules that run two copies of the model.
+TWO_WAY = ("gems", "gemsmaster", "gemsmast", "mast", "master", "chimera", "dualpipe")
+
+
+def copies_in(arguments, count):
+    """Returns how many copies of `count` stages a schedule table runs: two where there are twice as many stages, and the second
+    half of them lies on the ranks in opposite order. Refuses what does not go with two."""
+    if arguments.csv_ranks != [sorted({rank, 2 * count - 1 - rank}) for rank in range(count)]:
+        return 1
+    shards, sharding = f"--shards {arguments.shards}", f"--sharding {arguments.sharding}"
+    for option, is_given in {shards: arguments.shards > 1, sharding: arguments.sharding != "none"}.items():
+        if is_given:
+            sys.exit(f"{option} does not go with two copies of the model: {option.split()[0]} {'1' if option is shards else 'none'}, or another schedule")
+    # Messages of a direction keep their order, which has to be the same in all stages of a copy.
+    found = {}
+    for letter, stage, number in (each for row in arguments.passes for each in row):
+        if letter != "W":
+            found.setdefault((stage, letter == "F"), []).append(number)
+    for stage in range(2 * count):
+        for is_forward in (True, False):
+            numbers, first = found.get((stage, is_forward), []), found.get((stage // count * count, is_forward), [])
+            if numbers != first or sorted(numbers) != list(range(len(numbers))):
+                sys.exit(f"{arguments.schedule}: stage {stage} runs other micro-batches than stage {stage // count * count} of its copy, or in another order")
+    first, second = (len(found.get((copy * count, True), [])) for copy in (0, 1))
+    if first != second:
+        sys.exit(f"{arguments.schedule}: one copy of the model runs {first} micro-batches, the other {second}: give both as many")
+    return 2
 
 
 def splits_backward(arguments):
@@ -42,6 +68,9 @@ def refuse_shards(manifest, arguments):
 class Layout:
     """Which rank runs which stages, in which pipelines.
 
+    Two copies of the model in opposite directions are two pipelines over the same ranks. Stage s of p is there s in the first
+    and p + s in the second, as in schedule tables; all else has stages of the model, and calls those "held".
+
     Where stages are cut inside their operators, each place of each replica is as many neighbouring ranks as there are
     shards, and each shard has a chain of pipelines of its own: what follows is of one of them.
 
@@ -50,10 +79,11 @@ class Layout:
     """
 
     def __init__(self, manifest, arguments, schedule):
-        count = len(manifest["stages"])
+        self.count = count = len(manifest["stages"])
+        self.copies = arguments.copies
         if arguments.csv_ranks is not None:
             self.stages_of = arguments.csv_ranks
-            if sorted(stage for stages in self.stages_of for stage in stages) != list(range(count)):
+            if sorted(stage for stages in self.stages_of for stage in stages) != list(range(self.copies * count)):
                 sys.exit("the schedule table has other stages than this folder")
         else:
             ranks = arguments.pipeline_ranks or count
@@ -79,7 +109,7 @@ class Layout:
         if self.is_unequal and self.shards > 1:
             sys.exit(f"--shards {self.shards} does not go with unequal replicas: one number for --replicas, or --shards 1")
         self.replicas = replicas
-        self.pipelines = math.lcm(*replicas)
+        self.pipelines = math.lcm(*replicas) * self.copies
         self.world = sum(replicas) * self.shards
         if not self.is_unequal:
             self.ranks = [[replica * width + place for replica in range(replicas[0])] for place in range(width)]
@@ -88,8 +118,17 @@ class Layout:
             self.ranks = [list(range(start, start + n)) for start, n in zip(starts, replicas)]
 
     def members(self, pipeline, shard):
-        """Returns the ranks of a pipeline, by place."""
-        return [ranks[pipeline % len(ranks)] * self.shards + shard for ranks in self.ranks]
+        """Returns the ranks of a pipeline, by place; those of a second copy begin at the other end."""
+        replica, copy = divmod(pipeline, self.copies)
+        members = [ranks[replica % len(ranks)] * self.shards + shard for ranks in self.ranks]
+        return members[::-1] if copy else members
+
+    def owners(self, pipeline, shard):
+        """Returns the rank of each stage in a pipeline."""
+        ranks = self.members(pipeline, shard)
+        if self.copies > 1:
+            return dict(enumerate(ranks))
+        return {stage: ranks[place] for place, stages in enumerate(self.stages_of) for stage in stages}
 
     def place(self, rank):
         """Returns a rank's place in its pipelines, its number among the replicas of that place, and among their shards."""
@@ -104,7 +143,8 @@ class Layout:
 
     def ranks_of_stage(self, stage, shard):
         """Returns the ranks that hold the same part of a stage."""
-        return self.replicas_of_place(next(place for place, stages in enumerate(self.stages_of) if stage in stages), shard)
+        places = [place for place, held in enumerate(self.stages_of) if any(one % self.count == stage for one in held)]
+        return sorted({rank for place in places for rank in self.replicas_of_place(place, shard)})
 
     def shard_ranks(self, rank):
         """Returns the ranks that hold a stage together with this one."""

@@ -12,12 +12,13 @@ def make_stage_class():
             return []
 
         def forward_one_chunk(self, chunk, *arguments, **keywords):
-            self.submod.micro_batch = (self.pipeline, chunk)
-            DOING["pass"] = f"the forward pass of micro-batch {chunk} in stage {self.stage_index}"
+            number = self.numbers.get(chunk, chunk)
+            self.submod.micro_batch = (self.pipeline, number)
+            DOING["pass"] = f"the forward pass of micro-batch {number} in stage {self.stage_index}"
             return super().forward_one_chunk(chunk, *arguments, **keywords)
 
         def backward_one_chunk(self, chunk, loss=None, full_backward=True, last_backward=False):
-            DOING["pass"] = f"the backward pass of micro-batch {chunk} in stage {self.stage_index}"
+            DOING["pass"] = f"the backward pass of micro-batch {self.numbers.get(chunk, chunk)} in stage {self.stage_index}"
             if full_backward or not self.has_backward:
                 return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
             self.queues[chunk] = {}
@@ -60,7 +61,10 @@ class Pipeline:
     def __init__(self, run, number):
         self.run, self.number = run, number
         self.ranks = run.layout.members(number, run.shard)
+        self.owner = run.layout.owners(number, run.shard)
         self.group = run.groups[tuple(self.ranks)]
+        count, copy = run.layout.count, number % run.layout.copies
+        self.stages = {held % count: wrapped for held, wrapped in run.stages.items() if held // count == copy}
         self.schedule = None
 
     def prime(self, micro_batch):
@@ -69,8 +73,7 @@ class Pipeline:
         torch's own inference calls the stages with zeros, which changes batch-norm statistics, and breaks where
         sizes travel as tensors. Floats are sent as sizes only, integers with their values.
         """
-        run, count = self.run, len(self.run.manifest["stages"])
-        owner = {stage: self.ranks[place] for place, stages in enumerate(run.layout.stages_of) for stage in stages}
+        run, count, owner = self.run, len(self.run.manifest["stages"]), self.owner
         received, metas = None, {}
         buffers = [(b, b.clone()) for wrapped in run.stages.values() for b in wrapped.buffers()]
         states = torch.random.get_rng_state()
@@ -81,7 +84,7 @@ class Pipeline:
                 box = [None]
                 dist.recv_object_list(box, src=owner[stage - 1], group=self.group, device=run.object_device)
                 received = box[0]
-            wrapped = run.stages[stage]
+            wrapped = self.stages[stage]
             arguments = [made.to(run.device) for made in rebuild(received)] if stage else []
             if stage:
                 wrapped.dtypes = received[1]
@@ -106,15 +109,24 @@ class Pipeline:
         self.metas = metas = self.prime(self.keywords[0])
         cls, count = make_stage_class(), len(run.manifest["stages"])
         made = []
-        for stage, wrapped in run.stages.items():
+        for stage, wrapped in self.stages.items():
             args = {"input_args": metas[stage][0], "output_args": metas[stage][1], "group": self.group}
             made.append(cls(wrapped, stage, count, run.device, **args))
-            made[-1].pipeline, made[-1].queues = self.number, {}
+            made[-1].pipeline, made[-1].queues, made[-1].numbers = self.number, {}, {}
+            if run.layout.copies > 1:
+                in_group = sorted(self.ranks)
+                made[-1].stage_index_to_group_rank = {stage: in_group.index(rank) for stage, rank in self.owner.items()}
         return made
 
     def take(self, micro_batches, targets):
         self.keywords, self.targets = micro_batches, targets
-        self.arguments = [self.run.first_arguments(part) if 0 in self.run.stages else () for part in self.keywords]
+        self.arguments = [self.run.first_arguments(part) if 0 in self.stages else () for part in self.keywords]
+
+    def start(self, operations, is_forward):
+        """Starts sends and receives, in a group for each direction: messages of one never wait for those of the other."""
+        group = self.run.ways[tuple(self.ranks)][0 if is_forward else 1]
+        moved = [dist.P2POp(operation.op, operation.tensor, operation.peer, group) for operation in operations]
+        return dist.batch_isend_irecv(moved) if moved else []
 
     def loss(self, outputs, number):
         return self.run.scaled_loss(outputs, self.targets[int(number)])
@@ -125,7 +137,7 @@ class Pipeline:
         if self.schedule is None:
             self.schedule = make_schedule(run.arguments, self.make_stages(), run.arguments.micro_batches, self.loss)
             self.schedule._split_inputs = lambda args, kwargs: (self.arguments, self.keywords)
-        has_last, losses = len(run.manifest["stages"]) - 1 in run.stages, []
+        has_last, losses = len(run.manifest["stages"]) - 1 in self.stages, []
         # The runtime cuts a tensor only; a target may be of any nesting, and is looked up by its number.
         target = torch.arange(run.arguments.micro_batches) if has_last else None
         self.schedule.step(target=target, losses=losses if has_last else None, return_outputs=False)

@@ -24,31 +24,32 @@ class Run:
         self.shard_group = self.groups.get(tuple(self.layout.shard_ranks(self.rank)))
         self.offload = Offload(arguments.offload, self.device, arguments.offload_floor)
         self.stages = {}
-        for stage in self.layout.stages_of[place]:
-            about = manifest["stages"][stage]
+        for held in self.layout.stages_of[place]:
+            about = manifest["stages"][held % self.layout.count]
             waits = splits_backward(arguments)
             # What is shared out need not fit whole.
             shares = arguments.sharding == "zero3" and self.layout.replicas[place] > 1
             where = "cpu" if shares else arguments.device
             module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
-            self.stages[stage] = Wrapped(module, about, arguments, self.offload)
-            self.stages[stage].is_last = stage == last
-        self.modules = {stage: wrapped.module for stage, wrapped in self.stages.items()}
+            self.stages[held] = Wrapped(module, about, arguments, self.offload)
+            self.stages[held].is_last = about["stage"] == last
+        self.modules = {held: wrapped.module for held, wrapped in self.stages.items()}
         self.cuts = Cuts(self.modules, manifest, self.shard_group is not None)
         self.pipelines = [
             Pipeline(self, number)
             for number in range(self.layout.pipelines)
             if self.rank in self.layout.members(number, self.shard)
         ]
-        self.dealt = Dealt(self) if self.layout.is_unequal else None
+        self.executor = Executor(self) if self.layout.is_unequal or self.layout.copies > 1 else None
         self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(tuple(self.layout.replicas_of_place(place, self.shard)))
         self.is_fully_shared = isinstance(self.sync, FullySharded)
         for wrapped in self.stages.values() if self.is_fully_shared else ():
             wrapped.sharing = self.sync
+        self.sends_slices = isinstance(self.sync, Sliced)
         self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments))
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
-        self.wants = any(wrapped.late for wrapped in self.stages.values()), last in self.stages
+        self.wants = any(wrapped.late for wrapped in self.stages.values()), any(wrapped.is_last for wrapped in self.stages.values())
         self.batches = {}
         for pipeline in self.pipelines if any(self.wants) else ():
             made = Batches(self.task, pipeline.number, self.layout.pipelines, arguments.micro_batches)
@@ -58,6 +59,9 @@ class Run:
             sys.exit("archives cannot leave training mode: validate with --form python")
         if arguments.updates:
             self.without_flush = WithoutFlush(self)
+        if arguments.sync != "buckets":
+            batches = next(iter(self.batches.values()), None)
+            self.epoch_steps = agreed_length(self, batches, f"--sync {arguments.sync} needs: --sync buckets")
         self.start = 0
         self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
 
@@ -65,11 +69,18 @@ class Run:
         return autocast(self.arguments)
 
     def make_sync(self, ranks):
-        """Joins the gradients of this rank's replicas, which share out what `--sharding` says."""
+        """Joins the gradients of this rank's replicas, which share out what `--sharding` says, or of both copies of the model."""
+        if self.layout.copies > 1:
+            return self.make_mirrored()
         if len(ranks) == 1 or self.arguments.updates:
             return None
         arguments, parameters = self.arguments, [p for _, _, p in named_parameters_of(self.modules)]
-        passes = len(self.dealt.order) // 2 if self.dealt else arguments.micro_batches
+        passes = len(self.executor.order) // 2 if self.executor else arguments.micro_batches
+        if arguments.sync != "buckets":
+            if self.task.clip:
+                sys.exit(f"`clip` of the task does not go with --sync {arguments.sync}, which updates before all gradients are known: --sync buckets")
+            about = (passes, arguments.slice, arguments.sync == "fifo", arguments.timeout, NotFinite)
+            return Sliced(self.modules.values(), named_parameters_of(self.modules), self.slice_groups[ranks], *about)
         if arguments.sharding == "none":
             return Sync(parameters, self.groups[ranks], passes)
         holders = [holder for tied in self.manifest["tied"] for holder in tied["holders"] if holder["stage"] in self.stages]
@@ -85,19 +96,34 @@ class Run:
         stages = [(module, self.manifest["stages"][stage]["blocks"]) for stage, module in self.modules.items()]
         return FullySharded(stages, self.groups[ranks], tied, self.device, self.offload)
 
+    def make_mirrored(self):
+        tied = {(holder["stage"], holder["name"]) for tied in self.manifest["tied"] for holder in tied["holders"]}
+        copies, groups = {}, {}
+        for held, module in self.modules.items():
+            stage = held % self.layout.count
+            elsewhere = {parameter_at(module, name) for of, name in tied if of == stage}
+            copies.setdefault(stage, []).append([p for _, _, p in named_parameters_of({held: module}) if p not in elsewhere])
+            groups[stage] = self.groups.get(tuple(self.layout.ranks_of_stage(stage, self.shard)))
+        return Mirrored(copies, groups)
+
     def make_groups(self):
         """All ranks make all groups, in one order."""
         layout, wanted = self.layout, set()
         pipelines = {tuple(layout.members(n, shard)) for n in range(layout.pipelines) for shard in range(layout.shards)}
         for shard in range(layout.shards):
-            replicas = [tuple(layout.replicas_of_place(place, shard)) for place in range(len(layout.ranks))]
+            replicas = [tuple(layout.ranks_of_stage(stage, shard)) for stage in range(layout.count)]
             wanted |= {ranks for ranks in replicas if len(ranks) > 1}
             wanted |= {self.tied_ranks(tied, shard) for tied in self.manifest["tied"]}
         if layout.shards > 1:
             wanted |= {tuple(layout.shard_ranks(rank)) for rank in range(layout.world)}
         self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted | pipelines)}
+        self.slice_groups = {}
+        if self.arguments.sync != "buckets":
+            for ranks in sorted(ranks for ranks in wanted if len(ranks) > 1):
+                # The second one waits for as long as there is nothing to send.
+                self.slice_groups[ranks] = (self.group_of(ranks), dist.new_group(list(ranks), timeout=timedelta(days=30)))
         self.ways = {}
-        if layout.is_unequal or self.arguments.updates:
+        if layout.is_unequal or layout.copies > 1 or self.arguments.updates:
             for ranks in sorted(pipelines):
                 self.ways[ranks] = (self.group_of(ranks), self.group_of(ranks))
         if self.device.type == "cuda":
@@ -125,6 +151,8 @@ class Run:
 
     def step(self, step):
         """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
+        if self.sends_slices:
+            return self.sliced_step(step)
         loss = self.gradients(step)
         DOING["pass"] = f"all passes of step {step + 1}"
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
@@ -135,6 +163,27 @@ class Run:
         if self.offload.mode != "none":
             known["offload"] = self.offloaded()
         return loss, known
+
+    def sliced_step(self, step):
+        """Trains a step whose slices are stepped by themselves; of all ranks nobody knows anything at one moment."""
+        update = self.update
+        for group in update.optimizer.param_groups if self.task.lr and update.optimizer else []:
+            group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
+        known = {"lr": float(update.optimizer.param_groups[0]["lr"]) if update.optimizer else None, "norm": None}
+        self.sync.begin(step)
+        loss = self.gradients(step)
+        if loss is not None and not math.isfinite(loss):
+            raise NotFinite(f"the loss is not finite in step {step + 1}: stopped")
+        if update.scheduler:
+            update.scheduler.step()
+        for loader in (batches.loader for batches in self.batches.values() if batches.loader):
+            end_epoch(loader, self.epoch_steps)
+        return loss, known | {"memory": memory_of(self.device)}
+
+    def drain(self):
+        """Waits until all parameters are of one moment."""
+        if self.sends_slices:
+            self.sync.drain()
 
     def offloaded(self):
         """Returns what the ranks have moved in a step, and what their hosts hold, together."""
@@ -155,8 +204,8 @@ class Run:
         if self.shard_group is not None and step == self.start:
             compare_data(self.shard_group, parts, targets)
         with self.arguments.trace.timed("passes"):
-            if self.dealt:
-                loss = self.dealt.step(parts, targets)
+            if self.executor:
+                loss = self.executor.step(parts, targets)
             else:
                 [pipeline] = self.pipelines
                 loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
@@ -178,14 +227,13 @@ class Run:
             return
         copies, total = [], None
         for holder in tied["holders"]:
-            if holder["stage"] not in self.stages:
-                continue
-            parameter = parameter_at(self.modules[holder["stage"]], holder["name"])
-            copies.append(parameter)
-            gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-            if self.sync is None or self.sync.sums_tied:  # replicas have the sum already
-                gradient = gradient / len(self.layout.ranks_of_stage(holder["stage"], self.shard))
-            total = gradient if total is None else total + gradient
+            for module in (module for held, module in self.modules.items() if held % self.layout.count == holder["stage"]):
+                parameter = parameter_at(module, holder["name"])
+                copies.append(parameter)
+                gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+                if self.sync is None or self.sync.sums_tied:  # replicas have the sum already
+                    gradient = gradient / len(self.layout.ranks_of_stage(holder["stage"], self.shard))
+                total = gradient if total is None else total + gradient
         if len(ranks) > 1:
             dist.all_reduce(total, group=self.groups[ranks])
         for parameter in copies:
@@ -195,6 +243,7 @@ class Run:
 
     def save(self, step):
         """Begins to write what this rank has of the model and of the optimizer's state, by names in the model."""
+        self.drain()
         self.checkpoints.wait()
         about = self.update.about() | {"step": step}
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
@@ -210,31 +259,41 @@ class Run:
 
     def written(self):
         """Yields what this rank writes. Of equal copies on several ranks, and in several stages, one is written."""
-        copies, shards = self.layout.replicas[self.layout.place(self.rank)[0]], self.layout.shards
+        layout = self.layout
+        copies, shards = layout.replicas[layout.place(self.rank)[0]] * layout.copies, layout.shards
         owners = {}
         for about in self.manifest["stages"]:
             for name in about["parameters"] + about["buffers"]:
                 owners.setdefault(name, about["stage"])
 
-        def is_own(number, tensor):
+        def is_own(held, number, tensor):
+            replica = self.replica_of(held)
             if tensor in self.cuts:  # each shard has another part
-                return number % copies == self.replica
-            return number % (copies * shards) == self.replica * shards + self.shard
+                return number % copies == replica
+            return number % (copies * shards) == replica * shards + self.shard
 
-        for stage, module in self.modules.items():
+        for held, module in self.modules.items():
+            stage, replica = held % layout.count, self.replica_of(held)
             for number, (name, tensor) in enumerate(module.state_dict(keep_vars=True).items()):
                 is_first = owners.get(name, stage) == stage
                 if not isinstance(tensor, nn.Parameter):
                     # Batch-norm statistics of other replicas are their own.
-                    if (is_first or self.replica) and (tensor in self.cuts or self.shard == 0):
-                        yield (f"replica_{self.replica}.{name}" if self.replica else f"model.{name}"), self.held(tensor)
-                elif is_first and (self.is_sliced(tensor) or is_own(number, tensor)):
+                    if (is_first or replica) and (tensor in self.cuts or self.shard == 0):
+                        yield (f"replica_{replica}.{name}" if replica else f"model.{name}"), self.held(tensor)
+                elif is_first and (self.is_sliced(tensor) or is_own(held, number, tensor)):
                     if (part := self.held(tensor)) is not None:
                         yield f"model.{name}", part
-        for number, (stage, name, key, parameter, value) in enumerate(self.update.tensors()):
+        numbers = {}  # each stage's own, which are the same wherever it is held
+        for held, name, key, parameter, value in self.update.tensors():
+            stage, number = held % layout.count, numbers.get(held, 0)
+            numbers[held] = number + 1
             is_piece = self.update.is_shared and parameter in self.sync.pieces
-            if owners.get(name, stage) == stage and (is_piece or is_own(number, parameter)):
+            if owners.get(name, stage) == stage and (is_piece or is_own(held, number, parameter)):
                 yield f"optimizer.{name}.{key}", self.update.held(parameter, key, value)
+
+    def replica_of(self, held):
+        """Returns the number of what is held here among all copies of its stage."""
+        return self.replica * self.layout.copies + held // self.layout.count
 
     def is_sliced(self, tensor):
         return self.is_fully_shared and tensor in self.sync.unit_of
@@ -262,9 +321,9 @@ class Run:
             return
         known = tensors_in(source)
         wanted = []
-        for module in self.modules.values():
+        for held, module in self.modules.items():
             for name, tensor in module.state_dict(keep_vars=True).items():
-                own = f"replica_{self.replica}.{name}"
+                own = f"replica_{self.replica_of(held)}.{name}"
                 if (target := self.held(tensor)) is not None:
                     wanted.append((own if own in known else f"model.{name}", target))
         for key, target in wanted:

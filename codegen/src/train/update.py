@@ -35,7 +35,7 @@ class Update:
     """What follows the gradients of a step: are they finite, their norm over the whole model, the optimizer's step.
 
     The norm counts each parameter once: of replicas the first one has it, of shards too unless they have a part each, of
-    copies in several stages the first holder. Where replicas share the update out, each counts its pieces. What ranks tell
+    copies in several stages the first holder, of two copies of the model the first. Where replicas share the update out, each counts its pieces. What ranks tell
     each other here takes one sum over all of them.
     """
 
@@ -44,9 +44,14 @@ class Update:
         self.task, self.sync, self.cuts = task, sync, cuts or Cuts({}, task.manifest, False)
         (replica, shard), (self.ranks, self.rank) = place, world
         self.stages, self.named = stages, named_parameters_of(stages)
+        self.count = len(task.manifest["stages"])
         self.optimizer = task.optimizer(self.named)
         self.is_shared = hasattr(sync, "pieces")
         kind = type(self.optimizer)
+        if isinstance(sync, Sliced) and self.optimizer:
+            if kind.__name__ not in BY_ELEMENT or kind.__module__.partition(".")[0] != "torch":
+                sys.exit(f"slices cannot have their own update of {kind.__name__}, which may look at whole parameters: --sync buckets")
+            sync.take(self.optimizer)
         looks_whole = self.optimizer and (kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in BY_ELEMENT)
         if looks_whole and any(p in self.cuts for _, _, p in self.named):
             sys.exit(f"shards cannot make the update of {kind.__name__}, which may look at whole parameters: --shards 1")
@@ -57,12 +62,11 @@ class Update:
         self.scheduler = task.scheduler(self.optimizer)
         later = set()
         for holder in (holder for tied in task.manifest["tied"] for holder in tied["holders"][1:]):
-            if holder["stage"] in stages:
-                later.add(parameter_at(stages[holder["stage"]], holder["name"]))
+            later |= {parameter_at(module, holder["name"]) for held, module in stages.items() if held % self.count == holder["stage"]}
         # What this rank steps: its name, the tensor, whether it counts in the norm.
-        stepped = [(name, self.own(p), p) for _, name, p in self.named]
-        counts = lambda p: replica == 0 and (shard == 0 or p in self.cuts)  # noqa: E731
-        self.stepped = [(name, own, (own is not p or counts(p)) and p not in later) for name, own, p in stepped if own is not None]
+        stepped = [(held, name, self.own(p), p) for held, name, p in self.named]
+        counts = lambda held, p: held < self.count and replica == 0 and (shard == 0 or p in self.cuts)  # noqa: E731
+        self.stepped = [(name, own, (own is not p or counts(held, p)) and p not in later) for held, name, own, p in stepped if own is not None]
 
     def own(self, parameter):
         """Returns what is stepped of a parameter here: all of it, a piece, or nothing."""
@@ -173,7 +177,7 @@ class Update:
         """Returns the names that a parameter has, in any stage."""
         names = [name] + [other for other, p in self.stages[stage].named_parameters(remove_duplicate=False) if p is parameter]
         for tied in self.task.manifest["tied"]:
-            if any(holder["stage"] == stage and holder["name"] in names for holder in tied["holders"]):
+            if any(holder["stage"] == stage % self.count and holder["name"] in names for holder in tied["holders"]):
                 names += [holder["name"] for holder in tied["holders"]]
         return list(dict.fromkeys(names))
 

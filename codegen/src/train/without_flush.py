@@ -75,19 +75,7 @@ class WithoutFlush:
         self.most, self.staleness = 1, 0
         if run.task.clip:
             sys.exit(f"`clip` of the task does not go with {arguments.schedule}, whose stages have no gradients of one moment: --schedule 1F1B")
-        self.epoch_steps = self.agreed_length()
-
-    def agreed_length(self):
-        """Returns the batches of an epoch: those of the shortest loader. No step of all ranks could agree on them later."""
-        lengths = [math.inf]
-        if self.batches and self.batches.loader:
-            try:
-                lengths.append(len(self.batches.loader.iterable))
-            except TypeError:
-                sys.exit(f"loader() of the task returns something without a length, which {self.run.arguments.schedule} needs: --schedule 1F1B")
-        found = torch.tensor([min(lengths)], dtype=torch.float64, device=self.run.device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return float(found)
+        self.epoch_steps = agreed_length(run, self.batches, f"{arguments.schedule} needs: --schedule 1F1B")
 
     def steps(self, first, last, tell):
         """Trains the steps from `first` to before `last`, and drains; `tell` is told what is known of each."""
@@ -129,20 +117,12 @@ class WithoutFlush:
         parts = self.batches.at(step, run.device, *run.wants) if self.batches else nothing
         self.pipeline.take(*parts)
         loader = self.batches.loader if self.batches else None
-        if loader and loader.step == step and loader.taken >= self.epoch_steps:
-            loader.begin(loader.epoch + 1)
-        elif loader and loader.has_ended:
-            sys.exit(f"loader() of the task gave {loader.taken} batches, its length says {self.epoch_steps:.0f}")
+        if loader and loader.step == step:
+            end_epoch(loader, self.epoch_steps)
 
     def receive(self, is_forward, number):
         operations = self.stage.get_fwd_recv_ops if is_forward else self.stage.get_bwd_recv_ops
-        return self.start(operations(number % self.slots), is_forward)
-
-    def start(self, operations, is_forward):
-        # A group for each direction: messages of one never wait for those of the other.
-        group = self.run.ways[tuple(self.pipeline.ranks)][0 if is_forward else 1]
-        moved = [dist.P2POp(operation.op, operation.tensor, operation.peer, group) for operation in operations]
-        return dist.batch_isend_irecv(moved) if moved else []
+        return self.pipeline.start(operations(number % self.slots), is_forward)
 
     def wait_sent(self, messages, number):
         for work in messages.pop(number, ()):
@@ -153,13 +133,14 @@ class WithoutFlush:
         if chunk == 0:
             seed_step(run.arguments.seed, self.first + step, run.rank)
             self.take(self.first + step)
+        self.stage.numbers[slot] = chunk
         with self.versions.forward(number):
             arguments, keywords = self.pipeline.arguments[chunk], self.pipeline.keywords[chunk]
             outputs = self.stage.forward_one_chunk(slot, arguments, keywords, False)
         if self.stage.is_last:
             count = run.layout.pipelines * (1 if self.is_each else self.per_step)
             self.losses[number] = run.scaled_loss(outputs, self.pipeline.targets[chunk], count)
-        self.sent[True][number] = self.start(self.stage.get_fwd_send_ops(slot), True)
+        self.sent[True][number] = self.pipeline.start(self.stage.get_fwd_send_ops(slot), True)
 
     def backward(self, number, has_update):
         slot, loss, is_last = number % self.slots, self.losses.pop(number, None), self.stage.is_last
@@ -175,7 +156,7 @@ class WithoutFlush:
         with self.versions.backward(number):
             self.stage.backward_one_chunk(slot, loss=loss)
         del loss  # and with it the pass's version of the weights
-        self.sent[False][number] = self.start(self.stage.get_bwd_send_ops(slot), False)
+        self.sent[False][number] = self.pipeline.start(self.stage.get_bwd_send_ops(slot), False)
         if has_update:
             self.update(self.first + step, chunk + 1 == self.per_step)
         if chunk + 1 == self.per_step:
@@ -215,6 +196,27 @@ class WithoutFlush:
         versions, missed = ([int(value) for value in found.tolist()[half * self.ranks :][: self.ranks]] for half in (0, 1))
         text = f"{run.arguments.schedule} ({run.arguments.updates}): stages held {listed(versions)} versions of their weights"
         return f"{text}, gradients had missed {listed(missed)} updates"
+
+
+def agreed_length(run, batches, needs):
+    """Returns the batches of an epoch: those of the shortest loader. No step of all ranks could agree on them later."""
+    lengths = [math.inf]
+    if batches and batches.loader:
+        try:
+            lengths.append(len(batches.loader.iterable))
+        except TypeError:
+            sys.exit(f"loader() of the task returns something without a length, which {needs}")
+    found = torch.tensor([min(lengths)], dtype=torch.float64, device=run.device)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return float(found)
+
+
+def end_epoch(loader, epoch_steps):
+    """Begins the next epoch where this one has had as many batches as was agreed."""
+    if loader.taken >= epoch_steps:
+        loader.begin(loader.epoch + 1)
+    elif loader.has_ended:
+        sys.exit(f"loader() of the task gave {loader.taken} batches, its length says {epoch_steps:.0f}")
 
 
 def listed(numbers):

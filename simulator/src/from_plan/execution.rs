@@ -39,6 +39,19 @@ pub(super) fn offload(choices: &Execution) -> Result<Offload, PlanError> {
     })
 }
 
+/// Says that a second copy of the model takes the times of the first, where its stages stand on devices of another type.
+pub(super) fn note_second_copy(plan: &Plan, notes: &mut Vec<String>) {
+    let type_of = |name: &String| {
+        plan.cluster.devices.iter().find(|device| device.name == *name).map(|device| &device.type_)
+    };
+    let types: Vec<_> = plan.stages.iter().map(|stage| stage.devices.first().and_then(type_of)).collect();
+    if types.iter().ne(types.iter().rev()) {
+        notes.push(
+            "stages of the second copy take the times of the first one's, though they stand on devices of another type".into(),
+        );
+    }
+}
+
 /// When weights change while micro-batches are on their way.
 pub(super) fn updates(
     plan: &Plan,

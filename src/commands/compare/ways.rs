@@ -162,13 +162,14 @@ pub fn ways(request: &PlanRequest) -> Vec<Way> {
         (Schedule::Zb2p, "zero bubble by search, twice 1F1B's activations"),
         (Schedule::Zbv, "zero bubble with two parts on each device, placed in a V"),
         (Schedule::DualPipeV, "DualPipe with one copy of the model, placed in a V"),
-        (Schedule::DualPipe, "two copies of the model from both ends, passes overlapped"),
-        (Schedule::Chimera, "two copies of the model from both ends, slot by slot"),
-        (Schedule::Gems, "two copies of the model, one pass behind the other"),
-        (Schedule::GemsMaster, "the same with several pairs of passes"),
     ];
     ways.extend(pipelines.map(|(schedule, about)| Way::scheduled(S::OneForwardOneBackward, schedule, about)));
+    let one_pair = "two copies of the model, one pass behind the other";
     ways.extend([
+        Way::planned(S::DualPipe, "two copies of the model from both ends, passes overlapped"),
+        Way::planned(S::Chimera, "two copies of the model from both ends, slot by slot"),
+        Way::scheduled(S::OneForwardOneBackward, Schedule::Gems, one_pair),
+        Way::planned(S::Gems, "the same with several pairs of passes"),
         Way::planned(S::PipeDream, "1F1B that never drains; stages replicated as each needs"),
         Way::scheduled(S::PipeDream, Schedule::PipeDream2Bw, "the same with two versions of the weights"),
         Way::planned(S::Hybrid, "stages with replicas each, as HyPar-Flow has them"),

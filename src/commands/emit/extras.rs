@@ -39,6 +39,7 @@ pub fn extras(
             ));
         }
         notes.extend(unexecuted(plan));
+        notes.extend(refused_beside_a_copy(plan));
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
             // A table says nothing of what follows a step at once.
@@ -47,8 +48,8 @@ pub fn extras(
             Err(reason) => notes.push(format!("no schedule.csv: {reason}")),
         }
     }
-    // Micro-batches are those of one pipeline; replicas share the plan's.
-    let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
+    // Micro-batches are those of one pipeline; replicas and copies of the model share the plan's.
+    let pipelines = pipelines(&groups, plan);
     let micro_batches = plan.map(|plan| (plan.micro_batches / pipelines.max(1) as u32).max(1));
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
     // Said only of what the script will run.
@@ -64,6 +65,7 @@ pub fn extras(
         planned: plan.filter(|_| drains.is_some()).map(|plan| plan.schedule.as_str()),
         vertical_sync: plan.and_then(|plan| plan.execution?.vertical_sync).unwrap_or(false),
         sharding: plan.and_then(|plan| plan.execution?.sharding),
+        sync: plan.and_then(slices),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
@@ -79,6 +81,28 @@ fn replicas_of_ranks(plan: Option<&Plan>, ranks_of: &[usize]) -> Vec<usize> {
         groups[*rank] = stage.replicas();
     }
     groups
+}
+
+/// Returns how many copies of the model a plan's schedule runs.
+fn copies(plan: &Plan) -> usize {
+    simulator::order::Schedule::from_name(&plan.schedule).map_or(1, |schedule| schedule.copies() as usize)
+}
+
+/// Says what of a plan train.py refuses where a second copy of the model runs.
+fn refused_beside_a_copy(plan: &Plan) -> Option<String> {
+    let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
+    let what = match () {
+        () if copies(plan) == 1 => return None,
+        () if sharding != ShardingLevel::None => "sharding",
+        () if plan.stages.iter().any(|stage| stage.tensor_parallel.is_some()) => "layers that devices share",
+        () => return None,
+    };
+    Some(format!("train.py refuses {what} under {}, which runs two copies of the model", plan.schedule))
+}
+
+/// Returns how many pipelines run side by side: replicas of each rank, and copies of the model in opposite directions.
+fn pipelines(groups: &[usize], plan: Option<&Plan>) -> usize {
+    groups.iter().fold(1, |a, b| lcm(a, *b)) * plan.map_or(1, copies)
 }
 
 /// Tells whether steps of a schedule follow each other at once.
@@ -117,6 +141,7 @@ fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool)
 pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     let groups = replicas_of_ranks(Some(plan), &plan.ranks());
     let mut reasons = unexecuted(plan);
+    reasons.extend(refused_beside_a_copy(plan));
     if is_without_flush(&plan.schedule) {
         // Stages that share a parameter are seen when they are written.
         let reason = needs_a_flush(plan, false, &groups, true);
@@ -128,7 +153,7 @@ pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     {
         reasons.push(format!("train.py does not run {}: {reason}", plan.schedule));
     }
-    let pipelines = groups.iter().fold(1, |a, b| lcm(a, *b));
+    let pipelines = pipelines(&groups, Some(plan));
     if !(plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) {
         reasons.push(format!(
             "train.py runs as many micro-batches on each of {pipelines} pipelines, which {} do not come to",
@@ -151,21 +176,38 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
             "train.py does not execute {what} yet: {instead}; times are not those of the plan"
         ));
     };
-    match execution.sync {
-        Some(SyncOrder::P3) => otherwise("`sync: p3`", "gradients go in buckets, as they come"),
-        Some(SyncOrder::Fifo) => otherwise("`sync: fifo`", "gradients go in buckets, as they come"),
-        Some(SyncOrder::AfterBackward) => {
-            otherwise("`sync: after-backward`", "gradients go in buckets, as they come");
-        }
-        Some(SyncOrder::Bucketed) | None => {}
+    if execution.sync == Some(SyncOrder::AfterBackward) {
+        otherwise("`sync: after-backward`", "gradients go in buckets, as they come");
     }
-    if execution.collective == Some(CollectiveKind::ParameterServer) {
+    // Slices go through parameter servers where a plan says nothing else.
+    let is_sliced = matches!(execution.sync, Some(SyncOrder::P3 | SyncOrder::Fifo));
+    let is_served = execution.collective.is_none() && is_sliced;
+    if is_sliced && slices(plan).is_none() {
+        otherwise("slices of gradients", "what else the plan wants goes with buckets alone");
+    }
+    if is_served || execution.collective == Some(CollectiveKind::ParameterServer) {
         otherwise("a parameter server", "replicas sum among themselves");
     }
     if execution.sharding_group.is_some() {
         otherwise("sharding inside groups", "all replicas of a stage share out together");
     }
     notes
+}
+
+/// In which order a plan's replicas send slices of gradients, where train.py sends such.
+fn slices(plan: &Plan) -> Option<(SyncOrder, Option<u64>)> {
+    let execution = plan.execution?;
+    let sync = execution.sync.filter(|sync| matches!(sync, SyncOrder::P3 | SyncOrder::Fifo))?;
+    let counts: BTreeSet<usize> = plan.stages.iter().map(schema::PlanStage::replicas).collect();
+    let refused = copies(plan) > 1
+        || is_without_flush(&plan.schedule)
+        || execution.sharding.is_some_and(|level| level != ShardingLevel::None)
+        || counts.len() > 1
+        || plan.ties.iter().any(|tie| tie.stages.len() > 1)
+        || plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
+    // Whole layers, where slices are not asked for.
+    let slice = execution.slice.map(|bytes| bytes.0).or((sync == SyncOrder::Fifo).then_some(1 << 40));
+    (!refused).then_some((sync, slice))
 }
 
 /// How the activations of a plan's offloaded blocks travel, where it has such blocks.
@@ -195,9 +237,14 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
     if !stages.is_multiple_of(ranks) || !plan.micro_batches.is_multiple_of(replicas) {
         return Err("stages or micro-batches do not spread evenly over the ranks".into());
     }
+    let copies = copies(plan) as u32;
+    if !(plan.micro_batches / replicas).is_multiple_of(copies) {
+        return Err(format!("`{}` gives its copies of the model as many micro-batches each", plan.schedule));
+    }
     let order = simulator::order::make(&plan.schedule, ranks, stages / ranks, plan.micro_batches / replicas)
         .map_err(|error| error.to_string())?;
-    if order.n_stages() as u32 != stages || order.n_micro_batches() as u32 != plan.micro_batches / replicas {
+    let each = plan.micro_batches / replicas / copies;
+    if order.n_stages() as u32 != copies * stages || order.n_micro_batches() as u32 != each {
         return Err(format!("`{}` runs other stages than the plan has", plan.schedule));
     }
     let mut owner = BTreeMap::new();

@@ -15,7 +15,8 @@ class Cuts:
     def __init__(self, modules, manifest, is_sharded):
         self.how = {}  # of a parameter or buffer: the stage's shard, the dimension that is cut, its blocks
         for stage, module in modules.items():
-            tensors, cuts = tensors_of(module), manifest["stages"][stage].get("cuts") or {}
+            about = manifest["stages"][stage % len(manifest["stages"])]
+            tensors, cuts = tensors_of(module), about.get("cuts") or {}
             for name, (dim, blocks) in cuts.items() if is_sharded else ():
                 self.how[tensors[name]] = (module.shard, dim, blocks)
 

@@ -72,6 +72,55 @@ class Sync:
         self.begin()
 
 
+class Mirrored:
+    """Sums the gradients of two copies of the model that run in opposite directions, over all ranks that hold a stage.
+
+    A stage's gradients are one message, which leaves when the last pass of its copies here has ended, those of the last stage
+    first: all ranks that hold a stage hold the same ones, and send in one order. What is tied across stages gets its sum
+    elsewhere (`Run.sum_tied`).
+    """
+
+    sums_tied = False
+
+    def __init__(self, copies, groups):
+        # By stage: the parameters of each copy here, in one order, and the ranks that hold it.
+        self.copies, self.groups = copies, groups
+        self.begin()
+
+    def begin(self):
+        self.order = sorted(self.copies, reverse=True)
+        self.missing = {stage: len(copies) for stage, copies in self.copies.items()}
+        self.sent = []
+
+    def passed(self, stage):
+        """Is told that all passes of a copy here have ended."""
+        self.missing[stage] -= 1
+        while self.order and not self.missing[self.order[0]]:
+            self.send(self.order.pop(0))
+
+    def send(self, stage):
+        copies = self.copies[stage]
+        gradients = [gradients_of(copy) for copy in copies]
+        sums = gradients[0] if len(copies) == 1 else [sum(each[1:], each[0]) for each in zip(*gradients)]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in sums):
+            alike = [index for index, gradient in enumerate(sums) if gradient.dtype == dtype]
+            flat = torch.cat([sums[index].reshape(-1) for index in alike])
+            group = self.groups[stage]
+            work = dist.all_reduce(flat, group=group, async_op=True) if group is not None else None
+            self.sent.append((work, flat, [[each[index] for index in alike] for each in gradients]))
+
+    def finish(self):
+        while self.order:
+            self.send(self.order.pop(0))
+        for work, flat, gradients in self.sent:
+            if work is not None:
+                work.wait()
+            for copied in gradients:
+                for gradient, part in zip(copied, flat.split([gradient.numel() for gradient in copied])):
+                    gradient.copy_(part.view_as(gradient))
+        self.begin()
+
+
 def cut(parameters):
     """Cuts parameters into buckets of one type each, closed by the one that fills them."""
     buckets, limit = [], FIRST_BUCKET

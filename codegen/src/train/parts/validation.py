@@ -71,14 +71,14 @@ class Validation:
     def forward(self, pipeline, sums):
         """Sends a batch through one pipeline: each micro-batch through all stages, one after the other."""
         run, last = self.run, len(self.run.manifest["stages"]) - 1
-        owner = {stage: pipeline.ranks[at] for at, stages in enumerate(run.layout.stages_of) for stage in stages}
+        owner = pipeline.owner
         parts = [{}] * run.arguments.micro_batches, [None] * run.arguments.micro_batches
         if pipeline.number in self.loaders:
             loader = self.loaders[pipeline.number]
             parts = moved(self.cut(loader.take(object())), run.device)
         sent, outputs = [], ()
         for part, target in zip(*parts):
-            for stage, wrapped in sorted(run.stages.items()):
+            for stage, wrapped in sorted(pipeline.stages.items()):
                 received = outputs
                 if stage and owner[stage - 1] != run.rank:
                     received = [torch.empty_like(meta, device=run.device) for meta in pipeline.metas[stage][0]]

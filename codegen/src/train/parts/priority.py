@@ -1,0 +1,249 @@
+"""Gradients in slices, summed and stepped in a thread of their own while passes go on: P3, or as they come."""
+
+import copy
+import heapq
+import math
+import statistics
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from train_parts.deferred import DEFERRAL
+from train_parts.sync import is_by_element
+
+SLICE = 160_000  # bytes: 40,000 parameters, as P3 was released
+STOP = -1
+KEPT = 50  # steps that are looked at in the end
+
+
+class Sliced:
+    """Sums the gradients of a stage's replicas slice by slice, and steps each slice at once.
+
+    After "Priority-based Parameter Propagation" (2019). All replicas have to send the same slice: the thread of the first one
+    takes what the next forward pass asks for first, or with `is_first_come` what came first, of what it has, and tells the
+    others. A pass that asks for a parameter waits until its slices have been stepped; so the next forward pass begins while
+    most of the model is on its way. Optimizers whose update of an element looks at that element alone cannot tell slices from
+    whole parameters. Hyperparameters of a step are those of its beginning.
+    """
+
+    sums_tied = True
+
+    def __init__(self, modules, named, groups, passes, size, is_first_come, timeout, not_finite):
+        self.data, self.control, self.passes, self.is_first_come = *groups, passes, is_first_come
+        self.timeout, self.not_finite = timeout, not_finite
+        self.is_first = dist.get_rank(self.data) == 0
+        self.slices, self.numbers = [], {}  # (parameter, name, the piece, its begin and end); of a parameter: its pieces' numbers
+        for _, name, parameter in named:
+            flat = parameter.detach().view(-1) if parameter.is_contiguous() else None
+            count = max(1, size // parameter.element_size()) if flat is not None else max(1, parameter.numel())
+            self.numbers[parameter] = []
+            for begin in range(0, max(1, parameter.numel()), count):
+                end = min(begin + count, parameter.numel())
+                piece = nn.Parameter(parameter.detach() if flat is None else flat[begin:end])
+                self.numbers[parameter].append(len(self.slices))
+                self.slices.append((parameter, name, piece, begin, end))
+            parameter.register_post_accumulate_grad_hook(lambda p: None if DEFERRAL.holds(p) else self.arrived(p))
+        DEFERRAL.arrived.append(self.arrived)
+        for module in modules:
+            for holder in module.modules():
+                holder.__dict__["_parameters"] = Waiting(holder._parameters, self)
+        self.asked_at = {}  # of a parameter: its place in the order in which the forward pass asks
+        self.changed, self.error, self.is_over = threading.Condition(), None, False
+        self.left = dict.fromkeys(self.numbers, 0)  # slices of a parameter that have not been stepped
+        self.ready, self.heap, self.came = {}, [], 0
+        self.seen, self.settings, self.step = dict.fromkeys(self.numbers, 0), [], 0
+        self.optimizer, self.thread, self.history = None, None, []
+
+    def take(self, optimizer):
+        """Takes the optimizer, and begins to send."""
+        self.optimizer, self.stepper = optimizer, copy.copy(optimizer)  # which shares its state, and has groups of its own
+        self.group_of = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    # -- what passes see
+
+    def begin(self, step):
+        """Begins a step, with the hyperparameters that the optimizer has now."""
+        with self.changed:
+            self.step, self.history = step, [*self.history[-KEPT:], History(step)]
+            if self.optimizer is None:  # nothing is trained here
+                return
+            self.settings = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+            self.stepper.state = self.optimizer.state  # another one after a checkpoint was loaded
+            self.optimizer._opt_called = True  # schedulers ask
+
+    def asked(self, parameter):
+        """Waits until a pass may read a parameter."""
+        if parameter not in self.left or threading.current_thread() is self.thread:
+            return
+        self.asked_at.setdefault(parameter, len(self.asked_at))
+        begun = time.perf_counter()
+        if self.left[parameter] or self.error:
+            self.wait(lambda: not self.left[parameter])
+        if self.history:
+            self.history[-1].ask(parameter, begun, time.perf_counter() - begun)
+
+    def wait(self, is_there):
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.error or is_there(), self.timeout):
+                raise RuntimeError(f"timed out after {self.timeout:.0f} s of waiting for slices of gradients")
+        if self.error:
+            raise self.error
+
+    def arrived(self, parameter):
+        """Counts a pass that has added all that it adds to a parameter's gradient."""
+        if parameter in self.seen:
+            self.seen[parameter] += 1
+            if self.seen[parameter] == self.passes:
+                self.put(parameter)
+
+    def put(self, parameter):
+        gradient, parameter.grad = parameter.grad, None
+        flat = (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
+        with self.changed:
+            about = (self.step, self.settings[self.group_of[parameter]], self.history[-1])
+            self.left[parameter] = len(self.numbers[parameter])
+            for number in self.numbers[parameter]:
+                _, _, _, begin, end = self.slices[number]
+                self.ready[number] = (flat[begin:end].contiguous(), *about)
+                urgency = self.came if self.is_first_come else self.asked_at.get(parameter, len(self.asked_at))
+                heapq.heappush(self.heap, (urgency, number))
+                self.came += 1
+                about[2].came.append((time.perf_counter(), number))
+            self.changed.notify_all()
+
+    def finish(self):
+        """Ends the passes of a step: what they left unused goes now. Nothing is waited for."""
+        for parameter, count in self.seen.items():
+            if count < self.passes:
+                self.put(parameter)
+        self.seen = dict.fromkeys(self.seen, 0)
+        if self.error:
+            raise self.error
+
+    def drain(self):
+        """Waits until all has been stepped, and brings the optimizer's state of whole parameters together."""
+        self.wait(lambda: not any(self.left.values()))
+        state = self.optimizer.state if self.optimizer else {}
+        for parameter, numbers in self.numbers.items():
+            of = [self.slices[number][2] for number in numbers]
+            if any(piece not in state for piece in of):
+                continue
+            parts = [state.pop(piece) for piece in of]
+            whole = lambda key: torch.cat([part[key].reshape(-1) for part in parts]).view_as(parameter)  # noqa: B023, E731
+            state[parameter] = {key: whole(key) if is_by_element(key, value, of[0]) else value for key, value in parts[0].items()}
+
+    def close(self):
+        self.drain()
+        with self.changed:
+            self.is_over = True
+            self.changed.notify_all()
+        if self.thread:
+            self.thread.join()
+
+    # -- the thread
+
+    def run(self):
+        try:
+            device = self.slices[0][2].device if self.slices else torch.device("cpu")
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            while (number := self.chosen(device)) != STOP:
+                self.send(number)
+        except BaseException as error:
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+
+    def chosen(self, device):
+        """Returns the next slice, which the first replica chooses."""
+        if self.is_first:
+            with self.changed:
+                self.changed.wait_for(lambda: self.heap or self.is_over)
+                number = heapq.heappop(self.heap)[1] if self.heap else STOP
+        begun = time.perf_counter()
+        told = torch.tensor([number if self.is_first else STOP], device=device)
+        dist.broadcast(told, group=self.control, group_src=0)
+        number, self.telling = int(told), time.perf_counter() - begun
+        if not self.is_first and number != STOP:
+            with self.changed:
+                self.changed.wait_for(lambda: number in self.ready)
+        return number
+
+    @torch.no_grad()
+    def send(self, number):
+        parameter, name, piece, begin, end = self.slices[number]
+        begun = time.perf_counter()
+        gradient, step, settings, history = self.ready.pop(number)
+        if gradient.numel():
+            dist.all_reduce(gradient, group=self.data)
+        if not bool(gradient.isfinite().all()):
+            raise self.not_finite(f"the gradient of `{name}` is not finite in step {step + 1}: stopped before its update")
+        if parameter in self.optimizer.state:
+            self.part(parameter)
+        piece.grad = gradient.view(piece.shape)
+        self.stepper.param_groups = [settings | {"params": [piece]}]
+        self.stepper.step()
+        piece.grad = None
+        history.sent.append((number, parameter, time.perf_counter() - begun, self.telling))
+        with self.changed:
+            self.left[parameter] -= 1
+            self.changed.notify_all()
+
+    def part(self, parameter):
+        """Gives slices their parts of a whole parameter's state, as a checkpoint has it."""
+        whole = self.optimizer.state.pop(parameter)
+        for _, _, piece, begin, end in (self.slices[number] for number in self.numbers[parameter]):
+            self.optimizer.state[piece] = {
+                key: value.reshape(-1)[begin:end].reshape(piece.shape).clone() if is_by_element(key, value, parameter)
+                else value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in whole.items()
+            }
+
+    def figures(self):
+        """Returns slices a step, those that overtook others, seconds that passes waited for them, and would have waited had they been
+        sent as they came with nobody told; of the steps that were kept, without the first two and the last."""
+        found = [now.figures(after) for now, after in zip(self.history, self.history[1:]) if now.step > 1]
+        return [statistics.median(each) for each in zip(*found)] if found else None
+
+
+class Waiting(dict):
+    """The parameters of a module: a pass that asks for one waits until it has been stepped."""
+
+    def __init__(self, own, sync):
+        super().__init__(own)
+        self.sync = sync
+
+    def __getitem__(self, name):
+        parameter = super().__getitem__(name)
+        self.sync.asked(parameter)
+        return parameter
+
+
+class History:
+    """When slices of a step came and were sent, and when the passes of a step asked for parameters first."""
+
+    def __init__(self, step):
+        self.step, self.came, self.sent, self.asks, self.waited = step, [], [], {}, 0.0
+
+    def ask(self, parameter, begun, waited):
+        self.asks.setdefault(parameter, begun - self.waited)  # as if nobody had waited before
+        self.waited += waited
+
+    def figures(self, after):
+        order = {number: place for place, (_, number) in enumerate(self.came)}
+        takes = {number: seconds for number, _, seconds, _ in self.sent}
+        parameter_of = {number: parameter for number, parameter, _, _ in self.sent}
+        end, least, overtook, earliest = -math.inf, 0.0, 0, math.inf
+        for number, _, _, _ in reversed(self.sent):
+            overtook += earliest < order[number]
+            earliest = min(earliest, order[number])
+        for came, number in self.came:
+            if number in takes:
+                end = max(end, came) + takes[number]
+                least = max(least, end - after.asks.get(parameter_of[number], math.inf))
+        return len(self.sent), overtook, after.waited, least
