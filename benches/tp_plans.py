@@ -30,6 +30,7 @@ transformers.logging.set_verbosity_error()
 # The dimension of a weight that a style cuts.
 DIMENSIONS = {"colwise": 0, "colwise_gather_output": 0, "colwise_rep": 0, "packed_colwise": 0, "embedding_rowwise": 0}
 DIMENSIONS |= {"rowwise": 1, "rowwise_split_input": 1, "rowwise_rep": 1, "packed_rowwise": 1, "embedding_colwise": 1}
+MOST_PARAMETERS = 50_000_000
 SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
     "vocab_size": 128, "head_dim": 16, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -45,6 +46,10 @@ def small(kind):
     config_class = CONFIG_MAPPING[kind]
     known = set(config_class().to_dict())
     config = config_class(**{name: value for name, value in SMALL.items() if name in known})
+    with torch.device("meta"):
+        count = sum(one.numel() for one in transformers.AutoModelForCausalLM.from_config(config).parameters())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"{count:,} parameters where sizes are as small as can be told")
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 

@@ -64,8 +64,8 @@ MORE = [
     ("mixtral", "emit --stages 2"),
     ("qwen3", "split --devices 4xh100 --tensor-parallel 2 --stages 2 --schedule 1f1b"),
     ("llama", "split --devices 4xh100 --stages 4 --schedule 1f1b --micro-batches 8"),
-    ("llama", "split --devices 4xh100 --strategy pipedream --stages 2"),
-    ("llama", "split --devices 2xh100 --strategy interleaved"),
+    ("llama", "split --devices 4xh100 --stages 2 --schedule 1f1b"),
+    ("llama", "split --devices 2xh100 --stages 2"),
     ("resnet", "split --devices 2xh100 --strategy data-parallel"),
 ]
 

@@ -15,6 +15,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 
 CONFIG = {
+    "gradient_clipping": 0.0,  # DeepSpeed's default is 1, train.py's none
     # CONFIG
 }
 STAGES = Path(__file__).resolve().parent.parent / "stages"
