@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle zoo-stages zoo-shards zoo-two-way zoo-priority bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -39,6 +39,23 @@ notebook: .venv/ready
 	out/notebook/venv/bin/pip install --quiet --disable-pip-version-check nbclient==0.11.0 ipykernel==7.4.0 nbformat==5.11.1
 	PYTHONPATH="$$(pwd)/python:$$(cd .venv && pwd)/$$(cd .venv && ls -d lib/python*/site-packages)" \
 	MODEL_ANALYZE="$$(pwd)/target/release/model-analyze" out/notebook/venv/bin/python python/run_notebook.py docs/notebook.ipynb out/notebook
+
+# Exports, read and run by the frameworks themselves, in an environment of their own: torchtitan splits, Megatron Core parses,
+# DeepSpeed trains a step of each model in processes, vLLM deals out layers, Ray starts train.py. Some fifteen minutes.
+exports-load: .venv/ready
+	cargo build --quiet
+	test -x target/exports-venv/bin/python || $(PYTHON) -m venv target/exports-venv
+	echo "$$(cd .venv && pwd -P)/$$(cd .venv && ls -d lib/python*/site-packages)" > "$$(ls -d target/exports-venv/lib/python*/site-packages)/repository.pth"
+	target/exports-venv/bin/pip install --quiet --disable-pip-version-check torchtitan==0.3.0 megatron-core==0.16.1 deepspeed==0.19.8 "ray[train]==2.60.0" ninja
+	test -e target/exports-venv/wheels || target/exports-venv/bin/pip download --quiet --disable-pip-version-check --no-deps -d target/exports-venv/wheels vllm==0.33.0
+	mkdir -p out/exports
+	target/exports-venv/bin/python -W ignore tests/oracle/exports.py target/debug/model-analyze out/exports --installed
+
+# How often weights are cut as the tensor-parallel plans of transformers' own configurations cut them.
+tp-plans: .venv/ready
+	cargo build --quiet
+	mkdir -p out/tp-plans
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore benches/tp_plans.py target/debug/model-analyze out/tp-plans
 
 # The documentation as a site, in out/site. Where mdBook is not installed, it is built into target/mdbook first.
 site:

@@ -57,10 +57,11 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(is_split && said.contains("each layer on 2 devices"), "{said}");
     let (is_same, said) = check(&out, &[]);
     assert!(is_same && said.contains("on 4 ranks") && said.contains("the same"), "{said}");
-    // Files that hold the cut into stages alone would say that each device has layers of its own.
-    let exports: Vec<_> =
-        fs::read_dir(out.join("exports")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(exports, ["README.md"]);
+    // Frameworks that share layers by themselves are told how many devices do; for others nothing is written.
+    let export = |name: &str| fs::read_to_string(out.join("exports").join(name));
+    assert!(export("megatron.txt").unwrap().contains("--tensor-model-parallel-size 2"));
+    assert!(export("deepspeed_pipeline.py").is_err());
+    assert!(export("README.md").unwrap().contains("- DeepSpeed: 2 devices share each layer.\n"));
     // One entry of shared work without its sum on the way back: outputs are the same, gradients are not.
     let stage = out.join("stages/stage_0.py");
     let source = fs::read_to_string(&stage).unwrap();

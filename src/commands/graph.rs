@@ -30,7 +30,8 @@ Examples:
   model-analyze graph resnet50.pt -o resnet50.dot
   model-analyze graph resnet50.pt -o resnet50.json        then: model-explorer resnet50.json
 
-Without --depth the deepest level with at most 150 boxes is drawn. Equal blocks in a row are drawn once, with their
+Without --depth the deepest level with at most 150 boxes is drawn, norms and other small blocks closed, the arithmetic of
+masks and positions in one box. Equal blocks in a row are drawn once, with their
 number; reshapes and copies in a row are one box, except at the deepest level. Without -o the picture goes to standard
 output.")]
 pub struct Graph {

@@ -50,6 +50,8 @@ pub struct DiagramBox {
     pub operators: std::ops::Range<u32>,
     /// What it does, which gives its colour.
     pub family: Family,
+    /// True of an operator that reads parameters of the model.
+    pub has_parameters: bool,
     /// What it costs, when costs are shown.
     pub amount: Option<Amount>,
     /// The stage it runs in; `None` for a box of several stages.

@@ -260,6 +260,10 @@ impl Builder<'_> {
             attributes,
             operators: range.clone(),
             family: family(operator.class),
+            has_parameters: operator
+                .tensors
+                .iter()
+                .any(|tensor| self.graph.tensor(*tensor).role == graph::Role::Parameter),
             amount: self.amount(range.clone()),
             stage: self.stage(range),
             ..DiagramBox::default()

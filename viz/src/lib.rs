@@ -13,6 +13,7 @@
 mod cards;
 mod chains;
 mod channels;
+mod closed;
 mod columns;
 pub mod diagram;
 mod dot;

@@ -1,16 +1,17 @@
 //! What of a diagram is shown: fewer boxes, the same story.
 //!
 //! Steps, each from a diagram to a smaller one: chains of reshapes become one box, unless the deepest level is asked for;
-//! a box with one box in it becomes one; equal siblings in a row become one with a count; boxes below a depth close; a tensor
+//! small blocks close and masks become one box, unless any level is asked for; a box with one box in it becomes one; equal siblings in a row become one with a count; boxes below a depth close; a tensor
 //! read by many is named at its readers instead of drawn.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
 };
 
 use crate::{
-    chains,
+    cards::stage_badge,
+    chains, closed,
     diagram::{BoxId, Diagram, DiagramBox, Family, Wire},
     lift::{Lifted, lift},
 };
@@ -41,7 +42,8 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, u32) {
     let merged = merge_only_children(diagram);
     let deepest = |diagram: &Diagram| diagram.depths().into_iter().max().unwrap_or(0).clamp(1, DEEPEST);
     let is_whole = matches!(depth, Depth::At(depth) if depth >= deepest(&merged));
-    let folded = fold(&if is_whole { merged } else { merge_only_children(&chains::join(diagram)) });
+    let joined = if is_whole { merged } else { merge_only_children(&chains::join(diagram)) };
+    let folded = fold(&if depth == Depth::Automatic { closed::close_small(&joined) } else { joined });
     let (depths, deepest) = (folded.depths(), deepest(&folded));
     let depth = match depth {
         Depth::At(depth) => depth.clamp(1, deepest),
@@ -76,6 +78,7 @@ pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
         }
         outer.details = inner.details;
         outer.family = inner.family;
+        outer.has_parameters |= inner.has_parameters;
         outer.amount = outer.amount.take().or(inner.amount);
         outer.stage = outer.stage.or(inner.stage);
         outer.children = inner.children;
@@ -260,19 +263,25 @@ fn close(diagram: &Diagram, depth: u32) -> Diagram {
             keep[id.index()] = keep[parent.index()];
         }
     }
-    // A closed box shows what it mainly does.
+    // A closed box shows what it mainly does, and which stages a plan has cut it into.
+    let mut stages: BTreeMap<BoxId, BTreeSet<u32>> = BTreeMap::new();
     for id in diagram.ids().rev().filter(|id| diagram.is_leaf(*id)) {
-        let (to, family) = (keep[id.index()], diagram.get(id).family);
+        let (to, item) = (keep[id.index()], diagram.get(id));
         if to != id {
             let closed = &mut boxes[to.index()];
-            closed.family = main_family(closed.family, family);
+            closed.family = main_family(closed.family, item.family);
+            stages.entry(to).or_default().extend(item.stage);
         }
+    }
+    for (to, stages) in stages.into_iter().filter(|(_, stages)| stages.len() > 1) {
+        let badges: Vec<String> = stages.into_iter().map(stage_badge).collect();
+        boxes[to.index()].details.push(format!("cut: {}", badges.join(" | ")));
     }
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
 }
 
 /// Returns the family that says more about a box that does both.
-fn main_family(a: Family, b: Family) -> Family {
+pub(crate) fn main_family(a: Family, b: Family) -> Family {
     const ORDER: [Family; 8] = [
         Family::Sequence,
         Family::Convolution,

@@ -279,6 +279,66 @@ fn reshapes_in_a_row_are_one_box_above_the_deepest_level() {
 }
 
 #[test]
+fn norms_stay_closed_masks_are_one_box_and_cuts_are_seen() {
+    let attribute = |name: &str, value: &str| (name.to_string(), value.to_string());
+    let operator = |title: &str, family, stage, output: &str| DiagramBox {
+        family,
+        stage: Some(stage),
+        attributes: vec![attribute("operator", title), attribute("output", output)],
+        ..named(title)
+    };
+    let module = |title: &str, class: &str, stage| DiagramBox {
+        subtitle: class.to_string(),
+        stage,
+        attributes: vec![attribute("class", class)],
+        ..named(title)
+    };
+    let mut diagram = root();
+    diagram.has_stages = true;
+    let ids =
+        DiagramBox { family: Family::Input, attributes: vec![attribute("dtype", "int64")], ..named("ids") };
+    let mut last = diagram.add(BoxId::ROOT, ids);
+    let table = diagram.add(BoxId::ROOT, operator("embedding", Family::Embedding, 0, "float32 8x4"));
+    diagram.connect(last, "8", [table]);
+    for (title, output) in [("ones", "int64 8"), ("cumsum", "int64 8"), ("le", "bool 8x8")] {
+        let next = diagram.add(BoxId::ROOT, operator(title, Family::Elementwise, 0, output));
+        diagram.connect(last, "8", [next]);
+        last = next;
+    }
+    let mask = last;
+    last = table;
+    // The second norm is cut by the plan.
+    for (name, stages) in [("norm1", [0, 0]), ("norm2", [0, 1])] {
+        let stage = (stages[0] == stages[1]).then_some(stages[0]);
+        let frame = diagram.add(BoxId::ROOT, module(name, "RMSNorm", stage));
+        for (title, stage) in ["pow", "rsqrt"].into_iter().zip(stages) {
+            let next = diagram.add(frame, operator(title, Family::Elementwise, stage, "float32 8x4"));
+            diagram.connect(last, "8x4", [next]);
+            last = next;
+        }
+        let attention =
+            diagram.add(BoxId::ROOT, operator("attention", Family::Sequence, stages[1], "float32 8x4"));
+        diagram.connect(last, "8x4", [attention]);
+        diagram.connect(mask, "8x8", [attention]);
+        last = attention;
+    }
+    let (picture, _) = view(&diagram, Depth::Automatic);
+    let titles: Vec<&str> = picture.boxes()[1..].iter().map(|item| item.title.as_str()).collect();
+    assert_eq!(
+        titles,
+        ["ids", "embedding", "mask", "norm1", "attention", "norm2", "pow", "rsqrt", "attention"]
+    );
+    assert_eq!(picture.boxes()[3].subtitle, "3 operators");
+    assert_eq!(picture.boxes()[4].family, Family::Norm);
+    check_scene(&picture, &lay_out_diagram(&picture, Direction::TopToBottom).unwrap());
+    // A closed box says which stages share it; a level that is asked for is shown as it is.
+    let (closed, _) = view(&diagram, Depth::At(1));
+    let norm = closed.boxes().iter().find(|item| item.title == "norm2").unwrap();
+    assert_eq!(norm.details, ["cut: S0 | S1"]);
+    assert!(closed.boxes().iter().all(|item| item.title != "mask"));
+}
+
+#[test]
 fn chains_are_straight() {
     let scene = {
         let (view, _) = view(&transformer(1), Depth::Automatic);

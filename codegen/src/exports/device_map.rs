@@ -2,72 +2,58 @@
 //!
 //! accelerate moves what goes into a placed module, and nothing else: an operator of a module whose children are placed apart gets its
 //! values where they are. A map under which such an operator would meet values of two devices cannot run, though it covers
-//! everything; there the module is placed whole.
-//!
-//! O(modules made whole × operators).
+//! everything; there none is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tracer::{Operand, Program, Role};
+use tracer::{Operand, Program};
 
-use super::Export;
+use super::{Export, Made, Subject};
 use crate::{
     names::comment,
     nodes::{Kind, kinds, leaves},
-    pipeline::{Assignment, Pipeline},
 };
 
-/// Modules that are made whole before giving up.
-const MAX_WHOLE: usize = 1000;
-
 /// Returns the map from modules to ranks.
-pub fn device_map(
-    program: &Program,
-    assignment: &Assignment,
-    pipeline: &Pipeline,
-    ranks: &[usize],
-) -> Export {
-    let rank = |stage: u32| ranks.get(stage as usize).copied().unwrap_or(stage as usize);
-    let mut notes = Vec::new();
+pub(super) fn device_map(subject: &Subject<'_>) -> Export {
+    Export { path: "device_map.json", target: "Hugging Face accelerate (`device_map`)", made: map(subject) }
+}
+
+fn map(Subject { program, assignment, pipeline, terms, .. }: &Subject<'_>) -> Result<Made, String> {
+    terms.whole_layers()?;
+    if terms.replicas()? > 1 {
+        return Err("it has replicas, and a map is of one model".into());
+    }
+    if terms.n_ranks() == 1 {
+        return Err("it has one device: there is nothing to map".into());
+    }
+    let rank = |stage: u32| terms.ranks.get(stage as usize).copied().unwrap_or(stage as usize);
     let mut rank_of: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, stage) in pipeline.stages.iter().enumerate() {
         for id in &stage.tensors {
             rank_of.entry(program.tensors[id.index()].path.as_str()).or_insert(rank(index as u32));
         }
     }
-    for tied in &pipeline.tied {
-        let path = &program.tensors[tied.holders[0].1.index()].path;
-        notes.push(format!("`{}` is in several stages, here it is on one device", comment(path)));
-    }
-    let kinds = kinds(program);
-    for _ in 0..MAX_WHOLE {
-        let map = highest(&rank_of);
-        let Some((module, operator)) = clash(program, &kinds, &map, rank(0)) else { break };
-        let prefix = format!("{module}.");
-        if module.is_empty() || !rank_of.keys().any(|path| path.starts_with(&prefix)) {
-            let whose =
-                if module.is_empty() { "the model".into() } else { format!("`{}`", comment(&module)) };
-            notes.push(format!(
-                "{whose} itself gives values of several devices to `{operator}`, which accelerate does not move"
-            ));
-            break;
-        }
-        let home = busiest(program, assignment, &module, &rank);
-        rank_of.iter_mut().filter(|(path, _)| path.starts_with(&prefix)).for_each(|(_, rank)| *rank = home);
-        notes.push(format!("`{}` is cut by the plan, here it is whole on device {home}", comment(&module)));
-    }
     let map = highest(&rank_of);
-    let is_loose =
-        |tensor: &tracer::Tensor| tensor.role == Role::Parameter && map.contains_key(tensor.path.as_str());
-    if program.tensors.iter().any(is_loose) {
-        notes.push("some parameters are placed by themselves because their module is cut".into());
+    if let Some((module, operator)) = clash(program, &kinds(program), &map, rank(0)) {
+        let whose =
+            if module.is_empty() { "the model itself".into() } else { format!("`{}`", comment(&module)) };
+        return Err(format!(
+            "{whose} gives values of several devices to `{operator}`, and accelerate moves what goes into a module that lies on \
+             one device, nothing else"
+        ));
+    }
+    if let Some(module) = displaced(program, &map, |node| rank(assignment.stage_of[node])) {
+        return Err(format!(
+            "`{}` is cut by the plan, and all that a module computes runs where its parameters lie",
+            comment(&module)
+        ));
     }
     let mut ordered: Vec<(&str, usize)> = map.into_iter().collect();
     ordered.sort_by_key(|(path, rank)| (*rank, *path));
     let json = |text: &str| serde_json::Value::from(text).to_string();
     let lines: Vec<String> = ordered.iter().map(|(path, rank)| format!("  {}: {rank}", json(path))).collect();
-    let text = format!("{{\n{}\n}}\n", lines.join(",\n"));
-    Export { path: "device_map.json", target: "Hugging Face accelerate and transformers", notes, text }
+    Ok(Made { notes: Vec::new(), text: format!("{{\n{}\n}}\n", lines.join(",\n")) })
 }
 
 /// Covers tensors by the highest modules that lie on one device.
@@ -102,16 +88,7 @@ fn clash(
     map: &BTreeMap<&str, usize>,
     first: usize,
 ) -> Option<(String, String)> {
-    let placed = |path: &str| {
-        let mut at = path;
-        loop {
-            match (map.get(at), at.rsplit_once('.')) {
-                (Some(rank), _) => return Some(*rank),
-                (None, Some((parent, _))) => at = parent,
-                (None, None) => return None,
-            }
-        }
-    };
+    let placed = |path: &str| placed(map, path);
     // The model's inputs are moved to the first device.
     let mut device: Vec<Option<usize>> = vec![None; program.values.len()];
     program.inputs.iter().for_each(|input| device[input.index()] = Some(first));
@@ -143,16 +120,26 @@ fn clash(
     None
 }
 
-/// Returns the device that runs most of a module.
-fn busiest(program: &Program, assignment: &Assignment, module: &str, rank: &dyn Fn(u32) -> usize) -> usize {
-    let prefix = format!("{module}.");
-    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
-    for (node, stage) in program.nodes.iter().zip(&assignment.stage_of) {
-        let path = &program.modules[program.calls[node.call.index()].module.index()].path;
-        if path == module || path.starts_with(&prefix) {
-            *counts.entry(rank(*stage)).or_default() += 1;
+/// Returns the device that a path lies on by itself or by a module above it.
+fn placed(map: &BTreeMap<&str, usize>, path: &str) -> Option<usize> {
+    let mut at = path;
+    loop {
+        match (map.get(at), at.rsplit_once('.')) {
+            (Some(rank), _) => return Some(*rank),
+            (None, Some((parent, _))) => at = parent,
+            (None, None) => return None,
         }
     }
-    let most = counts.into_iter().max_by_key(|(rank, count)| (*count, std::cmp::Reverse(*rank)));
-    most.map_or(0, |(rank, _)| rank)
+}
+
+/// Finds the first module that lies on another device than the plan runs an operator of it on.
+fn displaced(
+    program: &Program,
+    map: &BTreeMap<&str, usize>,
+    planned: impl Fn(usize) -> usize,
+) -> Option<String> {
+    program.nodes.iter().enumerate().find_map(|(index, node)| {
+        let path = &program.modules[program.calls[node.call.index()].module.index()].path;
+        placed(map, path).filter(|rank| *rank != planned(index)).map(|_| path.clone())
+    })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks};
+use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks, Terms};
 use schema::{CollectiveKind, OffloadMode, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
 
@@ -20,11 +20,7 @@ pub fn extras(
     let mut notes = Vec::new();
     let ranks_of = plan.map_or_else(|| (0..pipeline.stages.len()).collect(), Plan::ranks);
     let groups = replicas_of_ranks(plan, &ranks_of);
-    let mut files = if shards > 1 {
-        vec![codegen::no_exports(shards)]
-    } else {
-        codegen::exports(program, assignment, pipeline, &ranks_of)
-    };
+    let mut files = Vec::new();
     let equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
     let is_endless = plan.is_some_and(|plan| is_without_flush(&plan.schedule));
     let drains = plan
@@ -48,9 +44,30 @@ pub fn extras(
             Err(reason) => notes.push(format!("no schedule.csv: {reason}")),
         }
     }
+    let has_table = files.iter().any(|file: &File| file.path == "schedule.csv");
     // Micro-batches are those of one pipeline; replicas and copies of the model share the plan's.
     let pipelines = pipelines(&groups, plan);
     let micro_batches = plan.map(|plan| (plan.micro_batches / pipelines.max(1) as u32).max(1));
+    let samples = plan.and_then(|plan| plan.micro_batch_size).or_else(|| samples(program));
+    files.extend(codegen::exports(
+        program,
+        assignment,
+        pipeline,
+        &Terms {
+            ranks: &ranks_of,
+            replicas: &groups,
+            shards,
+            cuts: plan
+                .iter()
+                .flat_map(|plan| plan.cuts.iter().map(|(name, cut)| (name.as_str(), *cut)))
+                .collect(),
+            sharding: plan.and_then(|plan| plan.execution?.sharding).unwrap_or_default(),
+            schedule: plan.map(|plan| plan.schedule.as_str()),
+            has_table,
+            micro_batches: micro_batches.map(|count| count as usize).zip(samples),
+            is_inference: plan.is_some_and(|plan| plan.inference.is_some()),
+        },
+    ));
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
     // Said only of what the script will run.
     let is_whole = |plan: &&Plan| {
@@ -72,6 +89,12 @@ pub fn extras(
     let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));
     (files, notes)
+}
+
+/// Returns the samples that a model was traced with: the first dimension of its first input that has one.
+fn samples(program: &Program) -> Option<u64> {
+    let recorded = program.recorded.as_ref()?;
+    recorded.inputs.iter().find_map(|input| input.type_.shape.as_ref()?.first().copied())
 }
 
 /// Returns the replicas of each rank of a pipeline.

@@ -192,17 +192,24 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
 
 /// First and last of a list, each at most so wide.
 fn ends(names: &[String], width: usize) -> String {
-    let short = |name: &str| {
-        let name = cell(name);
-        match name.chars().count() {
-            n if n > width => format!("…{}", name.chars().skip(n + 1 - width).collect::<String>()),
-            _ => name.to_string(),
-        }
-    };
+    let short = |name: &str| shortened(&cell(name), width);
     match names {
         [] => String::new(),
         [only] => short(only),
         [first, .., last] => format!("{} … {}", short(first), short(last)),
+    }
+}
+
+/// Leaves out words at the front of a path where it is too wide, letters where a word by itself is.
+fn shortened(name: &str, width: usize) -> String {
+    let wide = |text: &str| text.chars().count();
+    if wide(name) <= width {
+        return name.to_string();
+    }
+    let mut ends = name.match_indices(['.', '/']).map(|(at, _)| &name[at..]);
+    match ends.find(|rest| wide(rest) < width) {
+        Some(rest) => format!("…{rest}"),
+        None => format!("…{}", name.chars().skip(wide(name) + 1 - width).collect::<String>()),
     }
 }
 
@@ -357,4 +364,16 @@ pub fn compared(rows: &[Row]) -> String {
         });
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_lose_whole_words_first() {
+        let check = |name, width, expected| assert_eq!(super::shortened(name, width), expected);
+        check("model.layers.2.mlp", 18, "model.layers.2.mlp");
+        check("model.layers.2.mlp", 17, "….layers.2.mlp");
+        check("model.layers.2.mlp/linear", 9, "…/linear");
+        check("model.reduction_cell_1", 10, "…on_cell_1");
+    }
 }

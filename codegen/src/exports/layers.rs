@@ -1,0 +1,209 @@
+//! Targets that place whole layers: the model is one list of equal layers, with an embedding before it and a head behind.
+
+use std::collections::BTreeMap;
+
+use super::{Export, Made, Subject, cut_notes, head, schedule_note, units::Unit};
+use crate::names::comment;
+
+/// What a decoder of Hugging Face holds, by which torchtitan's backend and transformers' own pipelines know one.
+pub(super) const DECODER: [&str; 4] = ["model.embed_tokens", "model.layers.0", "model.norm", "lm_head"];
+
+/// Tells whether units are those of a decoder of Hugging Face.
+pub(super) fn is_decoder(units: &[Unit]) -> bool {
+    DECODER.iter().all(|path| units.iter().any(|unit| unit.path == *path))
+}
+
+/// Layers by stage, and what the plan has otherwise.
+pub(super) struct Layers {
+    /// How many layers each stage has.
+    pub counts: Vec<usize>,
+    /// What differs from the plan.
+    pub notes: Vec<String>,
+}
+
+/// Megatron-LM's arguments.
+pub(super) fn megatron(subject: &Subject<'_>) -> Export {
+    let made = megatron_layout(subject).map(|Layout { fields, notes, .. }| {
+        let mut arguments: Vec<String> = fields
+            .iter()
+            .map(|(name, value)| match value {
+                Value::Number(number) => format!("--{} {number}", name.replace('_', "-")),
+                Value::Text(text) => format!("--{} \"{text}\"", name.replace('_', "-")),
+            })
+            .collect();
+        if let Some((micro_batches, samples)) = subject.terms.micro_batches {
+            let replicas = subject.terms.replicas().unwrap_or(1);
+            arguments.push(format!("--micro-batch-size {samples}"));
+            arguments.push(format!("--global-batch-size {}", samples * (micro_batches * replicas) as u64));
+        }
+        if subject.terms.sharding == schema::ShardingLevel::Zero1 {
+            arguments.push("--use-distributed-optimizer".into());
+        }
+        Made { text: format!("{}{}\n", head(&notes, "#"), arguments.join(" ")), notes }
+    });
+    Export { path: "megatron.txt", target: "Megatron-LM", made }
+}
+
+/// Fields of a model's configuration in Megatron-Bridge, which are those of Megatron Core's `TransformerConfig`.
+pub(super) fn megatron_bridge(subject: &Subject<'_>) -> Export {
+    let made = megatron_layout(subject).map(|Layout { fields, chunks, notes }| {
+        let mut lines: Vec<String> = fields
+            .iter()
+            .map(|(name, value)| match value {
+                Value::Number(number) => format!("    {name}={number},\n"),
+                Value::Text(text) => format!("    {name}=\"{text}\",\n"),
+            })
+            .collect();
+        if chunks > 1 {
+            lines.push(format!("    virtual_pipeline_model_parallel_size={chunks},\n"));
+        }
+        let text = format!(
+            "\"\"\"The plan for a model of Megatron-Bridge, before it is made.\n\n    for name, value in PLAN.items():\n        setattr(recipe.model, name, value)\n\"\"\"\n{}\nPLAN = dict(\n{})\n",
+            head(&notes, "#"),
+            lines.concat()
+        );
+        Made { text, notes }
+    });
+    Export { path: "megatron_bridge.py", target: "Megatron-Bridge", made }
+}
+
+/// vLLM's `VLLM_PP_LAYER_PARTITION`.
+pub(super) fn vllm(subject: &Subject<'_>) -> Export {
+    let made = placed(subject, "vLLM").and_then(|Layers { counts, notes }| {
+        let terms = subject.terms;
+        terms.one_to_a_rank()?;
+        if let Some(stage) = counts.iter().position(|count| *count == 0) {
+            return Err(format!("stage {stage} has no layer"));
+        }
+        let mut options = format!("--pipeline-parallel-size {}", counts.len());
+        for (name, count) in [("tensor", terms.shards), ("data", terms.replicas()?)] {
+            if count > 1 {
+                options.push_str(&format!(" --{name}-parallel-size {count}"));
+            }
+        }
+        let partition: Vec<String> = counts.iter().map(usize::to_string).collect();
+        let text = format!(
+            "{}# With {options}.\nVLLM_PP_LAYER_PARTITION={}\n",
+            head(&notes, "#"),
+            partition.join(",")
+        );
+        Ok(Made { notes, text })
+    });
+    Export { path: "vllm.env", target: "vLLM", made }
+}
+
+/// What both Megatrons are told.
+struct Layout {
+    fields: Vec<(&'static str, Value)>,
+    /// Stages on each rank.
+    chunks: usize,
+    notes: Vec<String>,
+}
+
+enum Value {
+    Number(usize),
+    Text(String),
+}
+
+fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
+    let terms = subject.terms;
+    let Layers { counts, mut notes } = placed(subject, "Megatron")?;
+    if !terms.is_looped() {
+        return Err("its stages are dealt out to ranks in another order than Megatron's".into());
+    }
+    let last = counts.len() - 1;
+    if let Some(stage) = (1..last).find(|stage| counts[*stage] == 0) {
+        return Err(format!("stage {stage} has no layer"));
+    }
+    match terms.sharding {
+        schema::ShardingLevel::None | schema::ShardingLevel::Zero1 => {}
+        level => notes.push(format!("replicas share out nothing, the plan {}", level.name())),
+    }
+    let chunks = counts.len() / terms.n_ranks();
+    notes.extend(schedule_note(terms, &["1f1b", "interleaved-1f1b", "vpp"], "1F1B"));
+    let stages: Vec<String> = counts
+        .iter()
+        .enumerate()
+        .map(|(stage, count)| {
+            let first = if stage == 0 { "E" } else { "" };
+            let end = if stage == last { "L" } else { "" };
+            format!("{first}{}{end}", "t".repeat(*count))
+        })
+        .collect();
+    let mut fields = vec![("pipeline_model_parallel_size", Value::Number(terms.n_ranks()))];
+    // One rank takes no layout.
+    if terms.n_ranks() > 1 {
+        fields.push(("pipeline_model_parallel_layout", Value::Text(stages.join("|"))));
+    }
+    if terms.shards > 1 {
+        fields.push(("tensor_model_parallel_size", Value::Number(terms.shards)));
+    }
+    Ok(Layout { fields, chunks, notes })
+}
+
+/// Returns the layers of each stage for a target that has the embedding in the first stage and the head in the last.
+pub(super) fn placed(subject: &Subject<'_>, target: &str) -> Result<Layers, String> {
+    let Subject { program, units, assignment, terms, .. } = subject;
+    terms.replicas()?;
+    terms.no_bands()?;
+    let (layers, others) = layers(units);
+    let (Some(first), Some(end)) = (layers.first(), layers.last()) else {
+        return Err(format!(
+            "no list of equal layers does most of the model's work, which is all that {target} can place"
+        ));
+    };
+    let of = |path: &str| program.modules.iter().find(|module| module.path == path);
+    let is_deep = |unit: &&Unit| of(&unit.path).is_some_and(|module| !module.children.is_empty());
+    if let Some(other) = others.into_iter().find(|list| list.iter().all(is_deep)) {
+        let lists = [first, &other[0]].map(|unit| comment(unit.container.as_deref().unwrap_or_default()));
+        return Err(format!("it has two lists of layers, `{}` and `{}`", lists[0], lists[1]));
+    }
+    let is_embedding = |module: &tracer::Module| {
+        module.class.ends_with("Embedding") && !layers.iter().any(|layer| is_below(&module.path, &layer.path))
+    };
+    if !program.modules.iter().any(is_embedding) {
+        return Err(format!("no embedding stands before its layers, where {target} has one"));
+    }
+    if !layers.iter().map(|layer| layer.stage).is_sorted() {
+        return Err("layers do not run in the order of the stages".into());
+    }
+    let mut notes = cut_notes(layers.iter().copied());
+    let last = assignment.stages() as u32 - 1;
+    for unit in units.iter().filter(|unit| unit.container != first.container) {
+        let home = if unit.first < first.first { 0 } else { last };
+        let is_between = unit.first > first.first && unit.first < end.first;
+        if !is_between && unit.stage != home {
+            let path = comment(&unit.path);
+            notes.push(format!("`{path}` is in stage {} of the plan, here in stage {home}", unit.stage));
+        }
+    }
+    let counts = (0..=last).map(|stage| layers.iter().filter(|layer| layer.stage == stage).count()).collect();
+    Ok(Layers { counts, notes })
+}
+
+fn is_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Layers that repeat: the longest list of modules of one class, where it does most of the model's work; then other such lists.
+fn layers(units: &[Unit]) -> (Vec<&Unit>, Vec<Vec<&Unit>>) {
+    let mut lists: BTreeMap<&str, Vec<&Unit>> = BTreeMap::new();
+    for unit in units {
+        if let Some(container) = &unit.container {
+            lists.entry(container).or_default().push(unit);
+        }
+    }
+    let nodes = |units: &mut dyn Iterator<Item = &Unit>| units.map(|unit| unit.nodes).sum::<usize>();
+    let total = nodes(&mut units.iter());
+    let mut equal: Vec<Vec<&Unit>> = lists
+        .into_values()
+        .filter(|members| members.len() > 1 && members.iter().all(|unit| unit.class == members[0].class))
+        .collect();
+    // Of lists as long the one that runs first.
+    equal.sort_by_key(|members| (std::cmp::Reverse(members.len()), members[0].first));
+    let has_most = |members: &Vec<&Unit>| nodes(&mut members.iter().copied()) * 2 >= total;
+    match equal.iter().position(has_most) {
+        Some(index) => (equal.remove(index), equal),
+        None => (Vec::new(), Vec::new()),
+    }
+}
