@@ -26,6 +26,8 @@ const THINNEST: f64 = 0.6;
 const MAX_ARROWS: usize = 150;
 /// More points of a memory curve than pixels show nothing.
 const MAX_POINTS: usize = 2000;
+/// A limit of more than so many times the peak is told, not drawn.
+const NEAR: u64 = 4;
 
 /// Every kind with its name, colour and the pattern over it.
 const KINDS: [(SpanKind, &str, &str, Pattern); 9] = [
@@ -118,8 +120,9 @@ pub fn svg(timeline: &Timeline) -> String {
     for (idx, track) in timeline.tracks.iter().enumerate() {
         canvas.track(timeline, track, &lanes[idx], &rows[row_of[idx]]);
     }
+    let most = timeline.memory.iter().map(peak).max().unwrap_or(0);
     for (y, curve) in curves {
-        canvas.memory(curve, y, timeline.end);
+        canvas.memory(curve, most, y, timeline.end);
     }
     canvas.arrows(timeline, |track| {
         let row = &rows[row_of[track]];
@@ -309,9 +312,11 @@ impl Canvas {
         }
     }
 
-    fn memory(&mut self, curve: &MemoryCurve, y: f64, end: u64) {
-        let peak = curve.points.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
-        let top = curve.limit.map_or(peak, |limit| limit.0.max(peak)).max(1);
+    /// Draws a device's memory on the scale of the fullest device, whose peak is `most`: the limit is a line where it is near.
+    fn memory(&mut self, curve: &MemoryCurve, most: u64, y: f64, end: u64) {
+        let peak = peak(curve);
+        let near = |limit: &Bytes| limit.0 / NEAR <= most;
+        let top = curve.limit.filter(near).map_or(most, |limit| limit.0.max(most)).max(1);
         let height = |bytes: u64| y + MEMORY_HEIGHT - MEMORY_HEIGHT * bytes as f64 / top as f64;
         let base = y + MEMORY_HEIGHT;
         let mut path = format!("M{:.1},{base:.1}", self.left);
@@ -335,7 +340,15 @@ impl Canvas {
             y + 26.0,
             Bytes(peak)
         ));
-        if let Some(limit) = curve.limit {
+        if let Some(limit) = curve.limit.filter(|limit| !near(limit)) {
+            let share = 100.0 * peak as f64 / limit.0 as f64;
+            let share = if share < 1.0 { "less than 1".to_string() } else { format!("{share:.0}") };
+            self.push(format_args!(
+                "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9.5\">{share} % of the limit, {limit}</text>\n",
+                left + 4.0,
+                base - 4.0
+            ));
+        } else if let Some(limit) = curve.limit {
             let is_over = peak > limit.0;
             let (class, words) = if is_over { ("over", "over the limit of") } else { ("muted", "limit") };
             self.push(format_args!(
@@ -363,6 +376,10 @@ impl Canvas {
             self.push(format_args!("<path d=\"M{x1:.1},{y1:.1} L{x2:.1},{y2:.1}\" class=\"flow\"/>\n"));
         }
     }
+}
+
+fn peak(curve: &MemoryCurve) -> u64 {
+    curve.points.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0)
 }
 
 /// The name of a span, or its micro-batch, or nothing: what fits.
@@ -458,6 +475,21 @@ mod tests {
         assert!(drawn.contains("a &lt; b &amp; &quot;c&quot;"));
         assert!(drawn.contains("over the limit of 100 B"));
         assert_eq!(drawn, svg(&timeline(4)));
+    }
+
+    #[test]
+    fn memory_is_drawn_to_its_peak_where_the_limit_is_far() {
+        let mut roomy = timeline(4);
+        roomy.memory[0].limit = Some(Bytes(100_000));
+        let drawn = svg(&roomy);
+        assert!(drawn.contains("less than 1 % of the limit, 97.7 KiB"), "{drawn}");
+        // A limit that is near is a line, and leaves the curve less room.
+        roomy.memory[0].limit = Some(Bytes(200));
+        let near = svg(&roomy);
+        assert!(near.contains(">limit 200 B<"), "{near}");
+        let curve =
+            |drawn: &str| drawn.lines().find(|line| line.contains("class=\"memory\"")).map(String::from);
+        assert_ne!(curve(&near), curve(&drawn));
     }
 
     #[test]
