@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
 mod oracle;
+mod validate;
 
 use std::{
     fs,
@@ -57,6 +58,15 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(is_split && said.contains("each layer on 2 devices"), "{said}");
     let (is_same, said) = check(&out, &[]);
     assert!(is_same && said.contains("on 4 ranks") && said.contains("the same"), "{said}");
+    let verify = ["verify", folder, "--float64", "--steps", "2", "--format", "json"];
+    let (is_same, said) = command(&verify);
+    let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+    validate::validate("answer-verify", &answer);
+    let shards = &answer["forms"][0]["shards"];
+    assert!(is_same && shards["ranks"] == 2 && shards["replicated_max_difference"] == 0.0, "{said}");
+    let exchanges = shards["exchanges"].as_array().unwrap();
+    assert!(exchanges.len() >= 3, "{said}");
+    assert!(exchanges.iter().all(|one| one["planned_bytes"] == one["bytes"]), "{said}");
     // Files that hold the cut into stages alone would say that each device has layers of its own.
     let exports: Vec<_> =
         fs::read_dir(out.join("exports")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -69,6 +79,18 @@ fn what_split_writes_trains_as_one_process_does() {
     fs::write(&stage, source.replacen(entry, &wrong, 1)).unwrap();
     let (is_same, said) = check(&out, &["--allow-changes"]);
     assert!(!is_same && said.contains("different"), "{said}");
+    let (is_same, said) = command(&["verify", folder, "--steps", "2", "--allow-changes"]);
+    assert!(!is_same && said.contains("the first difference is in stage 0: gradient of"), "{said}");
+    assert!(said.contains("values that all 2 ranks hold differ") && said.contains("PLANNED"), "{said}");
+}
+
+/// `tests/oracle/mutants.py` says which faults; most of them leave outputs as they are.
+#[test]
+fn verify_finds_each_fault_of_shared_layers() {
+    let said = oracle::run("mutants");
+    assert!(said.trim_end().ends_with("\n0 failed"), "{said}");
+    assert_eq!(said.matches(": differs").count(), 7, "{said}");
+    assert_eq!(said.matches(": the same").count(), 2, "{said}");
 }
 
 /// Cuts that somebody has changed are taken, or refused by their names.

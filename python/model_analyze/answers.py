@@ -1732,13 +1732,35 @@ class _Verified(TypedDict):
 class Verified(_Verified, total=False):
     """Answer of `verify`: how far the stages are from the whole model, the worst of all forms."""
 
+    # True when both sides ran in float64.
+    float64: bool
+
     # Where the first difference is, when there is one and its place was found.
     first_difference: Union[FirstDifference, None]
 
 
-class VerifiedForm(TypedDict):
-    """One form of the stages beside the whole model."""
+class _VerifiedExchange(TypedDict):
+    # `forward` or `backward`.
+    pass: str
 
+    # `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
+    collective: str
+
+    # How many.
+    calls: int
+
+    # Bytes of the whole values; those of all messages where they go from one to another.
+    bytes: int
+
+
+class VerifiedExchange(_VerifiedExchange, total=False):
+    """What went through one kind of collective in a step."""
+
+    # Bytes that the plan counts; none where the folder was written by a version that did not record them.
+    planned_bytes: Union[int, None]
+
+
+class _VerifiedForm(TypedDict):
     # `torchscript` or `python`.
     form: str
 
@@ -1768,6 +1790,34 @@ class VerifiedForm(TypedDict):
 
     # Losses of each step: whole model, stages.
     losses: list[list[float]]
+
+
+class VerifiedForm(_VerifiedForm, total=False):
+    """One form of the stages beside the whole model."""
+
+    # What several processes did together, where stages are held by several devices.
+    shards: Union[VerifiedShards, None]
+
+
+class _VerifiedShards(TypedDict):
+    # Processes.
+    ranks: int
+
+    # Outputs, gradients and buffers that each of them holds whole, and that were compared with the first one's.
+    replicated_compared: int
+
+    # Largest difference of these, relative to the tensor's largest value; 0 where they are the same to the last bit.
+    replicated_max_difference: float
+
+    # What they sent each other in a step, by kind.
+    exchanges: list[VerifiedExchange]
+
+
+class VerifiedShards(_VerifiedShards, total=False):
+    """Stages that several devices hold together, run by a process for each."""
+
+    # The one that differs most.
+    replicated_worst: Union[str, None]
 
 
 class WhatIf(TypedDict):

@@ -311,7 +311,7 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
              equal up to rounding, which a comparison of training steps may amplify, but at other times than predicted",
         );
     }
-    let shards = own.map(|(own, shared)| shared.shards(own.program()));
+    let shards = own.map(|(own, shared)| shared.shards(&own.graph));
     let about = About { shards, ..about(model, request, plan) };
     let facts = facts(own.map_or(&*program, |(own, _)| own.program()));
     let program = codegen::with_scalars(&program, &facts);

@@ -43,6 +43,8 @@ pub struct Sharded {
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node in the new program.
     pub exchanges: BTreeMap<NodeId, Exchange>,
+    /// Norms whose statistics are those of all devices, by their node: of each channel, or of so many groups of them.
+    pub norms: BTreeMap<NodeId, Option<u64>>,
     /// For each operator of the whole program whether each device does a part of its work.
     pub is_split: Vec<bool>,
 }
@@ -164,6 +166,7 @@ pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sh
         names: program.values.iter().map(|value| value.name.clone()).collect(),
         out: Program { nodes: Vec::with_capacity(program.nodes.len() + 64), ..program.clone() },
         exchanges: BTreeMap::new(),
+        norms: BTreeMap::new(),
         recorded: Vec::new(),
         is_split: Vec::with_capacity(program.nodes.len()),
     };
@@ -191,6 +194,7 @@ struct Writer<'a> {
     names: std::collections::HashSet<String>,
     out: Program,
     exchanges: BTreeMap<NodeId, Exchange>,
+    norms: BTreeMap<NodeId, Option<u64>>,
     recorded: Vec<tracer::RecordedNode>,
     is_split: Vec<bool>,
 }
@@ -290,6 +294,11 @@ impl Writer<'_> {
             *type_ = local_type(type_, strategy.gives, look.degree);
             // Rows that are cut off behind it are none of the band.
             type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
+        }
+        if let Some(Special::Norm { groups, .. }) = strategy.special
+            && has_own_statistics(&subject)
+        {
+            self.norms.insert(NodeId(self.out.nodes.len() as u32), groups);
         }
         self.out.nodes.push(node);
         self.recorded.push(record);
@@ -447,7 +456,7 @@ impl Writer<'_> {
     }
 
     fn finish(self, program: &Program, starts: &[u32], output: Operand) -> Sharded {
-        let Writer { look, choice, mut out, exchanges, recorded, is_split, instead, .. } = self;
+        let Writer { look, choice, mut out, exchanges, norms, recorded, is_split, instead, .. } = self;
         let replaced = |operand: &mut Operand| substitute_all(&instead, operand);
         for (index, node) in out.nodes.iter().enumerate() {
             for value in &node.outputs {
@@ -488,7 +497,7 @@ impl Writer<'_> {
                 tensor.strides = tracer::dense_strides(&tensor.shape);
             }
         }
-        Sharded { program: out, degree: look.degree, cuts, exchanges, is_split }
+        Sharded { program: out, degree: look.degree, cuts, exchanges, norms, is_split }
     }
 }
 
@@ -587,6 +596,13 @@ fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static str) {
             ("shard_counted", of(rows).into_iter().chain([flag]).collect(), "counted")
         }
     }
+}
+
+/// Tells whether a norm averages: in eval mode it takes the averages that it has kept.
+fn has_own_statistics(subject: &Subject<'_>) -> bool {
+    let training = ["training", "use_input_stats"].into_iter().find(|name| subject.argument(name).is_some());
+    subject.leaf("running_mean").is_none()
+        || training.is_none_or(|name| subject.call.flag(name) != Some(false))
 }
 
 /// Lets one of our operators stand for a node.
