@@ -56,6 +56,7 @@ fn what_split_writes_trains_as_one_process_does() {
         folder,
     ]);
     assert!(is_split && said.contains("each layer on 2 devices"), "{said}");
+    assert!(said.contains("\nproved      operands and gradients of"), "{said}");
     let (is_same, said) = check(&out, &[]);
     assert!(is_same && said.contains("on 4 ranks") && said.contains("the same"), "{said}");
     let verify = ["verify", folder, "--float64", "--steps", "2", "--format", "json"];
@@ -67,6 +68,7 @@ fn what_split_writes_trains_as_one_process_does() {
     let exchanges = shards["exchanges"].as_array().unwrap();
     assert!(exchanges.len() >= 3, "{said}");
     assert!(exchanges.iter().all(|one| one["planned_bytes"] == one["bytes"]), "{said}");
+    assert!(answer["proved"]["exchanges"].as_u64().is_some_and(|n| n > 10), "{said}");
     // Files that hold the cut into stages alone would say that each device has layers of its own.
     let exports: Vec<_> =
         fs::read_dir(out.join("exports")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -82,6 +84,9 @@ fn what_split_writes_trains_as_one_process_does() {
     let (is_same, said) = command(&["verify", folder, "--steps", "2", "--allow-changes"]);
     assert!(!is_same && said.contains("the first difference is in stage 0: gradient of"), "{said}");
     assert!(said.contains("values that all 2 ranks hold differ") && said.contains("PLANNED"), "{said}");
+    // The line that was changed, with the layer that it belongs to.
+    let line = format!("of stages/stage_0.py is not what the plan gives: {}", wrong.trim());
+    assert!(said.contains(&line) && line.contains("# transformer."), "{said}");
 }
 
 /// `tests/oracle/mutants.py` says which faults; most of them leave outputs as they are.

@@ -1131,6 +1131,19 @@ class ProfiledTimes(TypedDict):
     backward_seconds: float
 
 
+class Proved(TypedDict):
+    """What was proven of the program that one of several devices runs: given that the rule of each operator is right, outputs and gradients are those of the whole model."""
+
+    # Operators whose operands and gradients lie as their rules need them.
+    operators: int
+
+    # Exchanges that bring them there.
+    exchanges: int
+
+    # Results that no device holds whole.
+    parts: int
+
+
 class _RunnerUp(TypedDict):
     # Its strategy.
     strategy: str
@@ -1202,6 +1215,9 @@ class SharedAnswer(_SharedAnswer, total=False):
 
     # The dimension along which images lie in bands, one for each device; none where weights and values are cut evenly.
     bands: Union[int, None]
+
+    # What was proven of the program that one device runs.
+    proved: Proved
 
     # Other numbers of devices that were tried, with the seconds of a micro-batch; none where there is no plan.
     tried: list[SharedTried]
@@ -1734,6 +1750,13 @@ class Verified(_Verified, total=False):
 
     # True when both sides ran in float64.
     float64: bool
+
+    # What was proven of the program that one device runs, where devices share layers and the sources are those of the
+    # plan.
+    proved: Union[Proved, None]
+
+    # Why nothing was proven where devices share layers.
+    unproved: Union[str, None]
 
     # Where the first difference is, when there is one and its place was found.
     first_difference: Union[FirstDifference, None]

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Seconds};
+use crate::{Bytes, Proved, Seconds};
 
 /// The newest version of these answers.
 pub const EXECUTED_VERSION: u32 = 1;
@@ -41,6 +41,12 @@ pub struct Verified {
     pub forms: Vec<VerifiedForm>,
     /// The forms that the folder has and that were not compared.
     pub unchecked: Vec<UncheckedForm>,
+    /// What was proven of the program that one device runs, where devices share layers and the sources are those of the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proved: Option<Proved>,
+    /// Why nothing was proven where devices share layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unproved: Option<String>,
     /// Where the first difference is, when there is one and its place was found.
     pub first_difference: Option<FirstDifference>,
 }

@@ -92,7 +92,7 @@ pub use plan::{
     PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
-    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp,
+    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, Proved, RunnerUp,
     SharedAnswer, SharedTried, StageAnswer, WhatIf,
 };
 pub use plan_file::{PlanFileError, read_plan};

@@ -9,8 +9,9 @@ mod python;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use codegen::{Skips, Targets};
 use schema::{
-    FirstDifference, TensorDifference, UncheckedForm, Verified, VerifiedExchange, VerifiedForm,
+    FirstDifference, Proved, TensorDifference, UncheckedForm, Verified, VerifiedExchange, VerifiedForm,
     VerifiedShards,
 };
 
@@ -19,11 +20,17 @@ use self::{
     python::{Python, Request},
 };
 use crate::{
-    commands::whole::{self, Whole},
+    commands::{
+        emit::{self, CutAt, EmitRequest},
+        whole::{self, Whole},
+    },
     failure::Failure,
+    files,
     folder_files::Changes,
     output::{Format, Output},
+    sharing,
     stages::{DrawnInput, Stages},
+    workspace::ModelFile,
 };
 
 /// Arguments of `verify`.
@@ -119,8 +126,14 @@ impl Verify {
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
         let whole = whole::as_given(&model, weights.as_deref(), &self.device)?;
         let inputs = stages.input_specs(&model.program)?;
-        let answer =
+        let mut answer =
             self.compare(&stages, &forms, &whole, crate::stages::libraries(&model.program), &inputs)?;
+        if stages.manifest.shards.is_some_and(|shards| shards > 1) {
+            match proved(&stages, &model, weights) {
+                Ok(proved) => answer.proved = Some(proved),
+                Err(reason) => answer.unproved = Some(reason),
+            }
+        }
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)?,
             Format::Text => output.text(&text(&answer, tolerance))?,
@@ -298,9 +311,35 @@ impl Verify {
             losses: first.map(|form| form.losses.clone()).unwrap_or_default(),
             forms,
             unchecked,
+            proved: None,
+            unproved: None,
             first_difference: None,
         }
     }
+}
+
+/// Proves that the program of one device, which the plan gives, does what the whole model does, and that the sources are of it;
+/// or returns why not.
+fn proved(stages: &Stages, model: &ModelFile, weights: Option<PathBuf>) -> Result<Proved, String> {
+    let plan = stages.plan.clone().ok_or("the folder has no plan.yaml")?;
+    let skips = if stages.manifest.skips == "portal" { Skips::Portal } else { Skips::Relay };
+    let targets = Targets { torchscript: false, python: true };
+    let request = EmitRequest { targets, ..EmitRequest::archives(CutAt::Plan(Box::new(plan)), skips, None) };
+    let request = EmitRequest { weights, ..request };
+    let (sources, proof) =
+        emit::sources(model, &request, &stages.manifest.files).map_err(|failure| failure.to_string())?;
+    let proof = proof.ok_or("devices share nothing by the plan")?;
+    for (path, expected) in &sources {
+        let found = files::read_text(&stages.folder().join(path)).map_err(|failure| failure.to_string())?;
+        let mut lines = found.lines().zip(expected.lines()).enumerate();
+        if let Some((at, (line, _))) = lines.find(|(_, (found, expected))| found != expected) {
+            return Err(format!("line {} of {path} is not what the plan gives: {}", at + 1, line.trim()));
+        }
+        if found.lines().count() != expected.lines().count() {
+            return Err(format!("{path} does not end where the plan's does"));
+        }
+    }
+    Ok(sharing::proved(proof))
 }
 
 /// Returns the file of a stage in a form.
@@ -343,6 +382,15 @@ fn text(answer: &Verified, tolerance: f64) -> String {
     }
     for UncheckedForm { form, reason } in &answer.unchecked {
         text.push_str(&format!("{form:<11}  NOT compared: {reason}\n"));
+    }
+    if let Some(proved) = &answer.proved {
+        text.push_str(&format!(
+            "proved: {}; the sources are those of the plan\n",
+            sharing::proved_text(proved)
+        ));
+    }
+    if let Some(reason) = &answer.unproved {
+        text.push_str(&format!("NOT proved: {reason}\n"));
     }
     let names = |ok: bool| -> Vec<&str> {
         answer.forms.iter().filter(|form| form.ok == ok).map(|form| form.form.as_str()).collect()

@@ -6,9 +6,9 @@ use codegen::Shards;
 use cost_model::{PredictOptions, predict};
 use graph::{
     DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
-    layout::{Choice, Collective, Exchange, Layout, Look, Slice, sharded},
+    layout::{Choice, Collective, Exchange, Layout, Look, Proof, Slice, check, sharded},
 };
-use schema::{Cluster, Cut, Device};
+use schema::{Cluster, Cut, Device, Proved};
 use simulator::{
     Link,
     collective::{self, Algorithm},
@@ -33,6 +33,8 @@ pub struct SharedModel {
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// Norms whose statistics are those of all devices, by their node: of each channel, or of so many groups of them.
     pub norms: BTreeMap<NodeId, Option<u64>>,
+    /// What was proven of it.
+    pub proof: Proof,
     /// Share of the FLOPs that devices share; the rest each of them does.
     pub split_share: f64,
     /// Operations of the whole model there and back, and the data type of most of them; none where some are not counted.
@@ -128,6 +130,9 @@ pub fn shared_by(
     let (look, chosen): (&Look<'_>, Chosen) =
         found.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).ok_or_else(no)?;
     let made = sharded(program, look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
+    let proof = check(program, look, &chosen.choice, &made).map_err(|error| {
+        Failure::bug(format!("what one device runs is not what the whole model does: {error}"))
+    })?;
     let sum = |only_split: bool| -> f64 {
         let ids = (0..graph.operators.len()).filter(|at| !only_split || made.is_split[*at]);
         ids.map(|at| flops(OperatorId(at as u32))).sum()
@@ -145,6 +150,7 @@ pub fn shared_by(
         cuts: made.cuts,
         exchanges: made.exchanges,
         norms: made.norms,
+        proof,
         seconds: (chosen.seconds, chosen.bound),
     })
 }
@@ -405,6 +411,21 @@ fn named(
         }
     }
     Ok(found)
+}
+
+/// Returns what was proven, as answers have it.
+pub fn proved(proof: Proof) -> Proved {
+    let Proof { operators, exchanges, parts } = proof;
+    Proved { operators: operators as u64, exchanges: exchanges as u64, parts: parts as u64 }
+}
+
+/// Says it in a line.
+pub fn proved_text(proved: &Proved) -> String {
+    let Proved { operators, exchanges, parts } = proved;
+    format!(
+        "operands and gradients of {operators} operators lie as their rules need them, by {exchanges} exchanges; \
+         {parts} results lie in parts"
+    )
 }
 
 fn inner_link(cluster: &Cluster) -> Link {
