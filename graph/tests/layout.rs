@@ -293,3 +293,31 @@ fn each_fault_of_a_shared_program_is_named_with_its_operator() {
         assert!(error.contains(expected), "{what}: {error}");
     }
 }
+
+const EACH_SECOND_ROW: &str = "graph(%x : Float(1, 4, 20, 8, strides=[640, 160, 8, 1], requires_grad=1, device=cpu)):
+  %no : bool = prim::Constant[value=0]()
+  %zero : int = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %end : int = prim::Constant[value=9223372036854775807]()
+  %both : int[] = prim::ListConstruct(%two, %two)
+  %nothing : int[] = prim::ListConstruct(%zero, %zero)
+  %ones : int[] = prim::ListConstruct(%one, %one)
+  %p : Float(1, 4, 10, 4, strides=[160, 40, 4, 1], requires_grad=1, device=cpu) = aten::max_pool2d(%x, %both, %both, %nothing, %ones, %no)
+  %y : Float(1, 4, 5, 4, strides=[160, 40, 8, 1], requires_grad=1, device=cpu) = aten::slice(%p, %two, %one, %end, %two)
+  return (%y)
+";
+
+#[test]
+fn each_second_row_of_bands_is_each_second_row_of_what_was_fetched() {
+    let (program, graph) = read(EACH_SECOND_ROW);
+    for degree in [2, 3, 4] {
+        let look = Look::in_bands(&graph, degree, 0);
+        let bands = |size| Layout::Bands(Bands { dim: 2, size });
+        let chosen = choice(&look, &[bands(10), bands(5)]);
+        let made = sharded(&program, &look, &chosen).unwrap();
+        check(&program, &look, &chosen, &made).unwrap();
+        let own = build(&made.program, &BuildOptions::default()).expect("parts fit together");
+        assert!(own.disagreements.is_empty(), "{degree}: {:?}", own.disagreements);
+    }
+}
