@@ -99,7 +99,7 @@ class Ranks:
                 dtype = getattr(torch, row.get("dtype") or "float32")
                 if is_double and dtype.is_floating_point:
                     size = size * 8 // dtype.itemsize
-                key = row["pass"], row["collective"]
+                key = row["phase"], row["collective"]
                 planned[key] = planned.get(key, 0) + size
         found = self.all(self.counted)
         rows = []

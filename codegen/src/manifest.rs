@@ -106,7 +106,7 @@ impl Shards {
             let Step::Run { node, .. } = step else { continue };
             let value = program.nodes[node.index()].outputs.first();
             for one in value.and_then(|value| self.sent.get(value)).into_iter().flatten() {
-                let key = (one.pass.as_str(), one.collective.as_str(), one.dtype.as_deref());
+                let key = (one.phase.as_str(), one.collective.as_str(), one.dtype.as_deref());
                 let sum = found.entry(key).or_insert_with(|| Exchanged { calls: 0, bytes: 0, ..one.clone() });
                 sum.calls += one.calls;
                 sum.bytes = sum.bytes.saturating_add(one.bytes);

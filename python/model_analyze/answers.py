@@ -1764,7 +1764,7 @@ class Verified(_Verified, total=False):
 
 class _VerifiedExchange(TypedDict):
     # `forward` or `backward`.
-    pass: str
+    phase: str
 
     # `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
     collective: str

@@ -99,7 +99,7 @@ pub struct VerifiedShards {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifiedExchange {
     /// `forward` or `backward`.
-    pub pass: String,
+    pub phase: String,
     /// `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
     pub collective: String,
     /// How many.

@@ -104,7 +104,7 @@ pub struct StageFiles {
 #[serde(deny_unknown_fields)]
 pub struct Exchanged {
     /// `forward` or `backward`.
-    pub pass: String,
+    pub phase: String,
     /// `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
     pub collective: String,
     /// Type of what is sent, where known.

@@ -356,10 +356,10 @@ fn failure(answer: &Verified) -> Failure {
     if let Some(FirstDifference { stage, tensor }) = &answer.first_difference {
         message.push_str(&format!("; the first difference is in stage {stage}: {tensor}"));
     } else if let Some(other) = shards.and_then(|s| s.exchanges.iter().find(|one| !is_as_planned(one))) {
-        let VerifiedExchange { pass, collective, bytes, planned_bytes, .. } = other;
+        let VerifiedExchange { phase, collective, bytes, planned_bytes, .. } = other;
         let planned = planned_bytes.unwrap_or_default();
         message = format!(
-            "the stages exchange {bytes} bytes by {collective} in the {pass} pass, and the plan says {planned}"
+            "the stages exchange {bytes} bytes by {collective} in the {phase} pass, and the plan says {planned}"
         );
     }
     let hint = match shards {
@@ -451,7 +451,7 @@ fn of_shards(shards: &VerifiedShards) -> String {
         }
     }
     for exchange in &shards.exchanges {
-        let VerifiedExchange { pass, collective, calls, bytes, planned_bytes } = exchange;
+        let VerifiedExchange { phase, collective, calls, bytes, planned_bytes } = exchange;
         let calls = if *calls == 1 { "once".to_string() } else { format!("{calls} times") };
         let planned = match planned_bytes {
             Some(planned) if planned == bytes => "as planned".to_string(),
@@ -459,7 +459,7 @@ fn of_shards(shards: &VerifiedShards) -> String {
             None => "what was planned is not recorded".to_string(),
         };
         text.push_str(&format!(
-            "{:11}  exchanged   {pass}, {collective} {calls}: {bytes} bytes, {planned}\n",
+            "{:11}  exchanged   {phase}, {collective} {calls}: {bytes} bytes, {planned}\n",
             ""
         ));
     }

@@ -495,7 +495,7 @@ impl Sent {
             Collective::Neighbours(moved, size) => ("point-to-point", rows(self.whole, moved.total, size)),
         };
         schema::Exchanged {
-            pass: if self.pass == Pass::Forward { "forward" } else { "backward" }.into(),
+            phase: if self.pass == Pass::Forward { "forward" } else { "backward" }.into(),
             collective: collective.into(),
             dtype: self.dtype.map(|dtype| dtype.name().to_string()),
             calls: 1,

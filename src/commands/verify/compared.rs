@@ -77,9 +77,9 @@ impl Compared {
             Some((number(whole)?, number(stages)?))
         };
         let exchange = |row: &Value| {
-            let [pass, collective, calls, bytes, planned] = row.as_array()?.as_slice() else { return None };
+            let [phase, collective, calls, bytes, planned] = row.as_array()?.as_slice() else { return None };
             Some(VerifiedExchange {
-                pass: pass.as_str()?.to_string(),
+                phase: phase.as_str()?.to_string(),
                 collective: collective.as_str()?.to_string(),
                 calls: calls.as_u64()?,
                 bytes: bytes.as_u64()?,
