@@ -16,7 +16,7 @@ use graph::{
 };
 use partitioner::inside::{Choices, Cost, Matrix, eliminate};
 
-pub use model::{SharedModel, Way, grouped, shared_by};
+pub use model::{SharedModel, Way, grouped, proved, proved_text, shared_by};
 
 /// What joins the devices of a group, and what they are.
 pub struct Group<'a> {

@@ -6,6 +6,10 @@ Whatever a stage prints goes to standard error.
 
 Both sides run here on the same inputs: outputs once, then training steps whose gradients and losses are compared. It knows
 nothing of how stages are written: it calls them in order and gives each the inputs that the manifest names.
+
+Stages that several devices hold together run in a process for each, of which this is one (`Ranks`). The first has the whole
+model, too, and compares; all hold their parts of every stage. What all of them hold whole must be the same on all, and what goes
+through each kind of collective is counted beside what the manifest says.
 """
 
 import importlib.util
@@ -15,7 +19,7 @@ import os
 import sys
 from pathlib import Path
 
-# Learning rate of the steps; gradients of so many steps are compared.
+# Learning rate of the steps; gradients of so many first steps are compared.
 RATE, COMPARED_STEPS = 0.01, 4
 # Parameters of zeros get random numbers after the first step: behind a head of zeros every gradient is zero.
 DEVIATION = 0.02
@@ -25,6 +29,142 @@ NOISE = 1e-3
 
 class Refused(Exception):
     """Something that cannot be compared; the text is for the user."""
+
+
+class Ranks:
+    """The processes that hold stages together, of which this is one; most stages are held by one alone."""
+
+    def __init__(self, request):
+        about = request["ranks"]
+        self.number, self.size, self.group, self.counted, self.pass_ = 0, 1, None, {}, None
+        if about is None:
+            return
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self.number, self.size = about["rank"], about["size"]
+        dist.init_process_group(
+            "gloo", init_method=f"file://{about['store']}", rank=self.number, world_size=self.size, timeout=timedelta(minutes=10)
+        )
+        self.group = dist.group.WORLD
+
+    @property
+    def is_first(self):
+        return self.number == 0
+
+    def told(self, make):
+        """Returns what the first rank makes."""
+        if self.size == 1:
+            return make()
+        import torch.distributed as dist
+
+        made = [make() if self.is_first else None]
+        dist.broadcast_object_list(made, src=0)
+        return made[0]
+
+    def all(self, value):
+        """Returns what each rank has."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        found = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def shard_of(self, module):
+        """Returns this rank's place in a stage, whose exchanges are counted."""
+        shard = module.Shard(self.group)
+        names = type(shard).__init__.__globals__
+        if not isinstance(names["dist"], Counting):
+            names["dist"] = Counting(names["dist"], self)
+        return shard
+
+    def count(self, collective, sizes):
+        if self.pass_ is not None:
+            calls, bytes_ = self.counted.get((self.pass_, collective), (0, 0))
+            self.counted[self.pass_, collective] = calls + 1, bytes_ + sizes
+
+    def exchanges(self, manifest, is_double):
+        """Returns what was exchanged in a step beside what the manifest says, which is none where it says nothing."""
+        import torch
+
+        planned = None
+        for about in manifest["stages"]:
+            for row in about.get("exchanges", []):
+                planned, size = planned or {}, row["bytes"]
+                dtype = getattr(torch, row.get("dtype") or "float32")
+                if is_double and dtype.is_floating_point:
+                    size = size * 8 // dtype.itemsize
+                key = row["phase"], row["collective"]
+                planned[key] = planned.get(key, 0) + size
+        found = self.all(self.counted)
+        rows = []
+        for key in sorted({key for one in [*found, planned or {}] for key in one}, reverse=True):
+            counts = [one.get(key, (0, 0)) for one in found]
+            # Of messages each rank has counted its own.
+            join = sum if key[1] == "point-to-point" else max
+            expected = planned.get(key, 0) if planned is not None else None
+            rows.append([*key, max(calls for calls, _ in counts), join(size for _, size in counts), expected])
+        return rows
+
+    def replicated(self, tensors, worst):
+        """Joins how far ranks are apart in what all of them hold whole into the worst so far."""
+        import hashlib
+
+        import torch
+        import torch.distributed as dist
+
+        def digest(tensor):
+            # As it lies, so that no value can be mistaken for another.
+            return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+
+        known = self.all({name: digest(tensor) if tensor.numel() else "" for name, tensor in tensors.items()})
+        for name in sorted({name for one in known for name in one}):
+            apart = 0.0, 0.0
+            if any(name not in one for one in known):
+                apart = math.inf, math.inf
+            elif any(one[name] != known[0][name] for one in known):
+                first = tensors[name].detach().clone(memory_format=torch.contiguous_format)
+                dist.broadcast(as_real(first), 0)
+                # Bits that differ in zeros of either sign, or in kinds of NaN, are no difference.
+                apart = max(self.all(difference(first, tensors[name])), key=lambda one: (math.isnan(one[1]), one[1]))
+            before = worst.setdefault(name, apart)
+            if math.isnan(apart[1]) or apart[1] > before[1]:
+                worst[name] = apart
+
+
+class Counting:
+    """torch.distributed, for stages: what goes through it is counted, as the bytes of whole values."""
+
+    def __init__(self, dist, ranks):
+        self.dist, self.ranks = dist, ranks
+
+    def __getattr__(self, name):
+        return getattr(self.dist, name)
+
+    def all_reduce(self, tensor, *more, **options):
+        self.ranks.count("all-reduce", tensor.nbytes)
+        return self.dist.all_reduce(tensor, *more, **options)
+
+    def all_gather_into_tensor(self, found, *more, **options):
+        self.ranks.count("all-gather", found.nbytes)
+        return self.dist.all_gather_into_tensor(found, *more, **options)
+
+    def reduce_scatter_tensor(self, found, terms, *more, **options):
+        self.ranks.count("reduce-scatter", terms.nbytes)
+        return self.dist.reduce_scatter_tensor(found, terms, *more, **options)
+
+    def all_to_all_single(self, found, sent, *more, **options):
+        self.ranks.count("all-to-all", sent.nbytes * self.ranks.size)
+        return self.dist.all_to_all_single(found, sent, *more, **options)
+
+    def batch_isend_irecv(self, messages):
+        self.ranks.count("point-to-point", sum(one.tensor.nbytes for one in messages if one.op is self.dist.isend))
+        return self.dist.batch_isend_irecv(messages)
 
 
 def as_real(tensor):
@@ -148,20 +288,77 @@ class Whole:
             self.module = exported(about["archive"], about["exported"]["tied"])
         else:
             self.module = torch.jit.load(about["archive"], map_location=request["device"])
+        if request["float64"]:
+            self.module.double()
 
     def __call__(self, inputs):
         results = flat(self.module(*[inputs[at] for at in self.inputs]))
         return results if self.outputs is None else [results[at] for at in self.outputs]
 
 
+def in_float64():
+    """Returns a mode in which whatever would be of a narrower floating type is of float64, casts of the model included."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    def floats(tree):
+        return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor) and one.is_floating_point()]
+
+    class Wide(TorchDispatchMode):
+        narrowed = None
+
+        def __torch_dispatch__(self, operator, types, arguments=(), named=None):
+            named = dict(named or {})
+            if isinstance(named.get("dtype"), torch.dtype) and named["dtype"].is_floating_point:
+                named["dtype"] = torch.float64
+            made = operator(*arguments, **named)
+            if self.narrowed is None and any(one.dtype == torch.float64 and one.dim() for one in floats(arguments)):
+                if any(one.dtype != torch.float64 for one in floats(made)):
+                    self.narrowed = str(operator)
+            return made
+
+        def check(self):
+            if self.narrowed:
+                raise Refused(f"{self.narrowed} makes less of float64: this model is not compared in it; leave out --float64")
+
+    torch.set_default_dtype(torch.float64)
+    return Wide()
+
+
 class Stages:
     """The stages of a folder in one form, one after the other."""
 
-    def __init__(self, request, form):
+    def __init__(self, request, form, ranks=None):
         folder = Path(request["folder"]) / "stages"
         self.manifest = json.loads((folder / "manifest.json").read_text())
-        self.modules = [load(folder, about, form, request["device"]) for about in self.manifest["stages"]]
+        self.cuts, self.shards = {}, []
+        self.modules = [self.load(folder, about, form, request, ranks) for about in self.manifest["stages"]]
         self.returned = leaves(self.manifest["output"])
+
+    def load(self, folder, about, form, request, ranks):
+        import torch
+
+        name, device = about["files"].get(form), request["device"]
+        if name is None or name != os.path.basename(name):
+            raise Refused(f"stage {about['stage']} has no file in the form {form}")
+        if form == "torchscript":
+            stage = torch.jit.load(folder / name, map_location=device)
+        else:
+            spec = importlib.util.spec_from_file_location(name[:-3], folder / name)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            options = {}
+            if ranks is not None and ranks.size > 1 and hasattr(module, "CUTS"):
+                options["shard"] = ranks.shard_of(module)
+                self.cuts |= {name: (options["shard"], *cut) for name, cut in module.CUTS.items()}
+            # The command has compared the files; a weights file that is named is taken as it is.
+            stage = module.load(folder / about["files"]["weights"], device=device, **options)
+        return stage.double() if request["float64"] else stage
+
+    def buffers(self):
+        """Lists buffers that change by name."""
+        return [(name, buffer) for module in self.modules for name, buffer in module.named_buffers()]
 
     def __call__(self, inputs):
         known = {f"input:{about['name']}": value for about, value in zip(self.manifest["inputs"], inputs)}
@@ -175,21 +372,6 @@ class Stages:
         return [outputs[at] for at in self.returned]
 
 
-def load(folder, about, form, device):
-    import torch
-
-    name = about["files"].get(form)
-    if name is None or name != os.path.basename(name):
-        raise Refused(f"stage {about['stage']} has no file in the form {form}")
-    if form == "torchscript":
-        return torch.jit.load(folder / name, map_location=device)
-    spec = importlib.util.spec_from_file_location(name[:-3], folder / name)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    # The command has compared the files; a weights file that is named is taken as it is.
-    return module.load(folder / about["files"]["weights"], device=device)
-
-
 def named(module):
     """Returns the parameters that train, each once, with all of its names."""
     found = {}
@@ -201,18 +383,51 @@ def named(module):
     return list(found.values())
 
 
-def copies_of(whole, stages):
-    """Returns for each parameter of the whole: itself, its name, and its copies as (stage, parameter)."""
+class Row:
+    """A parameter of the whole model, and its copies in stages, of which each may be this rank's part."""
+
+    def __init__(self, parameter, names, owners, stages):
+        self.parameter, self.name = parameter, names[0]
+        found = {id(copy): (stage, copy) for name in names for stage, copy in owners.get(name, [])}
+        self.copies = list(found.values())
+        self.cut = next((stages.cuts[name] for name in names if name in stages.cuts), None)
+
+    def joined(self, part):
+        """Returns the whole of which ranks have parts."""
+        if self.cut is None:
+            return part
+        shard, *cut = self.cut
+        return shard.joined(part, *cut)
+
+    def own(self, whole):
+        """Returns this rank's part of what is whole."""
+        if self.cut is None:
+            return whole
+        shard, *cut = self.cut
+        return shard.own(whole, *cut)
+
+    def sizes(self):
+        """Returns the sizes of the whole."""
+        if self.parameter is not None:
+            return list(self.parameter.shape)
+        sizes = list(self.copies[0][1].shape)
+        if self.cut is not None:
+            sizes[self.cut[1]] *= self.cut[0].size
+        return sizes
+
+
+def rows_of(whole, stages, ranks):
+    """Returns a row for each parameter of the whole that trains, in the same order on all ranks."""
     owners = {}
     for index, module in enumerate(stages.modules):
         for parameter, names in named(module):
             for name in names:
                 owners.setdefault(name, []).append((index, parameter))
-    found = []
-    for parameter, names in named(whole.module):
-        copies = {id(copy): (stage, copy) for name in names for stage, copy in owners.get(name, [])}
-        found.append((parameter, names[0], list(copies.values())))
-    return found
+    parameters = named(whole.module) if whole else []
+    all_names = ranks.told(lambda: [names for _, names in parameters])
+    return [
+        Row(parameters[at][0] if whole else None, names, owners, stages) for at, names in enumerate(all_names)
+    ]
 
 
 def draw(spec, seed):
@@ -253,85 +468,139 @@ def largest_of(tensor):
     return float(as_real(tensor.detach()).abs().max()) if tensor is not None and tensor.numel() else 0.0
 
 
-def differences_of(parameters, expected, found, worst):
+def differences_of(rows, expected, found, worst):
     """Joins the gradients of a step into the worst of all steps so far."""
     import torch
 
     largest = max((largest_of(gradient) for gradient in expected), default=0.0)
-    for (parameter, name, copies), a, b in zip(parameters, expected, found):
-        if not copies:
+    for row, a, b in zip(rows, expected, found):
+        if not row.copies:
             if a is not None:
-                raise Refused(f"no stage holds parameter `{name}`")
+                raise Refused(f"no stage holds parameter `{row.name}`")
             continue
-        zeros = torch.zeros_like(parameter)
+        zeros = torch.zeros_like(row.parameter)
         a, b = (zeros if gradient is None else gradient for gradient in (a, b))
         absolute, relative = difference(a, b, NOISE * largest)
         is_zero = not a.any() and not b.any()
-        before = worst.setdefault(name, [copies[0][0], absolute, relative, True])
+        before = worst.setdefault(row.name, [row.copies[0][0], absolute, relative, True])
         if math.isnan(relative) or relative > before[2]:
             before[1:3] = [absolute, relative]
         before[3] = before[3] and is_zero
 
 
-def compare(request, form):
+def compare(request, form, ranks):
+    stages = Stages(request, form, ranks)
+    whole = Whole(request) if ranks.is_first else None
+    if not request["float64"]:
+        return compared(request, form, ranks, whole, stages)
+    with in_float64() as wide:
+        found = compared(request, form, ranks, whole, stages)
+    wide.check()
+    return found
+
+
+def compared(request, form, ranks, whole, stages):
     import torch
 
-    whole, stages = Whole(request), Stages(request, form)
-    parameters = copies_of(whole, stages)
-    zeros = [row for row in parameters if row[0].numel() and not row[0].detach().any()]
-    outputs, losses, worst, rate = [], [], {}, RATE
+    rows = rows_of(whole, stages, ranks)
+    # Of stages that several hold all parameters are moved after each step that is compared, and trained from then on: ones and
+    # zeros hide what is added or summed at the wrong place, and behind a wrong gradient all would be wrong.
+    is_moved = [ranks.size > 1 or bool(r.parameter.numel()) and not r.parameter.detach().any() for r in rows]
+    moves, untrained = (COMPARED_STEPS, COMPARED_STEPS) if ranks.size > 1 else (1, 0)
+    outputs, losses, worst, rate, replicated, exchanges = {}, [], {}, None, {}, []
     for step in range(request["steps"]):
         inputs = [
             draw(spec, request["seed"] + step * len(request["inputs"]) + at).to(request["device"])
             for at, spec in enumerate(request["inputs"])
         ]
+        if request["float64"]:
+            inputs = [value.double() if value.is_floating_point() else value for value in inputs]
         # Dropout in training mode draws the same numbers on both sides.
-        sides = []
-        for side in (whole, stages):
+        expected = None
+        if whole:
             torch.manual_seed(step)
-            sides.append(side(inputs))
-        expected, found = sides
-        if step == 0:
+            expected = whole(inputs)
+        torch.manual_seed(step)
+        ranks.counted, ranks.pass_ = {}, "forward"
+        found = stages(inputs)
+        ranks.pass_ = None
+        is_compared = step < COMPARED_STEPS
+        if whole and (step == 0 or is_compared and ranks.size > 1):
             if len(expected) != len(found):
                 raise Refused(f"the model gives {len(expected)} outputs, the stages {len(found)}")
             for at, (a, b) in enumerate(zip(expected, found)):
                 try:
-                    outputs.append([f"output {at}", *difference(a, b)])
+                    apart = difference(a, b)
                 except Refused as reason:
                     raise Refused(f"output {at} {reason}") from None
-        loss, own = functional(expected, step), functional(found, step)
+                before = outputs.setdefault(f"output {at}", apart)
+                if math.isnan(apart[1]) or apart[1] > before[1]:
+                    outputs[f"output {at}"] = apart
+        own = functional(found, step)
+        loss = functional(expected, step) if whole else own
         if loss is None or own is None:
             break
         losses.append([float(loss.detach()), float(own.detach())])
-        if not loss.requires_grad:
+        if not ranks.told(lambda: loss.requires_grad):
             break
-        rows = [row for row in parameters if row[0].requires_grad]
-        gradients = torch.autograd.grad(loss, [row[0] for row in rows], allow_unused=True) if rows else []
-        leaf = [copy for _, _, copies in rows for _, copy in copies]
+        trained = [row for row in rows if row.parameter is None or row.parameter.requires_grad]
+        gradients = [None] * len(trained)
+        if whole and trained:
+            gradients = torch.autograd.grad(loss, [row.parameter for row in trained], allow_unused=True)
+        leaf = [copy for row in trained for _, copy in row.copies]
+        ranks.pass_ = "backward"
         of_copies = torch.autograd.grad(own, leaf, allow_unused=True) if leaf and own.requires_grad else [None] * len(leaf)
+        ranks.pass_ = None
         by_copy = {id(copy): gradient for copy, gradient in zip(leaf, of_copies)}
         sums = []
-        for _, _, copies in rows:
-            known = [by_copy[id(copy)] for _, copy in copies if by_copy[id(copy)] is not None]
+        for row in trained:
+            known = [by_copy[id(copy)] for _, copy in row.copies if by_copy[id(copy)] is not None]
             sums.append(sum(known[1:], known[0]) if known else None)
-        if step < COMPARED_STEPS:
-            differences_of(rows, gradients, sums, worst)
+        if is_compared:
+            joined = []
+            for row, total in zip(trained, sums):
+                if total is None and row.cut is not None:
+                    total = torch.zeros_like(row.copies[0][1])
+                joined.append(total if total is None else row.joined(total))
+            if whole:
+                differences_of(trained, gradients, joined, worst)
+        if is_compared and ranks.size > 1:
+            held = {f"output {at}": value for at, value in enumerate(found)}
+            wholes = [(row, total) for row, total in zip(trained, sums) if row.cut is None and total is not None]
+            held |= {f"gradient of {row.name}": total for row, total in wholes}
+            held |= {name: value for name, value in stages.buffers() if name not in stages.cuts}
+            ranks.replicated(held, replicated)
+            step_exchanges = ranks.exchanges(stages.manifest, request["float64"])
+            # All steps exchange the same, or the first that does not is shown.
+            exchanges = exchanges if any(r[4] is not None and r[3] != r[4] for r in exchanges) else step_exchanges
         with torch.no_grad():
-            if step == 0:
+            if step == untrained:
                 norm = lambda tensors: math.sqrt(sum(float(t.norm()) ** 2 for t in tensors))  # noqa: E731
-                size = norm([g for g in gradients if g is not None])
-                # Of numbers that grow beyond all bounds nothing could be compared.
-                rate *= min(1.0, norm([row[0] for row in rows]) / size) if size else 1.0
-            for (parameter, _, copies), gradient, total in zip(rows, gradients, sums):
+
+                def slowed():
+                    # Of numbers that grow beyond all bounds nothing could be compared.
+                    size = norm([g for g in gradients if g is not None])
+                    return RATE * min(1.0, norm([row.parameter for row in trained]) / size) if size else RATE
+
+                rate = ranks.told(slowed)
+            for row, gradient, total in zip(trained, gradients, sums) if step >= untrained else []:
                 if gradient is not None:
-                    parameter -= rate * gradient
-                for _, copy in copies if total is not None else []:
+                    row.parameter -= rate * gradient
+                for _, copy in row.copies if total is not None else []:
                     copy -= rate * total
-            for number, (parameter, _, copies) in enumerate(zeros if step == 0 else []):
-                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * DEVIATION
-                for one in [parameter] + [copy for _, copy in copies]:
-                    one += noise.to(one.device, one.dtype)
-    return {"form": form, "outputs": outputs, "gradients": [[name, *row] for name, row in worst.items()], "losses": losses}
+            moved = [row for row, is_one in zip(rows, is_moved) if is_one and row.copies] if step < moves else []
+            for number, row in enumerate(moved):
+                generator = torch.Generator().manual_seed(step * len(moved) + number)
+                noise = torch.randn(row.sizes(), generator=generator) * DEVIATION
+                if row.parameter is not None:
+                    row.parameter += noise.to(row.parameter.device, row.parameter.dtype)
+                for _, copy in row.copies:
+                    copy += row.own(noise.to(copy.device, copy.dtype))
+    found = {"form": form, "outputs": [[name, *row] for name, row in outputs.items()]}
+    found |= {"gradients": [[name, *row] for name, row in worst.items()], "losses": losses}
+    if ranks.size > 1:
+        found["shards"] = {"ranks": ranks.size, "replicated": [[name, *apart] for name, apart in replicated.items()], "exchanges": exchanges}
+    return found
 
 
 def locate(request):
@@ -423,10 +692,13 @@ def main():
         if request["task"] == "locate":
             say(done={"found": locate(request)})
             return 0
-        compared = []
+        alone, shared = Ranks(request | {"ranks": None}), Ranks(request)
+        found = []
         for form in request["forms"]:
-            compared.append(compare(request, form))
-        say(done={"compared": compared})
+            ranks = shared if form == "python" else alone
+            if form == "python" or shared.is_first:
+                found.append(compare(request, form, ranks))
+        say(done={"compared": found})
         return 0
     except Refused as error:
         say(error={"kind": "refused", "message": str(error), "form": form})
@@ -434,7 +706,11 @@ def main():
         say(error={"kind": "refused", "message": "interrupted", "form": form})
     except (Exception, SystemExit) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        say(error={"kind": "python", "message": f"{type(error).__name__}: " + "\n".join(lines[:8]), "form": form})
+        # Another rank has ended, and says why.
+        kind = "peer" if request["ranks"] and ("Connection" in str(error) or "gloo" in str(error)) else "python"
+        # What went wrong inside a trace stands last.
+        lines = lines if len(lines) <= 8 else lines[:5] + lines[-3:]
+        say(error={"kind": kind, "message": f"{type(error).__name__}: " + "\n".join(lines), "form": form})
     return 2
 
 

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
 mod oracle;
+mod validate;
 
 use std::{
     fs,
@@ -55,8 +56,19 @@ fn what_split_writes_trains_as_one_process_does() {
         folder,
     ]);
     assert!(is_split && said.contains("each layer on 2 devices"), "{said}");
+    assert!(said.contains("\nproved      operands and gradients of"), "{said}");
     let (is_same, said) = check(&out, &[]);
     assert!(is_same && said.contains("on 4 ranks") && said.contains("the same"), "{said}");
+    let verify = ["verify", folder, "--float64", "--steps", "2", "--format", "json"];
+    let (is_same, said) = command(&verify);
+    let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+    validate::validate("answer-verify", &answer);
+    let shards = &answer["forms"][0]["shards"];
+    assert!(is_same && shards["ranks"] == 2 && shards["replicated_max_difference"] == 0.0, "{said}");
+    let exchanges = shards["exchanges"].as_array().unwrap();
+    assert!(exchanges.len() >= 3, "{said}");
+    assert!(exchanges.iter().all(|one| one["planned_bytes"] == one["bytes"]), "{said}");
+    assert!(answer["proved"]["exchanges"].as_u64().is_some_and(|n| n > 10), "{said}");
     // Frameworks that share layers by themselves are told how many devices do; for others nothing is written.
     let export = |name: &str| fs::read_to_string(out.join("exports").join(name));
     assert!(export("megatron.txt").unwrap().contains("--tensor-model-parallel-size 2"));
@@ -70,6 +82,21 @@ fn what_split_writes_trains_as_one_process_does() {
     fs::write(&stage, source.replacen(entry, &wrong, 1)).unwrap();
     let (is_same, said) = check(&out, &["--allow-changes"]);
     assert!(!is_same && said.contains("different"), "{said}");
+    let (is_same, said) = command(&["verify", folder, "--steps", "2", "--allow-changes"]);
+    assert!(!is_same && said.contains("the first difference is in stage 0: gradient of"), "{said}");
+    assert!(said.contains("values that all 2 ranks hold differ") && said.contains("PLANNED"), "{said}");
+    // The line that was changed, with the layer that it belongs to.
+    let line = format!("of stages/stage_0.py is not what the plan gives: {}", wrong.trim());
+    assert!(said.contains(&line) && line.contains("# transformer."), "{said}");
+}
+
+/// `tests/oracle/mutants.py` says which faults; most of them leave outputs as they are.
+#[test]
+fn verify_finds_each_fault_of_shared_layers() {
+    let said = oracle::run("mutants");
+    assert!(said.trim_end().ends_with("\n0 failed"), "{said}");
+    assert_eq!(said.matches(": differs").count(), 7, "{said}");
+    assert_eq!(said.matches(": the same").count(), 2, "{said}");
 }
 
 /// Cuts that somebody has changed are taken, or refused by their names.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use schema::{
-    Boundary, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, StageFiles, TiedHolder,
-    TiedParameter,
+    Boundary, Exchanged, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, StageFiles,
+    TiedHolder, TiedParameter,
 };
-use tracer::{Constant, Operand, Program, Role, TensorType, Type};
+use tracer::{Constant, Operand, Program, Role, TensorType, Type, ValueId};
 
 use crate::{
     names::Names,
@@ -77,6 +77,8 @@ pub struct Shards {
     pub degree: u32,
     /// Parameters and buffers that are cut.
     pub cuts: Cuts,
+    /// What they send each other, by the first result of the operator that does it.
+    pub sent: BTreeMap<ValueId, Vec<Exchanged>>,
 }
 
 /// By name in the model: the dimension that is cut, and of how many equal blocks it is, each of which is cut.
@@ -93,6 +95,25 @@ impl About {
             _ => false,
         };
         (!cuts.is_empty() || stage.steps.iter().any(exchanges)).then_some(cuts)
+    }
+}
+
+impl Shards {
+    /// Returns what the shards of a stage send each other, by kind.
+    fn sent_by(&self, program: &Program, stage: &Stage) -> Vec<Exchanged> {
+        let mut found: BTreeMap<(&str, &str, Option<&str>), Exchanged> = BTreeMap::new();
+        for step in &stage.steps {
+            let Step::Run { node, .. } = step else { continue };
+            let value = program.nodes[node.index()].outputs.first();
+            for one in value.and_then(|value| self.sent.get(value)).into_iter().flatten() {
+                let key = (one.phase.as_str(), one.collective.as_str(), one.dtype.as_deref());
+                let sum = found.entry(key).or_insert_with(|| Exchanged { calls: 0, bytes: 0, ..one.clone() });
+                sum.calls += one.calls;
+                sum.bytes = sum.bytes.saturating_add(one.bytes);
+            }
+        }
+        // There, then back.
+        found.into_values().rev().collect()
     }
 }
 
@@ -140,6 +161,7 @@ pub fn manifest(
             repeated_operators: stage.steps.iter().filter(is_repeated).count() as u32,
             devices: about.devices.get(index).cloned().unwrap_or_default(),
             cuts: about.cuts_of(program, stage),
+            exchanges: about.shards.as_ref().map_or_else(Vec::new, |shards| shards.sent_by(program, stage)),
         }
     });
     let tied = pipeline.tied.iter().map(|tied| TiedParameter {

@@ -142,7 +142,11 @@ fn what_is_written_passes() {
 /// The tied table of GPT-2 is in both stages, under another name in each.
 fn shards() -> codegen::Shards {
     let cut = [("transformer.wte.weight", (0, 1)), ("transformer.h.0.attn.c_attn.weight", (1, 3))];
-    codegen::Shards { degree: 2, cuts: cut.map(|(name, cut)| (name.to_string(), cut)).into() }
+    codegen::Shards {
+        degree: 2,
+        cuts: cut.map(|(name, cut)| (name.to_string(), cut)).into(),
+        ..Default::default()
+    }
 }
 
 #[test]

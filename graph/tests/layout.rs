@@ -3,7 +3,10 @@
 
 use graph::{
     BuildOptions, ModelGraph, OperatorId, build,
-    layout::{Bands, Choice, Layout, Look, Moved, Need, Rows, Slice, Take, Window, exchanges, sharded},
+    layout::{
+        Bands, Choice, Layout, Look, Moved, Need, Rows, Sharded, Slice, Take, Window, check, exchanges,
+        sharded,
+    },
 };
 use tracer::{Constant, Operand, Program};
 
@@ -181,5 +184,140 @@ fn bands_take_all_rows_that_reach_them() {
                 assert!(first * stride as i64 - padding <= begin as i64 && made >= end as i64, "{rows:?}");
             }
         }
+    }
+}
+
+const BIASED: &str = "graph(%self : __torch__.Net,
+      %x : Float(4, 8, strides=[8, 1], requires_grad=1, device=cpu)):
+  %one : int = prim::Constant[value=1]()
+  %four : int = prim::Constant[value=4]()
+  %two : int = prim::Constant[value=2]()
+  %none : NoneType = prim::Constant()
+  %first : __torch__.torch.nn.modules.linear.Linear = prim::GetAttr[name=\"first\"](%self)
+  %second : __torch__.torch.nn.modules.linear.Linear = prim::GetAttr[name=\"second\"](%self)
+  %w1 : Float(16, 8, strides=[8, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"weight\"](%first)
+  %w2 : Float(8, 16, strides=[16, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"weight\"](%second)
+  %b2 : Float(8, strides=[1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"bias\"](%second)
+  %s : Float(4, 8, strides=[8, 1], requires_grad=1, device=cpu) = aten::sigmoid(%x)
+  %h : Float(4, 16, strides=[16, 1], requires_grad=1, device=cpu) = aten::linear(%s, %w1, %none)
+  %heads : int[] = prim::ListConstruct(%four, %four, %four)
+  %v : Float(4, 4, 4, strides=[16, 4, 1], requires_grad=1, device=cpu) = aten::view(%h, %heads)
+  %r : Float(4, 4, 4, strides=[16, 4, 1], requires_grad=1, device=cpu) = aten::relu(%v)
+  %f : Float(4, 16, strides=[16, 1], requires_grad=1, device=cpu) = aten::flatten(%r, %one, %two)
+  %y : Float(4, 8, strides=[8, 1], requires_grad=1, device=cpu) = aten::linear(%f, %w2, %b2)
+  %t : Float(4, 8, strides=[8, 1], requires_grad=1, device=cpu) = aten::tanh(%y)
+  return (%t, %h)
+";
+
+/// Lets takers of what an operator of ours makes have what it is given.
+fn without(made: &mut Sharded, name: &str) {
+    let at = made.program.nodes.iter().position(|node| node.operator == format!("shard::{name}")).unwrap();
+    let (operand, value) =
+        (made.program.nodes[at].arguments[0].operand.clone(), made.program.nodes[at].outputs[0]);
+    let replace = |operand_of: &mut Operand| match operand_of {
+        one if *one == Operand::Value(value) => *one = operand.clone(),
+        Operand::List(items) | Operand::Tuple(items) => {
+            items
+                .iter_mut()
+                .filter(|one| **one == Operand::Value(value))
+                .for_each(|one| *one = operand.clone());
+        }
+        _ => {}
+    };
+    let arguments = made.program.nodes[at + 1..].iter_mut().flat_map(|node| &mut node.arguments);
+    arguments.map(|argument| &mut argument.operand).chain([&mut made.program.output]).for_each(replace);
+}
+
+/// Makes an operator of ours another.
+fn instead(made: &mut Sharded, from: graph::layout::Exchange, to: graph::layout::Exchange, name: &str) {
+    let (id, exchange) = made.exchanges.iter_mut().find(|(_, one)| **one == from).unwrap();
+    *exchange = to;
+    made.program.nodes[id.index()].operator = format!("shard::{name}");
+}
+
+#[test]
+fn each_fault_of_a_shared_program_is_named_with_its_operator() {
+    use graph::layout::Exchange;
+    let (program, graph) = read(BIASED);
+    let look = Look::new(&graph, 2);
+    let gives = [Layout::Whole, CUT(1), Layout::Whole, CUT(1), CUT(1), CUT(1), Layout::Sum, Layout::Whole];
+    let gives: Vec<Layout> = if graph.operators.len() == gives.len() {
+        gives.to_vec()
+    } else {
+        // The list is no operator where the reader folds it.
+        gives.iter().enumerate().filter(|(at, _)| *at != 2).map(|(_, one)| *one).collect()
+    };
+    let mut chosen = choice(&look, &gives);
+    // A bias is stored as no term of a sum, which the check says where one is chosen so.
+    let made = sharded(&program, &look, &chosen).unwrap();
+    assert!(check(&program, &look, &chosen, &made).unwrap_err().to_string().contains("`second.bias`"));
+    chosen.tensors.iter_mut().filter(|one| **one == Layout::Sum).for_each(|one| *one = Layout::Whole);
+    let made = sharded(&program, &look, &chosen).unwrap();
+    let proof = check(&program, &look, &chosen, &made).unwrap();
+    assert_eq!((proof.operators, proof.exchanges), (program.nodes.len(), 4), "{:?}", names(&made.program));
+    let slice = Slice { dim: 1, blocks: 1 };
+    type Fault<'f> = (&'f str, Box<dyn Fn(&mut Sharded)>, &'f str);
+    let faults: [Fault<'_>; 7] = [
+        ("a literal is not divided", Box::new(|made| without(made, "shard_part")), "`aten::view`"),
+        (
+            "no gradient is summed at an entry",
+            Box::new(|made| without(made, "shard_copy")),
+            "takes `s`, which is whole, for work that all do alike",
+        ),
+        ("nothing is summed at an exit", Box::new(|made| without(made, "shard_reduce")), "`aten::tanh`"),
+        ("a bias is added by each", Box::new(|made| without(made, "shard_once")), "takes `second.bias`"),
+        (
+            "gradients are summed at an exit, too",
+            Box::new(|made| instead(made, Exchange::Reduce, Exchange::Copy, "shard_copy")),
+            "`shard_copy`, which makes `y_sum`",
+        ),
+        (
+            "one exchange serves whole and shared work",
+            Box::new(move |made| {
+                instead(made, Exchange::Gather(slice), Exchange::GatherSplit(slice), "shard_gather_split");
+            }),
+            "the model returns `h_whole`, which is whole, for work that is shared",
+        ),
+        (
+            "an operator is left out",
+            Box::new(|made| {
+                made.program.nodes.retain(|node| node.operator != "aten::relu");
+            }),
+            "`aten::relu`",
+        ),
+    ];
+    for (what, fault, expected) in faults {
+        let mut wrong = made.clone();
+        fault(&mut wrong);
+        let error = check(&program, &look, &chosen, &wrong).unwrap_err().to_string();
+        assert!(error.contains(expected), "{what}: {error}");
+    }
+}
+
+const EACH_SECOND_ROW: &str = "graph(%x : Float(1, 4, 20, 8, strides=[640, 160, 8, 1], requires_grad=1, device=cpu)):
+  %no : bool = prim::Constant[value=0]()
+  %zero : int = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %end : int = prim::Constant[value=9223372036854775807]()
+  %both : int[] = prim::ListConstruct(%two, %two)
+  %nothing : int[] = prim::ListConstruct(%zero, %zero)
+  %ones : int[] = prim::ListConstruct(%one, %one)
+  %p : Float(1, 4, 10, 4, strides=[160, 40, 4, 1], requires_grad=1, device=cpu) = aten::max_pool2d(%x, %both, %both, %nothing, %ones, %no)
+  %y : Float(1, 4, 5, 4, strides=[160, 40, 8, 1], requires_grad=1, device=cpu) = aten::slice(%p, %two, %one, %end, %two)
+  return (%y)
+";
+
+#[test]
+fn each_second_row_of_bands_is_each_second_row_of_what_was_fetched() {
+    let (program, graph) = read(EACH_SECOND_ROW);
+    for degree in [2, 3, 4] {
+        let look = Look::in_bands(&graph, degree, 0);
+        let bands = |size| Layout::Bands(Bands { dim: 2, size });
+        let chosen = choice(&look, &[bands(10), bands(5)]);
+        let made = sharded(&program, &look, &chosen).unwrap();
+        check(&program, &look, &chosen, &made).unwrap();
+        let own = build(&made.program, &BuildOptions::default()).expect("parts fit together");
+        assert!(own.disagreements.is_empty(), "{degree}: {:?}", own.disagreements);
     }
 }

@@ -1131,6 +1131,19 @@ class ProfiledTimes(TypedDict):
     backward_seconds: float
 
 
+class Proved(TypedDict):
+    """What was proven of the program that one of several devices runs: given that the rule of each operator is right, outputs and gradients are those of the whole model."""
+
+    # Operators whose operands and gradients lie as their rules need them.
+    operators: int
+
+    # Exchanges that bring them there.
+    exchanges: int
+
+    # Results that no device holds whole.
+    parts: int
+
+
 class _RunnerUp(TypedDict):
     # Its strategy.
     strategy: str
@@ -1202,6 +1215,9 @@ class SharedAnswer(_SharedAnswer, total=False):
 
     # The dimension along which images lie in bands, one for each device; none where weights and values are cut evenly.
     bands: Union[int, None]
+
+    # What was proven of the program that one device runs.
+    proved: Proved
 
     # Other numbers of devices that were tried, with the seconds of a micro-batch; none where there is no plan.
     tried: list[SharedTried]
@@ -1732,13 +1748,42 @@ class _Verified(TypedDict):
 class Verified(_Verified, total=False):
     """Answer of `verify`: how far the stages are from the whole model, the worst of all forms."""
 
+    # True when both sides ran in float64.
+    float64: bool
+
+    # What was proven of the program that one device runs, where devices share layers and the sources are those of the
+    # plan.
+    proved: Union[Proved, None]
+
+    # Why nothing was proven where devices share layers.
+    unproved: Union[str, None]
+
     # Where the first difference is, when there is one and its place was found.
     first_difference: Union[FirstDifference, None]
 
 
-class VerifiedForm(TypedDict):
-    """One form of the stages beside the whole model."""
+class _VerifiedExchange(TypedDict):
+    # `forward` or `backward`.
+    phase: str
 
+    # `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
+    collective: str
+
+    # How many.
+    calls: int
+
+    # Bytes of the whole values; those of all messages where they go from one to another.
+    bytes: int
+
+
+class VerifiedExchange(_VerifiedExchange, total=False):
+    """What went through one kind of collective in a step."""
+
+    # Bytes that the plan counts; none where the folder was written by a version that did not record them.
+    planned_bytes: Union[int, None]
+
+
+class _VerifiedForm(TypedDict):
     # `torchscript` or `python`.
     form: str
 
@@ -1768,6 +1813,34 @@ class VerifiedForm(TypedDict):
 
     # Losses of each step: whole model, stages.
     losses: list[list[float]]
+
+
+class VerifiedForm(_VerifiedForm, total=False):
+    """One form of the stages beside the whole model."""
+
+    # What several processes did together, where stages are held by several devices.
+    shards: Union[VerifiedShards, None]
+
+
+class _VerifiedShards(TypedDict):
+    # Processes.
+    ranks: int
+
+    # Outputs, gradients and buffers that each of them holds whole, and that were compared with the first one's.
+    replicated_compared: int
+
+    # Largest difference of these, relative to the tensor's largest value; 0 where they are the same to the last bit.
+    replicated_max_difference: float
+
+    # What they sent each other in a step, by kind.
+    exchanges: list[VerifiedExchange]
+
+
+class VerifiedShards(_VerifiedShards, total=False):
+    """Stages that several devices hold together, run by a process for each."""
+
+    # The one that differs most.
+    replicated_worst: Union[str, None]
 
 
 class WhatIf(TypedDict):

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Seconds};
+use crate::{Bytes, Proved, Seconds};
 
 /// The newest version of these answers.
 pub const EXECUTED_VERSION: u32 = 1;
@@ -17,6 +17,9 @@ pub struct Verified {
     pub ok: bool,
     /// Where it ran.
     pub device: String,
+    /// True when both sides ran in float64.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub float64: bool,
     /// Training steps compared.
     pub steps: usize,
     /// Largest absolute difference of an output.
@@ -38,6 +41,12 @@ pub struct Verified {
     pub forms: Vec<VerifiedForm>,
     /// The forms that the folder has and that were not compared.
     pub unchecked: Vec<UncheckedForm>,
+    /// What was proven of the program that one device runs, where devices share layers and the sources are those of the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proved: Option<Proved>,
+    /// Why nothing was proven where devices share layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unproved: Option<String>,
     /// Where the first difference is, when there is one and its place was found.
     pub first_difference: Option<FirstDifference>,
 }
@@ -65,6 +74,40 @@ pub struct VerifiedForm {
     pub worst: Vec<TensorDifference>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
+    /// What several processes did together, where stages are held by several devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<VerifiedShards>,
+}
+
+/// Stages that several devices hold together, run by a process for each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifiedShards {
+    /// Processes.
+    pub ranks: u32,
+    /// Outputs, gradients and buffers that each of them holds whole, and that were compared with the first one's.
+    pub replicated_compared: usize,
+    /// Largest difference of these, relative to the tensor's largest value; 0 where they are the same to the last bit.
+    pub replicated_max_difference: f64,
+    /// The one that differs most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicated_worst: Option<String>,
+    /// What they sent each other in a step, by kind.
+    pub exchanges: Vec<VerifiedExchange>,
+}
+
+/// What went through one kind of collective in a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifiedExchange {
+    /// `forward` or `backward`.
+    pub phase: String,
+    /// `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
+    pub collective: String,
+    /// How many.
+    pub calls: u64,
+    /// Bytes of the whole values; those of all messages where they go from one to another.
+    pub bytes: u64,
+    /// Bytes that the plan counts; none where the folder was written by a version that did not record them.
+    pub planned_bytes: Option<u64>,
 }
 
 /// A form that was not compared.

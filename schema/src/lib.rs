@@ -67,7 +67,7 @@ pub use devices_answer::{DeviceAnswer, DevicesAnswer};
 pub use dnn_partitioning::{DnnEdge, DnnNode, DnnWorkload};
 pub use executed::{
     EXECUTED_VERSION, Executed, ExecutedStage, FirstDifference, TensorDifference, UncheckedForm, Verified,
-    VerifiedForm,
+    VerifiedExchange, VerifiedForm, VerifiedShards,
 };
 pub use execution::{
     BUCKET, CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel, SyncOrder, TensorParallel,
@@ -80,8 +80,8 @@ pub use inspect::{
 };
 pub use json_schemas::{NamedSchema, json_schemas};
 pub use manifest::{
-    Boundary, FileDigest, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles, TiedHolder,
-    TiedParameter,
+    Boundary, Exchanged, FileDigest, Files, Input, MANIFEST_VERSION, Manifest, OutputTree, StageFiles,
+    TiedHolder, TiedParameter,
 };
 pub use nccl_tests::{NcclTest, NcclTestError, is_nccl_test, read_nccl_tests};
 pub use operator_paths::{OperatorPaths, operator_path, short_name};
@@ -92,7 +92,7 @@ pub use plan::{
     PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
-    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, RunnerUp,
+    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, Proved, RunnerUp,
     SharedAnswer, SharedTried, StageAnswer, WhatIf,
 };
 pub use plan_file::{PlanFileError, read_plan};

@@ -94,6 +94,26 @@ pub struct StageFiles {
     /// which is cut. Absent where a stage is not cut inside its operators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<BTreeMap<String, (usize, u32)>>,
+    /// What its shards send each other for inputs of the traced sizes, there and back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exchanges: Vec<Exchanged>,
+}
+
+/// Exchanges of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Exchanged {
+    /// `forward` or `backward`.
+    pub phase: String,
+    /// `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
+    pub collective: String,
+    /// Type of what is sent, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<String>,
+    /// How many.
+    pub calls: u64,
+    /// Bytes of the whole values; those of all messages where they go from one to another.
+    pub bytes: u64,
 }
 
 /// Files of a stage; absent when they were not asked for.

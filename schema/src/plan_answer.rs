@@ -233,11 +233,26 @@ pub struct SharedAnswer {
     pub exchanges: u64,
     /// Seconds that compute waits for them in a micro-batch, there and back, through the whole model.
     pub exchange_seconds: f64,
+    /// What was proven of the program that one device runs.
+    #[serde(default)]
+    pub proved: Proved,
     /// Share by which layers might be shared faster, by the times that it was chosen by.
     pub gap: f64,
     /// Other numbers of devices that were tried, with the seconds of a micro-batch; none where there is no plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<SharedTried>,
+}
+
+/// What was proven of the program that one of several devices runs: given that the rule of each operator is right, outputs and
+/// gradients are those of the whole model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Proved {
+    /// Operators whose operands and gradients lie as their rules need them.
+    pub operators: u64,
+    /// Exchanges that bring them there.
+    pub exchanges: u64,
+    /// Results that no device holds whole.
+    pub parts: u64,
 }
 
 /// A number of devices that might share each layer.

@@ -16,6 +16,7 @@ use codegen::{
     About, Assignment, CutError, CutOptions, Facts, Launcher, Names, OperatorFault, Pipeline, ReadAt, Skips,
     Targets, Tied,
 };
+use graph::layout::Proof;
 use schema::{
     ANSWER_VERSION, EmitAnswer, EmittedStage, LayerSharing, Manifest, ModelReference, Plan, TiedPlace,
 };
@@ -275,15 +276,93 @@ impl Emit {
 pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> Result<Emitted, Failure> {
     model.require_archive()?;
     crate::trace_notes::require_gradients(model)?;
-    let (program, sources) = weighted(model, request.weights.as_deref())?;
-    // What weights are copied from is what the code was read from.
-    model.opened().unless_changed(Ok(()))?;
-    check_operators(&program, model.path(), &request.operators)?;
     let made = match (own, &request.cut) {
         (None, CutAt::Plan(plan)) => shared(model, plan)?,
         _ => None,
     };
-    let own = own.or(made.as_ref()).and_then(|own| Some((own, own.shared.as_ref()?)));
+    let own = own.or(made.as_ref());
+    let mut cut = stages(model, request, own)?;
+    let plan = match &request.cut {
+        CutAt::Plan(plan) => Some(plan.as_ref()),
+        _ => None,
+    };
+    if plan.is_some_and(|plan| plan.inference.is_some()) {
+        crate::failure::note(
+            "the plan is of the forward pass alone: it counts neither time nor memory of what train.py does",
+        );
+    }
+    let has_python = cut.targets.python;
+    if has_python && cut.program.tensors.iter().any(is_channels_last) {
+        crate::failure::note(
+            "weights of the trace are channels-last; Python stages, which train.py runs, hold them in the usual layout: \
+             equal up to rounding, which a comparison of training steps may amplify, but at other times than predicted",
+        );
+    }
+    let shards = cut.manifest.shards.unwrap_or(1) as usize;
+    let (beside, notes) = extras::extras(
+        &cut.program,
+        &cut.assignment,
+        &cut.pipeline,
+        plan,
+        (&request.launchers, shards),
+        has_python,
+    );
+    cut.files.extend(beside);
+    codegen::sign(&mut cut.files, &cut.about);
+    for note in notes.into_iter().chain(codegen::kept_activations(&cut.program, &cut.pipeline, &cut.about)) {
+        crate::failure::note(note);
+    }
+    let Stages { program, pipeline, files, manifest, sources, .. } = cut;
+    Ok(Emitted { program, pipeline, files, manifest, sources })
+}
+
+/// Stages as they will be written, without what stands beside them.
+struct Stages {
+    program: Program,
+    assignment: Assignment,
+    pipeline: Pipeline,
+    about: About,
+    targets: Targets,
+    files: Vec<codegen::File>,
+    manifest: Manifest,
+    sources: Sources,
+}
+
+/// Returns the texts of Python stages as a plan gives them, by their path, and what was proven of the program of each device; the
+/// digests are those of the folder that they are to be compared with.
+pub fn sources(
+    model: &ModelFile,
+    request: &EmitRequest,
+    digests: &BTreeMap<String, schema::FileDigest>,
+) -> Result<(BTreeMap<String, String>, Option<Proof>), Failure> {
+    let own = match &request.cut {
+        CutAt::Plan(plan) => shared(model, plan)?,
+        _ => None,
+    };
+    let mut cut = stages(model, request, own.as_ref())?;
+    codegen::sign(&mut cut.files, &cut.about);
+    let mut texts = BTreeMap::new();
+    for file in cut.files.iter_mut().filter(|file| file.path.ends_with(".py")) {
+        if let Some(digest) = codegen::weights_of(&file.path).and_then(|path| digests.get(&path)) {
+            codegen::know_weights(file, digest);
+        }
+        let codegen::Content::Plain(pieces) = &file.content else { continue };
+        let bytes = pieces.iter().flat_map(|piece| match piece {
+            codegen::Piece::Bytes(bytes) => bytes.as_slice(),
+            _ => &[],
+        });
+        let text = String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned();
+        texts.insert(file.path.clone(), text);
+    }
+    Ok((texts, own.and_then(|own| own.shared).map(|shared| shared.proof)))
+}
+
+fn stages(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> Result<Stages, Failure> {
+    let (program, sources) = weighted(model, request.weights.as_deref())?;
+    // What weights are copied from is what the code was read from.
+    model.opened().unless_changed(Ok(()))?;
+    check_operators(&program, model.path(), &request.operators)?;
+    let own = own.and_then(|own| Some((own, own.shared.as_ref()?)));
     // One device runs other operators; stored tensors stay as they are in the file.
     let program = match own {
         Some((own, _)) => Cow::Owned(Program { tensors: program.tensors.clone(), ..own.program().clone() }),
@@ -298,20 +377,9 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         CutAt::Even(stages) => (Ok(codegen::even(&program, *stages)), None),
     };
     let assignment = assignment.map_err(|errors| cut_failure(&errors, None).in_file(model.path()))?;
-    if plan.is_some_and(|plan| plan.inference.is_some()) {
-        crate::failure::note(
-            "the plan is of the forward pass alone: it counts neither time nor memory of what train.py does",
-        );
-    }
     let names = Names::new(&program);
     let targets = if own.is_some() { request.targets.python_alone() } else { request.targets };
-    if targets.python && program.tensors.iter().any(is_channels_last) {
-        crate::failure::note(
-            "weights of the trace are channels-last; Python stages, which train.py runs, hold them in the usual layout: \
-             equal up to rounding, which a comparison of training steps may amplify, but at other times than predicted",
-        );
-    }
-    let shards = own.map(|(own, shared)| shared.shards(own.program()));
+    let shards = own.map(|(own, shared)| shared.shards(&own.graph));
     let about = About { shards, ..about(model, request, plan) };
     let facts = facts(own.map_or(&*program, |(own, _)| own.program()));
     let program = codegen::with_scalars(&program, &facts);
@@ -321,17 +389,10 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
                 .in_file(model.path())
         })?;
     codegen::check(&program, &pipeline).map_err(|error| bug(&error))?;
-    let (mut files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
+    let (files, manifest) = codegen::stages(&program, &names, &pipeline, &facts, &about, targets)
         .map_err(|error| cut_failure(&[error], None).in_file(model.path()))?;
-    let shards = manifest.shards.unwrap_or(1) as usize;
-    let (beside, notes) =
-        extras::extras(&program, &assignment, &pipeline, plan, (&request.launchers, shards), targets.python);
-    files.extend(beside);
-    codegen::sign(&mut files, &about);
-    for note in notes.into_iter().chain(codegen::kept_activations(&program, &pipeline, &about)) {
-        crate::failure::note(note);
-    }
-    Ok(Emitted { program: program.into_owned(), pipeline, files, manifest, sources })
+    let program = program.into_owned();
+    Ok(Stages { program, assignment, pipeline, about, targets, files, manifest, sources })
 }
 
 /// Returns what one device does of a plan by which devices share layers; nothing where none do.

@@ -9,18 +9,28 @@ mod python;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use schema::{FirstDifference, TensorDifference, UncheckedForm, Verified, VerifiedForm};
+use codegen::{Skips, Targets};
+use schema::{
+    FirstDifference, Proved, TensorDifference, UncheckedForm, Verified, VerifiedExchange, VerifiedForm,
+    VerifiedShards,
+};
 
 use self::{
-    compared::{Compared, largest},
+    compared::{Compared, is_as_planned, largest},
     python::{Python, Request},
 };
 use crate::{
-    commands::whole::{self, Whole},
+    commands::{
+        emit::{self, CutAt, EmitRequest},
+        whole::{self, Whole},
+    },
     failure::Failure,
+    files,
     folder_files::Changes,
     output::{Format, Output},
+    sharing,
     stages::{DrawnInput, Stages},
+    workspace::ModelFile,
 };
 
 /// Arguments of `verify`.
@@ -29,9 +39,13 @@ use crate::{
   model-analyze verify out/
   model-analyze verify out/ --python .venv/bin/python --model model.pt
   model-analyze verify out/ --form torchscript --device cuda:0 --tolerance 1e-4
+  model-analyze verify out/ --float64
 
 Compares outputs, the gradient of every parameter, and the losses of training steps. The loss is a random linear
 functional of all outputs. Ends with exit code 1 when a difference is out of tolerance.
+Stages that n devices hold together run in n processes: gradients of parts are joined, what all hold whole must be the same
+on all, and the bytes of each kind of exchange must be those of the plan. Parameters are moved at random after each of the
+first four steps, and trained from then on.
 Python stages run in an interpreter that has torch; TorchScript archives run there, too, unless this build has libtorch.
 A schedule is checked by the folder itself: torchrun --nproc-per-node N out/train.py --check")]
 pub struct Verify {
@@ -55,9 +69,12 @@ pub struct Verify {
     /// Training steps to compare
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: u32,
-    /// Largest difference to accept, relative to the largest value of a tensor
-    #[arg(long, default_value_t = 1e-5)]
-    tolerance: f64,
+    /// Largest difference to accept, relative to the largest value of a tensor [default: 1e-5; in float64 1e-10]
+    #[arg(long)]
+    tolerance: Option<f64>,
+    /// Run both sides in float64, where rounding is no excuse; types that the model casts to are float64, too
+    #[arg(long)]
+    float64: bool,
     /// Seed of the inputs
     #[arg(long, default_value_t = 0)]
     seed: i64,
@@ -95,8 +112,9 @@ impl Form {
 impl Verify {
     /// Compares and prints.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        if !(self.tolerance >= 0.0 && self.tolerance.is_finite()) {
-            return Err(Failure::input(format!("--tolerance {} is no tolerance", self.tolerance)));
+        let tolerance = self.tolerance();
+        if !(tolerance >= 0.0 && tolerance.is_finite()) {
+            return Err(Failure::input(format!("--tolerance {tolerance} is no tolerance")));
         }
         let stages = Stages::read(&self.folder)?;
         // All that runs, also what train.py takes.
@@ -108,13 +126,36 @@ impl Verify {
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
         let whole = whole::as_given(&model, weights.as_deref(), &self.device)?;
         let inputs = stages.input_specs(&model.program)?;
-        let answer =
+        let mut answer =
             self.compare(&stages, &forms, &whole, crate::stages::libraries(&model.program), &inputs)?;
+        if stages.manifest.shards.is_some_and(|shards| shards > 1) {
+            match proved(&stages, &model, weights) {
+                Ok(proved) => answer.proved = Some(proved),
+                Err(reason) => answer.unproved = Some(reason),
+            }
+        }
         match self.format {
             Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)?,
-            Format::Text => output.text(&text(&answer, self.tolerance))?,
+            Format::Text => output.text(&text(&answer, tolerance))?,
         }
         if answer.ok { Ok(()) } else { Err(failure(&answer)) }
+    }
+
+    fn tolerance(&self) -> f64 {
+        self.tolerance.unwrap_or(if self.float64 { 1e-10 } else { 1e-5 })
+    }
+
+    /// Returns how many processes hold the Python stages together.
+    fn ranks(&self, stages: &Stages, forms: &[Form]) -> u32 {
+        let shards = stages.manifest.shards.filter(|_| forms.contains(&Form::Python)).unwrap_or(1).max(1);
+        if shards > 1 && self.device != "cpu" {
+            crate::failure::note(format!(
+                "the stages are for {shards} devices each and run whole on {}: exchanges are compared on the CPU alone",
+                self.device
+            ));
+            return 1;
+        }
+        shards
     }
 
     /// Returns the forms to compare.
@@ -148,20 +189,26 @@ impl Verify {
         inputs: &[DrawnInput],
     ) -> Result<Verified, Failure> {
         // Two at the same time share the processors.
-        let needs_python = |form: &Form| whole.exported.is_some() || form.needs_python(&libraries);
+        let needs_python =
+            |form: &Form| whole.exported.is_some() || self.float64 || form.needs_python(&libraries);
         let in_python: Vec<Form> = forms.iter().copied().filter(needs_python).collect();
         let is_shared = !in_python.is_empty() && in_python.len() < forms.len();
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-        let threads = is_shared.then(|| (processors / 2).max(1));
+        let ranks = self.ranks(stages, forms);
+        let at_once = ranks as usize + usize::from(is_shared);
+        let threads = (at_once > 1).then(|| (processors / at_once).max(1));
         let request = Request {
             whole,
             folder: stages.folder(),
             libraries,
             inputs,
-            steps: self.steps,
+            // Parameters are moved after the first.
+            steps: if ranks > 1 { self.steps.max(2) } else { self.steps },
             seed: self.seed,
             device: &self.device,
-            tolerance: self.tolerance,
+            tolerance: self.tolerance(),
+            float64: self.float64,
+            ranks,
             threads,
         };
         let python = Python::find(self.python.as_deref());
@@ -189,7 +236,7 @@ impl Verify {
                 stages.manifest.stages.iter().all(|stage| both.iter().all(|&f| form_of(stage, f).is_some()));
             let found = if has_both { python.locate(&request) } else { None };
             let from_gradients = || {
-                let (stage, tensor) = all.iter().find_map(|compared| compared.culprit(self.tolerance))?;
+                let (stage, tensor) = all.iter().find_map(|compared| compared.culprit(self.tolerance()))?;
                 Some(FirstDifference { stage, tensor })
             };
             answer.first_difference = found.or_else(from_gradients);
@@ -232,6 +279,7 @@ impl Verify {
             outputs: found.outputs.iter().map(difference).collect(),
             gradients: found.gradients.iter().map(gradient).collect(),
             losses: found.losses,
+            shards: None,
         }))
     }
 
@@ -243,7 +291,7 @@ impl Verify {
     }
 
     fn answer(&self, all: &[Compared], unchecked: Vec<UncheckedForm>) -> Verified {
-        let forms: Vec<VerifiedForm> = all.iter().map(|compared| compared.judged(self.tolerance)).collect();
+        let forms: Vec<VerifiedForm> = all.iter().map(|compared| compared.judged(self.tolerance())).collect();
         let mut worst: Vec<TensorDifference> = forms.iter().flat_map(|form| form.worst.clone()).collect();
         worst.sort_by(|a, b| b.relative.total_cmp(&a.relative).then_with(|| a.name.cmp(&b.name)));
         worst.truncate(5);
@@ -252,6 +300,7 @@ impl Verify {
             schema_version: schema::EXECUTED_VERSION,
             ok: forms.iter().all(|form| form.ok),
             device: self.device.clone(),
+            float64: self.float64,
             steps: first.map_or(0, |form| form.steps),
             outputs_max_difference: largest(forms.iter().map(|form| form.outputs_max_difference)),
             gradients_max_difference: largest(forms.iter().map(|form| form.gradients_max_difference)),
@@ -262,9 +311,35 @@ impl Verify {
             losses: first.map(|form| form.losses.clone()).unwrap_or_default(),
             forms,
             unchecked,
+            proved: None,
+            unproved: None,
             first_difference: None,
         }
     }
+}
+
+/// Proves that the program of one device, which the plan gives, does what the whole model does, and that the sources are of it;
+/// or returns why not.
+fn proved(stages: &Stages, model: &ModelFile, weights: Option<PathBuf>) -> Result<Proved, String> {
+    let plan = stages.plan.clone().ok_or("the folder has no plan.yaml")?;
+    let skips = if stages.manifest.skips == "portal" { Skips::Portal } else { Skips::Relay };
+    let targets = Targets { torchscript: false, python: true };
+    let request = EmitRequest { targets, ..EmitRequest::archives(CutAt::Plan(Box::new(plan)), skips, None) };
+    let request = EmitRequest { weights, ..request };
+    let (sources, proof) =
+        emit::sources(model, &request, &stages.manifest.files).map_err(|failure| failure.to_string())?;
+    let proof = proof.ok_or("devices share nothing by the plan")?;
+    for (path, expected) in &sources {
+        let found = files::read_text(&stages.folder().join(path)).map_err(|failure| failure.to_string())?;
+        let mut lines = found.lines().zip(expected.lines()).enumerate();
+        if let Some((at, (line, _))) = lines.find(|(_, (found, expected))| found != expected) {
+            return Err(format!("line {} of {path} is not what the plan gives: {}", at + 1, line.trim()));
+        }
+        if found.lines().count() != expected.lines().count() {
+            return Err(format!("{path} does not end where the plan's does"));
+        }
+    }
+    Ok(sharing::proved(proof))
 }
 
 /// Returns the file of a stage in a form.
@@ -277,13 +352,27 @@ fn form_of(stage: &schema::StageFiles, form: Form) -> Option<&String> {
 
 fn failure(answer: &Verified) -> Failure {
     let mut message = "the stages differ from the whole model by more than the tolerance".to_string();
+    let shards = answer.forms.iter().filter(|form| !form.ok).find_map(|form| form.shards.as_ref());
     if let Some(FirstDifference { stage, tensor }) = &answer.first_difference {
         message.push_str(&format!("; the first difference is in stage {stage}: {tensor}"));
+    } else if let Some(other) = shards.and_then(|s| s.exchanges.iter().find(|one| !is_as_planned(one))) {
+        let VerifiedExchange { phase, collective, bytes, planned_bytes, .. } = other;
+        let planned = planned_bytes.unwrap_or_default();
+        message = format!(
+            "the stages exchange {bytes} bytes by {collective} in the {phase} pass, and the plan says {planned}"
+        );
     }
-    Failure::no(message).with_hint(
-        "emit the stages again; a model traced with dropout is random where stages draw in another order: trace it in eval \
-         mode, or raise --tolerance",
-    )
+    let hint = match shards {
+        Some(_) if !answer.float64 => {
+            "sums of parts round otherwise than whole ones: --float64 tells rounding from faults; edited stages are written anew \
+             by emit"
+        }
+        _ => {
+            "emit the stages again; a model traced with dropout is random where stages draw in another order: trace it in eval \
+             mode, or raise --tolerance"
+        }
+    };
+    Failure::no(message).with_hint(hint)
 }
 
 fn text(answer: &Verified, tolerance: f64) -> String {
@@ -294,6 +383,15 @@ fn text(answer: &Verified, tolerance: f64) -> String {
     for UncheckedForm { form, reason } in &answer.unchecked {
         text.push_str(&format!("{form:<11}  NOT compared: {reason}\n"));
     }
+    if let Some(proved) = &answer.proved {
+        text.push_str(&format!(
+            "proved: {}; the sources are those of the plan\n",
+            sharing::proved_text(proved)
+        ));
+    }
+    if let Some(reason) = &answer.unproved {
+        text.push_str(&format!("NOT proved: {reason}\n"));
+    }
     let names = |ok: bool| -> Vec<&str> {
         answer.forms.iter().filter(|form| form.ok == ok).map(|form| form.form.as_str()).collect()
     };
@@ -303,8 +401,9 @@ fn text(answer: &Verified, tolerance: f64) -> String {
     }
     if !same.is_empty() {
         text.push_str(&format!(
-            "the same within {tolerance:.0e} on {}: {}\n",
+            "the same within {tolerance:.0e} on {}{}: {}\n",
             answer.device,
+            if answer.float64 { " in float64" } else { "" },
             same.join(", ")
         ));
     }
@@ -323,6 +422,9 @@ fn of_form(form: &VerifiedForm) -> String {
         "\n{:11}  losses     largest difference {:.1e}, {} steps\n",
         "", form.losses_max_difference, form.steps
     ));
+    if let Some(shards) = &form.shards {
+        text.push_str(&of_shards(shards));
+    }
     let is_lost = |(whole, stages): &(f64, f64)| !whole.is_finite() && !stages.is_finite();
     if let Some(step) = form.losses.iter().position(is_lost) {
         text.push_str(&format!(
@@ -334,6 +436,32 @@ fn of_form(form: &VerifiedForm) -> String {
         let TensorDifference { kind, name, stage, absolute, relative } = difference;
         let stage = stage.map(|stage| format!(" (stage {stage})")).unwrap_or_default();
         text.push_str(&format!("  {kind} {name}{stage}: {absolute:.1e} ({relative:.1e} relative)\n"));
+    }
+    text
+}
+
+fn of_shards(shards: &VerifiedShards) -> String {
+    let VerifiedShards { ranks, replicated_compared, replicated_max_difference, .. } = shards;
+    let mut text =
+        format!("{:11}  replicated  {replicated_compared} values that all {ranks} ranks hold ", "");
+    match &shards.replicated_worst {
+        None => text.push_str("are the same to the last bit\n"),
+        Some(worst) => {
+            text.push_str(&format!("differ by at most {replicated_max_difference:.1e}: {worst}\n"));
+        }
+    }
+    for exchange in &shards.exchanges {
+        let VerifiedExchange { phase, collective, calls, bytes, planned_bytes } = exchange;
+        let calls = if *calls == 1 { "once".to_string() } else { format!("{calls} times") };
+        let planned = match planned_bytes {
+            Some(planned) if planned == bytes => "as planned".to_string(),
+            Some(planned) => format!("PLANNED {planned}"),
+            None => "what was planned is not recorded".to_string(),
+        };
+        text.push_str(&format!(
+            "{:11}  exchanged   {phase}, {collective} {calls}: {bytes} bytes, {planned}\n",
+            ""
+        ));
     }
     text
 }

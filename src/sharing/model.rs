@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use codegen::Shards;
 use cost_model::{PredictOptions, predict};
 use graph::{
-    ModelGraph, OperatorCosts, OperatorId, TensorId,
-    layout::{Choice, Collective, Exchange, Layout, Look, Slice, sharded},
+    DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
+    layout::{Choice, Collective, Exchange, Layout, Look, Proof, Slice, check, sharded},
 };
-use schema::{Cluster, Cut, Device};
+use schema::{Cluster, Cut, Device, Proved};
 use simulator::{
     Link,
     collective::{self, Algorithm},
@@ -31,6 +31,10 @@ pub struct SharedModel {
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node.
     pub exchanges: BTreeMap<NodeId, Exchange>,
+    /// Norms whose statistics are those of all devices, by their node: of each channel, or of so many groups of them.
+    pub norms: BTreeMap<NodeId, Option<u64>>,
+    /// What was proven of it.
+    pub proof: Proof,
     /// Share of the FLOPs that devices share; the rest each of them does.
     pub split_share: f64,
     /// Operations of the whole model there and back, and the data type of most of them; none where some are not counted.
@@ -126,6 +130,9 @@ pub fn shared_by(
     let (look, chosen): (&Look<'_>, Chosen) =
         found.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).ok_or_else(no)?;
     let made = sharded(program, look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
+    let proof = check(program, look, &chosen.choice, &made).map_err(|error| {
+        Failure::bug(format!("what one device runs is not what the whole model does: {error}"))
+    })?;
     let sum = |only_split: bool| -> f64 {
         let ids = (0..graph.operators.len()).filter(|at| !only_split || made.is_split[*at]);
         ids.map(|at| flops(OperatorId(at as u32))).sum()
@@ -142,6 +149,8 @@ pub fn shared_by(
         bands: look.images.as_ref().map(|images| 2 + images.along),
         cuts: made.cuts,
         exchanges: made.exchanges,
+        norms: made.norms,
+        proof,
         seconds: (chosen.seconds, chosen.bound),
     })
 }
@@ -221,48 +230,55 @@ fn bands_in(cuts: &indexmap::IndexMap<String, Cut>, program: &Program) -> Result
 }
 
 impl SharedModel {
-    /// Returns the seconds of each exchange in the forward and in the backward pass, by operator of the shared graph.
+    /// Returns the seconds of exchanges in the forward and in the backward pass, by operator of the shared graph.
     pub fn exchange_seconds(
         &self,
         graph: &ModelGraph,
         cluster: &Cluster,
     ) -> BTreeMap<OperatorId, (f64, f64)> {
-        let link = inner_link(cluster);
-        let degree = self.degree as u32;
-        let of = |exchanged: Exchanged| {
-            let seconds = |collective: Option<Collective>| {
-                collective
-                    .map_or(0.0, |collective| exchange_seconds(collective, exchanged.whole, degree, link))
-            };
-            (exchanged.operator, (seconds(exchanged.forward), seconds(exchanged.backward)))
-        };
-        self.exchanged(graph).map(of).collect()
+        let (link, degree) = (inner_link(cluster), self.degree as u32);
+        let mut found: BTreeMap<OperatorId, (f64, f64)> = BTreeMap::new();
+        for sent in self.sent(graph) {
+            let seconds = exchange_seconds(sent.collective, sent.whole, degree, link);
+            let (forward, backward) = found.entry(sent.operator).or_default();
+            match sent.pass {
+                Pass::Forward => *forward += seconds,
+                Pass::Backward => *backward += seconds,
+            }
+        }
+        found
     }
 
     /// Returns the bytes that the devices send each other for one micro-batch, there and back, all of them together.
     pub fn exchange_bytes(&self, graph: &ModelGraph) -> u64 {
-        let bytes = |collective: Collective, whole: u64| match collective {
-            Collective::Neighbours(moved, size) => rows(whole, moved.total, size),
+        let bytes = |sent: Sent| match sent.collective {
+            Collective::Neighbours(moved, size) => rows(sent.whole, moved.total, size),
             other => {
-                let (kind, own) = in_simulator(other, whole, self.degree);
+                let (kind, own) = in_simulator(other, sent.whole, self.degree);
                 collective::sent(kind, Algorithm::Fastest, own, self.degree)
             }
         };
-        let of = |exchanged: Exchanged| {
-            [exchanged.forward, exchanged.backward]
-                .into_iter()
-                .flatten()
-                .map(|one| bytes(one, exchanged.whole))
-                .sum::<u64>()
-        };
-        self.exchanged(graph).map(of).fold(0, u64::saturating_add)
+        self.sent(graph).into_iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// Returns what is exchanged, by operator of the shared graph.
-    fn exchanged<'a>(&'a self, graph: &'a ModelGraph) -> impl Iterator<Item = Exchanged> + 'a {
-        let of = |(node, exchange): (&NodeId, &Exchange)| {
+    /// Returns all that devices send each other for one micro-batch, by operator of the shared graph.
+    fn sent(&self, graph: &ModelGraph) -> Vec<Sent> {
+        let tensors = |operator: OperatorId| {
+            graph.operator(operator).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors())
+        };
+        let mut found = Vec::new();
+        let mut add =
+            |operator: OperatorId, dtype: Option<DType>, pass, collective: Option<Collective>, whole| {
+                let has_gradient = || tensors(operator).any(|tensor| tensor.requires_grad);
+                if let Some(collective) = collective
+                    && (pass == Pass::Forward || has_gradient())
+                {
+                    found.push(Sent { operator, dtype, pass, collective, whole });
+                }
+            };
+        for (node, exchange) in &self.exchanges {
             let operator = graph.operator(OperatorId(node.0));
-            let bytes = |values: &[graph::ValueId]| -> u64 {
+            let bytes = |values: &[ValueId]| -> u64 {
                 let facts = values.iter().flat_map(|value| graph.value(*value).fact.tensors());
                 facts.filter_map(|tensor| tensor.bytes()).max().unwrap_or(0)
             };
@@ -275,27 +291,46 @@ impl SharedModel {
                 Exchange::Rows(taken) => rows(inputs, taken.from.size, taken.from.most(self.degree)),
                 _ => inputs.max(bytes(&operator.outputs)),
             };
-            let results = operator.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
-            let has_gradient = results.into_iter().any(|tensor| tensor.requires_grad);
-            let backward = exchange.backward(self.degree).filter(|_| has_gradient);
-            Exchanged { operator: operator.id, whole, forward: exchange.forward(self.degree), backward }
-        };
-        self.exchanges.iter().map(of)
+            let dtype = tensors(operator.id).next().and_then(|tensor| tensor.dtype);
+            add(operator.id, dtype, Pass::Forward, exchange.forward(self.degree), whole);
+            add(operator.id, dtype, Pass::Backward, exchange.backward(self.degree), whole);
+        }
+        for (node, groups) in &self.norms {
+            let operator = OperatorId(node.0);
+            let Some(tensor) = tensors(operator).next() else { continue };
+            let sizes = tensor.sizes().unwrap_or_default();
+            let [samples, channels, ..] = sizes[..] else { continue };
+            // Statistics are in float32 at least.
+            let dtype = tensor.dtype.map(|own| if own.bytes() < 4 { DType::Float32 } else { own });
+            let bytes =
+                groups.map_or(channels, |groups| samples * groups) * dtype.map_or(4, |own| own.bytes());
+            let sum = Some(Collective::AllReduce);
+            add(operator, dtype, Pass::Forward, sum, bytes); // means
+            add(operator, dtype, Pass::Forward, sum, bytes); // variances
+            add(operator, dtype, Pass::Backward, sum, 2 * bytes);
+        }
+        found
     }
 
-    /// Returns what stages are told of it.
-    pub fn shards(&self, program: &Program) -> Shards {
+    /// Returns what stages of the shared graph are told of it.
+    pub fn shards(&self, graph: &ModelGraph) -> Shards {
+        let program = &self.program;
         let cut = |(id, slice): (&TensorId, &Slice)| {
             (program.tensors[id.index()].path.clone(), (slice.dim, slice.blocks as u32))
         };
-        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect() }
+        let mut sent: BTreeMap<ValueId, Vec<schema::Exchanged>> = BTreeMap::new();
+        for one in self.sent(graph) {
+            let Some(value) = graph.operator(one.operator).outputs.first() else { continue };
+            sent.entry(*value).or_default().push(one.counted());
+        }
+        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect(), sent }
     }
 
     /// Returns the inputs that lie in bands, or a star where only what is made of them does.
     fn named_bands(&self) -> indexmap::IndexMap<String, Cut> {
         let Some(dim) = self.bands else { return Default::default() };
         let program = &self.program;
-        let is_cut = |id: &&graph::ValueId| {
+        let is_cut = |id: &&ValueId| {
             self.exchanges.iter().any(|(node, exchange)| {
                 let operand = &program.nodes[node.index()].arguments[0].operand;
                 matches!(exchange, Exchange::ToBands(_)) && *operand == tracer::Operand::Value(**id)
@@ -378,6 +413,21 @@ fn named(
     Ok(found)
 }
 
+/// Returns what was proven, as answers have it.
+pub fn proved(proof: Proof) -> Proved {
+    let Proof { operators, exchanges, parts } = proof;
+    Proved { operators: operators as u64, exchanges: exchanges as u64, parts: parts as u64 }
+}
+
+/// Says it in a line.
+pub fn proved_text(proved: &Proved) -> String {
+    let Proved { operators, exchanges, parts } = proved;
+    format!(
+        "operands and gradients of {operators} operators lie as their rules need them, by {exchanges} exchanges; \
+         {parts} results lie in parts"
+    )
+}
+
 fn inner_link(cluster: &Cluster) -> Link {
     let level = cluster.levels.first();
     Link {
@@ -416,13 +466,42 @@ fn rows(bytes: u64, some: u64, of: u64) -> u64 {
     (u128::from(bytes) * u128::from(some) / u128::from(of.max(1))) as u64
 }
 
-/// An exchange of a value, and where it is made.
-struct Exchanged {
+/// What devices send each other in one pass of an operator.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
     operator: OperatorId,
+    dtype: Option<DType>,
+    pass: Pass,
+    collective: Collective,
     /// Bytes of the whole value.
     whole: u64,
-    forward: Option<Collective>,
-    backward: Option<Collective>,
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
+impl Sent {
+    /// Returns it as stages record it.
+    fn counted(self) -> schema::Exchanged {
+        let (collective, bytes) = match self.collective {
+            Collective::AllReduce => ("all-reduce", self.whole),
+            Collective::AllGather => ("all-gather", self.whole),
+            Collective::ReduceScatter => ("reduce-scatter", self.whole),
+            Collective::AllToAll => ("all-to-all", self.whole),
+            Collective::Neighbours(moved, size) => ("point-to-point", rows(self.whole, moved.total, size)),
+        };
+        schema::Exchanged {
+            phase: if self.pass == Pass::Forward { "forward" } else { "backward" }.into(),
+            collective: collective.into(),
+            dtype: self.dtype.map(|dtype| dtype.name().to_string()),
+            calls: 1,
+            bytes,
+        }
+    }
 }
 
 /// Returns a cluster with a device for each group of so many neighbours, and the names of the members of each.

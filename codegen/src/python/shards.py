@@ -104,7 +104,11 @@ class Shard:
     def from_bands_split(self, x, dim, size):
         """Joins the rows of all ranks for operators that work on a part: the gradients of all parts are summed."""
         self.expect(x, dim, size)
-        return self.exchanged(x, lambda x: self.all_bands(x, dim, size), lambda g: self.own_rows(self.sum(g), dim))
+
+        def backward(g):
+            return self.own_rows(self.sum(g), dim) if size % self.size else self.own_sum(g, dim)
+
+        return self.exchanged(x, lambda x: self.all_bands(x, dim, size), backward)
 
     def window(self, x, dim, size, results, extent, stride, padding, fill=0.0):
         """Fetches the rows that the windows of the own rows of results take."""

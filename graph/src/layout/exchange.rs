@@ -59,10 +59,8 @@ impl Exchange {
             Exchange::ToBands(_) => None,
             Exchange::Rows(rows) => neighbours(rows, degree),
             Exchange::Reduce => Some(Collective::AllReduce),
-            Exchange::Gather(_)
-            | Exchange::GatherSplit(_)
-            | Exchange::FromBands(_)
-            | Exchange::FromBandsSplit(_) => Some(Collective::AllGather),
+            Exchange::Gather(_) | Exchange::GatherSplit(_) => Some(Collective::AllGather),
+            Exchange::FromBands(bands) | Exchange::FromBandsSplit(bands) => Some(all_rows(bands, degree)),
             Exchange::ReduceScatter(_) => Some(Collective::ReduceScatter),
             Exchange::Exchange { .. } => Some(Collective::AllToAll),
         }
@@ -74,13 +72,29 @@ impl Exchange {
             Exchange::Reduce | Exchange::Gather(_) | Exchange::FromBands(_) | Exchange::Once => None,
             Exchange::Rows(rows) => neighbours(rows, degree),
             Exchange::Copy => Some(Collective::AllReduce),
-            Exchange::Scatter(_) | Exchange::ReduceScatter(_) | Exchange::ToBands(_) => {
-                Some(Collective::AllGather)
-            }
-            Exchange::GatherSplit(_) | Exchange::FromBandsSplit(_) => Some(Collective::ReduceScatter),
+            Exchange::Scatter(_) | Exchange::ReduceScatter(_) => Some(Collective::AllGather),
+            Exchange::ToBands(bands) => Some(all_rows(bands, degree)),
+            Exchange::GatherSplit(_) => Some(Collective::ReduceScatter),
+            Exchange::FromBandsSplit(bands) if is_even(bands, degree) => Some(Collective::ReduceScatter),
+            Exchange::FromBandsSplit(_) => Some(Collective::AllReduce),
             Exchange::Exchange { .. } => Some(Collective::AllToAll),
         }
     }
+}
+
+fn is_even(bands: Bands, degree: u64) -> bool {
+    bands.size.is_multiple_of(degree)
+}
+
+/// Everybody gets all rows: uneven bands go as messages, for gathers know equal parts alone.
+fn all_rows(bands: Bands, degree: u64) -> Collective {
+    if is_even(bands, degree) {
+        return Collective::AllGather;
+    }
+    let others = degree - 1;
+    let moved =
+        Moved { total: bands.size * others, most: bands.size - bands.size / degree, messages: others };
+    Collective::Neighbours(moved, bands.size)
 }
 
 fn neighbours(rows: Rows, degree: u64) -> Option<Collective> {

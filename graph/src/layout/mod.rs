@@ -12,9 +12,10 @@
 //! devices exchange what is missing ([`Exchange`]); each exchange has a transpose, which is what its gradient does.
 //!
 //! [`sharded()`] writes the program that one of the devices runs. It is a program like any other: its sizes are inferred again,
-//! which refuses a size that was not divided, and all that reads programs reads it.
+//! which refuses a size that was not divided, and all that reads programs reads it. [`check()`] proves of it what is left to prove.
 
 mod bands;
+mod check;
 mod exchange;
 mod look;
 mod rules;
@@ -22,6 +23,7 @@ mod sharded;
 mod strategy;
 
 pub use bands::{Bands, Moved, Resampling, Rows, Stretch, Take, Window};
+pub use check::{CheckError, Proof, check};
 pub use exchange::{Collective, Exchange, exchanges};
 pub use look::{Images, Leaf, Look, Source};
 pub use sharded::{Choice, ShardError, Sharded, Writes, sharded};

@@ -18,7 +18,7 @@ use super::{
     exchange::{Exchange, exchanges},
     look::{Look, Source, Subject},
     rules::strategies,
-    strategy::{After, Edit, Need, Special, Strategy, Value as Given},
+    strategy::{After, Edit, Need, Special, Strategy},
 };
 use crate::{fact::StorageId, model::OperatorId};
 
@@ -43,6 +43,8 @@ pub struct Sharded {
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node in the new program.
     pub exchanges: BTreeMap<NodeId, Exchange>,
+    /// Norms whose statistics are those of all devices, by their node: of each channel, or of so many groups of them.
+    pub norms: BTreeMap<NodeId, Option<u64>>,
     /// For each operator of the whole program whether each device does a part of its work.
     pub is_split: Vec<bool>,
 }
@@ -99,7 +101,7 @@ impl<'g> Look<'g> {
         subject.leaves.iter().map(is_fixed).collect()
     }
 
-    fn storages(&self, source: Source) -> Vec<StorageId> {
+    pub(super) fn storages(&self, source: Source) -> Vec<StorageId> {
         match source {
             Source::Tensor(id) => vec![self.graph.tensor(id).storage],
             Source::Value(id) => {
@@ -133,7 +135,7 @@ impl Writes {
     }
 
     /// Returns how often a storage has been written to before an operator.
-    fn before(&self, storage: StorageId, operator: OperatorId) -> usize {
+    pub(super) fn before(&self, storage: StorageId, operator: OperatorId) -> usize {
         self.by_storage.get(&storage).map_or(0, |all| all.iter().filter(|at| **at < operator).count())
     }
 }
@@ -164,6 +166,7 @@ pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sh
         names: program.values.iter().map(|value| value.name.clone()).collect(),
         out: Program { nodes: Vec::with_capacity(program.nodes.len() + 64), ..program.clone() },
         exchanges: BTreeMap::new(),
+        norms: BTreeMap::new(),
         recorded: Vec::new(),
         is_split: Vec::with_capacity(program.nodes.len()),
     };
@@ -191,6 +194,7 @@ struct Writer<'a> {
     names: std::collections::HashSet<String>,
     out: Program,
     exchanges: BTreeMap<NodeId, Exchange>,
+    norms: BTreeMap<NodeId, Option<u64>>,
     recorded: Vec<tracer::RecordedNode>,
     is_split: Vec<bool>,
 }
@@ -261,11 +265,7 @@ impl Writer<'_> {
                 }
                 Edit::Set { argument, item, to } => {
                     if let Some(place) = written(&mut node, &subject, argument, item) {
-                        *place = Operand::Constant(match to {
-                            Given::Int(number) => Constant::Int(number),
-                            Given::One => Constant::Float(1.0),
-                            Given::Nothing => Constant::None,
-                        });
+                        *place = to.operand();
                     }
                 }
                 Edit::Multiply => {}
@@ -291,6 +291,11 @@ impl Writer<'_> {
             // Rows that are cut off behind it are none of the band.
             type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
         }
+        if let Some(Special::Norm { groups, .. }) = strategy.special
+            && has_own_statistics(&subject)
+        {
+            self.norms.insert(NodeId(self.out.nodes.len() as u32), groups);
+        }
         self.out.nodes.push(node);
         self.recorded.push(record);
         if strategy.edits.contains(&Edit::Multiply) {
@@ -298,7 +303,7 @@ impl Writer<'_> {
                 Some(Layout::Bands(bands)) => Some(bands),
                 _ => None,
             });
-            let size = bands.map(|bands| int(bands.size as i64));
+            let size = bands.map(|bands| constant(bands.size as i64));
             let name = if bands.is_some() { "shard_all_rows" } else { "shard_whole" };
             for value in outputs.iter().copied() {
                 let operands = [Operand::Value(value)].into_iter().chain(size.clone()).collect();
@@ -447,7 +452,7 @@ impl Writer<'_> {
     }
 
     fn finish(self, program: &Program, starts: &[u32], output: Operand) -> Sharded {
-        let Writer { look, choice, mut out, exchanges, recorded, is_split, instead, .. } = self;
+        let Writer { look, choice, mut out, exchanges, norms, recorded, is_split, instead, .. } = self;
         let replaced = |operand: &mut Operand| substitute_all(&instead, operand);
         for (index, node) in out.nodes.iter().enumerate() {
             for value in &node.outputs {
@@ -488,7 +493,7 @@ impl Writer<'_> {
                 tensor.strides = tracer::dense_strides(&tensor.shape);
             }
         }
-        Sharded { program: out, degree: look.degree, cuts, exchanges, is_split }
+        Sharded { program: out, degree: look.degree, cuts, exchanges, norms, is_split }
     }
 }
 
@@ -504,7 +509,7 @@ fn substitute_all(instead: &HashMap<ValueId, ValueId>, operand: &mut Operand) {
 }
 
 /// Returns where an argument, or an item of it, is written in a node.
-fn written<'n>(
+pub(super) fn written<'n>(
     node: &'n mut Node,
     subject: &Subject<'_>,
     argument: usize,
@@ -523,9 +528,9 @@ fn written<'n>(
 }
 
 /// Returns an exchange's operator, the numbers that it is given, and what its result is called by.
-fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
-    let numbers = |slice: Slice| vec![int(slice.dim as i64), int(slice.blocks as i64)];
-    let of_bands = |bands: super::Bands| vec![int(bands.dim as i64), int(bands.size as i64)];
+pub(super) fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
+    let numbers = |slice: Slice| vec![constant(slice.dim as i64), constant(slice.blocks as i64)];
+    let of_bands = |bands: super::Bands| vec![constant(bands.dim as i64), constant(bands.size as i64)];
     match exchange {
         Exchange::Copy => ("shard_copy", Vec::new(), "copy"),
         Exchange::Reduce => ("shard_reduce", Vec::new(), "sum"),
@@ -534,7 +539,7 @@ fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
         Exchange::GatherSplit(slice) => ("shard_gather_split", numbers(slice), "whole"),
         Exchange::ReduceScatter(slice) => ("shard_reduce_scatter", numbers(slice), "part"),
         Exchange::Exchange { from, to } => {
-            ("shard_exchange", vec![int(from as i64), int(to as i64)], "turned")
+            ("shard_exchange", vec![constant(from as i64), constant(to as i64)], "turned")
         }
         Exchange::Once => ("shard_once", Vec::new(), "once"),
         Exchange::ToBands(bands) => ("shard_to_bands", of_bands(bands), "band"),
@@ -550,9 +555,9 @@ fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
                 let scale =
                     stretch.scale.map_or(Constant::None, |bits| Constant::Float(f64::from_bits(bits)));
                 let how = [
-                    int(rows.from.dim as i64),
-                    int(rows.from.size as i64),
-                    int(rows.results as i64),
+                    constant(rows.from.dim as i64),
+                    constant(rows.from.size as i64),
+                    constant(rows.results as i64),
                     Operand::Constant(Constant::Str(stretch.mode().into())),
                     Operand::Constant(Constant::Bool(stretch.align_corners)),
                     Operand::Constant(scale),
@@ -566,21 +571,21 @@ fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
 /// The dimension, its size, the rows of results, and the windows.
 fn windows(rows: Rows, window: Window) -> impl Iterator<Item = Operand> {
     let numbers = [rows.from.dim as i64, rows.from.size as i64, rows.results as i64];
-    numbers.into_iter().chain([window.extent as i64, window.stride as i64, window.padding]).map(int)
+    numbers.into_iter().chain([window.extent as i64, window.stride as i64, window.padding]).map(constant)
 }
 
-fn int(number: i64) -> Operand {
+pub(super) fn constant(number: i64) -> Operand {
     Operand::Constant(Constant::Int(number))
 }
 
 /// Returns the operator that follows on results, what it is given, and what its result is called by.
-fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static str) {
+pub(super) fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static str) {
     let of = |rows: Rows| match rows.take {
         Take::Window { window, .. } | Take::Spread(window) => windows(rows, window).collect(),
         Take::Stretch(_) => Vec::new(),
     };
     match after {
-        After::Weigh(size) => ("shard_weighed", vec![int(size as i64)], "weighed"),
+        After::Weigh(size) => ("shard_weighed", vec![constant(size as i64)], "weighed"),
         After::Crop(rows) => ("shard_crop", of(rows), "band"),
         After::Count { rows, counts_padding } => {
             let flag = Operand::Constant(Constant::Bool(counts_padding));
@@ -589,14 +594,21 @@ fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static str) {
     }
 }
 
+/// Tells whether a norm averages: in eval mode it takes the averages that it has kept.
+fn has_own_statistics(subject: &Subject<'_>) -> bool {
+    let training = ["training", "use_input_stats"].into_iter().find(|name| subject.argument(name).is_some());
+    subject.leaf("running_mean").is_none()
+        || training.is_none_or(|name| subject.call.flag(name) != Some(false))
+}
+
 /// Lets one of our operators stand for a node.
-fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special) {
+pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special) {
     let mut take = |name: &'static str| {
         let at = subject.argument(name);
         let place = at.and_then(|at| written(node, subject, at, None));
         (name, place.map(std::mem::take).unwrap_or_default())
     };
-    let number = int;
+    let number = constant;
     let along =
         |bands: super::Bands| [("along", number(bands.dim as i64)), ("rows", number(bands.size as i64))];
     let (operator, operands): (_, Vec<_>) = match special {

@@ -1,5 +1,7 @@
 //! What an operator asks of its operands when its work is shared out, and what its results then are.
 
+use tracer::{Constant, Operand};
+
 use super::{Bands, Layout, Rows};
 
 /// One way to share out an operator's work.
@@ -67,6 +69,17 @@ pub enum Value {
     One,
     /// None.
     Nothing,
+}
+
+impl Value {
+    /// Returns it as it is written.
+    pub(super) fn operand(self) -> Operand {
+        Operand::Constant(match self {
+            Value::Int(number) => Constant::Int(number),
+            Value::One => Constant::Float(1.0),
+            Value::Nothing => Constant::None,
+        })
+    }
 }
 
 /// What is done to an operator's results.

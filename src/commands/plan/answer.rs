@@ -193,6 +193,7 @@ pub fn shared(answer: &PlanAnswer) -> String {
         shared.exchanges,
         Seconds(shared.exchange_seconds)
     );
+    text.push_str(&format!("proved: {}\n", crate::sharing::proved_text(&shared.proved)));
     let tried: Vec<String> = shared
         .tried
         .iter()

@@ -49,6 +49,7 @@ pub(super) fn planned_by(
         exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count() as u64,
         exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
         gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
+        proved: sharing::proved(shared.proof),
         tried: Vec::new(),
     };
     let cuts = shared.named_cuts(whole.program());

@@ -264,6 +264,9 @@ fn figures(found: &Found) -> String {
         let part = if answer.stages.len() > found.plan.n_ranks() { "chunk" } else { "stage" };
         text.push_str(&format!("bottleneck  {part} {index}, bound by {}\n", stage.bound_by));
     }
+    if let Some(shared) = &answer.shared {
+        text.push_str(&labelled("proved      ", &crate::sharing::proved_text(&shared.proved), 12));
+    }
     let best = answer.what_if.iter().max_by(|a, b| a.gains.total_cmp(&b.gains));
     if let Some(change) = best.filter(|change| change.gains > 0.001) {
         text.push_str(&format!(

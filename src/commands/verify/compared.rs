@@ -1,6 +1,6 @@
 //! What was compared, whoever ran it: libtorch in this process, or a Python interpreter.
 
-use schema::{TensorDifference, VerifiedForm};
+use schema::{TensorDifference, VerifiedExchange, VerifiedForm, VerifiedShards};
 use serde_json::Value;
 
 /// One form of the stages beside the whole model.
@@ -14,6 +14,19 @@ pub struct Compared {
     pub gradients: Vec<Gradient>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
+    /// What several processes did together.
+    pub shards: Option<Shards>,
+}
+
+/// Stages that several processes held together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shards {
+    /// How many.
+    pub ranks: u32,
+    /// What each of them holds whole, beside the first one's.
+    pub replicated: Vec<Difference>,
+    /// What they sent each other in a step.
+    pub exchanges: Vec<VerifiedExchange>,
 }
 
 /// How far two tensors are apart.
@@ -41,7 +54,8 @@ pub struct Gradient {
 impl Compared {
     /// Reads what an interpreter has found; nothing where it is not of that form.
     pub fn from_json(value: &Value) -> Option<Self> {
-        let rows = |name: &str| Some(value.get(name)?.as_array()?.iter());
+        let rows_of = |value: &Value, name: &str| value.get(name).and_then(Value::as_array).cloned();
+        let rows = |name: &str| Some(rows_of(value, name)?.into_iter());
         let difference = |row: &[Value]| {
             let [name, absolute, relative] = row else { return None };
             Some(Difference {
@@ -50,7 +64,7 @@ impl Compared {
                 relative: number(relative)?,
             })
         };
-        let gradient = |row: &Value| {
+        let gradient = |row: Value| {
             let [name, stage, absolute, relative, is_zero] = row.as_array()?.as_slice() else { return None };
             Some(Gradient {
                 difference: difference(&[name.clone(), absolute.clone(), relative.clone()])?,
@@ -58,11 +72,37 @@ impl Compared {
                 is_zero: is_zero.as_bool()?,
             })
         };
-        let pair = |row: &Value| {
+        let pair = |row: Value| {
             let [whole, stages] = row.as_array()?.as_slice() else { return None };
             Some((number(whole)?, number(stages)?))
         };
+        let exchange = |row: &Value| {
+            let [phase, collective, calls, bytes, planned] = row.as_array()?.as_slice() else { return None };
+            Some(VerifiedExchange {
+                phase: phase.as_str()?.to_string(),
+                collective: collective.as_str()?.to_string(),
+                calls: calls.as_u64()?,
+                bytes: bytes.as_u64()?,
+                planned_bytes: planned.as_u64(),
+            })
+        };
+        let shards = |value: &Value| {
+            let replicated = rows_of(value, "replicated")?;
+            Some(Shards {
+                ranks: u32::try_from(value.get("ranks")?.as_u64()?).ok()?,
+                replicated: replicated
+                    .iter()
+                    .map(|row| difference(row.as_array()?))
+                    .collect::<Option<_>>()?,
+                exchanges: rows_of(value, "exchanges")?.iter().map(exchange).collect::<Option<_>>()?,
+            })
+        };
+        let shards = match value.get("shards") {
+            Some(value) => Some(shards(value)?),
+            None => None,
+        };
         Some(Self {
+            shards,
             form: value.get("form")?.as_str()?.to_string(),
             outputs: rows("outputs")?.map(|row| difference(row.as_array()?)).collect::<Option<_>>()?,
             gradients: rows("gradients")?.map(gradient).collect::<Option<_>>()?,
@@ -93,11 +133,16 @@ impl Compared {
         worst.sort_by(|a, b| b.relative.total_cmp(&a.relative).then_with(|| a.name.cmp(&b.name)));
         worst.truncate(5);
         let is_within = |value: f64| value <= tolerance;
+        let shards = self.shards.as_ref().map(Shards::judged);
+        let are_shards_fine = shards.as_ref().is_none_or(|shards| {
+            is_within(shards.replicated_max_difference) && shards.exchanges.iter().all(is_as_planned)
+        });
         VerifiedForm {
             form: self.form.clone(),
-            ok: [losses_max_difference, outputs_relative, gradients_max_difference]
-                .into_iter()
-                .all(is_within),
+            ok: are_shards_fine
+                && [losses_max_difference, outputs_relative, gradients_max_difference]
+                    .into_iter()
+                    .all(is_within),
             steps: self.losses.len(),
             outputs_max_difference: largest(self.outputs.iter().map(|d| d.absolute)),
             gradients_max_difference,
@@ -106,6 +151,7 @@ impl Compared {
             gradients_zero: self.gradients.iter().filter(|gradient| gradient.is_zero).count(),
             worst,
             losses: self.losses.clone(),
+            shards,
         }
     }
 
@@ -122,6 +168,25 @@ impl Compared {
         let last = wrong.max_by_key(|gradient| gradient.stage)?;
         Some((last.stage, format!("gradient of {}", last.difference.name)))
     }
+}
+
+impl Shards {
+    fn judged(&self) -> VerifiedShards {
+        let worst = self.replicated.iter().filter(|one| one.absolute != 0.0);
+        let worst = worst.max_by(|a, b| a.relative.total_cmp(&b.relative));
+        VerifiedShards {
+            ranks: self.ranks,
+            replicated_compared: self.replicated.len(),
+            replicated_max_difference: largest(self.replicated.iter().map(|one| one.relative)),
+            replicated_worst: worst.map(|one| one.name.clone()),
+            exchanges: self.exchanges.clone(),
+        }
+    }
+}
+
+/// Tells whether as much was exchanged as was planned, where that is known.
+pub fn is_as_planned(exchange: &VerifiedExchange) -> bool {
+    exchange.planned_bytes.is_none_or(|planned| planned == exchange.bytes)
 }
 
 /// NaN is a difference, too: it must not be lost in a maximum.

@@ -28,12 +28,16 @@ pub struct Request<'r> {
     pub device: &'r str,
     /// Largest difference to accept.
     pub tolerance: f64,
+    /// Whether both sides run in float64.
+    pub float64: bool,
+    /// Processes that hold the Python stages together.
+    pub ranks: u32,
     /// Threads of an operator, where not all processors are free.
     pub threads: Option<usize>,
 }
 
 impl Request<'_> {
-    fn json(&self, task: &str, forms: &[Form]) -> Value {
+    fn json(&self, task: &str, forms: &[Form], rank: Option<Value>) -> Value {
         let input = |input: &DrawnInput| json!({ "shape": input.shape, "dtype": input.dtype, "range": input.range, "below": input.below });
         let (archive, inputs) = (self.whole.archive.display().to_string(), &self.whole.inputs);
         let exported = self.whole.exported.as_ref().map(|exported| json!({ "tied": exported.tied }));
@@ -49,6 +53,8 @@ impl Request<'_> {
             "device": self.device,
             "tolerance": self.tolerance,
             "threads": self.threads,
+            "float64": self.float64,
+            "ranks": rank,
         })
     }
 }
@@ -92,8 +98,12 @@ impl fmt::Display for Reason {
     }
 }
 
-/// An interpreter at work, or why it is not.
-pub struct Started(Result<Conversation, String>);
+/// Interpreters at work, one for each that holds stages together, or why they are not.
+pub struct Started {
+    ranks: Result<Vec<Conversation>, String>,
+    /// Where they meet.
+    _place: Option<tempfile::TempDir>,
+}
 
 impl Python {
     /// Returns the interpreter that was asked for, or one that likely has torch.
@@ -104,12 +114,24 @@ impl Python {
 
     /// Starts to compare.
     pub fn start(&self, request: &Request<'_>, forms: &[Form]) -> Result<Started, Failure> {
-        Ok(Started(self.converse(&request.json("compare", forms))?))
+        let size = request.ranks;
+        if size == 1 {
+            let ranks = self.converse(&request.json("compare", forms, None))?.map(|one| vec![one]);
+            return Ok(Started { ranks, _place: None });
+        }
+        let place = tempfile::tempdir()?;
+        let store = place.path().join("store").display().to_string();
+        let rank = |rank| {
+            let rank = json!({ "rank": rank, "size": size, "store": store });
+            self.converse(&request.json("compare", forms, Some(rank)))
+        };
+        let ranks = (0..size).map(rank).collect::<Result<Result<_, _>, _>>()?;
+        Ok(Started { ranks, _place: Some(place) })
     }
 
     /// Finds the first stage whose two forms differ, where they do.
     pub fn locate(&self, request: &Request<'_>) -> Option<FirstDifference> {
-        let last = self.converse(&request.json("locate", &[])).ok()?.ok()?.finish(|_| ()).ok()?;
+        let last = self.converse(&request.json("locate", &[], None)).ok()?.ok()?.finish(|_| ()).ok()?;
         let found = last.get("done")?.get("found")?;
         let stage = u32::try_from(found.get("stage")?.as_u64()?).ok()?;
         Some(FirstDifference { stage, tensor: found.get("tensor")?.as_str()?.to_string() })
@@ -124,19 +146,39 @@ impl Python {
 impl Started {
     /// Waits for what was found.
     pub fn finish(self, python: &Python) -> Result<Vec<Compared>, Reason> {
-        let last = self.0.map_err(Reason::Lacking)?.finish(|_| ()).map_err(Reason::Failed)?;
-        if let Some(error) = last.get("error") {
-            let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
-            if text("kind") == "no-torch" {
-                return Err(Reason::Lacking(format!("{} has no torch", python.program)));
+        let ranks = self.ranks.map_err(Reason::Lacking)?;
+        let is_alone = ranks.len() == 1;
+        let lasts: Vec<Result<Value, Failure>> = ranks.into_iter().map(|one| one.finish(|_| ())).collect();
+        let text =
+            |error: &Value, key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default().to_string();
+        // Those that have merely lost another say nothing of the cause.
+        let (mut failed, mut first) = (Vec::new(), None);
+        for (rank, last) in lasts.into_iter().enumerate() {
+            match last {
+                Err(failure) => failed.push((1, Reason::Failed(failure))),
+                Ok(last) => match last.get("error") {
+                    Some(error) if text(error, "kind") == "no-torch" => {
+                        failed.push((0, Reason::Lacking(format!("{} has no torch", python.program))));
+                    }
+                    Some(error) => {
+                        let of_form = match text(error, "form") {
+                            form if form.is_empty() => "stages".to_string(),
+                            form => format!("{form} stages"),
+                        };
+                        let on = if is_alone { String::new() } else { format!(" on rank {rank}") };
+                        let message = format!("{of_form}{on}: {}", text(error, "message"));
+                        let order = if text(error, "kind") == "peer" { 2 } else { 0 };
+                        failed.push((order, Reason::Failed(Failure::input(message))));
+                    }
+                    None if rank == 0 => first = Some(last),
+                    None => {}
+                },
             }
-            let form = if text("form").is_empty() {
-                "stages".to_string()
-            } else {
-                format!("{} stages", text("form"))
-            };
-            return Err(Reason::Failed(Failure::input(format!("{form}: {}", text("message")))));
         }
+        if let Some((_, reason)) = failed.into_iter().min_by_key(|(order, _)| *order) {
+            return Err(reason);
+        }
+        let last = first.unwrap_or_default();
         let rows = last.get("done").and_then(|done| done.get("compared")).and_then(Value::as_array);
         let compared = rows.and_then(|rows| rows.iter().map(Compared::from_json).collect::<Option<Vec<_>>>());
         compared.ok_or_else(|| {

@@ -349,7 +349,6 @@ fn slice(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         let axis = Axis::new(vec![Side::Rows(rows)], Side::Cut(dim, 1));
         let axis = axis.setting(subject, "start", None, Value::Int(0))?;
         let axis = axis.setting(subject, "end", None, Value::Int(i64::MAX))?;
-        let axis = axis.setting(subject, "step", None, Value::Int(1))?;
         (dim > 0 && subject.argument("end").is_some()).then_some(axis)
     };
     let is_all = leaf.sizes == result && subject.call.int("step") == Some(1);

@@ -1,0 +1,492 @@
+//! A proof that the program of one device does what the whole one does, given that each operator's rule is right.
+//!
+//! It reads the two programs and the choice, and nothing of how the one was made of the other. Each value gets a type: what devices
+//! hold of it, and where that is everything, whether takers do the same with it or a part each, for then its gradient is a term of
+//! a sum. Exchanges are functions from type to type, operators need types; so what flows back is proven along with what flows
+//! forth. Numbers are followed to where they come from: each counts what all devices have, but where a rule wants a part of it. What
+//! is not proven here is the rules themselves (`tests/oracle/layouts.py` runs each of them).
+//!
+//! One walk over operands.
+
+use std::collections::{HashMap, HashSet};
+
+use thiserror::Error;
+use tracer::{Node, NodeId, Operand, Program, ValueId};
+
+use super::{
+    Bands, Layout, Rows, Slice,
+    exchange::Exchange,
+    look::{Look, Source, Subject},
+    rules::strategies,
+    sharded::{Choice, Sharded, Writes, constant, done_after, spelled, stand_in, written},
+    strategy::{Edit, Need, Strategy},
+};
+use crate::model::OperatorId;
+
+/// What was proven.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proof {
+    /// Operators whose operands are what their strategies need, there and back.
+    pub operators: usize,
+    /// Exchanges between them.
+    pub exchanges: usize,
+    /// Results of operators that no device holds whole.
+    pub parts: usize,
+}
+
+/// Why there is no proof.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[allow(missing_docs)] // The text says it.
+pub enum CheckError {
+    #[error("`{operator}` in `{path}` takes `{operand}`, which is {found}, and needs it {needed}")]
+    Operand { operator: String, path: String, operand: String, found: String, needed: String },
+    #[error("`{operator}` in `{path}` takes another value for `{operand}`")]
+    Other { operator: String, path: String, operand: String },
+    #[error("`{operator}` in `{path}` takes a copy of `{operand}` that is older than what was written to it")]
+    Stale { operator: String, path: String, operand: String },
+    #[error(
+        "`{operator}` in `{path}` is given numbers of all devices for those of one, or of one for those of all"
+    )]
+    Number { operator: String, path: String },
+    #[error("`{operator}` in `{path}` is missing, or stands at another place")]
+    Missing { operator: String, path: String },
+    #[error("`{exchange}`, which makes `{value}`, is given a value that is {found}")]
+    Exchange { exchange: String, value: String, found: String },
+    #[error("the model returns `{value}`, which is {found}")]
+    Output { value: String, found: String },
+}
+
+/// What devices hold of a value, and what its takers do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// Everything; takers do the same with it.
+    Whole,
+    /// Everything; takers do a part with it each, and its gradients are summed.
+    ForParts,
+    /// An equal slice.
+    Even(Slice),
+    /// Rows.
+    Bands(Bands),
+    /// Rows, and what windows over them take of others'.
+    Rows(Rows),
+    /// A term.
+    Sum,
+    /// What its maker has made, which something is to be done to yet.
+    Unfinished,
+}
+
+impl From<Layout> for Held {
+    fn from(layout: Layout) -> Self {
+        match layout {
+            Layout::Whole => Held::Whole,
+            Layout::Even(slice) => Held::Even(slice),
+            Layout::Bands(bands) => Held::Bands(bands),
+            Layout::Sum => Held::Sum,
+        }
+    }
+}
+
+impl std::fmt::Display for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {
+            Held::Whole => f.write_str("whole, for work that all do alike"),
+            Held::ForParts => f.write_str("whole, for work that is shared"),
+            Held::Even(slice) => Layout::Even(slice).fmt(f),
+            Held::Bands(bands) => Layout::Bands(bands).fmt(f),
+            Held::Rows(_) => f.write_str("in bands, with rows of others"),
+            Held::Sum => Layout::Sum.fmt(f),
+            Held::Unfinished => f.write_str("not finished"),
+        }
+    }
+}
+
+impl Held {
+    /// Tells whether an operand is what an operator needs. Where nothing flows back, nobody sees what the others do.
+    fn serves(self, need: Need, has_gradient: bool) -> bool {
+        match (need, self) {
+            (Need::Any, held) => held != Held::Unfinished,
+            (Need::Whole | Need::In(Layout::Whole), held) => {
+                held == Held::Whole || held == Held::ForParts && !has_gradient
+            }
+            (Need::Partial, held) => held == Held::ForParts || held == Held::Whole && !has_gradient,
+            (Need::In(layout), held) => held == Held::from(layout),
+            (Need::Rows(rows), held) => held == Held::Rows(rows),
+        }
+    }
+
+    /// Returns what an exchange makes of it.
+    fn exchanged(self, exchange: Exchange) -> Option<Held> {
+        let (from, to) = match exchange {
+            Exchange::Copy => (Held::Whole, Held::ForParts),
+            Exchange::Reduce => (Held::Sum, Held::Whole),
+            Exchange::Scatter(slice) => (Held::Whole, Held::Even(slice)),
+            Exchange::Gather(slice) => (Held::Even(slice), Held::Whole),
+            Exchange::GatherSplit(slice) => (Held::Even(slice), Held::ForParts),
+            Exchange::ReduceScatter(slice) => (Held::Sum, Held::Even(slice)),
+            Exchange::Exchange { from, to } => {
+                let along = |dim| Held::Even(Slice { dim, blocks: 1 });
+                (along(from), along(to))
+            }
+            Exchange::Once => (Held::Whole, Held::Sum),
+            Exchange::ToBands(bands) => (Held::Whole, Held::Bands(bands)),
+            Exchange::FromBands(bands) => (Held::Bands(bands), Held::Whole),
+            Exchange::FromBandsSplit(bands) => (Held::Bands(bands), Held::ForParts),
+            Exchange::Rows(rows) => (Held::Bands(rows.from), Held::Rows(rows)),
+        };
+        (self == from).then_some(to)
+    }
+}
+
+/// Proves that the program of one device does what the whole one does, as far as rules are right.
+///
+/// # Errors
+/// The first operator, exchange or result that does not fit.
+pub fn check(
+    program: &Program,
+    look: &Look<'_>,
+    choice: &Choice,
+    made: &Sharded,
+) -> Result<Proof, CheckError> {
+    let mut checker = Checker {
+        look,
+        choice,
+        whole: program,
+        made,
+        writes: Writes::new(look),
+        held: program.inputs.iter().map(|id| (*id, Held::Whole)).collect(),
+        origins: HashMap::new(),
+        local: HashSet::new(),
+        awaited: HashMap::new(),
+        next: 0,
+        proof: Proof::default(),
+    };
+    for (index, node) in made.program.nodes.iter().enumerate() {
+        let is_ours = node.outputs.first().is_some_and(|value| value.index() >= program.values.len());
+        if is_ours { checker.ours(NodeId(index as u32), node)? } else { checker.operator(node)? }
+    }
+    if checker.next < program.nodes.len() {
+        return Err(checker.missing());
+    }
+    checker.returned(&program.output, &made.program.output)?;
+    Ok(checker.proof)
+}
+
+struct Checker<'a> {
+    look: &'a Look<'a>,
+    choice: &'a Choice,
+    whole: &'a Program,
+    made: &'a Sharded,
+    writes: Writes,
+    /// Values of either program; those that are no tensors are whole.
+    held: HashMap<ValueId, Held>,
+    /// What values of ours stand for.
+    origins: HashMap<ValueId, Origin>,
+    /// Numbers that count what one device has.
+    local: HashSet<ValueId>,
+    /// What is to be done to results: the operator's name, its numbers, what is then held.
+    awaited: HashMap<ValueId, (String, Vec<Operand>, Held)>,
+    /// The operator of the whole program that comes next.
+    next: usize,
+    proof: Proof,
+}
+
+/// What a value of ours stands for.
+#[derive(Clone)]
+struct Origin {
+    /// A value or tensor of the whole program, or a number.
+    of: Operand,
+    /// True for one device's part of a number.
+    is_part: bool,
+    /// True where it was exchanged, and the operator it was exchanged in front of.
+    exchanged_at: Option<usize>,
+}
+
+impl Checker<'_> {
+    fn name(&self, value: ValueId) -> String {
+        self.made.program.values[value.index()].name.clone()
+    }
+
+    fn held_of(&self, operand: &Operand) -> Held {
+        match operand {
+            Operand::Value(value) => self.held.get(value).copied().unwrap_or(Held::Whole),
+            Operand::Tensor(id) => self.made.cuts.get(id).map_or(Held::Whole, |slice| Held::Even(*slice)),
+            _ => Held::Whole,
+        }
+    }
+
+    fn origin(&self, operand: &Operand) -> Option<&Origin> {
+        match operand {
+            Operand::Value(value) => self.origins.get(value),
+            _ => None,
+        }
+    }
+
+    /// Reads an operator that the whole program does not have.
+    fn ours(&mut self, id: NodeId, node: &Node) -> Result<(), CheckError> {
+        let [value] = node.outputs[..] else { return Err(self.missing()) };
+        let operands: Vec<&Operand> = node.arguments.iter().map(|argument| &argument.operand).collect();
+        let held = operands.first().map_or(Held::Unfinished, |operand| self.held_of(operand));
+        let name = node.operator.strip_prefix("shard::").unwrap_or(&node.operator);
+        let wrong = |found: String| CheckError::Exchange {
+            exchange: name.to_string(),
+            value: self.name(value),
+            found,
+        };
+        let (Some((first, rest)), Some(degree)) = (operands.split_first(), operands.last()) else {
+            return Err(wrong("none".into()));
+        };
+        if **degree != constant(self.made.degree as i64) {
+            return Err(wrong("of another number of devices".into()));
+        }
+        let numbers = &rest[..rest.len().saturating_sub(1)];
+        let is_given = |expected: &[Operand]| numbers.iter().copied().eq(expected);
+        let before = self.origin(first).cloned();
+        let of = before.as_ref().map_or_else(|| (*first).clone(), |origin| origin.of.clone());
+        if let Some(exchange) = self.made.exchanges.get(&id) {
+            let (expected, numbers, _) = spelled(*exchange);
+            let to = held.exchanged(*exchange).filter(|_| expected == name && is_given(&numbers));
+            let to = to.ok_or_else(|| wrong(held.to_string()))?;
+            self.held.insert(value, to);
+            let at = before.and_then(|origin| origin.exchanged_at).unwrap_or(self.next);
+            self.origins.insert(value, Origin { of, is_part: false, exchanged_at: Some(at) });
+            self.proof.exchanges += 1;
+            return Ok(());
+        }
+        if let Operand::Value(raw) = first
+            && let Some((expected, numbers, held)) = self.awaited.get(raw)
+        {
+            if expected != name || !is_given(numbers) {
+                return Err(wrong("not what its operator gave".into()));
+            }
+            self.held.insert(value, *held);
+            self.origins.insert(value, Origin { of, is_part: false, exchanged_at: None });
+            return Ok(());
+        }
+        let in_bands = self.look.images.is_some();
+        let (part, whole) =
+            if in_bands { ("shard_rows", "shard_all_rows") } else { ("shard_part", "shard_whole") };
+        let is_local = |operand: &Operand| matches!(operand, Operand::Value(id) if self.local.contains(id));
+        let is_part = name == part;
+        let fits = if is_part {
+            !is_local(first) && before.is_none_or(|origin| !origin.is_part)
+        } else {
+            name == whole && is_local(first) && self.rows_fit(first, numbers)
+        };
+        if !fits {
+            return Err(wrong("no number that it knows".into()));
+        }
+        self.origins.insert(value, Origin { of, is_part, exchanged_at: None });
+        Ok(())
+    }
+
+    /// Tells whether a size that is read of bands becomes that of all.
+    fn rows_fit(&self, read: &Operand, numbers: &[&Operand]) -> bool {
+        let Operand::Value(value) = read else { return false };
+        let Some(maker) = self.whole.values[value.index()].producer else { return false };
+        let Some(strategy) = self.strategy(maker.index()) else { return false };
+        let bands = strategy.needs.iter().find_map(|need| match need.layout() {
+            Some(Layout::Bands(bands)) => Some(constant(bands.size as i64)),
+            _ => None,
+        });
+        numbers.iter().copied().eq(bands.iter())
+    }
+
+    fn strategy(&self, index: usize) -> Option<Strategy> {
+        let subject = self.look.subject(self.look.graph.operators.get(index)?);
+        strategies(&subject).into_iter().nth(*self.choice.strategies.get(index)?)
+    }
+
+    fn missing(&self) -> CheckError {
+        let (operator, path) = self.place(self.next);
+        CheckError::Missing { operator, path }
+    }
+
+    fn place(&self, index: usize) -> (String, String) {
+        let Some(operator) = self.look.graph.operators.get(index) else {
+            return ("the end".into(), String::new());
+        };
+        (operator.name.clone(), self.look.graph.block(operator.block).path.clone())
+    }
+
+    /// Reads an operator of the whole program.
+    fn operator(&mut self, node: &Node) -> Result<(), CheckError> {
+        let index = self.next;
+        let original = self.whole.nodes.get(index).filter(|original| original.outputs == node.outputs);
+        let (Some(original), Some(strategy)) = (original, self.strategy(index)) else {
+            return Err(self.missing());
+        };
+        let look = self.look;
+        let operator = look.graph.operator(OperatorId(index as u32));
+        let subject = look.subject(operator);
+        // As the whole program would have it, with what stands for it on each device.
+        let mut expected = original.clone();
+        for edit in &strategy.edits {
+            if let Edit::Set { argument, item, to } = *edit
+                && let Some(place) = written(&mut expected, &subject, argument, item)
+            {
+                *place = to.operand();
+            }
+        }
+        let mut found = node.clone();
+        self.operands(&mut found, &strategy, &subject)?;
+        if strategy.special.is_none() {
+            for edit in &strategy.edits {
+                let Edit::Divide { argument, item } = *edit else { continue };
+                let Some(place) = written(&mut found, &subject, argument, item) else { continue };
+                match self.origin(place) {
+                    Some(origin) if origin.is_part => *place = origin.of.clone(),
+                    _ => return Err(self.number()),
+                }
+            }
+        }
+        if let Some(special) = strategy.special {
+            stand_in(&mut expected, &subject, special);
+        }
+        let mut numbers = true;
+        found.arguments.iter_mut().for_each(|argument| numbers &= self.stands_for(&mut argument.operand));
+        // No number is equal to none.
+        let is_same = found.operator == expected.operator
+            && (found.arguments == expected.arguments
+                || format!("{:?}", found.arguments) == format!("{:?}", expected.arguments));
+        if !numbers || !is_same {
+            return Err(self.number());
+        }
+        let is_counted = strategy.edits.contains(&Edit::Multiply);
+        for value in &node.outputs {
+            let held = if look.sizes(*value).is_some() { Held::from(strategy.gives) } else { Held::Whole };
+            self.proof.parts += usize::from(held != Held::Whole);
+            self.held.insert(*value, held);
+            if is_counted {
+                self.local.insert(*value);
+            }
+        }
+        if let (Some(after), [value]) = (strategy.after, &node.outputs[..]) {
+            let (name, numbers, _) = done_after(after);
+            let held = self.held.insert(*value, Held::Unfinished).unwrap_or(Held::Unfinished);
+            self.awaited.insert(*value, (name.to_string(), numbers, held));
+        }
+        self.next += 1;
+        self.proof.operators += 1;
+        Ok(())
+    }
+
+    fn number(&self) -> CheckError {
+        let (operator, path) = self.place(self.next);
+        CheckError::Number { operator, path }
+    }
+
+    /// Proves that each tensor is what the operator needs.
+    fn operands(
+        &self,
+        node: &mut Node,
+        strategy: &Strategy,
+        subject: &Subject<'_>,
+    ) -> Result<(), CheckError> {
+        let id = OperatorId(self.next as u32);
+        let fixed = self.look.fixed(id, &self.writes);
+        for (place_of_leaf, (leaf, need)) in subject.leaves.iter().zip(&strategy.needs).enumerate() {
+            let (operator, path) = self.place(self.next);
+            let operand = match leaf.source {
+                Source::Value(id) => self.whole.values[id.index()].name.clone(),
+                Source::Tensor(id) => self.whole.tensors[id.index()].path.clone(),
+            };
+            let name = &subject.operator.arguments[leaf.argument].name;
+            let place = match strategy.special {
+                Some(_) => {
+                    let mut named =
+                        node.arguments.iter().filter(|one| one.name.as_deref() == Some(name.as_ref()));
+                    named.next().map(|one| one.operand.clone())
+                }
+                None => written(node, subject, leaf.argument, leaf.item).map(|place| place.clone()),
+            };
+            // What stands in does not take all: the averages that nobody asked for.
+            let Some(taken) = place else {
+                if strategy.special.is_some() {
+                    continue;
+                }
+                return Err(CheckError::Other { operator, path, operand });
+            };
+            let origin = self.origin(&taken);
+            let source = match origin.map_or(&taken, |origin| &origin.of) {
+                Operand::Value(id) => Some(Source::Value(*id)),
+                Operand::Tensor(id) => Some(Source::Tensor(*id)),
+                _ => None,
+            };
+            if source != Some(leaf.source) {
+                return Err(CheckError::Other { operator, path, operand });
+            }
+            let held = self.held_of(&taken);
+            let exchanged_at = origin.and_then(|origin| origin.exchanged_at);
+            if !held.serves(*need, leaf.has_gradient) {
+                let needed = match need {
+                    Need::Partial => Held::ForParts.to_string(),
+                    Need::Whole => Held::Whole.to_string(),
+                    Need::In(layout) => Held::from(*layout).to_string(),
+                    Need::Rows(rows) => Held::Rows(*rows).to_string(),
+                    Need::Any => "finished".to_string(),
+                };
+                let found = held.to_string();
+                return Err(CheckError::Operand { operator, path, operand, found, needed });
+            }
+            if let Some(at) = exchanged_at {
+                let written_since = self.look.storages(leaf.source).into_iter().any(|storage| {
+                    let then = self.writes.before(storage, OperatorId(at as u32));
+                    then != self.writes.before(storage, id)
+                });
+                if written_since || fixed[place_of_leaf] {
+                    return Err(CheckError::Stale { operator, path, operand });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what an operand stands for in its place; tells whether no number in it counts what one device has.
+    fn stands_for(&self, operand: &mut Operand) -> bool {
+        match operand {
+            Operand::Value(value) => match self.origins.get(value) {
+                Some(origin) => {
+                    let is_whole = !origin.is_part;
+                    *operand = origin.of.clone();
+                    is_whole
+                }
+                None => !self.local.contains(value),
+            },
+            // Each of them, also behind one that is not whole.
+            Operand::List(items) | Operand::Tuple(items) => {
+                items.iter_mut().filter_map(|item| (!self.stands_for(item)).then_some(())).count() == 0
+            }
+            Operand::Dict(items) => {
+                items.iter_mut().filter_map(|(_, item)| (!self.stands_for(item)).then_some(())).count() == 0
+            }
+            Operand::Tensor(_) | Operand::Constant(_) => true,
+        }
+    }
+
+    /// Proves that what the model returns is whole.
+    fn returned(&self, whole: &Operand, found: &Operand) -> Result<(), CheckError> {
+        let wrong = |found: &Operand, held: String| {
+            let value = match found {
+                Operand::Value(value) => self.name(*value),
+                other => format!("{other:?}"),
+            };
+            CheckError::Output { value, found: held }
+        };
+        let mut of = found.clone();
+        if !self.stands_for(&mut of) || of != *whole {
+            return Err(wrong(found, "another value than the whole model's".into()));
+        }
+        let mut left = vec![found];
+        while let Some(one) = left.pop() {
+            match one {
+                Operand::List(items) | Operand::Tuple(items) => left.extend(items),
+                Operand::Dict(items) => left.extend(items.iter().map(|(_, item)| item)),
+                Operand::Value(_) | Operand::Tensor(_) if self.held_of(one) != Held::Whole => {
+                    return Err(wrong(one, self.held_of(one).to_string()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
