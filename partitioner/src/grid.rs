@@ -281,8 +281,9 @@ impl GridSolver<'_> {
             devices.min().unwrap_or(0) as f64
         };
         let memory: Vec<f64> = places[..grid.ranks].iter().map(memory).collect();
-        // Makes a plan that takes this share of the memory by formula; also tells what it takes in the simulation, where that is
-        // more than there is.
+        // Which of several numbers of chunks gains is told by their times, be they above the limit.
+        let most = if grid.chunks == 1 { limit } else { f64::INFINITY };
+        // Makes a plan that takes this share of the memory by formula.
         let finish_within = |share: f64, mut stages: Vec<SolutionStage>, mut time: StepTime| {
             let limits: Vec<f64> = memory.iter().map(|bytes| bytes * share).collect();
             let held = |rank: usize| -> f64 {
@@ -311,12 +312,13 @@ impl GridSolver<'_> {
                 bubble: Some(time.bubble),
                 order: Vec::new(),
             };
-            Some(settle_step(whole, solution))
+            Some(solution)
         };
         // Whether stages were left with less than formulas allow: they throw away enough, perhaps not what is best.
         let has_less = Cell::new(false);
         let finish = |stages: Vec<SolutionStage>, time: StepTime| {
-            let (found, mut excess) = finish_within(1.0, stages.clone(), time)?;
+            let whole_share = finish_within(1.0, stages.clone(), time)?;
+            let (found, mut excess) = settle_step(whole, whole_share, most)?;
             if strategy.is_rule() || !(whole.training.recompute || whole.training.offload) {
                 return Some((found, excess.is_none()));
             }
@@ -325,7 +327,9 @@ impl GridSolver<'_> {
                 let Some(most) = excess else { break };
                 has_less.set(true);
                 share /= most.max(1.01);
-                let Some((less, still)) = finish_within(share, stages.clone(), time) else { break };
+                let Some(less) = finish_within(share, stages.clone(), time) else { break };
+                // What then fits may not be below the limit any more.
+                let (less, still) = settle_step(whole, less, most)?;
                 if still.is_none() {
                     return Some((less, true));
                 }

@@ -5,7 +5,7 @@
 
 use indexmap::{IndexMap, IndexSet};
 use schema::{Cluster, Device, DeviceType, Level, Link, ModelReference, OffloadMode};
-use simulator::{PlanOptions, PlannedStep, Timeline, from_plan, simulate, step_time};
+use simulator::{PlanOptions, PlannedStep, Timeline, from_plan, simulate, simulate_below, step_time};
 
 use crate::{Machine, MachineDevice, Objective, Problem, Solution, SolutionStage, plan_file::to_plan};
 
@@ -34,18 +34,29 @@ pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
 }
 
 /// Settles a step and tells its [`excess`]: of one simulation, where memory has to be looked at.
-pub(crate) fn settle_step(problem: &Problem, mut solution: Solution) -> (Solution, Option<f64>) {
+///
+/// `None` where the simulator's time is not below so many seconds: then nobody asks for its memory.
+pub(crate) fn settle_step(
+    problem: &Problem,
+    mut solution: Solution,
+    below: f64,
+) -> Option<(Solution, Option<f64>)> {
     if solution.offloads() || !may_exceed(problem, &solution) {
         let solution = settle(problem, solution);
-        let excess = excess(problem, &solution);
-        return (solution, excess);
+        let excess = if solution.seconds() < below { excess(problem, &solution) } else { return None };
+        return Some((solution, excess));
     }
-    let Some(timeline) = timeline(problem, &solution) else { return (solution, None) };
+    let Some(step) = planned(problem, &solution) else { return Some((solution, None)) };
+    let limit = if below.is_finite() { (below * 1e9).ceil() as u64 } else { u64::MAX };
+    let timeline = match simulate_below(&step.workload, &step.order, &step.machine, limit) {
+        Ok(timeline) => timeline?,
+        Err(_) => return Some((solution, None)),
+    };
     let seconds = timeline.step as f64 * 1e-9;
     let time = (seconds, idle(&solution, seconds));
     take_time(&mut solution, time);
     let excess = excess_of(problem, &solution, &timeline);
-    (solution, excess)
+    Some((solution, excess))
 }
 
 /// Makes seconds and bubble those of the simulator.

@@ -225,7 +225,7 @@ impl<'a> Search<'a> {
                 bubble: Some(0.0),
                 order: Vec::new(),
             };
-            let (found, excess) = settle_step(self.problem, solution);
+            let (found, excess) = settle_step(self.problem, solution, f64::INFINITY)?;
             if excess.is_none() && found.seconds().is_finite() {
                 return Some(found);
             }

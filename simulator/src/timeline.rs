@@ -93,6 +93,22 @@ pub fn simulate(workload: &Workload, order: &Order, machine: &Machine) -> Result
     Ok(timeline(workload, machine, step, times))
 }
 
+/// The same where the step takes less than so many nanoseconds; else `None`, and nobody asks for its memory.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_below(
+    workload: &Workload,
+    order: &Order,
+    machine: &Machine,
+    limit: u64,
+) -> Result<Option<Timeline>, SimulateError> {
+    let step = build(workload, order, machine)?;
+    let times = sharing::times(&step, machine);
+    let seconds = times.ends.iter().copied().max().unwrap_or(0);
+    Ok((seconds < limit).then(|| timeline(workload, machine, step, times)))
+}
+
 /// Returns the nanoseconds of a step alone: what searches need.
 ///
 /// # Errors
