@@ -41,7 +41,7 @@ const ELEMENTS: &[&str] = &[
 const PROGRAM: &str = r#"
 import ast, sys
 allowed = {"torch", "train_parts", "pathlib", "safetensors", "argparse", "concurrent", "contextlib", "copy", "csv", "difflib", "faulthandler", "fnmatch", "functools", "hashlib", "heapq", "importlib", "inspect", "io", "itertools", "json", "logging", "math",
-           "os", "random", "re", "resource", "shutil", "signal", "statistics", "sys", "tempfile", "threading", "time", "traceback", "types", "warnings", "weakref", "datetime", "collections", "deepspeed", "zlib"}
+           "os", "random", "ray", "re", "resource", "shutil", "signal", "socket", "statistics", "subprocess", "sys", "tempfile", "threading", "time", "traceback", "types", "warnings", "weakref", "datetime", "collections", "deepspeed", "zlib"}
 for path in sys.argv[1:]:
     text = open(path, encoding="utf-8").read()
     tree = ast.parse(text)
