@@ -3,10 +3,8 @@
 
 use std::cell::RefCell;
 
-use schema::Bytes;
-
 use crate::{
-    Machine, MicroBatches, Training,
+    Machine, MachineDevice, MicroBatches, Training,
     pipeline::{Cut, Sharing, best_pipeline, best_within_memory, best_without_limit},
     stage::{InFlight, Neighbours, Scorer},
 };
@@ -17,28 +15,22 @@ type Pipeline = (f64, Vec<Cut>);
 /// Answers of [`best_pipeline`] over the same states.
 #[derive(Default)]
 pub(crate) struct Remembered {
+    /// Machines that were asked about: whatever their memory, and with it. One of thousands of devices is kept, and compared, once.
+    machines: RefCell<[Vec<Machine>; 2]>,
     answers: RefCell<Vec<(Question, Answer)>>,
 }
 
 /// All that an answer depends on.
 #[derive(Clone, PartialEq)]
 struct Question {
-    machine: Machine,
+    /// Its number among those that were asked about; of all with other memory where that is no matter.
+    machine: usize,
     /// Without what does not matter once micro-batches in flight are known.
     training: Training,
     sharing: Sharing,
     neighbours: Neighbours,
     /// How memory counts; `None` where it is no matter.
     memory: Option<Memory>,
-}
-
-impl Question {
-    /// The same of devices whose memory is no matter.
-    fn without_memory(&self) -> Self {
-        let mut question = self.clone();
-        question.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(0));
-        question
-    }
 }
 
 #[derive(Clone, PartialEq)]
@@ -70,11 +62,10 @@ impl Remembered {
             only_groups: false,
             ..scorer.problem.training
         };
-        let machine = scorer.problem.machine.clone();
         let neighbours = scorer.rules.neighbours;
+        let machine = self.number(&scorer.problem.machine, false);
         let question = Question { machine, training, sharing, neighbours, memory: None };
-        let roomy =
-            self.ask(&question.without_memory(), bound, || best_without_limit(scorer, sharing, bound))?;
+        let roomy = self.ask(&question, bound, || best_without_limit(scorer, sharing, bound))?;
         if scorer.is_roomy() {
             return Some(roomy);
         }
@@ -84,8 +75,19 @@ impl Remembered {
             in_flight: (1..=stages).map(|layer| in_flight.count(replicas, layer * replicas)).collect(),
             is_split: matches!(in_flight, InFlight::Split(_)),
         };
-        let question = Question { memory: Some(memory), ..question };
+        let machine = self.number(&scorer.problem.machine, true);
+        let question = Question { machine, memory: Some(memory), ..question };
         self.ask(&question, bound, || best_within_memory(scorer, sharing, roomy.0, bound))
+    }
+
+    /// Returns the number of a machine among those with the same memory, or with any.
+    fn number(&self, machine: &Machine, with_memory: bool) -> usize {
+        let known = &mut self.machines.borrow_mut()[usize::from(with_memory)];
+        let is_same = |other: &Machine| is_alike(machine, other, with_memory);
+        known.iter().rposition(is_same).unwrap_or_else(|| {
+            known.push(machine.clone());
+            known.len() - 1
+        })
     }
 
     /// Looks an answer up, or finds it.
@@ -113,6 +115,25 @@ impl Remembered {
         }
         found
     }
+}
+
+/// Tells whether two machines are the same, be it but for their memory.
+fn is_alike(one: &Machine, other: &Machine, with_memory: bool) -> bool {
+    let is_same = |(one, other): (&MachineDevice, &MachineDevice)| {
+        let MachineDevice { name, speed, memory, memory_bandwidth, host_bandwidth, place } = one;
+        *speed == other.speed
+            && (!with_memory || *memory == other.memory)
+            && *memory_bandwidth == other.memory_bandwidth
+            && *host_bandwidth == other.host_bandwidth
+            && *place == other.place
+            && *name == other.name
+    };
+    let Machine { devices, levels, links, overlaps } = one;
+    *overlaps == other.overlaps
+        && *levels == other.levels
+        && *links == other.links
+        && devices.len() == other.devices.len()
+        && devices.iter().zip(&other.devices).all(is_same)
 }
 
 #[cfg(test)]
