@@ -61,7 +61,7 @@ pub use error::CutError;
 pub use exports::{Terms, exports};
 pub use launch::{Defaults, Launcher, Prediction, Ranks, has_schedule, launch, train_parts, train_script};
 pub use manifest::{About, Cuts, Facts, Shards, facts, manifest};
-pub use names::Names;
+pub use names::{Names, starred};
 pub use nearest::nearest;
 pub use nodes::{Kind, is_detour};
 pub use origin::sign;

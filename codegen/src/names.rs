@@ -304,6 +304,12 @@ pub fn float(value: f64, infinity: &str, not_a_number: &str) -> String {
     plain
 }
 
+/// Returns the path of a module or tensor with a star for each number, as a plan names the cuts of layers that are alike.
+pub fn starred(path: &str) -> String {
+    let part = |part| if str::bytes(part).all(|byte| byte.is_ascii_digit()) { "*" } else { part };
+    path.split('.').map(part).collect::<Vec<&str>>().join(".")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

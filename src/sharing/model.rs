@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use codegen::Shards;
+use codegen::{Shards, starred};
 use cost_model::{PredictOptions, predict};
 use graph::{
     DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
@@ -350,7 +350,7 @@ impl SharedModel {
         let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Slice>)>> = Default::default();
         for (index, tensor) in program.tensors.iter().enumerate() {
             let cut = self.cuts.get(&TensorId(index as u32)).copied();
-            by_pattern.entry(pattern(&tensor.path)).or_default().push((tensor.path.clone(), cut));
+            by_pattern.entry(starred(&tensor.path)).or_default().push((tensor.path.clone(), cut));
         }
         let mut named = self.named_bands();
         for (pattern, all) in by_pattern {
@@ -369,14 +369,6 @@ fn written(cut: Slice) -> Cut {
     Cut { dim: cut.dim as u32, blocks: cut.blocks, bands: false }
 }
 
-/// A path with a star for each number.
-fn pattern(path: &str) -> String {
-    let part = |part: &str| {
-        if part.bytes().all(|byte| byte.is_ascii_digit()) { "*".into() } else { part.to_string() }
-    };
-    path.split('.').map(part).collect::<Vec<String>>().join(".")
-}
-
 /// Finds what a plan says to be cut; all else is whole.
 fn named(
     graph: &ModelGraph,
@@ -385,7 +377,7 @@ fn named(
 ) -> Result<BTreeMap<TensorId, Layout>, Failure> {
     let mut found = BTreeMap::new();
     for tensor in &graph.tensors {
-        let cut = cuts.get(&tensor.path).or_else(|| cuts.get(&pattern(&tensor.path)));
+        let cut = cuts.get(&tensor.path).or_else(|| cuts.get(&starred(&tensor.path)));
         let layout = match cut {
             None => Layout::Whole,
             Some(cut) => {
@@ -402,7 +394,7 @@ fn named(
         found.insert(tensor.id, layout);
     }
     for name in cuts.keys() {
-        if !graph.tensors.iter().any(|tensor| tensor.path == *name || pattern(&tensor.path) == *name) {
+        if !graph.tensors.iter().any(|tensor| tensor.path == *name || starred(&tensor.path) == *name) {
             let paths = graph.tensors.iter().map(|tensor| tensor.path.as_str());
             let meant = nearest::meant(name, paths, 3);
             return Err(Failure::input(format!(

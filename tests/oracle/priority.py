@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torchrun as processes
 import trainer
-from torchrun import Failed
+from torchrun import Failed, finds_fault
 from trainer import near, near_state, plain, task, whole_model
 
 warnings.filterwarnings("ignore")
@@ -156,20 +156,8 @@ def timed(cases):
 
 def finds(cases, old, new, message, file="train_parts/priority.py"):
     run = folder(cases, "resnet_plain", 1)
-    path = run.out / file
-    before = path.read_text()
-    if before.count(old) != 1:
-        raise Failed(f"{file} has no `{old}`")
-    path.write_text(before.replace(old, new))
-    try:
-        said = trains(cases, "resnet_plain", 1, 2, 2, "--allow-changes", run=run, steps=6)
-    except Failed as error:
-        if not re.search(message, str(error)):
-            raise
-        return str(error).splitlines()[0][:70]
-    finally:
-        path.write_text(before)
-    raise Failed(f"nobody saw it: {said}")
+    case = lambda: trains(cases, "resnet_plain", 1, 2, 2, "--allow-changes", run=run, steps=6)
+    return finds_fault(run.out / file, old, new, message, case)
 
 
 def cases():

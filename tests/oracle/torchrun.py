@@ -234,6 +234,23 @@ class Failed(Exception):
     pass
 
 
+def finds_fault(path, old, new, message, case):
+    """Plants a fault in a file: `case` fails with a message of this pattern, or nobody has seen the fault."""
+    before = path.read_text()
+    if before.count(old) != 1:
+        raise Failed(f"{path.name} has no `{old}`")
+    path.write_text(before.replace(old, new))
+    try:
+        said = case()
+    except Failed as error:
+        if not re.search(message, str(error)):
+            raise
+        return str(error).splitlines()[0][:70]
+    finally:
+        path.write_text(before)
+    raise Failed(f"nobody saw it: {said}")
+
+
 class Cases:
     def __init__(self, command, place):
         self.command, self.place = command, place

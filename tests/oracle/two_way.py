@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torchrun as processes
 import trainer
-from torchrun import Failed
+from torchrun import Failed, finds_fault
 from trainer import near, near_state, task, whole_model
 
 warnings.filterwarnings("ignore")
@@ -342,20 +342,8 @@ def timed(cases, schedule, stages, count, times=(150, 150, 150)):
 def finds(cases, file, old, new, message):
     """A planted fault is found."""
     run = Trained(cases, "gpt2_tiny", "chimera", 2, 4)
-    path = run.out / file
-    before = path.read_text()
-    if before.count(old) != 1:
-        raise Failed(f"{file} has no `{old}`")
-    path.write_text(before.replace(old, new))
-    try:
-        said = trains(cases, "gpt2_tiny", "chimera", 2, 4, steps=8, run=run, more=("--allow-changes",))
-    except Failed as error:
-        if not re.search(message, str(error)):
-            raise
-        return str(error).splitlines()[0][:70]
-    finally:
-        path.write_text(before)
-    raise Failed(f"nobody saw it: {said}")
+    case = lambda: trains(cases, "gpt2_tiny", "chimera", 2, 4, steps=8, run=run, more=("--allow-changes",))
+    return finds_fault(run.out / file, old, new, message, case)
 
 
 def cases():

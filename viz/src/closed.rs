@@ -57,9 +57,10 @@ pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
         let to = keep[id.index()];
         if !diagram.is_leaf(to) {
             let closed = &mut boxes[to.index()];
-            closed.family = match closed.subtitle.contains("Norm") {
-                true => Family::Norm,
-                false => main_family(closed.family, diagram.get(id).family),
+            closed.family = if closed.subtitle.contains("Norm") {
+                Family::Norm
+            } else {
+                main_family(closed.family, diagram.get(id).family)
             };
         }
     }

@@ -7,7 +7,10 @@ use schema::ShardingLevel;
 use tracer::{Node, Operand, Program, ValueId};
 
 use super::{Export, Made, Subject, head, layers, quoted};
-use crate::{names::comment, nodes::leaves};
+use crate::{
+    names::{comment, starred},
+    nodes::leaves,
+};
 
 /// Returns the configuration.
 pub(super) fn hugging_face(subject: &Subject<'_>) -> Export {
@@ -176,13 +179,4 @@ fn operands(node: &Node) -> Vec<ValueId> {
         });
     }
     values
-}
-
-/// Numbers of layers become stars.
-fn starred(path: &str) -> String {
-    let parts = path.split('.').map(|part| match part.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => "*",
-        false => part,
-    });
-    parts.collect::<Vec<_>>().join(".")
 }

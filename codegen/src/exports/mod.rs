@@ -58,9 +58,10 @@ impl Terms<'_> {
     /// Ranks with other numbers of replicas, which no other framework has.
     fn replicas(&self) -> Result<usize, String> {
         let first = self.replicas.first().copied().unwrap_or(1);
-        match self.replicas.iter().all(|count| *count == first) {
-            true => Ok(first),
-            false => Err("its stages have unequal numbers of replicas".into()),
+        if self.replicas.iter().all(|count| *count == first) {
+            Ok(first)
+        } else {
+            Err("its stages have unequal numbers of replicas".into())
         }
     }
 
@@ -80,9 +81,10 @@ impl Terms<'_> {
 
     /// Says that a target has one stage on each rank, where the plan has more.
     fn one_to_a_rank(&self) -> Result<(), String> {
-        match self.ranks.len() == self.n_ranks() {
-            true => Ok(()),
-            false => Err(format!("several of its {} stages lie on one rank", self.ranks.len())),
+        if self.ranks.len() == self.n_ranks() {
+            Ok(())
+        } else {
+            Err(format!("several of its {} stages lie on one rank", self.ranks.len()))
         }
     }
 
@@ -96,9 +98,10 @@ impl Terms<'_> {
 
     /// Says that images lie in bands, which no other framework has.
     fn no_bands(&self) -> Result<(), String> {
-        match self.cuts.iter().any(|(_, cut)| cut.bands) {
-            true => Err(format!("{} devices have a band of each image", self.shards)),
-            false => Ok(()),
+        if self.cuts.iter().any(|(_, cut)| cut.bands) {
+            Err(format!("{} devices have a band of each image", self.shards))
+        } else {
+            Ok(())
         }
     }
 }

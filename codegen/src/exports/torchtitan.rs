@@ -115,14 +115,13 @@ fn schedule(terms: &Terms<'_>) -> Result<(&'static str, bool), String> {
 fn parts(subject: &Subject<'_>) -> Result<(Vec<Vec<String>>, Vec<String>), String> {
     let Subject { program, assignment, units, .. } = subject;
     let is_hugging_face = is_decoder(units);
-    let (units, is_known) = match is_hugging_face {
-        true => (units.clone(), true),
-        false => {
-            let units = titan_units(program, assignment);
-            let has = |path: &str| units.iter().any(|unit| unit.path == path);
-            let is_known = has("tok_embeddings") && has("layers.0");
-            (units, is_known)
-        }
+    let (units, is_known) = if is_hugging_face {
+        (units.clone(), true)
+    } else {
+        let units = titan_units(program, assignment);
+        let has = |path: &str| units.iter().any(|unit| unit.path == path);
+        let is_known = has("tok_embeddings") && has("layers.0");
+        (units, is_known)
     };
     if !is_known {
         return Err("it splits decoders alone: its own, which hold `tok_embeddings` and `layers`, and Hugging Face's with \
@@ -136,10 +135,11 @@ fn parts(subject: &Subject<'_>) -> Result<(Vec<Vec<String>>, Vec<String>), Strin
     }
     let mut parts = vec![Vec::new(); assignment.stages()];
     for unit in &units {
-        let name = match is_hugging_face {
-            true => titan_name(&unit.path)
-                .ok_or_else(|| format!("its backend knows no `{}` of a decoder", comment(&unit.path)))?,
-            false => unit.path.clone(),
+        let name = if is_hugging_face {
+            titan_name(&unit.path)
+                .ok_or_else(|| format!("its backend knows no `{}` of a decoder", comment(&unit.path)))?
+        } else {
+            unit.path.clone()
         };
         parts[unit.stage as usize].push(name);
     }
