@@ -76,6 +76,12 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns what the system says, without the name of what lies beside: it is nothing to anybody.
+fn without_path(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" at path ").next().unwrap_or_default().to_string()
+}
+
 /// Says at the end of a picture who drew it, in formats that have comments.
 pub fn signed(path: &Path, mut text: String) -> String {
     let by = format!("written by {PROGRAM}");
@@ -92,7 +98,7 @@ pub fn signed(path: &Path, mut text: String) -> String {
 
 fn not_in(path: &Path, parent: &Path, error: std::io::Error) -> Failure {
     // The temporary file's name is nothing to anybody.
-    let error = std::io::Error::from(error.kind());
+    let error = without_path(&error);
     let failure = Failure::input(format!("cannot write {}: {error}", path.display()));
     if parent.is_dir() {
         failure

@@ -470,10 +470,13 @@ impl Emitted {
         self.check_source(&filled)?;
         let copied = filled.into_iter().map(|(path, file)| (path, file.copied)).collect();
         let mut source = self.sources.open();
-        let mut written = Written { folder, open: None };
+        let mut written = Written { folder, open: None, refused: None };
         let checked = codegen::check_written(&self.program, &copied, &mut source, &mut written);
         // It is compared with the source, which may have become another meanwhile.
         self.sources.check_unchanged()?;
+        if let Some(failure) = written.refused {
+            return Err(failure);
+        }
         checked.map_err(|error| bug(&error))?;
         Ok(total)
     }
@@ -517,21 +520,40 @@ struct Written<'f> {
     folder: &'f files::Folder,
     /// The file that was read last.
     open: Option<(String, Source)>,
+    /// Why a file that is there could not be opened: a limit of the system's, which says nothing about what was written.
+    refused: Option<Failure>,
+}
+
+impl Written<'_> {
+    /// Opens a file by a function that fails as the command does.
+    fn opened<T>(
+        &mut self,
+        file: &str,
+        open: impl FnOnce(&Path) -> Result<T, Failure>,
+    ) -> std::io::Result<T> {
+        let other = |failure: &Failure| std::io::Error::other(failure.to_string());
+        let path = self.folder.path(file).map_err(|failure| other(&failure))?;
+        open(&path).map_err(|failure| {
+            let error = other(&failure);
+            if path.exists() {
+                self.refused = Some(failure);
+            }
+            error
+        })
+    }
 }
 
 impl codegen::Written for Written<'_> {
     type Bytes = memmap2::Mmap;
 
     fn bytes(&mut self, file: &str) -> std::io::Result<memmap2::Mmap> {
-        let other = |failure: Failure| std::io::Error::other(failure.to_string());
-        files::map(&self.folder.path(file).map_err(other)?).map_err(other)
+        self.opened(file, files::map)
     }
 
     fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
         if self.open.as_ref().is_none_or(|(name, _)| name != file) {
-            let other = |failure: Failure| std::io::Error::other(failure.to_string());
-            let path = self.folder.path(file).map_err(other)?;
-            self.open = Some((file.to_string(), Sources::of(&path).map_err(other)?.open()));
+            let source = self.opened(file, |path| Ok(Sources::of(path)?.open()))?;
+            self.open = Some((file.to_string(), source));
         }
         let (_, open) = self.open.as_mut().expect("opened above");
         open.read_at(position, buffer)

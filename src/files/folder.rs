@@ -45,8 +45,7 @@ impl Beside {
     pub fn scratch() -> Result<Self, Failure> {
         let folder = std::env::temp_dir();
         Self::in_folder(&folder).map_err(|error| {
-            let error = io::Error::from(error.kind());
-            Failure::input(format!("cannot write in {}: {error}", folder.display()))
+            Failure::input(format!("cannot write in {}: {}", folder.display(), super::without_path(&error)))
                 .with_hint("TMPDIR names the folder for temporary files")
         })
     }
@@ -239,9 +238,7 @@ impl Folder {
         }
         let parent = parent(&target);
         let in_parent = |error: io::Error| {
-            // The name of what lies beside is nothing to anybody.
-            let error = io::Error::from(error.kind());
-            Failure::input(format!("cannot write in {}: {error}", parent.display()))
+            Failure::input(format!("cannot write in {}: {}", parent.display(), super::without_path(&error)))
         };
         fs::create_dir_all(&parent).map_err(in_parent)?;
         let beside = Beside::in_folder(&parent).map_err(in_parent)?;
