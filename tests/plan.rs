@@ -1,5 +1,7 @@
 //! `model-analyze plan`, end to end: answers, files and faults as a user meets them.
 
+use std::fs;
+
 use assert_cmd::Command;
 use needs::outside;
 
@@ -35,7 +37,7 @@ fn folder() -> tempfile::TempDir {
 
 fn write(folder: &tempfile::TempDir, name: &str, text: &str) -> String {
     let path = folder.path().join(name);
-    std::fs::write(&path, text).expect("a temporary file can be written");
+    fs::write(&path, text).expect("a temporary file can be written");
     path.display().to_string()
 }
 
@@ -160,7 +162,7 @@ fn a_plan_is_scored_as_it_was_planned() {
         );
     }
     // Edited by hand: a block taken out is missed, and another model's is not known.
-    let text = std::fs::read_to_string(&path).expect("just written");
+    let text = fs::read_to_string(&path).expect("just written");
     let edited = write(&folder, "edited.yaml", &text.replacen("- down.0", "- down.9", 1));
     if edited != text {
         fails(&["plan", model, "--check", &edited], 2, &["error: "]);
@@ -340,6 +342,46 @@ fn what_is_computed_again_is_said() {
 }
 
 #[test]
+fn what_is_there_once_more_is_part_of_the_peak() {
+    let folder = folder();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let cluster = lab(&folder, 1, 800_000);
+    let answer = json(&["plan", UNET, "--cluster", &cluster, "--loss", "none", "-o", &file]);
+    let plan = schema::from_yaml::<schema::Plan>(&fs::read_to_string(&file).unwrap()).expect("a plan");
+    let stage = &plan.stages[0];
+    let cost = &stage.cost;
+    assert!(!stage.recompute.is_empty() && cost.recomputed.0 > 0, "{stage:?}");
+    // One device keeps one micro-batch: all of this is there while the largest block is computed again.
+    let least = 2 * cost.parameters.0 + cost.optimizer.0 + cost.activations.0 + cost.recomputed.0;
+    let held = answer["stages"][0]["memory_bytes"].as_u64().expect("bytes");
+    assert!(held >= least, "{held} of at least {least}");
+}
+
+#[test]
+fn where_no_block_can_be_spared_stages_keep_their_inputs() {
+    let folder = folder();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let cluster = lab(&folder, 2, 2_200_000);
+    let asked = ["--cluster", &cluster, "--strategy", "gpipe", "--micro-batches", "64", "--loss", "none"];
+    let arguments = [&["plan", UNET][..], &asked, &["--tensor-parallel", "none"]].concat();
+    let said = text(&arguments);
+    assert!(said.contains(" keeps its inputs alone and computes all of its blocks again (+"), "{said}");
+    let made = json(&[&arguments[..], &["-o", &file]].concat());
+    let whole = |stage: &serde_json::Value| stage["recompute_unit"] == "stage";
+    assert!(made["stages"].as_array().expect("stages").iter().any(whole), "{made}");
+    let checked = json(&["plan", UNET, "--check", &file, "--loss", "none"]);
+    for key in ["memory_bytes", "step_seconds", "stages"] {
+        assert_eq!(made[key], checked[key], "{key}");
+    }
+    // A part of a stage is no stage.
+    let plan = fs::read_to_string(&file).unwrap();
+    let (head, rest) = plan.split_once("  recompute:\n  - ").expect("what is computed again");
+    let rest = rest.split_once('\n').expect("a block").1;
+    fs::write(&file, format!("{head}  recompute:\n{rest}")).unwrap();
+    fails(&["plan", UNET, "--check", &file], 2, &["needs all of its blocks under `recompute`"]);
+}
+
+#[test]
 fn a_strategy_by_name_says_which_are_faster() {
     let said = text(&["plan", UNET, "--devices", "4xt4", "--strategy", "layer", "--micro-batches", "8"]);
     assert!(said.contains("Faster: data-parallel (-"), "{said}");
@@ -424,7 +466,7 @@ fn a_plan_carries_its_band() {
     let folder = folder();
     let file = folder.path().join("plan.yaml").display().to_string();
     let answer = json(&["plan", "fixtures/traces/unet_small.pt", "--devices", "2xt4", "-o", &file]);
-    let text = std::fs::read_to_string(file).expect("a plan was written");
+    let text = fs::read_to_string(file).expect("a plan was written");
     let plan: schema::Plan = schema::from_yaml(&text).expect("it is a plan");
     let band = plan.predicted.band.expect("a traced model's times have a band");
     assert_eq!(answer["band"]["p90"].as_f64(), Some(band.p90.0));
@@ -527,7 +569,7 @@ fn no_cut_at_any_depth_beats_the_plan() {
         ];
         let planned = json(&[&asked[..], &["-o", &file]].concat());
         let seconds = planned["step_seconds"].as_f64().expect("a plan takes time");
-        let text = std::fs::read_to_string(&file).expect("the plan was written");
+        let text = fs::read_to_string(&file).expect("the plan was written");
         let mut plan: schema::Plan = schema::from_yaml(&text).expect("a plan reads back");
         let leaves = leaves(model);
         let mut n_checked = 0;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use schema::{
-    Boundary, Exchanged, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, StageFiles,
-    TiedHolder, TiedParameter,
+    Boundary, Exchanged, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, RecomputeUnit,
+    StageFiles, TiedHolder, TiedParameter,
 };
 use tracer::{Constant, Operand, Program, Role, TensorType, Type, ValueId};
 
@@ -62,6 +62,8 @@ pub struct About {
     pub devices: Vec<Vec<String>>,
     /// Blocks to compute again, by stage.
     pub recompute: Vec<Vec<String>>,
+    /// What is computed again at a time, by stage.
+    pub recompute_unit: Vec<RecomputeUnit>,
     /// Blocks to keep in host memory, by stage.
     pub offload: Vec<Vec<String>>,
     /// Name spaces whose operators stages may call besides torch's own.
@@ -157,6 +159,7 @@ pub fn manifest(
             parameters: tensors(Role::Parameter),
             buffers: tensors(Role::Buffer),
             recompute: about.recompute.get(index).cloned().unwrap_or_default(),
+            recompute_unit: about.recompute_unit.get(index).copied().unwrap_or_default(),
             offload: about.offload.get(index).cloned().unwrap_or_default(),
             repeated_operators: stage.steps.iter().filter(is_repeated).count() as u32,
             devices: about.devices.get(index).cloned().unwrap_or_default(),

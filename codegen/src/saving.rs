@@ -10,6 +10,7 @@ use std::{
     ops::Range,
 };
 
+use schema::RecomputeUnit;
 use tracer::{Operand, Program, Role, TensorId, ValueId};
 
 use crate::{
@@ -49,7 +50,9 @@ pub(crate) fn segments(
     about: &About,
 ) -> (Vec<Segment>, Vec<String>) {
     let mut wanted: BTreeMap<&str, (bool, bool)> = BTreeMap::new();
-    for path in about.recompute.get(index).into_iter().flatten() {
+    // A stage that is computed again as one is so by whoever runs it: it has no function of its own for a part.
+    let is_by_block = about.recompute_unit.get(index).is_none_or(RecomputeUnit::is_block);
+    for path in about.recompute.get(index).into_iter().flatten().filter(|_| is_by_block) {
         wanted.entry(path).or_default().0 = true;
     }
     for path in about.offload.get(index).into_iter().flatten() {

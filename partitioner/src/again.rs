@@ -3,13 +3,13 @@
 //! Memory: parameters with gradients and optimizer state, one more copy of the parameters for each older version in flight,
 //! activations of the micro-batches in flight, the largest workspace, and buffers for what is on its way.
 //!
-//! Blocks are chosen exactly, by a knapsack. A block computed again keeps its inputs, and exists once in full while its backward
+//! Blocks are chosen exactly, by a knapsack; where a stage is the unit (`RecomputeUnit::Stage`) all of it is computed again or nothing. A block computed again keeps its inputs, and exists once in full while its backward
 //! pass runs. A block offloaded is copied out behind the stage's forward pass and back before its backward pass while the device
 //! waits (`Pinned` of the simulator): one micro-batch of it is there at a time, all in flight where the backward pass is split.
 
 use std::rc::Rc;
 
-use schema::ShardingLevel;
+use schema::{RecomputeUnit, ShardingLevel};
 
 use crate::{
     knapsack::{Choice, Items, pick},
@@ -26,7 +26,15 @@ pub(crate) struct Again {
     pub(crate) seconds: f64,
     pub(crate) memory: f64,
     pub(crate) recompute: Vec<usize>,
+    pub(crate) unit: RecomputeUnit,
     pub(crate) offload: Vec<usize>,
+}
+
+impl Again {
+    /// Nothing is thrown away.
+    pub(crate) fn nothing(memory: f64) -> Self {
+        Self { seconds: 0.0, memory, recompute: vec![], unit: RecomputeUnit::Block, offload: vec![] }
+    }
 }
 
 /// What throwing a block away, or more of it, brings.
@@ -96,11 +104,7 @@ impl Scorer<'_> {
     fn buffers(&self, start: usize, end: usize, run: Run, in_flight: f64, parameters: f64) -> f64 {
         let states = self.states;
         let into = states.crossing[start];
-        let kept = match (self.problem.training.recompute, self.problem.training.offload) {
-            (false, false) => states.activations[end] - states.activations[start],
-            _ => states.least_kept[end] - states.least_kept[start],
-        };
-        let early = (into - kept).max(0.0) * in_flight;
+        let early = self.early(start, end) * in_flight;
         let sent = states.crossing[end] + states.crossing_back[start];
         let back = states.crossing_back[end] * in_flight;
         let bucket = if run.count > 1 { parameters.min(schema::BUCKET.0 as f64) } else { 0.0 };
@@ -109,6 +113,23 @@ impl Scorer<'_> {
         let before = self.before.get(&run.first).copied().unwrap_or(most);
         let ahead = if self.rules.is_asynchronous { before.div_ceil(run.count) as f64 } else { 0.0 };
         into * (1.0 + ahead) + early + sent + back + bucket.max(self.shared(start, end))
+    }
+
+    /// Bytes of a micro-batch that wait before a stage and are no part of what its blocks keep.
+    fn early(&self, start: usize, end: usize) -> f64 {
+        let (states, training) = (self.states, &self.problem.training);
+        let is_by_block = training.recompute && training.recompute_unit.is_block();
+        let kept = match is_by_block || training.offload {
+            true => states.least_kept[end] - states.least_kept[start],
+            false => states.activations[end] - states.activations[start],
+        };
+        (states.crossing[start] - kept).max(0.0)
+    }
+
+    /// Bytes of a micro-batch that a stage keeps which is computed again as one: what it is given, and what stays in any case.
+    fn kept_by_stage(&self, start: usize, end: usize, blocks: &[usize]) -> f64 {
+        let given = self.states.crossing[start] - self.early(start, end);
+        given + blocks.iter().map(|&block| self.stays[block]).sum::<f64>()
     }
 
     /// Seconds of what is thrown away at the least, and whether that is what it takes; `None` where nothing helps.
@@ -269,8 +290,17 @@ impl Scorer<'_> {
             blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
         let all = blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).sum::<f64>();
         if fixed + workspace + all * flying <= limit {
-            let memory = fixed + workspace + all * flying;
-            return Some(Again { seconds: 0.0, memory, recompute: vec![], offload: vec![] });
+            return Some(Again::nothing(fixed + workspace + all * flying));
+        }
+        if !self.problem.training.recompute_unit.is_block() {
+            // The bound forgives what is there once more.
+            let once_more = if self.is_bound { 0.0 } else { all };
+            let kept = self.kept_by_stage(start, end, &blocks) * flying;
+            let memory = fixed + workspace + kept + once_more;
+            let forward: f64 = blocks.iter().map(|&block| self.problem.blocks[block].forward.0).sum();
+            let unit = RecomputeUnit::Stage;
+            let again = Again { seconds: forward / speed, memory, recompute: blocks, unit, offload: vec![] };
+            return (self.problem.training.recompute && memory <= limit).then_some(again);
         }
         let work = (self.states.work[end] - self.states.work[start]) / speed;
         let open = blocks.iter().map(|&block| self.choices(block, in_flight, (speed, host)));
@@ -304,20 +334,27 @@ impl Scorer<'_> {
         let training = &self.problem.training;
         let activations = self.activations(index);
         let is_whole = !self.problem.blocks[index].is_operator;
-        let is_again = training.recompute && is_whole && self.inputs[index] < activations;
-        let is_away = training.offload && is_whole && activations > 0.0 && held < flying;
+        let is_by_block = training.recompute_unit.is_block();
+        let inputs = if is_by_block { self.inputs[index] } else { self.stays[index] };
+        let is_again = training.recompute && (is_whole || !is_by_block) && inputs < activations;
+        let is_away = training.offload && is_by_block && is_whole && activations > 0.0 && held < flying;
         Choices {
             kept: Choice { time: 0.0, memory: activations * flying },
             again: is_again.then(|| Choice {
                 time: self.problem.blocks[index].forward.0 / speed,
-                memory: self.inputs[index] * flying,
+                memory: inputs * flying,
             }),
             away: is_away.then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
         }
     }
 
     /// Scores a stage with blocks that somebody else chose to compute again and to offload, whether it fits or not.
-    pub(crate) fn score_given(&self, cut: &Cut, recompute: &[usize], offload: &[usize]) -> StageScore {
+    pub(crate) fn score_given(
+        &self,
+        cut: &Cut,
+        (recompute, unit): (&[usize], RecomputeUnit),
+        offload: &[usize],
+    ) -> StageScore {
         let Cut { start, end, run, behind } = *cut;
         let in_flight = self.rules.in_flight.count(run.count, behind);
         let place = self.place(run);
@@ -331,8 +368,14 @@ impl Scorer<'_> {
             _ => activations(*index) * in_flight as f64,
         });
         let workspace = blocks.iter().map(|&index| block(index).workspace.0).max().unwrap_or(0) as f64;
-        let largest = recompute.iter().map(|&index| activations(index)).fold(0.0, f64::max);
-        let memory = fixed + workspace + largest + kept.sum::<f64>();
+        let again = recompute.iter().map(|&index| activations(index));
+        let (kept, once_more) = match unit {
+            RecomputeUnit::Block => (kept.sum::<f64>(), again.fold(0.0, f64::max)),
+            RecomputeUnit::Stage => {
+                (self.kept_by_stage(start, end, &blocks) * in_flight as f64, again.sum::<f64>())
+            }
+        };
+        let memory = fixed + workspace + once_more + kept;
         let again: f64 = recompute.iter().map(|&index| block(index).forward.0).sum::<f64>() / place.speed;
         let copied: f64 = offload.iter().map(|&index| activations(index)).sum();
         // Copies beside compute are the simulator's to time.
@@ -341,6 +384,7 @@ impl Scorer<'_> {
             seconds: again + copying,
             memory,
             recompute: recompute.to_vec(),
+            unit,
             offload: offload.to_vec(),
         };
         self.scored(cut, again, place.limit)
@@ -431,7 +475,8 @@ impl Search<'_> {
             }
         }
         let seconds = if scorer.is_bound { picked.lower_bound } else { picked.time };
-        Some((Again { seconds, memory: largest + kept, recompute, offload }, picked.price))
+        let unit = RecomputeUnit::Block;
+        Some((Again { seconds, memory: largest + kept, recompute, unit, offload }, picked.price))
     }
 
     /// Remembers that a stage might take so much less.

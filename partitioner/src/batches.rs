@@ -4,7 +4,7 @@
 //! the model's inputs, so more of them make a larger batch: throughput is what compares. While numbers are
 //! compared only the fastest plan is kept; all strategies are ranked for the number that is chosen.
 
-use schema::MicroBatchesTried;
+use schema::{MicroBatchesTried, RecomputeUnit};
 
 use crate::{
     MicroBatches, PlanError, Problem, Solution, Strategy, serving, sharded,
@@ -42,11 +42,41 @@ pub struct Planned {
 /// Where nothing is trained, the best plan of the forward pass alone is found, which no strategy is asked for.
 pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
     problem.validate()?;
-    let ways = Ways::of(problem);
     if let Some(aim) = problem.training.inference {
+        let ways = Ways::of(problem);
         let best = serving::serve(problem, &ways, aim)?;
         return Ok(Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), ways });
     }
+    let asked = problem.clone();
+    let error = match plan_by_unit(problem, strategy) {
+        Err(error) if is_full(&error) && asked.training.recompute && !asked.training.offload => error,
+        planned => return planned,
+    };
+    // Where keeping each block's inputs is too much, a stage may keep what it is given alone.
+    let mut by_stage = asked;
+    by_stage.training.recompute_unit = RecomputeUnit::Stage;
+    let planned = plan_by_unit(&mut by_stage, strategy);
+    let needs_less = match (&error, &planned) {
+        (PlanError::Memory { needed, .. }, Err(PlanError::Memory { needed: by_stage, .. })) => {
+            by_stage < needed
+        }
+        (_, planned) => planned.is_ok(),
+    };
+    if needs_less {
+        *problem = by_stage;
+        planned
+    } else {
+        Err(error)
+    }
+}
+
+fn is_full(error: &PlanError) -> bool {
+    matches!(error, PlanError::Memory { .. } | PlanError::NothingFits)
+}
+
+/// Plans where the unit of what is computed again is given.
+fn plan_by_unit(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
+    let ways = Ways::of(problem);
     let whole = plan_batches(problem, &ways, strategy);
     let ((best, others, failed), tried) = sharded::or_better(problem, &ways, strategy, whole)?;
     Ok(Planned { best, others, failed, tried, ways })
@@ -84,7 +114,7 @@ fn plan_batches(problem: &mut Problem, ways: &Ways, strategy: Option<Strategy>) 
         match best(problem, first) {
             Ok(plan) => found.push(plan),
             Err(other) => {
-                let is_full = matches!(other, PlanError::Memory { .. } | PlanError::NothingFits);
+                let is_full = is_full(&other);
                 error = Some(other);
                 // More of them need no less memory.
                 if is_full {

@@ -442,6 +442,7 @@ mod tests {
                 blocks: blocks.clone(),
                 devices: vec![index % ranks],
                 recompute: if is_again { blocks.clone() } else { Vec::new() },
+                unit: schema::RecomputeUnit::Block,
                 offload: Vec::new(),
             };
             let placed: Vec<Placed> = parts.iter().enumerate().map(place).collect();

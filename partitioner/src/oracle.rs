@@ -3,7 +3,7 @@
 //! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
 //! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
 
-use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, Seconds, ShardingLevel};
+use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, RecomputeUnit, Seconds, ShardingLevel};
 use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
@@ -208,6 +208,14 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                         if best.as_ref().is_some_and(|best| busy.fold(0.0, f64::max) >= best.seconds_each()) {
                             continue;
                         }
+                        // A stage that is the unit is computed again whole or not at all.
+                        let unit = problem.training.recompute_unit;
+                        let is_some = |part: &Vec<usize>| part.iter().any(|&block| choice[block] == 1);
+                        let is_all = |part: &Vec<usize>| part.iter().all(|&block| choice[block] == 1);
+                        let is_part = |part: &Vec<usize>| is_some(part) && !is_all(part);
+                        if unit == RecomputeUnit::Stage && parts.iter().any(is_part) {
+                            continue;
+                        }
                         let of = |part: &Vec<usize>, kind| {
                             part.iter().copied().filter(|&block| choice[block] == kind).collect()
                         };
@@ -215,6 +223,7 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                             blocks: part.clone(),
                             devices: groups[index % n_ranks].clone(),
                             recompute: of(part, 1),
+                            unit: if is_some(part) { unit } else { RecomputeUnit::Block },
                             offload: of(part, 2),
                         });
                         let placed: Vec<Placed> = placed.collect();
@@ -245,13 +254,22 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
 
 #[test]
 fn strategies_say_the_truth_about_all_plans() {
-    let mut dice = Dice(41);
+    all_plans(&mut Dice(41), 60, RecomputeUnit::Block, 0.98);
+}
+
+#[test]
+fn strategies_say_the_truth_where_stages_are_computed_again_whole() {
+    all_plans(&mut Dice(43), 40, RecomputeUnit::Stage, 0.95);
+}
+
+/// Compares strategies with every plan there is, for random problems; so large a share of the plans must be the fastest.
+fn all_plans(dice: &mut Dice, n_cases: usize, unit: RecomputeUnit, share: f64) {
     let mut faults = Vec::new();
     let (mut n_plans, mut n_optimal, mut n_equal, mut n_none) = (0, 0, 0, 0);
     let mut bounds = 0.0;
-    for case in 0..cases(60) {
+    for case in 0..cases(n_cases) {
         // The more differs, the more plans there are.
-        let (is_uniform, is_tight) = (dice.flip(), dice.flip());
+        let (is_uniform, is_tight) = (dice.flip(), dice.flip() || unit == RecomputeUnit::Stage);
         let (blocks, devices) = match (is_uniform, is_tight) {
             (true, false) => (7, 4),
             (true, true) => (5, 4),
@@ -259,7 +277,7 @@ fn strategies_say_the_truth_about_all_plans() {
         };
         let (n_blocks, n_devices) = (1 + dice.below(blocks) as usize, 1 + dice.below(devices) as usize);
         let is_chain = dice.flip();
-        let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
+        let mut problem = problem(dice, n_blocks, n_devices, is_chain, is_uniform);
         if is_uniform && dice.below(3) == 0 {
             // A device in each node.
             problem
@@ -280,6 +298,10 @@ fn strategies_say_the_truth_about_all_plans() {
             }
         }
         problem.training.offload = is_tight && dice.below(3) == 0;
+        if unit == RecomputeUnit::Stage {
+            let training = &mut problem.training;
+            (training.recompute, training.recompute_unit, training.offload) = (true, unit, false);
+        }
         problem.machine.overlaps = dice.below(3) > 0;
         let count = 1 + dice.below(7) as u32;
         problem.training.micro_batches =
@@ -346,7 +368,7 @@ fn strategies_say_the_truth_about_all_plans() {
     // Truth alone would be cheap: a planner that promises nothing is never wrong.
     let (n, equal, said) = (f64::from(n_plans), f64::from(n_equal), f64::from(n_optimal));
     assert!(
-        equal > 0.98 * n && said > 0.75 * n && bounds > 0.95 * n && n_none < 2 * n_plans,
+        equal > share * n && said > 0.75 * n && bounds > 0.95 * n && n_none < 2 * n_plans,
         "of {n_plans} plans, {n_equal} are the fastest and {n_optimal} said so; bounds come to {}; {n_none} none",
         bounds / n
     );

@@ -1,6 +1,6 @@
 //! Scores stages that somebody placed by hand, by the objective that planning uses.
 
-use schema::{Execution, OffloadMode, ShardingLevel};
+use schema::{Execution, OffloadMode, RecomputeUnit, ShardingLevel};
 use simulator::{
     Cost, Updates, kept,
     order::{Schedule, Shape, make_for_costs},
@@ -30,6 +30,8 @@ pub(crate) struct Placed {
     pub(crate) devices: Vec<usize>,
     /// Blocks computed again.
     pub(crate) recompute: Vec<usize>,
+    /// What of them is computed again at a time.
+    pub(crate) unit: RecomputeUnit,
     /// Blocks whose activations wait in host memory.
     pub(crate) offload: Vec<usize>,
 }
@@ -112,7 +114,7 @@ pub(crate) fn score_placed(
         let stage = |(cut, placed): (&Cut, &Placed)| SolutionStage {
             blocks: placed.blocks.clone(),
             run: cut.run,
-            score: scorer.score_given(cut, &placed.recompute, &placed.offload),
+            score: scorer.score_given(cut, (&placed.recompute, placed.unit), &placed.offload),
         };
         cuts.iter().zip(placed).map(stage).collect()
     };

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use schema::{
     Bytes, Cluster, DeviceMemory, Execution, LayerCost, ModelReference, PLAN_VERSION, Plan, PlanStage,
-    PlanTie, Predicted, Seconds, StageCost, Transfer,
+    PlanTie, Predicted, RecomputeUnit, Seconds, StageCost, Transfer,
 };
 use simulator::order::Schedule;
 
@@ -91,6 +91,14 @@ pub enum CheckError {
         /// The stage.
         stage: usize,
     },
+    /// A stage that is computed again as one, but for some of it.
+    #[error(
+        "stage {stage}: recompute_unit `stage` needs all of its blocks under `recompute`, and none under `offload`"
+    )]
+    PartOfUnit {
+        /// The stage.
+        stage: usize,
+    },
     /// Stages that share devices in a way no schedule of ours runs.
     #[error("stage {stage}: its devices are shared with other stages in part, or with stages out of turn")]
     Sharing {
@@ -131,6 +139,7 @@ pub fn to_plan(
         blocks: stage.blocks.iter().flat_map(paths).collect(),
         devices: solution.devices(stage).map(device).collect(),
         recompute: stage.score.recompute.iter().flat_map(paths).collect(),
+        recompute_unit: stage.score.recompute_unit,
         offload: stage.score.offload.iter().flat_map(paths).collect(),
         tensor_parallel: None,
         layers: layers(problem, &flow, stage, slowest(stage)),
@@ -247,7 +256,7 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
     let bytes = |field: &dyn Fn(&crate::Block) -> u64| {
         Bytes(stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum())
     };
-    let again: f64 = stage.score.recompute.iter().map(|&block| problem.blocks[block].forward.0).sum();
+    let forward_again: f64 = stage.score.recompute.iter().map(|&block| problem.blocks[block].forward.0).sum();
     let gone: HashSet<usize> = stage.score.recompute.iter().chain(&stage.score.offload).copied().collect();
     let offloaded: u64 = stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0).sum();
     let held = stage.blocks.iter().filter(|block| !gone.contains(block));
@@ -259,10 +268,14 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
         .sum();
     let parameters = bytes(&|block| block.parameters.0) + Bytes(ties);
     let inputs = stage.score.recompute.iter().map(|&block| flow.taken[block] + problem.blocks[block].kept.0);
-    let inputs: u64 = inputs.sum();
+    let again = || stage.score.recompute.iter().map(|&block| problem.blocks[block].activations.0);
+    let (inputs, recomputed): (u64, u64) = match stage.score.recompute_unit {
+        RecomputeUnit::Block => (inputs.sum(), again().max().unwrap_or(0)),
+        RecomputeUnit::Stage => (given(problem, stage), again().sum()),
+    };
     StageCost {
         forward: Seconds(sum(&|block| block.forward.0) / speed),
-        input_gradient: Seconds((sum(&|block| block.input_gradient.0) + again) / speed),
+        input_gradient: Seconds((sum(&|block| block.input_gradient.0) + forward_again) / speed),
         weight_gradient: Seconds(sum(&|block| block.weight_gradient.0) / speed),
         parameters,
         optimizer: Bytes((parameters.0 as f64 * problem.training.optimizer_factor) as u64),
@@ -272,8 +285,19 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
         workspace: Bytes(
             stage.blocks.iter().map(|&block| problem.blocks[block].workspace.0).max().unwrap_or(0),
         ),
+        recomputed: Bytes(recomputed),
         offloaded: Bytes(offloaded),
     }
+}
+
+/// Bytes of one micro-batch that a stage is given, each value once, and that its blocks keep whatever is computed again.
+fn given(problem: &Problem, stage: &SolutionStage) -> u64 {
+    let own: HashSet<usize> = stage.blocks.iter().copied().collect();
+    let is_given = |value: &&crate::Value| {
+        value.from.is_none_or(|from| !own.contains(&from)) && value.to.iter().any(|to| own.contains(to))
+    };
+    let values: u64 = problem.values.iter().filter(is_given).map(|value| value.forward.0).sum();
+    values + stage.blocks.iter().map(|&block| problem.blocks[block].kept.0).sum::<u64>()
 }
 
 /// Scores a plan as it stands in a file, by the objective that planning uses.
@@ -339,7 +363,12 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         if let Some(&both) = recompute.iter().find(|block| offload.contains(block)) {
             return Err(CheckError::Both { stage: index, block: problem.blocks[both].path.clone() });
         }
-        placed.push(Placed { blocks: own, devices, recompute, offload });
+        let unit = stage.recompute_unit;
+        let all = own.iter().all(|block| recompute.contains(block));
+        if unit == RecomputeUnit::Stage && !(all && offload.is_empty()) {
+            return Err(CheckError::PartOfUnit { stage: index });
+        }
+        placed.push(Placed { blocks: own, devices, recompute, unit, offload });
     }
     let missing: Vec<String> = (0..stage_of.len())
         .filter(|&block| stage_of[block].is_none())

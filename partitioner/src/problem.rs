@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 
 use schema::{
-    Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, Inference, PipedreamProfile, Seconds, ShardingLevel,
+    Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, Inference, PipedreamProfile, RecomputeUnit, Seconds,
+    ShardingLevel,
 };
 
 /// What is to be planned.
@@ -152,6 +153,8 @@ pub struct Training {
     pub sharding_up_to: ShardingLevel,
     /// Whether blocks may be computed again in the backward pass.
     pub recompute: bool,
+    /// What is computed again at a time.
+    pub recompute_unit: RecomputeUnit,
     /// Whether activations may wait in host memory.
     pub offload: bool,
     /// What is made small where nothing is trained: the forward pass alone is planned.
@@ -222,6 +225,7 @@ impl Default for Training {
             sharding_inside: false,
             sharding_up_to: ShardingLevel::None,
             recompute: true,
+            recompute_unit: RecomputeUnit::Block,
             offload: false,
             inference: None,
         }

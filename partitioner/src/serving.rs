@@ -459,12 +459,7 @@ impl<'a> Solver<'a> {
 
     fn score(&self, start: usize, end: usize, run: Run, in_flight: usize) -> StageScore {
         let place = self.scorer.place(run);
-        let again = crate::again::Again {
-            seconds: 0.0,
-            memory: self.memory(start, end, in_flight as f64),
-            recompute: Vec::new(),
-            offload: Vec::new(),
-        };
+        let again = crate::again::Again::nothing(self.memory(start, end, in_flight as f64));
         let cut = crate::pipeline::Cut { start, end, run, behind: 0 };
         let mut score = self.scorer.scored(&cut, again, place.limit);
         if end + 1 < self.states.len() {

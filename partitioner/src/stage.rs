@@ -14,6 +14,8 @@ use std::{
     rc::Rc,
 };
 
+use schema::RecomputeUnit;
+
 use crate::{
     Machine, Problem,
     again::{Again, Gain},
@@ -67,6 +69,8 @@ pub struct StageScore {
     pub limit: f64,
     /// Blocks that are computed again.
     pub recompute: Vec<usize>,
+    /// What of them is computed again at a time.
+    pub recompute_unit: RecomputeUnit,
     /// Blocks whose activations wait in host memory.
     pub offload: Vec<usize>,
     /// What bounds it.
@@ -280,6 +284,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) rules: Rules,
     /// Bytes that each block takes in, and what it keeps beside them when it is computed again.
     pub(crate) inputs: Vec<f64>,
+    /// Bytes of the model's inputs that each block is the first to take, and what it keeps whatever is computed again.
+    pub(crate) stays: Vec<f64>,
     /// Bytes of the largest workspace of any block.
     pub(crate) largest_workspace: f64,
     /// Twice the bytes of the parameters of the block that has most, between two states.
@@ -320,12 +326,19 @@ impl<'a> Scorer<'a> {
         for value in &problem.values {
             value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
         }
+        let mut stays: Vec<f64> = problem.blocks.iter().map(|block| block.kept.0 as f64).collect();
+        for value in problem.values.iter().filter(|value| value.from.is_none()) {
+            if let Some(&first) = value.to.iter().min() {
+                stays[first] += value.forward.0 as f64;
+            }
+        }
         let workspace = problem.blocks.iter().map(|block| block.workspace.0).max();
         Self {
             problem,
             states,
             rules,
             inputs,
+            stays,
             largest_workspace: workspace.unwrap_or(0) as f64,
             gathered: RefCell::default(),
             picks: RefCell::default(),
@@ -501,6 +514,7 @@ impl<'a> Scorer<'a> {
             memory: again.memory,
             limit,
             recompute: again.recompute,
+            recompute_unit: again.unit,
             offload: again.offload,
             bound_by: BoundBy::Compute,
         };

@@ -36,9 +36,13 @@ fn least_kept(problem: &Problem) -> Vec<f64> {
     for value in &problem.values {
         value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
     }
-    let least = |(block, inputs): (&crate::Block, f64)| match problem.training.offload {
-        true => 0.0,
-        false => inputs.min(block.activations.0 as f64),
+    let training = &problem.training;
+    let least = |(block, inputs): (&crate::Block, f64)| {
+        if training.offload {
+            return 0.0;
+        }
+        let kept = if training.recompute_unit.is_block() { inputs } else { block.kept.0 as f64 };
+        kept.min(block.activations.0 as f64)
     };
     problem.blocks.iter().zip(inputs).map(least).collect()
 }

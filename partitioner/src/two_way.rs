@@ -373,6 +373,7 @@ mod tests {
             memory: 0.0,
             limit: 0.0,
             recompute: Vec::new(),
+            recompute_unit: schema::RecomputeUnit::Block,
             offload: Vec::new(),
             bound_by: crate::BoundBy::Compute,
         }

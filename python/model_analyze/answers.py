@@ -1144,6 +1144,9 @@ class Proved(TypedDict):
     parts: int
 
 
+RecomputeUnit = Union[Literal['block'], Literal['stage']]
+
+
 class _RunnerUp(TypedDict):
     # Its strategy.
     strategy: str
@@ -1448,6 +1451,9 @@ class StageAnswer(_StageAnswer, total=False):
 
     # Blocks that are computed again in the backward pass.
     recompute: list[str]
+
+    # What is computed again at a time.
+    recompute_unit: RecomputeUnit
 
     # Blocks whose activations wait in host memory.
     offload: list[str]

@@ -89,7 +89,7 @@ pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
     Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing, ModelReference,
-    PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, StageCost, TimesFrom, Transfer,
+    PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, RecomputeUnit, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
     InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, Proved, RunnerUp,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ModelReference;
+use crate::{ModelReference, RecomputeUnit};
 
 /// The newest version of the manifest.
 pub const MANIFEST_VERSION: u32 = 1;
@@ -82,6 +82,9 @@ pub struct StageFiles {
     /// Blocks whose activations the plan wants computed again in the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recompute: Vec<String>,
+    /// What is computed again at a time.
+    #[serde(default, skip_serializing_if = "RecomputeUnit::is_block")]
+    pub recompute_unit: RecomputeUnit,
     /// Blocks whose activations the plan wants kept in host memory until the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,

@@ -197,6 +197,24 @@ pub struct ModelReference {
     pub digest: String,
 }
 
+/// What a stage computes again at a time, and so whose inputs it keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecomputeUnit {
+    /// Each block by itself.
+    #[default]
+    Block,
+    /// All blocks of the stage together: of a micro-batch only what the stage is given is kept (GPipe).
+    Stage,
+}
+
+impl RecomputeUnit {
+    /// Tells whether each block is computed again by itself, as files that do not say so mean.
+    pub fn is_block(&self) -> bool {
+        *self == Self::Block
+    }
+}
+
 /// One stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -208,6 +226,9 @@ pub struct PlanStage {
     /// Blocks whose activations are computed again in the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recompute: Vec<String>,
+    /// What is computed again at a time.
+    #[serde(default, skip_serializing_if = "RecomputeUnit::is_block")]
+    pub recompute_unit: RecomputeUnit,
     /// Blocks whose activations wait in host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,
@@ -250,9 +271,16 @@ pub struct StageCost {
     pub activations: Bytes,
     /// Scratch memory while it runs.
     pub workspace: Bytes,
+    /// What was thrown away and is there once more while its backward pass runs.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub recomputed: Bytes,
     /// Copies to and from host memory for one micro-batch, each way.
     #[serde(default)]
     pub offloaded: Bytes,
+}
+
+fn is_nothing(bytes: &Bytes) -> bool {
+    bytes.0 == 0
 }
 
 /// Values that go from one stage to a later one (gradients go back the same way).

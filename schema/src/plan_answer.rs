@@ -3,7 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Bytes, InferenceObjective, MemoryPart, MicroBatchSizeTried, MicroBatchesTried, TimesFrom};
+use crate::{
+    Band, Bytes, InferenceObjective, MemoryPart, MicroBatchSizeTried, MicroBatchesTried, RecomputeUnit,
+    TimesFrom,
+};
 
 /// The answer of `plan`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -214,6 +217,9 @@ pub struct StageAnswer {
     /// Blocks that are computed again in the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recompute: Vec<String>,
+    /// What is computed again at a time.
+    #[serde(default, skip_serializing_if = "RecomputeUnit::is_block")]
+    pub recompute_unit: RecomputeUnit,
     /// Blocks whose activations wait in host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,

@@ -587,6 +587,7 @@ fn progress(total: u64) -> indicatif::ProgressBar {
 fn about(model: &ModelFile, request: &EmitRequest, plan: Option<&Plan>) -> About {
     let found_again =
         |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf()).to_str().map(str::to_string);
+    let units = plan.map(|plan| plan.stages.iter().map(|stage| stage.recompute_unit).collect());
     let of_stages = |of: fn(&schema::PlanStage) -> &Vec<String>| {
         plan.map(|plan| plan.stages.iter().map(|stage| of(stage).clone()).collect()).unwrap_or_default()
     };
@@ -597,6 +598,7 @@ fn about(model: &ModelFile, request: &EmitRequest, plan: Option<&Plan>) -> About
         written_by: PROGRAM.to_string(),
         devices: of_stages(|stage| &stage.devices),
         recompute: of_stages(|stage| &stage.recompute),
+        recompute_unit: units.unwrap_or_default(),
         offload: of_stages(|stage| &stage.offload),
         operators: request.operators.clone(),
         shards: None,

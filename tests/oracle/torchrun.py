@@ -29,6 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch.distributed.pipelining  # noqa: F401  (once, not in every rank)
+import torch.utils.checkpoint
 
 warnings.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -350,6 +351,7 @@ def cases():
             "resnet_plain", ("--stages", "3"), 4, "--replicas", "2,1,1", *table(2), count=4, task=c.task
         ),
         "gpt2 recompute": recomputed,
+        "gpt2 whole stages recomputed": recomputed_whole,
         "nothing to train": untrained,
         "resnet bf16": half_precision,
         "killed and resumed": killed,
@@ -445,6 +447,51 @@ def recomputed(cases):
         raise Failed("the stages have no such blocks")
     said = close(cases.expected("gpt2_tiny", out, 4), cases.train(out, 2, "--schedule", "1F1B"))
     return f"{less} instead of {more} bytes are kept; {said}"
+
+
+SMALL = """kind: cluster
+version: 1
+types:
+  small: {memory: 190000, memory_bandwidth: 3.2e+11, host_bandwidth: 1.6e+10, peak: {float32: 8.1e+12}}
+devices: [{type: small, count: 2}]
+levels: [{name: pcie, bandwidth: 1.2e+10, latency: 8.0e-6}]
+"""
+
+@contextlib.contextmanager
+def told_checkpoints():
+    """Says each pass that torch computes again, in processes forked meanwhile."""
+    checkpoint = torch.utils.checkpoint.checkpoint
+
+    def told(function, *values, **options):
+        print("computed again:", type(function).__name__, flush=True)
+        return checkpoint(function, *values, **options)
+
+    torch.utils.checkpoint.checkpoint = told
+    yield
+    torch.utils.checkpoint.checkpoint = checkpoint
+
+
+def recomputed_whole(cases):
+    """Where no block can be spared, GPipe's stages keep their inputs alone, which is planned, emitted and done."""
+    cluster, out = cases.place / "small.yaml", cases.place / "whole"
+    cluster.write_text(SMALL)
+    command = [cases.command, "split", cases.models["gpt2_tiny"], "--cluster", cluster, "--strategy", "gpipe", "--stages", "2"]
+    command += ["--micro-batches", "16", "--loss", "none", "--tensor-parallel", "none", "-o", out]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(done.stdout + done.stderr)
+    plan = (out / "plan.yaml").read_text()
+    n_whole = plan.count("  recompute_unit: stage\n")
+    if not n_whole or "again(self" in "".join(path.read_text() for path in (out / "stages").glob("stage_*.py")):
+        raise Failed(plan)
+    with told_checkpoints():
+        codes, texts = ranks(out, 2, table(16))
+    if any(codes):
+        raise Failed("\n".join(texts))
+    again = "".join(texts).count("computed again:")
+    if again != n_whole * 16 * STEPS:
+        raise Failed(f"{n_whole} stages of 16 micro-batches and {STEPS} steps, {again} times computed again")
+    return close(cases.expected("gpt2_tiny", out, 16), losses_in("".join(texts)))
 
 
 def untrained(cases):

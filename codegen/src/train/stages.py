@@ -167,6 +167,9 @@ class Wrapped(nn.Module):
         for name in ("recompute", "offload"):
             blocks = set(about.get(name, [])) if is_archive and (name, offload.mode) != ("offload", "none") else set()
             self.is_whole[name] = bool(blocks) and blocks >= set(about["blocks"])
+            if name == "recompute" and about.get("recompute_unit") == "stage":
+                self.is_whole[name] = True
+                continue
             if blocks and not self.is_whole[name]:
                 sys.exit(f"stage {about['stage']}: an archive cannot {name} some of its blocks only; use --form python")
         self.is_whole["offload"] = self.is_whole["offload"] or not arguments.offloads_blocks

@@ -46,7 +46,7 @@ pub(super) fn stages(
                 optimizer: cost.optimizer.0,
                 older_versions: 0,
                 activations: cost.activations.0,
-                recomputed: 0,
+                recomputed: cost.recomputed.0,
                 workspace: cost.workspace.0,
                 // A copy that stays on the device is no offload.
                 offloaded: cost.offloaded.0.min(cost.activations.0),

@@ -517,6 +517,7 @@ fn answer_of(
         memory_bytes: stage.score.memory as u64,
         bound_by: stage.score.bound_by.name().to_string(),
         recompute: stage.score.recompute.iter().flat_map(paths).collect(),
+        recompute_unit: stage.score.recompute_unit,
         offload: stage.score.offload.iter().flat_map(paths).collect(),
         ..StageAnswer::default()
     });

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use partitioner::{MachineDevice, Objective, Problem, Solution, SolutionStage, Strategy};
-use schema::{Bytes, PlanAnswer, Seconds};
+use schema::{Bytes, PlanAnswer, RecomputeUnit, Seconds};
 
 use super::answer::titled;
 
@@ -95,6 +95,9 @@ fn thrown_away(solution: &Solution) -> Option<String> {
             .filter(|(count, _)| *count > 0)
             .map(|(count, verb)| {
                 let again = if verb == "computes" { " again" } else { "" };
+                if score.recompute_unit == RecomputeUnit::Stage {
+                    return "keeps its inputs alone and computes all of its blocks again".to_string();
+                }
                 format!("{verb} {count} of {} blocks{again}", stage.blocks.len())
             })
             .collect();
