@@ -41,6 +41,8 @@ pub enum Split {
     Attention,
     /// Indices, columns of the table, and its rows: those that a device lacks give zeros.
     Embedding,
+    /// Classes of a loss, whose sums all devices make together.
+    CrossEntropy,
     /// Samples, output channels, groups, and input channels, over which terms are summed.
     Convolution,
     /// What lies in memory one behind the other on both sides.

@@ -6,7 +6,7 @@ use codegen::{Shards, starred};
 use cost_model::{PredictOptions, predict};
 use graph::{
     DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
-    layout::{Choice, Collective, Exchange, Layout, Look, Proof, Slice, check, sharded},
+    layout::{Choice, Collective, Exchange, Inside, Layout, Look, Proof, Slice, check, sharded},
 };
 use schema::{Cluster, Cut, Device, Proved};
 use simulator::{
@@ -31,8 +31,8 @@ pub struct SharedModel {
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node.
     pub exchanges: BTreeMap<NodeId, Exchange>,
-    /// Norms whose statistics are those of all devices, by their node: of each channel, or of so many groups of them.
-    pub norms: BTreeMap<NodeId, Option<u64>>,
+    /// What operators bring together while they run, by their node.
+    pub inside: BTreeMap<NodeId, Inside>,
     /// What was proven of it.
     pub proof: Proof,
     /// Share of the FLOPs that devices share; the rest each of them does.
@@ -149,7 +149,7 @@ pub fn shared_by(
         bands: look.images.as_ref().map(|images| 2 + images.along),
         cuts: made.cuts,
         exchanges: made.exchanges,
-        norms: made.norms,
+        inside: made.inside,
         proof,
         seconds: (chosen.seconds, chosen.bound),
     })
@@ -295,16 +295,29 @@ impl SharedModel {
             add(operator.id, dtype, Pass::Forward, exchange.forward(self.degree), whole);
             add(operator.id, dtype, Pass::Backward, exchange.backward(self.degree), whole);
         }
-        for (node, groups) in &self.norms {
+        for (node, inside) in &self.inside {
             let operator = OperatorId(node.0);
-            let Some(tensor) = tensors(operator).next() else { continue };
+            let taken = graph.operator(operator).inputs.first().map(|value| graph.value(*value));
+            let Some(tensor) = taken.and_then(|value| value.fact.tensors().first().copied()) else {
+                continue;
+            };
             let sizes = tensor.sizes().unwrap_or_default();
-            let [samples, channels, ..] = sizes[..] else { continue };
             // Statistics are in float32 at least.
             let dtype = tensor.dtype.map(|own| if own.bytes() < 4 { DType::Float32 } else { own });
-            let bytes =
-                groups.map_or(channels, |groups| samples * groups) * dtype.map_or(4, |own| own.bytes());
+            let bytes = dtype.map_or(4, |own| own.bytes());
             let sum = Some(Collective::AllReduce);
+            let bytes = match (*inside, &sizes[..]) {
+                (Inside::Channels, [_, channels, ..]) => channels * bytes,
+                (Inside::Groups(groups), [samples, ..]) => samples * groups * bytes,
+                (Inside::Scores, sizes) => {
+                    let classes = sizes.get(usize::from(sizes.len() > 1)).copied().unwrap_or(1).max(1);
+                    let rows = sizes.iter().product::<u64>() / classes * bytes;
+                    add(operator, dtype, Pass::Forward, sum, rows); // largest
+                    add(operator, dtype, Pass::Forward, sum, 2 * rows); // sums, and targets
+                    continue;
+                }
+                _ => continue,
+            };
             add(operator, dtype, Pass::Forward, sum, bytes); // means
             add(operator, dtype, Pass::Forward, sum, bytes); // variances
             add(operator, dtype, Pass::Backward, sum, 2 * bytes);

@@ -246,7 +246,7 @@ def main():
                 continue
             for strategy in about["strategies"][1:]:
                 if isinstance(strategy["special"], dict):
-                    continue  # a mask is drawn whole: `shard_operators.py`
+                    continue  # a mask is drawn whole, scores are summed: `shard_operators.py`
                 key = (about["operator"], json.dumps(about["arguments"]), json.dumps(about["leaves"]), json.dumps(strategy), degree)
                 if tried[key]:
                     continue

@@ -32,6 +32,10 @@ FAULTS = {
     "a mask in another order": ("order = sorted(range(x.dim()), key=lambda d: (-x.stride(d), d))", "order = list(range(x.dim()))"),
     "padding that learns": ("if first <= padding_idx < first + rows else None", "if False else None"),
     "padding of another rank": ("padding_idx - first if first <= padding_idx < first + rows else None", "padding_idx % rows if padding_idx >= 0 else None"),
+    "a target of another rank": ("squeeze(dim).masked_fill(elsewhere, 0)", "squeeze(dim)"),
+    "a gradient of another rank's target": ("(elsewhere.to(shares.dtype) - 1)", "(elsewhere.to(shares.dtype) * 0 - 1)"),
+    "a largest score of the part": ("dist.all_reduce(largest, dist.ReduceOp.MAX, group=shard.group)", "pass"),
+    "an ignored target that teaches": ("masked_fill(ignored, 0).unsqueeze(dim)", "unsqueeze(dim)"),
     "rows of other ranks": ("found.masked_fill(is_elsewhere.unsqueeze(-1), 0)", "found"),
 }
 
@@ -178,6 +182,34 @@ def embedding(shard):
             raise AssertionError(f"index {wrong} was looked up")
 
 
+def cross_entropy(shard):
+    n = shard.size
+    classes = n * 5
+    for sizes, (reduction, name) in itertools.product(((7, classes), (classes,), (3, classes, 4)), enumerate(("none", "mean", "sum"))):
+        dim, of_target = min(1, len(sizes) - 1), [size for at, size in enumerate(sizes) if at != min(1, len(sizes) - 1)]
+        # Scores of which only differences count.
+        scores = drawn(*sizes, seed=8) * 3 + 1000
+        for dtype, allowed in ((torch.float64, TIGHT), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+            x, y = scores.to(dtype).requires_grad_(), shard.own(scores.to(dtype), dim).clone().requires_grad_()
+            target = torch.randint(0, classes, of_target, generator=torch.Generator().manual_seed(9))
+            if target.dim() and n > 1:
+                target[0] = -100
+            expected = F.cross_entropy(x.float() if dtype == torch.bfloat16 else x, target, reduction=name).to(dtype)
+            found = shard.cross_entropy(y, target, reduction)
+            same(f"cross entropy {sizes} {name} {dtype}", found, expected, allowed)
+            cotangent = drawn(*expected.shape, seed=10, dtype=dtype)
+            expected, found = gradient_of(expected, x, cotangent), gradient_of(found, y, cotangent)
+            same(f"gradient of cross entropy {sizes} {name} {dtype}", found, shard.own(expected, dim), allowed)
+    nothing = shard.cross_entropy(y.detach()[:0], target[:0], 2)
+    same("cross entropy of nothing", nothing, torch.zeros_like(nothing))
+    try:
+        shard.cross_entropy(y, torch.full_like(target, classes))
+    except (RuntimeError, IndexError) as error:
+        assert "is no class" in str(error) or "out of bounds" in str(error), error
+    else:
+        raise AssertionError("a target that is no class was taken")
+
+
 def sizes(shard):
     n = shard.size
     assert shard.part(12 * n) == 12 and shard.whole(5) == 5 * n and shard.sizes([2 * n, 3], 0) == [2, 3]
@@ -234,7 +266,7 @@ def alone(shard):
     same("joined", shard.joined(x.detach(), 0), x.detach())
 
 
-CASES = (moves, kinds, dropout, embedding, sizes, layers)
+CASES = (moves, kinds, dropout, embedding, cross_entropy, sizes, layers)
 
 
 def together(count, source, place):

@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 # One of each family; `make zoo-shards` takes all.
-USUAL = ["cnn_dropout", "unet", "resnet18", "gpt2", "bert", "llama"]
+USUAL = ["cnn_dropout", "unet", "resnet18", "gpt2", "bert", "llama", "llama_loss"]
 TOLERANCE = 1e-9
 # Of models that cast to float32 by themselves.
 SINGLE = 3e-5

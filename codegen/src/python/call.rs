@@ -160,7 +160,7 @@ impl Writer<'_> {
                     *train = "self.training".to_string();
                 }
             }
-            "shard_embedding" | "shard_group_norm" => {}
+            "shard_embedding" | "shard_group_norm" | "shard_cross_entropy" => {}
             _ => {
                 given.pop();
             }

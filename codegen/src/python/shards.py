@@ -88,6 +88,16 @@ class Shard:
         found = F.embedding((indices - first).masked_fill(is_elsewhere, 0), weight, own_padding)
         return found.masked_fill(is_elsewhere.unsqueeze(-1), 0)
 
+    def cross_entropy(self, x, target, reduction=1, ignore_index=-100):
+        """Returns the loss of scores whose classes lie in parts: whole on all ranks, as each rank's part of the gradient is."""
+        if self.size == 1:
+            return F.cross_entropy(x, target, ignore_index=ignore_index, reduction=("none", "mean", "sum")[reduction])
+        losses = CrossEntropy.apply(x, target, self, ignore_index)
+        if reduction == 0:
+            return losses
+        total = losses.sum()
+        return total if reduction == 2 else total / (target != ignore_index).sum()
+
     # -- operators of a stage whose images lie in bands
 
     def to_bands(self, x, dim, size):
@@ -484,6 +494,38 @@ class Norm(torch.autograd.Function):
         first, second = shard.all(both) / count
         back = normed.mul_(second).add_(first).sub_(own).neg_().mul_(scale)
         return back.to(x.dtype).view(x.size()), of_weight, of_bias, None, None, None, None, None
+
+
+class CrossEntropy(torch.autograd.Function):
+    """What each row of scores loses by its target, where every rank has a part of the classes."""
+
+    @staticmethod
+    def forward(ctx, x, target, shard, ignore_index):
+        dim, classes = min(1, x.dim() - 1), x.size(min(1, x.dim() - 1))
+        single = torch.promote_types(x.dtype, torch.float32)
+        ignored = target == ignore_index
+        in_table = (target >= 0) & (target < classes * shard.size)
+        torch._assert_async((in_table | ignored).all(), "a target is no class")
+        largest = x.amax(dim).to(single)
+        if largest.numel():
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=shard.group)
+        place = target - shard.rank * classes
+        elsewhere = (place < 0) | (place >= classes) | ignored
+        place = place.masked_fill(elsewhere, 0).unsqueeze(dim)
+        scores = x - largest.unsqueeze(dim)
+        own = scores.gather(dim, place).squeeze(dim).masked_fill(elsewhere, 0)
+        total, of_target = shard.all(torch.stack([scores.exp_().sum(dim), own]))
+        ctx.save_for_backward(x, largest, total.log_(), place, elsewhere, ignored)
+        ctx.dim = dim
+        return (total - of_target).masked_fill(ignored, 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x, largest, total, place, elsewhere, ignored), dim = ctx.saved_tensors, ctx.dim
+        shares = (x - largest.unsqueeze(dim)).sub_(total.unsqueeze(dim)).exp_()
+        shares.scatter_add_(dim, place, (elsewhere.to(shares.dtype) - 1).unsqueeze(dim))
+        shares *= gradient.to(shares.dtype).masked_fill(ignored, 0).unsqueeze(dim)
+        return shares.to(x.dtype), None, None, None
 
 
 def by_channel(weight, shape):

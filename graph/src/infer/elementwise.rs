@@ -179,7 +179,7 @@ pub fn loss(call: &Call<'_>) -> Result {
         return Ok(Fact::Tensor(fresh(input.dtype, Shape::new())));
     }
     match call.name {
-        "cross_entropy_loss" | "nll_loss" | "nll_loss_nd" | "nll_loss2d" => {
+        "cross_entropy_loss" | "shard_cross_entropy" | "nll_loss" | "nll_loss_nd" | "nll_loss2d" => {
             let sizes = shape(input)?;
             let mut kept = sizes.clone();
             if kept.is_empty() {

@@ -18,7 +18,7 @@ use super::{
     exchange::Exchange,
     look::{Look, Source, Subject},
     rules::strategies,
-    sharded::{Choice, Sharded, Writes, constant, done_after, spelled, stand_in, written},
+    sharded::{Choice, INPUT, Sharded, Writes, constant, done_after, spelled, stand_in, written},
     strategy::{Edit, Need, Strategy},
 };
 use crate::model::OperatorId;
@@ -393,8 +393,8 @@ impl Checker<'_> {
             let name = &subject.operator.arguments[leaf.argument].name;
             let place = match strategy.special {
                 Some(_) => {
-                    let mut named =
-                        node.arguments.iter().filter(|one| one.name.as_deref() == Some(name.as_ref()));
+                    let name = if name.as_ref() == "self" { INPUT } else { name.as_ref() };
+                    let mut named = node.arguments.iter().filter(|one| one.name.as_deref() == Some(name));
                     named.next().map(|one| one.operand.clone())
                 }
                 None => written(node, subject, leaf.argument, leaf.item).map(|place| place.clone()),

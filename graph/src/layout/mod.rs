@@ -26,7 +26,7 @@ pub use bands::{Bands, Moved, Resampling, Rows, Stretch, Take, Window};
 pub use check::{CheckError, Proof, check};
 pub use exchange::{Collective, Exchange, exchanges};
 pub use look::{Images, Leaf, Look, Source};
-pub use sharded::{Choice, ShardError, Sharded, Writes, sharded};
+pub use sharded::{Choice, Inside, ShardError, Sharded, Writes, sharded};
 pub use strategy::{After, Edit, Need, Special, Strategy, Value};
 
 /// What each device of a group holds of a value.

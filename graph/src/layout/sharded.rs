@@ -43,10 +43,21 @@ pub struct Sharded {
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node in the new program.
     pub exchanges: BTreeMap<NodeId, Exchange>,
-    /// Norms whose statistics are those of all devices, by their node: of each channel, or of so many groups of them.
-    pub norms: BTreeMap<NodeId, Option<u64>>,
+    /// What operators bring together while they run, by their node.
+    pub inside: BTreeMap<NodeId, Inside>,
     /// For each operator of the whole program whether each device does a part of its work.
     pub is_split: Vec<bool>,
+}
+
+/// What devices bring together in the middle of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// Mean and variance of each channel.
+    Channels,
+    /// Mean and variance of so many groups of channels of each sample.
+    Groups(u64),
+    /// The largest score of each row, then the sum of all and the target's own.
+    Scores,
 }
 
 /// Why a program cannot be shared out as it was chosen.
@@ -166,7 +177,7 @@ pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sh
         names: program.values.iter().map(|value| value.name.clone()).collect(),
         out: Program { nodes: Vec::with_capacity(program.nodes.len() + 64), ..program.clone() },
         exchanges: BTreeMap::new(),
-        norms: BTreeMap::new(),
+        inside: BTreeMap::new(),
         recorded: Vec::new(),
         is_split: Vec::with_capacity(program.nodes.len()),
     };
@@ -194,7 +205,7 @@ struct Writer<'a> {
     names: std::collections::HashSet<String>,
     out: Program,
     exchanges: BTreeMap<NodeId, Exchange>,
-    norms: BTreeMap<NodeId, Option<u64>>,
+    inside: BTreeMap<NodeId, Inside>,
     recorded: Vec<tracer::RecordedNode>,
     is_split: Vec<bool>,
 }
@@ -291,10 +302,15 @@ impl Writer<'_> {
             // Rows that are cut off behind it are none of the band.
             type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
         }
-        if let Some(Special::Norm { groups, .. }) = strategy.special
-            && has_own_statistics(&subject)
-        {
-            self.norms.insert(NodeId(self.out.nodes.len() as u32), groups);
+        let inside = match strategy.special {
+            Some(Special::Norm { groups, .. }) if has_own_statistics(&subject) => {
+                Some(groups.map_or(Inside::Channels, Inside::Groups))
+            }
+            Some(Special::CrossEntropy) => Some(Inside::Scores),
+            _ => None,
+        };
+        if let Some(inside) = inside {
+            self.inside.insert(NodeId(self.out.nodes.len() as u32), inside);
         }
         self.out.nodes.push(node);
         self.recorded.push(record);
@@ -452,7 +468,7 @@ impl Writer<'_> {
     }
 
     fn finish(self, program: &Program, starts: &[u32], output: Operand) -> Sharded {
-        let Writer { look, choice, mut out, exchanges, norms, recorded, is_split, instead, .. } = self;
+        let Writer { look, choice, mut out, exchanges, inside, recorded, is_split, instead, .. } = self;
         let replaced = |operand: &mut Operand| substitute_all(&instead, operand);
         for (index, node) in out.nodes.iter().enumerate() {
             for value in &node.outputs {
@@ -493,7 +509,7 @@ impl Writer<'_> {
                 tensor.strides = tracer::dense_strides(&tensor.shape);
             }
         }
-        Sharded { program: out, degree: look.degree, cuts, exchanges, norms, is_split }
+        Sharded { program: out, degree: look.degree, cuts, exchanges, inside, is_split }
     }
 }
 
@@ -601,6 +617,9 @@ fn has_own_statistics(subject: &Subject<'_>) -> bool {
         || training.is_none_or(|name| subject.call.flag(name) != Some(false))
 }
 
+/// What our operators call the argument that torch's call `self`, which no call can name.
+pub(super) const INPUT: &str = "input";
+
 /// Lets one of our operators stand for a node.
 pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special) {
     let mut take = |name: &'static str| {
@@ -634,6 +653,12 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
                 "shard::shard_dropout",
                 [take("input"), take("p"), take("train")].into_iter().chain(numbers).collect(),
             )
+        }
+        Special::CrossEntropy => {
+            let int = |name, default| number(subject.call.int(name).unwrap_or(default));
+            let numbers = [("reduction", int("reduction", 1)), ("ignore_index", int("ignore_index", -100))];
+            let scores = (INPUT, take("self").1);
+            ("shard::shard_cross_entropy", [scores, take("target")].into_iter().chain(numbers).collect())
         }
         Special::Rows => {
             let padding = number(subject.call.int("padding_idx").unwrap_or(-1));

@@ -114,6 +114,8 @@ pub enum Special {
     },
     /// Looks up rows of a part of the table; zeros for those that lie elsewhere.
     Rows,
+    /// A loss of classes, of which each device has a part.
+    CrossEntropy,
 }
 
 impl Need {

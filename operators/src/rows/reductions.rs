@@ -18,7 +18,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     cumsum                            Reduce  SameWithDtype     -                  -           -           -        -              Torch   Same      Method      OtherDims  [Cheap KeepsSizes];
     cumprod                           Reduce  SameWithDtype     OperandAndResult   -           -           -        -              Torch   Other     -           OtherDims  [];
     logcumsumexp                      Reduce  SameWithDtype     OperandAndResult   -           -           -        -              -       -         -           OtherDims  [];
-    cross_entropy_loss                Reduce  Loss              CrossEntropy       -           -           -        -              -       -         -           -          [];
+    cross_entropy_loss                Reduce  Loss              CrossEntropy       -           -           -        -              -       -         -           CrossEntropy [];
     nll_loss                          Reduce  Loss              NllLoss            -           -           -        -              -       -         -           -          [];
     nll_loss_nd                       Reduce  Loss              NllLoss            -           -           -        -              -       -         -           -          [];
     nll_loss2d                        Reduce  Loss              NllLoss            -           -           -        -              -       -         -           -          [];

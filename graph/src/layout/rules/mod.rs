@@ -151,6 +151,7 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
         Split::AddedProduct => products::added(subject),
         Split::Attention => products::attention(subject),
         Split::Embedding => products::embedding(subject),
+        Split::CrossEntropy => norms::cross_entropy(subject),
         Split::Convolution => products::convolution(subject),
         Split::Reshape => views::reshape(subject),
         Split::Permute => views::permute(subject),

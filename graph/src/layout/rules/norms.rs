@@ -1,7 +1,7 @@
-//! Norms, pools, resampling, recurrent layers: what looks at samples, channels or positions one by one.
+//! Norms, pools, resampling, recurrent layers, losses: what looks at samples, channels or positions one by one.
 
 use super::{Axis, Side, each_cut};
-use crate::layout::look::Subject;
+use crate::layout::{look::Subject, strategy::Special};
 
 /// `layer_norm`, `rms_norm`: all in front of what is normalised together.
 pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
@@ -71,6 +71,21 @@ pub fn samples(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         (dim == 0 || dim == 1 && has_channels)
             .then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
     }))
+}
+
+/// `cross_entropy` of classes by their numbers: classes. The largest, the sum and the target's own are brought together, so the loss
+/// is whole on each device, and each has its part of the gradient.
+pub fn cross_entropy(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let (scores, target) = (subject.leaf("self")?, subject.leaf("target")?);
+    let (sizes, of_target) = (&subject.leaves[scores].sizes, &subject.leaves[target].sizes);
+    // Weights of classes, and targets that are shares of them, are rare.
+    let is_plain = subject.leaves.len() == 2 && of_target.len() + 1 == sizes.len();
+    if !is_plain || subject.call.float("label_smoothing").is_some_and(|share| share != 0.0) {
+        return None;
+    }
+    let mut leaves = vec![Side::Whole; 2];
+    leaves[scores] = Side::Cut(usize::from(sizes.len() > 1), 1);
+    Some(vec![Axis { special: Some(Special::CrossEntropy), ..Axis::new(leaves, Side::Whole) }])
 }
 
 /// `lstm` and its kin: samples. States have them behind layers.
