@@ -347,7 +347,8 @@ fn what_is_there_once_more_is_part_of_the_peak() {
     let file = folder.path().join("plan.yaml").display().to_string();
     let cluster = lab(&folder, 1, 800_000);
     let answer = json(&["plan", UNET, "--cluster", &cluster, "--loss", "none", "-o", &file]);
-    let plan = schema::from_yaml::<schema::Plan>(&fs::read_to_string(&file).unwrap()).expect("a plan");
+    let plan = schema::from_yaml::<schema::Plan>(&fs::read_to_string(&file).expect("the plan was written"))
+        .expect("a plan");
     let stage = &plan.stages[0];
     let cost = &stage.cost;
     assert!(!stage.recompute.is_empty() && cost.recomputed.0 > 0, "{stage:?}");
@@ -374,10 +375,10 @@ fn where_no_block_can_be_spared_stages_keep_their_inputs() {
         assert_eq!(made[key], checked[key], "{key}");
     }
     // A part of a stage is no stage.
-    let plan = fs::read_to_string(&file).unwrap();
+    let plan = fs::read_to_string(&file).expect("the plan was written");
     let (head, rest) = plan.split_once("  recompute:\n  - ").expect("what is computed again");
     let rest = rest.split_once('\n').expect("a block").1;
-    fs::write(&file, format!("{head}  recompute:\n{rest}")).unwrap();
+    write(&folder, "plan.yaml", &format!("{head}  recompute:\n{rest}"));
     fails(&["plan", UNET, "--check", &file], 2, &["needs all of its blocks under `recompute`"]);
 }
 
