@@ -14,14 +14,19 @@ use simulator::order::Schedule;
 
 use crate::{
     Machine, MicroBatches, Problem, Solution, SolutionStage,
-    nearest::nearest,
-    placed::Placed,
-    simulated::state_memory,
+    cut_space::Ways,
+    dag::cut_states::States,
+    device_orders::other_orders,
+    error::PlanError,
+    plan_file::{placed::Placed, simulate::state_memory},
+    planner::memory_needed::nearest,
     solution::Objective,
-    stage::{InFlight, Neighbours, Rules, Run, Scorer, StageScore},
-    states::States,
-    strategy::{PlanError, other_orders},
-    ways::Ways,
+    stage::{
+        in_flight::InFlight,
+        place::Neighbours,
+        run::Run,
+        score::{Rules, Scorer, StageScore},
+    },
 };
 
 /// Devices up to which copies that leave some of them out are tried where devices differ.
@@ -459,13 +464,13 @@ impl<'a> Solver<'a> {
 
     fn score(&self, start: usize, end: usize, run: Run, in_flight: usize) -> StageScore {
         let place = self.scorer.place(run);
-        let again = crate::again::Again {
+        let again = crate::stage::memory_plan::Again {
             seconds: 0.0,
             memory: self.memory(start, end, in_flight as f64),
             recompute: Vec::new(),
             offload: Vec::new(),
         };
-        let cut = crate::pipeline::Cut { start, end, run, behind: 0 };
+        let cut = crate::stage::run::Cut { start, end, run, behind: 0 };
         let mut score = self.scorer.scored(&cut, again, place.limit);
         if end + 1 < self.states.len() {
             score.transfer += self.sending(run);
@@ -643,11 +648,10 @@ mod tests {
     use super::*;
     use crate::{
         check_plan,
-        dice::{Dice, cases, problem},
-        ideals::Ideals,
-        plan_model,
-        simulated::cluster,
-        to_plan,
+        dag::ideals::Ideals,
+        oracle::random_problems::{Dice, cases, problem},
+        plan_file::simulate::cluster,
+        plan_model, to_plan,
     };
 
     fn aim(objective: InferenceObjective) -> Inference {

@@ -2,7 +2,7 @@
 
 use schema::{Execution, ShardingLevel};
 
-use crate::stage::{Run, StageScore};
+use crate::stage::{run::Run, score::StageScore};
 
 /// A plan and how good it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,4 +151,25 @@ impl Solution {
     pub fn is_optimal(&self) -> bool {
         self.gap() < 1e-9
     }
+}
+
+/// Micro-batches that an objective stands for.
+pub(crate) fn each(plan: &Solution) -> f64 {
+    match plan.objective {
+        Objective::Period(_) => 1.0,
+        Objective::Step(_) => f64::from(plan.micro_batches),
+    }
+}
+
+/// Leaves each stage what the others of its rank do not need; the rank that needs more than it has, where one does.
+pub(crate) fn share_memory(stages: &mut [SolutionStage], n_ranks: usize) -> Result<(), usize> {
+    let mut held = vec![0.0; n_ranks];
+    stages.iter().enumerate().for_each(|(index, stage)| held[index % n_ranks] += stage.score.memory);
+    if let Some(rank) = (0..n_ranks).find(|&rank| held[rank] > stages[rank].score.limit) {
+        return Err(rank);
+    }
+    for (index, stage) in stages.iter_mut().enumerate() {
+        stage.score.limit -= held[index % n_ranks] - stage.score.memory;
+    }
+    Ok(())
 }

@@ -1,0 +1,12 @@
+//! Stages as a file gives them.
+
+/// Blocks and devices of a stage, as a file gives them.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) blocks: Vec<usize>,
+    pub(crate) devices: Vec<usize>,
+    /// Blocks computed again.
+    pub(crate) recompute: Vec<usize>,
+    /// Blocks whose activations wait in host memory.
+    pub(crate) offload: Vec<usize>,
+}
