@@ -1,7 +1,6 @@
 //! Synchronous plans: stages in a row, timed by the order of operations that will run.
 
 pub(crate) mod all_cuts;
-pub(crate) mod baselines;
 pub(crate) mod chunk_memory;
 pub(crate) mod hill_climb;
 pub(crate) mod search;

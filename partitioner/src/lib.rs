@@ -83,7 +83,7 @@ pub use problem::{
     Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,
 };
 pub use serving::cache_growth;
-pub use solution::{Objective, Solution, SolutionStage};
+pub use solution::{MadeBy, Objective, Solution, SolutionStage};
 pub use stage::{
     in_flight::InFlight,
     knapsack,

@@ -22,8 +22,8 @@ use crate::{
     plan_file::simulate::{excess, state_memory},
     planner::{memory_needed::nearest, planned::Ranked},
     serving,
-    solution::{Solution, each},
-    strategy::{STRATEGIES, Strategy, candidates, schedule_of},
+    solution::{MadeBy, Solution, each},
+    strategy::{STRATEGIES, Strategy, candidates, row::Search},
 };
 
 /// Finds the best plan of one strategy.
@@ -133,17 +133,14 @@ fn solve_in_order(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal
 }
 
 fn attempt(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
-    match strategy {
-        Strategy::PipeDream if problem.training.stages.is_some() => {
+    match strategy.row().search {
+        Search::Asynchronous if problem.training.stages.is_some() => {
             let reason = "it chooses the number of stages itself".to_string();
             Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
         }
-        Strategy::PipeDream => pipedream(problem, ways, goal),
-        Strategy::Gems | Strategy::Chimera | Strategy::DualPipe => {
-            let schedule = schedule_of(strategy).expect("they have one");
-            two_way(problem, ways, (strategy, schedule), goal)
-        }
-        Strategy::OneForwardOneBackward if goal != Goal::Any => {
+        Search::Asynchronous => pipedream(problem, ways, strategy, goal),
+        Search::TwoCopies(schedule) => two_way(problem, ways, (strategy, schedule), goal),
+        Search::Grids(_) if strategy.row().tries_rules && goal != Goal::Any => {
             let (mut best, least) = match synchronous(problem, ways, strategy, goal) {
                 Ok((best, least)) => (Ok(best), least),
                 // Nothing below what is asked for by formula.
@@ -157,14 +154,14 @@ fn attempt(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> In
                 if other.seconds_each() < limit * (1.0 - 1e-9) {
                     let bound = best.as_ref().map_or(least, |best| best.lower_bound / each(best));
                     let lower_bound = (bound * each(&other)).min(other.seconds());
-                    best = Ok(Solution { strategy: strategy.name(), lower_bound, ..other });
+                    best = Ok(Solution { made_by: MadeBy::Strategy(strategy), lower_bound, ..other });
                 }
             }
             let best = best.map_err(|error| (error, least))?;
             let least = least.min(best.seconds_each());
             Ok((best, least))
         }
-        _ => synchronous(problem, ways, strategy, goal),
+        Search::Grids(_) | Search::Rule(_) => synchronous(problem, ways, strategy, goal),
     }
 }
 
@@ -196,7 +193,7 @@ pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> 
     // What bounds every candidate's family bounds the best of all: also those of which no plan was found, unless there is none.
     let mut bound = f64::INFINITY;
     for strategy in candidates(problem) {
-        let known = known.filter(|known| known.strategy == strategy.name());
+        let known = known.filter(|known| known.made_by == MadeBy::Strategy(strategy));
         match known.map_or_else(|| solve(problem, ways, strategy, Goal::Best), |known| Ok(known.clone())) {
             Ok(solution) => {
                 bound = bound.min(solution.lower_bound / each(&solution));

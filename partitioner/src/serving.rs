@@ -20,7 +20,7 @@ use crate::{
     error::PlanError,
     plan_file::{placed::Placed, simulate::state_memory},
     planner::memory_needed::nearest,
-    solution::Objective,
+    solution::{MadeBy, Objective},
     stage::{
         in_flight::InFlight,
         place::Neighbours,
@@ -266,7 +266,10 @@ impl<'a> Solver<'a> {
                 let reason = format!(
                     "{stages} stages need as many micro-batches in flight to be busy, and {count} are asked for"
                 );
-                Err(PlanError::Schedule { strategy: "throughput", reason })
+                Err(PlanError::Schedule {
+                    strategy: MadeBy::Inference(InferenceObjective::Throughput).name(),
+                    reason,
+                })
             }
             (None, ..) => Err(PlanError::NothingFits),
         }
@@ -481,13 +484,13 @@ impl<'a> Solver<'a> {
 }
 
 fn solution(stages: Vec<SolutionStage>, objective: Objective, micro_batches: usize) -> Solution {
-    let (strategy, schedule) = match objective {
-        Objective::Period(_) => ("throughput", Schedule::GPipe),
-        Objective::Step(_) => ("latency", Schedule::LayerParallel),
+    let (aim, schedule) = match objective {
+        Objective::Period(_) => (InferenceObjective::Throughput, Schedule::GPipe),
+        Objective::Step(_) => (InferenceObjective::Latency, Schedule::LayerParallel),
     };
     let mut solution = Solution {
-        strategy,
-        schedule: schedule.name(),
+        made_by: MadeBy::Inference(aim),
+        schedule,
         micro_batches: micro_batches as u32,
         stages,
         execution: Execution::default(),
@@ -515,11 +518,8 @@ pub(crate) fn score_placed(
     aim: Inference,
 ) -> Result<Solution, PlanError> {
     problem.validate()?;
-    let name = match aim.objective {
-        InferenceObjective::Throughput => "throughput",
-        InferenceObjective::Latency => "latency",
-    };
-    let refused = |reason: &str| PlanError::Schedule { strategy: name, reason: reason.to_string() };
+    let strategy = MadeBy::Inference(aim.objective).name();
+    let refused = |reason: &str| PlanError::Schedule { strategy, reason: reason.to_string() };
     let copies = placed[0].devices.len();
     if n_ranks != placed.len() || placed.iter().any(|stage| stage.devices.len() != copies) {
         return Err(refused("each stage has devices of its own, as many as the others"));
@@ -572,7 +572,7 @@ pub(crate) fn score_placed(
         InferenceObjective::Latency => solver.one_after_the_other(&cuts),
     };
     found.stages.iter_mut().zip(placed).for_each(|(stage, placed)| stage.blocks.clone_from(&placed.blocks));
-    found.strategy = "as given";
+    found.made_by = MadeBy::AsGiven;
     found.lower_bound = floor(problem, aim).min(found.seconds());
     found.order = devices;
     state_memory(problem, &mut found);

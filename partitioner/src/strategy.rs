@@ -1,123 +1,106 @@
-//! Strategies by name.
+//! Strategies: a file each in `strategy/`, and a line each in the table below.
+
+pub(crate) mod row;
+
+mod chimera;
+mod data_parallel;
+pub(crate) mod deepspeed;
+mod dualpipe;
+pub(crate) mod even_layers;
+pub(crate) mod even_parameters;
+mod gems;
+mod gpipe;
+mod hybrid;
+mod interleaved;
+mod layer;
+mod one_device;
+mod one_f_one_b;
+mod pipedream;
+pub(crate) mod torchgpipe;
+mod zero_bubble;
 
 use simulator::order::Schedule;
 
-use crate::problem::Problem;
+use crate::{
+    problem::Problem,
+    strategy::row::{AskedStages, Row, Search},
+};
 
-/// A way to spread a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Strategy {
-    /// The whole model on one device.
-    OneDevice,
-    /// Stages one after the other, no pipelining.
-    Layer,
-    /// Every device holds the whole model.
-    DataParallel,
-    /// All forward passes, then all backward passes.
-    GPipe,
-    /// Asynchronous 1F1B, stages replicated as each needs.
-    PipeDream,
-    /// 1F1B with a flush at the end of the step.
-    OneForwardOneBackward,
-    /// 1F1B over several chunks a device.
-    Interleaved,
-    /// 1F1B with weight gradients in the bubbles.
-    ZeroBubble,
-    /// Several stages, each of several replicas.
-    Hybrid,
-    /// Two copies of the model in opposite directions, a pass of one behind a pass of the other.
-    Gems,
-    /// Two copies of the model in opposite directions, merged slot by slot.
-    Chimera,
-    /// Two copies of the model in opposite directions, backward passes split.
-    DualPipe,
-    /// The same number of blocks to each stage.
-    EvenLayers,
-    /// The same parameters to each stage, first fit.
-    EvenParameters,
-    /// torchgpipe's balance by time.
-    TorchGPipe,
-    /// DeepSpeed's balance by parameters.
-    DeepSpeed,
+macro_rules! strategies {
+    ($($strategy:ident: $file:ident, $summary:literal;)*) => {
+        /// A way to spread a model.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Strategy {
+            $(#[doc = $summary] $strategy,)*
+        }
+
+        /// All strategies, in the order they are listed to users.
+        pub const STRATEGIES: [Strategy; [$(Strategy::$strategy),*].len()] = [$(Strategy::$strategy),*];
+
+        impl Strategy {
+            pub(crate) fn row(self) -> &'static Row {
+                match self {
+                    $(Self::$strategy => &$file::ROW,)*
+                }
+            }
+        }
+    };
 }
 
-/// All strategies, in the order they are listed to users.
-pub const STRATEGIES: [Strategy; 16] = [
-    Strategy::OneDevice,
-    Strategy::Layer,
-    Strategy::DataParallel,
-    Strategy::GPipe,
-    Strategy::PipeDream,
-    Strategy::OneForwardOneBackward,
-    Strategy::Interleaved,
-    Strategy::ZeroBubble,
-    Strategy::Hybrid,
-    Strategy::Gems,
-    Strategy::Chimera,
-    Strategy::DualPipe,
-    Strategy::EvenLayers,
-    Strategy::EvenParameters,
-    Strategy::TorchGPipe,
-    Strategy::DeepSpeed,
-];
+strategies! {
+    OneDevice: one_device, "The whole model on one device.";
+    Layer: layer, "Stages one after the other, no pipelining.";
+    DataParallel: data_parallel, "Every device holds the whole model.";
+    GPipe: gpipe, "All forward passes, then all backward passes.";
+    PipeDream: pipedream, "Asynchronous 1F1B, stages replicated as each needs.";
+    OneForwardOneBackward: one_f_one_b, "1F1B with a flush at the end of the step.";
+    Interleaved: interleaved, "1F1B over several chunks a device.";
+    ZeroBubble: zero_bubble, "1F1B with weight gradients in the bubbles.";
+    Hybrid: hybrid, "Several stages, each of several replicas.";
+    Gems: gems, "Two copies of the model in opposite directions, a pass of one behind a pass of the other.";
+    Chimera: chimera, "Two copies of the model in opposite directions, merged slot by slot.";
+    DualPipe: dualpipe, "Two copies of the model in opposite directions, backward passes split.";
+    EvenLayers: even_layers, "The same number of blocks to each stage.";
+    EvenParameters: even_parameters, "The same parameters to each stage, first fit.";
+    TorchGPipe: torchgpipe, "torchgpipe's balance by time.";
+    DeepSpeed: deepspeed, "DeepSpeed's balance by parameters.";
+}
 
 impl Strategy {
     /// Returns the name as `--strategy` takes it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::OneDevice => "one-device",
-            Self::Layer => "layer",
-            Self::DataParallel => "data-parallel",
-            Self::GPipe => "gpipe",
-            Self::PipeDream => "pipedream",
-            Self::OneForwardOneBackward => "1f1b",
-            Self::Interleaved => "interleaved",
-            Self::ZeroBubble => "zero-bubble",
-            Self::Hybrid => "hybrid",
-            Self::Gems => "gems-master",
-            Self::Chimera => "chimera",
-            Self::DualPipe => "dualpipe",
-            Self::EvenLayers => "even-layers",
-            Self::EvenParameters => "even-parameters",
-            Self::TorchGPipe => "torchgpipe",
-            Self::DeepSpeed => "deepspeed",
-        }
+        self.row().name
     }
 
     /// Returns the strategy with this name, or with one that it goes by elsewhere, in any case.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
-        let name = match name.as_str() {
-            "pipedream-flush" | "pp" | "pipeline" => "1f1b",
-            "single" => "one-device",
-            "model-parallel" => "layer",
-            "dp" | "ddp" | "fsdp" | "zero1" | "zero2" | "zero3" => "data-parallel",
-            "zb" | "zb-h1" => "zero-bubble",
-            "gems" => "gems-master",
-            other => other,
-        };
-        STRATEGIES.into_iter().find(|strategy| strategy.name() == name)
+        let is_named = |row: &Row| row.name == name || row.aliases.contains(&name.as_str());
+        STRATEGIES.into_iter().find(|strategy| is_named(strategy.row()))
     }
 
     /// Tells whether it cuts by a rule that people use by hand.
     pub fn is_rule(self) -> bool {
-        matches!(self, Self::EvenLayers | Self::EvenParameters | Self::TorchGPipe | Self::DeepSpeed)
+        matches!(self.row().search, Search::Rule(_))
+    }
+
+    /// Tells whether it trains without a flush: a pipeline without an end, which no step has to fill.
+    pub fn is_asynchronous(self) -> bool {
+        matches!(self.row().search, Search::Asynchronous)
     }
 
     /// Tells whether `auto` may choose it: baselines are there to compare with, asynchronous training gives other weights than
     /// the model trained on one device, and two copies of the model are held by who asks for them.
     pub fn is_candidate(self) -> bool {
-        self != Self::PipeDream && !self.is_rule() && schedule_of(self).is_none()
+        matches!(self.row().search, Search::Grids(_))
     }
-}
 
-/// Returns the schedule of a strategy with two copies; nothing for others.
-pub(crate) fn schedule_of(strategy: Strategy) -> Option<Schedule> {
-    match strategy {
-        Strategy::Gems => Some(Schedule::GemsMaster),
-        Strategy::Chimera => Some(Schedule::Chimera),
-        Strategy::DualPipe => Some(Schedule::DualPipe),
-        _ => None,
+    /// Returns the schedule of a strategy with two copies of the model; `None` for others.
+    pub(crate) fn two_copies(self) -> Option<Schedule> {
+        match self.row().search {
+            Search::TwoCopies(schedule) => Some(schedule),
+            _ => None,
+        }
     }
 }
 
@@ -125,10 +108,32 @@ pub(crate) fn schedule_of(strategy: Strategy) -> Option<Schedule> {
 pub(crate) fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
     // Who asks for a number of stages gets as many parts, no chunks of them and no whole model.
     let stages = problem.training.stages;
-    let serves = move |strategy: &Strategy| match strategy {
-        Strategy::OneDevice | Strategy::DataParallel => stages.is_none_or(|stages| stages == 1),
-        Strategy::Interleaved => stages.is_none(),
-        _ => true,
+    let serves = move |strategy: &Strategy| match strategy.row().stages {
+        AskedStages::Any => true,
+        AskedStages::One => stages.is_none_or(|stages| stages == 1),
+        AskedStages::None => stages.is_none(),
     };
     STRATEGIES.into_iter().filter(move |strategy| strategy.is_candidate() && serves(strategy))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_name_is_of_one_strategy() {
+        let names = |strategy: Strategy| {
+            std::iter::once(strategy.name()).chain(strategy.row().aliases.iter().copied())
+        };
+        let mut seen = BTreeSet::new();
+        for (strategy, name) in
+            STRATEGIES.into_iter().flat_map(|strategy| names(strategy).map(move |name| (strategy, name)))
+        {
+            assert!(seen.insert(name), "{name} names two");
+            assert_eq!(Strategy::from_name(&name.to_uppercase()), Some(strategy));
+        }
+        assert_eq!(Strategy::from_name("nonsense"), None);
+    }
 }

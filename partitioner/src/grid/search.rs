@@ -5,8 +5,6 @@
 
 use std::{cell::Cell, collections::BTreeMap};
 
-use simulator::order::Schedule;
-
 use crate::{
     Problem,
     bound::grid::Floors,
@@ -14,15 +12,12 @@ use crate::{
     error::PlanError,
     goal::{Goal, InOrder},
     grid::{
-        shape::{FEW_DEVICES, Grid, counts},
+        shape::{FEW_DEVICES, Grid, GridSpace},
         solver::GridSolver,
     },
     solution::{Solution, each},
-    strategy::Strategy,
+    strategy::{Strategy, row::Search},
 };
-
-/// The most chunks of a device.
-const MOST_CHUNKS: usize = 8;
 
 /// Returns the grids of a strategy on this machine.
 pub(crate) fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, PlanError> {
@@ -38,91 +33,15 @@ pub(crate) fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, 
             return Err(PlanError::TooFewDevices { stages, devices: n_devices });
         }
     }
-    let grid = |schedule, ranks, chunks, replicas| Grid {
-        schedule,
-        ranks,
-        chunks,
-        replicas,
-        replicas_together: true,
-    };
-    let straight = |schedule, chunks: usize| {
-        let most = n_devices.min(n_blocks / chunks);
-        let ranks = wanted.map_or_else(|| counts(2, most), |wanted| vec![wanted]);
-        ranks
-            .into_iter()
-            .filter(move |ranks| (1..=n_blocks / chunks).contains(ranks))
-            .map(move |ranks| grid(schedule, ranks, chunks, 1))
-    };
-    let refused =
-        |reason: &str| PlanError::Schedule { strategy: strategy.name(), reason: reason.to_string() };
-    if given.is_some() && (strategy.is_rule() || strategy == Strategy::Interleaved) {
-        return Err(refused(if strategy.is_rule() {
-            "it makes its own cuts, and others are given"
-        } else {
-            "it makes several parts of each stage, and all cuts are given"
-        }));
-    }
-    let is_one_stage = wanted.is_none_or(|stages| stages == 1);
-    Ok(match strategy {
-        // Nothing runs side by side: the fewer stages the better.
-        Strategy::Layer => straight(Schedule::LayerParallel, 1).rev().collect(),
-        Strategy::GPipe => straight(Schedule::GPipe, 1).collect(),
-        Strategy::ZeroBubble => straight(Schedule::InterleavedZeroBubble, 1).collect(),
-        Strategy::OneForwardOneBackward => straight(Schedule::OneForwardOneBackward, 1).collect(),
-        Strategy::Interleaved => {
-            let grids = (2..=MOST_CHUNKS).flat_map(|chunks| straight(Schedule::Interleaved1F1B, chunks));
-            let grids: Vec<Grid> = grids.filter(|grid| grid.ranks > 1).collect();
-            if grids.is_empty() {
-                return Err(refused("two chunks on each of two devices need four blocks"));
-            }
-            grids
-        }
-        Strategy::OneDevice | Strategy::DataParallel if !is_one_stage => {
-            return Err(refused("the whole model is one stage; more were asked for"));
-        }
-        Strategy::OneDevice => vec![grid(Schedule::OneForwardOneBackward, 1, 1, 1)],
-        Strategy::DataParallel => counts(2, n_devices)
-            .into_iter()
-            .map(|replicas| grid(Schedule::OneForwardOneBackward, 1, 1, replicas))
-            .collect(),
-        Strategy::Hybrid => {
-            let grids = mixed(problem, n_blocks, wanted);
-            if grids.is_empty() {
-                return Err(refused("two stages of two replicas need two blocks and four devices"));
-            }
-            grids
-        }
-        // Cuts by a rule take all devices, as people do.
-        _ => vec![grid(Schedule::OneForwardOneBackward, wanted.unwrap_or(n_devices.min(n_blocks)), 1, 1)],
-    })
-}
-
-/// Several stages, each of several replicas.
-fn mixed(problem: &Problem, n_blocks: usize, wanted: Option<usize>) -> Vec<Grid> {
-    let n_devices = problem.machine.devices.len();
-    let most = (n_devices / 2).min(n_blocks);
     let is_uniform = problem.machine.is_uniform();
-    let mut grids = Vec::new();
-    for ranks in (2..=most).filter(|&ranks| wanted.is_none_or(|wanted| ranks == wanted)) {
-        let all = n_devices / ranks;
-        // Fewer ranks with the same replicas leave devices idle.
-        let is_wasteful = ranks < most && n_devices / (ranks + 1) == all && wanted.is_none();
-        let replicas = match n_devices <= FEW_DEVICES {
-            true => (2..=all).rev().collect(),
-            false if is_wasteful => Vec::new(),
-            false => vec![all],
-        };
-        for replicas in replicas {
-            for replicas_together in [true, false] {
-                // Where all devices are alike, one way is as good as the other.
-                if replicas_together || !is_uniform {
-                    let schedule = Schedule::OneForwardOneBackward;
-                    grids.push(Grid { schedule, ranks, chunks: 1, replicas, replicas_together });
-                }
-            }
-        }
-    }
-    grids
+    let space = GridSpace { n_devices, n_blocks, wanted, is_given: given.is_some(), is_uniform };
+    let grids = match strategy.row().search {
+        Search::Grids(grids) => grids(&space),
+        Search::Rule(_) if space.is_given => Err("it makes its own cuts, and others are given".into()),
+        Search::Rule(_) => Ok(vec![space.by_hand()]),
+        Search::TwoCopies(_) | Search::Asynchronous => Ok(Vec::new()),
+    };
+    grids.map_err(|reason| PlanError::Schedule { strategy: strategy.name(), reason })
 }
 
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
@@ -140,12 +59,14 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
     };
     let grids = grids(problem, strategy).map_err(|error| (error, f64::INFINITY))?;
     for grid in grids.into_iter().filter(|grid| !is_known(grid)) {
-        match grid.micro_batches(problem, strategy) {
+        match grid.micro_batches(problem) {
             Ok(each) => {
                 let floor = floors.by_work(grid, each) / (each * grid.replicas) as f64;
                 open.push((floor, each, grid));
             }
-            Err(why) => refused = refused.or(Some(why)),
+            Err(reason) => {
+                refused = refused.or(Some(PlanError::Schedule { strategy: strategy.name(), reason }));
+            }
         }
     }
     open.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -17,7 +17,6 @@ use crate::{
     goal::Goal,
     grid::{
         all_cuts::AllCuts,
-        baselines::{deepspeed, even_layers, even_parameters, least_bound, torchgpipe},
         chunk_memory::share_out,
         hill_climb::{Places, Polished, Seed, polish, timed},
         shape::Grid,
@@ -29,14 +28,14 @@ use crate::{
         cache::Remembered,
     },
     plan_file::simulate::settle_step,
-    solution::{Objective, Solution, SolutionStage, share_memory},
+    solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
         in_flight::in_flight_of,
         place::Neighbours,
         run::{Cut, Run},
         score::{Rules, Scorer},
     },
-    strategy::Strategy,
+    strategy::{Strategy, deepspeed::least_bound, row::Search, torchgpipe::torchgpipe},
 };
 
 /// Shares of a device's memory that a chunk may take, where an equal one is too little.
@@ -183,15 +182,12 @@ impl GridSolver<'_> {
             replicas_together: grid.replicas_together,
         };
         let begins = problem.begins.as_ref();
-        let given = match strategy {
+        let given = match strategy.row().search {
             _ if begins.is_some() => begins.map(|begins| {
                 let end = problem.blocks.len();
                 std::iter::once(0).chain(begins.iter().copied()).chain([end]).collect()
             }),
-            Strategy::EvenLayers => Some(even_layers(problem.blocks.len(), n_stages)),
-            Strategy::EvenParameters => Some(even_parameters(problem, n_stages)),
-            Strategy::TorchGPipe => Some(torchgpipe(problem, n_stages)),
-            Strategy::DeepSpeed => Some(deepspeed(problem, n_stages)),
+            Search::Rule(rule) => Some(rule(problem, n_stages)),
             _ => None,
         };
         let place = |index: usize| {
@@ -277,8 +273,8 @@ impl GridSolver<'_> {
             }
             share_memory(&mut stages, grid.ranks).ok()?;
             let solution = Solution {
-                strategy: strategy.name(),
-                schedule: grid.schedule.name(),
+                made_by: MadeBy::Strategy(strategy),
+                schedule: grid.schedule,
                 micro_batches: (each * grid.replicas) as u32,
                 stages,
                 execution: shared_out(whole, grid.replicas),

@@ -12,20 +12,19 @@ use crate::{
     cut_space::Ways,
     error::PlanError,
     goal::{Goal, InOrder},
-    grid::{
-        baselines::{deepspeed, even_layers, even_parameters, torchgpipe},
-        shape::counts,
-        stage_times::shared_out,
-    },
+    grid::{shape::counts, stage_times::shared_out},
     plan_file::simulate::{is_simulated, settle_step},
-    solution::{Objective, Solution, SolutionStage},
+    solution::{MadeBy, Objective, Solution, SolutionStage},
     stage::{
         in_flight::in_flight_of,
         place::Neighbours,
         run::{Cut, Run},
         score::{Rules, Scorer},
     },
-    strategy::Strategy,
+    strategy::{
+        Strategy, deepspeed::deepspeed, even_layers::even_layers, even_parameters::even_parameters,
+        torchgpipe::torchgpipe,
+    },
 };
 
 /// Up to so many cuts into as many stages all are tried.
@@ -152,13 +151,7 @@ impl<'a> Search<'a> {
         let is_open = all.is_none() && goal != Goal::Any;
         let by_hand = || {
             let (problem, ranks) = (self.problem, self.ranks);
-            let of_blocks = even_layers(n_blocks, ranks);
-            vec![
-                torchgpipe(problem, ranks),
-                of_blocks,
-                even_parameters(problem, ranks),
-                deepspeed(problem, ranks),
-            ]
+            [torchgpipe, even_layers, even_parameters, deepspeed].map(|rule| rule(problem, ranks)).to_vec()
         };
         let mut best: Option<(Solution, Borders)> = None;
         for borders in all.unwrap_or_else(by_hand) {
@@ -212,8 +205,8 @@ impl<'a> Search<'a> {
                 borders.windows(2).enumerate().map(stage).collect::<Option<_>>()?;
             join(&mut stages);
             let solution = Solution {
-                strategy: self.strategy.name(),
-                schedule: self.schedule.name(),
+                made_by: MadeBy::Strategy(self.strategy),
+                schedule: self.schedule,
                 micro_batches: self.micro_batches as u32,
                 stages,
                 execution: shared_out(self.problem, 1),
@@ -280,7 +273,6 @@ mod tests {
         oracle::random_problems::{Dice, cases, problem},
         plan_file::{simulate::cluster, write::to_plan},
         plan_with,
-        strategy::schedule_of,
     };
 
     /// Plans are as fast as the fastest of all that the simulator times and that fit, where nothing is computed again; and a device
@@ -297,7 +289,7 @@ mod tests {
             problem.training.micro_batches = MicroBatches::About(2 + dice.below(8) as u32);
             for strategy in [Strategy::Gems, Strategy::Chimera, Strategy::DualPipe] {
                 let found = plan_with(&problem, strategy);
-                let schedule = schedule_of(strategy).unwrap();
+                let schedule = strategy.two_copies().unwrap();
                 let mut best = f64::INFINITY;
                 for ranks in 2..=n_devices.min(n_blocks) {
                     let Ok(count) = micro_batches(&problem, schedule, ranks) else { continue };
@@ -315,8 +307,8 @@ mod tests {
                             (stage.score.recompute, stage.score.offload) = (Vec::new(), Vec::new());
                         }
                         let solution = Solution {
-                            strategy: "by hand",
-                            schedule: schedule.name(),
+                            made_by: MadeBy::AsGiven,
+                            schedule,
                             micro_batches: count as u32,
                             stages,
                             execution: schema::Execution::default(),

@@ -13,7 +13,7 @@ use crate::{
     plan_auto,
     plan_file::{placed::Placed, score::score_placed},
     plan_model, plan_with,
-    strategy::{candidates, schedule_of},
+    strategy::candidates,
 };
 
 /// How the stages of a plan share the devices.
@@ -292,7 +292,7 @@ fn strategies_say_the_truth_about_all_plans() {
         }
         let mut fastest_of_all = f64::INFINITY;
         // Those with two copies have an oracle of their own.
-        let is_asked = |strategy: &Strategy| !strategy.is_rule() && schedule_of(*strategy).is_none();
+        let is_asked = |strategy: &Strategy| !strategy.is_rule() && strategy.two_copies().is_none();
         for strategy in crate::STRATEGIES.into_iter().filter(is_asked) {
             let fastest = fastest(&problem, strategy);
             let is_candidate = candidates(&problem).any(|candidate| candidate == strategy);
@@ -420,5 +420,5 @@ fn told(solution: &Solution) -> String {
         format!("{:?} on {devices:?} again {:?} offloaded {:?}", stage.blocks, score.recompute, score.offload)
     };
     let stages: Vec<String> = solution.stages.iter().map(stage).collect();
-    format!("{} {}: {}", solution.schedule, solution.seconds_each(), stages.join("; "))
+    format!("{} {}: {}", solution.schedule.name(), solution.seconds_each(), stages.join("; "))
 }

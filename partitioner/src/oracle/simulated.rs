@@ -228,7 +228,7 @@ fn the_best_of_all_is_never_worse_than_cuts_by_a_rule() {
         assert!(best.lower_bound <= best.seconds(), "case {case}");
         for other in rules.iter().chain(&others) {
             let (ours, theirs) = (best.seconds_each(), other.seconds_each());
-            assert!(ours <= theirs * (1.0 + 1e-9), "case {case}: {ours} {}: {theirs}", other.strategy);
+            assert!(ours <= theirs * (1.0 + 1e-9), "case {case}: {ours} {}: {theirs}", other.made_by.name());
             n_compared += 1;
         }
     }

@@ -19,7 +19,7 @@ use crate::{
         transfers::settle_transfers,
     },
     plan_file::simulate::settle,
-    solution::{Objective, Solution, SolutionStage},
+    solution::{MadeBy, Objective, Solution, SolutionStage},
     stage::{
         in_flight::InFlight,
         place::Neighbours,
@@ -37,15 +37,15 @@ const FEW_STATES: usize = 1024;
 ///
 /// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
 /// as they stand, and a third, that every link is the fastest, bounds what is possible.
-pub(crate) fn pipedream(problem: &Problem, ways: &Ways, goal: Goal) -> InOrder {
+pub(crate) fn pipedream(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
     let Ways { states, is_complete: is_exact, is_chain, .. } = ways;
     let (is_exact, is_chain) = (*is_exact, *is_chain);
     let is_uniform = problem.machine.is_uniform();
     let slowest =
         |stages: &[SolutionStage]| stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
     let solution = |stages: Vec<SolutionStage>| Solution {
-        strategy: Strategy::PipeDream.name(),
-        schedule: Schedule::PipeDream.name(),
+        made_by: MadeBy::Strategy(strategy),
+        schedule: Schedule::PipeDream,
         micro_batches: problem.training.wanted(&problem.machine),
         objective: Objective::Period(slowest(&stages)),
         stages,

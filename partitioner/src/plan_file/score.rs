@@ -20,7 +20,7 @@ use crate::{
         placed::Placed,
         simulate::{excess, peaks, settle, state_memory, taken},
     },
-    solution::{Objective, Solution, SolutionStage, each as micro_batches_of, share_memory},
+    solution::{MadeBy, Objective, Solution, SolutionStage, each as micro_batches_of, share_memory},
     stage::{
         in_flight::{InFlight, in_flight_of},
         place::Neighbours,
@@ -153,8 +153,8 @@ pub(crate) fn score_placed(
     }
     let micro_batches = if is_asynchronous { micro_batches } else { (each * replicas) as u32 };
     let mut solution = Solution {
-        strategy: "as given",
-        schedule: schedule.name(),
+        made_by: MadeBy::AsGiven,
+        schedule,
         micro_batches,
         stages,
         execution,

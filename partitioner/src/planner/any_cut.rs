@@ -5,7 +5,7 @@ use crate::{
     cut_space::Ways,
     grid::{search::grids, shape::Grid},
     problem::Problem,
-    strategy::{Strategy, candidates, schedule_of},
+    strategy::{Strategy, candidates},
 };
 
 /// Returns the seconds for each micro-batch that no plan of a strategy beats, or of all that `auto` chooses from, be the model cut
@@ -16,13 +16,13 @@ pub fn bound_of_any_cut(problem: &Problem, ways: &Ways, strategy: Option<Strateg
         return by_work;
     }
     let of = |strategy: Strategy| -> f64 {
-        if strategy == Strategy::PipeDream || schedule_of(strategy).is_some() {
+        if strategy.is_asynchronous() || strategy.two_copies().is_some() {
             return by_work;
         }
         // Without its states a cut may lie anywhere, in the middle of an operator even.
         let floors = Floors::new(problem, ways, (&ways.states, false), strategy);
         let least = |grid: Grid| {
-            let each = grid.micro_batches(problem, strategy).ok()?;
+            let each = grid.micro_batches(problem).ok()?;
             Some(floors.by_work(grid, each) / (each * grid.replicas) as f64)
         };
         grids(problem, strategy).into_iter().flatten().filter_map(least).fold(f64::INFINITY, f64::min)

@@ -32,8 +32,8 @@ pub(crate) fn plan_batches(
     let n_devices = problem.machine.devices.len();
     let is_large = problem.blocks.len() * n_devices > SMALL;
     // A pipeline without an end has no step to fill.
-    let is_free =
-        problem.training.micro_batches == MicroBatches::Enough && strategy != Some(Strategy::PipeDream);
+    let is_free = problem.training.micro_batches == MicroBatches::Enough
+        && !strategy.is_some_and(Strategy::is_asynchronous);
     let best = |problem: &Problem, first: Option<Strategy>| match strategy {
         None => fastest(problem, ways, first),
         Some(strategy) => plan_over(problem, ways, strategy),
@@ -52,7 +52,7 @@ pub(crate) fn plan_batches(
     for count in counts(problem) {
         problem.training.micro_batches = MicroBatches::About(count);
         // What was the best of fewer micro-batches is likely to be hard to beat.
-        let first = found.last().and_then(|last| Strategy::from_name(last.strategy));
+        let first = found.last().and_then(|last| last.made_by.strategy());
         match best(problem, first) {
             Ok(plan) => found.push(plan),
             Err(other) => {
@@ -66,10 +66,10 @@ pub(crate) fn plan_batches(
         }
     }
     // Where memory is short, fewer of them may be in flight on more stages.
-    // Layer by layer one is in flight, however many a step has: where that does not fit, fewer do not either.
+    // Where one is in flight however many a step has, fewer need no less memory.
     let is_worth_it = match found.first() {
         Some(first) => is_held_back(problem, first),
-        None => strategy.is_some_and(|strategy| strategy != Strategy::Layer),
+        None => strategy.is_some_and(|strategy| !strategy.row().is_serial),
     };
     if is_worth_it {
         let fewer = std::iter::successors(Some(n_devices / 2), |count| Some(count / 2));
@@ -135,7 +135,7 @@ fn beside(problem: &Problem, ways: &Ways, best: Solution, asked: Option<Strategy
         (Ok(ranked), None) => ranked,
         (Ok((first, others, failed)), Some(_)) => {
             let others = std::iter::once(first).chain(others);
-            let others = others.filter(|other| other.strategy != best.strategy).collect();
+            let others = others.filter(|other| other.made_by != best.made_by).collect();
             (best, others, failed)
         }
     }

@@ -21,9 +21,6 @@ use crate::{
     strategy::candidates,
 };
 
-/// Strategies with replicas that train as one device does.
-const REPLICATED: [Strategy; 2] = [Strategy::DataParallel, Strategy::Hybrid];
-
 /// Share by which a plan that shares out more must be faster: times are no surer, and there is more to carry out.
 const WORTH: f64 = 0.01;
 
@@ -114,7 +111,7 @@ fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
         return ((best, Vec::new(), Vec::new()), Vec::new());
     };
     best.bound_by(second.lower_bound / each(&second));
-    failed.retain(|(strategy, _)| strategy.name() != best.strategy);
+    failed.retain(|(strategy, _)| Some(*strategy) != best.made_by.strategy());
     let seconds = best.seconds_each();
     let is_own = |count: u32| count == best.micro_batches;
     tried.iter_mut().filter(|one| is_own(one.micro_batches)).for_each(|one| one.seconds_each = seconds);
@@ -139,10 +136,11 @@ fn at_level(
     } else {
         vec![problem.training.micro_batches]
     };
-    let strategies: Vec<Strategy> = match asked {
-        Some(asked) => REPLICATED.into_iter().filter(|strategy| *strategy == asked).collect(),
-        None => candidates(problem).filter(|strategy| REPLICATED.contains(strategy)).collect(),
+    let mut strategies: Vec<Strategy> = match asked {
+        Some(asked) => vec![asked],
+        None => candidates(problem).collect(),
     };
+    strategies.retain(|strategy| strategy.row().has_replicas);
     let to_beat = to_beat.map(|plan| plan.seconds_each() * (1.0 - WORTH));
     let mut found: Vec<Solution> = Vec::new();
     let mut least = f64::INFINITY;
@@ -215,7 +213,7 @@ mod tests {
                 continue;
             }
             let ways = Ways::of(&problem);
-            for strategy in REPLICATED {
+            for strategy in [Strategy::DataParallel, Strategy::Hybrid] {
                 let mut seconds = |group, only_groups| {
                     (problem.training.sharding_group, problem.training.only_groups) = (group, only_groups);
                     let found = solve(&problem, &ways, strategy, Goal::Best);

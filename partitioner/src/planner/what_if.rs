@@ -23,7 +23,7 @@ pub struct Change {
 ///
 /// Ways to cut are those of the same model, whatever its machine.
 pub fn what_if(problem: &Problem, ways: &Ways, solution: &Solution, asked: Option<Strategy>) -> Vec<Change> {
-    let Some(strategy) = Strategy::from_name(solution.strategy) else { return Vec::new() };
+    let Some(strategy) = solution.made_by.strategy() else { return Vec::new() };
     // The same work in a step, so that times compare.
     let mut problem = problem.clone();
     if !matches!(problem.training.micro_batches, MicroBatches::Exactly(_)) {
@@ -34,7 +34,7 @@ pub fn what_if(problem: &Problem, ways: &Ways, solution: &Solution, asked: Optio
     // than zero-bubble schedules.
     let mut strategies = vec![strategy];
     if asked.is_none() {
-        let is_quick = |other: &Strategy| *other != strategy && *other != Strategy::Interleaved;
+        let is_quick = |other: &Strategy| *other != strategy && !other.row().is_slow;
         strategies.extend(candidates(&problem).filter(is_quick));
     }
     let ask = |change: &'static str, machine: Machine, needs: &dyn Fn(&Solution) -> bool| {
