@@ -82,7 +82,7 @@ pub use planner::{
 pub use problem::{
     Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,
 };
-pub use serving::cache_growth;
+pub use serving::score::cache_growth;
 pub use solution::{MadeBy, Objective, Solution, SolutionStage};
 pub use stage::{
     in_flight::InFlight,

@@ -2,5 +2,6 @@
 
 mod all_pipelines;
 pub(crate) mod all_plans;
+mod inference;
 pub(crate) mod random_problems;
 mod simulated;

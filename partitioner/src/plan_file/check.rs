@@ -200,7 +200,7 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         }
     }
     if let Some(aim) = problem.training.inference {
-        let solution = serving::score_placed(problem, &placed, n_ranks, plan.micro_batches, aim)?;
+        let solution = serving::score::score_placed(problem, &placed, n_ranks, plan.micro_batches, aim)?;
         return Ok(solution);
     }
     let schedule =
