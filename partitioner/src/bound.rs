@@ -5,3 +5,6 @@ pub(crate) mod feasible_step;
 pub(crate) mod grid;
 pub(crate) mod min_cut;
 pub(crate) mod work;
+
+#[cfg(test)]
+mod worked_example;
