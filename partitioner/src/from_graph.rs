@@ -12,19 +12,8 @@ use schema::{Bytes, Seconds};
 
 use crate::{
     Block, Machine, Problem, Tie, Training, Value,
-    grain::{Grain, Run, Sliceable},
+    grain::{Grain, OperatorSeconds, Run, Sliceable},
 };
-
-/// Seconds of one operator.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct OperatorSeconds {
-    /// Forward pass.
-    pub forward: f64,
-    /// Gradient of the inputs.
-    pub input_gradient: f64,
-    /// Gradient of the parameters.
-    pub weight_gradient: f64,
-}
 
 /// Makes a problem of a traced model taken apart at a grain; `seconds` are by operator, on a device of speed 1.
 pub fn from_graph(

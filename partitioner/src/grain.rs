@@ -14,7 +14,18 @@ use std::{
 use graph::{BlockId, Item, Level, ModelGraph, OperatorId};
 use schema::{OperatorPaths, operator_path};
 
-use crate::{OperatorSeconds, Problem, Solution};
+use crate::{Problem, Solution};
+
+/// Seconds of one operator.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OperatorSeconds {
+    /// Forward pass.
+    pub forward: f64,
+    /// Gradient of the inputs.
+    pub input_gradient: f64,
+    /// Gradient of the parameters.
+    pub weight_gradient: f64,
+}
 
 /// Share of an even stage's work below which a call next to a border is not worth opening.
 const WORTH_OPENING: f64 = 1e-3;

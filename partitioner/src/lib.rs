@@ -32,75 +32,63 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod again;
-mod batches;
-mod nearest;
 mod problem;
+
+mod dag;
+mod device_orders;
+mod error;
+mod goal;
 mod solution;
 mod stage;
-mod states;
 mod strategy;
-mod ways;
 
+mod bound;
+mod cut_space;
 mod grid;
-mod grids;
-mod pipedream;
-mod placed;
-mod why;
+mod pipeline;
+mod planner;
+mod serving;
 
 mod from_graph;
 mod grain;
 mod plan_file;
-mod serving;
-mod sharded;
-mod simulated;
 
-mod all_cuts;
-mod baselines;
-mod chain;
-mod chunks;
-mod collective;
-mod floor;
-mod handover;
-mod known;
-mod local_search;
-mod narrow_steps;
-mod narrowest;
-mod pipeline;
-mod polish;
-mod remembered;
-mod step;
-mod two_way;
-mod window;
+pub mod inside;
 
-#[cfg(test)]
-mod agreement;
-#[cfg(test)]
-mod dice;
-#[cfg(test)]
-mod exhaustive;
 #[cfg(test)]
 mod oracle;
 
-mod ideals;
-pub mod inside;
-pub mod knapsack;
-mod node_set;
-
-pub use batches::{ENOUGH, Planned, plan_model};
-pub use from_graph::{ForwardOnly, OperatorSeconds, forward_only, from_graph};
-pub use grain::{Grain, Sliceable};
-pub use grids::bound_of_any_cut;
-pub use ideals::Ideals;
-pub use node_set::NodeSet;
-pub use plan_file::{CheckError, check_plan, to_plan};
+pub use cut_space::Ways;
+pub use dag::ideals::Ideals;
+pub use dag::node_set::NodeSet;
+pub use error::PlanError;
+pub use from_graph::{ForwardOnly, forward_only, from_graph};
+pub use grain::{Grain, OperatorSeconds, Sliceable};
+pub use plan_file::{
+    check::{CheckError, check_plan},
+    write::to_plan,
+};
+pub use planner::{
+    any_cut::bound_of_any_cut,
+    fits,
+    micro_batches::ENOUGH,
+    plan_auto,
+    plan_model::plan_model,
+    plan_with,
+    planned::Planned,
+    replica_sharding::beyond,
+    what_if::{Change, what_if},
+};
 pub use problem::{
     Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,
 };
-pub use serving::cache_growth;
-pub use sharded::beyond;
-pub use solution::{Objective, Solution, SolutionStage};
-pub use stage::{BoundBy, InFlight, Neighbours, Rules, Run, StageScore};
-pub use strategy::{PlanError, STRATEGIES, Strategy, fits, plan_auto, plan_with};
-pub use ways::Ways;
-pub use why::{Change, what_if};
+pub use serving::score::cache_growth;
+pub use solution::{MadeBy, Objective, Solution, SolutionStage};
+pub use stage::{
+    in_flight::InFlight,
+    knapsack,
+    place::Neighbours,
+    run::Run,
+    score::{BoundBy, Rules, StageScore},
+};
+pub use strategy::{STRATEGIES, Strategy};

@@ -1,16 +1,20 @@
 //! The answer: stages with their costs, and how good it can be at best.
 
-use schema::{Execution, ShardingLevel};
+use schema::{Execution, InferenceObjective, ShardingLevel};
+use simulator::order::Schedule;
 
-use crate::stage::{Run, StageScore};
+use crate::{
+    stage::{run::Run, score::StageScore},
+    strategy::Strategy,
+};
 
 /// A plan and how good it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
-    /// Strategy that made it.
-    pub strategy: &'static str,
-    /// Schedule it runs under, as the simulator names it.
-    pub schedule: &'static str,
+    /// What made it.
+    pub made_by: MadeBy,
+    /// Schedule it runs under.
+    pub schedule: Schedule,
     /// Micro-batches in a step.
     pub micro_batches: u32,
     /// Stages in the order of the model.
@@ -26,6 +30,37 @@ pub struct Solution {
     pub bubble: Option<f64>,
     /// The order in which the machine's devices were taken: runs of stages are positions in it; empty for the machine's own.
     pub order: Vec<usize>,
+}
+
+/// What made a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MadeBy {
+    /// The search of a strategy.
+    Strategy(Strategy),
+    /// The search for inference, which asks no strategy.
+    Inference(InferenceObjective),
+    /// Somebody else: it is scored as it was given.
+    AsGiven,
+}
+
+impl MadeBy {
+    /// Returns the name, as plans and answers have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Strategy(strategy) => strategy.name(),
+            Self::Inference(InferenceObjective::Throughput) => "throughput",
+            Self::Inference(InferenceObjective::Latency) => "latency",
+            Self::AsGiven => "as given",
+        }
+    }
+
+    /// Returns the strategy, if it was one.
+    pub fn strategy(self) -> Option<Strategy> {
+        match self {
+            Self::Strategy(strategy) => Some(strategy),
+            Self::Inference(_) | Self::AsGiven => None,
+        }
+    }
 }
 
 /// What is made small.
@@ -89,8 +124,8 @@ impl Solution {
     /// Returns the strategy's name, and what replicas share out.
     pub fn title(&self) -> String {
         match self.sharding() {
-            ShardingLevel::None => self.strategy.to_string(),
-            level => format!("{} + {}", self.strategy, self.shared_out(level)),
+            ShardingLevel::None => self.made_by.name().to_string(),
+            level => format!("{} + {}", self.made_by.name(), self.shared_out(level)),
         }
     }
 
@@ -151,4 +186,25 @@ impl Solution {
     pub fn is_optimal(&self) -> bool {
         self.gap() < 1e-9
     }
+}
+
+/// Micro-batches that an objective stands for.
+pub(crate) fn each(plan: &Solution) -> f64 {
+    match plan.objective {
+        Objective::Period(_) => 1.0,
+        Objective::Step(_) => f64::from(plan.micro_batches),
+    }
+}
+
+/// Leaves each stage what the others of its rank do not need; the rank that needs more than it has, where one does.
+pub(crate) fn share_memory(stages: &mut [SolutionStage], n_ranks: usize) -> Result<(), usize> {
+    let mut held = vec![0.0; n_ranks];
+    stages.iter().enumerate().for_each(|(index, stage)| held[index % n_ranks] += stage.score.memory);
+    if let Some(rank) = (0..n_ranks).find(|&rank| held[rank] > stages[rank].score.limit) {
+        return Err(rank);
+    }
+    for (index, stage) in stages.iter_mut().enumerate() {
+        stage.score.limit -= held[index % n_ranks] - stage.score.memory;
+    }
+    Ok(())
 }

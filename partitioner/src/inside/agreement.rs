@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::oracle::random_problems::{Dice, cases, is_skipped};
+
 use super::{
     Choices, Cost, Limits, Matrix, NoSplit, Repeated, Totals, eliminate, eliminate::eliminate_within, split,
 };
-use crate::dice::{Dice, cases, is_skipped};
 
 /// Returns a graph of a few operators of a few strategies, some of which do not go together; sometimes in parts.
 pub(super) fn graph(dice: &mut Dice, most_nodes: u64, most_strategies: u64) -> Choices {

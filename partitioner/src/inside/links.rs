@@ -1,7 +1,8 @@
 //! What exchanges between the first devices of a machine take. All are charged at the slowest link between those that take part.
 
+use crate::{Machine, MachineLevel, stage::collective::Group};
+
 use super::Volume;
-use crate::{Machine, MachineLevel, collective::Group};
 
 /// The links of a machine's devices in their order.
 pub struct Links<'a> {

@@ -113,7 +113,7 @@ mod tests {
         super::{agreement, split},
         *,
     };
-    use crate::dice::Dice;
+    use crate::oracle::random_problems::Dice;
 
     #[test]
     fn worse_is_accepted_as_often_as_said() {

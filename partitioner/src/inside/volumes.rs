@@ -226,7 +226,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::dice::Dice;
+    use crate::oracle::random_problems::Dice;
 
     fn layer(sizes: [u64; 4], reads: Vec<Read>) -> Layer {
         Layer {

@@ -99,7 +99,7 @@ impl Question<'_> {
             plan.stages.first().and_then(|stage| stage.tensor_parallel).map(|shared| shared.degree);
         let row = StrategyRow {
             is_chosen: request.strategy.is_none(),
-            strategy: best.strategy.to_string(),
+            strategy: best.made_by.name().to_string(),
             sharding: best.sharing(),
             shared_by,
             schedule: Some(plan.schedule.clone()),

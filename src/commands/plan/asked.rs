@@ -526,12 +526,12 @@ fn answer_of(
         solution.held(problem.machine.devices.len()).into_iter().fold(0.0, f64::max) as u64
     };
     let others = others.iter().map(|other| RunnerUp {
-        strategy: other.strategy.to_string(),
+        strategy: other.made_by.name().to_string(),
         sharding: other.sharing(),
         not_carried_out: not_carried_out(other),
         seconds: Some(other.seconds_each()),
         loses: Some(more(other.seconds_each(), each)),
-        schedule: Some(other.schedule.to_string()),
+        schedule: Some(other.schedule.name().to_string()),
         stages: Some(other.stages.len() as u32),
         chunks: Some(other.chunks() as u32).filter(|&chunks| chunks > 1),
         memory_bytes: Some(fullest(other)),
@@ -559,9 +559,9 @@ fn answer_of(
     PlanAnswer {
         schema_version: answer::SCHEMA_VERSION,
         model: model.to_string(),
-        strategy: solution.strategy.to_string(),
+        strategy: solution.made_by.name().to_string(),
         sharding: solution.sharing(),
-        schedule: Some(solution.schedule.to_string()),
+        schedule: Some(solution.schedule.name().to_string()),
         micro_batches: Some(solution.micro_batches),
         period_seconds: period,
         step_seconds: step,

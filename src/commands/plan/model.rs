@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, path::Path};
 
 use partitioner::{
-    CheckError, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, beyond, check_plan, plan_with,
+    CheckError, MadeBy, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, beyond, check_plan,
+    plan_with,
 };
 use schema::{PipedreamProfile, to_yaml};
 use tracer::Program;
@@ -179,9 +180,9 @@ fn with_all(problem: &Problem, solved: &mut Planned) {
     let mut problem = problem.clone();
     problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
     for strategy in partitioner::STRATEGIES {
-        let is_known = |name: &str| name == strategy.name();
-        if is_known(solved.best.strategy)
-            || solved.others.iter().any(|other| is_known(other.strategy))
+        let is_known = |plan: &Solution| plan.made_by == MadeBy::Strategy(strategy);
+        if is_known(&solved.best)
+            || solved.others.iter().any(is_known)
             || solved.failed.iter().any(|(other, _)| *other == strategy)
         {
             continue;

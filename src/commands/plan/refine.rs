@@ -136,8 +136,7 @@ impl Search<'_> {
         let pipelines = std::iter::once(&solved.best).chain(&solved.others);
         let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
         // One strategy may be there twice, with more and with less shared out: here all are planned with what the best shares.
-        let strategies: BTreeSet<Strategy> =
-            pipelines.filter_map(|plan| Strategy::from_name(plan.strategy)).collect();
+        let strategies: BTreeSet<Strategy> = pipelines.filter_map(|plan| plan.made_by.strategy()).collect();
         let mut best: Option<(f64, Grain)> = None;
         let mut seen: Vec<Grain> = Vec::new();
         let mut idle = 0;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use partitioner::{MachineDevice, Objective, Problem, Solution, SolutionStage, Strategy};
-use schema::{Bytes, PlanAnswer, RecomputeUnit, Seconds};
+use partitioner::{MachineDevice, MadeBy, Objective, Problem, Solution, SolutionStage, Strategy};
+use schema::{Bytes, InferenceObjective, PlanAnswer, RecomputeUnit, Seconds};
 
 use super::answer::titled;
 
@@ -152,12 +152,12 @@ fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
     (used.len() < n_devices).then(|| {
         let verb = if used.len() == 1 { "is" } else { "are" };
         // Nothing else was looked for where a plan was given.
-        let others = match Strategy::from_name(solution.strategy) {
-            Some(_) => "; no plan was found that gains by the others",
-            None if solution.strategy == "latency" => {
+        let others = match solution.made_by {
+            MadeBy::Strategy(_) => "; no plan was found that gains by the others",
+            MadeBy::Inference(InferenceObjective::Latency) => {
                 "; a request is on one device at a time, and each further one adds a transfer"
             }
-            None => "",
+            MadeBy::Inference(_) | MadeBy::AsGiven => "",
         };
         format!("{} of the {n_devices} devices {verb} used{others}.", used.len())
     })
@@ -170,7 +170,10 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
     if problem.training.inference.is_some() {
         return None;
     }
-    if problem.machine.devices.len() < 2 || solution.strategy == name || each <= 0.0 {
+    if problem.machine.devices.len() < 2
+        || solution.made_by == MadeBy::Strategy(Strategy::OneDevice)
+        || each <= 0.0
+    {
         return None;
     }
     let known = answer.runners_up.iter().find(|other| other.strategy == name);

@@ -1,6 +1,8 @@
 //! What else could have been done: the best of each family, what people do by hand, and what the winner saves.
 
-use partitioner::{MicroBatches, PlanError, Planned, Problem, STRATEGIES, Solution, Strategy, plan_with};
+use partitioner::{
+    MadeBy, MicroBatches, PlanError, Planned, Problem, STRATEGIES, Solution, Strategy, plan_with,
+};
 use schema::{ComparedPlan, Seconds, SimulatedPlan, StepSplit};
 
 use crate::{commands::simulate, failure::Failure};
@@ -60,7 +62,7 @@ pub fn compare(
             answer: ComparedPlan {
                 name: name.to_string(),
                 strategy: Some(solution.title()),
-                schedule: Some(solution.schedule.to_string()),
+                schedule: Some(solution.schedule.name().to_string()),
                 stages: Some(solution.stages.len() as u32),
                 chunks: Some(solution.chunks() as u32).filter(|&chunks| chunks > 1),
                 step_seconds: Some(step.0 * scale),
@@ -81,7 +83,7 @@ pub fn compare(
     let all: Vec<&Solution> = std::iter::once(&solved.best).chain(&solved.others).collect();
     let best_of = |wanted: Family| {
         let own = all.iter().filter(|one| {
-            family(one) == wanted && Strategy::from_name(one.strategy).is_some_and(Strategy::is_candidate)
+            family(one) == wanted && one.made_by.strategy().is_some_and(Strategy::is_candidate)
         });
         own.min_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each())).copied()
     };
@@ -107,11 +109,12 @@ pub fn compare(
     }
     // Who names a strategy may get one that is best of nothing.
     if !families.iter().any(|row| row.answer.is_chosen) {
-        families.push(row(solved.best.strategy, &solved.best));
+        families.push(row(solved.best.made_by.name(), &solved.best));
     }
     let mut strategies = Vec::new();
     for strategy in STRATEGIES.into_iter().filter(|_| every) {
-        let known = all.iter().find(|one| one.strategy == strategy.name()).map(|one| Ok((*one).clone()));
+        let known =
+            all.iter().find(|one| one.made_by == MadeBy::Strategy(strategy)).map(|one| Ok((*one).clone()));
         let found = known.unwrap_or_else(|| plan_with(&problem, strategy));
         strategies.push(match found {
             Ok(solution) => row(strategy.name(), &solution),

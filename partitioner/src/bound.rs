@@ -1,0 +1,10 @@
+//! Lower bounds: what no plan beats. `docs/bounds.md` derives them.
+
+pub(crate) mod crossing;
+pub(crate) mod feasible_step;
+pub(crate) mod grid;
+pub(crate) mod min_cut;
+pub(crate) mod work;
+
+#[cfg(test)]
+mod worked_example;

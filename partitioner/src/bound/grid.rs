@@ -1,0 +1,156 @@
+//! Lower bounds of a grid, whatever its cuts and whichever devices it stands on.
+//!
+//! The largest of: the order of its passes over all cuts (`work`), the work of its devices together, one micro-batch all the way,
+//! the sums of its gradients, and what must cross its cuts (`crossing`). `docs/bounds.md` derives each.
+
+use std::{cell::RefCell, collections::HashMap};
+
+use simulator::order::Schedule;
+
+use crate::{
+    bound::{
+        crossing::{Ordered, Question},
+        work::Steps,
+    },
+    cut_space::Ways,
+    dag::cut_states::States,
+    grid::shape::Grid,
+    plan_file::simulate::is_simulated,
+    problem::Problem,
+    stage::in_flight::in_flight_of,
+    strategy::Strategy,
+};
+
+/// What bounds grids from below whatever their cuts and whichever devices they stand on.
+pub(crate) struct Floors<'a> {
+    problem: &'a Problem,
+    /// Work and forward work before each state, where all are known.
+    known: Vec<(f64, f64)>,
+    /// Seconds of one micro-batch on the fastest device.
+    total: f64,
+    /// The same without the weights' gradients.
+    there_and_back: f64,
+    /// The same of the forward pass alone.
+    forward: f64,
+    /// Speeds, the fastest first, added up.
+    power: Vec<f64>,
+    ways: &'a Ways,
+    /// Whether what must cross cuts is asked for: where cuts follow no rule.
+    is_open: bool,
+    /// What is bounded by work already, by schedule, ranks, chunks, replicas and micro-batches.
+    by_work: RefCell<HashMap<(Schedule, [usize; 4]), f64>>,
+}
+
+impl<'a> Floors<'a> {
+    pub(crate) fn new(
+        problem: &'a Problem,
+        ways: &'a Ways,
+        (states, is_complete): (&States, bool),
+        strategy: Strategy,
+    ) -> Self {
+        let mut speeds: Vec<f64> = problem.machine.devices.iter().map(|device| device.speed).collect();
+        speeds.sort_by(|a, b| b.total_cmp(a));
+        let fastest = speeds[0];
+        let mut sum = 0.0;
+        let power = speeds.iter().map(|speed| {
+            sum += speed;
+            sum
+        });
+        let power = power.collect();
+        let known = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
+        let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
+        let total = problem.seconds() / fastest;
+        let is_open = !strategy.is_rule() && problem.begins.is_none();
+        let there_and_back = total - weights / fastest;
+        let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
+        let by_work = RefCell::default();
+        Self { problem, known, total, there_and_back, forward, power, ways, is_open, by_work }
+    }
+
+    /// No step of this grid is shorter: its order of operations, the work of its devices and what must cross cuts bound it.
+    ///
+    /// What is `enough` is not bettered.
+    pub(crate) fn floor(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
+        let floor = self.by_work(grid, micro_batches);
+        // Without pipelining the fewest cuts are the best, and what they carry is little beside all work.
+        let is_asked = self.is_open && grid.schedule != Schedule::LayerParallel && grid.ranks > 1;
+        match is_asked && floor < enough {
+            true => {
+                let question = self.question(grid, micro_batches);
+                floor.max(self.ways.narrowest(self.problem).step(&question, enough))
+            }
+            false => floor,
+        }
+    }
+
+    /// The same but for what must cross cuts.
+    pub(crate) fn by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
+        let Grid { schedule, ranks, chunks, replicas, .. } = grid;
+        let key = (schedule, [ranks, chunks, replicas, micro_batches]);
+        let known = self.by_work.borrow().get(&key).copied();
+        known.unwrap_or_else(|| {
+            let floor = self.find_by_work(grid, micro_batches);
+            self.by_work.borrow_mut().insert(key, floor);
+            floor
+        })
+    }
+
+    fn find_by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
+        let known = if grid.chunks == 1 { &self.known[..] } else { &[] };
+        let Grid { schedule, ranks, replicas, .. } = grid;
+        let steps = Steps { schedule, ranks, micro_batches, states: known, total: self.total };
+        // All devices together do no more than they can, however unlike they are.
+        let n_devices = (ranks * replicas).min(self.power.len());
+        let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
+        // One micro-batch goes through all stages and back; weight gradients may wait for that, side by side.
+        let one = match schedule {
+            Schedule::InterleavedZeroBubble => self.there_and_back,
+            _ => self.total,
+        };
+        // No stage's replicas add up gradients before its last backward pass begins: on average of the stages.
+        let sums = match replicas {
+            1 => 0.0,
+            _ => {
+                let (n, rate) = (replicas as f64, self.problem.machine.least_seconds_per_byte());
+                let sums = 2.0 * (n - 1.0) / n * self.problem.parameters() * rate;
+                ((micro_batches - 1) as f64 * self.total + self.forward + sums) / ranks as f64
+            }
+        };
+        steps.floor().max(all).max(one).max(sums)
+    }
+
+    /// Returns orders of the blocks that go through narrow cuts, and those cuts; none where all cuts are known anyway.
+    pub(crate) fn narrow_lines(&self, grid: Grid, micro_batches: usize) -> Vec<Ordered> {
+        match self.is_open && grid.chunks == 1 && grid.ranks > 1 {
+            true => self.ways.narrowest(self.problem).lines(&self.question(grid, micro_batches)),
+            false => Vec::new(),
+        }
+    }
+
+    fn question(&self, grid: Grid, micro_batches: usize) -> Question {
+        let Grid { schedule, ranks, chunks, replicas, .. } = grid;
+        let floor = self.by_work(grid, micro_batches);
+        let machine = &self.problem.machine;
+        // Neighbours on one level share ports; what is too large to be simulated is timed as if they did not.
+        let shares_ports = machine.levels.len() == 1
+            && machine.links.is_empty()
+            && is_simulated(grid.n_stages(), micro_batches * replicas, ranks * replicas);
+        // Power begins with the fastest device's.
+        let (speed, rate) = (self.power[0], machine.least_seconds_per_byte());
+        let limit = machine.devices.iter().map(|device| device.memory.0 as f64).fold(0.0, f64::max);
+        let in_flight = in_flight_of(schedule, ranks, chunks, micro_batches, 1);
+        Question {
+            schedule,
+            speed,
+            rate,
+            ranks,
+            chunks,
+            micro_batches,
+            shares_ports,
+            limit,
+            copies: self.problem.training.copies(replicas),
+            in_flight,
+            floor,
+        }
+    }
+}

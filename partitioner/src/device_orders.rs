@@ -1,0 +1,74 @@
+//! In which orders devices are given to stages: where they differ, the order decides which stage gets which.
+
+use std::cmp::Ordering;
+
+use crate::problem::{Machine, MachineDevice};
+
+/// The most devices of which all orders may be tried.
+const ALL_ORDERS: usize = 4;
+
+/// Tells whether there may be so few orders of devices that all are tried, and a plan can be proven the best of all.
+pub(crate) fn tries_all_orders(machine: &Machine) -> bool {
+    machine.is_uniform() || machine.devices.len() <= ALL_ORDERS
+}
+
+/// Orders of devices other than the machine's own, and whether those are all that differ.
+///
+/// Where there are few devices all orders are tried, else fast ones first or last and roomy ones first or last: devices of one
+/// kind keep their order, so nodes stay together. On large machines none is.
+pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
+    const MOST: usize = 12;
+    const SOME: usize = 64;
+    let n_devices = machine.devices.len();
+    let own: Vec<usize> = (0..n_devices).collect();
+    let mut orders = vec![own.clone()];
+    if machine.is_uniform() {
+        return (Vec::new(), true);
+    }
+    let is_like = |one: &usize, other: &usize| {
+        let (one, other) = (&machine.devices[*one], &machine.devices[*other]);
+        let alike = MachineDevice { name: one.name.clone(), ..other.clone() };
+        machine.links.is_empty() && alike == *one
+    };
+    if n_devices <= ALL_ORDERS {
+        for position in 0..n_devices {
+            // Each device in turn goes to each later position.
+            let swapped = orders.iter().flat_map(|order| {
+                (position..n_devices).map(|other| {
+                    let mut order = order.clone();
+                    order.swap(position, other);
+                    order
+                })
+            });
+            let mut all: Vec<Vec<usize>> = Vec::new();
+            for order in swapped {
+                let is_known = |known: &Vec<usize>| known.iter().zip(&order).all(|(a, b)| is_like(a, b));
+                if !all.iter().any(is_known) {
+                    all.push(order);
+                }
+            }
+            orders = all;
+        }
+        orders.retain(|order| !order.iter().zip(&own).all(|(a, b)| is_like(a, b)));
+        if orders.len() < MOST {
+            return (orders, true);
+        }
+        orders = vec![own.clone()];
+    }
+    let speed = |a: &usize, b: &usize| machine.devices[*a].speed.total_cmp(&machine.devices[*b].speed);
+    let memory = |a: &usize, b: &usize| machine.devices[*a].memory.cmp(&machine.devices[*b].memory);
+    let mut sorted = |by: &dyn Fn(&usize, &usize) -> Ordering| {
+        let mut order = own.clone();
+        order.sort_by(by);
+        if !orders.contains(&order) {
+            orders.push(order);
+        }
+    };
+    if n_devices <= SOME {
+        sorted(&|a, b| speed(b, a));
+        sorted(&speed);
+        sorted(&|a, b| memory(b, a));
+        sorted(&memory);
+    }
+    (orders.split_off(1), false)
+}

@@ -1,0 +1,71 @@
+//! Why there is no plan.
+
+use schema::Bytes;
+
+use crate::problem::ProblemError;
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// The question makes no sense.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// More stages than can be cut.
+    #[error("{stages} stages were asked for, the model has {blocks} blocks")]
+    TooManyStages {
+        /// Stages.
+        stages: usize,
+        /// Blocks.
+        blocks: usize,
+    },
+    /// More stages than blocks with something to do.
+    #[error("{stages} stages were asked for, the model has {blocks} with something to compute")]
+    TooManyWorking {
+        /// Stages.
+        stages: usize,
+        /// Blocks that take time.
+        blocks: usize,
+    },
+    /// More stages in a row than devices.
+    #[error("{stages} stages were asked for, the cluster has {devices} devices")]
+    TooFewDevices {
+        /// Stages.
+        stages: usize,
+        /// Devices.
+        devices: usize,
+    },
+    /// No plan fits; the device that is shortest of memory in the plan that comes nearest.
+    #[error(
+        "no plan fits: the stage with block `{block}` needs {}, device `{device}` has {}",
+        Bytes(*needed),
+        Bytes(*limit)
+    )]
+    Memory {
+        /// The largest block on it.
+        block: String,
+        /// Bytes that it would need; with as many more on every device the plan fits.
+        needed: u64,
+        /// The device.
+        device: String,
+        /// What it has.
+        limit: u64,
+    },
+    /// No plan fits, and what comes nearest was not looked for or is not near.
+    #[error("no plan fits the devices' memory")]
+    NothingFits,
+    /// A schedule that does not go with these micro-batches.
+    #[error("{strategy}: {reason}")]
+    Schedule {
+        /// Name of the strategy.
+        strategy: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl PlanError {
+    /// Tells whether memory is what lacks.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::Memory { .. } | Self::NothingFits)
+    }
+}

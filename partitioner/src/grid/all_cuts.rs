@@ -1,0 +1,311 @@
+//! All cuts of a grid, where there are few: the fastest as the simulator times it, and nothing left to doubt.
+//!
+//! Depth first over chains of states. Stages that are chosen bound the step from below: under 1F1B and GPipe stage `s` begins after
+//! `Σ_{t<s} F_t` and what it has sent back takes `Σ_{t<s} B_t` more, transfers each way included, and under zero-bubble only the
+//! former holds; without pipelining all of a micro-batch's passes and transfers add up. What stages still to come take at the least,
+//! whatever memory they need, is a table made from the last stage to the first. A beginning that is no better than the best plan is
+//! given up; of several, the most promising goes first.
+
+use simulator::order::Schedule;
+
+use crate::{
+    Solution,
+    grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
+    solution::SolutionStage,
+    stage::{
+        run::{Cut, Run},
+        score::Scorer,
+    },
+};
+
+/// The most states that cuts are made of.
+const STATES: usize = 500;
+/// The most beginnings that are looked at.
+const BEGINNINGS: usize = 100_000;
+/// The most states that scored stages span, all together: scoring one takes as long as it has blocks.
+const WORK: usize = 400_000;
+/// What rounding to whole nanoseconds takes off a transfer at the most.
+const ROUNDING: f64 = 1e-9;
+
+/// A stage, scored and timed.
+type Timed = (SolutionStage, StageTimes);
+
+/// A search over all cuts of one grid.
+pub(crate) struct AllCuts<'a> {
+    pub(crate) scorer: &'a Scorer<'a>,
+    pub(crate) grid: Grid,
+    /// Micro-batches of one replica.
+    pub(crate) each: usize,
+    pub(crate) places: &'a [(Run, usize)],
+    /// Makes a plan of stages and has it simulated.
+    pub(crate) finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
+    /// The best plan so far.
+    pub(crate) best: Option<Solution>,
+    /// Seconds of a step below which plans are looked for.
+    pub(crate) bound: f64,
+    /// Plans that may still be simulated.
+    pub(crate) left: usize,
+    /// What joins the stages before and behind each border, at its fastest.
+    wires: Vec<Wire>,
+    /// What the stages from one on take at the least if it begins at a state: of a micro-batch where nothing runs side by side, of
+    /// the slowest stage otherwise.
+    rest: Vec<Vec<f64>>,
+    n_beginnings: usize,
+    n_scored: usize,
+}
+
+/// Seconds a byte takes, and those before it arrives.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wire {
+    rate: f64,
+    latency: f64,
+}
+
+/// What is known of the stages before a border.
+#[derive(Clone, Copy, Debug)]
+struct Beginning {
+    /// No step is shorter.
+    floor: f64,
+    /// Seconds before and behind each micro-batch of later stages, without the transfers of this border.
+    head: f64,
+}
+
+/// What a stage takes for each micro-batch, at the least where it is not scored yet.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    forward: f64,
+    compute: f64,
+}
+
+impl<'a> AllCuts<'a> {
+    pub(crate) fn new(
+        scorer: &'a Scorer<'a>,
+        grid: Grid,
+        each: usize,
+        places: &'a [(Run, usize)],
+        finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
+    ) -> Self {
+        Self {
+            scorer,
+            grid,
+            each,
+            places,
+            finish,
+            best: None,
+            bound: f64::INFINITY,
+            left: 0,
+            wires: places.iter().map(|(run, _)| wire_before(scorer, *run)).collect(),
+            rest: Vec::new(),
+            n_beginnings: 0,
+            n_scored: 0,
+        }
+    }
+
+    /// Looks for a better plan than `best` and `bound`; tells whether all cuts were looked at.
+    pub(crate) fn search(&mut self) -> bool {
+        if self.scorer.states.len() > STATES && self.places.len() > 1 {
+            return false;
+        }
+        self.look_ahead();
+        self.go(&mut Vec::new(), 0, Beginning { floor: 0.0, head: 0.0 })
+    }
+
+    /// Seconds that a plan must take less than.
+    fn limit(&self) -> f64 {
+        self.best.as_ref().map_or(self.bound, |best| best.seconds().min(self.bound))
+    }
+
+    fn is_layer(&self) -> bool {
+        self.grid.schedule == Schedule::LayerParallel
+    }
+
+    /// Goes on from a state behind some stages.
+    fn go(&mut self, stages: &mut Vec<Timed>, start: usize, before: Beginning) -> bool {
+        self.n_beginnings += 1;
+        if self.n_beginnings > BEGINNINGS {
+            return false;
+        }
+        let index = stages.len();
+        if index == self.places.len() {
+            if self.left == 0 {
+                return false;
+            }
+            self.left -= 1;
+            if let Some(found) = (self.finish)(stages.clone())
+                && self.best.as_ref().is_none_or(|best| found.seconds() < best.seconds())
+            {
+                self.best = Some(found);
+            }
+            return true;
+        }
+        let states = self.scorer.states;
+        let (run, behind) = self.places[index];
+        for (floor, end) in self.ends(stages, start, before) {
+            if floor >= self.limit() {
+                break;
+            }
+            self.n_scored += end - start;
+            if self.n_scored > WORK {
+                return false;
+            }
+            let cut = Cut { start, end, run, behind };
+            let Some(score) = self.scorer.score(start, end, run, behind) else { continue };
+            let stage = SolutionStage { blocks: states.blocks(start, end), run, score };
+            let times = stage_times(self.scorer, &cut, &stage);
+            let compute = times.forward + times.input_gradient + times.weight_gradient;
+            let own = Own { forward: times.forward, compute };
+            let next = self.beginning(stages, before, start, end, own);
+            if next.floor >= self.limit() {
+                continue;
+            }
+            stages.push((stage, times));
+            let is_done = self.go(stages, end, next);
+            stages.pop();
+            if !is_done {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends of the next stage that may lead to a better plan, the most promising first, with what bounds them.
+    fn ends(&self, stages: &[Timed], start: usize, before: Beginning) -> Vec<(f64, usize)> {
+        let states = self.scorer.states;
+        let last = states.len() - 1;
+        let index = stages.len();
+        let place = self.scorer.place(self.places[index].0);
+        let limit = self.limit();
+        let mut ends = Vec::new();
+        for end in if index + 1 == self.places.len() { last..last + 1 } else { start + 1..last } {
+            let work = states.work[end] - states.work[start];
+            let compute = work / place.speed;
+            // States stand in the order of their work: no later one needs less.
+            if self.each as f64 * compute >= limit {
+                break;
+            }
+            if work <= 0.0 || !states.is_before(start, end) {
+                continue;
+            }
+            let own = Own { forward: 0.0, compute };
+            let floor = self.beginning(stages, before, start, end, own).floor;
+            if floor < limit {
+                ends.push((floor, end));
+            }
+        }
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        ends
+    }
+
+    /// Adds a stage to those before.
+    fn beginning(
+        &self,
+        stages: &[Timed],
+        before: Beginning,
+        start: usize,
+        end: usize,
+        own: Own,
+    ) -> Beginning {
+        let index = stages.len();
+        let each = self.each as f64;
+        let Beginning { floor, head } = before;
+        if self.grid.chunks > 1 {
+            // A rank computes all of its chunks.
+            let earlier = stages.iter().skip(index % self.grid.ranks).step_by(self.grid.ranks);
+            let earlier =
+                earlier.map(|(_, times)| times.forward + times.input_gradient + times.weight_gradient);
+            return Beginning { floor: floor.max(each * (own.compute + earlier.sum::<f64>())), head: 0.0 };
+        }
+        let rest = self.rest[index + 1][end];
+        let (there, back) = self.border(index, start);
+        match self.grid.schedule {
+            Schedule::LayerParallel => {
+                let head = head + each * (there + own.compute + back);
+                Beginning { floor: floor.max(head + each * rest), head }
+            }
+            Schedule::GPipe | Schedule::OneForwardOneBackward => {
+                let here = head + there + back;
+                let next = here + own.compute;
+                Beginning { floor: floor.max(here + each * own.compute).max(next + each * rest), head: next }
+            }
+            Schedule::InterleavedZeroBubble => {
+                let here = head + there;
+                let next = here + own.forward;
+                Beginning { floor: floor.max(here + each * own.compute).max(next + each * rest), head: next }
+            }
+            _ => Beginning { floor: floor.max(each * own.compute.max(rest)), head: 0.0 },
+        }
+    }
+
+    /// Seconds at the least that values take over the border before a stage, there and back.
+    fn border(&self, index: usize, start: usize) -> (f64, f64) {
+        let (states, wire) = (self.scorer.states, self.wires[index]);
+        let time = |bytes: f64| match index {
+            0 => 0.0,
+            _ => (bytes * wire.rate + wire.latency - ROUNDING).max(0.0),
+        };
+        (time(states.crossing[start]), time(states.crossing_back[start]))
+    }
+
+    /// Makes the table of what stages to come take at the least.
+    fn look_ahead(&mut self) {
+        let states = self.scorer.states;
+        let n_states = states.len();
+        let last = n_states - 1;
+        let n_stages = self.places.len();
+        self.rest = vec![Vec::new(); n_stages + 1];
+        if self.grid.chunks > 1 {
+            return;
+        }
+        let limit = self.limit() / self.each as f64;
+        let mut rest = vec![f64::INFINITY; n_states];
+        rest[last] = 0.0;
+        for index in (0..n_stages).rev() {
+            let (run, _) = self.places[index];
+            let place = self.scorer.place(run);
+            let known = self.scorer.known(&place, None);
+            let mut own = vec![f64::INFINITY; n_states];
+            for start in if index == 0 { 0..1 } else { 1..last } {
+                let (there, back) = self.border(index, start);
+                for (end, &rest) in rest.iter().enumerate().skip(start + 1) {
+                    let work = states.work[end] - states.work[start];
+                    if work / place.speed >= limit {
+                        break;
+                    }
+                    if rest >= own[start] || work <= 0.0 {
+                        continue;
+                    }
+                    let least = match &known {
+                        Some(known) => known.least(self.scorer, start, end),
+                        None if states.is_before(start, end) => self.scorer.least(start, end, &place),
+                        None => f64::INFINITY,
+                    };
+                    if least == f64::INFINITY {
+                        continue;
+                    }
+                    let time = match self.is_layer() {
+                        true => there + work / place.speed + back + rest,
+                        // Ports carry what all replicas of a stage send.
+                        false => (least * run.count as f64).max(rest),
+                    };
+                    own[start] = own[start].min(time);
+                }
+            }
+            self.rest[index + 1] = std::mem::replace(&mut rest, own);
+        }
+        self.rest[0] = rest;
+    }
+}
+
+/// What joins a stage to the one before, whichever replica has it best; nothing where it is not known.
+fn wire_before(scorer: &Scorer, run: Run) -> Wire {
+    let machine = &scorer.problem.machine;
+    let levels = run.devices().map(|device| machine.level(device.checked_sub(run.step())?, device));
+    // A replica that nothing joins waits for nothing.
+    let least = levels.map(|level| {
+        level
+            .map_or(Wire::default(), |level| Wire { rate: 1.0 / level.bandwidth.0, latency: level.latency.0 })
+    });
+    least
+        .reduce(|a, b| Wire { rate: a.rate.min(b.rate), latency: a.latency.min(b.latency) })
+        .unwrap_or_default()
+}

@@ -1,0 +1,194 @@
+//! Betters the cuts of a synchronous grid by what a step really takes.
+//!
+//! The slowest stage as fast as can be is the best cut for an endless pipeline. A step also fills and drains, and its first and last stages
+//! weigh differently: borders move by one, two and four blocks along the line of the stages, or to a place that less crosses, while the
+//! timed order of operations gets shorter. Hill climbing from several cuts; O(moves · (operations + blocks of two stages)).
+
+use simulator::order::Order;
+
+use crate::{
+    Problem,
+    dag::cut_states::States,
+    goal::Goal,
+    grid::{
+        stage_times::stage_times,
+        step_time::{StageTimes, StepTime, step_time},
+    },
+    solution::SolutionStage,
+    stage::{
+        run::{Cut, Run},
+        score::{Rules, Scorer},
+    },
+};
+
+/// Operations that may be timed in all.
+const OPERATIONS: usize = 20_000_000;
+
+/// Grids that share those operations evenly; more of them get as much as these.
+const SHARES: usize = 8;
+
+/// Narrow places on either side of a border that are tried: the nearest, and with narrower ones.
+const NEAREST: usize = 2;
+const PLACES: usize = 4;
+
+/// The most cuts to climb from: the best of those that are given.
+const SEEDS: usize = 4;
+
+/// Which devices stages stand on, and the devices from there to the end.
+pub(crate) type Places = Vec<(Run, usize)>;
+
+/// A line of blocks, and where its stages begin and end.
+pub(crate) type Seed = (Vec<usize>, Vec<usize>);
+
+/// Stages of a line of blocks and how long their step takes.
+pub(crate) struct Polished {
+    pub(crate) stages: Vec<SolutionStage>,
+    pub(crate) time: StepTime,
+}
+
+/// Finds the best cuts near given ones, or the best of those where any will do; `None` where none of those fits.
+pub(crate) fn polish(
+    problem: &Problem,
+    rules: Rules,
+    order: &Order,
+    places: &Places,
+    seeds: &[Seed],
+    n_grids: usize,
+    goal: Goal,
+) -> Option<Polished> {
+    let climb_from = |(line, borders): &Seed, moves: usize| {
+        let states = States::line(problem, line.clone());
+        climb(&Scorer::new(problem, &states, rules), order, places, borders.clone(), moves)
+    };
+    let mut found: Vec<(&Seed, Polished)> =
+        seeds.iter().filter_map(|seed| Some((seed, climb_from(seed, 0)?))).collect();
+    // Of equals, those that solvers found stay before others.
+    found.sort_by(|a, b| a.1.time.seconds.total_cmp(&b.1.time.seconds));
+    found.truncate(SEEDS);
+    if goal != Goal::Any {
+        let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
+        let share = OPERATIONS / n_ops.max(1) / found.len().max(1) / n_grids.clamp(1, SHARES);
+        for (seed, polished) in &mut found {
+            *polished = climb_from(seed, share.max(1))?;
+        }
+    }
+    let found = found.into_iter().map(|(_, polished)| polished);
+    found.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds))
+}
+
+/// Times given cuts as they are; `None` where a stage does not fit.
+pub(crate) fn timed(
+    problem: &Problem,
+    rules: Rules,
+    order: &Order,
+    places: &Places,
+    line: Vec<usize>,
+    borders: &[usize],
+) -> Option<Polished> {
+    let states = States::line(problem, line);
+    climb(&Scorer::new(problem, &states, rules), order, places, borders.to_vec(), 0)
+}
+
+type Timed = (SolutionStage, StageTimes);
+
+/// Narrow places on either side of a border, which it would not reach step by step: the nearest, and narrower ones behind those.
+fn narrow_places(states: &States, borders: &[usize], border: usize) -> Vec<usize> {
+    let bytes = |at: usize| states.crossing[at] + states.crossing_back[at];
+    let is_narrow = |at: &usize| bytes(*at) <= bytes(at - 1) && bytes(*at) < bytes(at + 1);
+    let own = borders[border];
+    let mut found = Vec::new();
+    let mut take = |places: &mut dyn Iterator<Item = usize>| {
+        let (mut count, mut least) = (0, f64::INFINITY);
+        for place in places.filter(is_narrow) {
+            if count < NEAREST || bytes(place) < least {
+                found.push(place);
+                count += 1;
+            }
+            least = least.min(bytes(place));
+            if count == PLACES {
+                break;
+            }
+        }
+    };
+    take(&mut (own + 1..borders[border + 1]));
+    take(&mut (borders[border - 1] + 1..own).rev());
+    found
+}
+
+fn climb(
+    scorer: &Scorer,
+    order: &Order,
+    places: &Places,
+    mut borders: Vec<usize>,
+    mut left: usize,
+) -> Option<Polished> {
+    let overlaps = scorer.problem.machine.overlaps;
+    let stage = |borders: &[usize], index: usize| -> Option<Timed> {
+        let (run, behind) = places[index];
+        let (start, end) = (borders[index], borders[index + 1]);
+        let cut = Cut { start, end, run, behind };
+        let score = scorer.score(start, end, run, behind)?;
+        let stage = SolutionStage { blocks: scorer.states.blocks(start, end), run, score };
+        let times = stage_times(scorer, &cut, &stage);
+        Some((stage, times))
+    };
+    let time = |stages: &[Timed]| {
+        let times: Vec<StageTimes> = stages.iter().map(|stage| stage.1).collect();
+        step_time(order, &times, overlaps)
+    };
+    let each = order.n_micro_batches() as f64;
+    let n_stages = places.len();
+    let mut stages: Vec<Timed> =
+        (0..n_stages).map(|index| stage(&borders, index)).collect::<Option<Vec<Timed>>>()?;
+    let mut best = time(&stages)?;
+    let mut has_moved = true;
+    while has_moved {
+        has_moved = false;
+        for border in 1..n_stages {
+            let near = [1_isize, -1, 2, -2, 4, -4].map(|step| borders[border].saturating_add_signed(step));
+            for moved in near.into_iter().chain(narrow_places(scorer.states, &borders, border)) {
+                if moved <= borders[border - 1] || moved >= borders[border + 1] || moved == borders[border] {
+                    continue;
+                }
+                if left == 0 {
+                    return Some(Polished {
+                        stages: stages.into_iter().map(|stage| stage.0).collect(),
+                        time: best,
+                    });
+                }
+                left -= 1;
+                // A stage that alone takes as long as the best step has no place in a better one.
+                let is_slow = |index: usize, start: usize, end: usize| {
+                    let work = scorer.states.work[end] - scorer.states.work[start];
+                    each * work / scorer.place(places[index].0).speed >= best.seconds
+                };
+                if is_slow(border - 1, borders[border - 1], moved)
+                    || is_slow(border, moved, borders[border + 1])
+                {
+                    continue;
+                }
+                let before = std::mem::replace(&mut borders[border], moved);
+                let (Some(one), Some(other)) = (stage(&borders, border - 1), stage(&borders, border)) else {
+                    borders[border] = before;
+                    continue;
+                };
+                let old = [
+                    std::mem::replace(&mut stages[border - 1], one),
+                    std::mem::replace(&mut stages[border], other),
+                ];
+                match time(&stages) {
+                    Some(found) if found.seconds < best.seconds * (1.0 - 1e-9) => {
+                        best = found;
+                        has_moved = true;
+                    }
+                    _ => {
+                        borders[border] = before;
+                        let [one, other] = old;
+                        (stages[border - 1], stages[border]) = (one, other);
+                    }
+                }
+            }
+        }
+    }
+    Some(Polished { stages: stages.into_iter().map(|stage| stage.0).collect(), time: best })
+}

@@ -1,0 +1,101 @@
+//! The shape of a synchronous plan: stages in a row, chunks of each rank, replicas.
+
+use simulator::order::{OrderError, Schedule, Shape};
+
+use crate::problem::{MicroBatches, Problem};
+
+/// Up to this many devices, all numbers of stages and replicas are tried; beyond, those that use all devices, and halves.
+pub(crate) const FEW_DEVICES: usize = 16;
+
+/// Stages in a row, each of as many chunks and replicas, under a schedule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) schedule: Schedule,
+    pub(crate) ranks: usize,
+    pub(crate) chunks: usize,
+    pub(crate) replicas: usize,
+    /// Whether replicas of a stage sit side by side, or whole pipelines do.
+    pub(crate) replicas_together: bool,
+}
+
+impl Grid {
+    /// Returns how many parts the model is cut into.
+    pub(crate) fn n_stages(self) -> usize {
+        self.ranks * self.chunks
+    }
+
+    /// Returns the micro-batches of each replica.
+    ///
+    /// # Errors
+    /// When exactly so many were asked for as replicas cannot share evenly or the schedule does not take.
+    pub(crate) fn micro_batches(self, problem: &Problem) -> Result<usize, String> {
+        let wanted = problem.training.wanted(&problem.machine) as usize;
+        let is_exact = matches!(problem.training.micro_batches, MicroBatches::Exactly(_));
+        if is_exact && !wanted.is_multiple_of(self.replicas) {
+            let replicas = self.replicas;
+            return Err(format!("{wanted} micro-batches cannot be shared evenly by {replicas} replicas"));
+        }
+        let each = wanted.div_ceil(self.replicas).max(1);
+        match self.schedule.check(self.shape(each)) {
+            Ok(()) => Ok(each),
+            // Some schedules take micro-batches in rounds: a few more, then.
+            Err(OrderError::MicroBatches { smallest: Some(next), .. }) if !is_exact => Ok(next as usize),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    pub(crate) fn shape(self, each: usize) -> Shape {
+        Shape { ranks: self.ranks as u32, chunks: self.chunks as u32, micro_batches: each as u32 }
+    }
+}
+
+/// What grids are made of: how many devices and blocks there are, and what was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GridSpace {
+    pub(crate) n_devices: usize,
+    /// Blocks with something to compute.
+    pub(crate) n_blocks: usize,
+    /// Stages in a row that were asked for.
+    pub(crate) wanted: Option<usize>,
+    /// Whether all cuts are given.
+    pub(crate) is_given: bool,
+    /// Whether all devices and links are alike.
+    pub(crate) is_uniform: bool,
+}
+
+impl GridSpace {
+    /// Returns pipelines without replicas, of as many stages as were asked for or of each number to try.
+    pub(crate) fn straight(&self, schedule: Schedule, chunks: usize) -> Vec<Grid> {
+        let n_parts = self.n_blocks / chunks;
+        let ranks = self.wanted.map_or_else(|| counts(2, self.n_devices.min(n_parts)), |wanted| vec![wanted]);
+        let grid = |ranks| Grid { schedule, ranks, chunks, replicas: 1, replicas_together: true };
+        ranks.into_iter().filter(|ranks| (1..=n_parts).contains(ranks)).map(grid).collect()
+    }
+
+    /// Returns one stage with so many replicas.
+    ///
+    /// # Errors
+    /// When more stages were asked for.
+    pub(crate) fn whole_model(&self, replicas: usize) -> Result<Grid, String> {
+        if self.wanted.is_some_and(|stages| stages != 1) {
+            return Err("the whole model is one stage; more were asked for".into());
+        }
+        let schedule = Schedule::OneForwardOneBackward;
+        Ok(Grid { schedule, ranks: 1, chunks: 1, replicas, replicas_together: true })
+    }
+
+    /// Returns a pipeline over all devices, as people cut by hand.
+    pub(crate) fn by_hand(&self) -> Grid {
+        let ranks = self.wanted.unwrap_or(self.n_devices.min(self.n_blocks));
+        let schedule = Schedule::OneForwardOneBackward;
+        Grid { schedule, ranks, chunks: 1, replicas: 1, replicas_together: true }
+    }
+}
+
+/// Numbers of stages or replicas to try, the most first.
+pub(crate) fn counts(least: usize, most: usize) -> Vec<usize> {
+    if most <= FEW_DEVICES {
+        return (least.min(most)..=most).rev().collect();
+    }
+    std::iter::successors(Some(most), |&count| Some(count / 2)).take_while(|&count| count >= least).collect()
+}

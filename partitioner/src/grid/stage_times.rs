@@ -1,0 +1,84 @@
+//! The times of one stage of a grid, as the order of operations takes them: passes, transfers, sums of gradients.
+
+use schema::{Execution, ShardingLevel};
+
+use crate::{
+    grid::step_time::StageTimes,
+    problem::Problem,
+    solution::SolutionStage,
+    stage::{
+        run::{Cut, Run},
+        score::Scorer,
+    },
+};
+
+/// How so many replicas share out what the training says; nothing where there is one.
+pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Execution {
+    let training = &problem.training;
+    let sharding = Some(training.sharding).filter(|level| *level != ShardingLevel::None && replicas > 1);
+    let group = training.sharding_group.filter(|_| sharding.is_some());
+    let sharding_group = group.filter(|_| training.sharers(replicas) < replicas);
+    Execution { sharding, sharding_group, ..Execution::default() }
+}
+
+/// Buckets of a stage's gradients, and the seconds of one.
+fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
+    let bytes = scorer.parameters(cut.start, cut.end);
+    let place = scorer.place(cut.run);
+    if cut.run.count == 1 || bytes == 0.0 {
+        // Tied parameters alone.
+        let seconds = scorer.all_reduce(cut.start, cut.end, &place);
+        return (usize::from(seconds > 0.0), seconds);
+    }
+    let n_buckets = ((bytes / schema::BUCKET.0 as f64).ceil()).clamp(1.0, 4096.0);
+    (n_buckets as usize, place.all_reduce(bytes / n_buckets))
+}
+
+/// Seconds in which replicas bring the parameters that they share out together for a pass, and add up one micro-batch's gradients and
+/// share them out: each half of an all-reduce, which runs beside a pass and bounds it.
+fn shared(scorer: &Scorer, cut: &Cut) -> (f64, f64) {
+    let half = || {
+        let count = scorer.problem.training.sharers(cut.run.count);
+        let place = scorer.place(Run { count, ..cut.run });
+        place.all_reduce(scorer.parameters(cut.start, cut.end)) / 2.0
+    };
+    match shared_out(scorer.problem, cut.run.count).sharding {
+        Some(ShardingLevel::Zero3) => (half(), half()),
+        Some(ShardingLevel::Zero2) => (0.0, half()),
+        _ => (0.0, 0.0),
+    }
+}
+
+/// Times of one micro-batch on one replica of a stage.
+pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
+    let problem = scorer.problem;
+    let machine = &problem.machine;
+    let speed = scorer.place(cut.run).speed;
+    let sum = |field: &dyn Fn(&crate::Block) -> f64| {
+        stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
+    };
+    let again = stage.score.again * cut.run.count as f64;
+    // A grid's stage is as late as its latest replica.
+    let step = cut.run.step();
+    let slowest = |levels: &mut dyn Iterator<Item = crate::MachineLevel>| {
+        levels.min_by(|a, b| a.bandwidth.0.total_cmp(&b.bandwidth.0))
+    };
+    let n_devices = machine.devices.len();
+    let after = cut.run.devices().filter(|device| device + step < n_devices);
+    let after = slowest(&mut after.filter_map(|device| machine.level(device, device + step)));
+    let before = cut.run.devices().filter_map(|device| machine.level(device.checked_sub(step)?, device));
+    let before = slowest(&mut before.into_iter());
+    let send = |bytes: f64, level: Option<crate::MachineLevel>| {
+        level.map_or((0.0, 0.0), |level| (bytes / level.bandwidth.0, level.latency.0))
+    };
+    let (gather, scatter) = shared(scorer, cut);
+    let input_gradient = sum(&|block| block.input_gradient.0) + again;
+    StageTimes {
+        forward: sum(&|block| block.forward.0).max(gather),
+        input_gradient: input_gradient.max(gather),
+        weight_gradient: sum(&|block| block.weight_gradient.0).max(scatter),
+        send: send(scorer.states.crossing[cut.end], after),
+        send_back: send(scorer.states.crossing_back[cut.start], before),
+        buckets: buckets(scorer, cut),
+    }
+}

@@ -1,0 +1,446 @@
+//! Every plan that a user could write by hand, scored as `plan --check` scores it: what strategies claim, against all of them.
+//!
+//! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
+//! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
+
+use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, RecomputeUnit, Seconds, ShardingLevel};
+use simulator::order::{OrderError, Schedule, Shape};
+
+use crate::{
+    MachineLevel, MicroBatches, PlanError, Problem, Solution, Strategy,
+    grid::stage_times::shared_out,
+    oracle::random_problems::{Dice, cases, is_skipped, problem},
+    plan_auto,
+    plan_file::{placed::Placed, score::score_placed},
+    plan_model, plan_with,
+    strategy::candidates,
+};
+
+/// How the stages of a plan share the devices.
+struct Form {
+    schedule: Schedule,
+    /// Devices of each rank, and ranks taken in turns by so many chunks.
+    replicas: Vec<usize>,
+    chunks: usize,
+}
+
+/// All forms of a strategy.
+fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
+    let (n_blocks, n_devices) = (problem.blocks.len(), problem.machine.devices.len());
+    let mut forms = Vec::new();
+    let mut add = |schedule, replicas, chunks| forms.push(Form { schedule, replicas, chunks });
+    // One stage in a row is a pipeline only where there cannot be two.
+    let wanted = problem.training.stages.map(|stages| stages as usize);
+    let ranks = |most: usize| match wanted {
+        Some(stages) => stages..=stages.min(most),
+        None => 2.min(most).max(1)..=most,
+    };
+    let one_f_one_b = Schedule::OneForwardOneBackward;
+    let schedule = match strategy {
+        Strategy::Layer => Schedule::LayerParallel,
+        Strategy::GPipe => Schedule::GPipe,
+        Strategy::ZeroBubble => Schedule::InterleavedZeroBubble,
+        Strategy::Interleaved => Schedule::Interleaved1F1B,
+        Strategy::PipeDream => Schedule::PipeDream,
+        _ => one_f_one_b,
+    };
+    match strategy {
+        Strategy::OneDevice | Strategy::DataParallel if wanted.is_some_and(|stages| stages > 1) => {}
+        Strategy::OneDevice => add(schedule, vec![1], 1),
+        Strategy::DataParallel => {
+            (2.min(n_devices)..=n_devices).for_each(|count| add(schedule, vec![count], 1));
+        }
+        Strategy::Hybrid => {
+            for n_ranks in (2..=n_blocks).filter(|&ranks| wanted.is_none_or(|stages| ranks == stages)) {
+                (2..=n_devices / n_ranks).for_each(|count| add(schedule, vec![count; n_ranks], 1));
+            }
+        }
+        Strategy::Interleaved => {
+            for chunks in 2..=8 {
+                let ranks = ranks(n_devices.min(n_blocks / chunks)).filter(|&n| n > 1);
+                ranks.for_each(|n| add(schedule, vec![1; n], chunks));
+            }
+        }
+        // It chooses the number of stages itself.
+        Strategy::PipeDream if wanted.is_some() => {}
+        Strategy::PipeDream => {
+            // All lists of counts.
+            let mut open = vec![Vec::new()];
+            while let Some(list) = open.pop() {
+                let left = n_devices - list.iter().sum::<usize>();
+                for count in 1..=left {
+                    let longer = [list.as_slice(), &[count]].concat();
+                    if longer.len() <= n_blocks {
+                        open.push(longer.clone());
+                        add(schedule, longer, 1);
+                    }
+                }
+            }
+        }
+        _ => ranks(n_devices.min(n_blocks)).for_each(|n| add(schedule, vec![1; n], 1)),
+    }
+    forms
+}
+
+/// All ways to cut the blocks into so many parts, none of which needs a later one.
+pub(crate) fn chains(problem: &Problem, n_parts: usize) -> Vec<Vec<Vec<usize>>> {
+    let n_blocks = problem.blocks.len();
+    let mut needs = vec![0_u32; n_blocks];
+    for value in &problem.values {
+        value.to.iter().for_each(|&to| needs[to] |= value.from.map_or(0, |from| 1 << from));
+    }
+    let all = (1_u32 << n_blocks) - 1;
+    let is_ideal = |set: u32| (0..n_blocks).all(|block| set >> block & 1 == 0 || needs[block] & !set == 0);
+    let ideals: Vec<u32> = (0..=all).filter(|&set| is_ideal(set)).collect();
+    let mut open = vec![(0_u32, Vec::new())];
+    for part in 1..=n_parts {
+        let mut longer = Vec::new();
+        for (before, parts) in open {
+            for &set in ideals.iter().filter(|&&set| set != before && set & before == before) {
+                if part < n_parts || set == all {
+                    let own = (0..n_blocks).filter(|block| (set & !before) >> block & 1 == 1).collect();
+                    longer.push((set, [parts.as_slice(), &[own]].concat()));
+                }
+            }
+        }
+        open = longer;
+    }
+    open.into_iter().map(|(_, parts)| parts).collect()
+}
+
+/// All ordered choices of so many devices; the first ones where all are alike.
+fn assignments(problem: &Problem, count: usize) -> Vec<Vec<usize>> {
+    let n_devices = problem.machine.devices.len();
+    let mut lists = vec![Vec::new()];
+    for position in 0..count {
+        let is_uniform = problem.machine.is_uniform();
+        let devices = if is_uniform { position..position + 1 } else { 0..n_devices };
+        lists = lists
+            .iter()
+            .flat_map(|list: &Vec<usize>| {
+                let free = devices.clone().filter(|device| !list.contains(device));
+                free.map(|device| [list.as_slice(), &[device]].concat()).collect::<Vec<_>>()
+            })
+            .collect();
+    }
+    lists
+}
+
+/// What each block does, from all kept to all changed: 0 keeps, 1 computes again, 2 offloads.
+fn choices(problem: &Problem) -> Vec<Vec<u8>> {
+    let mut kinds = vec![0];
+    kinds.extend(problem.training.recompute.then_some(1));
+    kinds.extend(problem.training.offload.then_some(2));
+    let mut lists = vec![Vec::new()];
+    for _ in &problem.blocks {
+        let longer = lists
+            .iter()
+            .flat_map(|list: &Vec<u8>| kinds.iter().map(|&kind| [list.as_slice(), &[kind]].concat()));
+        lists = longer.collect();
+    }
+    lists.sort_by_key(|list| list.iter().filter(|&&kind| kind > 0).count());
+    lists
+}
+
+/// Micro-batches of a step under a form; none where they cannot be shared.
+fn micro_batches(problem: &Problem, form: &Form) -> Option<u32> {
+    let wanted = problem.training.wanted(&problem.machine);
+    if form.schedule == Schedule::PipeDream {
+        return Some(wanted);
+    }
+    let is_exact = matches!(problem.training.micro_batches, MicroBatches::Exactly(_));
+    let replicas = form.replicas[0] as u32;
+    let mut each = wanted.div_ceil(replicas);
+    let shape = |micro_batches| Shape {
+        ranks: form.replicas.len() as u32,
+        chunks: form.chunks as u32,
+        micro_batches,
+    };
+    if let Err(OrderError::MicroBatches { smallest, .. }) = form.schedule.check(shape(each)) {
+        each = smallest?;
+    }
+    (!is_exact || each * replicas == wanted).then_some(each * replicas)
+}
+
+/// Seconds for each micro-batch of the fastest of all plans; none where nothing fits.
+fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
+    let mut best: Option<Solution> = None;
+    let choices = choices(problem);
+    for form in forms(problem, strategy) {
+        let Some(micro_batches) = micro_batches(problem, &form) else { continue };
+        let n_ranks = form.replicas.len();
+        let chains = chains(problem, n_ranks * form.chunks);
+        for devices in assignments(problem, form.replicas.iter().sum()) {
+            let mut rest = devices.as_slice();
+            let groups: Vec<Vec<usize>> = form
+                .replicas
+                .iter()
+                .map(|&count| {
+                    let (own, left) = rest.split_at(count);
+                    rest = left;
+                    own.to_vec()
+                })
+                .collect();
+            for parts in &chains {
+                for mode in [OffloadMode::Pinned, OffloadMode::Both] {
+                    let mut fitting: Vec<&[u8]> = Vec::new();
+                    for choice in &choices {
+                        let offloads = choice.contains(&2);
+                        // To change more blocks than is enough only costs time.
+                        let is_enough = |known: &&[u8]| {
+                            known.iter().zip(choice).all(|(known, own)| *known == 0 || known == own)
+                        };
+                        if !offloads && mode == OffloadMode::Both || fitting.iter().any(is_enough) {
+                            continue;
+                        }
+                        // What each rank computes bounds a plan from below.
+                        let busy = (0..n_ranks).map(|rank| {
+                            let blocks = parts.iter().skip(rank).step_by(n_ranks).flatten();
+                            let again = |block: usize| if choice[block] == 1 { 1.0 } else { 0.0 };
+                            let work = blocks.map(|&block| {
+                                let seconds = problem.blocks[block].seconds();
+                                seconds + again(block) * problem.blocks[block].forward.0
+                            });
+                            let speed = groups[rank].iter().map(|&d| problem.machine.devices[d].speed);
+                            let speed = speed.fold(f64::INFINITY, f64::min);
+                            work.sum::<f64>() / speed / groups[rank].len() as f64
+                        });
+                        if best.as_ref().is_some_and(|best| busy.fold(0.0, f64::max) >= best.seconds_each()) {
+                            continue;
+                        }
+                        // A stage that is the unit is computed again whole or not at all.
+                        let unit = problem.training.recompute_unit;
+                        let is_some = |part: &Vec<usize>| part.iter().any(|&block| choice[block] == 1);
+                        let is_all = |part: &Vec<usize>| part.iter().all(|&block| choice[block] == 1);
+                        let is_part = |part: &Vec<usize>| is_some(part) && !is_all(part);
+                        if unit == RecomputeUnit::Stage && parts.iter().any(is_part) {
+                            continue;
+                        }
+                        let of = |part: &Vec<usize>, kind| {
+                            part.iter().copied().filter(|&block| choice[block] == kind).collect()
+                        };
+                        let placed = parts.iter().enumerate().map(|(index, part)| Placed {
+                            blocks: part.clone(),
+                            devices: groups[index % n_ranks].clone(),
+                            recompute: of(part, 1),
+                            unit: if is_some(part) { unit } else { RecomputeUnit::Block },
+                            offload: of(part, 2),
+                        });
+                        let placed: Vec<Placed> = placed.collect();
+                        let shared = shared_out(problem, groups[0].len());
+                        let execution = Execution { offload: Some(mode), ..shared };
+                        let scored =
+                            score_placed(problem, &placed, n_ranks, form.schedule, micro_batches, execution);
+                        match scored {
+                            Ok(scored) => {
+                                fitting.push(choice);
+                                if best
+                                    .as_ref()
+                                    .is_none_or(|best| scored.seconds_each() < best.seconds_each())
+                                {
+                                    best = Some(scored);
+                                }
+                            }
+                            Err(PlanError::Memory { .. }) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+    best
+}
+
+#[test]
+fn strategies_say_the_truth_about_all_plans() {
+    all_plans(&mut Dice(41), 60, RecomputeUnit::Block, 0.98);
+}
+
+#[test]
+fn strategies_say_the_truth_where_stages_are_computed_again_whole() {
+    all_plans(&mut Dice(43), 40, RecomputeUnit::Stage, 0.95);
+}
+
+/// Compares strategies with every plan there is, for random problems; so large a share of the plans must be the fastest.
+fn all_plans(dice: &mut Dice, n_cases: usize, unit: RecomputeUnit, share: f64) {
+    let mut faults = Vec::new();
+    let (mut n_plans, mut n_optimal, mut n_equal, mut n_none) = (0, 0, 0, 0);
+    let mut bounds = 0.0;
+    for case in 0..cases(n_cases) {
+        // The more differs, the more plans there are.
+        let (is_uniform, is_tight) = (dice.flip(), dice.flip() || unit == RecomputeUnit::Stage);
+        let (blocks, devices) = match (is_uniform, is_tight) {
+            (true, false) => (7, 4),
+            (true, true) => (5, 4),
+            (false, _) => (4, 3),
+        };
+        let (n_blocks, n_devices) = (1 + dice.below(blocks) as usize, 1 + dice.below(devices) as usize);
+        let is_chain = dice.flip();
+        let mut problem = problem(dice, n_blocks, n_devices, is_chain, is_uniform);
+        if is_uniform && dice.below(3) == 0 {
+            // A device in each node.
+            problem
+                .machine
+                .levels
+                .insert(0, MachineLevel { bandwidth: BytesPerSecond(100.0), latency: Seconds(0.0) });
+            problem
+                .machine
+                .devices
+                .iter_mut()
+                .enumerate()
+                .for_each(|(node, device)| device.place = vec![node as u32]);
+        }
+        if is_tight {
+            let memory = 60 + dice.below(300);
+            for device in &mut problem.machine.devices {
+                device.memory = Bytes(memory + if is_uniform { 0 } else { dice.below(100) });
+            }
+        }
+        problem.training.offload = is_tight && dice.below(3) == 0;
+        if unit == RecomputeUnit::Stage {
+            let training = &mut problem.training;
+            (training.recompute, training.recompute_unit, training.offload) = (true, unit, false);
+        }
+        problem.machine.overlaps = dice.below(3) > 0;
+        let count = 1 + dice.below(7) as u32;
+        problem.training.micro_batches =
+            if dice.flip() { MicroBatches::About(count) } else { MicroBatches::Exactly(count) };
+        if dice.below(4) == 0 {
+            problem.training.stages = Some(1 + dice.below(n_devices.min(n_blocks) as u64) as u32);
+        }
+        if is_skipped(case) {
+            continue;
+        }
+        let mut fastest_of_all = f64::INFINITY;
+        // Those with two copies have an oracle of their own.
+        let is_asked = |strategy: &Strategy| !strategy.is_rule() && strategy.two_copies().is_none();
+        for strategy in crate::STRATEGIES.into_iter().filter(is_asked) {
+            let fastest = fastest(&problem, strategy);
+            let is_candidate = candidates(&problem).any(|candidate| candidate == strategy);
+            if let Some(best) = fastest.as_ref().filter(|_| is_candidate) {
+                fastest_of_all = fastest_of_all.min(best.seconds_each());
+            }
+            let mut wrong = |what: String| {
+                // One problem is enough to read.
+                let asked = if faults.is_empty() { format!("\n{problem:?}") } else { String::new() };
+                faults.push(format!("case {case}, {}: {what}{asked}", strategy.name()));
+            };
+            match (plan_with(&problem, strategy), fastest) {
+                (Ok(plan), Some(best)) => {
+                    let fastest = best.seconds_each();
+                    let ours = plan.seconds_each();
+                    let bound = plan.lower_bound * ours / plan.seconds();
+                    let is_equal = ours <= fastest * (1.0 + 1e-6);
+                    if ours < fastest * (1.0 - 1e-6) {
+                        wrong(format!("{ours}, but of all plans the fastest takes {fastest}"));
+                    }
+                    if bound > fastest * (1.0 + 1e-6) {
+                        wrong(format!(
+                            "bound {bound} of {ours}, but {} exists; ours {}",
+                            told(&best),
+                            told(&plan)
+                        ));
+                    } else if plan.is_optimal() && !is_equal {
+                        wrong(format!("{ours} is no optimum, {fastest} is"));
+                    }
+                    n_plans += 1;
+                    n_equal += u32::from(is_equal);
+                    n_optimal += u32::from(plan.is_optimal());
+                    bounds += bound / fastest;
+                }
+                (Err(_), None) => n_none += 1,
+                (Ok(plan), None) => wrong(format!("nothing fits, but here is a plan: {plan:?}")),
+                (Err(error), Some(best)) => wrong(format!("{error}; but {}", told(&best))),
+            }
+        }
+        if let Ok((best, ..)) = plan_auto(&problem) {
+            let bound = best.lower_bound * best.seconds_each() / best.seconds();
+            if bound > fastest_of_all * (1.0 + 1e-6) {
+                faults.push(format!("case {case}, all: bound {bound}, but {fastest_of_all} exists"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults[..faults.len().min(40)].join("\n"));
+    if is_skipped(0) {
+        return;
+    }
+    // Truth alone would be cheap: a planner that promises nothing is never wrong.
+    let (n, equal, said) = (f64::from(n_plans), f64::from(n_equal), f64::from(n_optimal));
+    assert!(
+        equal > share * n && said > 0.75 * n && bounds > 0.95 * n && n_none < 2 * n_plans,
+        "of {n_plans} plans, {n_equal} are the fastest and {n_optimal} said so; bounds come to {}; {n_none} none",
+        bounds / n
+    );
+}
+
+#[test]
+fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
+    let mut dice = Dice(47);
+    let (mut n_found, mut n_equal, mut n_chosen) = (0, 0, 0);
+    for case in 0..cases(60) {
+        let (n_blocks, n_devices) = (1 + dice.below(4) as usize, 2 + dice.below(3) as usize);
+        let mut problem = problem(&mut dice, n_blocks, n_devices, true, true);
+        let memory = 60 + dice.below(400);
+        problem.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(memory));
+        problem.training.micro_batches = MicroBatches::About(1 + dice.below(6) as u32);
+        if is_skipped(case) {
+            continue;
+        }
+        let mut fastest_of_all = f64::INFINITY;
+        for level in ShardingLevel::ALL {
+            problem.training.sharding = level;
+            problem.training.sharding_group = if dice.flip() { Some(2) } else { None };
+            for strategy in [Strategy::DataParallel, Strategy::Hybrid] {
+                let Some(best) = fastest(&problem, strategy) else { continue };
+                // Where all devices meet on one level, the planner makes no groups of its own.
+                if problem.training.sharding_group.is_none() {
+                    fastest_of_all = fastest_of_all.min(best.seconds_each());
+                }
+                let Ok(plan) = plan_with(&problem, strategy) else {
+                    panic!("case {case}, {level:?}: no plan, but {}\n{problem:?}", told(&best));
+                };
+                let bound = plan.lower_bound * plan.seconds_each() / plan.seconds();
+                assert!(
+                    bound <= best.seconds_each() * (1.0 + 1e-6),
+                    "case {case}, {level:?}: {}",
+                    told(&best)
+                );
+                assert!(plan.seconds_each() >= best.seconds_each() * (1.0 - 1e-6), "case {case}, {level:?}");
+                n_found += 1;
+                n_equal += u32::from(plan.seconds_each() <= best.seconds_each() * (1.0 + 1e-6));
+            }
+        }
+        problem.training.sharding = ShardingLevel::None;
+        problem.training.sharding_group = None;
+        problem.training.sharding_up_to = ShardingLevel::Zero3;
+        if let Ok(planned) = plan_model(&mut problem, None) {
+            // Others may be faster still: those are compared by the test above.
+            let seconds = planned.best.seconds_each();
+            let bound = planned.best.lower_bound * seconds / planned.best.seconds();
+            assert!(
+                bound <= fastest_of_all * (1.0 + 1e-6),
+                "case {case}: bound {bound}, {fastest_of_all} exists"
+            );
+            n_chosen += u32::from(planned.best.sharding() > ShardingLevel::None);
+        } else {
+            assert_eq!(fastest_of_all, f64::INFINITY, "case {case}: nothing fits?\n{problem:?}");
+        }
+    }
+    if is_skipped(0) {
+        return;
+    }
+    assert!(f64::from(n_equal) > 0.95 * f64::from(n_found), "{n_equal} of {n_found} are the fastest");
+    assert!(n_chosen > 2, "{n_chosen} plans share anything out");
+}
+
+/// Stages in a line: blocks, devices, and what is computed again or offloaded.
+fn told(solution: &Solution) -> String {
+    let stage = |stage: &crate::SolutionStage| {
+        let devices: Vec<usize> = solution.devices(stage).collect();
+        let score = &stage.score;
+        format!("{:?} on {devices:?} again {:?} offloaded {:?}", stage.blocks, score.recompute, score.offload)
+    };
+    let stages: Vec<String> = solution.stages.iter().map(stage).collect();
+    format!("{} {}: {}", solution.schedule.name(), solution.seconds_each(), stages.join("; "))
+}

@@ -1,0 +1,71 @@
+//! Random problems for tests, the same in every run.
+
+use schema::{Bytes, BytesPerSecond, Seconds};
+
+use crate::{Block, Machine, MachineDevice, MachineLevel, Problem, Tie, Training, Value};
+
+#[path = "../../../tests/dice/mod.rs"]
+mod numbers;
+pub(crate) use numbers::{Dice, cases, is_skipped};
+
+/// A problem with small numbers: uniform machines have one level and room, others differ in everything.
+pub(crate) fn problem(
+    dice: &mut Dice,
+    n_blocks: usize,
+    n_devices: usize,
+    is_chain: bool,
+    is_uniform: bool,
+) -> Problem {
+    let block = |index: usize, dice: &mut Dice| Block {
+        path: format!("b{index}"),
+        joined: Vec::new(),
+        forward: Seconds(dice.below(20) as f64 / 2.0),
+        input_gradient: Seconds(dice.below(10) as f64),
+        weight_gradient: Seconds(1.0 + dice.below(10) as f64),
+        parameters: Bytes(dice.below(40)),
+        activations: Bytes(dice.below(20)),
+        kept: Bytes(0),
+        workspace: Bytes(dice.below(5)),
+        is_operator: false,
+    };
+    let blocks = (0..n_blocks).map(|index| block(index, dice)).collect();
+    let mut values = Vec::new();
+    for from in 0..n_blocks {
+        let to: Vec<usize> = match is_chain {
+            true => (from + 1..n_blocks.min(from + 2)).collect(),
+            false => (from + 1..n_blocks).filter(|_| dice.below(3) == 0).collect(),
+        };
+        if !to.is_empty() {
+            let forward = Bytes(dice.below(30));
+            let backward = if is_uniform || dice.flip() { forward } else { Bytes(0) };
+            values.push(Value { from: Some(from), to, forward, backward });
+        }
+    }
+    let ties = match !is_uniform && dice.below(4) == 0 && n_blocks > 2 {
+        true => vec![Tie { blocks: vec![0, n_blocks - 1], parameters: Bytes(dice.below(30)) }],
+        false => Vec::new(),
+    };
+    let device = |index: usize, dice: &mut Dice| MachineDevice {
+        name: format!("d{index}"),
+        speed: if is_uniform { 1.0 } else { 1.0 + dice.below(2) as f64 },
+        memory: Bytes(if is_uniform { 1_000_000 } else { 150 + dice.below(500) }),
+        memory_bandwidth: BytesPerSecond(1e3),
+        host_bandwidth: BytesPerSecond(4.0),
+        place: if is_uniform { vec![] } else { vec![(index / 2) as u32] },
+    };
+    let devices = (0..n_devices).map(|index| device(index, dice)).collect();
+    let level = |dice: &mut Dice| MachineLevel {
+        bandwidth: BytesPerSecond(1.0 + dice.below(20) as f64),
+        latency: Seconds(dice.below(2) as f64 / 10.0),
+    };
+    let levels = if is_uniform { vec![level(dice)] } else { vec![level(dice), level(dice)] };
+    let training = Training { recompute: dice.flip(), offload: dice.below(4) == 0, ..Training::default() };
+    Problem {
+        blocks,
+        values,
+        ties,
+        machine: Machine { devices, levels, links: Vec::new(), overlaps: is_uniform || dice.flip() },
+        training,
+        begins: None,
+    }
+}

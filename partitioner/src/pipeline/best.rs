@@ -1,0 +1,397 @@
+//! The best pipeline over a list of states: stages take runs of devices, and the slowest stage is as fast as can be.
+//!
+//! The dynamic program of Narayanan et al. (PipeDream, SOSP 2019) with the formulas of `stage::score`, from the end of the model to its
+//! beginning: then the devices behind a stage, and with them its micro-batches in flight, are known.
+//! `A(i, m) = min over j, r of max(stage(i..j, r devices), A(j, m-r))`.
+//!
+//! Cost: O(Q²·M²) stages at worst; a bound U leaves only those j between which neither side has more work than its devices
+//! do in U or needs more memory than they have, and at which what crosses can be sent in U. U is guessed from below and grows until
+//! a plan is found, so it is tight: first as if memory were no matter, then from what that takes.
+
+use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
+
+use crate::{
+    solution::SolutionStage,
+    stage::{
+        run::{Cut, Run},
+        score::Scorer,
+        time_table::Times,
+    },
+};
+
+/// How devices may be given to stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Any number to each stage.
+    Free,
+    /// The same number to each stage, in exactly this many stages.
+    Equal {
+        /// Stages.
+        stages: usize,
+        /// Devices of each.
+        replicas: usize,
+        /// Whether replicas sit side by side, or pipelines do.
+        replicas_together: bool,
+    },
+}
+
+const NONE: u32 = u32::MAX;
+
+/// The most times what is possible without a limit on memory that is guessed.
+const FAR: f64 = 4.0;
+
+/// Whether memory is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Counts,
+    Free,
+}
+
+/// Finds the pipeline whose slowest stage is fastest, below `bound`.
+///
+/// Ties: fewer devices, then fewer replicas for the earlier stage, then the earliest cut.
+pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<(f64, Vec<Cut>)> {
+    let roomy = best_without_limit(scorer, sharing, bound)?;
+    if scorer.is_roomy() {
+        return Some(roomy);
+    }
+    best_within_memory(scorer, sharing, roomy.0, bound)
+}
+
+/// The same if memory were no matter.
+pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<(f64, Vec<Cut>)> {
+    let machine = &scorer.problem.machine;
+    let total = *scorer.states.work.last().expect("states are not empty");
+    let speed = match sharing {
+        Sharing::Free => machine.total_speed(),
+        Sharing::Equal { stages, replicas, .. } => {
+            machine.devices.iter().take(stages * replicas).map(|device| device.speed).sum()
+        }
+    };
+    // Far above the shared work it is transfers that take long, and few borders are narrow enough.
+    grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)
+}
+
+/// The same where it is known what the slowest stage takes if memory were no matter.
+pub(crate) fn best_within_memory(
+    scorer: &Scorer,
+    sharing: Sharing,
+    roomy: f64,
+    bound: f64,
+) -> Option<(f64, Vec<Cut>)> {
+    // Farther away it is memory that stands in the way: one look without a limit tells.
+    grow(scorer, sharing, (roomy, FAR), bound, Memory::Counts)
+}
+
+/// Asks for more and more times a floor, up to so many, and then without a limit.
+fn grow(
+    scorer: &Scorer,
+    sharing: Sharing,
+    (floor, far): (f64, f64),
+    bound: f64,
+    memory: Memory,
+) -> Option<(f64, Vec<Cut>)> {
+    let far = far.min(1e6);
+    let mut guess = floor * 1.02;
+    loop {
+        let limit = if guess > floor * far || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
+        if let Some(found) = solve(scorer, sharing, limit.min(bound), memory) {
+            return Some(found);
+        }
+        if limit >= bound || limit == f64::INFINITY {
+            return None;
+        }
+        guess = floor + (guess - floor) * if memory == Memory::Counts { 10.0 } else { 3.0 };
+    }
+}
+
+/// The most stages that are scored where a stage's memory depends on the one before.
+const SCORED: f64 = 3e6;
+
+/// Tells whether [`best_with_before`] is quick.
+pub(crate) fn has_few_with_before(scorer: &Scorer) -> bool {
+    let (n_states, n_devices) = (scorer.states.len() as f64, scorer.problem.machine.devices.len() as f64);
+    n_states.powi(2) * n_devices.powi(3) / 12.0 <= SCORED
+}
+
+/// Finds the pipeline whose slowest stage is fastest, every stage's memory counted for the replicas of the stage before it.
+///
+/// The same program as [`best_pipeline`] with one more dimension: O(Q²·M³).
+pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
+    let states = scorer.states;
+    let n_devices = scorer.problem.machine.devices.len();
+    let n_states = states.len();
+    let last = n_states - 1;
+    let total = states.work[last];
+    let at =
+        |layer: usize, start: usize, before: usize| (layer * n_states + start) * (n_devices + 1) + before;
+    let mut best = vec![f64::INFINITY; at(n_devices + 1, 0, 0)];
+    let mut came = vec![(NONE, 0_usize); best.len()];
+    best[at(0, last, 0)..at(0, last, n_devices) + 1].fill(0.0);
+    for layer in 1..=n_devices {
+        let first = n_devices - layer;
+        for before in 0..=first {
+            scorer.before.insert(first, before);
+            // Nothing stands before the first stage alone.
+            for start in if before == 0 { 0..1 } else { 1..last } {
+                let own = at(layer, start, before);
+                for size in 1..=layer {
+                    let place = scorer.place(Run { first, count: size, stride: 1 });
+                    for end in start + 1..n_states {
+                        let is_empty = states.work[end] <= states.work[start] && total > 0.0;
+                        let after = best[at(layer - size, end, size)];
+                        if is_empty || after >= best[own] || !states.is_before(start, end) {
+                            continue;
+                        }
+                        let time = after.max(scorer.seconds_below(start, end, &place, layer, best[own]));
+                        if time < best[own] {
+                            best[own] = time;
+                            came[own] = (end as u32, size);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let found = (1..=n_devices).min_by(|&a, &b| best[at(a, 0, 0)].total_cmp(&best[at(b, 0, 0)]))?;
+    let time = best[at(found, 0, 0)];
+    if time == f64::INFINITY {
+        return None;
+    }
+    let mut cuts = Vec::new();
+    let (mut layer, mut start, mut before) = (found, 0, 0);
+    while start != last {
+        let (end, size) = came[at(layer, start, before)];
+        let run = Run { first: n_devices - layer, count: size, stride: 1 };
+        cuts.push(Cut { start, end: end as usize, run, behind: layer });
+        (layer, start, before) = (layer - size, end as usize, size);
+    }
+    Some((time, cuts))
+}
+
+/// Which runs of devices stages may stand on, by layers: devices, or stages, from there to the end.
+struct Layers<'a> {
+    scorer: &'a Scorer<'a>,
+    sharing: Sharing,
+    count: usize,
+    /// Devices that a stage may take, in layers.
+    sizes: Vec<usize>,
+    /// What the devices of the last layers do in one second.
+    power: Vec<f64>,
+    /// Bytes that they have.
+    room: Vec<f64>,
+}
+
+impl<'a> Layers<'a> {
+    fn new(scorer: &'a Scorer<'a>, sharing: Sharing) -> Self {
+        let machine = &scorer.problem.machine;
+        let (count, sizes): (usize, Vec<usize>) = match sharing {
+            Sharing::Free => (machine.devices.len(), (1..=machine.devices.len()).collect()),
+            Sharing::Equal { stages, .. } => (stages, vec![1]),
+        };
+        let mut layers = Self { scorer, sharing, count, sizes, power: vec![0.0], room: vec![0.0] };
+        for layer in 1..=count {
+            let run = layers.run(layer, 1);
+            let power: f64 = run.devices().map(|device| machine.devices[device].speed).sum();
+            // Replicas hold the same: the smallest counts.
+            let room = run.devices().map(|device| machine.devices[device].memory.0);
+            layers.power.push(layers.power[layer - 1] + power);
+            layers.room.push(layers.room[layer - 1] + room.min().unwrap_or(0) as f64);
+        }
+        layers
+    }
+
+    fn run(&self, layer: usize, size: usize) -> Run {
+        match self.sharing {
+            Sharing::Free => Run { first: self.count - layer, count: size, stride: 1 },
+            Sharing::Equal { stages, replicas, replicas_together: true } => {
+                Run { first: (stages - layer) * replicas, count: replicas, stride: 1 }
+            }
+            Sharing::Equal { stages, replicas, .. } => {
+                Run { first: stages - layer, count: replicas, stride: stages }
+            }
+        }
+    }
+
+    /// Devices from a layer to the end.
+    fn behind(&self, layer: usize) -> usize {
+        match self.sharing {
+            Sharing::Free => layer,
+            Sharing::Equal { replicas, .. } => layer * replicas,
+        }
+    }
+
+    /// Micro-batches in flight at a layer, of the devices together where their number is open.
+    fn in_flight(&self, layer: usize) -> usize {
+        let replicas = match self.sharing {
+            Sharing::Free => 1,
+            Sharing::Equal { replicas, .. } => replicas,
+        };
+        self.scorer.rules.in_flight.count(replicas, self.behind(layer))
+    }
+
+    /// States at which a stage may end if it is to take at most `limit`: what crosses there must be sent.
+    fn borders(&self, limit: f64) -> Vec<usize> {
+        let states = self.scorer.states;
+        let machine = &self.scorer.problem.machine;
+        let rate = match self.sharing {
+            Sharing::Free => machine.least_seconds_per_byte() / self.count as f64,
+            Sharing::Equal { .. } => {
+                let rates = (2..=self.count).map(|layer| self.scorer.place(self.run(layer, 1)).sending());
+                rates.fold(f64::INFINITY, f64::min)
+            }
+        };
+        let last = states.len() - 1;
+        let bytes = |state: usize| match machine.overlaps {
+            true => states.crossing[state].max(states.crossing_back[state]),
+            false => states.crossing[state],
+        };
+        let is_narrow =
+            |state: &usize| *state == 0 || *state == last || bytes(*state) * rate <= limit * (1.0 + 1e-9);
+        (0..=last).filter(is_narrow).collect()
+    }
+}
+
+/// Bytes that what lies between two states needs at the least, whatever is thrown away.
+pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight: usize) -> f64 {
+    let (problem, parameters) = (scorer.problem, &scorer.states.parameters);
+    let copies = problem.training.copies(problem.machine.devices.len());
+    (parameters[end] - parameters[start]) * copies + scorer.least_held(start, end, in_flight)
+}
+
+/// Finds the best pipeline whose slowest stage takes at most `limit`.
+fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Option<(f64, Vec<Cut>)> {
+    let states = scorer.states;
+    let n_states = states.len();
+    let last = n_states - 1;
+    let layers = Layers::new(scorer, sharing);
+    let n_layers = layers.count;
+    let slack = 1.0 + 1e-9;
+    let total = states.work[last];
+    let borders = layers.borders(limit);
+    let work_at: Vec<f64> = borders.iter().map(|&state| states.work[state]).collect();
+    let mut best = vec![f64::INFINITY; (n_layers + 1) * n_states];
+    let mut came = vec![(NONE, 0_u32); (n_layers + 1) * n_states];
+    best[last] = 0.0;
+    // Ends of a stage of which only the least time is known; a time above 0 has the order of its bits.
+    let mut open: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
+    for layer in 1..=n_layers {
+        let ahead = layers.power[n_layers] - layers.power[layer];
+        let room_ahead = layers.room[n_layers] - layers.room[layer];
+        let behind = layers.behind(layer);
+        let all_times: Vec<OnceCell<Times>> = layers.sizes.iter().map(|_| OnceCell::new()).collect();
+        let known = match sharing {
+            Sharing::Free => None,
+            Sharing::Equal { replicas, .. } => {
+                let in_flight = scorer.rules.in_flight.count(replicas, behind);
+                let in_flight = (memory == Memory::Counts).then_some(in_flight);
+                scorer.known(&scorer.place(layers.run(layer, 1)), in_flight)
+            }
+        };
+        for (nth, &start) in borders.iter().enumerate().rev() {
+            let work = states.work[start];
+            // Prune: within the limit, the devices that are left must do the prefix, and those that are assigned the suffix.
+            let too_much_before = work > limit * ahead * slack + 1e-12 * total;
+            let too_much_behind = total - work > limit * layers.power[layer] * slack + 1e-12 * total;
+            let only_last = matches!(sharing, Sharing::Free) || layer < n_layers || start == 0;
+            if start == last || too_much_before || too_much_behind || !only_last {
+                continue;
+            }
+            if memory == Memory::Counts {
+                let too_large_before = layer < n_layers
+                    && least_between(scorer, 0, start, layers.in_flight(layer + 1)) > room_ahead * slack;
+                let rest = least_between(scorer, start, last, layers.in_flight(1));
+                if too_large_before || rest > layers.room[layer] * slack {
+                    continue;
+                }
+            }
+            let at = layer * n_states + start;
+            let mut smallest = limit * (1.0 + 1e-12);
+            for (size_index, &size) in layers.sizes.iter().enumerate().take_while(|(_, size)| **size <= layer)
+            {
+                let rest = layer - size;
+                let own = layers.power[layer] - layers.power[rest];
+                // Ends between which both sides can keep within the bound.
+                let low = work.max(total - smallest * layers.power[rest] * slack - 1e-12 * total);
+                let first = work_at.partition_point(|&value| value < low).max(nth + 1);
+                // Looked up for the first stage that is scored: most runs have none.
+                let times = || {
+                    all_times[size_index].get_or_init(|| Times {
+                        scorer,
+                        place: scorer.place(layers.run(layer, size)),
+                        known: known.clone(),
+                        behind,
+                    })
+                };
+                open.clear();
+                let mut chosen = None;
+                for &end in &borders[first.min(borders.len())..] {
+                    if states.work[end] - work > smallest * own * slack + 1e-12 * total {
+                        break;
+                    }
+                    // A stage that does nothing only hands on.
+                    if states.work[end] <= work && total > 0.0 {
+                        continue;
+                    }
+                    let after = best[rest * n_states + end];
+                    if after >= smallest {
+                        continue;
+                    }
+                    let least = after.max(times().least(start, end));
+                    let (time, is_all) = match memory {
+                        Memory::Counts if least < smallest => times().at_least(start, end),
+                        _ => (least, true),
+                    };
+                    let time = after.max(time);
+                    if time < smallest && is_all {
+                        (smallest, chosen) = (time, Some(end));
+                    } else if time < smallest {
+                        open.push(Reverse((time.to_bits(), end)));
+                    }
+                }
+                // What a stage throws away is looked for where nothing else can be better, what may be the fastest first.
+                while let Some(Reverse((least, end))) = open.pop() {
+                    if f64::from_bits(least) > smallest {
+                        break;
+                    }
+                    let time = best[rest * n_states + end].max(times().looked_for(start, end));
+                    if time < smallest || time == smallest && chosen.is_some_and(|chosen| end < chosen) {
+                        (smallest, chosen) = (time, Some(end));
+                    }
+                }
+                if let Some(end) = chosen {
+                    best[at] = smallest;
+                    came[at] = (end as u32, size as u32);
+                }
+            }
+        }
+    }
+    let firsts = match sharing {
+        Sharing::Free => 1..=n_layers,
+        Sharing::Equal { .. } => n_layers..=n_layers,
+    };
+    let found = firsts.min_by(|&a, &b| best[a * n_states].total_cmp(&best[b * n_states]))?;
+    let time = best[found * n_states];
+    if time == f64::INFINITY {
+        return None;
+    }
+    let mut cuts = Vec::new();
+    let (mut layer, mut start) = (found, 0);
+    while start != last {
+        let (end, size) = came[layer * n_states + start];
+        let (end, size) = (end as usize, size as usize);
+        cuts.push(Cut { start, end, run: layers.run(layer, size), behind: layers.behind(layer) });
+        start = end;
+        layer -= size;
+    }
+    Some((time, cuts))
+}
+
+/// Scores cuts.
+pub(crate) fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
+    let stage = |cut: &Cut| {
+        let score = scorer.score(cut.start, cut.end, cut.run, cut.behind)?;
+        Some(SolutionStage { blocks: scorer.states.blocks(cut.start, cut.end), run: cut.run, score })
+    };
+    cuts.iter().filter_map(stage).collect()
+}

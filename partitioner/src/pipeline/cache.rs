@@ -1,0 +1,185 @@
+//! Best pipelines that were found before: where memory is no matter they are the same for all schedules, and of the numbers of micro-batches
+//! that are tried one after the other, most leave as many in flight.
+
+use std::cell::RefCell;
+
+use crate::{
+    Machine, MachineDevice, MicroBatches, Training,
+    pipeline::best::{Sharing, best_pipeline, best_within_memory, best_without_limit},
+    stage::{in_flight::InFlight, place::Neighbours, run::Cut, score::Scorer},
+};
+
+/// A pipeline and the seconds of its slowest stage for each micro-batch.
+type Pipeline = (f64, Vec<Cut>);
+
+/// Answers of [`best_pipeline`] over the same states.
+#[derive(Default)]
+pub(crate) struct Remembered {
+    /// Machines that were asked about: whatever their memory, and with it. One of thousands of devices is kept, and compared, once.
+    machines: RefCell<[Vec<Machine>; 2]>,
+    answers: RefCell<Vec<(Question, Answer)>>,
+}
+
+/// All that an answer depends on.
+#[derive(Clone, PartialEq)]
+struct Question {
+    /// Its number among those that were asked about; of all with other memory where that is no matter.
+    machine: usize,
+    /// Without what does not matter once micro-batches in flight are known.
+    training: Training,
+    sharing: Sharing,
+    neighbours: Neighbours,
+    /// How memory counts; `None` where it is no matter.
+    memory: Option<Memory>,
+}
+
+#[derive(Clone, PartialEq)]
+struct Memory {
+    is_bound: bool,
+    /// Micro-batches in flight of each stage, the last one first, and whether they wait for the weights' gradients.
+    in_flight: Vec<usize>,
+    is_split: bool,
+}
+
+/// What was found below a bound.
+struct Answer {
+    bound: f64,
+    found: Option<Pipeline>,
+}
+
+impl Remembered {
+    /// Finds the best pipeline of equal stages below a bound, for a schedule that ends each step together.
+    ///
+    /// The scorer's states must be the same in all calls.
+    pub(crate) fn best_pipeline(&self, scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<Pipeline> {
+        let Sharing::Equal { stages, replicas, .. } = sharing else {
+            return best_pipeline(scorer, sharing, bound);
+        };
+        let training = Training {
+            micro_batches: MicroBatches::Enough,
+            most_micro_batches: u32::MAX,
+            stages: None,
+            only_groups: false,
+            ..scorer.problem.training
+        };
+        let neighbours = scorer.rules.neighbours;
+        let machine = self.number(&scorer.problem.machine, false);
+        let question = Question { machine, training, sharing, neighbours, memory: None };
+        let roomy = self.ask(&question, bound, || best_without_limit(scorer, sharing, bound))?;
+        if scorer.is_roomy() {
+            return Some(roomy);
+        }
+        let in_flight = scorer.rules.in_flight;
+        let memory = Memory {
+            is_bound: scorer.is_bound,
+            in_flight: (1..=stages).map(|layer| in_flight.count(replicas, layer * replicas)).collect(),
+            is_split: matches!(in_flight, InFlight::Split(_)),
+        };
+        let machine = self.number(&scorer.problem.machine, true);
+        let question = Question { machine, memory: Some(memory), ..question };
+        self.ask(&question, bound, || best_within_memory(scorer, sharing, roomy.0, bound))
+    }
+
+    /// Returns the number of a machine among those with the same memory, or with any.
+    fn number(&self, machine: &Machine, with_memory: bool) -> usize {
+        let known = &mut self.machines.borrow_mut()[usize::from(with_memory)];
+        let is_same = |other: &Machine| is_alike(machine, other, with_memory);
+        known.iter().rposition(is_same).unwrap_or_else(|| {
+            known.push(machine.clone());
+            known.len() - 1
+        })
+    }
+
+    /// Looks an answer up, or finds it.
+    fn ask(
+        &self,
+        question: &Question,
+        bound: f64,
+        find: impl FnOnce() -> Option<Pipeline>,
+    ) -> Option<Pipeline> {
+        let mut answers = self.answers.borrow_mut();
+        let at = answers.iter().position(|(known, _)| known == question);
+        match at.map(|at| &answers[at].1) {
+            // As far beyond the bound as solvers go for rounding.
+            Some(Answer { found: Some(found), .. }) => {
+                return (found.0 < bound * (1.0 + 1e-12)).then(|| found.clone());
+            }
+            Some(Answer { found: None, bound: known }) if bound <= *known => return None,
+            _ => {}
+        }
+        let found = find();
+        let answer = Answer { bound, found: found.clone() };
+        match at {
+            Some(at) => answers[at].1 = answer,
+            None => answers.push((question.clone(), answer)),
+        }
+        found
+    }
+}
+
+/// Tells whether two machines are the same, be it but for their memory.
+fn is_alike(one: &Machine, other: &Machine, with_memory: bool) -> bool {
+    let is_same = |(one, other): (&MachineDevice, &MachineDevice)| {
+        let MachineDevice { name, speed, memory, memory_bandwidth, host_bandwidth, place } = one;
+        *speed == other.speed
+            && (!with_memory || *memory == other.memory)
+            && *memory_bandwidth == other.memory_bandwidth
+            && *host_bandwidth == other.host_bandwidth
+            && *place == other.place
+            && *name == other.name
+    };
+    let Machine { devices, levels, links, overlaps } = one;
+    *overlaps == other.overlaps
+        && *levels == other.levels
+        && *links == other.links
+        && devices.len() == other.devices.len()
+        && devices.iter().zip(&other.devices).all(is_same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        dag::cut_states::States,
+        oracle::random_problems::{Dice, cases, is_skipped, problem},
+        stage::score::Rules,
+    };
+
+    #[test]
+    fn what_is_remembered_is_what_is_found() {
+        let mut dice = Dice(47);
+        let (mut n_found, mut n_none) = (0, 0);
+        for case in 0..cases(200) {
+            let (n_blocks, stages) = (2 + dice.below(5) as usize, 1 + dice.below(3) as usize);
+            let is_uniform = dice.flip();
+            let mut problem = problem(&mut dice, n_blocks, stages, false, is_uniform);
+            if dice.flip() {
+                let memory = 60 + dice.below(300);
+                problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = memory);
+            }
+            let bounds: Vec<f64> =
+                (0..12).map(|_| problem.seconds() * dice.below(20) as f64 / 10.0).collect();
+            if is_skipped(case) {
+                continue;
+            }
+            let states = States::ideals(&problem, 1000).unwrap();
+            let remembered = Remembered::default();
+            let sharing = Sharing::Equal { stages, replicas: 1, replicas_together: true };
+            for (index, bound) in bounds.into_iter().enumerate() {
+                let in_flight = match index % 4 {
+                    0 => InFlight::All(4),
+                    1 => InFlight::Split(2),
+                    count => InFlight::UntilEnd(count as u32),
+                };
+                let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
+                let bound = if bound == 0.0 { f64::INFINITY } else { bound };
+                let asked = remembered.best_pipeline(&Scorer::new(&problem, &states, rules), sharing, bound);
+                let found = best_pipeline(&Scorer::new(&problem, &states, rules), sharing, bound);
+                assert_eq!(asked, found, "case {case}, {rules:?} below {bound}");
+                n_found += usize::from(found.is_some());
+                n_none += usize::from(found.is_none());
+            }
+        }
+        assert!(is_skipped(0) || n_found.min(n_none) > 200, "{n_found} {n_none}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Asynchronous PipeDream with its formulas put right: the slowest stage is as fast as can be.
+//!
+//! Narayanan et al., SOSP 2019. Unlike the released optimizer (see `compat` of the crate `peers`): the larger of compute and synchronisation, an
+//! all-reduce as NCCL runs it, transfers both ways, the first stage checked, weight versions in memory. Exact over all ideals, or by
+//! walking a chain; wider graphs are put in line and bettered block by block, with the shared work as the bound.
+
+use schema::Execution;
+use simulator::order::Schedule;
+
+use crate::{
+    Problem,
+    cut_space::Ways,
+    error::PlanError,
+    goal::{Goal, InOrder},
+    pipeline::{
+        best::{Sharing, best_pipeline, best_with_before, has_few_with_before, stages_of},
+        local_search::improve,
+        long_chain::{best_chain, can_walk},
+        transfers::settle_transfers,
+    },
+    plan_file::simulate::settle,
+    solution::{MadeBy, Objective, Solution, SolutionStage},
+    stage::{
+        in_flight::InFlight,
+        place::Neighbours,
+        run::Cut,
+        score::{Rules, Scorer},
+    },
+    strategy::Strategy,
+};
+
+/// The most devices and states for which equal replicas are tried beside what the formula says.
+const FEW_DEVICES: usize = 64;
+const FEW_STATES: usize = 1024;
+
+/// Asynchronous PipeDream: the slowest stage is as fast as can be.
+///
+/// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
+/// as they stand, and a third, that every link is the fastest, bounds what is possible.
+pub(crate) fn pipedream(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
+    let Ways { states, is_complete: is_exact, is_chain, .. } = ways;
+    let (is_exact, is_chain) = (*is_exact, *is_chain);
+    let is_uniform = problem.machine.is_uniform();
+    let slowest =
+        |stages: &[SolutionStage]| stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
+    let solution = |stages: Vec<SolutionStage>| Solution {
+        made_by: MadeBy::Strategy(strategy),
+        schedule: Schedule::PipeDream,
+        micro_batches: problem.training.wanted(&problem.machine),
+        objective: Objective::Period(slowest(&stages)),
+        stages,
+        execution: Execution::default(),
+        lower_bound: f64::INFINITY,
+        bubble: None,
+        order: Vec::new(),
+    };
+    // A plan that would be good if nothing overlapped waits less for transfers.
+    let mut serial = problem.clone();
+    serial.machine.overlaps = false;
+    let scorer = Scorer::new(problem, states, asynchronous(Neighbours::Adjacent));
+    let is_roomy = scorer.is_roomy();
+    // How many replicas the stage before has is not known while a stage is chosen: memory from below first, if that matters.
+    // Sums of gradients hide behind the backward pass that makes them but for the last bucket: none of them, for small stages.
+    let free = Sharing::Free;
+    let mut guesses = vec![
+        (problem, Neighbours::Adjacent, true, false, free),
+        (problem, Neighbours::Adjacent, false, false, free),
+        (problem, Neighbours::Adjacent, false, true, free),
+        (problem, Neighbours::Wide, false, false, free),
+        (&serial, Neighbours::Adjacent, false, false, free),
+    ];
+    // Stages of equal replicas have equal rounds, and wait least for each other.
+    let n_devices = problem.machine.devices.len();
+    if n_devices <= FEW_DEVICES && states.len() <= FEW_STATES {
+        let divides = |stages: &usize| n_devices.is_multiple_of(*stages);
+        let equal = |stages| Sharing::Equal { stages, replicas: n_devices / stages, replicas_together: true };
+        guesses.extend(
+            (1..=n_devices)
+                .filter(divides)
+                .map(|stages| (problem, Neighbours::Adjacent, false, true, equal(stages))),
+        );
+    }
+    let mut best: Option<Solution> = None;
+    let mut by_formula = f64::INFINITY;
+    for (guess, neighbours, is_bound, waits_for_sums, sharing) in guesses {
+        if is_uniform && neighbours == Neighbours::Wide || is_roomy && is_bound {
+            continue;
+        }
+        let rules = asynchronous(neighbours);
+        let mut scorer = Scorer::new(guess, states, rules);
+        (scorer.is_bound, scorer.waits_for_sums) = (is_bound, waits_for_sums);
+        let found = if sharing != free {
+            best_pipeline(&scorer, sharing, f64::INFINITY).map(|best| best.1)
+        } else if is_bound || is_roomy || !has_few_with_before(&scorer) {
+            free_pipeline(&scorer, is_chain)
+        } else {
+            best_with_before(&mut scorer).map(|best| best.1)
+        };
+        let Some(cuts) = found else { continue };
+        let mut scorer = Scorer::new(guess, states, rules);
+        scorer.before = cuts.windows(2).map(|pair| (pair[1].run.first, pair[0].run.count)).collect();
+        let mut stages = stages_of(&scorer, &cuts);
+        if stages.len() < cuts.len() {
+            continue;
+        }
+        if !is_exact {
+            stages = improve(guess, rules, stages);
+        }
+        stages.iter_mut().for_each(|stage| stage.score.settle(problem.machine.overlaps));
+        if !is_uniform {
+            settle_transfers(problem, &mut stages);
+        }
+        by_formula = by_formula.min(slowest(&stages));
+        let found = settle(problem, solution(stages));
+        // The formula's best is the simulator's best as well, unless pipelines wait.
+        let waits = found.seconds() > by_formula * (1.0 + 1e-6);
+        if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
+            best = Some(found);
+        }
+        if is_uniform && !waits && !is_bound || goal == Goal::Any {
+            break;
+        }
+    }
+    let floor = problem.seconds() / problem.machine.total_speed();
+    let bound = match is_exact {
+        _ if goal == Goal::Any => 0.0,
+        true if is_uniform && is_roomy => by_formula,
+        true => least_period(&scorer, is_chain),
+        false => floor,
+    };
+    let bound = bound.max(floor);
+    let mut best = best.ok_or((PlanError::NothingFits, bound))?;
+    best.lower_bound = bound.min(best.seconds());
+    let least = best.lower_bound;
+    Ok((best, least))
+}
+
+/// Seconds that the slowest stage takes at the least, in whichever order devices are taken and however memory is counted.
+fn least_period(scorer: &Scorer, is_chain: bool) -> f64 {
+    let ideal = scorer.problem.ideal();
+    let is_uniform = scorer.problem.machine.is_uniform();
+    let neighbours = if is_uniform { Neighbours::Adjacent } else { Neighbours::Fastest };
+    let mut scorer = Scorer::new(&ideal, scorer.states, asynchronous(neighbours));
+    scorer.is_bound = true;
+    if is_chain && is_long(&scorer) && can_walk(&scorer) {
+        return best_chain(&scorer).map_or(0.0, |best| best.0);
+    }
+    best_pipeline(&scorer, Sharing::Free, f64::INFINITY).map_or(f64::INFINITY, |best| best.0)
+}
+
+/// Tells whether a table over positions and devices would take long.
+fn is_long(scorer: &Scorer) -> bool {
+    let n_devices = scorer.problem.machine.devices.len();
+    (scorer.problem.blocks.len() as f64) * (n_devices as f64).powi(2) > 2e7
+}
+
+/// The rules of training without a flush.
+fn asynchronous(neighbours: Neighbours) -> Rules {
+    Rules { is_asynchronous: true, in_flight: InFlight::UntilEnd(u32::MAX), neighbours }
+}
+
+/// The best pipeline with any number of devices a stage.
+fn free_pipeline(scorer: &Scorer, is_chain: bool) -> Option<Vec<Cut>> {
+    // Long chains: walk, and keep the answer if it fits into memory.
+    let walked = if is_chain && is_long(scorer) && can_walk(scorer) { best_chain(scorer) } else { None };
+    let fits =
+        |cuts: &[Cut]| cuts.iter().all(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_some());
+    match walked {
+        Some((_, cuts)) if fits(&cuts) => Some(cuts),
+        _ => Some(best_pipeline(scorer, Sharing::Free, f64::INFINITY)?.1),
+    }
+}

@@ -1,0 +1,52 @@
+//! What moving values costs once every stage has its devices.
+//!
+//! Micro-batch `k` goes from replica `k mod r` of a stage to replica `k mod r'` of the next, over whatever joins the two; a device's
+//! port carries all of its own. A solver that fixes one stage at a time can only guess this on machines whose links differ.
+
+use crate::{Problem, dag::cut_states::States, solution::SolutionStage};
+
+/// Rounds of micro-batches after which the pairs repeat are counted one by one up to here.
+const ROUNDS: usize = 4096;
+
+/// Scores the transfers of a whole pipeline; stages follow each other without gaps.
+pub(crate) fn settle_transfers(problem: &Problem, stages: &mut [SolutionStage]) {
+    let machine = &problem.machine;
+    let order: Vec<usize> = stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+    let states = States::line(problem, order);
+    let n_levels = machine.levels.len().max(1);
+    let n_ports = machine.devices.len() * n_levels;
+    // Seconds of each port, out and in, for each micro-batch: one a device and level.
+    let (mut out, mut into) = (vec![0.0_f64; n_ports], vec![0.0_f64; n_ports]);
+    let mut cut = 0;
+    for pair in stages.windows(2) {
+        cut += pair[0].blocks.len();
+        let (senders, takers): (Vec<usize>, Vec<usize>) =
+            (pair[0].run.devices().collect(), pair[1].run.devices().collect());
+        let rounds = (senders.len() * takers.len()).min(ROUNDS);
+        let share = 1.0 / rounds as f64;
+        for round in 0..rounds {
+            let (sender, taker) = (senders[round % senders.len()], takers[round % takers.len()]);
+            let Some(level) = machine.level(sender, taker) else { continue };
+            let forward = states.crossing[cut] / level.bandwidth.0 * share;
+            let backward = states.crossing_back[cut] / level.bandwidth.0 * share;
+            let at = machine.level_index(sender, taker);
+            let (sender, taker) = (sender * n_levels + at, taker * n_levels + at);
+            out[sender] += forward;
+            into[taker] += forward;
+            out[taker] += backward;
+            into[sender] += backward;
+        }
+    }
+    for stage in stages {
+        let ports = stage.run.devices().map(|device| {
+            let ports = device * n_levels..(device + 1) * n_levels;
+            match machine.overlaps {
+                true => ports.map(|port| out[port].max(into[port])).fold(0.0, f64::max),
+                // Receiving takes none of a device's own time.
+                false => out[ports].iter().sum(),
+            }
+        });
+        stage.score.transfer = ports.fold(0.0, f64::max);
+        stage.score.settle(machine.overlaps);
+    }
+}

@@ -1,0 +1,232 @@
+//! Scores a `plan.yaml`, perhaps edited, by the objective that planning uses.
+
+use std::collections::{HashMap, HashSet};
+
+use schema::{Plan, RecomputeUnit};
+use simulator::order::Schedule;
+
+use crate::{
+    Problem, Solution,
+    error::PlanError,
+    plan_file::{placed::Placed, score::score_placed},
+    serving,
+    stage::run::Run,
+};
+
+/// Why a plan does not go with a model and a cluster.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CheckError {
+    /// A block of another model.
+    #[error("stage {stage}: the model has no block `{block}`")]
+    UnknownBlock {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
+    /// A block in two stages.
+    #[error("stage {stage}: block `{block}` is in an earlier stage already")]
+    Twice {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
+    /// Blocks in no stage.
+    #[error("{} of the model's blocks are in no stage: {}", .0.len(), .0.join(", "))]
+    Missing(Vec<String>),
+    /// A stage that needs a later one.
+    #[error("stage {stage}: block `{block}` needs `{needs}`, which is in stage {later}")]
+    Backwards {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+        /// What it needs.
+        needs: String,
+        /// Where that is.
+        later: usize,
+    },
+    /// A stage without blocks or devices.
+    #[error("stage {stage} has no {what}")]
+    Empty {
+        /// The stage.
+        stage: usize,
+        /// `blocks` or `devices`.
+        what: &'static str,
+    },
+    /// A device of another cluster.
+    #[error("stage {stage}: the cluster has no device `{device}`")]
+    UnknownDevice {
+        /// The stage.
+        stage: usize,
+        /// The device.
+        device: String,
+    },
+    /// A block computed again or offloaded where it is not.
+    #[error(
+        "stage {stage}: `{block}` is to be computed again or offloaded, but is none of the stage's blocks"
+    )]
+    NotInStage {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
+    /// A block that is thrown away and kept.
+    #[error("stage {stage}: block `{block}` is to be both computed again and offloaded")]
+    Both {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
+    /// A stage whose layers are cut across devices, which no cost of a block tells.
+    #[error("stage {stage} is tensor parallel; costs of blocks do not tell what that takes")]
+    TensorParallel {
+        /// The stage.
+        stage: usize,
+    },
+    /// A stage that is computed again as one, but for some of it.
+    #[error(
+        "stage {stage}: recompute_unit `stage` needs all of its blocks under `recompute`, and none under `offload`"
+    )]
+    PartOfUnit {
+        /// The stage.
+        stage: usize,
+    },
+    /// Stages that share devices in a way no schedule of ours runs.
+    #[error("stage {stage}: its devices are shared with other stages in part, or with stages out of turn")]
+    Sharing {
+        /// The stage.
+        stage: usize,
+    },
+    /// A schedule that we do not know.
+    #[error("{0}")]
+    Schedule(String),
+    /// Scored, and it does not fit.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// Scores a plan as it stands in a file, by the objective that planning uses.
+///
+/// Blocks, devices, what is computed again or offloaded, and how the plan is carried out are taken as the file has them.
+///
+/// # Errors
+/// When blocks or devices do not go with the problem, a stage needs a later one, or a stage does not fit.
+pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError> {
+    let all = problem.blocks.iter().enumerate();
+    let blocks: HashMap<&str, usize> =
+        all.flat_map(|(index, block)| block.paths().map(move |path| (path.as_str(), index))).collect();
+    let devices: HashMap<&str, usize> = problem
+        .machine
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(index, device)| (device.name.as_str(), index))
+        .collect();
+    let mut stage_of = vec![None; problem.blocks.len()];
+    let mut named = HashSet::new();
+    let mut placed = Vec::with_capacity(plan.stages.len());
+    for (index, stage) in plan.stages.iter().enumerate() {
+        if stage.blocks.is_empty() || stage.devices.is_empty() {
+            let what = if stage.blocks.is_empty() { "blocks" } else { "devices" };
+            return Err(CheckError::Empty { stage: index, what });
+        }
+        if stage.tensor_parallel.is_some() {
+            return Err(CheckError::TensorParallel { stage: index });
+        }
+        let mut own = Vec::with_capacity(stage.blocks.len());
+        for block in &stage.blocks {
+            let unknown = || CheckError::UnknownBlock { stage: index, block: block.clone() };
+            let position = *blocks.get(block.as_str()).ok_or_else(unknown)?;
+            let is_twice = !named.insert(block);
+            let is_parted = stage_of[position].replace(index).is_some_and(|before| before != index);
+            if is_twice || is_parted {
+                return Err(CheckError::Twice { stage: index, block: block.clone() });
+            }
+            own.push(position);
+        }
+        own.sort_unstable();
+        own.dedup();
+        let find = |device: &String| {
+            let unknown = || CheckError::UnknownDevice { stage: index, device: device.clone() };
+            devices.get(device.as_str()).copied().ok_or_else(unknown)
+        };
+        let devices = stage.devices.iter().map(find).collect::<Result<Vec<usize>, _>>()?;
+        let own_blocks = |named: &[String]| {
+            let of = |block: &String| {
+                let position = blocks.get(block.as_str()).copied().filter(|block| own.contains(block));
+                position.ok_or_else(|| CheckError::NotInStage { stage: index, block: block.clone() })
+            };
+            // Blocks that are one for the planner are listed one by one.
+            let all = named.iter().map(of).collect::<Result<Vec<usize>, CheckError>>();
+            all.map(|mut all| {
+                all.dedup();
+                all
+            })
+        };
+        let recompute = own_blocks(&stage.recompute)?;
+        let offload = own_blocks(&stage.offload)?;
+        if let Some(&both) = recompute.iter().find(|block| offload.contains(block)) {
+            return Err(CheckError::Both { stage: index, block: problem.blocks[both].path.clone() });
+        }
+        let unit = stage.recompute_unit;
+        let all = own.iter().all(|block| recompute.contains(block));
+        if unit == RecomputeUnit::Stage && !(all && offload.is_empty()) {
+            return Err(CheckError::PartOfUnit { stage: index });
+        }
+        placed.push(Placed { blocks: own, devices, recompute, unit, offload });
+    }
+    let missing: Vec<String> = (0..stage_of.len())
+        .filter(|&block| stage_of[block].is_none())
+        .map(|block| problem.blocks[block].path.clone())
+        .collect();
+    if !missing.is_empty() {
+        return Err(CheckError::Missing(missing));
+    }
+    for value in &problem.values {
+        let Some(from) = value.from else { continue };
+        for &to in &value.to {
+            if let (Some(later), Some(stage)) = (stage_of[from], stage_of[to])
+                && later > stage
+            {
+                let path = |block: usize| problem.blocks[block].path.clone();
+                return Err(CheckError::Backwards { stage, block: path(to), needs: path(from), later });
+            }
+        }
+    }
+    // Stages share devices in turns: stage s runs where stage s-p does, or all run on their own.
+    let n_ranks = placed.iter().skip(1).position(|stage| stage.devices == placed[0].devices);
+    let n_ranks = n_ranks.map_or(placed.len(), |position| position + 1);
+    let mut seen = vec![false; problem.machine.devices.len()];
+    for (index, stage) in placed.iter().enumerate() {
+        let in_turn = match index.checked_sub(n_ranks) {
+            Some(before) => placed[before].devices == stage.devices,
+            None => stage.devices.iter().all(|&device| !std::mem::replace(&mut seen[device], true)),
+        };
+        let is_even = placed.len() % n_ranks == 0
+            && (n_ranks == placed.len() || stage.devices.len() == placed[0].devices.len());
+        if !in_turn || !is_even {
+            return Err(CheckError::Sharing { stage: index });
+        }
+    }
+    if let Some(aim) = problem.training.inference {
+        let solution = serving::score::score_placed(problem, &placed, n_ranks, plan.micro_batches, aim)?;
+        return Ok(solution);
+    }
+    let schedule =
+        Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
+    let execution = plan.execution.unwrap_or_default();
+    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, execution)?;
+    // Devices as the file has them, one run after the other; further turns are on those of the first.
+    let ranks = &placed[..n_ranks];
+    solution.order = ranks.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
+    let mut first = 0;
+    for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
+        stage.run = Run { first, count: placed.devices.len(), stride: 1 };
+        first = (first + placed.devices.len()) % solution.order.len();
+    }
+    Ok(solution)
+}

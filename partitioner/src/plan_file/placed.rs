@@ -1,0 +1,16 @@
+//! Stages as a file gives them.
+
+use schema::RecomputeUnit;
+
+/// Blocks and devices of a stage, as a file gives them.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) blocks: Vec<usize>,
+    pub(crate) devices: Vec<usize>,
+    /// Blocks computed again.
+    pub(crate) recompute: Vec<usize>,
+    /// What of them is computed again at a time.
+    pub(crate) unit: RecomputeUnit,
+    /// Blocks whose activations wait in host memory.
+    pub(crate) offload: Vec<usize>,
+}

@@ -1,0 +1,35 @@
+//! A bound for cuts at any operator.
+
+use crate::{
+    bound::grid::Floors,
+    cut_space::Ways,
+    grid::{search::grids, shape::Grid},
+    problem::Problem,
+    strategy::{Strategy, candidates},
+};
+
+/// Returns the seconds for each micro-batch that no plan of a strategy beats, or of all that `auto` chooses from, be the model cut
+/// at any operator: by its work and the order of its passes alone.
+pub fn bound_of_any_cut(problem: &Problem, ways: &Ways, strategy: Option<Strategy>) -> f64 {
+    let by_work = problem.seconds() / problem.machine.total_speed();
+    if problem.training.inference.is_some() {
+        return by_work;
+    }
+    let of = |strategy: Strategy| -> f64 {
+        if strategy.is_asynchronous() || strategy.two_copies().is_some() {
+            return by_work;
+        }
+        // Without its states a cut may lie anywhere, in the middle of an operator even.
+        let floors = Floors::new(problem, ways, (&ways.states, false), strategy);
+        let least = |grid: Grid| {
+            let each = grid.micro_batches(problem).ok()?;
+            Some(floors.by_work(grid, each) / (each * grid.replicas) as f64)
+        };
+        grids(problem, strategy).into_iter().flatten().filter_map(least).fold(f64::INFINITY, f64::min)
+    };
+    let least = match strategy {
+        Some(strategy) => of(strategy),
+        None => candidates(problem).map(of).fold(f64::INFINITY, f64::min),
+    };
+    if least.is_finite() { least } else { by_work }
+}

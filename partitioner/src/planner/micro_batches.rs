@@ -1,0 +1,142 @@
+//! How many micro-batches a step has, where nobody says; and the plans for that many.
+//!
+//! A step has one, two, four or eight of them for each device; the fewest are taken that come near the best. All are as large as
+//! the model's inputs, so more of them make a larger batch: throughput is what compares. While numbers are
+//! compared only the fastest plan is kept; all strategies are ranked for the number that is chosen.
+
+use schema::MicroBatchesTried;
+
+use crate::{
+    MicroBatches, PlanError, Problem, Solution, Strategy,
+    cut_space::Ways,
+    goal::Goal,
+    planner::{
+        fastest, fastest_within, plan_over,
+        planned::{Ranked, Tried},
+        rank,
+    },
+    strategy::candidates,
+};
+
+/// Problems with more blocks × devices than this keep the default number of micro-batches: searches take their time.
+const SMALL: usize = 20_000;
+/// Fewer micro-batches are better where they take no more than so many times the least time.
+pub const ENOUGH: f64 = 1.05;
+
+/// Plans with known ways to cut.
+pub(crate) fn plan_batches(
+    problem: &mut Problem,
+    ways: &Ways,
+    strategy: Option<Strategy>,
+) -> Result<Tried, PlanError> {
+    let n_devices = problem.machine.devices.len();
+    let is_large = problem.blocks.len() * n_devices > SMALL;
+    // A pipeline without an end has no step to fill.
+    let is_free = problem.training.micro_batches == MicroBatches::Enough
+        && !strategy.is_some_and(Strategy::is_asynchronous);
+    let best = |problem: &Problem, first: Option<Strategy>| match strategy {
+        None => fastest(problem, ways, first),
+        Some(strategy) => plan_over(problem, ways, strategy),
+    };
+    if !is_free || n_devices == 1 || is_large {
+        return match strategy {
+            Some(strategy) => {
+                let best = plan_over(problem, ways, strategy)?;
+                Ok((beside(problem, ways, best, Some(strategy), is_large), Vec::new()))
+            }
+            None => Ok((rank(problem, ways, None)?, Vec::new())),
+        };
+    }
+    let mut found: Vec<Solution> = Vec::new();
+    let mut error = None;
+    for count in counts(problem) {
+        problem.training.micro_batches = MicroBatches::About(count);
+        // What was the best of fewer micro-batches is likely to be hard to beat.
+        let first = found.last().and_then(|last| last.made_by.strategy());
+        match best(problem, first) {
+            Ok(plan) => found.push(plan),
+            Err(other) => {
+                let is_full = other.is_full();
+                error = Some(other);
+                // More of them need no less memory.
+                if is_full {
+                    break;
+                }
+            }
+        }
+    }
+    // Where memory is short, fewer of them may be in flight on more stages.
+    // Where one is in flight however many a step has, fewer need no less memory.
+    let is_worth_it = match found.first() {
+        Some(first) => is_held_back(problem, first),
+        None => strategy.is_some_and(|strategy| !strategy.row().is_serial),
+    };
+    if is_worth_it {
+        let fewer = std::iter::successors(Some(n_devices / 2), |count| Some(count / 2));
+        for count in fewer.take_while(|&count| count > 0) {
+            let mut fewer = problem.clone();
+            fewer.training.micro_batches = MicroBatches::Exactly(count as u32);
+            // What is not near the best is not taken: nothing else is looked for.
+            let least = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
+            let near = Goal::Below(ENOUGH * least);
+            let strategies: Vec<Strategy> =
+                strategy.map_or_else(|| candidates(&fewer).collect(), |strategy| vec![strategy]);
+            if let Ok(plan) = fastest_within(&fewer, ways, strategies.into_iter(), near) {
+                found.insert(0, plan);
+            }
+        }
+    }
+    let mut tried: Vec<MicroBatchesTried> = found
+        .iter()
+        .map(|plan| MicroBatchesTried {
+            micro_batches: plan.micro_batches,
+            seconds_each: plan.seconds_each(),
+        })
+        .collect();
+    let least = tried.iter().map(|one| one.seconds_each).fold(f64::INFINITY, f64::min);
+    let chosen = found.into_iter().enumerate().find(|(_, plan)| plan.seconds_each() <= ENOUGH * least);
+    match (chosen, error) {
+        (Some((index, best)), _) => {
+            problem.training.micro_batches = MicroBatches::About(best.micro_batches);
+            let ranked = beside(problem, ways, best, strategy, false);
+            tried[index].seconds_each = ranked.0.seconds_each();
+            Ok((ranked, tried))
+        }
+        (None, error) => {
+            // What would do is asked for the fewest: they need the least memory.
+            problem.training.micro_batches = MicroBatches::About(counts(problem)[0]);
+            Err(error.expect("each number of micro-batches has a plan or none"))
+        }
+    }
+}
+
+/// Numbers of micro-batches to try: one, two, four or eight for each device, but no more than a step may have.
+pub(crate) fn counts(problem: &Problem) -> Vec<u32> {
+    let (n_devices, most) = (problem.machine.devices.len() as u32, problem.training.most_micro_batches);
+    let mut counts: Vec<u32> = [1, 2, 4, 8].map(|factor| (factor * n_devices).min(most)).to_vec();
+    counts.dedup();
+    counts
+}
+
+/// Tells whether memory keeps a plan far from what its devices could do together.
+fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
+    let ideal = problem.seconds() / problem.machine.total_speed();
+    plan.is_tight() && plan.seconds_each() > 2.0 * ideal
+}
+
+/// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.
+fn beside(problem: &Problem, ways: &Ways, best: Solution, asked: Option<Strategy>, is_large: bool) -> Ranked {
+    let alone = |best| (best, Vec::new(), Vec::new());
+    if is_large {
+        return alone(best);
+    }
+    match (rank(problem, ways, Some(&best)), asked) {
+        (Err(_), _) => alone(best),
+        (Ok(ranked), None) => ranked,
+        (Ok((first, others, failed)), Some(_)) => {
+            let others = std::iter::once(first).chain(others);
+            let others = others.filter(|other| other.made_by != best.made_by).collect();
+            (best, others, failed)
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! From a problem to its best plan: all strategies or one, all numbers of micro-batches, all levels of sharding, and both units of
+//! recomputation where one does not fit.
+
+use schema::RecomputeUnit;
+
+use crate::{
+    cut_space::Ways,
+    error::PlanError,
+    planner::{micro_batches::plan_batches, planned::Planned, replica_sharding},
+    problem::Problem,
+    serving,
+    strategy::Strategy,
+};
+
+/// Finds the best plan of a strategy or of all; chooses the number of micro-batches where none is asked for.
+///
+/// Replicas share out what the training allows where that is faster. The problem is left with what was taken, or with the number of
+/// micro-batches that needs the least memory.
+///
+/// # Errors
+/// When the problem makes no sense or nothing fits.
+///
+/// Where nothing is trained, the best plan of the forward pass alone is found, which no strategy is asked for.
+pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
+    problem.validate()?;
+    if let Some(aim) = problem.training.inference {
+        let ways = Ways::of(problem);
+        let best = serving::serve(problem, &ways, aim)?;
+        return Ok(Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), ways });
+    }
+    let mut by_stage = problem.clone();
+    let error = match plan_by_unit(problem, strategy) {
+        Err(error) if error.is_full() && by_stage.training.recompute && !by_stage.training.offload => error,
+        planned => return planned,
+    };
+    // Where keeping each block's inputs is too much, a stage may keep what it is given alone.
+    by_stage.training.recompute_unit = RecomputeUnit::Stage;
+    let planned = plan_by_unit(&mut by_stage, strategy);
+    let needs_less = match (&error, &planned) {
+        (PlanError::Memory { needed, .. }, Err(PlanError::Memory { needed: by_stage, .. })) => {
+            by_stage < needed
+        }
+        (_, planned) => planned.is_ok(),
+    };
+    if needs_less {
+        *problem = by_stage;
+        planned
+    } else {
+        Err(error)
+    }
+}
+
+/// Plans where the unit of what is computed again is given.
+fn plan_by_unit(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
+    let ways = Ways::of(problem);
+    let whole = plan_batches(problem, &ways, strategy);
+    let ((best, others, failed), tried) = replica_sharding::or_better(problem, &ways, strategy, whole)?;
+    Ok(Planned { best, others, failed, tried, ways })
+}

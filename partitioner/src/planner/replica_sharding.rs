@@ -1,0 +1,231 @@
+//! Plans whose replicas share out what each would keep whole: optimizer state, gradients, parameters.
+//!
+//! ZeRO's levels (Rajbhandari et al., SC 2020, arXiv:1910.02054); the last is PyTorch's FSDP. Level by level, what shares out least
+//! first, strategies with replicas are planned again with less memory a stage and more traffic, among all replicas of a stage or
+//! inside nodes (hybrid sharding). Each level sends what the one before sends, and more: where every device could hold the whole model
+//! at one level, the next ones are not searched. Cost: that of the strategies' own searches, once a level.
+
+use schema::ShardingLevel;
+
+use crate::{
+    MicroBatches, PlanError, Planned, Problem, Solution, Strategy,
+    cut_space::Ways,
+    goal::Goal,
+    plan_file::simulate::state_memory,
+    planner::{
+        micro_batches::{ENOUGH, counts},
+        planned::Tried,
+        solve,
+    },
+    solution::each,
+    strategy::candidates,
+};
+
+/// Share by which a plan that shares out more must be faster: times are no surer, and there is more to carry out.
+const WORTH: f64 = 0.01;
+
+/// Returns the plans of a problem, or better ones in which replicas share out as much as the training allows.
+///
+/// The problem is left with the level, and the number of micro-batches, that the best plan has.
+pub(crate) fn or_better(
+    problem: &mut Problem,
+    ways: &Ways,
+    asked: Option<Strategy>,
+    whole: Result<Tried, PlanError>,
+) -> Result<Tried, PlanError> {
+    let (own, most) = (problem.training.sharding, problem.training.sharding_up_to);
+    let mut plans = whole;
+    // What is asked for may be shared out inside nodes, too.
+    let is_open = own != ShardingLevel::None && groups(problem).len() > 1;
+    let is_candidate = |level: &ShardingLevel| (*level > own || *level == own && is_open) && *level <= most;
+    for level in ShardingLevel::ALL.into_iter().filter(is_candidate) {
+        let fastest = plans.as_ref().ok().map(|((best, ..), _)| best);
+        let mut shared = at(problem, level, fastest);
+        let groups = groups(&shared);
+        let (found, least) = at_level(&mut shared, ways, asked, fastest, &groups);
+        if let Some(best) = found {
+            problem.clone_from(&shared);
+            problem.training.sharding_up_to = most;
+            plans = Ok(in_place_of(plans.ok(), best));
+        }
+        if let Ok(((best, ..), _)) = &mut plans {
+            best.bound_by(least);
+            // More sharing brings nothing but traffic.
+            if holds_whole(&shared) {
+                break;
+            }
+        }
+    }
+    plans
+}
+
+/// Finds faster plans in which replicas share out more than the training allows, or inside nodes alone: the best of each level that
+/// beats those before.
+pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> Vec<Solution> {
+    let mut found: Vec<Solution> = Vec::new();
+    let allowed = problem.training.sharding_up_to;
+    for level in ShardingLevel::ALL.into_iter().filter(|level| *level != ShardingLevel::None) {
+        let mut shared = at(problem, level, Some(&planned.best));
+        shared.training.sharding_inside = true;
+        let mut groups = groups(&shared);
+        if level <= allowed {
+            // Plans of all replicas together were looked at.
+            groups.retain(Option::is_some);
+        }
+        if groups.is_empty() {
+            continue;
+        }
+        let fastest = found.last().unwrap_or(&planned.best);
+        found.extend(at_level(&mut shared, &planned.ways, asked, Some(fastest), &groups).0);
+        if holds_whole(&shared) {
+            break;
+        }
+    }
+    found
+}
+
+/// Returns the problem at a level, with a plan's number of micro-batches where the planner chose it: other numbers are other work.
+fn at(problem: &Problem, level: ShardingLevel, plan: Option<&Solution>) -> Problem {
+    let mut shared = problem.clone();
+    (shared.training.sharding, shared.training.sharding_up_to) = (level, level);
+    if let (MicroBatches::Enough, Some(plan)) = (problem.training.micro_batches, plan) {
+        shared.training.micro_batches = MicroBatches::About(plan.micro_batches);
+    }
+    shared
+}
+
+/// Tells whether each device has room for the whole model where all of them are its replicas, and so for any stage of it.
+fn holds_whole(problem: &Problem) -> bool {
+    let n_devices = problem.machine.devices.len();
+    // One more copy for gradients on their way.
+    let parameters = problem.parameters() * (1.0 + problem.training.copies(n_devices));
+    let activations: f64 = problem.blocks.iter().map(|block| block.activations.0 as f64).sum();
+    let workspace = problem.blocks.iter().map(|block| block.workspace.0 as f64).fold(0.0, f64::max);
+    let needed = parameters + activations + workspace;
+    problem.machine.devices.iter().all(|device| needed <= device.memory.0 as f64)
+}
+
+/// Puts a plan before those that it beats.
+fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
+    let Some(((second, mut others, mut failed), mut tried)) = beaten else {
+        return ((best, Vec::new(), Vec::new()), Vec::new());
+    };
+    best.bound_by(second.lower_bound / each(&second));
+    failed.retain(|(strategy, _)| Some(*strategy) != best.made_by.strategy());
+    let seconds = best.seconds_each();
+    let is_own = |count: u32| count == best.micro_batches;
+    tried.iter_mut().filter(|one| is_own(one.micro_batches)).for_each(|one| one.seconds_each = seconds);
+    others.insert(0, second);
+    ((best, others, failed), tried)
+}
+
+/// Finds the best plan in which replicas share out what the training says, and the seconds for each micro-batch that none beats.
+///
+/// Where there is a plan to beat, only what is faster by enough is looked for. The fewest micro-batches are taken that come near the
+/// best.
+fn at_level(
+    problem: &mut Problem,
+    ways: &Ways,
+    asked: Option<Strategy>,
+    to_beat: Option<&Solution>,
+    groups: &[Option<u32>],
+) -> (Option<Solution>, f64) {
+    let is_free = problem.training.micro_batches == MicroBatches::Enough;
+    let counts = if is_free {
+        counts(problem).into_iter().map(MicroBatches::About).collect()
+    } else {
+        vec![problem.training.micro_batches]
+    };
+    let mut strategies: Vec<Strategy> = match asked {
+        Some(asked) => vec![asked],
+        None => candidates(problem).collect(),
+    };
+    strategies.retain(|strategy| strategy.row().has_replicas);
+    let to_beat = to_beat.map(|plan| plan.seconds_each() * (1.0 - WORTH));
+    let mut found: Vec<Solution> = Vec::new();
+    let mut least = f64::INFINITY;
+    for count in counts {
+        problem.training.micro_batches = count;
+        let mut best: Option<Solution> = None;
+        for (&strategy, &group) in
+            strategies.iter().flat_map(|one| groups.iter().map(move |group| (one, group)))
+        {
+            // Where a group is all replicas of a stage, there is nothing new.
+            (problem.training.sharding_group, problem.training.only_groups) = (group, group.is_some());
+            let limit = best.as_ref().map(Solution::seconds_each).or(to_beat);
+            match solve(problem, ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
+                Ok(plan) => {
+                    least = least.min(plan.lower_bound / each(&plan));
+                    if limit.is_none_or(|limit| plan.seconds_each() < limit) {
+                        best = Some(plan);
+                    }
+                }
+                Err((_, bound)) => least = least.min(bound),
+            }
+        }
+        found.extend(best);
+    }
+    problem.training.only_groups = false;
+    let fastest = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
+    let Some(mut plan) = found.into_iter().find(|plan| plan.seconds_each() <= ENOUGH * fastest) else {
+        return (None, least);
+    };
+    if is_free {
+        problem.training.micro_batches = MicroBatches::About(plan.micro_batches);
+    }
+    problem.training.sharding_group = plan.execution.sharding_group;
+    state_memory(problem, &mut plan);
+    (Some(plan), least)
+}
+
+/// Replicas that may share out together: all of a stage, or those of a node, where links between nodes are others.
+fn groups(problem: &Problem) -> Vec<Option<u32>> {
+    let devices = &problem.machine.devices;
+    let own = devices.iter().take_while(|device| device.place == devices[0].place).count();
+    let is_one_of_many = problem.training.sharding_inside
+        && problem.machine.levels.len() > 1
+        && own > 1
+        && own < devices.len();
+    let node = is_one_of_many.then_some(Some(own as u32));
+    std::iter::once(None).chain(node).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use schema::Bytes;
+
+    use super::*;
+    use crate::oracle::random_problems::{Dice, cases, is_skipped, problem};
+
+    /// Plans of all replicas together, and those of stages with more than one group, are all that a group makes possible.
+    #[test]
+    fn stages_of_one_group_are_known() {
+        let mut dice = Dice(53);
+        let (mut n_plans, mut n_grouped) = (0, 0);
+        for case in 0..cases(400) {
+            let n_blocks = 2 + dice.below(4) as usize;
+            let mut problem = problem(&mut dice, n_blocks, 6, true, true);
+            let memory = 60 + dice.below(400);
+            problem.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(memory));
+            problem.training.micro_batches = MicroBatches::About(1 + dice.below(8) as u32);
+            problem.training.sharding = ShardingLevel::ALL[1 + dice.below(3) as usize];
+            if is_skipped(case) {
+                continue;
+            }
+            let ways = Ways::of(&problem);
+            for strategy in [Strategy::DataParallel, Strategy::Hybrid] {
+                let mut seconds = |group, only_groups| {
+                    (problem.training.sharding_group, problem.training.only_groups) = (group, only_groups);
+                    let found = solve(&problem, &ways, strategy, Goal::Best);
+                    found.map_or(f64::INFINITY, |plan| plan.seconds_each())
+                };
+                let (together, inside, only) =
+                    (seconds(None, false), seconds(Some(2), false), seconds(Some(2), true));
+                assert_eq!(together.min(inside), together.min(only), "case {case}, {strategy:?}");
+                n_plans += u32::from(only.is_finite());
+                n_grouped += u32::from(only < together);
+            }
+        }
+        assert!(is_skipped(0) || n_plans > 10 && n_grouped > 0, "{n_plans} plans, {n_grouped} faster");
+    }
+}

@@ -1,0 +1,34 @@
+//! Where a stage lies: between which states, on which devices.
+
+/// A run of devices in the order of the machine, or every `stride`-th of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// The first device.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+    /// Step from one to the next.
+    pub stride: usize,
+}
+
+impl Run {
+    /// Returns the distance to the same replica's device of the next stage, in a grid.
+    pub fn step(self) -> usize {
+        if self.stride == 1 { self.count } else { 1 }
+    }
+
+    /// Returns the devices.
+    pub fn devices(self) -> impl Iterator<Item = usize> {
+        (0..self.count).map(move |index| self.first + index * self.stride)
+    }
+}
+
+/// A stage of a solution: states and devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) run: Run,
+    /// Devices from this stage to the end.
+    pub(crate) behind: usize,
+}

@@ -1,0 +1,134 @@
+//! Memo tables of stage times between two states, for solvers that ask for the same stage many times.
+//!
+//! In a grid of equal stages most runs of devices bring the same: what a stage takes there depends on its states and on how many
+//! micro-batches are in flight. A table a kind of run, filled as it is asked for.
+
+use std::{cell::RefCell, rc::Rc};
+
+use crate::stage::{in_flight::InFlight, place::Place, score::Scorer};
+
+/// The most states of which tables are kept, and where all stages have as many micro-batches in flight.
+const STATES: [usize; 2] = [512, 1024];
+
+/// Seconds by start and end; none where nobody asked.
+type Table = RefCell<Vec<f64>>;
+
+/// What stages take on one kind of run.
+pub(crate) struct Known {
+    place: Rc<Place>,
+    n_states: usize,
+    /// Seconds if memory were no matter; infinite where there is no stage.
+    least: Rc<Table>,
+    /// The same within memory, with so many devices behind; made when somebody asks for it.
+    within: Option<(usize, Table)>,
+}
+
+impl Known {
+    /// Returns a memo table for this device run, which shares the compute-only half with an equivalent run if there is one. `None` if the
+    /// table would be too large, or the pipeline is asynchronous, where costs depend on the run's position.
+    pub(crate) fn like(
+        others: &[Rc<Self>],
+        scorer: &Scorer,
+        place: &Rc<Place>,
+        in_flight: Option<usize>,
+    ) -> Option<Rc<Self>> {
+        let n_states = scorer.states.len();
+        let is_level = !matches!(scorer.rules.in_flight, InFlight::UntilEnd(_));
+        if scorer.rules.is_asynchronous || n_states > STATES[usize::from(is_level)] {
+            return None;
+        }
+        let alike = || others.iter().filter(|other| other.place.is_like(place));
+        if let Some(same) = alike().find(|other| other.in_flight() == in_flight || in_flight.is_none()) {
+            return Some(Rc::clone(same));
+        }
+        // Zeros come without being written: most are never looked at.
+        let unknown = || RefCell::new(vec![0.0; n_states * n_states]);
+        let least = alike().next().map_or_else(|| Rc::new(unknown()), |other| Rc::clone(&other.least));
+        let within = in_flight.map(|in_flight| (in_flight, unknown()));
+        Some(Rc::new(Self { place: Rc::clone(place), n_states, least, within }))
+    }
+
+    fn in_flight(&self) -> Option<usize> {
+        self.within.as_ref().map(|within| within.0)
+    }
+
+    /// Seconds for each micro-batch if memory were no matter; infinite where no stage lies between the states.
+    pub(crate) fn least(&self, scorer: &Scorer, start: usize, end: usize) -> f64 {
+        let at = start * self.n_states + end;
+        let known = self.least.borrow()[at];
+        if known != 0.0 {
+            return known;
+        }
+        let is_stage = scorer.states.is_before(start, end);
+        let seconds = if is_stage { scorer.least(start, end, &self.place) } else { f64::INFINITY };
+        self.least.borrow_mut()[at] = seconds;
+        seconds
+    }
+
+    /// Seconds within memory at the least, and whether that is what it takes.
+    pub(crate) fn at_least(
+        &self,
+        scorer: &Scorer,
+        (start, end): (usize, usize),
+        behind: usize,
+    ) -> (f64, bool) {
+        let least = self.least(scorer, start, end);
+        let Some((_, within)) = self.within.as_ref().filter(|_| least < f64::INFINITY) else {
+            return (least, true);
+        };
+        let at = start * self.n_states + end;
+        let known = within.borrow()[at];
+        // A negative entry is a lower bound, a positive one is exact.
+        if known != 0.0 {
+            return (known.abs(), known > 0.0);
+        }
+        let (seconds, is_all) = scorer.seconds_at_least(start, end, &self.place, behind);
+        within.borrow_mut()[at] = if is_all { seconds } else { -seconds };
+        (seconds, is_all)
+    }
+
+    /// Returns the seconds of a stage that must recompute or offload to fit its memory.
+    pub(crate) fn looked_for(&self, scorer: &Scorer, (start, end): (usize, usize), behind: usize) -> f64 {
+        let seconds = scorer.looked_for(start, end, &self.place, behind);
+        if let Some((_, within)) = &self.within {
+            within.borrow_mut()[start * self.n_states + end] = seconds;
+        }
+        seconds
+    }
+}
+
+/// What stages take on one run of devices, from a table where there is one.
+pub(crate) struct Times<'a> {
+    pub(crate) scorer: &'a Scorer<'a>,
+    pub(crate) place: Rc<Place>,
+    pub(crate) known: Option<Rc<Known>>,
+    /// Devices from the run to the end.
+    pub(crate) behind: usize,
+}
+
+impl Times<'_> {
+    /// Seconds for each micro-batch if memory were no matter; infinite where no stage lies between the states.
+    pub(crate) fn least(&self, start: usize, end: usize) -> f64 {
+        match &self.known {
+            Some(known) => known.least(self.scorer, start, end),
+            None if self.scorer.states.is_before(start, end) => self.scorer.least(start, end, &self.place),
+            None => f64::INFINITY,
+        }
+    }
+
+    /// Seconds of a stage within memory at the least, and whether that is what it takes.
+    pub(crate) fn at_least(&self, start: usize, end: usize) -> (f64, bool) {
+        match &self.known {
+            Some(known) => known.at_least(self.scorer, (start, end), self.behind),
+            None => self.scorer.seconds_at_least(start, end, &self.place, self.behind),
+        }
+    }
+
+    /// Seconds of a stage within memory that must throw something away.
+    pub(crate) fn looked_for(&self, start: usize, end: usize) -> f64 {
+        match &self.known {
+            Some(known) => known.looked_for(self.scorer, (start, end), self.behind),
+            None => self.scorer.looked_for(start, end, &self.place, self.behind),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! 1F1B over several chunks of each rank: Megatron's interleaved schedule (Narayanan et al., SC 2021).
+
+use simulator::order::Schedule;
+
+use crate::{
+    grid::shape::{Grid, GridSpace},
+    strategy::row::{AskedStages, Row, Search},
+};
+
+pub(crate) const ROW: Row = Row {
+    name: "interleaved",
+    aliases: &[],
+    search: Search::Grids(grids),
+    stages: AskedStages::None,
+    is_slow: true,
+    ..Row::PLAIN
+};
+
+/// The most chunks of a device.
+const MOST_CHUNKS: usize = 8;
+
+fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
+    if space.is_given {
+        return Err("it makes several parts of each stage, and all cuts are given".into());
+    }
+    let grids = (2..=MOST_CHUNKS).flat_map(|chunks| space.straight(Schedule::Interleaved1F1B, chunks));
+    let grids: Vec<Grid> = grids.filter(|grid| grid.ranks > 1).collect();
+    if grids.is_empty() {
+        return Err("two chunks on each of two devices need four blocks".into());
+    }
+    Ok(grids)
+}

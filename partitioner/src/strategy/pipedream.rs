@@ -1,0 +1,6 @@
+//! Asynchronous 1F1B, stages replicated as each needs: PipeDream (Narayanan et al., SOSP 2019).
+
+use crate::strategy::row::{Row, Search};
+
+pub(crate) const ROW: Row =
+    Row { name: "pipedream", aliases: &[], search: Search::Asynchronous, ..Row::PLAIN };
