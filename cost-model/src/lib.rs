@@ -36,6 +36,7 @@ pub use model::{CostModel, CostModelError};
 pub use parts::Parts;
 pub use predict::{Costs, PredictOptions, Prediction, TimeSource, predict};
 pub use raw::RawPolynomial;
+pub use shape::work_size;
 pub use sweep::{SweptKernel, WorkSweep};
 pub use trial::{Features, Trial, cross_validate, try_split};
 pub use work::{Machine, Work, element_bytes};

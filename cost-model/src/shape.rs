@@ -151,6 +151,11 @@ pub(crate) fn shape<'a>(
     }
 }
 
+/// Returns the size of an operator's work, as a profile has it; `None` where its sizes are not known.
+pub fn work_size(graph: &ModelGraph, operator: &Operator, cost: &OperatorCost) -> Option<WorkSize> {
+    shape(graph, operator, cost).map(|shape| shape.size)
+}
+
 /// Returns the steps of a recurrent layer, and its batch.
 pub(crate) fn recurrent_input(graph: &ModelGraph, operator: &Operator) -> Option<(f64, f64)> {
     let look = Look { graph, operator };

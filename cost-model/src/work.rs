@@ -4,6 +4,7 @@
 //! channels, sums run over input channels and the kernel. The gradients are products of the same three sizes in
 //! another order, which is why a phase changes the view and not the formulas.
 
+use operators::{AttentionSize, CAUSAL_SHARE, ConvolutionSize, ProductSize};
 use schema::{DeviceType, MOST_DRIVEN_OUT, Phase, WorkSize};
 
 /// What features need to know of a device, for one data type.
@@ -134,8 +135,12 @@ impl Work {
                 (work.read_b, work.written) = (written, read_b);
             }
             // Both gradients read the output's gradient and the forward's operands.
-            (Phase::Backward | Phase::InputGradient | Phase::WeightGradient, WorkSize::Attention { .. }) => {
-                work.flops *= 2.5;
+            (
+                Phase::Backward | Phase::InputGradient | Phase::WeightGradient,
+                WorkSize::Attention { batch, heads, kv_heads, seq, kv_seq, head_dim, causal },
+            ) => {
+                let count = attention([batch, heads, kv_heads, seq, kv_seq, head_dim]);
+                work.flops = count.backward_flops(true) * seen(causal);
                 (work.read_a, work.written) = (2.0 * read_a + written, read_a + read_b);
             }
             (
@@ -168,49 +173,59 @@ impl Work {
     fn forward(size: WorkSize, element: f64) -> Self {
         let phase = Phase::Forward;
         match size {
-            WorkSize::Product { batch, m, n, k } => Self {
-                size,
-                phase,
-                flops: 2.0 * batch * m * n * k,
-                read_a: batch * m * k * element,
-                read_b: batch * n * k * element,
-                written: batch * m * n * element,
-                batch,
-                m,
-                n,
-                k,
-            },
-            WorkSize::Convolution {
-                batch, in_channels, out_channels, groups, input, output, kernel, ..
-            } => {
-                let m = batch * volume(output);
-                let k = (in_channels / groups).max(1.0) * volume(kernel);
+            WorkSize::Product { batch, m, n, k } => {
+                let count = ProductSize { batch, m, n, k };
                 Self {
                     size,
                     phase,
-                    flops: 2.0 * m * out_channels * k,
-                    read_a: batch * in_channels * volume(input) * element,
-                    read_b: out_channels * k * element,
-                    written: m * out_channels * element,
-                    batch: groups,
+                    flops: count.flops(),
+                    read_a: count.left() * element,
+                    read_b: count.right() * element,
+                    written: count.result() * element,
+                    batch,
                     m,
-                    n: (out_channels / groups).max(1.0),
+                    n,
                     k,
                 }
             }
-            WorkSize::Attention { batch, heads, kv_heads, seq, kv_seq, head_dim, causal } => {
-                let seen = if causal { 0.5 } else { 1.0 };
+            WorkSize::Convolution {
+                batch, in_channels, out_channels, groups, input, output, kernel, ..
+            } => {
+                let count = ConvolutionSize {
+                    batch,
+                    in_channels,
+                    in_group: (in_channels / groups).max(1.0),
+                    out_channels,
+                    input: volume(input),
+                    output: volume(output),
+                    kernel: volume(kernel),
+                };
                 Self {
                     size,
                     phase,
-                    flops: 4.0 * batch * heads * seq * kv_seq * head_dim * seen,
-                    read_a: batch * heads * seq * head_dim * element,
-                    read_b: 2.0 * batch * kv_heads * kv_seq * head_dim * element,
-                    written: batch * heads * seq * head_dim * element,
+                    flops: count.flops(),
+                    read_a: count.images() * element,
+                    read_b: count.weights() * element,
+                    written: count.result() * element,
+                    batch: groups,
+                    m: count.pixels(),
+                    n: (out_channels / groups).max(1.0),
+                    k: count.window(),
+                }
+            }
+            WorkSize::Attention { batch, heads, kv_heads, seq, kv_seq, head_dim, causal } => {
+                let count = attention([batch, heads, kv_heads, seq, kv_seq, head_dim]);
+                Self {
+                    size,
+                    phase,
+                    flops: count.flops() * seen(causal),
+                    read_a: count.query() * element,
+                    read_b: count.key_and_value() * element,
+                    written: count.result() * element,
                     batch: batch * heads,
                     m: seq,
                     n: head_dim,
-                    k: kv_seq * seen,
+                    k: kv_seq * seen(causal),
                 }
             }
             WorkSize::Rows { rows, cols, inputs } => Self {
@@ -294,6 +309,16 @@ impl Work {
     pub fn magnitude(&self, machine: &Machine) -> f64 {
         (self.flops / machine.peak).max(self.bytes() / machine.bandwidth)
     }
+}
+
+/// Returns how attention is counted, of the numbers of a size in their order.
+fn attention([batch, heads, kv_heads, seq, kv_seq, head_dim]: [f64; 6]) -> AttentionSize<f64> {
+    AttentionSize { batch, heads, kv_heads, seq, kv_seq, width: head_dim, value_width: head_dim }
+}
+
+/// Returns the share of the scores that are computed.
+fn seen(causal: bool) -> f64 {
+    if causal { CAUSAL_SHARE } else { 1.0 }
 }
 
 pub(crate) fn volume(sizes: [f64; 3]) -> f64 {

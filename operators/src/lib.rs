@@ -15,6 +15,7 @@
 //!
 //! Beside the table stand two lists that torch itself prints: its signatures, and the names that stages may call.
 
+mod counts;
 mod exported;
 mod flops;
 mod gives;
@@ -28,6 +29,7 @@ mod signature;
 mod split;
 mod table;
 
+pub use counts::{AttentionSize, CAUSAL_SHARE, ConvolutionSize, Number, ProductSize};
 pub use exported::{exported_number_operator, is_exported_check};
 pub use flops::Flops;
 pub use gives::Gives;

@@ -4,7 +4,9 @@
 //! on purpose: torch's formula for a grouped convolution's weight gradient leaves the groups out and is too large by
 //! their number; ours is what is computed. A first layer has no input gradient when the model's input needs none.
 
-use operators::{Flops, OperatorClass};
+use std::num::Saturating;
+
+use operators::{AttentionSize, ConvolutionSize, Flops, OperatorClass, ProductSize};
 
 use super::{OperatorCost, chain, linalg, look::Look, times};
 use crate::{
@@ -86,11 +88,24 @@ fn batch(sizes: &[u64]) -> Shape {
     sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
 }
 
+/// Returns the operations of so many products of m × k and k × n.
+fn product_flops([batch, m, n, k]: [u64; 4]) -> u64 {
+    let [batch, m, n, k] = [batch, m, n, k].map(Saturating);
+    ProductSize { batch, m, n, k }.flops().0
+}
+
+/// Returns how attention is counted, whose heads are samples: of their number, positions, and widths.
+fn attention_size([batch, seq, kv_seq, width, value_width]: [u64; 5]) -> AttentionSize<Saturating<u64>> {
+    let [one, batch, seq, kv_seq, width, value_width] =
+        [1, batch, seq, kv_seq, width, value_width].map(Saturating);
+    AttentionSize { batch, heads: one, kv_heads: one, seq, kv_seq, width, value_width }
+}
+
 fn linear(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (input, weight) = (call.tensor("input").ok()?, call.tensor("weight").ok()?);
     let (x, w) = (input.sizes()?, weight.sizes()?);
-    let flops = match w.as_slice() {
-        [out, _] => times([2, *out, times(x)]),
+    let flops = match (w.as_slice(), x.split_last()) {
+        ([out, _], Some((k, rows))) => product_flops([1, times(rows.iter().copied()), *out, *k]),
         _ => 0,
     };
     Some(of_two(look, input, weight, flops))
@@ -106,7 +121,7 @@ fn product(look: &Look<'_>, a: Option<&TensorFact>, b: Option<&TensorFact>) -> O
         let (k, n) = (*x.last()?, *y.last()?);
         let m = if x.len() > 1 { x[x.len() - 2] } else { 1 };
         let batch = crate::infer::broadcast(&[&batch(&x), &batch(&y)]).ok()?;
-        times([2, m, n, k, times(batch.iter().map(|size| size.unwrap_or(1)))])
+        product_flops([times(batch.iter().map(|size| size.unwrap_or(1))), m, n, k])
     };
     Some(of_two(look, a, b, flops))
 }
@@ -122,7 +137,8 @@ fn inner(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
 fn grouped(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
     let (x, y) = (a.sizes()?, b.sizes()?);
-    let flops = times([2, times(x), *y.last()?]);
+    let (k, rows) = x.split_last()?;
+    let flops = product_flops([1, times(rows.iter().copied()), *y.last()?, *k]);
     Some(OperatorCost { fused_flops: flops, ..of_two(look, a, b, flops) })
 }
 
@@ -188,16 +204,27 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
     // Every kernel element meets every position of the smaller picture.
     let positions = if is_transposed { &x } else { &out };
     let picture = positions.get(positions.len().checked_sub(rank)?..)?;
-    let flops = times([2, batch, times(w), times(picture.iter().copied())]);
-    Some(of_two(look, input, weight, flops))
+    let (out_channels, in_group) = (w[0], w[1]);
+    let number = |sizes: &[u64]| Saturating(times(sizes.iter().copied()));
+    let count = ConvolutionSize {
+        batch: Saturating(batch),
+        in_channels: Saturating(in_group),
+        in_group: Saturating(in_group),
+        out_channels: Saturating(out_channels),
+        // The operations do not depend on the larger picture.
+        input: Saturating(0),
+        output: number(picture),
+        kernel: number(&w[2..]),
+    };
+    Some(of_two(look, input, weight, count.flops().0))
 }
 
 fn transformer_layer(call: &Call<'_>) -> Option<OperatorCost> {
     let query = call.first().ok()?.sizes()?;
     let [batch, length, width] = query.as_slice() else { return None };
-    let projections = times([2, *batch, *length, *width, *width, 4]);
-    let scores = times([4, *batch, *length, *length, *width]);
-    let forward_flops = projections.saturating_add(scores);
+    let projection = product_flops([*batch, *length, *width, *width]);
+    let attention = attention_size([*batch, *length, *length, *width, *width]);
+    let forward_flops = times([4, projection]).saturating_add(attention.flops().0);
     Some(OperatorCost { forward_flops, fused_flops: forward_flops, ..OperatorCost::default() })
 }
 
@@ -212,18 +239,14 @@ fn attention(call: &Call<'_>) -> Option<OperatorCost> {
         // Grouped queries: fewer keys than queries.
         Err(_) => times(q[..q.len() - 2].iter().copied()),
     };
-    let scores = times([2, batch, *rows, *columns, *width]);
-    let weighted = times([2, batch, *rows, *columns, *out]);
-    let forward_flops = scores.saturating_add(weighted);
+    let count = attention_size([batch, *rows, *columns, *width, *out]);
+    let forward_flops = count.flops().0;
     let needs_gradient = [query, key, value].iter().any(|tensor| tensor.requires_grad);
     let is_fused = !crate::infer::attention_by_parts(call);
-    // The fused kernels compute the scores again.
-    let again = if is_fused { scores } else { 0 };
-    let backward = forward_flops.saturating_mul(2).saturating_add(again);
     Some(OperatorCost {
         forward_flops,
         fused_flops: if is_fused { forward_flops } else { 0 },
-        backward_flops_input: if needs_gradient { backward } else { 0 },
+        backward_flops_input: if needs_gradient { count.backward_flops(is_fused).0 } else { 0 },
         ..OperatorCost::default()
     })
 }
@@ -256,7 +279,7 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
     let state = call.get("hx")?.tensors().iter().any(|tensor| tensor.requires_grad);
     let mut cost = OperatorCost::default();
     for (position, (rows, columns, factor)) in layer.matrices.iter().enumerate() {
-        let one_step = times([2, batch, *rows, *columns]);
+        let one_step = product_flops([1, batch, *rows, *columns]);
         let flops = times([one_step, steps]);
         cost.forward_flops = cost.forward_flops.saturating_add(flops);
         cost.backward_flops_weight = cost.backward_flops_weight.saturating_add(flops);

@@ -1,7 +1,7 @@
 //! Looking up an operator's operands once the graph is built, and the bytes that it moves.
 
 use operators::OperatorClass;
-use tracer::{Role, TensorId};
+use tracer::{Operand, Role, TensorId};
 
 use super::OperatorCost;
 use crate::{
@@ -71,7 +71,12 @@ pub(super) fn add_bytes(graph: &ModelGraph, operator: &Operator, seen: &mut [boo
     }
     // A table look-up reads the rows that come out, not the table.
     let is_lookup = operator.class == OperatorClass::Embedding;
-    let inputs = operator.inputs.iter().flat_map(|value| graph.value(*value).fact.tensors()).map(bytes);
+    let table = match operator.argument("weight") {
+        Some(Operand::Value(value)) if is_lookup => Some(value),
+        _ => None,
+    };
+    let inputs = operator.inputs.iter().filter(|value| Some(*value) != table);
+    let inputs = inputs.flat_map(|value| graph.value(*value).fact.tensors()).map(bytes);
     let stored = operator.tensors.iter().filter(|_| !is_lookup).map(|tensor| graph.tensor(*tensor).bytes);
     cost.read_bytes = inputs.chain(stored).fold(0, u64::saturating_add);
     if is_lookup {

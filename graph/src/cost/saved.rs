@@ -377,6 +377,7 @@ fn keep_by_rule(
                 Some(false) if !crate::infer::channels_last(input) => keep.fresh(input.bytes()),
                 _ => keep.tensor(input),
             }
+            keep.named(call, "weight");
             let batch = input.shape.as_ref().and_then(|shape| *shape.first()?);
             let groups = call.int("num_groups").and_then(|groups| u64::try_from(groups).ok());
             keep.fresh(

@@ -3,6 +3,7 @@
 //! Bytes are what must move at least: each input once, each output once. Saved bytes are counted as autograd keeps
 //! them, parameters left out.
 
+use operators::{AttentionSize, CAUSAL_SHARE, ConvolutionSize, ProductSize};
 use schema::Phase;
 
 use super::{DType, Kind};
@@ -93,10 +94,12 @@ impl Size {
         let product = |sizes: &[u64]| sizes.iter().map(|&size| size as f64).product::<f64>();
         match self {
             Size::Product { batch, m, n, k } => {
-                let (a, b, c) = (product(&[batch, m, k]), product(&[batch, k, n]), product(&[batch, m, n]));
+                let [batch, m, n, k] = [batch, m, n, k].map(|size| size as f64);
+                let count = ProductSize { batch, m, n, k };
+                let (a, b, c) = (count.left(), count.right(), count.result());
                 let saved = if kind == Kind::Bmm { a + b } else { a };
                 Work {
-                    flops: 2.0 * product(&[batch, m, n, k]),
+                    flops: count.flops(),
                     bytes: e * (a + b + c),
                     output_bytes: e * c,
                     saved_bytes: e * saved,
@@ -114,27 +117,32 @@ impl Size {
                 padding,
             } => {
                 let reach = |input| Self::reach(input, kernel, stride, padding);
-                let x = product(&[batch, in_channels, height, width]);
-                let y = product(&[batch, out_channels, reach(height), reach(width)]);
-                let in_group = in_channels as f64 / groups as f64;
-                let window = in_group * product(&[kernel, kernel]);
-                let w = window * out_channels as f64;
+                let count = ConvolutionSize {
+                    batch: batch as f64,
+                    in_channels: in_channels as f64,
+                    in_group: in_channels as f64 / groups as f64,
+                    out_channels: out_channels as f64,
+                    input: product(&[height, width]),
+                    output: product(&[reach(height), reach(width)]),
+                    kernel: product(&[kernel, kernel]),
+                };
+                let (x, y, w) = (count.images(), count.result(), count.weights());
                 match kind {
                     // One comparison or addition for each element of the window; the maximum keeps its places.
                     Kind::MaxPool | Kind::AvgPool => Work {
-                        flops: y * product(&[kernel, kernel]),
+                        flops: y * count.kernel,
                         bytes: e * (x + y),
                         output_bytes: e * y,
                         saved_bytes: if kind == Kind::MaxPool { e * x + 8.0 * y } else { e * x },
                     },
                     Kind::TransposedConvolution => Work {
-                        flops: 2.0 * y * window,
+                        flops: count.flops(),
                         bytes: e * (x + y + w),
                         output_bytes: e * x,
                         saved_bytes: e * y,
                     },
                     _ => Work {
-                        flops: 2.0 * y * window,
+                        flops: count.flops(),
                         bytes: e * (x + y + w),
                         output_bytes: e * y,
                         saved_bytes: e * x,
@@ -142,15 +150,18 @@ impl Size {
                 }
             }
             Size::Attention { batch, heads, seq, kv_seq, head_dim, causal } => {
-                let q = product(&[batch, heads, seq, head_dim]);
-                let kv = 2.0 * product(&[batch, heads, kv_seq, head_dim]);
-                let share = if causal { 0.5 } else { 1.0 };
+                let [batch, heads, seq, kv_seq, width] =
+                    [batch, heads, seq, kv_seq, head_dim].map(|size| size as f64);
+                let count =
+                    AttentionSize { batch, heads, kv_heads: heads, seq, kv_seq, width, value_width: width };
+                let share = if causal { CAUSAL_SHARE } else { 1.0 };
+                let all = count.query() + count.key_and_value() + count.result();
                 Work {
-                    flops: 4.0 * share * product(&[batch, heads, seq, kv_seq, head_dim]),
-                    bytes: e * (2.0 * q + kv),
-                    output_bytes: e * q,
+                    flops: share * count.flops(),
+                    bytes: e * all,
+                    output_bytes: e * count.result(),
                     // Query, key, value, result, and the logarithm of each row's sum.
-                    saved_bytes: e * (2.0 * q + kv) + 4.0 * product(&[batch, heads, seq]),
+                    saved_bytes: e * all + 4.0 * batch * heads * seq,
                 }
             }
             Size::Table { rows, cols, .. } => {
