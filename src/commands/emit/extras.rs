@@ -36,6 +36,12 @@ pub fn extras(
         }
         notes.extend(unexecuted(plan));
         notes.extend(refused_beside_a_copy(plan));
+        if !has_python && slices(plan).is_some() {
+            notes.push(
+                "train.py does not send gradients of archives in slices: they go in buckets, as they come; times are not those of the plan"
+                    .into(),
+            );
+        }
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
             // A table says nothing of what follows a step at once.
@@ -71,7 +77,10 @@ pub fn extras(
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
     // Said only of what the script will run.
     let is_whole = |plan: &&Plan| {
-        (plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) && unexecuted(plan).is_empty()
+        let is_sent = has_python || slices(plan).is_none();
+        (plan.micro_batches as usize).is_multiple_of(pipelines.max(1))
+            && unexecuted(plan).is_empty()
+            && is_sent
     };
     files.extend(codegen::train_parts());
     files.push(codegen::train_script(&Defaults {
@@ -82,7 +91,8 @@ pub fn extras(
         planned: plan.filter(|_| drains.is_some()).map(|plan| plan.schedule.as_str()),
         vertical_sync: plan.and_then(|plan| plan.execution?.vertical_sync).unwrap_or(false),
         sharding: plan.and_then(|plan| plan.execution?.sharding),
-        sync: plan.and_then(slices),
+        sharding_group: plan.and_then(|plan| plan.execution?.sharding_group),
+        sync: plan.and_then(slices).filter(|_| has_python),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
