@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -203,6 +203,18 @@ zoo-priority: .venv/ready
 	cargo build
 	rm -rf out/zoo-priority && mkdir -p out/zoo-priority
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/priority.py target/debug/model-analyze out/zoo-priority --all
+
+# Replicas that share out in groups, beside a plain loop; what ranks keep beside what was simulated.
+zoo-hybrid: .venv/ready
+	cargo build
+	rm -rf out/zoo-hybrid && mkdir -p out/zoo-hybrid
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/hybrid.py target/debug/model-analyze out/zoo-hybrid --all
+
+# The optimizer's state on the host, beside runs without, bit by bit.
+zoo-host-optimizer: .venv/ready
+	cargo build
+	rm -rf out/zoo-host-optimizer && mkdir -p out/zoo-host-optimizer
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/host_optimizer.py target/debug/model-analyze out/zoo-host-optimizer --all
 
 # Two copies of a model in opposite directions on 1 to 4 ranks, beside a plain loop; sleeping stages beside their simulation.
 zoo-two-way: .venv/ready

@@ -305,4 +305,19 @@ fn predictions_stand_beside_what_they_are_of() {
         assert_eq!(script.contains("\"schedule\": \"PipeDream\""), is_executed, "{model}");
         assert_eq!(folder.join(model).join("schedule.csv").exists(), !is_executed, "{model}");
     }
+    // Slices of gradients are sent of stages in Python.
+    let trace = "ROOT/fixtures/traces/unet_small.pt";
+    let ddp = "--devices 2xt4 --strategy data-parallel --sharding none";
+    done(folder, &format!("plan {trace} {ddp} -o p3.yaml"));
+    let text = fs::read_to_string(folder.join("p3.yaml")).unwrap();
+    let text = text.replace("\npredicted:", "\nexecution: {sync: p3, collective: ring}\npredicted:");
+    fs::write(folder.join("p3.yaml"), text).unwrap();
+    for (form, is_sliced) in [("python", true), ("torchscript", false)] {
+        let said = run(folder, &format!("emit {trace} p3.yaml --targets {form} -o p3_{form}")).stderr;
+        let said = String::from_utf8_lossy(&said);
+        assert_eq!(said.contains("does not send gradients of archives in slices"), !is_sliced, "{said}");
+        let script = fs::read_to_string(folder.join(format!("p3_{form}/train.py"))).unwrap();
+        assert_eq!(script.contains("\"sync\": \"p3\""), is_sliced, "{form}");
+        assert_eq!(script.contains("\"prediction\": None"), !is_sliced, "{form}");
+    }
 }

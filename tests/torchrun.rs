@@ -63,3 +63,15 @@ fn exchanges_between_shards_are_those_of_whole_tensors() {
 fn stages_that_are_cut_inside_operators_train_as_one_model() {
     oracle::run("shard_training");
 }
+
+/// The cases, and the faults that they find, stand in `tests/oracle/host_optimizer.py`; `make zoo-host-optimizer` runs more.
+#[test]
+fn an_optimizer_on_the_host_changes_nothing() {
+    oracle::run("host_optimizer");
+}
+
+/// The cases, and the faults that they find, stand in `tests/oracle/hybrid.py`; `make zoo-hybrid` runs more.
+#[test]
+fn replicas_that_share_out_in_groups_train_as_one_model() {
+    oracle::run("hybrid");
+}

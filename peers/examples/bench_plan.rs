@@ -214,7 +214,7 @@ fn whole() {
             let seconds = plan.seconds_each();
             format!(
                 "{} {seconds:.4} s, gap {:.1} %; asked {ASKED} s{mark}",
-                plan.strategy,
+                plan.made_by.name(),
                 plan.gap() * 100.0
             )
         });

@@ -167,12 +167,12 @@ def near_state(model, state):
     return worst
 
 
-def trains(cases, model, world, *arguments, count, stages=2, **about):
+def trains(cases, model, world, *arguments, count, stages=2, steps=STEPS, **about):
     """Trains under a task with groups, warm-up and clipping; losses, norms and parameters are those of the plain loop."""
     path = task(cases.place, "gpt" if model.startswith("gpt") else "picture", **about)
     expected, run = whole_model(cases, model), Trained(cases, model, stages)
-    losses, norms = plain(expected, path, count)
-    lines, text = run.run(world, "--task", path, "--save", "whole", *arguments)
+    losses, norms = plain(expected, path, count, steps)
+    lines, text = run.run(world, "--task", path, "--save", "whole", "--steps", str(steps), *arguments)
     if about.get("clip", 1) and not sum(norm > 0.5 for norm in norms) >= 3:
         raise Failed(f"too few steps are clipped: {norms}")
     off = near(losses, [line["loss"] for line in lines], "losses", 1e-5)

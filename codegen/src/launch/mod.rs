@@ -58,12 +58,13 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 12] = [
+const PARTS: [(&str, &str); 13] = [
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
     ("train_parts/fsdp.py", include_str!("../train/parts/fsdp.py")),
+    ("train_parts/host_optimizer.py", include_str!("../train/parts/host_optimizer.py")),
     ("train_parts/host_trace.py", include_str!("../train/parts/host_trace.py")),
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
@@ -89,6 +90,8 @@ pub struct Defaults<'a> {
     pub micro_batch_size: Option<u64>,
     /// Replicas of each rank of a pipeline.
     pub replicas: &'a [usize],
+    /// The rank of each of them, where ranks are not counted replica by replica.
+    pub ranks: &'a [Vec<usize>],
     /// The schedule by our name.
     pub schedule: Option<&'a str>,
     /// The schedule of the plan, where another one is run.
@@ -97,6 +100,8 @@ pub struct Defaults<'a> {
     pub vertical_sync: bool,
     /// What the replicas of a stage share out.
     pub sharding: Option<ShardingLevel>,
+    /// How many replicas share out together, where it is not all of a stage.
+    pub sharding_group: Option<u32>,
     /// In which order replicas send gradients, where it is not in buckets, and the bytes of a slice.
     pub sync: Option<(SyncOrder, Option<u64>)>,
     /// How activations of the blocks that the plan lists travel to the host, where it lists some.
@@ -138,6 +143,7 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         [first, rest @ ..] if rest.iter().all(|other| other == first) => first.to_string(),
         all => all.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
     };
+    let ranks = if defaults.ranks.is_empty() { "None".into() } else { format!("{:?}", defaults.ranks) };
     let micro_batches = defaults.micro_batches.map_or("None".into(), |count| count.to_string());
     let micro_batch_size = defaults.micro_batch_size.map_or("None".into(), |samples| samples.to_string());
     let schedule = defaults.schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
@@ -149,6 +155,7 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         Some(ShardingLevel::Zero2) => "\"zero2\"",
         Some(ShardingLevel::Zero3) => "\"zero3\"",
     };
+    let sharding_group = defaults.sharding_group.map_or("None".into(), |count| count.to_string());
     let offload = match defaults.offload {
         None => "None",
         Some(OffloadMode::Naive) => "\"naive\"",
@@ -164,9 +171,9 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     let slice = slice.map_or("None".into(), |bytes| bytes.to_string());
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
-        "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"schedule\": {schedule}, \
+        "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"ranks\": {ranks}, \"schedule\": {schedule}, \
          \"vertical_sync\": {vertical_sync}, \
-         \"sharding\": {sharding}, \"sync\": {sync}, \"slice\": {slice}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
+         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -223,17 +230,19 @@ mod tests {
             micro_batches: Some(8),
             micro_batch_size: Some(4),
             replicas: &[2, 1],
+            ranks: &[vec![0, 2], vec![1]],
             schedule: Some("gpipe"),
             planned: Some("pipedream"),
             vertical_sync: false,
             sharding: Some(ShardingLevel::Zero1),
+            sharding_group: Some(4),
             sync: Some((SyncOrder::P3, Some(4096))),
             offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
-        let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"schedule\": \"GPipe\", \
-                        \"vertical_sync\": False, \"sharding\": \"zero1\", \"sync\": \"p3\", \"slice\": 4096, \
+        let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"ranks\": [[0, 2], [1]], \"schedule\": \"GPipe\", \
+                        \"vertical_sync\": False, \"sharding\": \"zero1\", \"sharding_group\": 4, \"sync\": \"p3\", \"slice\": 4096, \
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");

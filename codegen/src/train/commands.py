@@ -88,6 +88,7 @@ def refuse_slices(manifest, arguments):
         "--check": arguments.check,
         "--single": arguments.single,
         "--dtype fp16": arguments.dtype == "fp16",
+        "--offload-optimizer": arguments.offload_optimizer,
         f"--clip {arguments.clip}": arguments.clip is not None,
         f"--sharding {arguments.sharding}": arguments.sharding != "none",
         f"--shards {arguments.shards}": arguments.shards > 1,
@@ -169,13 +170,14 @@ def steps(run, arguments):
             last["offload"], count = run.offloaded(), arguments.steps - run.start
     host = about_host(run) if arguments.host_trace else None
     gathered = about_gathered(run) if arguments.sharding == "zero3" else None
+    kept = about_kept(run) if arguments.offload_optimizer else None
     if progress:
         done = arguments.steps - run.start
         if host:
             progress.write({"step": arguments.steps, "host": host[1]})
             print(host[0], file=sys.stderr, flush=True)
-        if gathered:
-            print(gathered, file=sys.stderr, flush=True)
+        for text in filter(None, (gathered, kept)):
+            print(text, file=sys.stderr, flush=True)
         if sliced:
             print(sliced, file=sys.stderr, flush=True)
         if versions:
@@ -278,6 +280,18 @@ def about_offload(arguments, known, count):
     text += f" and {sized(known['to_device'] / count)} back, copies took {told(known['seconds_to_host'] / count)} and"
     text += f" {told(known['seconds_to_device'] / count)}; the host held {sized(known['host_bytes'])}"
     return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
+
+
+def about_kept(run):
+    """Says what the optimizer keeps on the host, on all ranks, and what that takes on the slowest one; all ranks call this."""
+    found = torch.tensor(run.update.host.figures() if run.update.host else [0.0] * 5, dtype=torch.float64, device=run.device)
+    most = found.clone()
+    dist.all_reduce(found)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    kept, moved = map(sized, found[:2].tolist())
+    there, update, back = map(told, most[2:].tolist())
+    text = f"the optimizer's state, {kept} on all ranks, is in host memory; a step moved {moved} of gradients there and as much of parameters back,"
+    return text + f" copies took {there} and {back}, the update {update}, on the ranks where they took longest"
 
 
 def about_host(run):
@@ -436,10 +450,12 @@ def options():
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip", type=positive, help="largest norm of all gradients together; before `clip` of the task")
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 parameters, too, gathered by block")
+    parser.add_argument("--sharding-group", type=int, default=None, help="so many replicas of a stage, neighbours, share out together, and each such group has all: 8 on nodes of 8 GPUs keeps traffic inside nodes but for one sum of slices a step; 0 for all replicas together")
     parser.add_argument("--sync", choices=["buckets", "fifo", "p3"], help="how replicas sum gradients: in buckets, and then all are stepped; in slices that are summed and stepped by themselves, as they come (fifo) or those first that the next forward pass asks for first (p3)")
     parser.add_argument("--slice", type=counted, default=DEFAULTS.get("slice") or SLICE, help="bytes of a slice at most")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
+    parser.add_argument("--offload-optimizer", action="store_true", help="the optimizer's state stays in host memory and parameters are stepped there: with Adam a rank's device saves 8 bytes for each float32 parameter that it steps, and a step moves 4 to the host and 4 back")
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--host-trace", action="store_true", help="say at the end what the script itself costs the host for each pass, and put it into --log")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
@@ -499,8 +515,10 @@ def main():
         or arguments.replicas != DEFAULTS.get("replicas", "1")
         or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
+        or arguments.sharding_group not in (None, DEFAULTS.get("sharding_group") or 0)
         or arguments.sync not in (None, DEFAULTS.get("sync") or "buckets")
         or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
+        or arguments.offload_optimizer
         or arguments.micro_batches not in (None, DEFAULTS.get("micro_batches"))
     )
     arguments.micro_batch_size = arguments.micro_batch_size or DEFAULTS.get("micro_batch_size")
@@ -508,6 +526,10 @@ def main():
     arguments.updates = updates_of(arguments)
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
+    if arguments.sharding_group and (arguments.sharding == "none" or arguments.sharding_group < 0):
+        sys.exit(f"--sharding-group {arguments.sharding_group} is a number of replicas that share something out: with --sharding zero1, zero2 or zero3")
+    if arguments.sharding_group is None and arguments.sharding != "none":
+        arguments.sharding_group = DEFAULTS.get("sharding_group")
     is_asked = arguments.sync is not None
     arguments.sync = arguments.sync or DEFAULTS.get("sync") or "buckets"
     if (arguments.check or arguments.single) and not is_asked:

@@ -4,12 +4,14 @@
     python train.py --replicas 2                          each stage on 2 ranks
     python train.py --replicas 2,1                        stage 0 on 2 ranks, stage 1 on one
     python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
+    python train.py --replicas 16 --sharding zero3 --sharding-group 8    in two groups of 8, each of which has all
     python train.py --shards 1                            whole stages, where they were cut inside their operators
     python train.py --replicas 2 --sync p3                gradients in slices, those first that the next forward pass asks for first
     python train.py --schedule schedule.csv
     python train.py --schedule PipeDream                  updates after each micro-batch, weights stashed, no flush
     python train.py --schedule chimera.csv                a table of two copies of the stages, in opposite directions
     python train.py --offload both                        activations wait in host memory for the backward pass
+    python train.py --offload-optimizer                   the optimizer's state stays in host memory, where parameters are stepped
     python train.py --task task.py --save checkpoints --save-every 100
     python train.py --task task.py --save checkpoints --resume
     python train.py --task task.py --from model.safetensors         begins with these weights
@@ -37,7 +39,8 @@ A task is a Python file with any of these:
     def log(step, values): ...
     whole = ["name"]                   inputs that each micro-batch takes all of, where that is not seen from the trace
 
-Ranks are laid out replica by replica: of two pipelines of three ranks, the first has ranks 0, 1, 2. Where
+Ranks are laid out replica by replica, unless a plan has stages on other machines so: of two pipelines of three ranks, the first
+has ranks 0, 1, 2. Where
 stages have unequal replicas, the ranks of stage 0 come first, then those of stage 1; micro-batches are dealt to the
 replicas of each stage in turn, and the replicas work side by side. Shards of a stage are neighbours, and count as one there.
 Of two copies in opposite directions (GEMS, Chimera, DualPipe), stage s of the second is on the rank of stage p - 1 - s of the
@@ -78,6 +81,7 @@ try:
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
     from train_parts.fsdp import FullySharded
+    from train_parts.host_optimizer import HostOptimizer
     from train_parts.host_trace import HostTrace
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload

@@ -108,7 +108,10 @@ class Layout:
             sys.exit("unequal replicas run one stage a rank under 1F1B or GPipe: --schedule 1F1B, or one number for --replicas")
         if self.is_unequal and self.shards > 1:
             sys.exit(f"--shards {self.shards} does not go with unequal replicas: one number for --replicas, or --shards 1")
-        self.replicas = replicas
+        self.replicas, self.group = replicas, arguments.sharding_group
+        if self.group and all(count % self.group for count in replicas):
+            each = " or ".join(map(str, sorted(set(replicas))))
+            sys.exit(f"--sharding-group {self.group} does not divide {each} replicas: another number, or 0 for all of them")
         self.pipelines = math.lcm(*replicas) * self.copies
         self.world = sum(replicas) * self.shards
         if not self.is_unequal:
@@ -116,6 +119,9 @@ class Layout:
         else:
             starts = [sum(replicas[:place]) for place in range(width)]
             self.ranks = [list(range(start, start + n)) for start, n in zip(starts, replicas)]
+        planned = DEFAULTS.get("ranks") or []  # on their machines
+        if [len(ranks) for ranks in planned] == replicas and self.copies == self.shards == 1:
+            self.ranks = planned
 
     def members(self, pipeline, shard):
         """Returns the ranks of a pipeline, by place; those of a second copy begin at the other end."""
@@ -140,6 +146,13 @@ class Layout:
 
     def replicas_of_place(self, place, shard):
         return [unit * self.shards + shard for unit in self.ranks[place]]
+
+    def sharers(self, place, shard):
+        """Returns the replicas of a place that share out together, group by group: all of them where no group is given, or where it
+        does not divide them."""
+        ranks = self.replicas_of_place(place, shard)
+        size = self.group if self.group and len(ranks) % self.group == 0 else len(ranks)
+        return [tuple(sorted(ranks[at : at + size])) for at in range(0, len(ranks), size)]
 
     def ranks_of_stage(self, stage, shard):
         """Returns the ranks that hold the same part of a stage."""

@@ -28,7 +28,7 @@ class Run:
             about = manifest["stages"][held % self.layout.count]
             waits = splits_backward(arguments)
             # What is shared out need not fit whole.
-            shares = arguments.sharding == "zero3" and self.layout.replicas[place] > 1
+            shares = arguments.sharding == "zero3" and len(self.layout.sharers(place, self.shard)[0]) > 1
             where = "cpu" if shares else arguments.device
             module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
             self.stages[held] = Wrapped(module, about, arguments, self.offload)
@@ -42,12 +42,12 @@ class Run:
         ]
         self.executor = Executor(self) if self.layout.is_unequal or self.layout.copies > 1 else None
         self.without_flush = None  # until the task's optimizer is known
-        self.sync = self.make_sync(tuple(self.layout.replicas_of_place(place, self.shard)))
+        self.sync = self.make_sync(place)
         self.is_fully_shared = isinstance(self.sync, FullySharded)
         for wrapped in self.stages.values() if self.is_fully_shared else ():
             wrapped.sharing = self.sync
         self.sends_slices = isinstance(self.sync, Sliced)
-        self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments))
+        self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments), self.device if arguments.offload_optimizer else None)
         # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
         self.wants = any(wrapped.late for wrapped in self.stages.values()), any(wrapped.is_last for wrapped in self.stages.values())
         self.batches = {}
@@ -68,10 +68,11 @@ class Run:
     def autocast(self):
         return autocast(self.arguments)
 
-    def make_sync(self, ranks):
+    def make_sync(self, place):
         """Joins the gradients of this rank's replicas, which share out what `--sharding` says, or of both copies of the model."""
         if self.layout.copies > 1:
             return self.make_mirrored()
+        ranks, inside = tuple(sorted(self.layout.replicas_of_place(place, self.shard))), self.layout.sharers(place, self.shard)
         if len(ranks) == 1 or self.arguments.updates:
             return None
         arguments, parameters = self.arguments, [p for _, _, p in named_parameters_of(self.modules)]
@@ -81,12 +82,15 @@ class Run:
                 sys.exit(f"`clip` of the task does not go with --sync {arguments.sync}, which updates before all gradients are known: --sync buckets")
             about = (passes, arguments.slice, arguments.sync == "fifo", arguments.timeout, NotFinite)
             return Sliced(self.modules.values(), named_parameters_of(self.modules), self.slice_groups[ranks], *about)
-        if arguments.sharding == "none":
+        if arguments.sharding == "none" or len(inside[0]) == 1:
             return Sync(parameters, self.groups[ranks], passes)
         holders = [holder for tied in self.manifest["tied"] for holder in tied["holders"] if holder["stage"] in self.stages]
         tied = {parameter_at(self.modules[holder["stage"]], holder["name"]) for holder in holders}
+        own = next(group for group in inside if self.rank in group)
+        alike = tuple(sorted(group[own.index(self.rank)] for group in inside))
+        groups = self.groups[own], self.groups[alike] if len(alike) > 1 else None
         if arguments.sharding != "zero3":
-            return Sharded(parameters, self.groups[ranks], passes, tied, arguments.sharding == "zero2")
+            return Sharded(parameters, groups, passes, tied, arguments.sharding == "zero2")
         if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
             sys.exit("zero3 needs stages in Python: --form python, or zero2")
         if any("_scripted" in module.forward.__globals__ for module in self.modules.values()):
@@ -94,7 +98,7 @@ class Run:
         for module in self.modules.values():
             move_buffers(module, self.device)
         stages = [(module, self.manifest["stages"][stage]["blocks"]) for stage, module in self.modules.items()]
-        return FullySharded(stages, self.groups[ranks], tied, self.device, self.offload)
+        return FullySharded(stages, groups, passes, tied, self.device, self.offload)
 
     def make_mirrored(self):
         tied = {(holder["stage"], holder["name"]) for tied in self.manifest["tied"] for holder in tied["holders"]}
@@ -113,6 +117,9 @@ class Run:
         for shard in range(layout.shards):
             replicas = [tuple(layout.ranks_of_stage(stage, shard)) for stage in range(layout.count)]
             wanted |= {ranks for ranks in replicas if len(ranks) > 1}
+            for inside in (layout.sharers(place, shard) for place in range(len(layout.stages_of))):
+                if 1 < len(inside[0]) < len(inside) * len(inside[0]):
+                    wanted |= {*inside, *(tuple(sorted(alike)) for alike in zip(*inside))}
             wanted |= {self.tied_ranks(tied, shard) for tied in self.manifest["tied"]}
         if layout.shards > 1:
             wanted |= {tuple(layout.shard_ranks(rank)) for rank in range(layout.world)}
@@ -261,6 +268,7 @@ class Run:
         """Yields what this rank writes. Of equal copies on several ranks, and in several stages, one is written."""
         layout = self.layout
         copies, shards = layout.replicas[layout.place(self.rank)[0]] * layout.copies, layout.shards
+        groups, group = (self.sync.copies, self.sync.copy) if self.update.is_shared else (1, 0)
         owners = {}
         for about in self.manifest["stages"]:
             for name in about["parameters"] + about["buffers"]:
@@ -280,7 +288,7 @@ class Run:
                     # Batch-norm statistics of other replicas are their own.
                     if (is_first or replica) and (tensor in self.cuts or self.shard == 0):
                         yield (f"replica_{replica}.{name}" if replica else f"model.{name}"), self.held(tensor)
-                elif is_first and (self.is_sliced(tensor) or is_own(held, number, tensor)):
+                elif is_first and (number % groups == group if self.is_sliced(tensor) else is_own(held, number, tensor)):
                     if (part := self.held(tensor)) is not None:
                         yield f"model.{name}", part
         numbers = {}  # each stage's own, which are the same wherever it is held
@@ -288,7 +296,7 @@ class Run:
             stage, number = held % layout.count, numbers.get(held, 0)
             numbers[held] = number + 1
             is_piece = self.update.is_shared and parameter in self.sync.pieces
-            if owners.get(name, stage) == stage and (is_piece or is_own(held, number, parameter)):
+            if owners.get(name, stage) == stage and (number % groups == group if is_piece else is_own(held, number, parameter)):
                 yield f"optimizer.{name}.{key}", self.update.held(parameter, key, value)
 
     def replica_of(self, held):
@@ -312,8 +320,7 @@ class Run:
             for name, tensor in module.state_dict(keep_vars=True).items():
                 if (target := self.held(tensor)) is not None:
                     weights.fill(name, target)
-        if self.update.is_shared:
-            self.sync.refresh()
+        self.update.refresh()
 
     def resume(self, folder):
         source = last_checkpoint(folder)
@@ -335,8 +342,7 @@ class Run:
         read(wanted + [(key, target) for _, key, _, target in states], source)
         about = torch.load(source / ABOUT, map_location="cpu", weights_only=True)
         self.start = about["step"]
-        if self.update.is_shared:
-            self.sync.refresh()
+        self.update.refresh()
         self.update.load(about, states)
         if position := about.get("data"):
             for batches in self.batches.values():

@@ -35,11 +35,11 @@ class Update:
     """What follows the gradients of a step: are they finite, their norm over the whole model, the optimizer's step.
 
     The norm counts each parameter once: of replicas the first one has it, of shards too unless they have a part each, of
-    copies in several stages the first holder, of two copies of the model the first. Where replicas share the update out, each counts its pieces. What ranks tell
-    each other here takes one sum over all of them.
+    copies in several stages the first holder, of two copies of the model the first. Where replicas share the update out, each counts
+    its pieces, in groups those of the first group. What ranks tell each other here takes one sum over all of them.
     """
 
-    def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None, is_scaled=False):
+    def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None, is_scaled=False, host_device=None):
         self.scale = Scale(is_scaled)
         self.task, self.sync, self.cuts = task, sync, cuts or Cuts({}, task.manifest, False)
         (replica, shard), (self.ranks, self.rank) = place, world
@@ -66,11 +66,32 @@ class Update:
         # What this rank steps: its name, the tensor, whether it counts in the norm.
         stepped = [(held, name, self.own(p), p) for held, name, p in self.named]
         counts = lambda held, p: held < self.count and replica == 0 and (shard == 0 or p in self.cuts)  # noqa: E731
-        self.stepped = [(name, own, (own is not p or counts(held, p)) and p not in later) for held, name, own, p in stepped if own is not None]
+        is_first = self.is_shared and sync.copy == 0
+        self.stepped = [(name, own, (is_first if own is not p else counts(held, p)) and p not in later) for held, name, own, p in stepped if own is not None]
+        # Where it steps on the host, the optimizer has twins of what is stepped here.
+        is_on_host = host_device is not None and self.optimizer
+        self.host = HostOptimizer(self.optimizer, [own for _, own, _ in self.stepped], host_device) if is_on_host else None
 
     def own(self, parameter):
         """Returns what is stepped of a parameter here: all of it, a piece, or nothing."""
         return self.sync.pieces.get(parameter, (None,))[0] if self.is_shared else parameter
+
+    def keeper(self, parameter):
+        """Returns what the optimizer has of a parameter here, and keeps state of."""
+        own = self.own(parameter)
+        return self.host.twins[own] if self.host and own is not None else own
+
+    def step(self):
+        """Lets the optimizer step, by gradients as they are."""
+        if self.optimizer:
+            (self.host or self.optimizer).step()
+
+    def refresh(self):
+        """Takes the parameters' values again, where what is stepped may be a copy."""
+        if self.is_shared:
+            self.sync.refresh()
+        if self.host:
+            self.host.refresh()
 
     def apply(self, step, loss, has_ended, device):
         """Steps where all is finite; returns what is known of the step, and whether some replica's data have ended."""
@@ -103,8 +124,8 @@ class Update:
         for group in groups if self.task.lr else []:
             group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
         rates = [group["lr"] for group in groups]
-        if self.optimizer and not is_left_out:
-            self.optimizer.step()
+        if not is_left_out:
+            self.step()
         if self.scheduler and not is_left_out:
             self.scheduler.step()
         if self.is_shared and not is_left_out:
@@ -139,7 +160,7 @@ class Update:
     def values(self):
         """Yields the optimizer's state here: stage, name, key, the parameter, the value."""
         for stage, name, parameter in self.named if self.optimizer is not None else ():
-            own = self.own(parameter)
+            own = self.keeper(parameter)
             for key, value in self.optimizer.state.get(own, {}).items() if own is not None else ():
                 yield stage, name, key, parameter, value
 
@@ -163,7 +184,7 @@ class Update:
                 name, _, last = key.removeprefix("optimizer.").rpartition(".")
                 by_name.setdefault(name, []).append(last)
         for stage, name, parameter in self.named if self.optimizer is not None else ():
-            own = self.own(parameter)
+            own = self.keeper(parameter)
             name = next((one for one in self.names(stage, name, parameter) if one in by_name), None)
             for last in by_name[name] if own is not None and name is not None else ():
                 key = f"optimizer.{name}.{last}"
@@ -192,12 +213,12 @@ class Update:
             for own in group["params"]:
                 numbers[own] = len(numbers)
         for parameter, key, value, _ in states:
-            state.setdefault(numbers[self.own(parameter)], {})[key.rpartition(".")[2]] = value
+            state.setdefault(numbers[self.keeper(parameter)], {})[key.rpartition(".")[2]] = value
         for stage, name, parameter in self.named:
             prefixes = [f"{one}." for one in self.names(stage, name, parameter)]
             for key, value in about.get("others", {}).items():
-                if self.own(parameter) in numbers and any(key.rpartition(".")[0] + "." == prefix for prefix in prefixes):
-                    state.setdefault(numbers[self.own(parameter)], {})[key.rpartition(".")[2]] = value
+                if self.keeper(parameter) in numbers and any(key.rpartition(".")[0] + "." == prefix for prefix in prefixes):
+                    state.setdefault(numbers[self.keeper(parameter)], {})[key.rpartition(".")[2]] = value
         if len(about["groups"]) != len(self.optimizer.param_groups):
             sys.exit(f"the checkpoint has {len(about['groups'])} groups of parameters, the task has {len(self.optimizer.param_groups)}")
         groups = [

@@ -68,7 +68,7 @@ class WithoutFlush:
         self.every = 1 if self.is_each else self.per_step
         [self.pipeline], [module] = run.pipelines, run.modules.values()
         self.versions = Versions(module, version_rule(arguments.updates, self.ranks, self.place, self.per_step))
-        replicas = tuple(layout.replicas_of_place(self.place, run.shard))
+        replicas = tuple(sorted(layout.replicas_of_place(self.place, run.shard)))
         self.group = run.groups[replicas] if len(replicas) > 1 else None
         self.batches = run.batches.get(self.pipeline.number)
         self.slots, self.stage = self.ranks + 2, None
@@ -177,7 +177,7 @@ class WithoutFlush:
             if update.optimizer:
                 for group in update.optimizer.param_groups if run.task.lr else []:
                     group["lr"] = run.task.lr(step) * group.get("lr_scale", 1.0)
-                update.optimizer.step()
+                update.step()
         self.rate = float(update.optimizer.param_groups[0]["lr"]) if update.optimizer else None
         update.zero_grad()
         if ends_step and update.scheduler:

@@ -36,6 +36,12 @@ pub fn extras(
         }
         notes.extend(unexecuted(plan));
         notes.extend(refused_beside_a_copy(plan));
+        if !has_python && slices(plan).is_some() {
+            notes.push(
+                "train.py does not send gradients of archives in slices: they go in buckets, as they come; times are not those of the plan"
+                    .into(),
+            );
+        }
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
             // A table says nothing of what follows a step at once.
@@ -71,18 +77,32 @@ pub fn extras(
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
     // Said only of what the script will run.
     let is_whole = |plan: &&Plan| {
-        (plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) && unexecuted(plan).is_empty()
+        let is_sent = has_python || slices(plan).is_none();
+        (plan.micro_batches as usize).is_multiple_of(pipelines.max(1))
+            && unexecuted(plan).is_empty()
+            && is_sent
     };
+    let places = plan.and_then(|plan| placed(plan, &groups, &ranks_of));
+    let (places, others) = places.into_iter().partition::<Vec<_>, _>(|table| ascends(table, pipelines));
+    if !others.is_empty() {
+        notes.push(
+            "train.py counts ranks replica by replica, which puts stages on other machines than the plan does: times are not the \
+             plan's"
+                .into(),
+        );
+    }
     files.extend(codegen::train_parts());
     files.push(codegen::train_script(&Defaults {
         micro_batches,
         micro_batch_size: plan.and_then(|plan| plan.micro_batch_size),
         replicas: &replicas,
+        ranks: places.first().map_or(&[], Vec::as_slice),
         schedule: plan.map(|plan| if drains.is_some() { "1f1b" } else { plan.schedule.as_str() }),
         planned: plan.filter(|_| drains.is_some()).map(|plan| plan.schedule.as_str()),
         vertical_sync: plan.and_then(|plan| plan.execution?.vertical_sync).unwrap_or(false),
         sharding: plan.and_then(|plan| plan.execution?.sharding),
-        sync: plan.and_then(slices),
+        sharding_group: plan.and_then(|plan| plan.execution?.sharding_group),
+        sync: plan.and_then(slices).filter(|_| has_python),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
@@ -104,6 +124,51 @@ fn replicas_of_ranks(plan: Option<&Plan>, ranks_of: &[usize]) -> Vec<usize> {
         groups[*rank] = stage.replicas();
     }
     groups
+}
+
+/// Returns the rank of each replica of each place where the plan has them on other machines than ranks that are counted replica by
+/// replica would be: launchers count ranks machine by machine.
+fn placed(plan: &Plan, groups: &[usize], ranks_of: &[usize]) -> Option<Vec<Vec<usize>>> {
+    let machine_of = |name: &String| {
+        let device = plan.cluster.devices.iter().find(|device| device.name == *name);
+        device.and_then(|device| device.place.first().copied()).unwrap_or(0)
+    };
+    let places: Vec<&Vec<String>> = (0..groups.len())
+        .filter_map(|place| ranks_of.iter().position(|rank| *rank == place))
+        .map(|stage| &plan.stages[stage].devices)
+        .collect();
+    let in_plan: BTreeSet<&String> = places.iter().copied().flatten().collect();
+    let has_own = places.iter().zip(groups).all(|(devices, count)| devices.len() == *count);
+    if places.len() != groups.len() || !has_own || in_plan.len() != groups.iter().sum::<usize>() {
+        return None; // devices that share a stage, or have several places
+    }
+    let names = plan.cluster.devices.iter().map(|device| &device.name);
+    let mut used: Vec<&String> = names.filter(|name| in_plan.contains(name)).collect();
+    used.sort_by_key(|name| machine_of(name));
+    let table: Vec<Vec<usize>> = places
+        .iter()
+        .map(|devices| devices.iter().filter_map(|name| used.iter().position(|one| *one == name)).collect())
+        .collect();
+    let is_equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
+    let counted = |place: usize, replica: usize| match is_equal {
+        true => replica * groups.len() + place,
+        false => groups[..place].iter().sum::<usize>() + replica,
+    };
+    let is_counted = table.iter().enumerate().all(|(place, row)| {
+        let same = |(replica, rank): (usize, &usize)| {
+            machine_of(used[*rank]) == machine_of(used[counted(place, replica)])
+        };
+        row.iter().enumerate().all(same)
+    });
+    (!is_counted).then_some(table)
+}
+
+/// Tells whether every pipeline goes through its ranks in ascending order, as torch's stages do.
+fn ascends(table: &[Vec<usize>], pipelines: usize) -> bool {
+    (0..pipelines).all(|pipeline| {
+        let ranks: Vec<usize> = table.iter().map(|row| row[pipeline % row.len()]).collect();
+        ranks.windows(2).all(|pair| pair[0] < pair[1])
+    })
 }
 
 /// Returns how many copies of the model a plan's schedule runs.
@@ -210,9 +275,6 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
     }
     if is_served || execution.collective == Some(CollectiveKind::ParameterServer) {
         otherwise("a parameter server", "replicas sum among themselves");
-    }
-    if execution.sharding_group.is_some() {
-        otherwise("sharding inside groups", "all replicas of a stage share out together");
     }
     notes
 }

@@ -591,8 +591,7 @@ fn answer_of(
 
 /// Returns what of a plan `train.py` carries out otherwise.
 fn not_carried_out(solution: &Solution) -> Option<String> {
-    let is_in_groups = solution.execution.sharding_group.is_some();
-    solution.sharing().filter(|_| solution.sharding() > CARRIED_OUT || is_in_groups)
+    solution.sharing().filter(|_| solution.sharding() > CARRIED_OUT)
 }
 
 /// Returns by which share something is more than another; a model without known work takes no time at all.

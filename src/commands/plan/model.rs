@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use partitioner::{
-    CheckError, MadeBy, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, beyond, check_plan,
-    plan_with,
+    CheckError, MadeBy, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, check_plan, plan_with,
 };
 use schema::{PipedreamProfile, to_yaml};
 use tracer::Program;
@@ -140,10 +139,6 @@ fn run(
     };
     if plan.compare {
         with_all(&asked.problem, &mut solved);
-    }
-    if request.sharding.is_none() && request.inference.is_none() {
-        let more = beyond(&asked.problem, request.strategy, &solved);
-        solved.others.splice(0..0, more.into_iter().rev());
     }
     let file = asked.file(&solved.best);
     let beside = (&solved.others[..], &solved.failed[..]);

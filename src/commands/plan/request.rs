@@ -117,7 +117,7 @@ impl PlanRequest {
             stages: self.stages,
             optimizer_factor: self.optimizer_factor,
             sharding: self.sharding.unwrap_or(ShardingLevel::None),
-            sharding_inside: self.sharding.is_some(),
+            sharding_inside: true,
             sharding_up_to: self.sharding.unwrap_or(CARRIED_OUT),
             recompute: self.recompute,
             offload: self.offload,

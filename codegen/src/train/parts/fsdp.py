@@ -28,13 +28,13 @@ class FullySharded(Sharded):
 
     aligned = 64  # kernels may add up unaligned data in another order
 
-    def __init__(self, stages, group, tied, device, offload):
+    def __init__(self, stages, groups, passes, tied, device, offload):
         self.block_of = {}  # of a parameter
         for number, (module, blocks) in enumerate(stages):
             paths = paths_of(blocks) or finer({name: p.numel() for name, p in module.named_parameters()})
             for name, parameter in module.named_parameters():
                 self.block_of.setdefault(parameter, (number, block_of(name, paths)))
-        super().__init__([p for p in self.block_of if p.requires_grad], group, 1, tied, True)
+        super().__init__([p for p in self.block_of if p.requires_grad], groups, passes, tied, True)
         frozen = self.cut([p for p in self.block_of if not p.requires_grad])
         self.unit_of, self.units, self.by_storage = {}, {}, {}
         self.now, self.last, self.pass_of, self.after = None, None, -1, {}

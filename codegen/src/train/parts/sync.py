@@ -142,14 +142,21 @@ class Sharded(Sync):
     the slices are gathered. With `each_pass` (ZeRO 2) a bucket leaves after every pass, and gradients are kept as slices only.
     Optimizers whose update of an element looks at that element alone cannot tell slices from whole parameters.
     What is tied across stages gets its sum elsewhere (`Run.sum_tied`) and is shared out in buckets of its own.
+
+    Where replicas share out in groups (hybrid sharding), a group has all slices, and `across` are the ranks that have the same slice
+    as this one: they sum it, once a step, when it is summed inside their groups.
     """
 
     sums_tied = False
     aligned = 1  # bytes; in a bucket's message each parameter begins at a multiple of them
 
-    def __init__(self, parameters, group, passes, tied, each_pass):
+    def __init__(self, parameters, groups, passes, tied, each_pass):
+        group, self.across = groups
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        # How many groups have all slices, and which of them this rank is in.
+        self.copies, self.copy = (dist.get_world_size(self.across), dist.get_rank(self.across)) if self.across else (1, 0)
         self.each_pass, self.parameters = each_pass, parameters
+        self.rounds, self.last_round, self.joined, self.joining = 0, passes - 1 if each_pass else 0, 0, []
         super().__init__([p for p in parameters if p not in tied], group, 1 if each_pass else passes)
         self.tied = self.cut([p for p in parameters if p in tied])
         self.pieces = {}  # of a parameter: its piece that is stepped here, with the piece's place in it and in the slice
@@ -193,11 +200,13 @@ class Sharded(Sync):
     def arrived(self, parameter):
         super().arrived(parameter)
         if self.each_pass and len(self.sent) == len(self.buckets):
+            self.rounds += 1
             self.begin()
 
     def send(self):
         bucket = self.buckets[len(self.sent)]
-        while self.each_pass and self.own:  # it had the time of this bucket's gradients: no more than two are whole
+        # It had the time of this bucket's gradients: no more than two are whole, and a slice is summed across the groups beside them.
+        while self.own and (self.each_pass or self.across):
             self.keep(*self.own.pop(0))
         flat = self.packed(gradients_of(bucket), bucket)
         for parameter in bucket:
@@ -205,7 +214,7 @@ class Sharded(Sync):
         own = flat.new_empty(len(flat) // self.size)
         work = dist.reduce_scatter_tensor(real(own), real(flat), group=self.group, async_op=True)
         self.sent.append(work)
-        self.own.append((work, own, flat, bucket))
+        self.own.append((work, own, flat, bucket, self.rounds == self.last_round))
 
     @torch.no_grad()
     def packed(self, tensors, bucket):
@@ -223,12 +232,22 @@ class Sharded(Sync):
             yield parameter, flat[at : at + parameter.numel()].view(parameter.shape)
             at += self.room(parameter)
 
-    def keep(self, work, own, flat, bucket):
-        """Adds a slice of sums to the gradients of the pieces in it."""
+    def keep(self, work, own, flat, bucket, is_last):
+        """Adds a slice of sums to the gradients of the pieces in it, the last of which are summed across the groups."""
         work.wait()
         for piece, _, at in (self.pieces[parameter] for parameter in bucket if parameter in self.pieces):
             part = own[at : at + piece.numel()]
             piece.grad = part if piece.grad is None else piece.grad + part
+        if is_last:
+            self.join(bucket)
+
+    def join(self, bucket):
+        """Begins to sum a bucket's slice with those of the other groups."""
+        self.joined += 1
+        pieces = [self.pieces[parameter][0] for parameter in bucket if parameter in self.pieces] if self.across else []
+        if pieces:
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients_of(pieces)])
+            self.joining.append((dist.all_reduce(real(flat), group=self.across, async_op=True), flat, pieces))
 
     def finish(self):
         if not self.each_pass or self.sent or any(parameter.grad is not None for parameter in self.seen):
@@ -236,7 +255,13 @@ class Sharded(Sync):
                 self.send()
         for message in self.own:
             self.keep(*message)
-        self.own = []
+        for bucket in self.buckets[self.joined :]:
+            self.join(bucket)
+        for work, flat, pieces in self.joining:
+            work.wait()
+            for piece, part in zip(pieces, flat.split([piece.numel() for piece in pieces])):
+                piece.grad = part
+        self.rounds, self.joined, self.joining, self.own = 0, 0, [], []
         self.begin()
 
     def take_tied(self):

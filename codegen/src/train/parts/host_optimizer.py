@@ -1,0 +1,58 @@
+"""An optimizer's state and its update in host memory: gradients go there, and stepped parameters come back. Needs torch alone."""
+
+import time
+
+import torch
+from torch import nn
+
+
+class HostOptimizer:
+    """Steps parameters, or the pieces of them that a rank steps, in twins on the host, which the optimizer has in their place.
+
+    After "ZeRO-Offload" (2021): the device keeps no state, and a step moves one gradient to the host and one parameter back for each
+    parameter that is stepped. On a processor the twins are the copies that they would be, and results are bit-equal.
+    """
+
+    def __init__(self, optimizer, owns, device):
+        self.optimizer, self.on_gpu = optimizer, torch.device(device).type == "cuda"
+        self.twins = {own: nn.Parameter(self.room(own).copy_(own.detach())) for own in owns}
+        self.gradients = {own: self.room(own) for own in owns}
+        for group in optimizer.param_groups:
+            for own in group["params"]:
+                state = optimizer.state.pop(own, {})  # some optimizers make it before their first step
+                if state:
+                    optimizer.state[self.twins[own]] = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+            group["params"] = [self.twins[own] for own in group["params"]]
+        self.steps, self.seconds = 0, [0.0, 0.0, 0.0]  # to the host, in the update, and back
+
+    def room(self, own):
+        return torch.empty(own.shape, dtype=own.dtype, pin_memory=self.on_gpu)
+
+    @torch.no_grad()
+    def step(self):
+        """Steps what has a gradient, as the optimizer would on the device."""
+        begun = time.perf_counter()
+        for own, twin in self.twins.items():
+            twin.grad = None if own.grad is None else self.gradients[own].copy_(own.grad, non_blocking=True)
+        if self.on_gpu:
+            torch.cuda.current_stream().synchronize()
+        there = time.perf_counter()
+        self.optimizer.step()
+        stepped = time.perf_counter()
+        for own, twin in self.twins.items():
+            own.detach().copy_(twin, non_blocking=True)  # the next passes, and the next copies, come after it on their stream
+        back = time.perf_counter()
+        self.steps += 1
+        self.seconds = [a + b for a, b in zip(self.seconds, (there - begun, stepped - there, back - stepped))]
+
+    @torch.no_grad()
+    def refresh(self):
+        """Takes the values of the parameters again."""
+        for own, twin in self.twins.items():
+            twin.copy_(own)
+
+    def figures(self):
+        """Returns bytes of the state that is kept here, those that a step moves each way, and its seconds there, in the update and back."""
+        state = [v for values in self.optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
+        kept, moved = sum(v.nbytes for v in state), sum(twin.nbytes for twin in self.twins.values())
+        return [kept, moved, *(seconds / max(1, self.steps) for seconds in self.seconds)]
