@@ -1,7 +1,7 @@
 # `make test` is all the set-up there is: it makes .venv, builds and runs every test.
 PYTHON ?= python3
 
-.PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
+.PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
 	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
@@ -104,6 +104,11 @@ bench-published: .venv/ready
 	cargo build --release --quiet -p model-analyze-cost-model --example published
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published.py out/published
 	target/release/examples/published fixtures/published/timm.csv out/published
+
+# Training over several cards, in published layouts (needs ../shared/data; the first run traces models of up to 70 billion parameters).
+bench-multi: .venv/ready
+	cargo build --release --quiet
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published_multi.py target/release/model-analyze ../shared/data/published out/multi
 
 # Does it fit? Predicted beside what others ran or could not run (needs ../shared/data; the first run traces ten models).
 bench-memory: .venv/ready

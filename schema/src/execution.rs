@@ -118,12 +118,14 @@ impl ShardingLevel {
         }
     }
 
-    /// Returns the level with this name; `ddp` and `fsdp` are those of PyTorch's modules.
+    /// Returns the level with this name; `ddp` and `fsdp` are those of PyTorch's modules, a number is ZeRO's stage.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
         match name.as_str() {
-            "ddp" => Some(Self::None),
-            "fsdp" => Some(Self::Zero3),
+            "ddp" | "0" => Some(Self::None),
+            "1" | "zero-1" => Some(Self::Zero1),
+            "2" | "zero-2" => Some(Self::Zero2),
+            "fsdp" | "3" | "zero-3" => Some(Self::Zero3),
             name => Self::ALL.into_iter().find(|level| level.name() == name),
         }
     }
