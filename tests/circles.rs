@@ -134,9 +134,10 @@ impl Sources {
         let Some(text) = texts.get(&file) else { return };
         let text = production(text);
         let is_root = file == Path::new("lib.rs") || file == Path::new("main.rs");
-        let folder = match is_root || file.ends_with("mod.rs") {
-            true => file.parent().unwrap().to_path_buf(),
-            false => file.with_extension(""),
+        let folder = if is_root || file.ends_with("mod.rs") {
+            file.parent().unwrap().to_path_buf()
+        } else {
+            file.with_extension("")
         };
         self.modules.insert(module.clone(), file.clone());
         for line in text.lines() {

@@ -1,33 +1,35 @@
-//! Where a model can be cut: found once for all questions about it.
+//! The cuts of a model with what was found of them: states, lower bounds and best pipelines, for all questions about it.
 //!
-//! States and what must cross them depend on blocks, values and whether activations may leave the device; not on machines,
-//! strategies or micro-batches, which change from question to question. What was answered is remembered with all that it depends on.
+//! States and traffic depend on blocks, values and whether activations may be offloaded; not on machines, strategies or micro-batches,
+//! which change from question to question. Caches are keyed by all else that an answer depends on.
 
 use std::cell::OnceCell;
 
-use crate::{Problem, bound::crossing::Narrowest, dag::cut_states::States, pipeline::cache::Remembered};
+use crate::{
+    Problem, bound::crossing::CrossingBound, dag::cut_states::States, pipeline::cache::PipelineCache,
+};
 
 /// The most ideals that are planned over; wider graphs are put in line.
 const IDEALS: usize = 3000;
 
-/// Ways to cut a model, and what was found of them.
-pub struct Ways {
+/// The cuts of a model, and what was found of them.
+pub struct CutSpace {
     /// All ideals where there are few, the problem's own order otherwise.
     pub(crate) states: States,
-    /// Whether all ways to cut are among them.
+    /// Whether all cuts of the model are among them.
     pub(crate) is_complete: bool,
     /// Whether the problem's own order is the only one.
     pub(crate) is_chain: bool,
     /// The problem's own order, where the states are others.
     line: OnceCell<States>,
-    /// What must cross cuts; made when it is needed first.
-    narrowest: OnceCell<Narrowest>,
+    /// The bound from traffic across cuts; made on first use.
+    crossing_bound: OnceCell<CrossingBound>,
     /// Best pipelines over the states, as far as they were asked for.
-    pub(crate) pipelines: Remembered,
+    pub(crate) pipelines: PipelineCache,
 }
 
-impl Ways {
-    /// Finds the ways to cut a valid problem's model.
+impl CutSpace {
+    /// Returns the cuts of a valid problem's model.
     pub fn of(problem: &Problem) -> Self {
         let line = own_order(problem);
         let is_chain = line.is_complete(problem);
@@ -42,8 +44,8 @@ impl Ways {
             is_complete,
             is_chain,
             line,
-            narrowest: OnceCell::new(),
-            pipelines: Remembered::default(),
+            crossing_bound: OnceCell::new(),
+            pipelines: PipelineCache::default(),
         }
     }
 
@@ -52,11 +54,11 @@ impl Ways {
         self.line.get_or_init(|| own_order(problem))
     }
 
-    /// Returns what must cross cuts.
-    pub(crate) fn narrowest(&self, problem: &Problem) -> &Narrowest {
-        self.narrowest.get_or_init(|| match self.is_complete {
-            true => Narrowest::of_all(problem, &self.states),
-            false => Narrowest::sought(problem),
+    /// Returns the bound from traffic across cuts.
+    pub(crate) fn crossing_bound(&self, problem: &Problem) -> &CrossingBound {
+        self.crossing_bound.get_or_init(|| match self.is_complete {
+            true => CrossingBound::of_all(problem, &self.states),
+            false => CrossingBound::sought(problem),
         })
     }
 }

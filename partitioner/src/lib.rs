@@ -58,7 +58,7 @@ pub mod inside;
 #[cfg(test)]
 mod oracle;
 
-pub use cut_space::Ways;
+pub use cut_space::CutSpace;
 pub use dag::ideals::Ideals;
 pub use dag::node_set::NodeSet;
 pub use error::PlanError;

@@ -13,7 +13,7 @@ pub(crate) mod what_if;
 
 use crate::{
     Problem,
-    cut_space::Ways,
+    cut_space::CutSpace,
     device_orders::other_orders,
     error::PlanError,
     goal::{Goal, InOrder},
@@ -22,7 +22,7 @@ use crate::{
     plan_file::simulate::{excess, state_memory},
     planner::{memory_needed::nearest, planned::Ranked},
     serving,
-    solution::{MadeBy, Solution, each},
+    solution::{MadeBy, Solution},
     strategy::{STRATEGIES, Strategy, candidates, row::Search},
 };
 
@@ -32,18 +32,22 @@ use crate::{
 /// When the problem makes no sense or nothing fits.
 pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     problem.validate()?;
-    plan_over(problem, &Ways::of(problem), strategy)
+    plan_over(problem, &CutSpace::of(problem), strategy)
 }
 
 /// Finds the best plan of one strategy over known ways to cut a valid problem.
-pub(crate) fn plan_over(problem: &Problem, ways: &Ways, strategy: Strategy) -> Result<Solution, PlanError> {
-    match solve(problem, ways, strategy, Goal::Best) {
+pub(crate) fn plan_over(
+    problem: &Problem,
+    cut_space: &CutSpace,
+    strategy: Strategy,
+) -> Result<Solution, PlanError> {
+    match solve(problem, cut_space, strategy, Goal::Best) {
         Ok(mut best) => {
             state_memory(problem, &mut best);
             Ok(best)
         }
         Err((PlanError::NothingFits, _)) => {
-            Err(nearest(problem, &[&|roomier| solve(roomier, ways, strategy, Goal::Any).ok()]))
+            Err(nearest(problem, &[&|roomier| solve(roomier, cut_space, strategy, Goal::Any).ok()]))
         }
         Err((error, _)) => Err(error),
     }
@@ -54,10 +58,10 @@ pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
     if problem.validate().is_err() {
         return false;
     }
-    let ways = Ways::of(problem);
+    let cut_space = CutSpace::of(problem);
     match problem.training.inference {
-        Some(aim) => serving::can_serve(problem, &ways, aim),
-        None => solve(problem, &ways, strategy, Goal::Any).is_ok(),
+        Some(aim) => serving::can_serve(problem, &cut_space, aim),
+        None => solve(problem, &cut_space, strategy, Goal::Any).is_ok(),
     }
 }
 
@@ -65,16 +69,16 @@ pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
 /// micro-batch that one would take at the least.
 pub(crate) fn solve(
     problem: &Problem,
-    ways: &Ways,
+    cut_space: &CutSpace,
     strategy: Strategy,
     goal: Goal,
 ) -> Result<Solution, (PlanError, f64)> {
     let (orders, is_all) = other_orders(&problem.machine);
-    let (mut best, mut least) = match solve_in_order(problem, ways, strategy, goal) {
+    let (mut best, mut least) = match solve_in_order(problem, cut_space, strategy, goal) {
         Ok((solution, least)) => (Ok(solution), least),
         Err((error, least)) => (Err(error), least),
     };
-    let mut bound = best.as_ref().map_or(0.0, |best| best.lower_bound / each(best));
+    let mut bound = best.as_ref().map_or(0.0, |best| best.lower_bound / best.micro_batches_of_objective());
     for order in orders {
         if goal == Goal::Any && best.is_ok() {
             break;
@@ -87,11 +91,11 @@ pub(crate) fn solve(
             (Goal::Best | Goal::Below(_), Ok(best)) => Goal::Below(goal.below().min(best.seconds_each())),
             _ => goal,
         };
-        match solve_in_order(&ordered, ways, strategy, goal) {
+        match solve_in_order(&ordered, cut_space, strategy, goal) {
             Ok((mut found, own)) => {
                 least = least.min(own);
                 // What bounds plans whatever the order bounds those of all orders.
-                bound = bound.max(found.lower_bound / each(&found));
+                bound = bound.max(found.lower_bound / found.micro_batches_of_objective());
                 let is_better = |best: &Solution| found.seconds_each() < best.seconds_each() * (1.0 - 1e-9);
                 if best.as_ref().map_or(true, is_better) {
                     found.order = order;
@@ -105,26 +109,26 @@ pub(crate) fn solve(
     // Without a plan nothing is known of other orders than that all devices together do no more than they can.
     let by_work = problem.seconds() / problem.machine.total_speed();
     let mut best = best.map_err(|error| (error, bound.max(by_work)))?;
-    best.lower_bound = (bound * each(&best)).min(best.seconds());
+    best.lower_bound = (bound * best.micro_batches_of_objective()).min(best.seconds());
     Ok(best)
 }
 
 /// Finds the best plan of one strategy with the devices as they stand.
-fn solve_in_order(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
+fn solve_in_order(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Goal) -> InOrder {
     let blocks = problem.blocks.len();
     if let Some(stages) =
         problem.training.stages.map(|stages| stages as usize).filter(|&stages| stages > blocks)
     {
         return Err((PlanError::TooManyStages { stages, blocks }, f64::INFINITY));
     }
-    let (mut found, least) = attempt(problem, ways, strategy, goal)?;
+    let (mut found, least) = attempt(problem, cut_space, strategy, goal)?;
     let bound = found.lower_bound;
     // Memory by formula is above the simulator's but for rare orders of arrival: leave room for those.
     let mut room = 1.0;
     for _ in 0..5 {
         let Some(share) = excess(problem, &found) else { return Ok((found, least)) };
         room /= share.max(1.01);
-        let less = attempt(&with_memory(problem, room), ways, strategy, goal);
+        let less = attempt(&with_memory(problem, room), cut_space, strategy, goal);
         found = less.map_err(|(error, _)| (error, least))?.0;
         found.lower_bound = bound.min(found.seconds());
         found.stages.iter_mut().for_each(|stage| stage.score.limit /= room);
@@ -132,16 +136,16 @@ fn solve_in_order(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal
     Err((PlanError::NothingFits, least))
 }
 
-fn attempt(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
+fn attempt(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Goal) -> InOrder {
     match strategy.row().search {
         Search::Asynchronous if problem.training.stages.is_some() => {
             let reason = "it chooses the number of stages itself".to_string();
             Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
         }
-        Search::Asynchronous => pipedream(problem, ways, strategy, goal),
-        Search::TwoCopies(schedule) => two_way(problem, ways, (strategy, schedule), goal),
+        Search::Asynchronous => pipedream(problem, cut_space, strategy, goal),
+        Search::TwoCopies(schedule) => two_way(problem, cut_space, (strategy, schedule), goal),
         Search::Grids(_) if strategy.row().tries_rules && goal != Goal::Any => {
-            let (mut best, least) = match synchronous(problem, ways, strategy, goal) {
+            let (mut best, least) = match synchronous(problem, cut_space, strategy, goal) {
                 Ok((best, least)) => (Ok(best), least),
                 // Nothing below what is asked for by formula.
                 Err((error, least)) if goal != Goal::Best => (Err(error), least),
@@ -150,10 +154,12 @@ fn attempt(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> In
             // Solvers go by formulas, the simulator has the last word: never worse than cuts by a rule.
             for rule in STRATEGIES.into_iter().filter(|rule| rule.is_rule()) {
                 let limit = best.as_ref().map_or(goal.below(), Solution::seconds_each);
-                let Ok((other, _)) = synchronous(problem, ways, rule, goal) else { continue };
+                let Ok((other, _)) = synchronous(problem, cut_space, rule, goal) else { continue };
                 if other.seconds_each() < limit * (1.0 - 1e-9) {
-                    let bound = best.as_ref().map_or(least, |best| best.lower_bound / each(best));
-                    let lower_bound = (bound * each(&other)).min(other.seconds());
+                    let bound = best
+                        .as_ref()
+                        .map_or(least, |best| best.lower_bound / best.micro_batches_of_objective());
+                    let lower_bound = (bound * other.micro_batches_of_objective()).min(other.seconds());
                     best = Ok(Solution { made_by: MadeBy::Strategy(strategy), lower_bound, ..other });
                 }
             }
@@ -161,7 +167,7 @@ fn attempt(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> In
             let least = least.min(best.seconds_each());
             Ok((best, least))
         }
-        Search::Grids(_) | Search::Rule(_) => synchronous(problem, ways, strategy, goal),
+        Search::Grids(_) | Search::Rule(_) => synchronous(problem, cut_space, strategy, goal),
     }
 }
 
@@ -183,20 +189,25 @@ pub fn plan_auto(
     problem: &Problem,
 ) -> Result<(Solution, Vec<Solution>, Vec<(Strategy, PlanError)>), PlanError> {
     problem.validate()?;
-    rank(problem, &Ways::of(problem), None)
+    rank(problem, &CutSpace::of(problem), None)
 }
 
 /// Finds the best plan of each candidate; one of them may be known.
-pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> Result<Ranked, PlanError> {
+pub(crate) fn rank(
+    problem: &Problem,
+    cut_space: &CutSpace,
+    known: Option<&Solution>,
+) -> Result<Ranked, PlanError> {
     let mut found = Vec::new();
     let mut failed = Vec::new();
     // What bounds every candidate's family bounds the best of all: also those of which no plan was found, unless there is none.
     let mut bound = f64::INFINITY;
     for strategy in candidates(problem) {
         let known = known.filter(|known| known.made_by == MadeBy::Strategy(strategy));
-        match known.map_or_else(|| solve(problem, ways, strategy, Goal::Best), |known| Ok(known.clone())) {
+        match known.map_or_else(|| solve(problem, cut_space, strategy, Goal::Best), |known| Ok(known.clone()))
+        {
             Ok(solution) => {
-                bound = bound.min(solution.lower_bound / each(&solution));
+                bound = bound.min(solution.lower_bound / solution.micro_batches_of_objective());
                 found.push(solution);
             }
             Err((error, least)) => {
@@ -208,22 +219,22 @@ pub(crate) fn rank(problem: &Problem, ways: &Ways, known: Option<&Solution>) -> 
     found.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
     found.iter_mut().for_each(|plan| state_memory(problem, plan));
     if found.is_empty() {
-        return Err(nearest_of_all(problem, ways, failed.into_iter().map(|(_, error)| error)));
+        return Err(nearest_of_all(problem, cut_space, failed.into_iter().map(|(_, error)| error)));
     }
     let mut best = found.remove(0);
-    best.lower_bound = (bound * each(&best)).min(best.seconds());
+    best.lower_bound = (bound * best.micro_batches_of_objective()).min(best.seconds());
     Ok((best, found, failed))
 }
 
 /// Finds the best plan of all candidates and nothing else, beginning with one that may be good.
 pub(crate) fn fastest(
     problem: &Problem,
-    ways: &Ways,
+    cut_space: &CutSpace,
     first: Option<Strategy>,
 ) -> Result<Solution, PlanError> {
     let others = candidates(problem).filter(|strategy| Some(*strategy) != first);
-    fastest_within(problem, ways, first.into_iter().chain(others), Goal::Best)
-        .map_err(|failed| nearest_of_all(problem, ways, failed.into_iter()))
+    fastest_within(problem, cut_space, first.into_iter().chain(others), Goal::Best)
+        .map_err(|failed| nearest_of_all(problem, cut_space, failed.into_iter()))
 }
 
 /// Finds the best plan of some strategies for a goal: what cannot be better than those before is not searched to its end.
@@ -231,7 +242,7 @@ pub(crate) fn fastest(
 /// Where there is none, says why of each.
 pub(crate) fn fastest_within(
     problem: &Problem,
-    ways: &Ways,
+    cut_space: &CutSpace,
     strategies: impl Iterator<Item = Strategy>,
     goal: Goal,
 ) -> Result<Solution, Vec<PlanError>> {
@@ -239,7 +250,7 @@ pub(crate) fn fastest_within(
     let mut failed = Vec::new();
     for strategy in strategies {
         let goal = best.as_ref().map_or(goal, |best| Goal::Below(best.seconds_each()));
-        match solve(problem, ways, strategy, goal) {
+        match solve(problem, cut_space, strategy, goal) {
             Ok(found) if found.seconds_each() < goal.below() => best = Some(found),
             Ok(_) => {}
             Err((error, _)) => failed.push(error),
@@ -251,7 +262,11 @@ pub(crate) fn fastest_within(
 }
 
 /// Says what is nearest to a plan where no candidate has one, or what else is wrong.
-fn nearest_of_all(problem: &Problem, ways: &Ways, errors: impl Iterator<Item = PlanError>) -> PlanError {
+fn nearest_of_all(
+    problem: &Problem,
+    cut_space: &CutSpace,
+    errors: impl Iterator<Item = PlanError>,
+) -> PlanError {
     // What is too large for one candidate may only be out of place for another.
     let error = errors.reduce(|last, error| if last == PlanError::NothingFits { last } else { error });
     match error {
@@ -260,9 +275,10 @@ fn nearest_of_all(problem: &Problem, ways: &Ways, errors: impl Iterator<Item = P
             // Sharing the model out needs least: of each kind, the plan that fits first.
             let make = |roomier: &Problem| {
                 let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
-                kinds.into_iter().find_map(|strategy| solve(roomier, ways, strategy, Goal::Any).ok())
+                kinds.into_iter().find_map(|strategy| solve(roomier, cut_space, strategy, Goal::Any).ok())
             };
-            let in_chunks = |roomier: &Problem| solve(roomier, ways, Strategy::Interleaved, Goal::Any).ok();
+            let in_chunks =
+                |roomier: &Problem| solve(roomier, cut_space, Strategy::Interleaved, Goal::Any).ok();
             match candidates(problem).any(|strategy| strategy == Strategy::Interleaved) {
                 true => nearest(problem, &[&make, &in_chunks]),
                 false => nearest(problem, &[&make]),

@@ -10,7 +10,7 @@ use schema::{Inference, InferenceObjective};
 
 use crate::{
     Problem, Solution,
-    cut_space::Ways,
+    cut_space::CutSpace,
     device_orders::other_orders,
     error::PlanError,
     plan_file::simulate::state_memory,
@@ -25,33 +25,37 @@ use crate::{
 ///
 /// # Errors
 /// When nothing fits, or the micro-batches in flight are fewer than the stages.
-pub(crate) fn serve(problem: &Problem, ways: &Ways, aim: Inference) -> Result<Solution, PlanError> {
-    match in_any_order(problem, ways, aim) {
+pub(crate) fn serve(problem: &Problem, cut_space: &CutSpace, aim: Inference) -> Result<Solution, PlanError> {
+    match in_any_order(problem, cut_space, aim) {
         Ok(mut best) => {
             state_memory(problem, &mut best);
             Ok(best)
         }
         Err(PlanError::NothingFits) => {
-            Err(nearest(problem, &[&|roomier| in_any_order(roomier, ways, aim).ok()]))
+            Err(nearest(problem, &[&|roomier| in_any_order(roomier, cut_space, aim).ok()]))
         }
         Err(error) => Err(error),
     }
 }
 
 /// Tells whether there is a plan at all.
-pub(crate) fn can_serve(problem: &Problem, ways: &Ways, aim: Inference) -> bool {
-    in_any_order(problem, ways, aim).is_ok()
+pub(crate) fn can_serve(problem: &Problem, cut_space: &CutSpace, aim: Inference) -> bool {
+    in_any_order(problem, cut_space, aim).is_ok()
 }
 
 /// Tries several orders of devices that differ.
-pub(crate) fn in_any_order(problem: &Problem, ways: &Ways, aim: Inference) -> Result<Solution, PlanError> {
+pub(crate) fn in_any_order(
+    problem: &Problem,
+    cut_space: &CutSpace,
+    aim: Inference,
+) -> Result<Solution, PlanError> {
     let (orders, is_all) = other_orders(&problem.machine);
-    let mut best = in_order(problem, ways, aim);
+    let mut best = in_order(problem, cut_space, aim);
     for order in orders {
         let mut ordered = problem.clone();
         let devices = order.iter().map(|&device| problem.machine.devices[device].clone());
         ordered.machine.devices = devices.collect();
-        let Ok(found) = in_order(&ordered, ways, aim) else { continue };
+        let Ok(found) = in_order(&ordered, cut_space, aim) else { continue };
         if best.as_ref().map_or(true, |best| found.seconds() < best.seconds() * (1.0 - ROUNDING)) {
             best = Ok(Solution { order, ..found });
         }
@@ -59,8 +63,8 @@ pub(crate) fn in_any_order(problem: &Problem, ways: &Ways, aim: Inference) -> Re
     let mut best = best?;
     // Another order of the blocks, or of devices that were not tried, may be better, and so may branches side by side for one request.
     let is_any_cut = match aim.objective {
-        InferenceObjective::Throughput => ways.is_complete,
-        InferenceObjective::Latency => ways.is_chain,
+        InferenceObjective::Throughput => cut_space.is_complete,
+        InferenceObjective::Latency => cut_space.is_chain,
     };
     let is_proven = is_all && (is_any_cut || problem.begins.is_some());
     if !is_proven {
@@ -70,8 +74,8 @@ pub(crate) fn in_any_order(problem: &Problem, ways: &Ways, aim: Inference) -> Re
 }
 
 /// Finds the best plan with the devices as they stand.
-fn in_order(problem: &Problem, ways: &Ways, aim: Inference) -> Result<Solution, PlanError> {
-    let states = if problem.begins.is_some() { ways.line(problem) } else { &ways.states };
+fn in_order(problem: &Problem, cut_space: &CutSpace, aim: Inference) -> Result<Solution, PlanError> {
+    let states = if problem.begins.is_some() { cut_space.line(problem) } else { &cut_space.states };
     let solver = Solver::new(problem, states);
     match aim.objective {
         InferenceObjective::Throughput => solver.throughput(),

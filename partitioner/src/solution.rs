@@ -154,19 +154,20 @@ impl Solution {
 
     /// Returns the seconds for each micro-batch, by which plans of all kinds compare.
     pub fn seconds_each(&self) -> f64 {
+        self.seconds() / self.micro_batches_of_objective()
+    }
+
+    /// Returns the micro-batches that the objective's seconds are for.
+    pub(crate) fn micro_batches_of_objective(&self) -> f64 {
         match self.objective {
-            Objective::Period(seconds) => seconds,
-            Objective::Step(seconds) => seconds / f64::from(self.micro_batches),
+            Objective::Period(_) => 1.0,
+            Objective::Step(_) => f64::from(self.micro_batches),
         }
     }
 
     /// Takes a bound that holds for more plans than those that were looked at, in seconds for each micro-batch.
     pub fn bound_by(&mut self, seconds_each: f64) {
-        let each = match self.objective {
-            Objective::Period(_) => 1.0,
-            Objective::Step(_) => f64::from(self.micro_batches),
-        };
-        self.lower_bound = self.lower_bound.min(seconds_each * each);
+        self.lower_bound = self.lower_bound.min(seconds_each * self.micro_batches_of_objective());
     }
 
     /// Tells whether activations are thrown away or sent away, which is chosen block by block.
@@ -176,23 +177,13 @@ impl Solution {
 
     /// Returns by how much the plan may be worse than the best of its family, as a share.
     pub fn gap(&self) -> f64 {
-        match self.seconds() > 0.0 {
-            true => ((self.seconds() - self.lower_bound) / self.seconds()).max(0.0),
-            false => 0.0,
-        }
+        let seconds = self.seconds();
+        if seconds > 0.0 { ((seconds - self.lower_bound) / seconds).max(0.0) } else { 0.0 }
     }
 
     /// Tells whether no plan of the family is better, rounding aside.
     pub fn is_optimal(&self) -> bool {
         self.gap() < 1e-9
-    }
-}
-
-/// Micro-batches that an objective stands for.
-pub(crate) fn each(plan: &Solution) -> f64 {
-    match plan.objective {
-        Objective::Period(_) => 1.0,
-        Objective::Step(_) => f64::from(plan.micro_batches),
     }
 }
 

@@ -206,7 +206,7 @@ fn whole() {
             let machine = Machine::flat(n_devices, Bytes(16_000_000_000), BytesPerSecond(bandwidth));
             let mut problem = Problem::from_profile(&profile, machine, Training::default());
             let planned = plan_model(&mut problem, strategy).ok()?;
-            black_box(what_if(&problem, &planned.ways, &planned.best, None));
+            black_box(what_if(&problem, &planned.cut_space, &planned.best, None));
             Some(planned.best)
         });
         let note = plan.map_or_else(String::new, |plan| {

@@ -190,7 +190,7 @@ impl Split {
         let (asked, solved) = plan::planned(Subject::Model(workspace), request)?;
         let file = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);
-        let answer = asked.answer(request, Some(&solved.ways), &solved.best, beside, &file);
+        let answer = asked.answer(request, Some(&solved.cut_space), &solved.best, beside, &file);
         let plan = file.plan;
         let name = workspace.file.stem();
         let (simulated, timeline) = simulate::simulated(&name, &plan)?;

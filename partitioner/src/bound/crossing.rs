@@ -1,9 +1,11 @@
-//! How long a step takes at the least because of what must cross the cuts of a graph; and, of one too wide for its ideals, a line of
-//! blocks that goes through narrow cuts.
+//! A lower bound of the step from the traffic across its cuts; and, for graphs too wide to list their ideals, block orders that pass
+//! through narrow cuts.
 //!
-//! Cuts are known by windows of the work before them, for which `feasible_step` tells the steps that stages can exist for. Where all cuts
-//! are known they are put into windows once. Where they are not, see `min_cut`: the windows that the cuts of the least step lie in are
-//! looked at more closely, until none is left that can be, or time is up.
+//! Cuts are grouped into windows by the work before them; `feasible_step` decides for a step time whether a path of windows exists.
+//! If all cuts are known, they are put into windows once and the least step is found by bisection: O(log(1/ε)) paths of O(W²·p). If
+//! not, windows hold lower bounds by `min_cut`, and those that the best path uses are refined by branching until none is left to refine
+//! or the budget is spent: what is known then is still a bound. Assumes the fastest device and link everywhere. Derived in
+//! `docs/bounds.md`.
 
 use std::{
     cell::{Cell, RefCell},
@@ -43,7 +45,7 @@ const LEAST_MORE: f64 = 0.002;
 const LINES: [f64; 3] = [LEAST_MORE, 0.02, 0.06];
 
 /// The narrowest cuts by windows of the work before them, looked at as closely as they matter.
-pub(crate) struct Narrowest {
+pub(crate) struct CrossingBound {
     /// Seconds of all blocks on a device of speed 1.
     total: f64,
     /// Of work: the forward pass, and all but the weights' gradients.
@@ -94,7 +96,7 @@ pub(crate) struct Question {
     pub(crate) floor: f64,
 }
 
-impl Narrowest {
+impl CrossingBound {
     /// Makes it of all cuts that there are.
     pub(crate) fn of_all(problem: &Problem, states: &States) -> Self {
         // Nothing is cut before the first block or behind the last.
@@ -418,12 +420,12 @@ mod tests {
             all_plans::chains,
             random_problems::{Dice, cases, is_skipped, problem},
         },
-        plan_file::{placed::Placed, score::score_placed},
+        plan_file::{placed::GivenStage, score::score_placed},
         stage::in_flight::in_flight_of,
     };
 
     /// Holds every window against all cuts of the graph; counts those with cuts, and those of which the narrowest is known.
-    fn check_windows(narrowest: &Narrowest, states: &States) -> (usize, usize) {
+    fn check_windows(narrowest: &CrossingBound, states: &States) -> (usize, usize) {
         let (mut n_cuts, mut n_tight) = (0, 0);
         let Cuts::Sought(_, windows) = &narrowest.cuts else { panic!("all cuts are known") };
         for window in windows.borrow().iter() {
@@ -442,14 +444,14 @@ mod tests {
     fn fastest(problem: &Problem, question: &Question) -> Option<f64> {
         let Question { schedule, ranks, chunks, micro_batches, .. } = *question;
         let seconds = |parts: &Vec<Vec<usize>>, is_again: bool| {
-            let place = |(index, blocks): (usize, &Vec<usize>)| Placed {
+            let place = |(index, blocks): (usize, &Vec<usize>)| GivenStage {
                 blocks: blocks.clone(),
                 devices: vec![index % ranks],
                 recompute: if is_again { blocks.clone() } else { Vec::new() },
                 unit: schema::RecomputeUnit::Block,
                 offload: Vec::new(),
             };
-            let placed: Vec<Placed> = parts.iter().enumerate().map(place).collect();
+            let placed: Vec<GivenStage> = parts.iter().enumerate().map(place).collect();
             let m = micro_batches as u32;
             let scored = score_placed(problem, &placed, ranks, schedule, m, Execution::default());
             scored.map(|scored| scored.seconds()).ok()
@@ -491,10 +493,10 @@ mod tests {
             if is_skipped(case) {
                 continue;
             }
-            let narrowest = Narrowest::sought(&problem);
+            let narrowest = CrossingBound::sought(&problem);
             let states = States::ideals(&problem, 10_000).unwrap();
             check_windows(&narrowest, &states);
-            let of_all = Narrowest::of_all(&problem, &states);
+            let of_all = CrossingBound::of_all(&problem, &states);
             for ((schedule, chunks), said) in schedules.into_iter().zip(&mut said) {
                 let shape = |micro_batches: usize| Shape {
                     ranks: ranks as u32,

@@ -1,4 +1,6 @@
-//! How long a step takes at the least because of what must cross its cuts, and windows of work in which cuts of a step may lie.
+//! Whether cuts exist that keep to a step time, transfers and memory included, and in which windows of work they lie.
+//!
+//! A dynamic program from the last stage to the first; `docs/bounds.md` derives the rules. Assumes the fastest device and link.
 //!
 //! A window knows the seconds before its cuts at the least and at the most, and those of what crosses, there and back. With `T_s` the
 //! time of stage `s` of `p` for one micro-batch, `F_s` that of its forward pass, `D_s` without the weights' gradients where the schedule puts

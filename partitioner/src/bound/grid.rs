@@ -12,7 +12,7 @@ use crate::{
         crossing::{Ordered, Question},
         work::Steps,
     },
-    cut_space::Ways,
+    cut_space::CutSpace,
     dag::cut_states::States,
     grid::shape::Grid,
     plan_file::simulate::is_simulated,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// What bounds grids from below whatever their cuts and whichever devices they stand on.
-pub(crate) struct Floors<'a> {
+pub(crate) struct GridBounds<'a> {
     problem: &'a Problem,
     /// Work and forward work before each state, where all are known.
     known: Vec<(f64, f64)>,
@@ -34,17 +34,17 @@ pub(crate) struct Floors<'a> {
     forward: f64,
     /// Speeds, the fastest first, added up.
     power: Vec<f64>,
-    ways: &'a Ways,
+    cut_space: &'a CutSpace,
     /// Whether what must cross cuts is asked for: where cuts follow no rule.
     is_open: bool,
     /// What is bounded by work already, by schedule, ranks, chunks, replicas and micro-batches.
     by_work: RefCell<HashMap<(Schedule, [usize; 4]), f64>>,
 }
 
-impl<'a> Floors<'a> {
+impl<'a> GridBounds<'a> {
     pub(crate) fn new(
         problem: &'a Problem,
-        ways: &'a Ways,
+        cut_space: &'a CutSpace,
         (states, is_complete): (&States, bool),
         strategy: Strategy,
     ) -> Self {
@@ -64,7 +64,7 @@ impl<'a> Floors<'a> {
         let there_and_back = total - weights / fastest;
         let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
         let by_work = RefCell::default();
-        Self { problem, known, total, there_and_back, forward, power, ways, is_open, by_work }
+        Self { problem, known, total, there_and_back, forward, power, cut_space, is_open, by_work }
     }
 
     /// No step of this grid is shorter: its order of operations, the work of its devices and what must cross cuts bound it.
@@ -77,7 +77,7 @@ impl<'a> Floors<'a> {
         match is_asked && floor < enough {
             true => {
                 let question = self.question(grid, micro_batches);
-                floor.max(self.ways.narrowest(self.problem).step(&question, enough))
+                floor.max(self.cut_space.crossing_bound(self.problem).step(&question, enough))
             }
             false => floor,
         }
@@ -120,9 +120,9 @@ impl<'a> Floors<'a> {
     }
 
     /// Returns orders of the blocks that go through narrow cuts, and those cuts; none where all cuts are known anyway.
-    pub(crate) fn narrow_lines(&self, grid: Grid, micro_batches: usize) -> Vec<Ordered> {
+    pub(crate) fn narrow_orders(&self, grid: Grid, micro_batches: usize) -> Vec<Ordered> {
         match self.is_open && grid.chunks == 1 && grid.ranks > 1 {
-            true => self.ways.narrowest(self.problem).lines(&self.question(grid, micro_batches)),
+            true => self.cut_space.crossing_bound(self.problem).lines(&self.question(grid, micro_batches)),
             false => Vec::new(),
         }
     }

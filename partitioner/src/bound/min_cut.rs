@@ -1,10 +1,11 @@
-//! The narrowest cut of a graph with a given amount of work before it: by branch and bound over minimum cuts.
+//! The narrowest cut of a graph with a given amount of work before it: branch and bound over minimum cuts.
 //!
-//! Which blocks lie on the near side of every cut with so much work, and which on the far side, is known for those whose
-//! inputs, or whose takers, bring too much along. Between those the fewest bytes that can cross are a minimum cut: a value costs its
-//! bytes once where its maker is on the near side and any taker on the far one, and what is needed is never on the far side of
-//! what needs it. Its work need not be what is asked for; then a block is put on one side and on the other, with what it drags
-//! along, and both are looked at again, the narrower first. At any time the narrowest leaf bounds all cuts with that work.
+//! Blocks whose ancestors bring more work along than the window allows lie on the far side, those whose descendants leave too little
+//! on the near side. Between these two sets the cut with the least traffic is a minimum s-t cut (Dinic, 1970): a value's bytes are
+//! paid once, where its maker is on the near side and any taker on the far one, and edges without a limit keep each block behind what
+//! it needs. If the cut's work is outside the window, a block is put on one side and on the other, with its closure, and the
+//! narrower leaf is looked at first. At any time the narrowest open leaf bounds all cuts of the window. O(V²·E) a leaf, leaves
+//! exponential at worst: the caller has a budget. Assumes nothing.
 
 use std::{
     cmp::Ordering,

@@ -1,4 +1,5 @@
-//! No step is shorter than this, however the model is cut into `p` stages.
+//! A lower bound of the step from the order of its passes, over all cuts into `p` stages. Assumes that transfers take no time.
+//! `docs/bounds.md` derives it step by step.
 //!
 //! With `T_s = F_s + B_s` the time of stage `s` for one micro-batch, a step `X` of `m` micro-batches takes at the least
 //!

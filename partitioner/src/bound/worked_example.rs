@@ -6,12 +6,12 @@ use simulator::order::Schedule;
 use crate::{
     Block, Machine, MicroBatches, Problem, Strategy, Training, Value,
     bound::{
-        crossing::{Narrowest, Question},
-        grid::Floors,
+        crossing::{CrossingBound, Question},
+        grid::GridBounds,
         min_cut::{Closures, Window},
         work::Steps,
     },
-    cut_space::Ways,
+    cut_space::CutSpace,
     grid::shape::Grid,
     plan_with,
     stage::in_flight::in_flight_of,
@@ -68,16 +68,16 @@ const SCHEDULES: [(Schedule, Strategy); 3] = [
 #[test]
 fn the_steps_of_the_page_are_those_of_the_code() {
     let problem = example([0; 3], 1000);
-    let ways = Ways::of(&problem);
+    let cut_space = CutSpace::of(&problem);
     for (column, (schedule, strategy)) in SCHEDULES.into_iter().enumerate() {
         assert_near(4.0 * problem.seconds() / problem.machine.total_speed(), "work", column, 1e-9);
-        let states = ways.states.work_and_forward(&problem, 1.0);
+        let states = cut_space.states.work_and_forward(&problem, 1.0);
         let steps = Steps { schedule, ranks: 2, micro_batches: 4, states: &states, total: 12.0 };
         assert_near(steps.floor(), "order of passes", column, 1e-9);
-        let floors = Floors::new(&problem, &ways, (&ways.states, true), strategy);
+        let bounds = GridBounds::new(&problem, &cut_space, (&cut_space.states, true), strategy);
         let grid = Grid { schedule, ranks: 2, chunks: 1, replicas: 1, replicas_together: true };
         // As near as it is looked for where all cuts are known.
-        assert_near(floors.floor(grid, 4, f64::INFINITY), "transfers", column, 0.004);
+        assert_near(bounds.floor(grid, 4, f64::INFINITY), "transfers", column, 0.004);
         let plan = plan_with(&problem, strategy).unwrap();
         assert_near(plan.seconds(), "fastest plan", column, 1e-9);
         assert!(plan.lower_bound <= plan.seconds() * (1.0 + 1e-9));
@@ -87,8 +87,8 @@ fn the_steps_of_the_page_are_those_of_the_code() {
 #[test]
 fn what_does_not_fit_bounds_the_step() {
     let problem = example([30, 10, 10], 155);
-    let states = Ways::of(&problem).states;
-    let narrowest = Narrowest::of_all(&problem, &states);
+    let states = CutSpace::of(&problem).states;
+    let crossing = CrossingBound::of_all(&problem, &states);
     let (schedule, strategy) = SCHEDULES[1];
     let question = Question {
         schedule,
@@ -103,7 +103,7 @@ fn what_does_not_fit_bounds_the_step() {
         in_flight: in_flight_of(schedule, 2, 1, 4, 1),
         floor: 30.0,
     };
-    assert_near(narrowest.step(&question, f64::INFINITY), "memory", 0, 0.004);
+    assert_near(crossing.step(&question, f64::INFINITY), "memory", 0, 0.004);
     assert_near(plan_with(&problem, strategy).unwrap().seconds(), "memory", 1, 1e-9);
 }
 

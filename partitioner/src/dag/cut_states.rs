@@ -1,7 +1,8 @@
-//! Where a pipeline can be cut: positions of a linear order, or all ideals of the graph.
+//! The states of a search: where a pipeline can be cut. Positions of a linear order, or all ideals of the graph.
 //!
-//! Both are lists of states with sums over what lies before, so one dynamic program serves both. A cut's crossing bytes are
-//! those of every value with its maker before and a taker after: a skip is paid at each cut that it crosses.
+//! Both are lists of states with sums over the blocks before them, so one dynamic program serves both. A cut's traffic is that of every
+//! value with its maker before and a taker after: a skip connection is paid at each cut that it crosses. O(blocks + values) for an
+//! order, O(Q·(blocks + values)) for Q ideals.
 
 use crate::{Problem, dag::ideals::Ideals};
 

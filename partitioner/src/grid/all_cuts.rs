@@ -1,10 +1,10 @@
-//! All cuts of a grid, where there are few: the fastest as the simulator times it, and nothing left to doubt.
+//! All cuts of a grid, if there are few: the fastest plan as the simulator times it, so that its gap is zero.
 //!
-//! Depth first over chains of states. Stages that are chosen bound the step from below: under 1F1B and GPipe stage `s` begins after
-//! `Σ_{t<s} F_t` and what it has sent back takes `Σ_{t<s} B_t` more, transfers each way included, and under zero-bubble only the
-//! former holds; without pipelining all of a micro-batch's passes and transfers add up. What stages still to come take at the least,
-//! whatever memory they need, is a table made from the last stage to the first. A beginning that is no better than the best plan is
-//! given up; of several, the most promising goes first.
+//! Branch and bound, depth first over chains of states. Chosen stages bound the step from below: under 1F1B and GPipe stage `s` begins
+//! after `Σ_{t<s} F_t` and what it has sent back takes `Σ_{t<s} B_t` more, transfers each way included; under zero-bubble only the
+//! former holds; without pipelining all passes and transfers of a micro-batch add up. What the remaining stages take at the least,
+//! whatever memory they need, is a table filled from the last stage to the first, O(p·Q²). Prunes prefixes that are no better than the
+//! best plan and takes the most promising first. Exponential at worst; gives up at a limit, and says so.
 
 use simulator::order::Schedule;
 
@@ -262,7 +262,7 @@ impl<'a> AllCuts<'a> {
         for index in (0..n_stages).rev() {
             let (run, _) = self.places[index];
             let place = self.scorer.place(run);
-            let known = self.scorer.known(&place, None);
+            let known = self.scorer.time_table(&place, None);
             let mut own = vec![f64::INFINITY; n_states];
             for start in if index == 0 { 0..1 } else { 1..last } {
                 let (there, back) = self.border(index, start);

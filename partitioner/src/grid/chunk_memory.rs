@@ -1,7 +1,8 @@
-//! Chunks of one device share its memory: what they throw away is chosen for all of them together.
+//! Chunks of one device share its memory: what they recompute and offload is chosen for all of them together.
 //!
-//! A chunk may need much more than an equal share while another leaves most of its own. Of each chunk all trades of memory for
-//! seconds are listed, as far as they are few, and a knapsack picks one of each: exact for small chunks.
+//! A chunk may need much more than an equal share while another leaves most of its own. For each chunk the trades of memory for time are
+//! listed, up to a limit, and a multiple-choice knapsack picks one of each: exact for small chunks. O(trades) knapsacks of a stage, and
+//! one of all chunks.
 
 use crate::{
     Problem,
@@ -10,7 +11,7 @@ use crate::{
     solution::SolutionStage,
     stage::{
         knapsack::{Choice, Items, pick},
-        memory_plan::Again,
+        memory_plan::MemoryPlan,
         run::{Cut, Run},
         score::{Rules, Scorer},
     },
@@ -54,9 +55,9 @@ pub(crate) fn share_out(
         }
         // A chunk that is alone takes what it can get.
         let most = if cuts.len() == n_ranks { 1 } else { TRADES };
-        let mut trades: Vec<Vec<Again>> =
+        let mut trades: Vec<Vec<MemoryPlan>> =
             chunks().map(|chunk| trades(&scorer, &cuts[chunk], limit, most)).collect();
-        let choice = |again: &Again| Choice { time: again.seconds, memory: again.memory };
+        let choice = |again: &MemoryPlan| Choice { time: again.seconds, memory: again.memory };
         let items: Items = trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();
         let picked = pick(&items, limit, 0.0)?;
         for ((chunk, trades), choice) in chunks().zip(&mut trades).zip(picked.choices) {
@@ -67,8 +68,8 @@ pub(crate) fn share_out(
 }
 
 /// What a chunk may take of a device's memory and the seconds that costs, the most memory first.
-fn trades(scorer: &Scorer, cut: &Cut, limit: f64, most: usize) -> Vec<Again> {
+fn trades(scorer: &Scorer, cut: &Cut, limit: f64, most: usize) -> Vec<MemoryPlan> {
     let least = if cut.end - cut.start <= FEW_BLOCKS { 1.0 } else { (limit / PARTS).max(1.0) };
-    let with = |limit: &f64| scorer.again_within(cut, *limit);
+    let with = |limit: &f64| scorer.memory_plan_within(cut, *limit);
     std::iter::successors(with(&limit), |last| with(&(last.memory - least))).take(most).collect()
 }

@@ -41,7 +41,7 @@ pub(crate) type Places = Vec<(Run, usize)>;
 pub(crate) type Seed = (Vec<usize>, Vec<usize>);
 
 /// Stages of a line of blocks and how long their step takes.
-pub(crate) struct Polished {
+pub(crate) struct Climbed {
     pub(crate) stages: Vec<SolutionStage>,
     pub(crate) time: StepTime,
 }
@@ -55,12 +55,12 @@ pub(crate) fn polish(
     seeds: &[Seed],
     n_grids: usize,
     goal: Goal,
-) -> Option<Polished> {
+) -> Option<Climbed> {
     let climb_from = |(line, borders): &Seed, moves: usize| {
         let states = States::line(problem, line.clone());
         climb(&Scorer::new(problem, &states, rules), order, places, borders.clone(), moves)
     };
-    let mut found: Vec<(&Seed, Polished)> =
+    let mut found: Vec<(&Seed, Climbed)> =
         seeds.iter().filter_map(|seed| Some((seed, climb_from(seed, 0)?))).collect();
     // Of equals, those that solvers found stay before others.
     found.sort_by(|a, b| a.1.time.seconds.total_cmp(&b.1.time.seconds));
@@ -84,7 +84,7 @@ pub(crate) fn timed(
     places: &Places,
     line: Vec<usize>,
     borders: &[usize],
-) -> Option<Polished> {
+) -> Option<Climbed> {
     let states = States::line(problem, line);
     climb(&Scorer::new(problem, &states, rules), order, places, borders.to_vec(), 0)
 }
@@ -121,7 +121,7 @@ fn climb(
     places: &Places,
     mut borders: Vec<usize>,
     mut left: usize,
-) -> Option<Polished> {
+) -> Option<Climbed> {
     let overlaps = scorer.problem.machine.overlaps;
     let stage = |borders: &[usize], index: usize| -> Option<Timed> {
         let (run, behind) = places[index];
@@ -151,7 +151,7 @@ fn climb(
                     continue;
                 }
                 if left == 0 {
-                    return Some(Polished {
+                    return Some(Climbed {
                         stages: stages.into_iter().map(|stage| stage.0).collect(),
                         time: best,
                     });
@@ -190,5 +190,5 @@ fn climb(
             }
         }
     }
-    Some(Polished { stages: stages.into_iter().map(|stage| stage.0).collect(), time: best })
+    Some(Climbed { stages: stages.into_iter().map(|stage| stage.0).collect(), time: best })
 }

@@ -7,15 +7,15 @@ use std::{cell::Cell, collections::BTreeMap};
 
 use crate::{
     Problem,
-    bound::grid::Floors,
-    cut_space::Ways,
+    bound::grid::GridBounds,
+    cut_space::CutSpace,
     error::PlanError,
     goal::{Goal, InOrder},
     grid::{
         shape::{FEW_DEVICES, Grid, GridSpace},
         solver::GridSolver,
     },
-    solution::{Solution, each},
+    solution::Solution,
     strategy::{Strategy, row::Search},
 };
 
@@ -47,11 +47,16 @@ pub(crate) fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, 
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
 ///
 /// Also returns the seconds for each micro-batch that no plan beats with the devices in this order.
-pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
-    let states = if strategy.is_rule() { ways.line(problem) } else { &ways.states };
-    let is_complete = if strategy.is_rule() { ways.is_chain } else { ways.is_complete };
-    let floors = Floors::new(problem, ways, (states, is_complete), strategy);
-    // Why what was solved has no plan, and why others were not.
+pub(crate) fn synchronous(
+    problem: &Problem,
+    cut_space: &CutSpace,
+    strategy: Strategy,
+    goal: Goal,
+) -> InOrder {
+    let states = if strategy.is_rule() { cut_space.line(problem) } else { &cut_space.states };
+    let is_complete = if strategy.is_rule() { cut_space.is_chain } else { cut_space.is_complete };
+    let bounds = GridBounds::new(problem, cut_space, (states, is_complete), strategy);
+    // Why solved grids have no plan, and why others were not solved.
     let (mut error, mut refused) = (None, None);
     let mut open = Vec::new();
     let is_known = |grid: &Grid| {
@@ -61,7 +66,7 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
     for grid in grids.into_iter().filter(|grid| !is_known(grid)) {
         match grid.micro_batches(problem) {
             Ok(each) => {
-                let floor = floors.by_work(grid, each) / (each * grid.replicas) as f64;
+                let floor = bounds.by_work(grid, each) / (each * grid.replicas) as f64;
                 open.push((floor, each, grid));
             }
             Err(reason) => {
@@ -70,7 +75,7 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
         }
     }
     open.sort_by(|a, b| a.0.total_cmp(&b.0));
-    // What was not tried has fewer stages or replicas than what was: it is bounded by the same floors.
+    // Grids that were not tried have fewer stages or replicas, so the same bounds hold for them.
     let is_all = problem.machine.devices.len() <= FEW_DEVICES || strategy.is_rule();
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
     let mut best: Option<Solution> = None;
@@ -79,23 +84,23 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
         problem,
         states,
         is_complete,
-        pipelines: &ways.pipelines,
-        floors: &floors,
+        pipelines: &cut_space.pipelines,
+        bounds: &bounds,
         strategy,
         goal,
         n_grids: open.len(),
         spent: Cell::new(0),
     };
-    // Seconds with as many chunks as gained last, by ranks; nothing once more of them do not gain.
+    // Best time by ranks at the last number of chunks that improved; 0.0 once more chunks stop helping.
     let mut chunked: BTreeMap<usize, f64> = BTreeMap::new();
     for (by_work, each_replica, grid) in open {
         let gains = grid.chunks == 1 || chunked.get(&grid.ranks).is_none_or(|seconds| *seconds > 0.0);
         let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
-        // What must cross cuts is looked for where the work alone does not decide.
+        // The bound from traffic across cuts is asked for only if the work alone does not rule the grid out.
         let floor = match below > by_work && goal != Goal::Any {
             true => {
                 let n_micro_batches = (each_replica * grid.replicas) as f64;
-                floors.floor(grid, each_replica, below * n_micro_batches) / n_micro_batches
+                bounds.floor(grid, each_replica, below * n_micro_batches) / n_micro_batches
             }
             false => by_work,
         };
@@ -112,8 +117,8 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
         }
         match solver.solve(grid, each_replica, below) {
             Ok((solution, own)) => {
-                bound = bound.min(solution.lower_bound / each(&solution));
-                least = least.min(own / each(&solution));
+                bound = bound.min(solution.lower_bound / solution.micro_batches_of_objective());
+                least = least.min(own / solution.micro_batches_of_objective());
                 let seconds = solution.seconds_each();
                 let before = chunked.get(&grid.ranks).copied().unwrap_or(f64::INFINITY);
                 chunked.insert(grid.ranks, if seconds < before { seconds } else { 0.0 });
@@ -134,7 +139,7 @@ pub(crate) fn synchronous(problem: &Problem, ways: &Ways, strategy: Strategy, go
     let Some(mut best) = best else {
         return Err((error.or(refused).unwrap_or(PlanError::NothingFits), least));
     };
-    best.lower_bound = (bound * each(&best)).min(best.seconds());
+    best.lower_bound = (bound * best.micro_batches_of_objective()).min(best.seconds());
     let least = least.min(best.seconds_each());
     Ok((best, least))
 }

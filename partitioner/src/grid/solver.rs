@@ -1,7 +1,12 @@
-//! Plans that end each step together: `p` stages in a row, each on `d` devices, under a schedule.
+//! The best plan of one grid: `p` stages in a row, each on `d` devices, under a schedule.
 //!
-//! A grid's stages are cut so that the slowest is as fast as can be, the exact optimum over ideals, and the step is then timed by
-//! the order of operations that will run. Baselines bring their own cuts.
+//! 1. Lower bounds: `bound::grid`, and the slowest stage on an idealized machine; a grid that cannot win is given up.
+//! 2. The cut whose slowest stage is fastest, exact over the states (`pipeline::best`); further cuts as seeds.
+//! 3. Hill climbing by the timed order of operations (`hill_climb`), memory of chunks shared out (`chunk_memory`).
+//! 4. The simulator's time and memory; with less memory again if it finds too much.
+//! 5. All cuts, if there are few (`all_cuts`).
+//!
+//! Cuts that are given, or made by a rule, are timed as they are. Cost: that of the parts.
 
 use std::cell::Cell;
 
@@ -10,7 +15,7 @@ use simulator::{Cost, order::make_for_costs};
 
 use crate::{
     MachineDevice, Problem,
-    bound::{crossing::Ordered, grid::Floors},
+    bound::{crossing::Ordered, grid::GridBounds},
     dag::cut_states::States,
     device_orders::tries_all_orders,
     error::PlanError,
@@ -18,14 +23,14 @@ use crate::{
     grid::{
         all_cuts::AllCuts,
         chunk_memory::share_out,
-        hill_climb::{Places, Polished, Seed, polish, timed},
+        hill_climb::{Climbed, Places, Seed, polish, timed},
         shape::Grid,
         stage_times::shared_out,
         step_time::{StageTimes, StepTime, step_time},
     },
     pipeline::{
         best::{Sharing, best_pipeline, least_between, stages_of},
-        cache::Remembered,
+        cache::PipelineCache,
     },
     plan_file::simulate::settle_step,
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
@@ -68,8 +73,8 @@ pub(crate) struct GridSolver<'a> {
     /// Whether all ways to cut are among the states.
     pub(crate) is_complete: bool,
     /// Best pipelines over the states of strategies that cut by no rule.
-    pub(crate) pipelines: &'a Remembered,
-    pub(crate) floors: &'a Floors<'a>,
+    pub(crate) pipelines: &'a PipelineCache,
+    pub(crate) bounds: &'a GridBounds<'a>,
     pub(crate) strategy: Strategy,
     pub(crate) goal: Goal,
     /// Grids that share the time there is.
@@ -79,10 +84,10 @@ pub(crate) struct GridSolver<'a> {
 }
 
 impl GridSolver<'_> {
-    /// Finds the best cuts, `each` being the micro-batches of one replica; also returns what no cut takes less than with the
-    /// devices as they stand.
+    /// Finds the best cuts, `each` being the micro-batches of one replica; also returns the lower bound with the devices in this
+    /// order.
     ///
-    /// What cannot take less than `below` seconds for each micro-batch may be given up.
+    /// Grids that cannot take less than `below` seconds for each micro-batch may be given up.
     pub(crate) fn solve(&self, grid: Grid, each: usize, below: f64) -> Result<(Solution, f64), NoGrid> {
         if !self.has_room(grid, each) {
             return Err(NoGrid { error: PlanError::NothingFits, lower_bound: f64::INFINITY });
@@ -92,7 +97,7 @@ impl GridSolver<'_> {
         let is_tight = |found: &Result<(Solution, f64), NoGrid>| match found {
             Ok((found, least)) => {
                 self.goal != Goal::Any
-                    && found.stages.iter().any(|stage| stage.score.again > 0.0)
+                    && found.stages.iter().any(|stage| stage.score.overhead > 0.0)
                     && found.seconds() > *least
             }
             // However memory is shared, it is too little or nothing is faster than what is asked for.
@@ -118,12 +123,12 @@ impl GridSolver<'_> {
         best
     }
 
-    /// Tells whether chunks of devices were searched for so long that more of them are not.
+    /// Tells whether the budget for searches with several chunks a rank is spent.
     pub(crate) fn is_spent(&self, grid: Grid) -> bool {
         grid.chunks > 1 && self.spent.get() > CHUNKED
     }
 
-    /// Tells whether all devices together may hold what chunks hold together, all of which have as many micro-batches in flight.
+    /// Tells whether all devices together have room for what all chunks hold at the least.
     fn has_room(&self, grid: Grid, each: usize) -> bool {
         if grid.chunks == 1 {
             return true;
@@ -137,7 +142,7 @@ impl GridSolver<'_> {
         needed <= devices.iter().map(|device| device.memory.0 as f64).sum::<f64>() * (1.0 + 1e-9)
     }
 
-    /// Finds the best cuts where each chunk may take this share of its device's memory.
+    /// Finds the best cuts if each chunk may take this share of its device's memory.
     fn solve_sharing(
         &self,
         grid: Grid,
@@ -151,9 +156,9 @@ impl GridSolver<'_> {
         let n_micro_batches = (each * grid.replicas) as f64;
         let limit = below * n_micro_batches;
         let n_stages = grid.n_stages();
-        // There is one way to cut nothing.
+        // A single stage has one cut: none.
         let is_complete = self.is_complete || n_stages == 1;
-        let floor = if goal == Goal::Any { 0.0 } else { self.floors.floor(grid, each, limit) };
+        let bound = if goal == Goal::Any { 0.0 } else { self.bounds.floor(grid, each, limit) };
         let order = make_for_costs(grid.schedule, grid.shape(each), Cost::EQUAL).map_err(|error| NoGrid {
             error: PlanError::Schedule { strategy: strategy.name(), reason: error.to_string() },
             lower_bound: f64::INFINITY,
@@ -199,7 +204,7 @@ impl GridSolver<'_> {
         };
         let places: Places = (0..n_stages).map(place).collect();
         let natural: Vec<usize> = (0..problem.blocks.len()).collect();
-        let mut lower_bound = floor;
+        let mut lower_bound = bound;
         let is_given = given.is_some();
         let polished = match given {
             // Given cuts, and cuts made by a rule, stand for no others.
@@ -220,7 +225,7 @@ impl GridSolver<'_> {
                         return Err(NoGrid { error: PlanError::NothingFits, lower_bound });
                     }
                 }
-                // Copies beside compute are faster than formulas say.
+                // With offload, copies overlap compute and the formula overestimates: do not prune by it.
                 let own = if whole.training.offload { f64::INFINITY } else { below };
                 let found = best(&scorer, own);
                 if is_asked && is_plain {
@@ -239,7 +244,7 @@ impl GridSolver<'_> {
                     seeds.push((natural, torchgpipe(problem, n_stages)));
                 }
                 if goal != Goal::Any || seeds.is_empty() {
-                    let lines = self.floors.narrow_lines(grid, each);
+                    let lines = self.bounds.narrow_orders(grid, each);
                     add_lines(&mut seeds, lines, (problem, rules), &places, &|scorer| {
                         best_pipeline(scorer, sharing, own).map(|found| found.1)
                     });
@@ -308,7 +313,7 @@ impl GridSolver<'_> {
             }
             Some((found, excess.is_none()))
         };
-        let found = polished.and_then(|Polished { stages, time }| finish(stages, time));
+        let found = polished.and_then(|Climbed { stages, time }| finish(stages, time));
         // What runs out of memory in the simulation is for the caller to plan again with less, unless there is something else.
         let (mut best, excessive) = match found {
             Some((found, false)) if !strategy.is_rule() => (None, Some(found)),
@@ -333,7 +338,7 @@ impl GridSolver<'_> {
             best = cuts.best;
         }
         let proven = |most: f64| match is_exact {
-            true => lower_bound.max(limit.min(most) * (1.0 - scorer.doubt.get())),
+            true => lower_bound.max(limit.min(most) * (1.0 - scorer.gap.get())),
             false => lower_bound,
         };
         match best.or(excessive.filter(|_| !is_exact)) {

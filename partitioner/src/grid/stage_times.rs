@@ -57,7 +57,7 @@ pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> 
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
-    let again = stage.score.again * cut.run.count as f64;
+    let overhead = stage.score.overhead * cut.run.count as f64;
     // A grid's stage is as late as its latest replica.
     let step = cut.run.step();
     let slowest = |levels: &mut dyn Iterator<Item = crate::MachineLevel>| {
@@ -72,7 +72,7 @@ pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> 
         level.map_or((0.0, 0.0), |level| (bytes / level.bandwidth.0, level.latency.0))
     };
     let (gather, scatter) = shared(scorer, cut);
-    let input_gradient = sum(&|block| block.input_gradient.0) + again;
+    let input_gradient = sum(&|block| block.input_gradient.0) + overhead;
     StageTimes {
         forward: sum(&|block| block.forward.0).max(gather),
         input_gradient: input_gradient.max(gather),

@@ -1,6 +1,6 @@
 //! Time of one step: the simulator's order of operations over stages that differ.
 //!
-//! A longest path. Operations of a rank run in program order; a forward pass waits for the stage before, a backward pass for the
+//! A longest path in the graph of passes and transfers, O(operations). Operations of a rank run in program order; a forward pass waits for the stage before, a backward pass for the
 //! stage behind. Between ranks a value takes its bytes over the link, one value at a time each way, plus the latency; compute
 //! does not wait for sending where the machine overlaps, and does where it does not. Replicas are one rank here: they run
 //! side by side and meet in an all-reduce when the stage's last gradient is there.

@@ -9,7 +9,7 @@ use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
     MicroBatches, Problem,
-    cut_space::Ways,
+    cut_space::CutSpace,
     error::PlanError,
     goal::{Goal, InOrder},
     grid::{shape::counts, stage_times::shared_out},
@@ -39,17 +39,17 @@ const SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.3];
 /// Makes of each stage's memory and time those of its device, which has the stage at the other end, too.
 pub(crate) fn join(stages: &mut [SolutionStage]) {
     let own: Vec<[f64; 3]> =
-        stages.iter().map(|stage| [stage.score.memory, stage.score.compute, stage.score.again]).collect();
+        stages.iter().map(|stage| [stage.score.memory, stage.score.compute, stage.score.overhead]).collect();
     for (stage, (own, other)) in stages.iter_mut().zip(own.iter().zip(own.iter().rev())) {
         stage.score.memory = own[0] + other[0];
-        (stage.score.compute, stage.score.again) = ((own[1] + other[1]) / 2.0, (own[2] + other[2]) / 2.0);
+        (stage.score.compute, stage.score.overhead) = ((own[1] + other[1]) / 2.0, (own[2] + other[2]) / 2.0);
     }
 }
 
 /// Finds the best plan with two copies of the model, as the simulator times it.
 pub(crate) fn two_way(
     problem: &Problem,
-    ways: &Ways,
+    cut_space: &CutSpace,
     (strategy, schedule): (Strategy, Schedule),
     goal: Goal,
 ) -> InOrder {
@@ -81,7 +81,7 @@ pub(crate) fn two_way(
         if best.as_ref().is_some_and(|best| best.seconds_each() <= floor) {
             continue;
         }
-        let search = match Search::new(problem, ways, (strategy, schedule), ranks) {
+        let search = match Search::new(problem, cut_space, (strategy, schedule), ranks) {
             Ok(search) => search,
             Err(reason) => {
                 error = error.or(Some(refused(&reason)));
@@ -125,7 +125,7 @@ type Borders = Vec<usize>;
 impl<'a> Search<'a> {
     fn new(
         problem: &'a Problem,
-        ways: &'a Ways,
+        cut_space: &'a CutSpace,
         (strategy, schedule): (Strategy, Schedule),
         ranks: usize,
     ) -> Result<Self, String> {
@@ -135,7 +135,7 @@ impl<'a> Search<'a> {
         }
         let in_flight = in_flight_of(schedule, ranks, 1, micro_batches, 1);
         let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
-        let scorer = Scorer::new(problem, ways.line(problem), rules);
+        let scorer = Scorer::new(problem, cut_space.line(problem), rules);
         let is_open = problem.training.recompute || problem.training.offload;
         let shares = if is_open { &SHARES[..] } else { &SHARES[..1] };
         let budget = (OPERATIONS / (4 * ranks * micro_batches)).clamp(20, 2 * CUTS);
@@ -196,8 +196,8 @@ impl<'a> Search<'a> {
             let stage = |(index, pair): (usize, &[usize])| {
                 let run = Run { first: index, count: 1, stride: 1 };
                 let cut = Cut { start: pair[0], end: pair[1], run, behind: self.ranks - index };
-                let again = self.scorer.again_within(&cut, share * limit)?;
-                let score = self.scorer.scored(&cut, again, limit);
+                let plan = self.scorer.memory_plan_within(&cut, share * limit)?;
+                let score = self.scorer.scored(&cut, plan, limit);
                 let blocks = self.scorer.states.blocks(pair[0], pair[1]);
                 (score.compute > 0.0).then_some(SolutionStage { blocks, run, score })
             };
@@ -357,7 +357,7 @@ mod tests {
         crate::StageScore {
             seconds: 0.0,
             compute: 0.0,
-            again: 0.0,
+            overhead: 0.0,
             sync: 0.0,
             transfer: 0.0,
             memory: 0.0,

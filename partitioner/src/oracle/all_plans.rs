@@ -11,7 +11,7 @@ use crate::{
     grid::stage_times::shared_out,
     oracle::random_problems::{Dice, cases, is_skipped, problem},
     plan_auto,
-    plan_file::{placed::Placed, score::score_placed},
+    plan_file::{placed::GivenStage, score::score_placed},
     plan_model, plan_with,
     strategy::candidates,
 };
@@ -219,14 +219,14 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                         let of = |part: &Vec<usize>, kind| {
                             part.iter().copied().filter(|&block| choice[block] == kind).collect()
                         };
-                        let placed = parts.iter().enumerate().map(|(index, part)| Placed {
+                        let placed = parts.iter().enumerate().map(|(index, part)| GivenStage {
                             blocks: part.clone(),
                             devices: groups[index % n_ranks].clone(),
                             recompute: of(part, 1),
                             unit: if is_some(part) { unit } else { RecomputeUnit::Block },
                             offload: of(part, 2),
                         });
-                        let placed: Vec<Placed> = placed.collect();
+                        let placed: Vec<GivenStage> = placed.collect();
                         let shared = shared_out(problem, groups[0].len());
                         let execution = Execution { offload: Some(mode), ..shared };
                         let scored =

@@ -6,7 +6,7 @@ use simulator::{PlanOptions, from_plan, simulate, step_time};
 
 use crate::{
     check_plan,
-    cut_space::Ways,
+    cut_space::CutSpace,
     dag::ideals::Ideals,
     oracle::random_problems::{Dice, cases, problem},
     plan_file::simulate::cluster,
@@ -205,8 +205,8 @@ fn the_simulator_finds_the_same_times_and_no_more_memory() {
             problem.training.micro_batches = MicroBatches::Enough;
         }
         problem.training.inference = Some(aim(objective));
-        let ways = Ways::of(&problem);
-        let Ok(found) = in_any_order(&problem, &ways, aim(objective)) else { continue };
+        let cut_space = CutSpace::of(&problem);
+        let Ok(found) = in_any_order(&problem, &cut_space, aim(objective)) else { continue };
         let cluster: Cluster = cluster(&problem.machine);
         let model = ModelReference { name: String::new(), digest: String::new() };
         let plan = to_plan(&problem, &found, &cluster, model, "");

@@ -15,7 +15,7 @@ use crate::{
     stage::{
         run::{Cut, Run},
         score::Scorer,
-        time_table::Times,
+        time_table::RunTimes,
     },
 };
 
@@ -279,13 +279,13 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
         let ahead = layers.power[n_layers] - layers.power[layer];
         let room_ahead = layers.room[n_layers] - layers.room[layer];
         let behind = layers.behind(layer);
-        let all_times: Vec<OnceCell<Times>> = layers.sizes.iter().map(|_| OnceCell::new()).collect();
-        let known = match sharing {
+        let all_times: Vec<OnceCell<RunTimes>> = layers.sizes.iter().map(|_| OnceCell::new()).collect();
+        let table = match sharing {
             Sharing::Free => None,
             Sharing::Equal { replicas, .. } => {
                 let in_flight = scorer.rules.in_flight.count(replicas, behind);
                 let in_flight = (memory == Memory::Counts).then_some(in_flight);
-                scorer.known(&scorer.place(layers.run(layer, 1)), in_flight)
+                scorer.time_table(&scorer.place(layers.run(layer, 1)), in_flight)
             }
         };
         for (nth, &start) in borders.iter().enumerate().rev() {
@@ -316,10 +316,10 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                 let first = work_at.partition_point(|&value| value < low).max(nth + 1);
                 // Looked up for the first stage that is scored: most runs have none.
                 let times = || {
-                    all_times[size_index].get_or_init(|| Times {
+                    all_times[size_index].get_or_init(|| RunTimes {
                         scorer,
                         place: scorer.place(layers.run(layer, size)),
-                        known: known.clone(),
+                        table: table.clone(),
                         behind,
                     })
                 };
@@ -354,7 +354,7 @@ fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Optio
                     if f64::from_bits(least) > smallest {
                         break;
                     }
-                    let time = best[rest * n_states + end].max(times().looked_for(start, end));
+                    let time = best[rest * n_states + end].max(times().seconds_within_memory(start, end));
                     if time < smallest || time == smallest && chosen.is_some_and(|chosen| end < chosen) {
                         (smallest, chosen) = (time, Some(end));
                     }

@@ -1,5 +1,7 @@
-//! Best pipelines that were found before: where memory is no matter they are the same for all schedules, and of the numbers of micro-batches
-//! that are tried one after the other, most leave as many in flight.
+//! A cache of best pipelines, by all that they depend on.
+//!
+//! Without a limit on memory the best pipeline is the same for all schedules; and of the numbers of micro-batches that are tried one
+//! after the other, most leave as many in flight. O(answers) a look-up.
 
 use std::cell::RefCell;
 
@@ -14,7 +16,7 @@ type Pipeline = (f64, Vec<Cut>);
 
 /// Answers of [`best_pipeline`] over the same states.
 #[derive(Default)]
-pub(crate) struct Remembered {
+pub(crate) struct PipelineCache {
     /// Machines that were asked about: whatever their memory, and with it. One of thousands of devices is kept, and compared, once.
     machines: RefCell<[Vec<Machine>; 2]>,
     answers: RefCell<Vec<(Question, Answer)>>,
@@ -47,7 +49,7 @@ struct Answer {
     found: Option<Pipeline>,
 }
 
-impl Remembered {
+impl PipelineCache {
     /// Finds the best pipeline of equal stages below a bound, for a schedule that ends each step together.
     ///
     /// The scorer's states must be the same in all calls.
@@ -163,7 +165,7 @@ mod tests {
                 continue;
             }
             let states = States::ideals(&problem, 1000).unwrap();
-            let remembered = Remembered::default();
+            let remembered = PipelineCache::default();
             let sharing = Sharing::Equal { stages, replicas: 1, replicas_together: true };
             for (index, bound) in bounds.into_iter().enumerate() {
                 let in_flight = match index % 4 {

@@ -1,15 +1,16 @@
-//! Asynchronous PipeDream with its formulas put right: the slowest stage is as fast as can be.
+//! PipeDream's objective: training without a flush, where the slowest stage decides.
 //!
-//! Narayanan et al., SOSP 2019. Unlike the released optimizer (see `compat` of the crate `peers`): the larger of compute and synchronisation, an
-//! all-reduce as NCCL runs it, transfers both ways, the first stage checked, weight versions in memory. Exact over all ideals, or by
-//! walking a chain; wider graphs are put in line and bettered block by block, with the shared work as the bound.
+//! The dynamic program of Narayanan et al. (SOSP 2019) with corrected formulas. Unlike the released optimizer (`compat` of the crate
+//! `peers`): the larger of compute and synchronization, an all-reduce as NCCL runs it, transfers both ways, the first stage checked,
+//! weight versions in memory. Exact over all ideals, O(Q²·M²) for Q states and M devices, or by walking a chain (`long_chain`); wider
+//! graphs are planned over one order and improved block by block, with the shared work as the bound.
 
 use schema::Execution;
 use simulator::order::Schedule;
 
 use crate::{
     Problem,
-    cut_space::Ways,
+    cut_space::CutSpace,
     error::PlanError,
     goal::{Goal, InOrder},
     pipeline::{
@@ -37,8 +38,8 @@ const FEW_STATES: usize = 1024;
 ///
 /// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
 /// as they stand, and a third, that every link is the fastest, bounds what is possible.
-pub(crate) fn pipedream(problem: &Problem, ways: &Ways, strategy: Strategy, goal: Goal) -> InOrder {
-    let Ways { states, is_complete: is_exact, is_chain, .. } = ways;
+pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Goal) -> InOrder {
+    let CutSpace { states, is_complete: is_exact, is_chain, .. } = cut_space;
     let (is_exact, is_chain) = (*is_exact, *is_chain);
     let is_uniform = problem.machine.is_uniform();
     let slowest =

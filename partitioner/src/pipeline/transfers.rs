@@ -1,7 +1,8 @@
-//! What moving values costs once every stage has its devices.
+//! Transfer times of a pipeline whose stages have their devices.
 //!
-//! Micro-batch `k` goes from replica `k mod r` of a stage to replica `k mod r'` of the next, over whatever joins the two; a device's
-//! port carries all of its own. A solver that fixes one stage at a time can only guess this on machines whose links differ.
+//! Micro-batch `k` goes from replica `k mod r` of a stage to replica `k mod r'` of the next, over the link between the two; a device's
+//! port carries all of its own transfers. A solver that fixes one stage at a time can only guess this if links differ.
+//! O(Σ r·r'), with a limit for each pair of stages.
 
 use crate::{Problem, dag::cut_states::States, solution::SolutionStage};
 

@@ -8,7 +8,7 @@ use simulator::order::Schedule;
 use crate::{
     Problem, Solution,
     error::PlanError,
-    plan_file::{placed::Placed, score::score_placed},
+    plan_file::{placed::GivenStage, score::score_placed},
     serving,
     stage::run::Run,
 };
@@ -177,7 +177,7 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         if unit == RecomputeUnit::Stage && !(all && offload.is_empty()) {
             return Err(CheckError::PartOfUnit { stage: index });
         }
-        placed.push(Placed { blocks: own, devices, recompute, unit, offload });
+        placed.push(GivenStage { blocks: own, devices, recompute, unit, offload });
     }
     let missing: Vec<String> = (0..stage_of.len())
         .filter(|&block| stage_of[block].is_none())

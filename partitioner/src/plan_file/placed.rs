@@ -4,7 +4,7 @@ use schema::RecomputeUnit;
 
 /// Blocks and devices of a stage, as a file gives them.
 #[derive(Clone, Debug)]
-pub(crate) struct Placed {
+pub(crate) struct GivenStage {
     pub(crate) blocks: Vec<usize>,
     pub(crate) devices: Vec<usize>,
     /// Blocks computed again.

@@ -17,10 +17,10 @@ use crate::{
     },
     pipeline::transfers::settle_transfers,
     plan_file::{
-        placed::Placed,
+        placed::GivenStage,
         simulate::{excess, peaks, settle, state_memory, taken},
     },
-    solution::{MadeBy, Objective, Solution, SolutionStage, each as micro_batches_of, share_memory},
+    solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
         in_flight::{InFlight, in_flight_of},
         place::Neighbours,
@@ -35,7 +35,7 @@ const COPIES: usize = 4;
 /// Scores given stages under a schedule; stage `s` runs where stage `s - n_ranks` does.
 pub(crate) fn score_placed(
     problem: &Problem,
-    placed: &[Placed],
+    placed: &[GivenStage],
     n_ranks: usize,
     schedule: Schedule,
     micro_batches: u32,
@@ -107,7 +107,7 @@ pub(crate) fn score_placed(
         first += stage.devices.len();
     }
     let scored = |scorer: &Scorer| -> Vec<SolutionStage> {
-        let stage = |(cut, placed): (&Cut, &Placed)| SolutionStage {
+        let stage = |(cut, placed): (&Cut, &GivenStage)| SolutionStage {
             blocks: placed.blocks.clone(),
             run: cut.run,
             score: scorer.score_given(cut, (&placed.recompute, placed.unit), &placed.offload),
@@ -163,7 +163,7 @@ pub(crate) fn score_placed(
         bubble,
         order: Vec::new(),
     };
-    solution.lower_bound = (floor * micro_batches_of(&solution)).min(solution.seconds());
+    solution.lower_bound = (floor * solution.micro_batches_of_objective()).min(solution.seconds());
     // Stages of one rank share its devices: all turns stand on the first.
     let n_first: usize = placed[..n_ranks].iter().map(|stage| stage.devices.len()).sum();
     let mut turned = solution.clone();

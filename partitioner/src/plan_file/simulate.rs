@@ -79,7 +79,7 @@ fn copies_beside(problem: &Problem, solution: &Solution) -> Option<(Solution, (f
         let host = stage.run.devices().map(|device| devices[device].host_bandwidth.0);
         let copies = 2.0 * bytes.sum::<f64>() / host.fold(f64::INFINITY, f64::min) / stage.run.count as f64;
         stage.score.compute -= copies;
-        stage.score.again = (stage.score.again - copies).max(0.0);
+        stage.score.overhead = (stage.score.overhead - copies).max(0.0);
         stage.score.settle(problem.machine.overlaps);
     }
     let peaks = peaks(problem, &beside)?;

@@ -1,8 +1,8 @@
 //! A bound for cuts at any operator.
 
 use crate::{
-    bound::grid::Floors,
-    cut_space::Ways,
+    bound::grid::GridBounds,
+    cut_space::CutSpace,
     grid::{search::grids, shape::Grid},
     problem::Problem,
     strategy::{Strategy, candidates},
@@ -10,7 +10,7 @@ use crate::{
 
 /// Returns the seconds for each micro-batch that no plan of a strategy beats, or of all that `auto` chooses from, be the model cut
 /// at any operator: by its work and the order of its passes alone.
-pub fn bound_of_any_cut(problem: &Problem, ways: &Ways, strategy: Option<Strategy>) -> f64 {
+pub fn bound_of_any_cut(problem: &Problem, cut_space: &CutSpace, strategy: Option<Strategy>) -> f64 {
     let by_work = problem.seconds() / problem.machine.total_speed();
     if problem.training.inference.is_some() {
         return by_work;
@@ -20,10 +20,10 @@ pub fn bound_of_any_cut(problem: &Problem, ways: &Ways, strategy: Option<Strateg
             return by_work;
         }
         // Without its states a cut may lie anywhere, in the middle of an operator even.
-        let floors = Floors::new(problem, ways, (&ways.states, false), strategy);
+        let bounds = GridBounds::new(problem, cut_space, (&cut_space.states, false), strategy);
         let least = |grid: Grid| {
             let each = grid.micro_batches(problem).ok()?;
-            Some(floors.by_work(grid, each) / (each * grid.replicas) as f64)
+            Some(bounds.by_work(grid, each) / (each * grid.replicas) as f64)
         };
         grids(problem, strategy).into_iter().flatten().filter_map(least).fold(f64::INFINITY, f64::min)
     };

@@ -8,7 +8,7 @@ use schema::MicroBatchesTried;
 
 use crate::{
     MicroBatches, PlanError, Problem, Solution, Strategy,
-    cut_space::Ways,
+    cut_space::CutSpace,
     goal::Goal,
     planner::{
         fastest, fastest_within, plan_over,
@@ -26,7 +26,7 @@ pub const ENOUGH: f64 = 1.05;
 /// Plans with known ways to cut.
 pub(crate) fn plan_batches(
     problem: &mut Problem,
-    ways: &Ways,
+    cut_space: &CutSpace,
     strategy: Option<Strategy>,
 ) -> Result<Tried, PlanError> {
     let n_devices = problem.machine.devices.len();
@@ -35,16 +35,16 @@ pub(crate) fn plan_batches(
     let is_free = problem.training.micro_batches == MicroBatches::Enough
         && !strategy.is_some_and(Strategy::is_asynchronous);
     let best = |problem: &Problem, first: Option<Strategy>| match strategy {
-        None => fastest(problem, ways, first),
-        Some(strategy) => plan_over(problem, ways, strategy),
+        None => fastest(problem, cut_space, first),
+        Some(strategy) => plan_over(problem, cut_space, strategy),
     };
     if !is_free || n_devices == 1 || is_large {
         return match strategy {
             Some(strategy) => {
-                let best = plan_over(problem, ways, strategy)?;
-                Ok((beside(problem, ways, best, Some(strategy), is_large), Vec::new()))
+                let best = plan_over(problem, cut_space, strategy)?;
+                Ok((beside(problem, cut_space, best, Some(strategy), is_large), Vec::new()))
             }
-            None => Ok((rank(problem, ways, None)?, Vec::new())),
+            None => Ok((rank(problem, cut_space, None)?, Vec::new())),
         };
     }
     let mut found: Vec<Solution> = Vec::new();
@@ -81,7 +81,7 @@ pub(crate) fn plan_batches(
             let near = Goal::Below(ENOUGH * least);
             let strategies: Vec<Strategy> =
                 strategy.map_or_else(|| candidates(&fewer).collect(), |strategy| vec![strategy]);
-            if let Ok(plan) = fastest_within(&fewer, ways, strategies.into_iter(), near) {
+            if let Ok(plan) = fastest_within(&fewer, cut_space, strategies.into_iter(), near) {
                 found.insert(0, plan);
             }
         }
@@ -98,7 +98,7 @@ pub(crate) fn plan_batches(
     match (chosen, error) {
         (Some((index, best)), _) => {
             problem.training.micro_batches = MicroBatches::About(best.micro_batches);
-            let ranked = beside(problem, ways, best, strategy, false);
+            let ranked = beside(problem, cut_space, best, strategy, false);
             tried[index].seconds_each = ranked.0.seconds_each();
             Ok((ranked, tried))
         }
@@ -125,12 +125,18 @@ fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
 }
 
 /// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.
-fn beside(problem: &Problem, ways: &Ways, best: Solution, asked: Option<Strategy>, is_large: bool) -> Ranked {
+fn beside(
+    problem: &Problem,
+    cut_space: &CutSpace,
+    best: Solution,
+    asked: Option<Strategy>,
+    is_large: bool,
+) -> Ranked {
     let alone = |best| (best, Vec::new(), Vec::new());
     if is_large {
         return alone(best);
     }
-    match (rank(problem, ways, Some(&best)), asked) {
+    match (rank(problem, cut_space, Some(&best)), asked) {
         (Err(_), _) => alone(best),
         (Ok(ranked), None) => ranked,
         (Ok((first, others, failed)), Some(_)) => {

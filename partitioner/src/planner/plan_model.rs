@@ -4,7 +4,7 @@
 use schema::RecomputeUnit;
 
 use crate::{
-    cut_space::Ways,
+    cut_space::CutSpace,
     error::PlanError,
     planner::{micro_batches::plan_batches, planned::Planned, replica_sharding},
     problem::Problem,
@@ -24,9 +24,9 @@ use crate::{
 pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
     problem.validate()?;
     if let Some(aim) = problem.training.inference {
-        let ways = Ways::of(problem);
-        let best = serving::serve(problem, &ways, aim)?;
-        return Ok(Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), ways });
+        let cut_space = CutSpace::of(problem);
+        let best = serving::serve(problem, &cut_space, aim)?;
+        return Ok(Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), cut_space });
     }
     let mut by_stage = problem.clone();
     let error = match plan_by_unit(problem, strategy) {
@@ -52,8 +52,8 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
 
 /// Plans where the unit of what is computed again is given.
 fn plan_by_unit(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
-    let ways = Ways::of(problem);
-    let whole = plan_batches(problem, &ways, strategy);
-    let ((best, others, failed), tried) = replica_sharding::or_better(problem, &ways, strategy, whole)?;
-    Ok(Planned { best, others, failed, tried, ways })
+    let cut_space = CutSpace::of(problem);
+    let whole = plan_batches(problem, &cut_space, strategy);
+    let ((best, others, failed), tried) = replica_sharding::or_better(problem, &cut_space, strategy, whole)?;
+    Ok(Planned { best, others, failed, tried, cut_space })
 }

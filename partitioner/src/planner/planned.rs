@@ -2,7 +2,7 @@
 
 use schema::MicroBatchesTried;
 
-use crate::{cut_space::Ways, error::PlanError, solution::Solution, strategy::Strategy};
+use crate::{cut_space::CutSpace, error::PlanError, solution::Solution, strategy::Strategy};
 
 /// The winner and all others.
 pub struct Planned {
@@ -15,7 +15,7 @@ pub struct Planned {
     /// Numbers of micro-batches that were tried, when nobody asked for one.
     pub tried: Vec<MicroBatchesTried>,
     /// What was found of the model's cuts on the way: for further questions about it.
-    pub ways: Ways,
+    pub cut_space: CutSpace,
 }
 
 /// The best plan of all candidates, the others, best first, and those that do not fit.

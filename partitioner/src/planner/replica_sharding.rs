@@ -9,7 +9,7 @@ use schema::ShardingLevel;
 
 use crate::{
     MicroBatches, PlanError, Planned, Problem, Solution, Strategy,
-    cut_space::Ways,
+    cut_space::CutSpace,
     goal::Goal,
     plan_file::simulate::state_memory,
     planner::{
@@ -17,7 +17,6 @@ use crate::{
         planned::Tried,
         solve,
     },
-    solution::each,
     strategy::candidates,
 };
 
@@ -29,7 +28,7 @@ const WORTH: f64 = 0.01;
 /// The problem is left with the level, and the number of micro-batches, that the best plan has.
 pub(crate) fn or_better(
     problem: &mut Problem,
-    ways: &Ways,
+    cut_space: &CutSpace,
     asked: Option<Strategy>,
     whole: Result<Tried, PlanError>,
 ) -> Result<Tried, PlanError> {
@@ -42,7 +41,7 @@ pub(crate) fn or_better(
         let fastest = plans.as_ref().ok().map(|((best, ..), _)| best);
         let mut shared = at(problem, level, fastest);
         let groups = groups(&shared);
-        let (found, least) = at_level(&mut shared, ways, asked, fastest, &groups);
+        let (found, least) = at_level(&mut shared, cut_space, asked, fastest, &groups);
         if let Some(best) = found {
             problem.clone_from(&shared);
             problem.training.sharding_up_to = most;
@@ -76,7 +75,7 @@ pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> 
             continue;
         }
         let fastest = found.last().unwrap_or(&planned.best);
-        found.extend(at_level(&mut shared, &planned.ways, asked, Some(fastest), &groups).0);
+        found.extend(at_level(&mut shared, &planned.cut_space, asked, Some(fastest), &groups).0);
         if holds_whole(&shared) {
             break;
         }
@@ -110,7 +109,7 @@ fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
     let Some(((second, mut others, mut failed), mut tried)) = beaten else {
         return ((best, Vec::new(), Vec::new()), Vec::new());
     };
-    best.bound_by(second.lower_bound / each(&second));
+    best.bound_by(second.lower_bound / second.micro_batches_of_objective());
     failed.retain(|(strategy, _)| Some(*strategy) != best.made_by.strategy());
     let seconds = best.seconds_each();
     let is_own = |count: u32| count == best.micro_batches;
@@ -125,7 +124,7 @@ fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
 /// best.
 fn at_level(
     problem: &mut Problem,
-    ways: &Ways,
+    cut_space: &CutSpace,
     asked: Option<Strategy>,
     to_beat: Option<&Solution>,
     groups: &[Option<u32>],
@@ -153,9 +152,9 @@ fn at_level(
             // Where a group is all replicas of a stage, there is nothing new.
             (problem.training.sharding_group, problem.training.only_groups) = (group, group.is_some());
             let limit = best.as_ref().map(Solution::seconds_each).or(to_beat);
-            match solve(problem, ways, strategy, limit.map_or(Goal::Best, Goal::Below)) {
+            match solve(problem, cut_space, strategy, limit.map_or(Goal::Best, Goal::Below)) {
                 Ok(plan) => {
-                    least = least.min(plan.lower_bound / each(&plan));
+                    least = least.min(plan.lower_bound / plan.micro_batches_of_objective());
                     if limit.is_none_or(|limit| plan.seconds_each() < limit) {
                         best = Some(plan);
                     }
@@ -212,11 +211,11 @@ mod tests {
             if is_skipped(case) {
                 continue;
             }
-            let ways = Ways::of(&problem);
+            let cut_space = CutSpace::of(&problem);
             for strategy in [Strategy::DataParallel, Strategy::Hybrid] {
                 let mut seconds = |group, only_groups| {
                     (problem.training.sharding_group, problem.training.only_groups) = (group, only_groups);
-                    let found = solve(&problem, &ways, strategy, Goal::Best);
+                    let found = solve(&problem, &cut_space, strategy, Goal::Best);
                     found.map_or(f64::INFINITY, |plan| plan.seconds_each())
                 };
                 let (together, inside, only) =

@@ -1,12 +1,12 @@
-//! Why this plan: what a change of the cluster would give.
+//! What a change of the cluster would give.
 //!
-//! Each question is another plan of the strategy that was asked for, or of any, on a machine that differs in one thing. A plan that would be no faster there
-//! is not looked for: the one that is asked about runs there as well.
+//! Each question is another plan of the strategy that was asked for, or of any, on a machine that differs in one thing. The plan at hand
+//! runs there as well, so only faster ones are searched for.
 
 use schema::{Bytes, BytesPerSecond};
 
 use crate::{
-    Machine, MicroBatches, Problem, Solution, Strategy, cut_space::Ways, goal::Goal, planner::solve,
+    Machine, MicroBatches, Problem, Solution, Strategy, cut_space::CutSpace, goal::Goal, planner::solve,
     strategy::candidates,
 };
 
@@ -22,7 +22,12 @@ pub struct Change {
 /// Tries one more device, links twice as fast, and twice the memory: with the strategy that was asked for, or the best of all.
 ///
 /// Ways to cut are those of the same model, whatever its machine.
-pub fn what_if(problem: &Problem, ways: &Ways, solution: &Solution, asked: Option<Strategy>) -> Vec<Change> {
+pub fn what_if(
+    problem: &Problem,
+    cut_space: &CutSpace,
+    solution: &Solution,
+    asked: Option<Strategy>,
+) -> Vec<Change> {
     let Some(strategy) = solution.made_by.strategy() else { return Vec::new() };
     // The same work in a step, so that times compare.
     let mut problem = problem.clone();
@@ -41,12 +46,12 @@ pub fn what_if(problem: &Problem, ways: &Ways, solution: &Solution, asked: Optio
         let changed = Problem { machine, ..problem.clone() };
         changed.validate().ok()?;
         if strategy.is_rule() {
-            let found = solve(&changed, ways, strategy, Goal::Best).ok()?;
+            let found = solve(&changed, cut_space, strategy, Goal::Best).ok()?;
             return Some(Change { change, seconds: found.seconds_each() });
         }
         let mut seconds = own;
         for &strategy in &strategies {
-            let found = solve(&changed, ways, strategy, Goal::Below(seconds)).ok();
+            let found = solve(&changed, cut_space, strategy, Goal::Below(seconds)).ok();
             seconds = found.filter(needs).map_or(seconds, |found| found.seconds_each().min(seconds));
         }
         Some(Change { change, seconds })

@@ -5,7 +5,7 @@ use schema::{Inference, InferenceObjective};
 use crate::{
     dag::cut_states::States,
     error::PlanError,
-    plan_file::{placed::Placed, simulate::state_memory},
+    plan_file::{placed::GivenStage, simulate::state_memory},
     problem::Problem,
     serving::{bound::floor, stages::Solver},
     solution::{MadeBy, Objective, Solution},
@@ -15,7 +15,7 @@ use crate::{
 /// Scores stages that a plan gives, in the order of their devices.
 pub(crate) fn score_placed(
     problem: &Problem,
-    placed: &[Placed],
+    placed: &[GivenStage],
     n_ranks: usize,
     micro_batches: u32,
     aim: Inference,

@@ -148,7 +148,7 @@ impl<'a> Solver<'a> {
 
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, in_flight: usize) -> StageScore {
         let place = self.scorer.place(run);
-        let again = crate::stage::memory_plan::Again::nothing(self.memory(start, end, in_flight as f64));
+        let again = crate::stage::memory_plan::MemoryPlan::nothing(self.memory(start, end, in_flight as f64));
         let cut = crate::stage::run::Cut { start, end, run, behind: 0 };
         let mut score = self.scorer.scored(&cut, again, place.limit);
         if end + 1 < self.states.len() {

@@ -1,7 +1,8 @@
-//! Seconds of an all-reduce: the fastest of ring, tree and, across nodes, hierarchical, as the simulator has it.
+//! The time of an all-reduce: the fastest of ring, tree and, across nodes, hierarchical, as in the simulator.
 //!
-//! The same formulas as `simulator::collective`, in seconds instead of whole nanoseconds, because a solver compares sums of
-//! them. `2(n-1)α + 2(n-1)/n·G/β`; `2⌈log₂ n⌉α + 2G/β`; scatter inside, all-reduce between, gather inside.
+//! The formulas of `simulator::collective` in seconds instead of whole nanoseconds, because a solver compares sums of them:
+//! `2(n-1)α + 2(n-1)/n·G/β` for a ring; `2⌈log₂ n⌉α + 2G/β` for a tree; reduce-scatter inside nodes, all-reduce between, all-gather
+//! inside. O(1) for a group.
 
 use std::collections::BTreeMap;
 

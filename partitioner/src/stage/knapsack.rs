@@ -1,9 +1,8 @@
-//! One choice for each item, least time within a memory limit: exact, by branch and bound.
+//! One choice for each item, least time within a memory limit: the multiple-choice knapsack problem.
 //!
-//! The multiple-choice knapsack problem. Bound: Lagrange's, with one multiplier found by bisection; items alike are decided
-//! together by count, which is what makes a model of equal layers easy, and bytes left over that no choice can fill are not
-//! counted on. Exponential in the worst case, so the longer a search is, the less it insists on the best; it ends after a number of
-//! steps, and says what no choices beat.
+//! Branch and bound with the Lagrangian bound (one multiplier, by bisection); equal items are decided together by count, which is what
+//! makes a model of equal layers easy, and memory that no choice can fill is not counted on. Exponential at worst, so the longer a
+//! search is, the larger a gap it accepts; it ends at a node limit and returns the lower bound that it has proven.
 
 /// A choice: what it takes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,11 +1,13 @@
-//! What a stage holds in memory, and what it throws away and computes or fetches again where it cannot hold all.
+//! A stage's memory, and what it recomputes or offloads if that is too little.
 //!
-//! Memory: parameters with gradients and optimizer state, one more copy of the parameters for each older version in flight,
-//! activations of the micro-batches in flight, the largest workspace, and buffers for what is on its way.
+//! Memory: parameters with gradients and optimizer state, one more copy of the parameters for each older weight version, saved
+//! activations of the micro-batches in flight, the largest workspace, and buffers for transfers.
 //!
-//! Blocks are chosen exactly, by a knapsack; where a stage is the unit (`RecomputeUnit::Stage`) all of it is computed again or nothing. A block computed again keeps its inputs, and exists once in full while its backward
-//! pass runs. A block offloaded is copied out behind the stage's forward pass and back before its backward pass while the device
-//! waits (`Pinned` of the simulator): one micro-batch of it is there at a time, all in flight where the backward pass is split.
+//! Blocks are chosen exactly, by a knapsack for each size of the largest recomputed block; if a stage is the unit
+//! (`RecomputeUnit::Stage`) all of it is recomputed or nothing. A recomputed block keeps its inputs, and
+//! exists once in full while its backward pass runs. An offloaded block is copied out behind the stage's forward pass and back before its
+//! backward pass while the device waits (`Pinned` of the simulator): one micro-batch of it is on the device at a time, all in flight if
+//! the backward pass is split.
 
 use std::rc::Rc;
 
@@ -14,29 +16,29 @@ use schema::{RecomputeUnit, ShardingLevel};
 use crate::stage::{
     in_flight::InFlight,
     knapsack::{Choice, Items, pick},
-    memory_plan::{Again, Gain},
+    memory_plan::{MemoryPlan, Saving},
     place::Place,
     run::{Cut, Run},
     score::{Scorer, StageScore},
 };
 
-/// Share of a stage's seconds for which what it throws away is not looked through any longer.
+/// Optimality gap, as a share of the stage's time, at which the knapsack stops.
 const NEAR: f64 = 1e-4;
 
 /// What may become of a block's activations.
 #[derive(Clone, Copy)]
 struct Choices {
     kept: Choice,
-    /// Thrown away and computed again.
-    again: Option<Choice>,
-    /// In host memory meanwhile.
-    away: Option<Choice>,
+    /// Recomputed.
+    recomputed: Option<Choice>,
+    /// Offloaded to host memory.
+    offloaded: Option<Choice>,
 }
 
 impl Choices {
-    /// Those that there are where the block may be computed again, or may not.
-    fn open(self, may_again: bool) -> impl Iterator<Item = Choice> {
-        [self.kept].into_iter().chain(self.again.filter(|_| may_again)).chain(self.away)
+    /// Returns the choices, recomputation among them if it is allowed.
+    fn open(self, may_recompute: bool) -> impl Iterator<Item = Choice> {
+        [self.kept].into_iter().chain(self.recomputed.filter(|_| may_recompute)).chain(self.offloaded)
     }
 }
 
@@ -110,8 +112,8 @@ impl Scorer<'_> {
         given + blocks.iter().map(|&block| self.stays[block]).sum::<f64>()
     }
 
-    /// Seconds of what is thrown away at the least, and whether that is what it takes; `None` where nothing helps.
-    pub(crate) fn again_at_least(
+    /// Returns a lower bound of the recomputation and offload time, and whether it is exact; `None` if nothing makes the stage fit.
+    pub(crate) fn least_overhead(
         &self,
         start: usize,
         end: usize,
@@ -128,10 +130,10 @@ impl Scorer<'_> {
         if fixed + self.least_held(start, end, in_flight) > limit * (1.0 + 1e-12) {
             return None;
         }
-        Some((self.least_again((start, end), in_flight, place, fixed + activations - limit), false))
+        Some((self.least_overhead_for((start, end), in_flight, place, fixed + activations - limit), false))
     }
 
-    /// Bytes of activations that a stage needs at the least, whatever it throws away.
+    /// Returns the least bytes of activations that a stage needs, whatever it recomputes.
     pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: usize) -> f64 {
         let mut known = self.least_held.borrow_mut();
         let held = known.entry(in_flight).or_insert_with(|| {
@@ -143,8 +145,8 @@ impl Scorer<'_> {
         held[end] - held[start]
     }
 
-    /// Seconds that it takes at the least to do with so many bytes less: as if parts of blocks could be thrown away.
-    fn least_again(
+    /// Returns a lower bound of the time to save so many bytes: the fractional knapsack.
+    fn least_overhead_for(
         &self,
         (start, end): (usize, usize),
         in_flight: usize,
@@ -152,37 +154,38 @@ impl Scorer<'_> {
         mut bytes: f64,
     ) -> f64 {
         let key = (in_flight, [place.speed, place.host].map(f64::to_bits));
-        let known = self.gains.borrow().get(&key).map(Rc::clone);
-        let gains = known.unwrap_or_else(|| {
-            let gains = Rc::new(self.find_gains(in_flight, place));
-            self.gains.borrow_mut().insert(key, Rc::clone(&gains));
-            gains
+        let known = self.savings.borrow().get(&key).map(Rc::clone);
+        let savings = known.unwrap_or_else(|| {
+            let savings = Rc::new(self.find_savings(in_flight, place));
+            self.savings.borrow_mut().insert(key, Rc::clone(&savings));
+            savings
         });
         let mut seconds = 0.0;
-        for gain in gains.iter() {
+        for saving in savings.iter() {
             if bytes <= 0.0 {
                 break;
             }
-            if self.states.has_block(start, end, gain.block) {
-                seconds += gain.seconds_per_byte * bytes.min(gain.bytes);
-                bytes -= gain.bytes;
+            if self.states.has_block(start, end, saving.block) {
+                seconds += saving.seconds_per_byte * bytes.min(saving.bytes);
+                bytes -= saving.bytes;
             }
         }
         // Sums are rounded.
         seconds * (1.0 - 1e-9)
     }
 
-    /// Returns what throwing blocks away brings, what costs least for its bytes first.
-    fn find_gains(&self, in_flight: usize, place: &Place) -> Vec<Gain> {
-        let mut gains = Vec::new();
+    /// Returns what recomputing and offloading blocks saves, the cheapest bytes first.
+    fn find_savings(&self, in_flight: usize, place: &Place) -> Vec<Saving> {
+        let mut savings = Vec::new();
         for index in 0..self.problem.blocks.len() {
-            let Choices { kept, again, away } = self.choices(index, in_flight, (place.speed, place.host));
-            let gain = |choice: Choice| (kept.memory - choice.memory, choice.time);
+            let Choices { kept, recomputed, offloaded } =
+                self.choices(index, in_flight, (place.speed, place.host));
+            let saving = |choice: Choice| (kept.memory - choice.memory, choice.time);
             let mut push = |(bytes, seconds): (f64, f64)| {
-                gains.push(Gain { block: index, bytes, seconds_per_byte: seconds / bytes });
+                savings.push(Saving { block: index, bytes, seconds_per_byte: seconds / bytes });
             };
             let rate = |choice: &(f64, f64)| choice.1 / choice.0;
-            let mut choices: Vec<(f64, f64)> = again.into_iter().chain(away).map(gain).collect();
+            let mut choices: Vec<(f64, f64)> = recomputed.into_iter().chain(offloaded).map(saving).collect();
             choices.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
             if let Some(&first) = choices.first() {
                 push(first);
@@ -194,8 +197,8 @@ impl Scorer<'_> {
                 push((second.0 - first.0, second.1 - first.1));
             }
         }
-        gains.sort_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte).then(a.block.cmp(&b.block)));
-        gains
+        savings.sort_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte).then(a.block.cmp(&b.block)));
+        savings
     }
 
     /// Tells whether the whole model fits every device with as many micro-batches as are ever in flight: memory decides nothing.
@@ -215,15 +218,15 @@ impl Scorer<'_> {
         self.problem.machine.devices.iter().all(|device| memory <= device.memory.0 as f64)
     }
 
-    /// The least that is thrown away such that a stage fits another limit than its devices have.
-    pub(crate) fn again_within(&self, cut: &Cut, limit: f64) -> Option<Again> {
+    /// Returns the fastest choice of recomputation and offload that fits a memory limit.
+    pub(crate) fn memory_plan_within(&self, cut: &Cut, limit: f64) -> Option<MemoryPlan> {
         let in_flight = self.rules.in_flight.count(cut.run.count, cut.behind);
         let fixed = self.fixed(cut.start, cut.end, cut.run, in_flight);
         self.picked(cut, (fixed, limit))
     }
 
     /// The same where the bytes that no choice changes are known.
-    pub(crate) fn picked(&self, cut: &Cut, (fixed, limit): (f64, f64)) -> Option<Again> {
+    pub(crate) fn picked(&self, cut: &Cut, (fixed, limit): (f64, f64)) -> Option<MemoryPlan> {
         if fixed > limit {
             return None;
         }
@@ -239,7 +242,7 @@ impl Scorer<'_> {
         if let Some(known) = self.picks.borrow().get(&key) {
             return known.clone();
         }
-        let again = self.pick_again(start, end, in_flight, fixed, limit, (speed, host));
+        let again = self.choose(start, end, in_flight, fixed, limit, (speed, host));
         self.picks.borrow_mut().insert(key, again.clone());
         again
     }
@@ -253,7 +256,7 @@ impl Scorer<'_> {
         }
     }
 
-    fn pick_again(
+    fn choose(
         &self,
         start: usize,
         end: usize,
@@ -261,36 +264,37 @@ impl Scorer<'_> {
         fixed: f64,
         limit: f64,
         (speed, host): (f64, f64),
-    ) -> Option<Again> {
+    ) -> Option<MemoryPlan> {
         let blocks = self.states.blocks(start, end);
-        let flying = in_flight as f64;
+        let in_flight_factor = in_flight as f64;
         let workspace =
             blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
         let all = blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).sum::<f64>();
-        if fixed + workspace + all * flying <= limit {
-            return Some(Again::nothing(fixed + workspace + all * flying));
+        if fixed + workspace + all * in_flight_factor <= limit {
+            return Some(MemoryPlan::nothing(fixed + workspace + all * in_flight_factor));
         }
         if !self.problem.training.recompute_unit.is_block() {
             // The bound forgives what is there once more.
             let once_more = if self.is_bound { 0.0 } else { all };
-            let kept = self.kept_by_stage(start, end, &blocks) * flying;
+            let kept = self.kept_by_stage(start, end, &blocks) * in_flight_factor;
             let memory = fixed + workspace + kept + once_more;
             let forward: f64 = blocks.iter().map(|&block| self.problem.blocks[block].forward.0).sum();
             let unit = RecomputeUnit::Stage;
-            let again = Again { seconds: forward / speed, memory, recompute: blocks, unit, offload: vec![] };
+            let again =
+                MemoryPlan { seconds: forward / speed, memory, recompute: blocks, unit, offload: vec![] };
             return (self.problem.training.recompute && memory <= limit).then_some(again);
         }
         let work = (self.states.work[end] - self.states.work[start]) / speed;
         let open = blocks.iter().map(|&block| self.choices(block, in_flight, (speed, host)));
-        let sizes = self.largest_again(&blocks);
+        let sizes = self.recomputed_sizes(&blocks);
         let search =
             Search { blocks: &blocks, choices: open.collect(), room: limit - fixed - workspace, work };
         let again = search.best(self, &sizes)?;
-        Some(Again { memory: fixed + workspace + again.memory, ..again })
+        Some(MemoryPlan { memory: fixed + workspace + again.memory, ..again })
     }
 
     /// Bytes of the largest block that is computed again, which exists once in full: all that may be asked for, the least first.
-    fn largest_again(&self, blocks: &[usize]) -> Vec<f64> {
+    fn recomputed_sizes(&self, blocks: &[usize]) -> Vec<f64> {
         let mut sizes = vec![0.0];
         // The bound forgives the largest block.
         if self.problem.training.recompute && !self.is_bound {
@@ -306,23 +310,25 @@ impl Scorer<'_> {
         self.problem.blocks[block].activations.0 as f64
     }
 
-    /// What may become of a block's activations.
+    /// Returns what may become of a block's activations.
     fn choices(&self, index: usize, in_flight: usize, (speed, host): (f64, f64)) -> Choices {
-        let (flying, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
+        let (in_flight_factor, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
         let training = &self.problem.training;
         let activations = self.activations(index);
         let is_whole = !self.problem.blocks[index].is_operator;
         let is_by_block = training.recompute_unit.is_block();
         let inputs = if is_by_block { self.inputs[index] } else { self.stays[index] };
-        let is_again = training.recompute && (is_whole || !is_by_block) && inputs < activations;
-        let is_away = training.offload && is_by_block && is_whole && activations > 0.0 && held < flying;
+        let is_recomputed = training.recompute && (is_whole || !is_by_block) && inputs < activations;
+        let is_offloaded =
+            training.offload && is_by_block && is_whole && activations > 0.0 && held < in_flight_factor;
         Choices {
-            kept: Choice { time: 0.0, memory: activations * flying },
-            again: is_again.then(|| Choice {
+            kept: Choice { time: 0.0, memory: activations * in_flight_factor },
+            recomputed: is_recomputed.then(|| Choice {
                 time: self.problem.blocks[index].forward.0 / speed,
-                memory: inputs * flying,
+                memory: inputs * in_flight_factor,
             }),
-            away: is_away.then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
+            offloaded: is_offloaded
+                .then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
         }
     }
 
@@ -358,7 +364,7 @@ impl Scorer<'_> {
         let copied: f64 = offload.iter().map(|&index| activations(index)).sum();
         // Copies beside compute are the simulator's to time.
         let copying = if self.copies == 1 { 2.0 * copied / place.host } else { 0.0 };
-        let again = Again {
+        let again = MemoryPlan {
             seconds: again + copying,
             memory,
             recompute: recompute.to_vec(),
@@ -369,7 +375,7 @@ impl Scorer<'_> {
     }
 }
 
-/// Looks for what a stage throws away.
+/// Searches for what a stage recomputes and offloads.
 ///
 /// How large the largest block computed again may be is decided first: a range of sizes is halved unless no choice in it, blocks up to
 /// the largest size open and memory for the smallest, can be better than what is known.
@@ -383,8 +389,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn best(&self, scorer: &Scorer, sizes: &[f64]) -> Option<Again> {
-        let mut best: Option<(Again, f64)> = None;
+    fn best(&self, scorer: &Scorer, sizes: &[f64]) -> Option<MemoryPlan> {
+        let mut best: Option<(MemoryPlan, f64)> = None;
         let mut ranges = vec![(0, sizes.len() - 1)];
         while let Some((low, high)) = ranges.pop() {
             let room = self.room - sizes[low];
@@ -436,31 +442,31 @@ impl Search<'_> {
 
     /// Picks where no block larger than `largest` is computed again; memory is that of activations alone. Also tells what memory is
     /// worth.
-    fn pick(&self, scorer: &Scorer, room: f64, largest: f64) -> Option<(Again, f64)> {
+    fn pick(&self, scorer: &Scorer, room: f64, largest: f64) -> Option<(MemoryPlan, f64)> {
         let mut items = Items::default();
         self.open(scorer, largest).for_each(|choices| items.push(choices));
         let picked = pick(&items, room, NEAR * self.work)?;
         let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
-        self.doubt(scorer, picked.time - picked.lower_bound);
+        self.note_gap(scorer, picked.time - picked.lower_bound);
         let (mut recompute, mut offload) = (Vec::new(), Vec::new());
         for ((&block, choices), choice) in self.blocks.iter().zip(&self.choices).zip(picked.choices) {
-            let is_again =
-                choices.again.is_some() && (scorer.is_bound || scorer.activations(block) <= largest);
+            let is_recomputed =
+                choices.recomputed.is_some() && (scorer.is_bound || scorer.activations(block) <= largest);
             match choice {
                 0 => {}
-                1 if is_again => recompute.push(block),
+                1 if is_recomputed => recompute.push(block),
                 _ => offload.push(block),
             }
         }
         let seconds = if scorer.is_bound { picked.lower_bound } else { picked.time };
         let unit = RecomputeUnit::Block;
-        Some((Again { seconds, memory: largest + kept, recompute, unit, offload }, picked.price))
+        Some((MemoryPlan { seconds, memory: largest + kept, recompute, unit, offload }, picked.price))
     }
 
-    /// Remembers that a stage might take so much less.
-    fn doubt(&self, scorer: &Scorer, seconds: f64) {
+    /// Notes the optimality gap of a knapsack that was not solved to the end.
+    fn note_gap(&self, scorer: &Scorer, seconds: f64) {
         if seconds > 0.0 && self.work > 0.0 {
-            scorer.doubt.set(scorer.doubt.get().max(seconds / self.work));
+            scorer.gap.set(scorer.gap.get().max(seconds / self.work));
         }
     }
 }

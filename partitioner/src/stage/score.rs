@@ -1,12 +1,10 @@
-//! What a stage costs: its time for each micro-batch, what bounds that time, and its memory.
+//! The cost of a stage: its time for each micro-batch, and what bounds it.
 //!
-//! With r replicas, each takes every r-th micro-batch, so compute is shared by r. The port of one device carries, each way,
-//! the activations of one border and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`.
-//! Where transfers are not beside compute, sending takes the device's own time and receiving none.
-//! Replicas that synchronise after every round (asynchronous training) add an all-reduce and the optimizer's step, once for r micro-batches. Overlapping machines take the largest of the three, others the sum:
-//! the last bucket of gradients, behind which nothing hides, is the simulator's to time.
-//!
-//! Memory is in `recompute`.
+//! With `r` replicas each takes every r-th micro-batch, so compute is divided by `r`. The port of one device carries, each way, the
+//! activations of one boundary and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`. If transfers do not overlap
+//! compute, sending takes the device's own time and receiving none. Replicas that synchronize after every round (asynchronous training) add an all-reduce and the
+//! optimizer's step, once for r micro-batches. Overlapping machines take the largest of the three, others the sum: the last bucket of
+//! gradients, which nothing hides, is the simulator's to time. O(ties) a stage; memory is in `recompute`.
 
 use std::{
     cell::{Cell, RefCell},
@@ -21,10 +19,10 @@ use crate::{
     dag::cut_states::States,
     stage::{
         in_flight::InFlight,
-        memory_plan::{Again, Gain},
+        memory_plan::{MemoryPlan, Saving},
         place::{Neighbours, Place, Wire},
         run::{Cut, Run},
-        time_table::Known,
+        time_table::TimeTable,
     },
 };
 
@@ -37,7 +35,7 @@ pub enum BoundBy {
     Sync,
     /// Moving activations and gradients.
     Transfer,
-    /// Computing again, or moving to the host, what memory could not hold.
+    /// Recomputation and offload.
     Memory,
 }
 
@@ -58,10 +56,10 @@ impl BoundBy {
 pub struct StageScore {
     /// Seconds for each micro-batch, all replicas together.
     pub seconds: f64,
-    /// Seconds of computing, again what was thrown away included, shared by the replicas.
+    /// Seconds of computing, recomputation included, shared by the replicas.
     pub compute: f64,
-    /// Seconds of computing again and of moving to the host.
-    pub again: f64,
+    /// Of these, seconds of recomputation and of copies to the host.
+    pub overhead: f64,
     /// Seconds of synchronising replicas.
     pub sync: f64,
     /// Seconds of the fuller direction of the port.
@@ -70,11 +68,11 @@ pub struct StageScore {
     pub memory: f64,
     /// Bytes of the smallest device.
     pub limit: f64,
-    /// Blocks that are computed again.
+    /// Blocks that are recomputed.
     pub recompute: Vec<usize>,
     /// What of them is computed again at a time.
     pub recompute_unit: RecomputeUnit,
-    /// Blocks whose activations wait in host memory.
+    /// Blocks whose saved activations are offloaded.
     pub offload: Vec<usize>,
     /// What bounds it.
     pub bound_by: BoundBy,
@@ -85,7 +83,7 @@ impl StageScore {
     pub(crate) fn settle(&mut self, overlaps: bool) {
         self.seconds = total(overlaps, self.compute, self.sync, self.transfer);
         self.bound_by = match self.compute >= self.sync && self.compute >= self.transfer {
-            true if self.again > 0.0 => BoundBy::Memory,
+            true if self.overhead > 0.0 => BoundBy::Memory,
             true => BoundBy::Compute,
             false if self.sync >= self.transfer => BoundBy::Sync,
             false => BoundBy::Transfer,
@@ -124,13 +122,13 @@ pub(crate) struct Scorer<'a> {
     pub(crate) largest_workspace: f64,
     /// Twice the bytes of the parameters of the block that has most, between two states.
     pub(crate) gathered: RefCell<HashMap<(usize, usize), f64>>,
-    pub(crate) picks: RefCell<HashMap<PickKey, Option<Again>>>,
-    /// What throwing blocks away brings.
-    pub(crate) gains: RefCell<HashMap<GainKey, Rc<Vec<Gain>>>>,
-    /// Bytes of activations before each state that are there whatever is thrown away, by micro-batches in flight.
+    pub(crate) picks: RefCell<HashMap<PlanKey, Option<MemoryPlan>>>,
+    /// What recomputing and offloading blocks saves, by the place they are on.
+    pub(crate) savings: RefCell<HashMap<SavingKey, Rc<Vec<Saving>>>>,
+    /// Least bytes of activations before each state, whatever is recomputed, by micro-batches in flight.
     pub(crate) least_held: RefCell<HashMap<usize, Vec<f64>>>,
     places: RefCell<HashMap<Run, Rc<Place>>>,
-    known: RefCell<Vec<Rc<Known>>>,
+    time_tables: RefCell<Vec<Rc<TimeTable>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
     pub(crate) copies: usize,
     /// Whether memory is to be counted from below: a stage that does not fit then fits in no way.
@@ -145,14 +143,14 @@ pub(crate) struct Scorer<'a> {
     pub(crate) shares_updates: bool,
     /// Micro-batches between two updates of a stage at the least; one of each replica where that is more.
     pub(crate) period: usize,
-    /// By which share of its work a stage might be faster, for what it throws away was not looked through to the end.
-    pub(crate) doubt: Cell<f64>,
+    /// Optimality gap of the recompute knapsack as a share of the stage's work: non-zero if its search hit the node limit.
+    pub(crate) gap: Cell<f64>,
 }
 
 /// States, micro-batches in flight, and limit, speed, fixed memory and host bandwidth to the bit.
-type PickKey = (usize, usize, usize, [u64; 4]);
+type PlanKey = (usize, usize, usize, [u64; 4]);
 /// Micro-batches in flight, and speed and host bandwidth to the bit.
-type GainKey = (usize, [u64; 2]);
+type SavingKey = (usize, [u64; 2]);
 
 impl<'a> Scorer<'a> {
     pub(crate) fn new(problem: &'a Problem, states: &'a States, rules: Rules) -> Self {
@@ -176,10 +174,10 @@ impl<'a> Scorer<'a> {
             largest_workspace: workspace.unwrap_or(0) as f64,
             gathered: RefCell::default(),
             picks: RefCell::default(),
-            gains: RefCell::default(),
+            savings: RefCell::default(),
             least_held: RefCell::default(),
             places: RefCell::default(),
-            known: RefCell::default(),
+            time_tables: RefCell::default(),
             copies: 1,
             is_bound: false,
             waits_for_sums: false,
@@ -187,7 +185,7 @@ impl<'a> Scorer<'a> {
             versions: HashMap::new(),
             shares_updates: false,
             period: 1,
-            doubt: Cell::default(),
+            gap: Cell::default(),
         }
     }
 
@@ -216,10 +214,10 @@ impl<'a> Scorer<'a> {
         Rc::clone(self.places.borrow_mut().entry(run).or_insert_with(make))
     }
 
-    /// Returns what is known of stages on a run like this one, with so many micro-batches in flight where memory counts.
-    pub(crate) fn known(&self, place: &Rc<Place>, in_flight: Option<usize>) -> Option<Rc<Known>> {
-        let mut all = self.known.borrow_mut();
-        let known = Known::like(&all, self, place, in_flight)?;
+    /// Returns the memo table of stage times for runs like this one, with so many micro-batches in flight if memory counts.
+    pub(crate) fn time_table(&self, place: &Rc<Place>, in_flight: Option<usize>) -> Option<Rc<TimeTable>> {
+        let mut all = self.time_tables.borrow_mut();
+        let known = TimeTable::like(&all, self, place, in_flight)?;
         if !all.iter().any(|other| Rc::ptr_eq(other, &known)) {
             all.push(Rc::clone(&known));
         }
@@ -257,8 +255,8 @@ impl<'a> Scorer<'a> {
         place.wires.iter().map(|wires| port(*wires)).fold(0.0, f64::max) / place.run.count as f64
     }
 
-    /// Seconds for each micro-batch at the least, infinite where the stage cannot fit, and whether that is what it takes: what must
-    /// be thrown away is not looked for.
+    /// Returns a lower bound of the seconds for each micro-batch, infinite if the stage cannot fit, and whether it is exact: the
+    /// recompute knapsack is not solved.
     pub(crate) fn seconds_at_least(
         &self,
         start: usize,
@@ -266,7 +264,7 @@ impl<'a> Scorer<'a> {
         place: &Place,
         behind: usize,
     ) -> (f64, bool) {
-        match self.again_at_least(start, end, place, behind) {
+        match self.least_overhead(start, end, place, behind) {
             None => (f64::INFINITY, true),
             Some((again, is_all)) => (self.seconds_with(start, end, place, again), is_all),
         }
@@ -288,23 +286,29 @@ impl<'a> Scorer<'a> {
         }
         match self.seconds_at_least(start, end, place, behind) {
             (least, is_all) if is_all || least >= bound => least,
-            _ => self.looked_for(start, end, place, behind),
+            _ => self.seconds_within_memory(start, end, place, behind),
         }
     }
 
-    /// Seconds for each micro-batch of a stage that must throw something away, infinite where it does not fit.
-    pub(crate) fn looked_for(&self, start: usize, end: usize, place: &Place, behind: usize) -> f64 {
-        let again = self.again_within(&Cut { start, end, run: place.run, behind }, place.limit);
+    /// Returns the seconds for each micro-batch of a stage that must recompute or offload, infinite if it does not fit.
+    pub(crate) fn seconds_within_memory(
+        &self,
+        start: usize,
+        end: usize,
+        place: &Place,
+        behind: usize,
+    ) -> f64 {
+        let again = self.memory_plan_within(&Cut { start, end, run: place.run, behind }, place.limit);
         again.map_or(f64::INFINITY, |again| self.seconds_with(start, end, place, again.seconds))
     }
 
-    /// Seconds for each micro-batch where so many are spent on what was thrown away.
+    /// Returns the seconds for each micro-batch with so many spent on recomputation and offload.
     fn seconds_with(&self, start: usize, end: usize, place: &Place, again: f64) -> f64 {
         let (compute, sync, transfer) = self.parts(start, end, place, again);
         total(self.problem.machine.overlaps, compute, sync, transfer)
     }
 
-    /// Seconds for each micro-batch if memory were no matter.
+    /// Returns the seconds for each micro-batch without a memory limit.
     pub(crate) fn least(&self, start: usize, end: usize, place: &Place) -> f64 {
         self.seconds_with(start, end, place, 0.0)
     }
@@ -331,18 +335,18 @@ impl<'a> Scorer<'a> {
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, behind: usize) -> Option<StageScore> {
         let place = self.place(run);
         let cut = Cut { start, end, run, behind };
-        let again = self.again_within(&cut, place.limit)?;
+        let again = self.memory_plan_within(&cut, place.limit)?;
         Some(self.scored(&cut, again, place.limit))
     }
 
-    /// Makes the score of a stage of which it is known what is computed again.
-    pub(crate) fn scored(&self, cut: &Cut, again: Again, limit: f64) -> StageScore {
+    /// Scores a stage with a given choice of what is recomputed and offloaded.
+    pub(crate) fn scored(&self, cut: &Cut, again: MemoryPlan, limit: f64) -> StageScore {
         let place = self.place(cut.run);
         let (compute, sync, transfer) = self.parts(cut.start, cut.end, &place, again.seconds);
         let mut score = StageScore {
             seconds: 0.0,
             compute,
-            again: again.seconds / cut.run.count as f64,
+            overhead: again.seconds / cut.run.count as f64,
             sync,
             transfer,
             memory: again.memory,

@@ -1,7 +1,7 @@
-//! Memo tables of stage times between two states, for solvers that ask for the same stage many times.
+//! Memo tables of stage times by start and end state, for solvers that ask for the same stage many times.
 //!
-//! In a grid of equal stages most runs of devices bring the same: what a stage takes there depends on its states and on how many
-//! micro-batches are in flight. A table a kind of run, filled as it is asked for.
+//! In a grid of equal stages most device runs are alike: a stage's time there depends on its states and the micro-batches in flight alone.
+//! One table for each kind of run, filled on demand: O(Q²) memory.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -13,17 +13,17 @@ const STATES: [usize; 2] = [512, 1024];
 /// Seconds by start and end; none where nobody asked.
 type Table = RefCell<Vec<f64>>;
 
-/// What stages take on one kind of run.
-pub(crate) struct Known {
+/// Times of stages on one kind of device run.
+pub(crate) struct TimeTable {
     place: Rc<Place>,
     n_states: usize,
-    /// Seconds if memory were no matter; infinite where there is no stage.
+    /// Seconds without a memory limit; infinite where there is no stage.
     least: Rc<Table>,
-    /// The same within memory, with so many devices behind; made when somebody asks for it.
+    /// The same within memory, for a number of micro-batches in flight.
     within: Option<(usize, Table)>,
 }
 
-impl Known {
+impl TimeTable {
     /// Returns a memo table for this device run, which shares the compute-only half with an equivalent run if there is one. `None` if the
     /// table would be too large, or the pipeline is asynchronous, where costs depend on the run's position.
     pub(crate) fn like(
@@ -52,7 +52,7 @@ impl Known {
         self.within.as_ref().map(|within| within.0)
     }
 
-    /// Seconds for each micro-batch if memory were no matter; infinite where no stage lies between the states.
+    /// Returns the seconds for each micro-batch without a memory limit; infinite if no stage lies between the states.
     pub(crate) fn least(&self, scorer: &Scorer, start: usize, end: usize) -> f64 {
         let at = start * self.n_states + end;
         let known = self.least.borrow()[at];
@@ -65,7 +65,7 @@ impl Known {
         seconds
     }
 
-    /// Seconds within memory at the least, and whether that is what it takes.
+    /// Returns a lower bound of the seconds within memory, and whether it is exact.
     pub(crate) fn at_least(
         &self,
         scorer: &Scorer,
@@ -88,8 +88,13 @@ impl Known {
     }
 
     /// Returns the seconds of a stage that must recompute or offload to fit its memory.
-    pub(crate) fn looked_for(&self, scorer: &Scorer, (start, end): (usize, usize), behind: usize) -> f64 {
-        let seconds = scorer.looked_for(start, end, &self.place, behind);
+    pub(crate) fn seconds_within_memory(
+        &self,
+        scorer: &Scorer,
+        (start, end): (usize, usize),
+        behind: usize,
+    ) -> f64 {
+        let seconds = scorer.seconds_within_memory(start, end, &self.place, behind);
         if let Some((_, within)) = &self.within {
             within.borrow_mut()[start * self.n_states + end] = seconds;
         }
@@ -97,38 +102,38 @@ impl Known {
     }
 }
 
-/// What stages take on one run of devices, from a table where there is one.
-pub(crate) struct Times<'a> {
+/// Times of stages on one device run, from a table if there is one.
+pub(crate) struct RunTimes<'a> {
     pub(crate) scorer: &'a Scorer<'a>,
     pub(crate) place: Rc<Place>,
-    pub(crate) known: Option<Rc<Known>>,
+    pub(crate) table: Option<Rc<TimeTable>>,
     /// Devices from the run to the end.
     pub(crate) behind: usize,
 }
 
-impl Times<'_> {
-    /// Seconds for each micro-batch if memory were no matter; infinite where no stage lies between the states.
+impl RunTimes<'_> {
+    /// Returns the seconds for each micro-batch without a memory limit; infinite if no stage lies between the states.
     pub(crate) fn least(&self, start: usize, end: usize) -> f64 {
-        match &self.known {
-            Some(known) => known.least(self.scorer, start, end),
+        match &self.table {
+            Some(table) => table.least(self.scorer, start, end),
             None if self.scorer.states.is_before(start, end) => self.scorer.least(start, end, &self.place),
             None => f64::INFINITY,
         }
     }
 
-    /// Seconds of a stage within memory at the least, and whether that is what it takes.
+    /// Returns a lower bound of the seconds within memory, and whether it is exact.
     pub(crate) fn at_least(&self, start: usize, end: usize) -> (f64, bool) {
-        match &self.known {
-            Some(known) => known.at_least(self.scorer, (start, end), self.behind),
+        match &self.table {
+            Some(table) => table.at_least(self.scorer, (start, end), self.behind),
             None => self.scorer.seconds_at_least(start, end, &self.place, self.behind),
         }
     }
 
-    /// Seconds of a stage within memory that must throw something away.
-    pub(crate) fn looked_for(&self, start: usize, end: usize) -> f64 {
-        match &self.known {
-            Some(known) => known.looked_for(self.scorer, (start, end), self.behind),
-            None => self.scorer.looked_for(start, end, &self.place, self.behind),
+    /// Returns the seconds of a stage that must recompute or offload to fit its memory.
+    pub(crate) fn seconds_within_memory(&self, start: usize, end: usize) -> f64 {
+        match &self.table {
+            Some(table) => table.seconds_within_memory(self.scorer, (start, end), self.behind),
+            None => self.scorer.seconds_within_memory(start, end, &self.place, self.behind),
         }
     }
 }

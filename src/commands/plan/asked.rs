@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use cost_model::TimeSource;
 use partitioner::{
-    BoundBy, Change, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable, Solution,
-    Strategy, Training, Ways, forward_only, from_graph, to_plan, what_if,
+    BoundBy, Change, CutSpace, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable,
+    Solution, Strategy, Training, forward_only, from_graph, to_plan, what_if,
 };
 use schema::{
     Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference, PlanAnswer,
@@ -295,15 +295,15 @@ impl Asked {
     pub fn answer(
         &self,
         request: &PlanRequest,
-        ways: Option<&Ways>,
+        cut_space: Option<&CutSpace>,
         solution: &Solution,
         (others, failed): (&[Solution], &[(Strategy, PlanError)]),
         file: &PlanFile,
     ) -> PlanAnswer {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
-        let changes = match ways {
-            Some(ways) if is_small => what_if(problem, ways, solution, request.alternatives),
+        let changes = match cut_space {
+            Some(cut_space) if is_small => what_if(problem, cut_space, solution, request.alternatives),
             _ => Vec::new(),
         };
         let mut answer = answer_of(&self.model.name, problem, solution, others, failed, &changes);

@@ -142,7 +142,7 @@ fn run(
     }
     let file = asked.file(&solved.best);
     let beside = (&solved.others[..], &solved.failed[..]);
-    let mut answer = asked.answer(request, Some(&solved.ways), &solved.best, beside, &file);
+    let mut answer = asked.answer(request, Some(&solved.cut_space), &solved.best, beside, &file);
     answer.micro_batches_tried = solved.tried;
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file.plan).as_bytes())?;

@@ -108,7 +108,7 @@ impl Search<'_> {
         if self.model.is_some() && (!grain.is_finest() || solved.best.saves_memory()) {
             // What was proven of these blocks says nothing of finer ones.
             let bound = self.question.longest_path();
-            let of_all = || bound_of_any_cut(&asked.problem, &solved.ways, self.strategy);
+            let of_all = || bound_of_any_cut(&asked.problem, &solved.cut_space, self.strategy);
             solved.best.bound_by(bound.unwrap_or_else(of_all));
         }
         if self.seconds().is_none_or(|best| seconds < best * (1.0 - GAIN)) {

@@ -101,7 +101,8 @@ fn thrown_away(solution: &Solution) -> Option<String> {
                 format!("{verb} {count} of {} blocks{again}", stage.blocks.len())
             })
             .collect();
-        let cost = if score.again > 0.0 { format!(" (+{})", Seconds(score.again)) } else { String::new() };
+        let cost =
+            if score.overhead > 0.0 { format!(" (+{})", Seconds(score.overhead)) } else { String::new() };
         told.push(format!("{part} {index} {}{cost}", what.join(" and ")));
     }
     let n_more = short().count().saturating_sub(STAGES);
