@@ -159,6 +159,14 @@ class Layout:
         places = [place for place, held in enumerate(self.stages_of) if any(one % self.count == stage for one in held)]
         return sorted({rank for place in places for rank in self.replicas_of_place(place, shard)})
 
+    def peers(self):
+        """Returns of each rank those that hold the same stages, its own among them: replicas and shards."""
+        found = {}
+        for place in range(len(self.stages_of)):
+            ranks = sorted(rank for shard in range(self.shards) for rank in self.replicas_of_place(place, shard))
+            found |= dict.fromkeys(ranks, ranks)
+        return [found[rank] for rank in range(self.world)]
+
     def shard_ranks(self, rank):
         """Returns the ranks that hold a stage together with this one."""
         first = rank - rank % self.shards

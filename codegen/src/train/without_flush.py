@@ -185,6 +185,7 @@ class WithoutFlush:
 
     def known(self):
         """Returns what this rank knows of its last step; of all ranks nobody knows anything at one moment."""
+        BUSY.end_step()
         return {"lr": self.rate, "norm": None, "memory": memory_of(self.run.device)}
 
     def told(self):
