@@ -90,7 +90,7 @@ try:
     from train_parts.stragglers import BUSY, WARM_UP, WINDOW, Stragglers, about_slow
     from train_parts.sync import Mirrored, Sharded, Sync, is_by_element
     from train_parts.validation import Validation
-    from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, version_rule
+    from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, rounds_of, version_rule
 except ModuleNotFoundError as error:
     if not str(error.name).startswith("train_parts"):
         raise

@@ -104,8 +104,9 @@ class Layout:
         if len(replicas) != width or min(replicas) < 1:
             sys.exit(f"--replicas takes one number, or {width}, one for each rank of a pipeline")
         self.is_unequal = len(set(replicas)) > 1
-        if self.is_unequal and (arguments.csv_ranks is not None or schedule not in ("1f1b", "gpipe") or width != count):
-            sys.exit("unequal replicas run one stage a rank under 1F1B or GPipe: --schedule 1F1B, or one number for --replicas")
+        is_listed = schedule in ("1f1b", "gpipe") or arguments.updates
+        if self.is_unequal and (arguments.csv_ranks is not None or not is_listed or width != count):
+            sys.exit("unequal replicas run one stage a rank under 1F1B, GPipe or PipeDream: --schedule 1F1B, or one number for --replicas")
         if self.is_unequal and self.shards > 1:
             sys.exit(f"--shards {self.shards} does not go with unequal replicas: one number for --replicas, or --shards 1")
         self.replicas, self.group = replicas, arguments.sharding_group

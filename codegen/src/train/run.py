@@ -41,7 +41,8 @@ class Run:
             for number in range(self.layout.pipelines)
             if self.rank in self.layout.members(number, self.shard)
         ]
-        self.executor = Executor(self) if self.layout.is_unequal or self.layout.copies > 1 else None
+        has_lists = (self.layout.is_unequal and not arguments.updates) or self.layout.copies > 1
+        self.executor = Executor(self) if has_lists else None
         self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(place)
         self.is_fully_shared = isinstance(self.sync, FullySharded)
@@ -61,8 +62,7 @@ class Run:
         if arguments.updates:
             self.without_flush = WithoutFlush(self)
         if arguments.sync != "buckets":
-            batches = next(iter(self.batches.values()), None)
-            self.epoch_steps = agreed_length(self, batches, f"--sync {arguments.sync} needs: --sync buckets")
+            self.epoch_steps = agreed_length(self, self.batches.values(), f"--sync {arguments.sync} needs: --sync buckets")
         self.start = 0
         self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
 
