@@ -157,7 +157,6 @@ def finds(cases, old, new, message, level="zero2", file="train_parts/sync.py"):
 def cases():
     one = trainer.two(1)
     made = {
-        "zero1 gpt2": lambda c: trains(c, "gpt2_tiny", 4, "zero1", *one, count=4, stages=1),
         "zero3 gpt2": lambda c: trains(c, "gpt2_tiny", 4, "zero3", *one, count=4, stages=1),
         "found: groups go apart": lambda c: finds(
             c, "        pieces = [self.pieces[parameter][0] for parameter in bucket if parameter in self.pieces] if self.across else []\n", "        pieces = []\n", "differ"
