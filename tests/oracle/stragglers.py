@@ -19,7 +19,7 @@ from trainer import Trained, failing, task
 warnings.filterwarnings("ignore")
 INSIDE = "                    outputs = self.module(*positional)\n"
 # All forward passes take 30 ms, those of one rank more from a step on.
-SLEEPS = " " * 20 + "time.sleep(0.03 + {0} * (dist.get_rank() == 1 and len(BUSY.steps) >= {1}))\n"
+SLEEPS = " " * 20 + "time.sleep(0.03 + {0} * (dist.get_rank() == 1 and BUSY.count >= {1}))\n"
 
 
 def trains(cases, world, *arguments, more=0.06, since=0, steps=13, stages=1, **about):

@@ -302,7 +302,7 @@ def about_offload(arguments, known, count):
 
 def found_slow(run, slow):
     """Finds ranks that were slow in most of the last steps, beside those that hold the same stages; all ranks call this."""
-    own = torch.tensor(BUSY.steps[WARM_UP:][-50:], dtype=torch.float64, device=run.device)
+    own = torch.tensor(BUSY.steps, dtype=torch.float64, device=run.device)
     if len(own) < WINDOW:
         return {}
     found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
@@ -561,7 +561,8 @@ def main():
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     if arguments.sharding_group and (arguments.sharding == "none" or arguments.sharding_group < 0):
         sys.exit(f"--sharding-group {arguments.sharding_group} is a number of replicas that share something out: with --sharding zero1, zero2 or zero3")
-    if arguments.sharding_group is None and arguments.sharding != "none":
+    arguments.asks_group = arguments.sharding_group is not None
+    if not arguments.asks_group and arguments.sharding != "none":
         arguments.sharding_group = DEFAULTS.get("sharding_group")
     is_asked = arguments.sync is not None
     arguments.sync = arguments.sync or DEFAULTS.get("sync") or "buckets"

@@ -87,7 +87,7 @@ try:
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload
     from train_parts.priority import SLICE, Sliced
-    from train_parts.stragglers import BUSY, WARM_UP, WINDOW, Stragglers, about_slow
+    from train_parts.stragglers import BUSY, WINDOW, Stragglers, about_slow
     from train_parts.sync import Mirrored, Sharded, Sync, is_by_element
     from train_parts.validation import Validation
     from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, rounds_of, version_rule

@@ -110,7 +110,7 @@ class Layout:
         if self.is_unequal and self.shards > 1:
             sys.exit(f"--shards {self.shards} does not go with unequal replicas: one number for --replicas, or --shards 1")
         self.replicas, self.group = replicas, arguments.sharding_group
-        if self.group and all(count % self.group for count in replicas):
+        if self.group and arguments.asks_group and all(count % self.group for count in replicas):
             each = " or ".join(map(str, sorted(set(replicas))))
             sys.exit(f"--sharding-group {self.group} does not divide {each} replicas: another number, or 0 for all of them")
         self.pipelines = math.lcm(*replicas) * self.copies

@@ -9,13 +9,15 @@ import torch
 WARM_UP = 2  # steps, which find their memory and open connections
 WINDOW = 10  # steps that are looked at together
 MOST = 0.8  # of them, in which a slow rank has to be slow
+KEPT = 50  # steps that are looked at in the end
 
 
 class Busy:
     """Seconds that this rank is in its passes: of the computing stream on a GPU, of the clock on a processor."""
 
     def __init__(self):
-        self.on_gpu, self.seconds, self.waits, self.events, self.steps = False, 0.0, 0.0, [], []
+        self.on_gpu, self.seconds, self.waits, self.events = False, 0.0, 0.0, []
+        self.count, self.steps = 0, []  # steps, and the seconds of the last of them
 
     @contextmanager
     def passing(self):
@@ -44,9 +46,10 @@ class Busy:
         while self.events and self.events[0][1].query():
             begun, ended = self.events.pop(0)
             self.seconds += begun.elapsed_time(ended) / 1e3
-        self.steps.append(self.seconds)
-        self.seconds = 0.0
-        return self.steps[-1]
+        seconds, self.seconds, self.count = self.seconds, 0.0, self.count + 1
+        if self.count > WARM_UP:
+            self.steps = [*self.steps[1 - KEPT :], seconds]
+        return seconds
 
     def begin_step(self):
         """Forgets what passes were no part of a step."""
@@ -65,13 +68,13 @@ class Stragglers:
     """
 
     def __init__(self, peers, factor):
-        self.peers, self.factor, self.steps, self.best = peers, factor, [], {}
+        self.peers, self.factor, self.count, self.steps, self.best = peers, factor, 0, [], {}
 
     def take(self, seconds):
         """Takes a step; returns ranks that are slow, once for each window: (seconds, those that it should take, whose they are)."""
-        self.steps.append(seconds)
-        count = len(self.steps) - WARM_UP
-        return self.found(self.steps[-WINDOW:]) if count and count % WINDOW == 0 else {}
+        self.steps, self.count = [*self.steps[1 - WINDOW :], seconds], self.count + 1
+        is_window = self.count > WARM_UP and (self.count - WARM_UP) % WINDOW == 0
+        return self.found(self.steps) if is_window else {}
 
     def found(self, steps):
         slow = {}
