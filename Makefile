@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -220,6 +220,18 @@ zoo-host-optimizer: .venv/ready
 	cargo build
 	rm -rf out/zoo-host-optimizer && mkdir -p out/zoo-host-optimizer
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/host_optimizer.py target/debug/model-analyze out/zoo-host-optimizer --all
+
+# PipeDream and 2BW, with unequal replicas, too, beside a loop with the same stale gradients.
+zoo-without-flush: .venv/ready
+	cargo build
+	rm -rf out/zoo-without-flush && mkdir -p out/zoo-without-flush
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/without_flush.py target/debug/model-analyze out/zoo-without-flush --all
+
+# Ranks that are slow, and ranks that hang: who is named.
+zoo-stragglers: .venv/ready
+	cargo build
+	rm -rf out/zoo-stragglers && mkdir -p out/zoo-stragglers
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/stragglers.py target/debug/model-analyze out/zoo-stragglers --all
 
 # Two copies of a model in opposite directions on 1 to 4 ranks, beside a plain loop; sleeping stages beside their simulation.
 zoo-two-way: .venv/ready

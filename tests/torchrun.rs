@@ -70,6 +70,12 @@ fn an_optimizer_on_the_host_changes_nothing() {
     oracle::run("host_optimizer");
 }
 
+/// The cases stand in `tests/oracle/stragglers.py`; `make zoo-stragglers` runs more. Ranks that hang or fail are in `trainer.py`, too.
+#[test]
+fn slow_ranks_are_named() {
+    oracle::run("stragglers");
+}
+
 /// The cases, and the faults that they find, stand in `tests/oracle/hybrid.py`; `make zoo-hybrid` runs more.
 #[test]
 fn replicas_that_share_out_in_groups_train_as_one_model() {

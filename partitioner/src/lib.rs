@@ -76,7 +76,6 @@ pub use planner::{
     plan_model::plan_model,
     plan_with,
     planned::Planned,
-    replica_sharding::beyond,
     what_if::{Change, what_if},
 };
 pub use problem::{

@@ -214,7 +214,7 @@ def cases():
         "single": single,
         "never finite": stops,
         "one rank's infinity": agreed,
-        "found: a rank steps what another leaves out": lambda c: agreed_finds(c, "if self.optimizer and not is_left_out:", "if self.optimizer and not (is_left_out and is_lost):"),
+        "found: a rank steps what another leaves out": lambda c: agreed_finds(c, "        if not is_left_out:\n            self.step()", "        if not (is_left_out and is_lost):\n            self.step()"),
         "found: gradients that keep a part of the scale": lambda c: finds(c, "1.0 / self.scale.value)", "2.0 / self.scale.value)"),
         "found: the scale of a lost step": lambda c: finds(c, "self.value /= 2", "pass"),
     }

@@ -81,11 +81,11 @@ def cases():
     two, replicas = trainer.two(2), ("--replicas", "2")
     own = {"old": "torch.optim.SGD(parameters, lr=0.1, momentum=0.9)"}
     made = {
-        "gpt2 2": lambda c: same(c, "gpt2_tiny", 2, 2, *two),
         "zero1": lambda c: same(c, "gpt2_tiny", 1, 2, *replicas, "--sharding", "zero1", *two),
         "found: nothing comes back": lambda c: finds(c, "            own.detach().copy_(twin", "            own.detach().clone().copy_(twin", "differ"),
     }
     every = {
+        "gpt2 2": lambda c: same(c, "gpt2_tiny", 2, 2, *two),
         "zero3 2x2": lambda c: same(c, "gpt2_tiny", 2, 4, *replicas, "--sharding", "zero3", *two),
         "replicas": lambda c: same(c, "resnet_plain", 1, 2, *replicas, *two),
         "zero bubble": lambda c: same(c, "resnet_plain", 4, 2, "--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble", *trainer.two(4)),

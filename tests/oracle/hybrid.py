@@ -157,7 +157,6 @@ def finds(cases, old, new, message, level="zero2", file="train_parts/sync.py"):
 def cases():
     one = trainer.two(1)
     made = {
-        "zero1 gpt2": lambda c: trains(c, "gpt2_tiny", 4, "zero1", *one, count=4, stages=1),
         "zero3 gpt2": lambda c: trains(c, "gpt2_tiny", 4, "zero3", *one, count=4, stages=1),
         "found: groups go apart": lambda c: finds(
             c, "        pieces = [self.pieces[parameter][0] for parameter in bucket if parameter in self.pieces] if self.across else []\n", "        pieces = []\n", "differ"
@@ -180,10 +179,11 @@ def cases():
         again = (*GROUPS, *shard)
         every |= {
             f"{level} gpt2": lambda c, level=level: trains(c, "gpt2_tiny", 4, level, *one, count=4, stages=1),
-            f"{level} resnet, two passes": lambda c, level=level: trains(c, "resnet_plain", 4, level, *trainer.two(2), count=8, stages=1),
+            # Torch's float32 norm of two million elements is off by 4e-5 on a processor, that of slices by less: nothing is clipped.
+            f"{level} resnet, two passes": lambda c, level=level: trains(c, "resnet_plain", 4, level, *trainer.two(2), count=8, stages=1, clip=None),
             f"{level} tied 2x4": lambda c, level=level: trains(c, "gpt2_tiny", 8, level, *trainer.two(2), count=8, steps=10),
             f"{level} zero bubble 2x4": lambda c, level=level: trains(
-                c, "gpt2_tiny", 8, level, "--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble", *trainer.two(2), count=8, stages=4
+                c, "gpt2_tiny", 8, level, "--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble", *trainer.two(2), count=8, stages=4, steps=10
             ),
             f"{level} elements": lambda c, level=level: elements_of_groups(c, level),
             f"{level} memory": lambda c, level=level: predicted_memory(c, level),

@@ -622,10 +622,10 @@ def failures(cases):
         # what the last line says, the task, arguments, seconds that a rank is waited for
         ("rank 0 was ended by SIGKILL, after", picture(), ["--crash", "0,3"], 0),
         ("rank 1 was ended by SIGKILL, after", picture(), ["--crash", "1,3"], 0),
-        ("rank 1 failed: ValueError: no such label in the forward pass", picture(**failing(14, "raise ValueError('no such label')")), [], 0),
+        ("rank 1 failed: ValueError: no such label in the loss after the forward pass", picture(**failing(14, "raise ValueError('no such label')")), [], 0),
         ("rank 1 was ended by SIGSEGV, after", picture(**failing(14, "import os; os.kill(os.getpid(), 11)")), [], 0),
         ("rank 1 failed with exit code 3, after", picture(**failing(14, "import os; os._exit(3)")), [], 0),
-        ("no answer from rank 1 (it was at: see", picture(**failing(14, "import time; time.sleep(100)")), ["--timeout", "4"], 4),
+        ("no answer from rank 1, which is at the loss after the forward pass of micro-batch 1 in stage 1 (its stack: ", picture(**failing(14, "import time; time.sleep(100)")), ["--timeout", "4"], 4),
         ("rank 1 failed: the loss is not finite in step 4", picture(**failing(13, "return float('nan')"), clip=None), [], 0),
         ("rank 0 failed: inputs() of the task returned 7 rows", picture(old="(samples, 3", new=short), [], 0),
     ]

@@ -9,6 +9,7 @@ when one fails.
 
 import fnmatch
 import json
+import math
 import re
 import sys
 import warnings
@@ -168,6 +169,66 @@ def reference(kind, path, manifest, mode, count, replicas=1, drains=(STEPS,)):
     return losses, model.state_dict()
 
 
+def uneven(kind, path, manifest, mode, count, replicas):
+    """The loop of one process where stages have so many replicas: a stage's update is the mean of a micro-batch of each, or of a step's.
+
+    PipeDream's `runtime.py` lets a replica begin with as many forward passes as there are replicas from its stage on, for each of its own.
+    """
+    trains, model = processes.module_of(Path(path), "task"), eager(kind)
+    named, stages = dict(model.named_parameters()), [about["parameters"] for about in manifest["stages"]]
+    ahead = [-(-sum(replicas[s:]) // n) - 1 for s, n in enumerate(replicas)]
+    total = count * math.lcm(*replicas)
+    optimizers = []
+    for names in stages:
+        fits = lambda n, g: any(fnmatch.fnmatch(n, each) for each in g["match"].split("|"))  # noqa: E731
+        rest = [{k: v for k, v in g.items() if k != "match"} | {"params": []} for g in trains.groups]
+        for name in names:
+            rest[next(i for i, g in enumerate(trains.groups) if fits(name, g))]["params"].append(named[name])
+        optimizers.append(trains.optimizer(rest))
+    history = [[{n: named[n].detach().clone() for n in names}] for names in stages]
+    gathered, losses = [{} for _ in stages], [0.0] * STEPS
+    for j in range(STEPS * total):
+        step, part = divmod(j, total)
+        weights = {}
+        for s, names in enumerate(stages):
+            version = j // total - 1 if mode == "2bw" else j // replicas[s] - ahead[s]
+            weights |= {n: value.requires_grad_() for n, value in history[s][max(0, version)].items()}
+        # The task's samples are those of one pipeline after the other, which take micro-batches in turn.
+        at = part % (total // count) * count + part // (total // count)
+        rows = slice(2 * at, 2 * at + 2)
+        x, y = trains.inputs(step, 2 * total)[0], trains.target(step, 2 * total)
+        loss = trains.loss([torch.func.functional_call(model, weights, (x[rows],))], y[rows])
+        losses[step] += float(loss.detach()) / total
+        for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values()))):
+            of = next(s for s, names in enumerate(stages) if name in names)
+            gathered[of].setdefault(name, []).append(gradient)
+        for s, optimizer in enumerate(optimizers):
+            if (j + 1) % (total if mode == "2bw" else replicas[s]) == 0:
+                for name, gradients in gathered[s].items():
+                    named[name].grad = sum(gradients[1:], gradients[0]) / len(gradients)
+                for group in optimizer.param_groups:
+                    group["lr"] = trains.lr(step) * group.get("lr_scale", 1.0)
+                optimizer.step()
+                gathered[s] = {}
+                history[s].append({n: named[n].detach().clone() for n in stages[s]})
+    return losses, model.state_dict(), [2] * len(stages) if mode == "2bw" else [1 + each for each in ahead]
+
+
+def unequal(cases, mode, replicas, *arguments, count=2, optimizer="sgd", kind="text", out=None):
+    """Losses and parameters are those of the loop, versions those of the formula."""
+    run = out or folder(cases, kind, len(replicas))
+    path = task(cases, kind, optimizer)
+    losses, state, kept = uneven(kind, path, run.manifest(), mode, count, replicas)
+    how = ("--task", path, "--steps", str(STEPS), "--micro-batches", str(count), "--replicas", ",".join(map(str, replicas)), "--save", "uneven")
+    lines, text = run.run(sum(replicas), *how, *ARGUMENTS[mode], *arguments)
+    off = trainer.near(losses, [line["loss"] for line in lines], "losses", 1e-6)
+    worst = same(state, run.merged("uneven"), "parameters", False)
+    told = f"stages held {', '.join(map(str, kept))} versions of their weights"
+    if told not in text:
+        raise Failed(f"not `{told}`:\n{text}")
+    return f"losses differ by {off:.0e}, parameters by {worst:.0e}; versions {kept}"
+
+
 class Trained(trainer.Trained):
     def __init__(self, cases, out):
         self.cases, self.out = cases, out
@@ -304,6 +365,24 @@ def planned(cases):
     return ", ".join(said)
 
 
+def planned_unequal(cases):
+    """A plan whose stages have unequal replicas keeps as many versions, and gradients miss as many updates, as `simulate` says."""
+    prepared(cases)
+    plan, out = cases.place / "unequal.yaml", cases.place / "unequal"
+    trainer.command(cases, "plan", cases.models["text"], "--devices", "3xt4", "--strategy", "pipedream", "--micro-batches", "12", "-o", plan)
+    trainer.command(cases, "emit", cases.models["text"], plan, "--targets", "python", "-o", out)
+    found = json.loads(trainer.command(cases, "simulate", plan, "--format", "json"))["versions"]
+    script = (out / "train.py").read_text()
+    if '"replicas": "2,1"' not in script or '"schedule": "PipeDream"' not in script:
+        raise Failed("the plan is another one")
+    _, text = Trained(cases, out).run(3, "--steps", "4")
+    kept, missed = (", ".join(str(each[name]) for each in found) for name in ("kept", "staleness"))
+    told = f"PipeDream (stashing): stages held {kept} versions of their weights, gradients had missed {missed} updates"
+    if told not in text:
+        raise Failed(f"not `{told}`:\n{text}")
+    return told
+
+
 def recomputed(cases):
     """Blocks that are computed again in the backward pass are so with the version of the forward pass; offload changes nothing."""
     plan = processes.planned(cases, "resnet", "torchgpipe", ("recompute", "layer1"), ("recompute", "layer4"))
@@ -330,7 +409,7 @@ def refused(cases):
         ("--sharding zero1 does not go with PipeDream", run, 6, (*endless, "--replicas", "2", "--sharding", "zero1")),
         ("--clip 1.0 does not go with PipeDream", run, 3, (*endless, "--clip", "1.0")),
         ("`clip` of the task does not go with PipeDream", run, 3, (*endless, "--task", str(clipped))),
-        ("--replicas 2,1,1 does not go with PipeDream", run, 4, (*endless, "--replicas", "2,1,1")),
+        ("--vertical-sync does not go with --replicas 2,1,1, under which", run, 4, (*endless, "--vertical-sync", "--replicas", "2,1,1")),
         ("runs one stage a rank: --pipeline-ranks 3", run, 1, (*endless, "--pipeline-ranks", "1")),
         ("takes 2 micro-batches a step or more, not 1", run, 3, ("--schedule", "2bw", "--micro-batches", "1")),
         ("--vertical-sync does not go with 1F1B: its steps end with a flush", run, 3, ("--vertical-sync",)),
@@ -364,6 +443,12 @@ def finds(cases, old, new, message):
     raise Failed(f"nobody saw it: {said}")
 
 
+def uneven_finds(cases, old, new):
+    run = folder(cases, "text", 2)
+    case = lambda: unequal(cases, "stashing", (2, 1), "--allow-changes", out=run)  # noqa: E731
+    return processes.finds_fault(run.out / "train.py", old, new, "differ", case)
+
+
 def cases():
     made = {
         "resnet 2, stashing": lambda c: trains(c, "resnet", "stashing", 2),
@@ -376,6 +461,7 @@ def cases():
         "text 1, stashing": lambda c: trains(c, "text", "stashing", 1),
         "text 2, two replicas, stashing": lambda c: trains(c, "text", "stashing", 2, replicas=2, count=2),
         "text 2, two replicas, 2BW": lambda c: trains(c, "text", "2bw", 2, replicas=2, count=2, is_exact=False),
+        "text 2-1, stashing": lambda c: unequal(c, "stashing", (2, 1)),
         "resume": resumed,
         "loader": loaded,
         "a plan's": planned,
@@ -392,7 +478,21 @@ def cases():
             c, "        del loss  # and", "        self.kept = getattr(self, 'kept', []) + [self.versions.on_their_way.get(number + 1)]  # and", "versions of the weights are in memory"
         ),
     }
-    return made
+    every = {
+        "text 1-2, stashing": lambda c: unequal(c, "stashing", (1, 2), optimizer="adamw"),
+        "text 2-1-1, stashing": lambda c: unequal(c, "stashing", (2, 1, 1)),
+        "text 2-3, stashing": lambda c: unequal(c, "stashing", (2, 3), count=1),
+        "text 1-3-1, stashing": lambda c: unequal(c, "stashing", (1, 3, 1), count=1),
+        "text 2-1, 2BW": lambda c: unequal(c, "2bw", (2, 1)),
+        "text 1-2-1, 2BW": lambda c: unequal(c, "2bw", (1, 2, 1)),
+        "text 2-1, optimizer on the host": lambda c: unequal(c, "stashing", (2, 1), "--offload-optimizer"),
+        "a plan's, unequal": planned_unequal,
+        "found: an update is a sum": lambda c: uneven_finds(c, "torch._foreach_div_(gradients, self.count)", "pass"),
+    }
+    if "--all" in sys.argv:
+        sys.argv.remove("--all")
+        return made | every
+    return made | {name: test for name, test in every.items() if name in sys.argv[3:]}
 
 
 if __name__ == "__main__":

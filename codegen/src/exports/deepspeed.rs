@@ -15,8 +15,9 @@ pub(super) fn deepspeed(subject: &Subject<'_>) -> Export {
 fn module(Subject { terms, .. }: &Subject<'_>) -> Result<Made, String> {
     terms.whole_layers()?;
     terms.one_to_a_rank()?;
-    terms.replicas()?;
+    let replicas = terms.replicas()?;
     let mut notes: Vec<String> = schedule_note(terms, &["1f1b"], "1F1B").into_iter().collect();
+    notes.extend(terms.without_groups(replicas));
     let level = match terms.sharding {
         ShardingLevel::None => 0,
         ShardingLevel::Zero1 => 1,

@@ -30,18 +30,13 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     if terms.shards < 2 && stages < 2 {
         return Err("neither layers nor the model is cut: its Trainer runs replicas as it is started".into());
     }
-    let (replicated, shared_out) = match terms.sharding {
-        ShardingLevel::None => (replicas, 1),
-        level => {
-            if level != ShardingLevel::Zero3 {
-                notes.push(format!(
-                    "replicas share out parameters between steps, too, the plan {}",
-                    level.name()
-                ));
-            }
-            (1, replicas)
-        }
-    };
+    let (replicated, shared_out) = terms.degrees(replicas);
+    if !matches!(terms.sharding, ShardingLevel::None | ShardingLevel::Zero3) {
+        notes.push(format!(
+            "replicas share out parameters between steps, too, the plan {}",
+            terms.sharding.name()
+        ));
+    }
     let mut lines = Vec::new();
     for (name, count) in [
         ("tp_size", terms.shards),

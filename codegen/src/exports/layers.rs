@@ -119,6 +119,9 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
         schema::ShardingLevel::None | schema::ShardingLevel::Zero1 => {}
         level => notes.push(format!("replicas share out nothing, the plan {}", level.name())),
     }
+    if terms.sharding == schema::ShardingLevel::Zero1 {
+        notes.extend(terms.without_groups(terms.replicas()?));
+    }
     let chunks = counts.len() / terms.n_ranks();
     notes.extend(schedule_note(terms, &["1f1b", "interleaved-1f1b", "vpp"], "1F1B"));
     let stages: Vec<String> = counts

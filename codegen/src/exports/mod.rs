@@ -35,6 +35,8 @@ pub struct Terms<'p> {
     pub cuts: Vec<(&'p str, Cut)>,
     /// What replicas share out.
     pub sharding: ShardingLevel,
+    /// How many of them share out together; all where it is not said, or does not divide them.
+    pub sharding_group: Option<usize>,
     /// The schedule, where there is a plan.
     pub schedule: Option<&'p str>,
     /// Whether `schedule.csv` is written.
@@ -49,6 +51,22 @@ impl Terms<'_> {
     /// Returns how many ranks a pipeline has.
     fn n_ranks(&self) -> usize {
         self.ranks.iter().max().map_or(1, |last| last + 1)
+    }
+
+    /// Returns how many groups of replicas hold all, and how many replicas share it out in each.
+    fn degrees(&self, replicas: usize) -> (usize, usize) {
+        let group = self.sharding_group.filter(|group| *group > 0 && replicas.is_multiple_of(*group));
+        match (self.sharding, group.unwrap_or(replicas)) {
+            (ShardingLevel::None, _) => (replicas, 1),
+            (_, sharers) => (replicas / sharers, sharers),
+        }
+    }
+
+    /// Says that a framework lets all replicas share out together, where the plan has groups of them.
+    fn without_groups(&self, replicas: usize) -> Option<String> {
+        let (groups, sharers) = self.degrees(replicas);
+        (self.sharding != ShardingLevel::None && groups > 1)
+            .then(|| format!("replicas share out all together, the plan in groups of {sharers}"))
     }
 
     /// Returns how often each rank is there.
@@ -237,4 +255,32 @@ fn split_points(Subject { program, assignment, terms, .. }: &Subject<'_>) -> Res
         head(&notes, "#")
     );
     Ok(Made { notes, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Eight replicas in groups, in a number that does not divide them, and without.
+    #[test]
+    fn groups_of_replicas_are_two_degrees() {
+        let terms = |sharding, sharding_group| Terms {
+            ranks: &[0],
+            replicas: &[8],
+            shards: 1,
+            cuts: Vec::new(),
+            sharding,
+            sharding_group,
+            schedule: None,
+            has_table: false,
+            micro_batches: None,
+            is_inference: false,
+        };
+        assert_eq!(terms(ShardingLevel::Zero3, Some(4)).degrees(8), (2, 4));
+        assert_eq!(terms(ShardingLevel::Zero3, Some(3)).degrees(8), (1, 8));
+        assert_eq!(terms(ShardingLevel::Zero1, None).degrees(8), (1, 8));
+        assert_eq!(terms(ShardingLevel::None, Some(4)).degrees(8), (8, 1));
+        assert!(terms(ShardingLevel::Zero1, Some(4)).without_groups(8).is_some());
+        assert_eq!(terms(ShardingLevel::Zero1, None).without_groups(8), None);
+    }
 }

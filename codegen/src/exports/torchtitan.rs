@@ -33,10 +33,7 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     let (parts, mut notes) = parts(subject)?;
     let mut lines = Vec::new();
     let mut set = |name: &str, value: String| lines.push(format!("    {name}={value},\n"));
-    let (replicated, shared_out) = match terms.sharding {
-        ShardingLevel::None => (replicas, 1),
-        _ => (1, replicas),
-    };
+    let (replicated, shared_out) = terms.degrees(replicas);
     set("data_parallel_replicate_degree", replicated.to_string());
     set("data_parallel_shard_degree", shared_out.to_string());
     if shared_out > 1 {

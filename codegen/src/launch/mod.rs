@@ -58,17 +58,19 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 13] = [
+const PARTS: [(&str, &str); 15] = [
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
     ("train_parts/fsdp.py", include_str!("../train/parts/fsdp.py")),
+    ("train_parts/hangs.py", include_str!("../train/parts/hangs.py")),
     ("train_parts/host_optimizer.py", include_str!("../train/parts/host_optimizer.py")),
     ("train_parts/host_trace.py", include_str!("../train/parts/host_trace.py")),
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
     ("train_parts/priority.py", include_str!("../train/parts/priority.py")),
+    ("train_parts/stragglers.py", include_str!("../train/parts/stragglers.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
     ("train_parts/versions.py", include_str!("../train/parts/versions.py")),

@@ -18,10 +18,14 @@ def train(arguments, manifest):
         need_gpus(local + 1)
         torch.cuda.set_device(local)
         arguments.device = f"cuda:{local}"
+    watch = None
     try:
         is_gpu = "cuda" in arguments.device
+        if not is_gpu:
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # with gloo the flight recorder is off
         here = {"device_id": torch.device(arguments.device)} if is_gpu else {}  # or NCCL guesses it by the rank
         dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=arguments.timeout), **here)
+        arguments.watch = watch = Watch(rank, dist.get_world_size(), arguments.timeout, DOING)
         run = Run(arguments, manifest)
         is_same = True
         if arguments.check:
@@ -38,7 +42,7 @@ def train(arguments, manifest):
             os._exit(1)
         raise
     except Exception as error:
-        failed(error, rank, arguments, is_launched)
+        failed(error, rank, arguments, is_launched, watch)
     dist.destroy_process_group()
     if not is_same:
         report(rank, "error", "the check found differences")
@@ -57,28 +61,31 @@ def go_on(arguments):
     return f"go on from the last checkpoint with: {launcher} {Path(__file__).name} … --save {arguments.save or 'DIR'} --resume"
 
 
-def failed(error, rank, arguments, is_launched):
+def failed(error, rank, arguments, is_launched, watch):
     """Tells what became of a rank, and ends it."""
     text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
-    kind, details = "error", None
+    kind, details, silent = "error", None, {}
     if isinstance(error, NotFinite):
         if "saving" in DOING:  # all ranks end here together: what they have begun to write is good
             DOING["saving"].wait()
         kind = "other" if "another rank" in text else "error"
     elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
-        kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{place.replace(' in ', ' after ', 1)}"
+        waits = f" in {' and '.join(names[:2])}" if (names := watch.pending if watch else []) else ""
+        kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{waits}{place.replace(' in ', ' after ', 1)}"
+        silent = watch.silent() if watch else {}
     elif re.search(r"[Cc]onnection (closed|reset|refused)|peer|NCCL|Broken pipe", str(error)):
         kind, text = "lost", f"lost a peer ({text[:200]})"
     else:
         text, details = f"{type(error).__name__}: {text}{place}", error
-    if not report(rank, kind, text, details):
+    if not report(rank, kind, text, details, silent):
         if details:
             traceback.print_exception(details)
+        text = ", ".join(filter(None, (text, who(silent))))
         if kind != "other":
             line = f"rank {rank}: {text}; {go_on(arguments)}\n"
             print(line, end="", file=sys.stderr, flush=True)  # in one piece: others write too
     # Whoever waited gives the others time to say so, and a cause comes before what it caused.
-    time.sleep({"timeout": 2.0, "lost": 0.5, "other": 1.0}.get(kind, 0.0) if is_launched else 0.0)
+    time.sleep({"timeout": 1.2, "lost": 0.5, "other": 1.0}.get(kind, 0.0) if is_launched else 0.0)
     os._exit(1)
 
 
@@ -121,10 +128,12 @@ def steps(run, arguments):
     if run.task.rule and run.rank == leader:
         print(f"learning rate: {run.task.rule}", file=sys.stderr, flush=True)
     samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
-    progress = Progress(run.task, arguments, samples, run.start) if run.rank == leader else None
+    slow = Stragglers(run.layout.peers(), arguments.straggler)
+    progress = Progress(run.task, arguments, samples, run.start, slow) if run.rank == leader else None
     hangs, last = hangs_file(run.rank), {}
 
     def begin():
+        arguments.watch.begin()
         if hangs:
             faulthandler.dump_traceback_later(arguments.timeout, file=hangs)
 
@@ -151,10 +160,13 @@ def steps(run, arguments):
             tell(step, loss, known)
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
             run.drain()
+            DOING["pass"] = f"the validation after step {step + 1}"
             values, count = run.validation.all()
+            BUSY.begin_step()
             if progress:
                 progress.tell_validation(step + 1, values, count)
         if arguments.save and ((step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps):
+            DOING["pass"] = f"the checkpoint after step {step + 1}"
             run.save(step + 1)
             DOING["saving"] = run.checkpoints
     if run.checkpoints:
@@ -168,11 +180,13 @@ def steps(run, arguments):
         versions = run.without_flush.told()
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
             last["offload"], count = run.offloaded(), arguments.steps - run.start
-    host = about_host(run) if arguments.host_trace else None
+    host, stragglers = about_host(run) if arguments.host_trace else None, found_slow(run, slow)
     gathered = about_gathered(run) if arguments.sharding == "zero3" else None
     kept = about_kept(run) if arguments.offload_optimizer else None
     if progress:
         done = arguments.steps - run.start
+        if stragglers:
+            print(f"{about_slow(stragglers)}, in all steps", file=sys.stderr, flush=True)
         if host:
             progress.write({"step": arguments.steps, "host": host[1]})
             print(host[0], file=sys.stderr, flush=True)
@@ -206,8 +220,8 @@ def stops(run, arguments):
 class Progress:
     """Tells each step: a line for people, one of JSON in `--log`, the task's own `log`."""
 
-    def __init__(self, task, arguments, samples, start):
-        self.task, self.arguments, self.samples = task, arguments, samples
+    def __init__(self, task, arguments, samples, start, slow=None):
+        self.task, self.arguments, self.samples, self.slow = task, arguments, samples, slow
         self.begun, self.seconds = time.perf_counter(), []
         self.before = self.begun
         self.file = open(arguments.log, "a" if start else "w") if arguments.log else None
@@ -217,13 +231,17 @@ class Progress:
         self.seconds.append(now - self.before)
         self.before = now
         rate = self.samples / self.seconds[-1]
+        busy = known.pop("busy", None)
+        slow = self.slow.take(busy) if self.slow and busy else {}
         left = (self.arguments.steps - step) * statistics.median(self.seconds[-20:])
         text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s"
         text += f", norm {known['norm']:.4g}" if known["norm"] is not None else ""
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
         text += f", scale {known['scale']:.4g}" if "scale" in known else ""
         text += ", left out: a gradient is not finite" if known.get("left_out") else ""
-        print(f"{text}, {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left", flush=True)
+        text += f", {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left"
+        print(", ".join(filter(None, (text, about_slow(slow)))), flush=True)
+        known |= {"slow": in_json(slow)} if slow else {}
         self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
 
     def tell_validation(self, step, values, samples):
@@ -280,6 +298,20 @@ def about_offload(arguments, known, count):
     text += f" and {sized(known['to_device'] / count)} back, copies took {told(known['seconds_to_host'] / count)} and"
     text += f" {told(known['seconds_to_device'] / count)}; the host held {sized(known['host_bytes'])}"
     return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
+
+
+def found_slow(run, slow):
+    """Finds ranks that were slow in most of the last steps, beside those that hold the same stages; all ranks call this."""
+    own = torch.tensor(BUSY.steps, dtype=torch.float64, device=run.device)
+    if len(own) < WINDOW:
+        return {}
+    found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    return {rank: about for rank, about in slow.found(list(zip(*(each.tolist() for each in found)))).items() if about[2]}
+
+
+def in_json(slow):
+    return [{"rank": rank, "seconds": own, "usual": usual, "of": "others" if others else "before"} for rank, (own, usual, others) in slow.items()]
 
 
 def about_kept(run):
@@ -457,6 +489,7 @@ def options():
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
     parser.add_argument("--offload-optimizer", action="store_true", help="the optimizer's state stays in host memory and parameters are stepped there: with Adam a rank's device saves 8 bytes for each float32 parameter that it steps, and a step moves 4 to the host and 4 back")
     parser.add_argument("--log", help="file for a line of JSON each step")
+    parser.add_argument("--straggler", type=positive, default=1.2, help="a rank is called slow that takes so many times as long in its passes as the others of its stage, or than it took before, in 8 of 10 steps")
     parser.add_argument("--host-trace", action="store_true", help="say at the end what the script itself costs the host for each pass, and put it into --log")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="bf16, fp16: autocast, master weights stay as they are; under fp16 losses are scaled, and steps whose gradients are not finite are left out")
@@ -528,7 +561,8 @@ def main():
     arguments.sharding = arguments.sharding or DEFAULTS.get("sharding") or "none"
     if arguments.sharding_group and (arguments.sharding == "none" or arguments.sharding_group < 0):
         sys.exit(f"--sharding-group {arguments.sharding_group} is a number of replicas that share something out: with --sharding zero1, zero2 or zero3")
-    if arguments.sharding_group is None and arguments.sharding != "none":
+    arguments.asks_group = arguments.sharding_group is not None
+    if not arguments.asks_group and arguments.sharding != "none":
         arguments.sharding_group = DEFAULTS.get("sharding_group")
     is_asked = arguments.sync is not None
     arguments.sync = arguments.sync or DEFAULTS.get("sync") or "buckets"

@@ -81,21 +81,23 @@ try:
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
     from train_parts.fsdp import FullySharded
+    from train_parts.hangs import Watch, who
     from train_parts.host_optimizer import HostOptimizer
     from train_parts.host_trace import HostTrace
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload
     from train_parts.priority import SLICE, Sliced
+    from train_parts.stragglers import BUSY, WINDOW, Stragglers, about_slow
     from train_parts.sync import Mirrored, Sharded, Sync, is_by_element
     from train_parts.validation import Validation
-    from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, version_rule
+    from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, rounds_of, version_rule
 except ModuleNotFoundError as error:
     if not str(error.name).startswith("train_parts"):
         raise
     sys.exit(f"{HERE / 'train_parts'} is missing, or a file of it: emit the stages again")
 
 STAGES = HERE / "stages"
-DOING = {"pass": None}  # the pass that began last, to be told when something fails
+DOING = {"pass": None}  # what began last, to be told when something fails
 # Of the plan, where there was one.
 DEFAULTS = {}
 

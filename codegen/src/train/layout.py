@@ -104,12 +104,13 @@ class Layout:
         if len(replicas) != width or min(replicas) < 1:
             sys.exit(f"--replicas takes one number, or {width}, one for each rank of a pipeline")
         self.is_unequal = len(set(replicas)) > 1
-        if self.is_unequal and (arguments.csv_ranks is not None or schedule not in ("1f1b", "gpipe") or width != count):
-            sys.exit("unequal replicas run one stage a rank under 1F1B or GPipe: --schedule 1F1B, or one number for --replicas")
+        is_listed = schedule in ("1f1b", "gpipe") or arguments.updates
+        if self.is_unequal and (arguments.csv_ranks is not None or not is_listed or width != count):
+            sys.exit("unequal replicas run one stage a rank under 1F1B, GPipe or PipeDream: --schedule 1F1B, or one number for --replicas")
         if self.is_unequal and self.shards > 1:
             sys.exit(f"--shards {self.shards} does not go with unequal replicas: one number for --replicas, or --shards 1")
         self.replicas, self.group = replicas, arguments.sharding_group
-        if self.group and all(count % self.group for count in replicas):
+        if self.group and arguments.asks_group and all(count % self.group for count in replicas):
             each = " or ".join(map(str, sorted(set(replicas))))
             sys.exit(f"--sharding-group {self.group} does not divide {each} replicas: another number, or 0 for all of them")
         self.pipelines = math.lcm(*replicas) * self.copies
@@ -158,6 +159,14 @@ class Layout:
         """Returns the ranks that hold the same part of a stage."""
         places = [place for place, held in enumerate(self.stages_of) if any(one % self.count == stage for one in held)]
         return sorted({rank for place in places for rank in self.replicas_of_place(place, shard)})
+
+    def peers(self):
+        """Returns of each rank those that hold the same stages, its own among them: replicas and shards."""
+        found = {}
+        for place in range(len(self.stages_of)):
+            ranks = sorted(rank for shard in range(self.shards) for rank in self.replicas_of_place(place, shard))
+            found |= dict.fromkeys(ranks, ranks)
+        return [found[rank] for rank in range(self.world)]
 
     def shard_ranks(self, rank):
         """Returns the ranks that hold a stage together with this one."""

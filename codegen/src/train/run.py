@@ -14,6 +14,7 @@ class Run:
                 f"torchrun --nproc-per-node {self.layout.world} {Path(__file__).name} …"
             )
         self.device = torch.device(arguments.device)
+        BUSY.on_gpu = self.device.type == "cuda"
         self.object_device = self.device if self.device.type == "cuda" else None
         self.task = Task(manifest, arguments)
         place, self.replica, self.shard = self.layout.place(self.rank)
@@ -40,7 +41,8 @@ class Run:
             for number in range(self.layout.pipelines)
             if self.rank in self.layout.members(number, self.shard)
         ]
-        self.executor = Executor(self) if self.layout.is_unequal or self.layout.copies > 1 else None
+        has_lists = (self.layout.is_unequal and not arguments.updates) or self.layout.copies > 1
+        self.executor = Executor(self) if has_lists else None
         self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(place)
         self.is_fully_shared = isinstance(self.sync, FullySharded)
@@ -60,8 +62,7 @@ class Run:
         if arguments.updates:
             self.without_flush = WithoutFlush(self)
         if arguments.sync != "buckets":
-            batches = next(iter(self.batches.values()), None)
-            self.epoch_steps = agreed_length(self, batches, f"--sync {arguments.sync} needs: --sync buckets")
+            self.epoch_steps = agreed_length(self, self.batches.values(), f"--sync {arguments.sync} needs: --sync buckets")
         self.start = 0
         self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
 
@@ -152,6 +153,7 @@ class Run:
     def scaled_loss(self, outputs, target, count=None):
         """Returns a micro-batch's part of the mean over `count` of them: of all pipelines in a step, where nothing is said."""
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        DOING["pass"] = f"the loss after {DOING['pass']}"
         with self.arguments.trace.timed("stages"), autocast(self.arguments):
             loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
         return self.update.scale.up(loss)
@@ -161,7 +163,7 @@ class Run:
         if self.sends_slices:
             return self.sliced_step(step)
         loss = self.gradients(step)
-        DOING["pass"] = f"all passes of step {step + 1}"
+        DOING["pass"] = f"the update of step {step + 1}"
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
         known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
         if ended:  # all begin the next epoch together
@@ -179,6 +181,7 @@ class Run:
         known = {"lr": float(update.optimizer.param_groups[0]["lr"]) if update.optimizer else None, "norm": None}
         self.sync.begin(step)
         loss = self.gradients(step)
+        BUSY.end_step()
         if loss is not None and not math.isfinite(loss):
             raise NotFinite(f"the loss is not finite in step {step + 1}: stopped")
         if update.scheduler:
@@ -204,6 +207,7 @@ class Run:
         seed_step(self.arguments.seed, step, self.rank // self.layout.shards)  # the shards of a stage draw the same
         self.update.zero_grad()
         nothing = [{}] * self.arguments.micro_batches, [None] * self.arguments.micro_batches
+        DOING["pass"] = f"the data of step {step + 1}"
         parts, targets = {}, {}
         for number in (pipeline.number for pipeline in self.pipelines):
             own = self.batches.get(number)
@@ -216,6 +220,7 @@ class Run:
             else:
                 [pipeline] = self.pipelines
                 loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
+        DOING["pass"] = f"the sums of gradients of step {step + 1}"
         self.average_gradients()
         return None if loss is None else loss / self.update.scale.value
 

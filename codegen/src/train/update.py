@@ -102,9 +102,10 @@ class Update:
         counted = torch.tensor([counts for _, _, counts in found], dtype=torch.bool, device=norms.device)
         is_loss_lost = loss is not None and not math.isfinite(loss)
         is_lost = is_loss_lost or not bool(norms.isfinite().all())
-        sums = torch.zeros(3 + self.ranks, dtype=torch.float64)
+        sums = torch.zeros(3 + 2 * self.ranks, dtype=torch.float64)
         sums[0] = norms[counted].square().sum()
         sums[1], sums[2], sums[3 + self.rank] = float(has_ended), is_lost + 1e6 * is_loss_lost, memory_of(device)
+        sums[3 + self.ranks + self.rank] = BUSY.end_step()
         if self.ranks > 1:
             sums = sums.to(device)
             dist.all_reduce(sums)
@@ -130,7 +131,7 @@ class Update:
             self.scheduler.step()
         if self.is_shared and not is_left_out:
             self.sync.gather()
-        known = {"lr": float(rates[0]) if rates else None, "norm": norm, "memory": max(sums[3:])}
+        known = {"lr": float(rates[0]) if rates else None, "norm": norm, "memory": max(sums[3 : 3 + self.ranks]), "busy": sums[3 + self.ranks :]}
         return known | (scale | {"left_out": is_left_out} if self.scale.is_on else {}), int(sums[1])
 
     def stop(self, step, is_lost, loss, names):

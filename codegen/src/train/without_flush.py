@@ -30,16 +30,23 @@ def refuse_without_flush(manifest, arguments):
         f"--sharding {arguments.sharding}": arguments.sharding != "none",
         f"--shards {arguments.shards}": arguments.shards > 1,
         f"--clip {arguments.clip}": arguments.clip is not None,
-        f"--replicas {arguments.replicas}": len(set(str(arguments.replicas).split(","))) > 1,
     }.items():
         if is_given:
             sys.exit(f"{option} does not go with {name}: --schedule 1F1B")
+    replicas = [int(part) for part in str(arguments.replicas).split(",")]
+    replicas = replicas * count if len(replicas) == 1 else replicas
+    if len(set(replicas)) > 1 and arguments.updates == VERTICAL_SYNC:
+        sys.exit(f"--vertical-sync does not go with --replicas {arguments.replicas}, under which stages have other updates: one number, or without it")
     for tied in manifest["tied"]:
         stages, names = {holder["stage"] for holder in tied["holders"]}, sorted({f"`{holder['name']}`" for holder in tied["holders"]})
         if len(stages) > 1 and tied["requires_grad"]:
             sys.exit(f"{' and '.join(names)} are one parameter of stages that {name} updates at different times: --schedule 1F1B")
-    if name == "PipeDream-2BW" and arguments.micro_batches < count - 1:
-        sys.exit(f"{name} with {count} stages takes {count - 1} micro-batches a step or more, not {arguments.micro_batches}")
+    # All that is on its way takes weights of this step and of the one before.
+    pipelines = math.lcm(*replicas) if min(replicas) > 0 else 1
+    most = max(own * (rounds - 1) for own, rounds in zip(replicas, rounds_of(replicas))) if len(replicas) == count else 0
+    least = -(-most // pipelines)
+    if name == "PipeDream-2BW" and arguments.micro_batches < least:
+        sys.exit(f"{name} with {count} stages takes {least} micro-batches a step or more, not {arguments.micro_batches}")
 
 
 def order_without_flush(ahead, count, every):
@@ -55,41 +62,46 @@ def order_without_flush(ahead, count, every):
 class WithoutFlush:
     """Runs steps one after the other without a flush: PipeDream and 2BW.
 
-    PipeDream updates a stage after each micro-batch, 2BW after those of a step. The pipeline drains where something asks for
-    weights of one moment: a checkpoint, a validation, the end. What torch's runtime keeps for each micro-batch lies in as many
-    slots as can be on their way.
+    PipeDream updates a stage after one micro-batch of each of its replicas, 2BW after those of a step. The pipeline drains where
+    something asks for weights of one moment: a checkpoint, a validation, the end. What torch's runtime keeps for each micro-batch of
+    a pipeline lies in as many slots as can be on their way.
+
+    Micro-batches are dealt to the replicas of each stage in turn, so a replica of few is in several pipelines. Its passes are counted
+    as it has them. Where stages have unequal replicas, an update is the mean of a stage's own micro-batches.
     """
 
     def __init__(self, run):
         self.run, arguments, layout = run, run.arguments, run.layout
-        self.place, _, _ = layout.place(run.rank)
-        self.ranks, self.per_step = len(layout.stages_of), arguments.micro_batches
+        self.place, self.replica, _ = layout.place(run.rank)
+        self.ranks, self.count = len(layout.stages_of), layout.replicas[self.place]
+        self.total = arguments.micro_batches * layout.pipelines  # micro-batches of a step, of which this rank has its share
+        self.per_step = self.total // self.count
         self.is_each = arguments.updates != TWO_VERSIONS  # an update after each micro-batch
         self.every = 1 if self.is_each else self.per_step
-        [self.pipeline], [module] = run.pipelines, run.modules.values()
-        self.versions = Versions(module, version_rule(arguments.updates, self.ranks, self.place, self.per_step))
+        self.pipelines, [module] = {pipeline.number: pipeline for pipeline in run.pipelines}, run.modules.values()
+        rule = version_rule(arguments.updates, layout.replicas, self.place, self.replica, self.total)
+        self.versions, self.ahead = Versions(module, rule), rounds_of(layout.replicas)[self.place] - 1
         replicas = tuple(sorted(layout.replicas_of_place(self.place, run.shard)))
         self.group = run.groups[replicas] if len(replicas) > 1 else None
-        self.batches = run.batches.get(self.pipeline.number)
-        self.slots, self.stage = self.ranks + 2, None
+        self.slots, self.stages = self.ahead + 3, {}
         self.most, self.staleness = 1, 0
         if run.task.clip:
             sys.exit(f"`clip` of the task does not go with {arguments.schedule}, whose stages have no gradients of one moment: --schedule 1F1B")
-        self.epoch_steps = agreed_length(run, self.batches, f"{arguments.schedule} needs: --schedule 1F1B")
+        self.epoch_steps = agreed_length(run, run.batches.values(), f"{arguments.schedule} needs: --schedule 1F1B")
 
     def steps(self, first, last, tell):
         """Trains the steps from `first` to before `last`, and drains; `tell` is told what is known of each."""
         run, count = self.run, (last - first) * self.per_step
-        self.first, self.tell, self.losses, self.total = first, tell, {}, 0.0
+        self.first, self.tell, self.losses, self.loss = first, tell, {}, 0.0
         self.sent = {True: {}, False: {}}
         self.versions.begin(count)
-        order = order_without_flush(self.ranks - 1 - self.place, count, self.every)
+        order = order_without_flush(self.ahead, count, self.every)
         awaited = {}
         run.update.zero_grad()
         for at, (is_forward, number, has_update) in enumerate(order):
-            if self.stage is None:
+            if not self.stages:
                 self.take(first)
-                self.make_stage()
+                self.stages = {number: self.made(pipeline) for number, pipeline in self.pipelines.items()}
             for near in (at, at + 1):  # the next message arrives while this one is worked on
                 if near < len(order) and near not in awaited:
                     awaited[near] = self.receive(*order[near][:2])
@@ -104,70 +116,85 @@ class WithoutFlush:
                 self.wait_sent(messages, number)
         self.most, self.staleness = max(self.most, self.versions.most), max(self.staleness, self.versions.staleness)
 
-    def make_stage(self):
-        [self.stage] = self.pipeline.make_stages()
-        self.stage.has_backward = True
-        self.stage._prepare_forward_infra(self.slots, (), {})
-        self.stage._prepare_backward_infra(self.slots)
-        self.stage.clear_runtime_states()
+    def made(self, pipeline):
+        [stage] = pipeline.make_stages()
+        stage.has_backward = True
+        stage._prepare_forward_infra(self.slots, (), {})
+        stage._prepare_backward_infra(self.slots)
+        stage.clear_runtime_states()
+        return stage
+
+    def at(self, number):
+        """Returns the pipeline of a micro-batch of this rank, its stage there, and the micro-batch's number in it."""
+        count, pipeline = divmod(number * self.count + self.replica, self.run.layout.pipelines)
+        return self.pipelines[pipeline], self.stages[pipeline], count
 
     def take(self, step):
         """Has the data of a step ready: passes ask for those of one step after the other."""
-        run, nothing = self.run, ([{}] * self.per_step, [None] * self.per_step)
-        parts = self.batches.at(step, run.device, *run.wants) if self.batches else nothing
-        self.pipeline.take(*parts)
-        loader = self.batches.loader if self.batches else None
-        if loader and loader.step == step:
-            end_epoch(loader, self.epoch_steps)
+        run, each = self.run, self.run.arguments.micro_batches
+        for number, pipeline in self.pipelines.items():
+            batches = run.batches.get(number)
+            pipeline.take(*(batches.at(step, run.device, *run.wants) if batches else ([{}] * each, [None] * each)))
+            if batches and batches.loader and batches.loader.step == step:
+                end_epoch(batches.loader, self.epoch_steps)
 
     def receive(self, is_forward, number):
-        operations = self.stage.get_fwd_recv_ops if is_forward else self.stage.get_bwd_recv_ops
-        return self.pipeline.start(operations(number % self.slots), is_forward)
+        pipeline, stage, count = self.at(number)
+        operations = stage.get_fwd_recv_ops if is_forward else stage.get_bwd_recv_ops
+        return pipeline.start(operations(count % self.slots), is_forward)
 
     def wait_sent(self, messages, number):
         for work in messages.pop(number, ()):
             work.wait()
 
     def forward(self, number):
-        run, slot, (step, chunk) = self.run, number % self.slots, divmod(number, self.per_step)
-        if chunk == 0:
+        run, (step, own) = self.run, divmod(number, self.per_step)
+        if own == 0:
             seed_step(run.arguments.seed, self.first + step, run.rank)
             self.take(self.first + step)
-        self.stage.numbers[slot] = chunk
+        pipeline, stage, count = self.at(number)
+        slot, chunk = count % self.slots, count % run.arguments.micro_batches
+        stage.numbers[slot] = chunk
         with self.versions.forward(number):
-            arguments, keywords = self.pipeline.arguments[chunk], self.pipeline.keywords[chunk]
-            outputs = self.stage.forward_one_chunk(slot, arguments, keywords, False)
-        if self.stage.is_last:
-            count = run.layout.pipelines * (1 if self.is_each else self.per_step)
-            self.losses[number] = run.scaled_loss(outputs, self.pipeline.targets[chunk], count)
-        self.sent[True][number] = self.pipeline.start(self.stage.get_fwd_send_ops(slot), True)
+            outputs = stage.forward_one_chunk(slot, pipeline.arguments[chunk], pipeline.keywords[chunk], False)
+        if stage.is_last:
+            self.losses[number] = run.scaled_loss(outputs, pipeline.targets[chunk], self.parts())
+        self.sent[True][number] = pipeline.start(stage.get_fwd_send_ops(slot), True)
+
+    def parts(self):
+        """Returns the number of micro-batches that an update is the mean of, where it is the same in all stages."""
+        return self.total if not self.is_each else 1 if self.run.layout.is_unequal else self.run.layout.pipelines
 
     def backward(self, number, has_update):
-        slot, loss, is_last = number % self.slots, self.losses.pop(number, None), self.stage.is_last
+        pipeline, stage, count = self.at(number)
+        slot, loss, is_last = count % self.slots, self.losses.pop(number, None), stage.is_last
         # Whoever sent this gradient has had the values, and whoever sent later values the gradient of so long ago.
         self.wait_sent(self.sent[True], number)
-        self.wait_sent(self.sent[False], number - self.slots)
-        step, chunk = divmod(number, self.per_step)
+        self.wait_sent(self.sent[False], number - self.slots * self.run.layout.pipelines // self.count)
+        step, own = divmod(number, self.per_step)
         if loss is not None:
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise NotFinite(f"the loss is not finite in step {self.first + step + 1}: stopped before the update")
-            self.total += value / (self.per_step if self.is_each else 1)
+            self.loss += value * self.parts() / self.total
         with self.versions.backward(number):
-            self.stage.backward_one_chunk(slot, loss=loss)
+            stage.backward_one_chunk(slot, loss=loss)
         del loss  # and with it the pass's version of the weights
-        self.sent[False][number] = self.pipeline.start(self.stage.get_bwd_send_ops(slot), False)
+        self.sent[False][number] = pipeline.start(stage.get_bwd_send_ops(slot), False)
         if has_update:
-            self.update(self.first + step, chunk + 1 == self.per_step)
-        if chunk + 1 == self.per_step:
-            self.tell(self.first + step, self.total if is_last else None, self.known())
-            self.total = 0.0
+            self.update(self.first + step, own + 1 == self.per_step)
+        if own + 1 == self.per_step:
+            self.tell(self.first + step, self.loss if is_last else None, self.known())
+            self.loss = 0.0
 
     def update(self, step, ends_step):
         """Steps this stage's optimizer by the gradients of a micro-batch, or of a step, of all its replicas."""
         run, update = self.run, self.run.update
         if self.group:
             sum_over(self.group, [parameter for _, _, parameter in update.named])
+        gradients = [parameter.grad for _, _, parameter in update.named if parameter.grad is not None]
+        if self.is_each and run.layout.is_unequal and self.count > 1 and gradients:
+            torch._foreach_div_(gradients, self.count)
         found = [(name, parameter.grad) for _, name, parameter in update.named if parameter.grad is not None]
         norms = torch.stack(torch._foreach_norm([gradient for _, gradient in found])) if found else torch.zeros(0)
         if not bool(norms.isfinite().all()):
@@ -185,6 +212,7 @@ class WithoutFlush:
 
     def known(self):
         """Returns what this rank knows of its last step; of all ranks nobody knows anything at one moment."""
+        BUSY.end_step()
         return {"lr": self.rate, "norm": None, "memory": memory_of(self.run.device)}
 
     def told(self):
@@ -201,9 +229,9 @@ class WithoutFlush:
 def agreed_length(run, batches, needs):
     """Returns the batches of an epoch: those of the shortest loader. No step of all ranks could agree on them later."""
     lengths = [math.inf]
-    if batches and batches.loader:
+    for loader in (each.loader for each in batches if each.loader):
         try:
-            lengths.append(len(batches.loader.iterable))
+            lengths.append(len(loader.iterable))
         except TypeError:
             sys.exit(f"loader() of the task returns something without a length, which {needs}")
     found = torch.tensor([min(lengths)], dtype=torch.float64, device=run.device)

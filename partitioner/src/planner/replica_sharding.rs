@@ -8,7 +8,7 @@
 use schema::ShardingLevel;
 
 use crate::{
-    MicroBatches, PlanError, Planned, Problem, Solution, Strategy,
+    MicroBatches, PlanError, Problem, Solution, Strategy,
     cut_space::CutSpace,
     goal::Goal,
     plan_file::simulate::state_memory,
@@ -56,31 +56,6 @@ pub(crate) fn or_better(
         }
     }
     plans
-}
-
-/// Finds faster plans in which replicas share out more than the training allows, or inside nodes alone: the best of each level that
-/// beats those before.
-pub fn beyond(problem: &Problem, asked: Option<Strategy>, planned: &Planned) -> Vec<Solution> {
-    let mut found: Vec<Solution> = Vec::new();
-    let allowed = problem.training.sharding_up_to;
-    for level in ShardingLevel::ALL.into_iter().filter(|level| *level != ShardingLevel::None) {
-        let mut shared = at(problem, level, Some(&planned.best));
-        shared.training.sharding_inside = true;
-        let mut groups = groups(&shared);
-        if level <= allowed {
-            // Plans of all replicas together were looked at.
-            groups.retain(Option::is_some);
-        }
-        if groups.is_empty() {
-            continue;
-        }
-        let fastest = found.last().unwrap_or(&planned.best);
-        found.extend(at_level(&mut shared, &planned.cut_space, asked, Some(fastest), &groups).0);
-        if holds_whole(&shared) {
-            break;
-        }
-    }
-    found
 }
 
 /// Returns the problem at a level, with a plan's number of micro-batches where the planner chose it: other numbers are other work.

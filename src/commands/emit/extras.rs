@@ -68,6 +68,7 @@ pub fn extras(
                 .flat_map(|plan| plan.cuts.iter().map(|(name, cut)| (name.as_str(), *cut)))
                 .collect(),
             sharding: plan.and_then(|plan| plan.execution?.sharding).unwrap_or_default(),
+            sharding_group: plan.and_then(|plan| plan.execution?.sharding_group).map(|count| count as usize),
             schedule: plan.map(|plan| plan.schedule.as_str()),
             has_table,
             micro_batches: micro_batches.map(|count| count as usize).zip(samples),
@@ -210,10 +211,11 @@ fn shares_parameters(pipeline: &Pipeline) -> bool {
 fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool) -> Option<&'static str> {
     let ranks = groups.len();
     let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
+    let is_in_step = plan.execution.and_then(|execution| execution.vertical_sync) == Some(true);
     if is_tied {
         Some("stages that are updated at different times share a parameter")
-    } else if groups.windows(2).any(|pair| pair[0] != pair[1]) {
-        Some("its stages have unequal replicas")
+    } else if is_in_step && groups.windows(2).any(|pair| pair[0] != pair[1]) {
+        Some("its stages have unequal replicas, whose updates are not those of the first stage")
     } else if plan.stages.len() != ranks {
         Some("several stages lie on one rank")
     } else if sharding != ShardingLevel::None {

@@ -12,6 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from train_parts.offload import is_plain
+from train_parts.stragglers import BUSY
 from train_parts.sync import Sharded
 
 
@@ -163,7 +164,8 @@ class Unit:
 
     def wait(self):
         if self.work is not None:
-            self.work.wait()
+            with BUSY.waiting():
+                self.work.wait()
             self.work = None
 
     def value(self, parameter):

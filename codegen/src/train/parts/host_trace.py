@@ -3,6 +3,8 @@
 import time
 from contextlib import contextmanager
 
+from train_parts.stragglers import BUSY
+
 
 class HostTrace:
     """Adds up processor seconds of a rank by what it was at: a step, in it the schedule's passes, in these the stages' own work."""
@@ -16,14 +18,15 @@ class HostTrace:
 
     @contextmanager
     def timed(self, what):
-        if not self.is_on:
-            yield
-            return
-        begun = time.thread_time()
+        begun = time.thread_time() if self.is_on else 0.0
         try:
-            yield
+            if what == "stages":
+                with BUSY.passing():
+                    yield
+            else:
+                yield
         finally:
-            if self.steps >= 0:
+            if self.is_on and self.steps >= 0:
                 self.seconds[what] += time.thread_time() - begun
 
     def count_pass(self):

@@ -15,7 +15,10 @@ import time
 import traceback
 from pathlib import Path
 
+from train_parts.hangs import who
+
 REPORTS = "TRAIN_REPORTS"  # where reports go, in the ranks' environment
+TRACES = "nccl_trace_rank_"  # what NCCL's flight recorder leaves there at a timeout
 
 
 def launch(script, world, nodes, endpoint, restarts, again):
@@ -28,6 +31,7 @@ def launch(script, world, nodes, endpoint, restarts, again):
     logging.disable(logging.CRITICAL)  # the agent's own reports
     folder = os.environ[REPORTS] = tempfile.mkdtemp(prefix="train-")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does it
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(Path(folder) / TRACES))
     config = LaunchConfig(
         min_nodes=nodes,
         max_nodes=nodes,
@@ -64,23 +68,28 @@ def cause(folder, failures, world):
             details = f" (see {report['details']})" if report["details"] else ""
             return f"rank {report['rank']} failed: {report['text']}{details}"
     waited = [report for report in reports.values() if report["kind"] == "timeout"]
+    if not reports and any(folder.glob(f"{TRACES}*")):  # NCCL's watchdog ends a rank before it can report
+        return f"ranks waited for each other until NCCL's timeout; `torchfrtrace --prefix {TRACES} {folder}` says which, and in what"
     for rank, failure in failures.items():
         # Ranks that are left over are ended by SIGTERM.
         if rank not in reports and not (waited and failure.exitcode == -signal.SIGTERM):
             if failure.exitcode < 0:
                 return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
             return f"rank {rank} failed with exit code {failure.exitcode}"
-    silent = [rank for rank in range(world) if rank not in reports]
     if waited:
-        ranks = ", ".join(map(str, silent)) or "a rank of another machine"
-        who = "; ".join(f"rank {report['rank']} {report['text']}" for report in sorted(waited, key=lambda r: r["rank"])[:3])
-        where = f" (it was at: see {folder / f'hangs_{silent[0]}.txt'})" if silent else ""
-        return f"no answer from rank {ranks}{where}: {who}"
+        # Who said last that it waits knows most of the others that do.
+        silent = max(waited, key=lambda report: report["time"])["silent"]
+        silent = {int(rank): doing for rank, doing in silent.items() if int(rank) not in reports}
+        silent = silent or {rank: None for rank in range(world) if rank not in reports}
+        stacks = [str(path) for rank in silent if (path := folder / f"hangs_{rank}.txt").exists()]
+        where = f" (its stack: {stacks[0]})" if stacks else ""
+        how = "; ".join(f"rank {report['rank']} {report['text']}" for report in sorted(waited, key=lambda r: r["rank"])[:3])
+        return f"{who(silent) or 'all ranks wait for each other'}{where}: {how}"
     report = min(reports.values(), key=lambda report: report["time"])
     return f"rank {report['rank']}: {report['text']}"
 
 
-def report(rank, kind, text, error=None):
+def report(rank, kind, text, error=None, silent=None):
     """Leaves a report for whoever started the ranks; tells whether somebody did."""
     folder = os.environ.get(REPORTS)
     if folder is None:
@@ -89,7 +98,7 @@ def report(rank, kind, text, error=None):
     if error is not None:
         details = str(Path(folder) / f"rank_{rank}.txt")
         Path(details).write_text("".join(traceback.format_exception(error)))
-    about = {"rank": rank, "kind": kind, "text": text, "time": time.time(), "details": details}
+    about = {"rank": rank, "kind": kind, "text": text, "time": time.time(), "details": details, "silent": silent or {}}
     beside = Path(folder) / f"rank_{rank}.part"
     beside.write_text(json.dumps(about))
     os.replace(beside, Path(folder) / f"rank_{rank}.json")

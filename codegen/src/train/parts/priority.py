@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from train_parts.deferred import DEFERRAL
+from train_parts.stragglers import BUSY
 from train_parts.sync import is_by_element
 
 SLICE = 160_000  # bytes: 40,000 parameters, as P3 was released
@@ -83,7 +84,8 @@ class Sliced:
         self.asked_at.setdefault(parameter, len(self.asked_at))
         begun = time.perf_counter()
         if self.left[parameter] or self.error:
-            self.wait(lambda: not self.left[parameter])
+            with BUSY.waiting():
+                self.wait(lambda: not self.left[parameter])
         if self.history:
             self.history[-1].ask(parameter, begun, time.perf_counter() - begun)
 

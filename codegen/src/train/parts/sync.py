@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from train_parts.deferred import DEFERRAL
+from train_parts.stragglers import BUSY
 
 BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes; the first one is small, so that the network starts early
 
@@ -234,7 +235,8 @@ class Sharded(Sync):
 
     def keep(self, work, own, flat, bucket, is_last):
         """Adds a slice of sums to the gradients of the pieces in it, the last of which are summed across the groups."""
-        work.wait()
+        with BUSY.waiting():
+            work.wait()
         for piece, _, at in (self.pieces[parameter] for parameter in bucket if parameter in self.pieces):
             part = own[at : at + piece.numel()]
             piece.grad = part if piece.grad is None else piece.grad + part

@@ -9,15 +9,25 @@ from torch.multiprocessing.reductions import StorageWeakRef
 STASHING, VERTICAL_SYNC, TWO_VERSIONS = "stashing", "vertical sync", "2BW"
 
 
-def version_rule(updates, ranks, place, period):
-    """Returns the function that tells which version a micro-batch takes in the stage at `place`; both count from 0.
+def rounds_of(replicas):
+    """Returns how many micro-batches each replica of a stage has on its way: those of all replicas from there on, dealt to its own.
 
-    A version is the number of the stage's updates before it.
+    With one replica each that is p, …, 2, 1.
     """
+    return [-(-sum(replicas[place:]) // count) for place, count in enumerate(replicas)]
+
+
+def version_rule(updates, replicas, place, replica, period):
+    """Returns the function that tells which version a micro-batch takes in the stage at `place`, on one of its replicas.
+
+    A version is the number of the stage's updates before it; micro-batches are counted as the replica gets them, `period` is those of
+    all replicas between two updates of 2BW.
+    """
+    count, rounds = replicas[place], rounds_of(replicas)
     if updates == TWO_VERSIONS:
-        return lambda number: max(0, number // period - 1)
+        return lambda number: max(0, (number * count + replica) // period - 1)
     # With stashing a stage takes its newest weights, with vertical sync those of the first stage's newest number.
-    behind = ranks - 1 if updates == VERTICAL_SYNC else ranks - 1 - place
+    behind = rounds[0] - 1 if updates == VERTICAL_SYNC else rounds[place] - 1
     return lambda number: max(0, number - behind)
 
 
