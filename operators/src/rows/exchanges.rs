@@ -6,31 +6,31 @@ use crate::Operator;
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[Operator] = rows! {
-    // name               class        shape         keeps        flops  kernel  memory   gives  python  in place  its Python  split  marks
-    shard_copy            View         Identity      -            -      -       View     -      -       -         -           -      [Cheap];
-    shard_reduce          Copy         Clone         -            -      -       -        -      -       -         -           -      [];
-    shard_once            Copy         Clone         -            -      -       -        -      -       -         -           -      [];
-    shard_scatter         Copy         Shared        -            -      -       -        -      -       -         -           -      [];
-    shard_gather          Copy         Shared        -            -      -       -        -      -       -         -           -      [];
-    shard_gather_split    Copy         Shared        -            -      -       -        -      -       -         -           -      [];
-    shard_reduce_scatter  Copy         Shared        -            -      -       -        -      -       -         -           -      [];
-    shard_exchange        Copy         Shared        -            -      -       -        -      -       -         -           -      [];
-    shard_dropout         Elementwise  Dropout       DropoutMask  -      -       -        -      -       -         -           -      [Random];
-    shard_embedding       Embedding    Embedding     Embedding     -      -       -        -      -       -         -           -      [];
-    shard_to_bands          Copy         SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_from_bands        Copy         SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_from_bands_split  Copy         SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_window            Copy         SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_spread            Copy         SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_stretch           Copy         SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_crop              Copy         SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_counted           Elementwise  SharedRows    -            -      -       -        -      -       -         -           -      [];
-    shard_weighed           Elementwise  Identity      -            -      -       -        -      -       -         -           -      [];
-    shard_dropout_bands     Elementwise  Dropout       DropoutMask  -      -       -        -      -       -         -           -      [Random];
-    shard_batch_norm        Norm         Norm          BatchNorm    -      BatchNorm  -     -      -       -         -           -      [];
-    shard_group_norm        Norm         Norm          GroupNorm    -      GroupNorm  -     -      -       -         -           -      [];
-    shard_rows              Plumbing     SharedNumber  -            -      -       -        Int    -       -         -           -      [Cheap NoGradient];
-    shard_all_rows          Plumbing     SharedNumber  -            -      -       -        Int    -       -         -           -      [Cheap NoGradient];
-    shard_part            Plumbing     SharedNumber  -            -      -       -        Int    -       -         -           -      [Cheap NoGradient];
-    shard_whole           Plumbing     SharedNumber  -            -      -       -        Int    -       -         -           -      [Cheap NoGradient];
+    // name                 class        shape         keeps        flops  kernel     memory  gives  python  in place  its Python  split  numbers  marks
+    shard_copy              View         Identity      -            -      -          View    -      -       -         -           -      -        [Cheap];
+    shard_reduce            Copy         Clone         -            -      -          -       -      -       -         -           -      -        [];
+    shard_once              Copy         Clone         -            -      -          -       -      -       -         -           -      -        [];
+    shard_scatter           Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
+    shard_gather            Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
+    shard_gather_split      Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
+    shard_reduce_scatter    Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
+    shard_exchange          Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
+    shard_dropout           Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
+    shard_embedding         Embedding    Embedding     Embedding    -      -          -       -      -       -         -           -      -        [];
+    shard_to_bands          Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_from_bands        Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_from_bands_split  Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_window            Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_spread            Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_stretch           Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_crop              Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_counted           Elementwise  SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_weighed           Elementwise  Identity      -            -      -          -       -      -       -         -           -      -        [];
+    shard_dropout_bands     Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
+    shard_batch_norm        Norm         Norm          BatchNorm    -      BatchNorm  -       -      -       -         -           -      -        [];
+    shard_group_norm        Norm         Norm          GroupNorm    -      GroupNorm  -       -      -       -         -           -      -        [];
+    shard_rows              Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
+    shard_all_rows          Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
+    shard_part              Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
+    shard_whole             Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
 };
