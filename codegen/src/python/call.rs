@@ -253,9 +253,10 @@ impl Writer<'_> {
         let is_of_numbers = !node.arguments.is_empty()
             && !has(name, Mark::OnDevice)
             && node.arguments.iter().all(|a| self.is_number(&a.operand));
-        let spelling = match is_public && !is_of_numbers {
-            true => spelling(space, name),
-            false => Spelling::Operator(operator(space, name)),
+        let spelling = if is_public && !is_of_numbers {
+            spelling(space, name)
+        } else {
+            Spelling::Operator(operator(space, name))
         };
         let (callee, skip) = match spelling {
             Spelling::Method(method) if !positional.is_empty() => {

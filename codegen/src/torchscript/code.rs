@@ -342,9 +342,10 @@ impl Writer<'_> {
         }
         let mut text = "self".to_string();
         for part in tensor.path.split('.') {
-            text = match is_identifier(part) {
-                true => format!("{text}.{part}"),
-                false => format!("getattr({text}, {})", quoted(part)),
+            text = if is_identifier(part) {
+                format!("{text}.{part}")
+            } else {
+                format!("getattr({text}, {})", quoted(part))
             };
         }
         text

@@ -75,13 +75,14 @@ impl Sources {
             }
             after = format!("`{operator}`");
         }
-        match again > repeated {
-            true => Err(Fault::Operators {
+        if again > repeated {
+            Err(Fault::Operators {
                 operator: "what is computed again".into(),
                 expected: repeated,
                 found: again,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 

@@ -145,10 +145,8 @@ pub fn scattering(call: &Call<'_>) -> Result {
 
 /// `float_power`: in double precision, whatever the operands are.
 pub fn double(call: &Call<'_>) -> Result {
-    let dtype = promote(&operands(call)).map(|dtype| match dtype.is_complex() {
-        true => DType::Complex128,
-        false => DType::Float64,
-    });
+    let dtype = promote(&operands(call))
+        .map(|dtype| if dtype.is_complex() { DType::Complex128 } else { DType::Float64 });
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 

@@ -12,9 +12,10 @@ use crate::fact::{Fact, Number, Shape, TensorFact};
 pub fn size(call: &Call<'_>) -> Result {
     let sizes = shape(call.first()?)?;
     let one = |dim: &Option<u64>| Fact::Int(dim.and_then(|size| i64::try_from(size).ok()));
-    match call.has("dim") {
-        true => Ok(one(&sizes.get(call.dim("dim", sizes.len())?).copied().known()?)),
-        false => Ok(Fact::List(sizes.iter().map(one).collect())),
+    if call.has("dim") {
+        Ok(one(&sizes.get(call.dim("dim", sizes.len())?).copied().known()?))
+    } else {
+        Ok(Fact::List(sizes.iter().map(one).collect()))
     }
 }
 
@@ -51,9 +52,10 @@ pub fn question(call: &Call<'_>) -> Result {
         (ShapeRule::StrideOf, Fact::Tensor(tensor)) => {
             let strides = tensor.strides.as_ref().known()?;
             let one = |stride: &u64| Fact::Int(i64::try_from(*stride).ok());
-            match call.has("dim") {
-                true => one(strides.get(call.dim("dim", strides.len())?).known()?),
-                false => Fact::List(strides.iter().map(one).collect()),
+            if call.has("dim") {
+                one(strides.get(call.dim("dim", strides.len())?).known()?)
+            } else {
+                Fact::List(strides.iter().map(one).collect())
             }
         }
         (ShapeRule::IsCpu, _) => Fact::Bool(Some(true)),

@@ -114,9 +114,8 @@ fn reduced(call: &Call<'_>, input: &TensorFact) -> Result<Shape> {
         Some(_) => call.flag("keepdim").known()?,
         None => false,
     };
-    let result = sizes.iter().enumerate().filter_map(|(position, dim)| match dims.contains(&position) {
-        true => keep.then_some(Some(1)),
-        false => Some(*dim),
+    let result = sizes.iter().enumerate().filter_map(|(position, dim)| {
+        if dims.contains(&position) { keep.then_some(Some(1)) } else { Some(*dim) }
     });
     Ok(result.collect())
 }

@@ -394,9 +394,10 @@ pub fn unbind(call: &Call<'_>) -> Result {
 
 /// Makes a list of equal tensors, not longer than any real one.
 fn repeated(tensor: TensorFact, count: u64) -> Result {
-    match count <= 1 << 16 {
-        true => Ok(Fact::List(vec![Fact::Tensor(tensor); count as usize])),
-        false => Err(super::call::Stop::Unknown),
+    if count <= 1 << 16 {
+        Ok(Fact::List(vec![Fact::Tensor(tensor); count as usize]))
+    } else {
+        Err(super::call::Stop::Unknown)
     }
 }
 
@@ -461,9 +462,10 @@ fn runs(size: u64, step: u64) -> Result<Vec<u64>> {
 pub fn contiguous(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let wants_channels_last = call.int("memory_format") == Some(2);
-    let is_done = match wants_channels_last {
-        true => super::convolution::channels_last(input),
-        false => input.is_contiguous() != Some(false),
+    let is_done = if wants_channels_last {
+        super::convolution::channels_last(input)
+    } else {
+        input.is_contiguous() != Some(false)
     };
     if is_done {
         return Ok(Fact::Tensor(input.clone()));
@@ -502,9 +504,10 @@ pub fn is_dropout_idle(call: &Call<'_>) -> bool {
 /// `dropout`: nothing happens in evaluation.
 pub fn dropout(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    match is_dropout_idle(call) {
-        true => Ok(Fact::Tensor(input.clone())),
-        false => Ok(Fact::Tensor(like(input, input.dtype))),
+    if is_dropout_idle(call) {
+        Ok(Fact::Tensor(input.clone()))
+    } else {
+        Ok(Fact::Tensor(like(input, input.dtype)))
     }
 }
 
