@@ -10,9 +10,6 @@ use tracer::Program;
 const MAX_TEXT: usize = 100_000;
 /// Where names of functions and classes begin.
 const GLOBAL: &str = "__torch__.";
-/// What changes a list or a dictionary in place.
-const CHANGES: &str =
-    " append extend insert pop _set_item clear reverse sort remove Delete update setdefault popitem ";
 
 /// What no function that stands by itself names.
 const REACHING: &[&str] = &["self", "CONSTANTS", "getattr", "fork"];
@@ -178,7 +175,7 @@ fn refuse(definition: &str) -> Result<(), &'static str> {
                 }
                 // Whoever calls it does not know that its operands change.
                 if next.starts_with('(') && (path.starts_with("torch.") || path.starts_with("ops.")) {
-                    changed = CHANGES.contains(&format!(" {last} "));
+                    changed = operators::changes_container(last);
                     if tracer::is_in_place(last) {
                         return Err("it calls a function that writes in place");
                     }

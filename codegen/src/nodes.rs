@@ -2,7 +2,7 @@
 //!
 //! Unknown operators are taken for the worst: they carry gradients and cost much.
 
-use operators::{InPlace, Mark, Memory, find, has, plain};
+use operators::{Arithmetic, InPlace, Mark, Memory, ShapeRule, find, has, plain};
 use tracer::{Constant, Node, Operand, Program, Type, Value, ValueId};
 
 /// Splits `aten::conv2d` into name space and name.
@@ -23,8 +23,7 @@ pub fn draws(node: &Node) -> bool {
 /// Tells whether a name is that of an operator that changes the elements of its first argument.
 pub fn is_in_place(name: &str) -> bool {
     // `requires_grad_` changes none.
-    (tracer::is_in_place(name) && name != "requires_grad_")
-        || matches!(name, "append" | "_set_item" | "insert" | "extend")
+    (tracer::is_in_place(name) && name != "requires_grad_") || has(name, Mark::Changes)
 }
 
 /// Returns the positions of the arguments that a node writes to.
@@ -47,8 +46,8 @@ pub fn mutated_arguments(node: &Node) -> Vec<usize> {
         operand == Some(&Operand::Constant(Constant::Bool(true)))
     };
     // (input, weight, bias, running_mean, running_var, training, …)
-    if matches!(name, "batch_norm" | "instance_norm" | "native_batch_norm" | "cudnn_batch_norm") && is_true(5)
-    {
+    let moves_statistics = has(name, Mark::MovesStatistics) || name == "cudnn_batch_norm";
+    if moves_statistics && is_true(5) {
         mutated.extend([3, 4]);
     }
     mutated.retain(|&index| index < node.arguments.len());
@@ -76,7 +75,9 @@ pub fn is_cheap(node: &Node) -> bool {
 /// Tells whether a node only looks at its first argument in another way, or unpacks it.
 pub fn is_plumbing(node: &Node) -> bool {
     let (_, name) = split(&node.operator);
-    has(name, Mark::GivesParts) || name == "ScalarImplicit" || is_unpacking(node)
+    has(name, Mark::GivesParts)
+        || Arithmetic::of(name) == Arithmetic::ToNumberImplicitly
+        || is_unpacking(node)
 }
 
 /// Tells whether a node takes a list, tuple or dictionary apart.
@@ -87,19 +88,9 @@ pub fn is_unpacking(node: &Node) -> bool {
 
 /// Tells whether an operator only turns numbers into tensors and back, or takes lists apart: such steps come and go with a cut.
 pub fn is_detour(operator: &str) -> bool {
-    matches!(
-        operator,
-        "aten::Int"
-            | "aten::Bool"
-            | "aten::ScalarImplicit"
-            | "aten::IntImplicit"
-            | "prim::NumToTensor"
-            | "prim::device"
-            | "aten::tensor"
-            | "prim::ListUnpack"
-            | "prim::TupleUnpack"
-            | "aten::clone"
-    )
+    let (space, name) = split(operator);
+    // `aten::device` makes one of text, `prim::device` asks for a tensor's.
+    matches!(space, "aten" | "prim") && has(name, Mark::Detour) && operator != "aten::device"
 }
 
 /// Tells whether the results carry no gradient whatever goes in.
@@ -182,26 +173,45 @@ fn made(node: &Node, kinds: &[Kind], values: &[Value]) -> Kind {
         _ => false,
     };
     let one = node.outputs.len() == 1;
-    match name {
-        "size" if node.arguments.len() == 1 && one => Kind::IntList,
-        "size" | "dim" | "numel" | "len" | "Int" | "IntImplicit" | "dtype" | "layout" | "get_device" => {
-            Kind::Int
-        }
-        "stride" if node.arguments.len() == 1 => Kind::IntList,
-        "Float" | "FloatImplicit" => Kind::Float,
-        "Bool" | "is_floating_point" | "__is__" | "__isnot__" | "__not__" | "equal" => Kind::Bool,
-        "ScalarImplicit" | "item" => Kind::Other("a number that is an integer or a float".into()),
-        "device" => Kind::Other("a device".into()),
-        "chunk" | "split" | "split_with_sizes" | "unbind" | "tensor_split" | "meshgrid"
-        | "broadcast_tensors" | "unsafe_chunk" | "unsafe_split" | "hsplit" | "vsplit" | "dsplit"
-        | "align_tensors"
-            if one =>
-        {
-            Kind::Other("a list".into())
-        }
-        "add" | "sub" | "mul" | "floordiv" | "remainder" | "neg"
-            if !node.arguments.is_empty() && node.arguments.iter().all(|a| is_number(&a.operand)) =>
-        {
+    let rule = find(name).map_or(ShapeRule::Unknown, |row| row.shape);
+    match (rule, Arithmetic::of(name)) {
+        _ if name == "equal" => Kind::Bool,
+        _ if name == "get_device" => Kind::Int,
+        (ShapeRule::Size, _) if node.arguments.len() == 1 && one => Kind::IntList,
+        (
+            ShapeRule::Size
+            | ShapeRule::Rank
+            | ShapeRule::Elements
+            | ShapeRule::Length
+            | ShapeRule::ToInt
+            | ShapeRule::TypeOf
+            | ShapeRule::LayoutOf,
+            _,
+        ) => Kind::Int,
+        (ShapeRule::StrideOf, _) if node.arguments.len() == 1 => Kind::IntList,
+        (ShapeRule::ToFloat, _) => Kind::Float,
+        (ShapeRule::ToBool | ShapeRule::IsFloatingPoint | ShapeRule::Is | ShapeRule::IsNot, _)
+        | (_, Arithmetic::Not) => Kind::Bool,
+        (ShapeRule::Convert, _) => Kind::Other("a number that is an integer or a float".into()),
+        (ShapeRule::DeviceOf, _) => Kind::Other("a device".into()),
+        (
+            ShapeRule::Split
+            | ShapeRule::HSplit
+            | ShapeRule::VSplit
+            | ShapeRule::DSplit
+            | ShapeRule::Unbind
+            | ShapeRule::Meshgrid,
+            _,
+        ) if one => Kind::Other("a list".into()),
+        (
+            _,
+            Arithmetic::Add
+            | Arithmetic::Subtract
+            | Arithmetic::Multiply
+            | Arithmetic::FloorDivideNumbers
+            | Arithmetic::Remainder
+            | Arithmetic::Negate,
+        ) if !node.arguments.is_empty() && node.arguments.iter().all(|a| is_number(&a.operand)) => {
             let is_float = |operand: &Operand| match operand {
                 Operand::Constant(Constant::Float(_)) => true,
                 Operand::Value(value) => kinds.get(value.index()) == Some(&Kind::Float),
@@ -209,11 +219,11 @@ fn made(node: &Node, kinds: &[Kind], values: &[Value]) -> Kind {
             };
             if node.arguments.iter().any(|a| is_float(&a.operand)) { Kind::Float } else { Kind::Int }
         }
-        "ListUnpack" => match node.arguments.first().map(|a| &a.operand) {
+        (ShapeRule::Unpack, _) if name == "ListUnpack" => match node.arguments.first().map(|a| &a.operand) {
             Some(Operand::Value(list)) if kinds.get(list.index()) == Some(&Kind::IntList) => Kind::Int,
             _ => Kind::Tensor,
         },
-        "__getitem__" => match node.arguments.first().map(|a| &a.operand) {
+        (ShapeRule::Item, _) if name == "__getitem__" => match node.arguments.first().map(|a| &a.operand) {
             Some(Operand::Value(list)) if kinds.get(list.index()) == Some(&Kind::IntList) => Kind::Int,
             Some(Operand::Value(list)) => match values.get(list.index()).map(|v| &v.type_) {
                 Some(Type::List(item)) => declared(item),

@@ -164,9 +164,10 @@ fn function(
     let indent = source.text[line_start..start].len();
     let mut code = format!("def {name}({}) -> {returned}:\n", parameters.join(",\n    "));
     for line in text.lines() {
-        let content = match line.len() > indent && line[..indent].bytes().all(|b| b == b' ') && indent > 0 {
-            true => &line[indent..],
-            false => line,
+        let content = if line.len() > indent && line[..indent].bytes().all(|b| b == b' ') && indent > 0 {
+            &line[indent..]
+        } else {
+            line
         };
         code.push_str(&format!("  {content}\n"));
     }

@@ -29,9 +29,10 @@ pub fn sign(files: &mut [File], about: &About) {
             (Content::Plain(pieces), "py" | "toml" | "env" | "sh" | "sbatch" | "yaml") => {
                 if let Some(Piece::Bytes(text)) = pieces.first_mut() {
                     // The line that names the interpreter stays the first.
-                    let at = match text.starts_with(b"#!") {
-                        true => text.iter().position(|b| *b == b'\n').map_or(text.len(), |at| at + 1),
-                        false => 0,
+                    let at = if text.starts_with(b"#!") {
+                        text.iter().position(|b| *b == b'\n').map_or(text.len(), |at| at + 1)
+                    } else {
+                        0
                     };
                     text.splice(at..at, format!("# Written by {origin}.\n").into_bytes());
                 }

@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use operators::{Mark, has};
+use operators::{Arithmetic, Mark, has};
 use tracer::{Constant, DType, NodeId, Operand, Program, ValueId};
 
 use crate::{
@@ -77,9 +77,12 @@ fn size_of(program: &Program, facts: &Facts, mut value: ValueId) -> Option<(Node
         let id = program.values[value.index()].producer?;
         let node = &program.nodes[id.index()];
         let Operand::Value(read) = node.arguments.first()?.operand else { return None };
-        match split(&node.operator).1 {
-            "Int" | "IntImplicit" | "ScalarImplicit" | "NumToTensor" => value = read,
-            "size" => {
+        match Arithmetic::of(split(&node.operator).1) {
+            Arithmetic::ToInt
+            | Arithmetic::ToIntImplicitly
+            | Arithmetic::ToNumberImplicitly
+            | Arithmetic::ToTensor => value = read,
+            Arithmetic::Size => {
                 let Operand::Constant(Constant::Int(dim)) = node.arguments.get(1)?.operand else {
                     return None;
                 };

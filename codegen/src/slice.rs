@@ -426,9 +426,10 @@ impl Slicer<'_> {
                 let node = NodeId(position as u32);
                 let is_repeated = border.repeated.contains(&node);
                 if stage as usize == index || is_repeated {
-                    let form = match self.in_place.out_of_place.contains(&node) {
-                        true => Form::OutOfPlace,
-                        false => Form::AsWritten,
+                    let form = if self.in_place.out_of_place.contains(&node) {
+                        Form::OutOfPlace
+                    } else {
+                        Form::AsWritten
                     };
                     steps.push(Step::Run { node, form, is_repeated: stage as usize != index });
                 }
@@ -447,9 +448,10 @@ impl Slicer<'_> {
 
     fn port(&self, value: ValueId, source: Source) -> Port {
         let kind = self.kinds[value.index()].clone();
-        let name = match kind.is_boxed() {
-            true => format!("{}__boxed", self.names.get(value)),
-            false => self.names.get(value).to_string(),
+        let name = if kind.is_boxed() {
+            format!("{}__boxed", self.names.get(value))
+        } else {
+            self.names.get(value).to_string()
         };
         Port { name, carried: Carried::Value(value), kind, source }
     }
@@ -496,10 +498,7 @@ impl Slicer<'_> {
                 }
             }
             // The second name of a tensor that is in use lives with the first.
-            let stage = match stages.contains(&home) {
-                true => home,
-                false => stages.first().copied().unwrap_or(home),
-            };
+            let stage = if stages.contains(&home) { home } else { stages.first().copied().unwrap_or(home) };
             users[index].insert(stage);
         }
         for (index, stages) in users.iter().enumerate() {

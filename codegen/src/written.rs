@@ -199,11 +199,10 @@ pub fn check_written(
     if has_sources {
         sources.finish().map_err(|fault| at(MANIFEST, fault))?;
     }
-    match has_archives {
-        true => {
-            check_operators(program, &manifest, &operators, may_repeat).map_err(|fault| at(MANIFEST, fault))
-        }
-        false => Ok(()),
+    if has_archives {
+        check_operators(program, &manifest, &operators, may_repeat).map_err(|fault| at(MANIFEST, fault))
+    } else {
+        Ok(())
     }
 }
 

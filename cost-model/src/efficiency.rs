@@ -180,10 +180,7 @@ impl Use {
     pub fn seconds(&self, phase: Phase, flops: f64, bytes: f64, launch: f64) -> f64 {
         let traffic = if phase == Phase::Forward { self.traffic } else { self.gradient };
         let (arithmetic, traffic) = (self.arithmetic * flops, traffic * bytes);
-        match self.adds {
-            true => launch + arithmetic + traffic,
-            false => arithmetic.max(traffic).max(launch),
-        }
+        if self.adds { launch + arithmetic + traffic } else { arithmetic.max(traffic).max(launch) }
     }
 
     /// Returns the band of a phase.

@@ -195,15 +195,11 @@ pub fn predict(
         graph,
         model,
         options,
-        warmth: [cache, last_cache].map(|cache| match has_curves {
-            true => warmth(graph, &moved, cache, options.batch_scale),
-            false => Warmth::default(),
+        warmth: [cache, last_cache].map(|cache| {
+            if has_curves { warmth(graph, &moved, cache, options.batch_scale) } else { Warmth::default() }
         }),
         last_cache,
-        code_distances: match has_cold || knows_flushed {
-            true => code_distances(graph, &moved),
-            false => Vec::new(),
-        },
+        code_distances: if has_cold || knows_flushed { code_distances(graph, &moved) } else { Vec::new() },
         lost_memory: knows_flushed.then(|| lost_memory(graph, costs, last_cache, options.batch_scale)),
         // Where empty caches were measured, memory stayed with the process.
         fresh: if knows_flushed { None } else { model.fresh() },
@@ -304,12 +300,11 @@ impl<'a> Predictor<'a> {
         // A `reshape` that cannot look at what lies there moves bytes.
         let is_idle = cost.read_bytes + cost.written_bytes + cost.forward_flops == 0;
         let wants_gradient = self.wants_gradient(operator);
-        let is_whole = match is_idle {
-            true => {
-                self.idle(&subject, wants_gradient, &mut own);
-                [false; 3]
-            }
-            false => self.busy(&subject, wants_gradient, &mut own),
+        let is_whole = if is_idle {
+            self.idle(&subject, wants_gradient, &mut own);
+            [false; 3]
+        } else {
+            self.busy(&subject, wants_gradient, &mut own)
         };
         if let Some(sums) = self.gradient_sums(operator) {
             own.input_gradient = combine([own.input_gradient, sums.0].into_iter());
@@ -468,9 +463,10 @@ impl<'a> Predictor<'a> {
         let gradients =
             gradients.filter(|tensor| trains && tensor.requires_grad && (tensor.bytes as f64) < host.mapped);
         let bytes = gradients.map(|tensor| tensor.bytes).sum::<u64>() as f64;
-        let bytes = match self.gradients > TRIMMED * host.mapped {
-            true => bytes,
-            false => FRESH_SHARE * (bytes + own.saved.0 as f64),
+        let bytes = if self.gradients > TRIMMED * host.mapped {
+            bytes
+        } else {
+            FRESH_SHARE * (bytes + own.saved.0 as f64)
         };
         let touched = Estimate::about(bytes * fresh, FRESH_BAND);
         own.input_gradient = combine([own.input_gradient, touched].into_iter());
@@ -555,9 +551,10 @@ impl<'a> Predictor<'a> {
 
     /// Returns by how much an operator's work grows with the batch: not at all where it works on weights alone.
     fn scale(&self, operator: &Operator) -> f64 {
-        match operator.outputs.iter().any(|value| self.follows[value.index()]) {
-            true => self.options.batch_scale,
-            false => 1.0,
+        if operator.outputs.iter().any(|value| self.follows[value.index()]) {
+            self.options.batch_scale
+        } else {
+            1.0
         }
     }
 

@@ -5,29 +5,37 @@
 //! chip: `V100-SXM2-32GB` has those of `V100-PCIE-32GB` at its own rates. Which is of one chip is what the catalogue says:
 //! architecture, multiprocessors and cache. Kinds and data types that nobody timed stay with the data sheet.
 
-use std::sync::OnceLock;
+use std::{io::Read, sync::OnceLock};
 
+use flate2::read::GzDecoder;
 use schema::{CostModelFile, DeviceType, catalogue};
 
 use crate::{model::CostModel, work::Host};
 
+/// Names a file of `shipped` as `build.rs` has packed it.
+macro_rules! packed {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".gz"))
+    };
+}
+
 /// What `make cost-model` and `make cost-model-gpu` wrote, by the device's name in the catalogue.
-const FILES: [(&str, &str); 15] = [
-    ("CPU-EPYC-ZEN4-1T", include_str!("shipped/cpu-epyc-zen4-1t.yaml")),
-    ("CPU-EPYC-ZEN3-1T", include_str!("shipped/cpu-epyc-zen3-1t.yaml")),
-    ("CPU-EPYC-ZEN5-1T", include_str!("shipped/cpu-epyc-zen5-1t.yaml")),
-    ("CPU-XEON-AMX-1T", include_str!("shipped/cpu-xeon-amx-1t.yaml")),
-    ("P100-PCIE-16GB", include_str!("shipped/p100-pcie-16gb.yaml")),
-    ("V100-PCIE-32GB", include_str!("shipped/v100-pcie-32gb.yaml")),
-    ("P4", include_str!("shipped/p4.yaml")),
-    ("T4", include_str!("shipped/t4.yaml")),
-    ("A100-PCIE-40GB", include_str!("shipped/a100-pcie-40gb.yaml")),
-    ("A100-PCIE-80GB", include_str!("shipped/a100-pcie-80gb.yaml")),
-    ("A100-SXM4-80GB", include_str!("shipped/a100-sxm4-80gb.yaml")),
-    ("A40", include_str!("shipped/a40.yaml")),
-    ("L4", include_str!("shipped/l4.yaml")),
-    ("H100-SXM5-80GB", include_str!("shipped/h100-sxm5-80gb.yaml")),
-    ("H200-SXM-141GB", include_str!("shipped/h200-sxm-141gb.yaml")),
+const FILES: [(&str, &[u8]); 15] = [
+    ("CPU-EPYC-ZEN4-1T", packed!("cpu-epyc-zen4-1t")),
+    ("CPU-EPYC-ZEN3-1T", packed!("cpu-epyc-zen3-1t")),
+    ("CPU-EPYC-ZEN5-1T", packed!("cpu-epyc-zen5-1t")),
+    ("CPU-XEON-AMX-1T", packed!("cpu-xeon-amx-1t")),
+    ("P100-PCIE-16GB", packed!("p100-pcie-16gb")),
+    ("V100-PCIE-32GB", packed!("v100-pcie-32gb")),
+    ("P4", packed!("p4")),
+    ("T4", packed!("t4")),
+    ("A100-PCIE-40GB", packed!("a100-pcie-40gb")),
+    ("A100-PCIE-80GB", packed!("a100-pcie-80gb")),
+    ("A100-SXM4-80GB", packed!("a100-sxm4-80gb")),
+    ("A40", packed!("a40")),
+    ("L4", packed!("l4")),
+    ("H100-SXM5-80GB", packed!("h100-sxm5-80gb")),
+    ("H200-SXM-141GB", packed!("h200-sxm-141gb")),
 ];
 
 impl CostModel {
@@ -70,8 +78,8 @@ impl CostModel {
 /// Returns a file's model. Each is read once, and only where its device is asked for.
 fn file(at: usize) -> &'static CostModel {
     static MODELS: [OnceLock<CostModel>; FILES.len()] = [const { OnceLock::new() }; FILES.len()];
-    let (name, text) = FILES[at];
-    MODELS[at].get_or_init(|| read(text).unwrap_or_else(|why| panic!("{name}: {why}")))
+    let (name, packed) = FILES[at];
+    MODELS[at].get_or_init(|| read(&text(packed)).unwrap_or_else(|why| panic!("{name}: {why}")))
 }
 
 /// Compares the figures that curves are made of.
@@ -88,6 +96,12 @@ fn is_one_chip(one: &DeviceType, other: &DeviceType) -> bool {
     !is_processor && one.architecture.is_some() && chip(one) == chip(other)
 }
 
+fn text(packed: &[u8]) -> String {
+    let mut text = String::new();
+    GzDecoder::new(packed).read_to_string(&mut text).expect("build.rs has packed text");
+    text
+}
+
 fn read(text: &str) -> Result<CostModel, String> {
     let file = CostModelFile::read(text).map_err(|error| error.to_string())?;
     CostModel::from_file(&file).map_err(|error| error.to_string())
@@ -101,7 +115,8 @@ mod tests {
 
     #[test]
     fn it_belongs_to_the_catalogue() {
-        for (name, text) in FILES {
+        for (name, packed) in FILES {
+            let text = text(packed);
             let figures = &catalogue()[name];
             let model = CostModel::shipped(figures).expect(name);
             assert!(model.is_of(figures), "{name}");
@@ -119,6 +134,9 @@ mod tests {
             assert_eq!(model.device, name);
             assert!(model.n_curves() >= least, "{name}: {} curves", model.n_curves());
             assert!(text.len() < most, "{name}: {} bytes", text.len());
+            assert!(packed.len() < text.len() / 2, "{name}: {} bytes packed", packed.len());
+            let path = format!("src/shipped/{}.yaml", name.to_lowercase());
+            assert_eq!(text, std::fs::read_to_string(&path).expect("a file of ours"), "{path}");
         }
         assert_eq!(CostModel::shipped(&catalogue()["RTX-4090"]), None);
     }

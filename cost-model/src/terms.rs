@@ -280,11 +280,12 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
         }
         // Winograd kernels compute 4 × 4 or 2 × 2 outputs at a time, for kernels of 3 × 3 and stride 1.
         let is_winograd = kernel == [1.0, 3.0, 3.0] && volume(stride) == 1.0;
-        let fill = |tile: f64| match is_winograd {
-            true => {
+        let fill = |tile: f64| {
+            if is_winograd {
                 output[1] * output[2] / ((output[1] / tile).ceil() * (output[2] / tile).ceil() * tile * tile)
+            } else {
+                1.0
             }
-            false => 1.0,
         };
         terms.push("winograd_fill_4", fill(4.0));
         terms.push("winograd_fill_2", fill(2.0));

@@ -290,9 +290,10 @@ impl<'p> Builder<'p> {
             None => Err(Stop::Unknown),
         };
         let needs_gradient = passes_gradient(call.name)
-            && match only_first(call.name) {
-                true => call.at(0).tensor().is_some_and(|t| t.requires_grad),
-                false => call.tensors().iter().any(|t| t.requires_grad),
+            && if only_first(call.name) {
+                call.at(0).tensor().is_some_and(|t| t.requires_grad)
+            } else {
+                call.tensors().iter().any(|t| t.requires_grad)
             };
         let written = call.at(0).tensor().filter(|_| is_writing).cloned();
         let recorded = self.recorded.get(index).copied().flatten();

@@ -281,9 +281,10 @@ impl Operator {
 impl StoredTensor {
     /// Returns the number of elements; 0 when its sizes are not known.
     pub fn elements(&self) -> u64 {
-        match self.has_shape {
-            true => self.shape.iter().fold(1, |product, size| product.saturating_mul(*size)),
-            false => 0,
+        if self.has_shape {
+            self.shape.iter().fold(1, |product, size| product.saturating_mul(*size))
+        } else {
+            0
         }
     }
 

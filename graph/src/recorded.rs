@@ -74,10 +74,7 @@ pub fn align<'p>(
 ) -> Vec<Option<&'p [Option<TensorType>]>> {
     let is_same = recorded.len() == program.nodes.len()
         && recorded.iter().zip(&program.nodes).all(|(recorded, node)| recorded.operator == node.operator);
-    match is_same {
-        true => recorded.iter().map(|node| Some(node.outputs.as_slice())).collect(),
-        false => Vec::new(),
-    }
+    if is_same { recorded.iter().map(|node| Some(node.outputs.as_slice())).collect() } else { Vec::new() }
 }
 
 /// Returns the recorded type of an input, by name or else by place.

@@ -92,9 +92,10 @@ impl Look<'_> {
         let (from, to) = (*input.get(1)?, *output.get(1)?);
         give(2, SmallVec::from_slice(&[to]));
         let groups = self.number(at[3])?.max(1);
-        let mut sizes: Sizes = match is_transposed {
-            true => SmallVec::from_slice(&[from, to / groups]),
-            false => SmallVec::from_slice(&[to, from / groups]),
+        let mut sizes: Sizes = if is_transposed {
+            SmallVec::from_slice(&[from, to / groups])
+        } else {
+            SmallVec::from_slice(&[to, from / groups])
         };
         let [stride, padding, dilation] = [at[0], at[1], at[2]].map(|at| self.numbers(at));
         let (stride, padding, dilation) = (stride?, padding?, dilation?);

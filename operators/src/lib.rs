@@ -15,7 +15,9 @@
 //!
 //! Beside the table stand two lists that torch itself prints: its signatures, and the names that stages may call.
 
+mod arithmetic;
 mod counts;
+mod dialect;
 mod exported;
 mod flops;
 mod gives;
@@ -29,7 +31,9 @@ mod signature;
 mod split;
 mod table;
 
+pub use arithmetic::{Arithmetic, signed};
 pub use counts::{AttentionSize, CAUSAL_SHARE, ConvolutionSize, Number, ProductSize};
+pub use dialect::{built_in, changes_container, implicit_conversion};
 pub use exported::{exported_number_operator, is_exported_check};
 pub use flops::Flops;
 pub use gives::Gives;

@@ -1,6 +1,6 @@
 //! One row of the table.
 
-use crate::{Flops, Gives, Keeps, Kernel, ShapeRule, Split};
+use crate::{Arithmetic, Flops, Gives, Keeps, Kernel, ShapeRule, Split};
 
 /// What is known of one operator, and of its in-place form.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,8 @@ pub struct Operator {
     pub in_place_python: Python,
     /// How devices can share its work.
     pub split: Split,
+    /// What it computes of plain numbers, strings and lists.
+    pub numbers: Arithmetic,
     /// What else is true of it, one bit for each [`Mark`].
     pub(crate) marks: u16,
 }
@@ -147,6 +149,12 @@ pub enum Mark {
     Unpacks,
     /// Python's arithmetic calls it with a number as second operand.
     TakesNumbers,
+    /// It only turns numbers into tensors and back, or takes lists apart: such steps come and go with a cut.
+    Detour,
+    /// It changes the list or dictionary that is its first operand, though no `_` says so.
+    Changes,
+    /// In training it writes running statistics: its operands 3 and 4, where operand 5 says so.
+    MovesStatistics,
 }
 
 impl Mark {

@@ -56,10 +56,7 @@ fn lines(name: &str) -> impl Iterator<Item = &'static str> + '_ {
         let middle = low + (high - low) / 2;
         let start = SIGNATURES[..middle].rfind('\n').map_or(0, |at| at + 1);
         let end = SIGNATURES[middle..].find('\n').map_or(SIGNATURES.len(), |at| middle + at);
-        match plain_name(&SIGNATURES[start..end]) < name {
-            true => low = (end + 1).min(high),
-            false => high = start,
-        }
+        if plain_name(&SIGNATURES[start..end]) < name { low = (end + 1).min(high) } else { high = start }
     }
     SIGNATURES[low..].lines().take_while(move |line| plain_name(line) == name)
 }
@@ -96,10 +93,7 @@ fn parse(line: &'static str) -> Option<Signature> {
         });
     }
     let results = rest.trim_start().strip_prefix("->")?.trim();
-    let results = match results.starts_with('(') {
-        true => split(enclosed(results)?.0),
-        false => vec![results],
-    };
+    let results = if results.starts_with('(') { split(enclosed(results)?.0) } else { vec![results] };
     Some(Signature { overload, parameters, results: results.into_iter().map(without_alias).collect() })
 }
 

@@ -6,6 +6,8 @@
 
 use std::cell::Cell;
 
+use operators::Arithmetic;
+
 use crate::program::{Argument, Constant, Node, Operand, Type, Value};
 
 /// Operators looked through, one behind the other.
@@ -20,8 +22,17 @@ pub(crate) fn known(operand: &Operand, values: &[Value], nodes: &[Node]) -> Opti
 
 /// Tells whether an operator of scripted code only counts or asks.
 pub(crate) fn only_asks(operator: &str) -> bool {
-    ["aten::len", "prim::min", "prim::max", "aten::__is__", "aten::__isnot__", "aten::__not__"]
-        .contains(&operator)
+    matches!(
+        arithmetic(operator),
+        ("aten", Arithmetic::Length | Arithmetic::Is | Arithmetic::IsNot | Arithmetic::Not)
+            | ("prim", Arithmetic::Minimum | Arithmetic::Maximum)
+    )
+}
+
+/// Returns the name space of an operator, and what it computes of numbers.
+fn arithmetic(operator: &str) -> (&str, Arithmetic) {
+    let (space, name) = operator.split_once("::").unwrap_or(("", operator));
+    (space, Arithmetic::of(name))
 }
 
 /// Returns what such an operator gives, where only constants decide it: it leaves no node.
@@ -84,12 +95,13 @@ impl<'p> Reader<'p> {
         let all = || arguments.iter().map(|argument| self.constant(&argument.operand, depth));
         let ints = || all().map(|known| known.and_then(int)).collect::<Option<Vec<i64>>>();
         let bools = || all().map(|known| known.and_then(truth)).collect::<Option<Vec<bool>>>();
-        match operator {
-            "aten::len" => match &arguments.first()?.operand {
+        let (space, numbers) = arithmetic(operator);
+        match (space, numbers) {
+            ("aten", Arithmetic::Length) => match &arguments.first()?.operand {
                 Operand::List(items) | Operand::Tuple(items) => i64::try_from(items.len()).ok().map(Int),
                 _ => None,
             },
-            "prim::min" | "prim::max" => {
+            ("prim", Arithmetic::Minimum | Arithmetic::Maximum) => {
                 let ints = match &arguments.first()?.operand {
                     Operand::List(items) => {
                         let item = |item| self.constant(item, depth).and_then(int);
@@ -97,26 +109,32 @@ impl<'p> Reader<'p> {
                     }
                     _ => ints()?,
                 };
-                let chosen =
-                    if operator == "prim::min" { ints.into_iter().min() } else { ints.into_iter().max() };
+                let ints = ints.into_iter();
+                let chosen = if numbers == Arithmetic::Minimum { ints.min() } else { ints.max() };
                 chosen.map(Int)
             }
-            "aten::Int" => ints()?.first().copied().map(Int),
-            "aten::Bool" => bools()?.first().copied().map(Bool),
-            "aten::neg" => ints()?.first()?.checked_neg().map(Int),
-            "aten::add" | "aten::sub" | "aten::mul" | "aten::floordiv" => {
+            ("aten", Arithmetic::ToInt) => ints()?.first().copied().map(Int),
+            ("aten", Arithmetic::ToBool) => bools()?.first().copied().map(Bool),
+            ("aten", Arithmetic::Negate) => ints()?.first()?.checked_neg().map(Int),
+            (
+                "aten",
+                Arithmetic::Add
+                | Arithmetic::Subtract
+                | Arithmetic::Multiply
+                | Arithmetic::FloorDivideNumbers,
+            ) => {
                 let ints = ints()?;
                 let [a, b] = ints[..] else { return None };
-                match operator {
-                    "aten::add" => a.checked_add(b),
-                    "aten::sub" => a.checked_sub(b),
-                    "aten::mul" => a.checked_mul(b),
+                match numbers {
+                    Arithmetic::Add => a.checked_add(b),
+                    Arithmetic::Subtract => a.checked_sub(b),
+                    Arithmetic::Multiply => a.checked_mul(b),
                     // As Python rounds.
                     _ => a.checked_div_euclid(b).filter(|_| b > 0),
                 }
                 .map(Int)
             }
-            "aten::eq" | "aten::ne" | "aten::lt" | "aten::le" | "aten::gt" | "aten::ge" => {
+            ("aten", _) if numbers.compares() => {
                 let both = all().collect::<Option<Vec<Constant>>>()?;
                 let [a, b] = both.as_slice() else { return None };
                 // Nothing is said of a not-a-number.
@@ -124,29 +142,29 @@ impl<'p> Reader<'p> {
                     (Some(a), Some(b)) => a.cmp(&b),
                     _ => float(a)?.partial_cmp(&float(b)?)?,
                 };
-                Some(Bool(match operator {
-                    "aten::eq" => order.is_eq(),
-                    "aten::ne" => order.is_ne(),
-                    "aten::lt" => order.is_lt(),
-                    "aten::le" => order.is_le(),
-                    "aten::gt" => order.is_gt(),
+                Some(Bool(match numbers {
+                    Arithmetic::Equal => order.is_eq(),
+                    Arithmetic::NotEqual => order.is_ne(),
+                    Arithmetic::Less => order.is_lt(),
+                    Arithmetic::LessOrEqual => order.is_le(),
+                    Arithmetic::Greater => order.is_gt(),
                     _ => order.is_ge(),
                 }))
             }
-            "aten::__not__" => bools()?.first().map(|value| Bool(!value)),
-            "aten::__and__" | "aten::__or__" => {
+            ("aten", Arithmetic::Not) => bools()?.first().map(|value| Bool(!value)),
+            ("aten", Arithmetic::And | Arithmetic::Or) => {
                 let bools = bools()?;
                 let [a, b] = bools[..] else { return None };
-                Some(Bool(if operator == "aten::__and__" { a && b } else { a || b }))
+                Some(Bool(if numbers == Arithmetic::And { a && b } else { a || b }))
             }
-            "aten::__is__" | "aten::__isnot__" => {
+            ("aten", Arithmetic::Is | Arithmetic::IsNot) => {
                 let [a, b] = arguments else { return None };
                 let is_none = match (self.is_none(&a.operand)?, self.is_none(&b.operand)?) {
                     (true, true) => true,
                     (true, false) | (false, true) => false,
                     (false, false) => return None,
                 };
-                Some(Bool(is_none == (operator == "aten::__is__")))
+                Some(Bool(is_none == (numbers == Arithmetic::Is)))
             }
             _ => None,
         }

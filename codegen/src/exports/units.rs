@@ -47,10 +47,8 @@ pub fn titan_units(program: &Program, assignment: &Assignment) -> Vec<Unit> {
     for id in root.children.values() {
         let module = &program.modules[id.index()];
         let is_opened = matches!(module.class.rsplit('.').next(), Some("ModuleList" | "ModuleDict"));
-        let members: Vec<ModuleId> = match is_opened {
-            true => module.children.values().copied().collect(),
-            false => vec![*id],
-        };
+        let members: Vec<ModuleId> =
+            if is_opened { module.children.values().copied().collect() } else { vec![*id] };
         let container = is_opened.then(|| module.path.clone());
         found.extend(members.into_iter().filter_map(|id| unit(program, assignment, id, container.clone())));
     }

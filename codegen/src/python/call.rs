@@ -1,6 +1,6 @@
 //! One operator as one line of Python.
 
-use operators::{Mark, has};
+use operators::{Arithmetic, Mark, ShapeRule, find, has, plain};
 use tracer::{Argument, Constant, Node, Operand, Program, Role, TensorId};
 
 use super::spelling::{Spelling, dtype_of_code, memory_format, operator, spelling};
@@ -58,65 +58,30 @@ impl Writer<'_> {
         if space == SHARED {
             return self.shared(node, name);
         }
-        match (space, name, node.arguments.len()) {
-            ("prim", "NumToTensor", 1) => return format!("torch.tensor({})", position(0)),
-            ("aten", "Int" | "IntImplicit", 1) => return format!("int({})", position(0)),
-            ("aten", "Float" | "FloatImplicit", 1) => return format!("float({})", position(0)),
-            ("aten", "Bool", 1) => return format!("bool({})", position(0)),
-            ("aten", "ScalarImplicit" | "item", 1) => return format!("{}.item()", first()),
-            ("aten", "size", 2) => return format!("{}.size({})", first(), position(1)),
-            ("aten", "size" | "prim::shape", 1) => return format!("list({}.size())", first()),
-            ("aten", "len", 1) => return format!("len({})", position(0)),
-            ("aten", "append", 2) => return format!("{}.append({})", first(), position(1)),
-            ("prim", "ListUnpack" | "TupleUnpack" | "ListConstruct" | "DictConstruct", 1) => {
-                return position(0);
+        let numbers = Arithmetic::of(name);
+        if let Some(sign) = numbers.sign().filter(|_| space == "aten" && self.is_signed(node, numbers)) {
+            let second = self.primary(node.arguments.get(1).map(|a| &a.operand));
+            return format!("{} {sign} {second}", first());
+        }
+        match (space, numbers, node.arguments.len()) {
+            ("prim", Arithmetic::ToTensor, 1) => return format!("torch.tensor({})", position(0)),
+            ("aten", Arithmetic::ToInt | Arithmetic::ToIntImplicitly, 1) => {
+                return format!("int({})", position(0));
             }
-            ("prim", "TupleIndex", 2) | ("aten", "__getitem__", 2) => {
-                return format!("{}[{}]", first(), position(1));
+            ("aten", Arithmetic::ToFloat | Arithmetic::ToFloatImplicitly, 1) => {
+                return format!("float({})", position(0));
             }
-            ("prim", "dtype" | "device" | "layout", 1) => return format!("{}.{name}", first()),
-            ("prim", "tolist", 1) => return format!("{}.tolist()", first()),
-            ("aten", "__and__" | "__or__" | "__xor__", 2) => {
-                let sign = match name {
-                    "__and__" => "&",
-                    "__or__" => "|",
-                    _ => "^",
-                };
-                let second = self.primary(node.arguments.get(1).map(|a| &a.operand));
-                return format!("{} {sign} {second}", first());
+            ("aten", Arithmetic::ToBool, 1) => return format!("bool({})", position(0)),
+            ("aten", Arithmetic::ToNumberImplicitly | Arithmetic::Item, 1) => {
+                return format!("{}.item()", first());
             }
-            ("aten", "floordiv", 2) => {
-                return format!("{} // {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
+            ("aten", Arithmetic::Size, 2) => return format!("{}.size({})", first(), position(1)),
+            ("aten", Arithmetic::Size, 1) => return format!("list({}.size())", first()),
+            ("aten", Arithmetic::Length, 1) => return format!("len({})", position(0)),
+            ("aten", Arithmetic::Negate, _) if node.arguments.iter().all(|a| self.is_number(&a.operand)) => {
+                return format!("-{}", first());
             }
-            ("aten", "add" | "sub" | "mul" | "remainder" | "neg" | "floor_divide" | "div" | "truediv", _)
-                if node.arguments.iter().all(|a| self.is_number(&a.operand)) =>
-            {
-                let second = || self.primary(node.arguments.get(1).map(|a| &a.operand));
-                return match name {
-                    "neg" => format!("-{}", first()),
-                    "add" => format!("{} + {}", first(), second()),
-                    "sub" => format!("{} - {}", first(), second()),
-                    "mul" => format!("{} * {}", first(), second()),
-                    "remainder" => format!("{} % {}", first(), second()),
-                    "floor_divide" => format!("{} // {}", first(), second()),
-                    _ => format!("{} / {}", first(), second()),
-                };
-            }
-            ("aten", "eq" | "ne" | "lt" | "le" | "gt" | "ge", 2)
-                if node.arguments.iter().all(|a| self.is_plain(&a.operand)) =>
-            {
-                let sign = match name {
-                    "eq" => "==",
-                    "ne" => "!=",
-                    "lt" => "<",
-                    "le" => "<=",
-                    "gt" => ">",
-                    _ => ">=",
-                };
-                let second = self.primary(node.arguments.get(1).map(|a| &a.operand));
-                return format!("{} {sign} {second}", first());
-            }
-            ("aten", "pow", 2) if node.arguments.iter().all(|a| self.is_number(&a.operand)) => {
+            ("aten", Arithmetic::Power, 2) if node.arguments.iter().all(|a| self.is_number(&a.operand)) => {
                 // A float of whole numbers, too, which Python's operator does not give.
                 let overload =
                     match (self.kind(&node.arguments[0].operand), self.kind(&node.arguments[1].operand)) {
@@ -128,13 +93,24 @@ impl Writer<'_> {
                     };
                 return format!("torch.ops.aten.pow.{overload}({}, {})", position(0), position(1));
             }
-            ("aten", "sum" | "any" | "all", 1) if self.is_plain(&node.arguments[0].operand) => {
+            ("aten", Arithmetic::Sum | Arithmetic::Any | Arithmetic::All, 1)
+                if self.is_plain(&node.arguments[0].operand) =>
+            {
                 return format!("{name}({})", position(0));
             }
-            ("prim", "abs", 1) => return format!("abs({})", position(0)),
-            ("aten", "add", 2) if self.is_list(&node.arguments[0].operand) => {
-                return format!("{} + {}", first(), self.primary(node.arguments.get(1).map(|a| &a.operand)));
+            ("prim", Arithmetic::Absolute, 1) => return format!("abs({})", position(0)),
+            _ => {}
+        }
+        match (space, name, node.arguments.len()) {
+            ("aten", "append", 2) => return format!("{}.append({})", first(), position(1)),
+            ("prim", "ListUnpack" | "TupleUnpack" | "ListConstruct" | "DictConstruct", 1) => {
+                return position(0);
             }
+            ("prim", "TupleIndex", 2) | ("aten", "__getitem__", 2) => {
+                return format!("{}[{}]", first(), position(1));
+            }
+            ("prim", "dtype" | "device" | "layout", 1) => return format!("{}.{name}", first()),
+            ("prim", "tolist", 1) => return format!("{}.tolist()", first()),
             ("aten", "slice", _) => {
                 if let Some(call) = self.slice(node) {
                     return call;
@@ -277,9 +253,10 @@ impl Writer<'_> {
         let is_of_numbers = !node.arguments.is_empty()
             && !has(name, Mark::OnDevice)
             && node.arguments.iter().all(|a| self.is_number(&a.operand));
-        let spelling = match is_public && !is_of_numbers {
-            true => spelling(space, name),
-            false => Spelling::Operator(operator(space, name)),
+        let spelling = if is_public && !is_of_numbers {
+            spelling(space, name)
+        } else {
+            Spelling::Operator(operator(space, name))
         };
         let (callee, skip) = match spelling {
             Spelling::Method(method) if !positional.is_empty() => {
@@ -294,21 +271,28 @@ impl Writer<'_> {
         format!("{callee}({})", arguments.join(", "))
     }
 
+    /// Tells whether an operator with a sign of Python is written with it: not where an operand is a tensor, whose operator says more.
+    fn is_signed(&self, node: &Node, numbers: Arithmetic) -> bool {
+        let is_pair = node.arguments.len() == 2;
+        let all = |is: fn(&Self, &Operand) -> bool| node.arguments.iter().all(|a| is(self, &a.operand));
+        match numbers {
+            Arithmetic::And | Arithmetic::Or | Arithmetic::Xor | Arithmetic::FloorDivideNumbers => is_pair,
+            Arithmetic::Add if is_pair && self.is_list(&node.arguments[0].operand) => true,
+            _ if numbers.compares() => is_pair && all(Self::is_plain),
+            _ => all(Self::is_number),
+        }
+    }
+
     /// Returns the argument that says whether a layer trains, when it is the module's own flag and not a constant.
     ///
     /// A flag is the module's own when it equals the module's and the root's mode at tracing; the rest stays as traced.
     fn training_flag(&self, node: &Node, name: &str) -> Option<usize> {
+        let rule = find(plain(name).0).map_or(ShapeRule::Unknown, |row| row.shape);
         let index = match name {
-            "dropout"
-            | "dropout_"
-            | "feature_dropout"
-            | "feature_dropout_"
-            | "alpha_dropout"
-            | "alpha_dropout_"
-            | "feature_alpha_dropout"
-            | "feature_alpha_dropout_" => 2,
             "batch_norm" => 5,
-            "lstm" | "gru" | "rnn_tanh" | "rnn_relu" => {
+            "native_dropout" => return None,
+            _ if rule == ShapeRule::Dropout => 2,
+            _ if rule == ShapeRule::Recurrent => {
                 // The packed form has one argument more in front and none at the end.
                 match &node.arguments.get(1)?.operand {
                     Operand::List(_) => 6,

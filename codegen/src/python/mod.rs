@@ -228,13 +228,12 @@ fn tied_names<'p>(program: &'p Program, stage: &Stage) -> BTreeMap<&'p str, &'p 
 
 fn describe(program: &Program, stage: &Stage) -> String {
     let class = program.modules.first().map_or("", |root| root.class.rsplit('.').next().unwrap_or(""));
-    match stage.label.is_empty() {
-        true => format!("A part of {class}."),
-        false => {
-            let shown: Vec<&str> = stage.label.iter().take(12).map(String::as_str).collect();
-            let more = if stage.label.len() > shown.len() { ", …" } else { "" };
-            format!("{class}: {}{more}.", shown.join(", "))
-        }
+    if stage.label.is_empty() {
+        format!("A part of {class}.")
+    } else {
+        let shown: Vec<&str> = stage.label.iter().take(12).map(String::as_str).collect();
+        let more = if stage.label.len() > shown.len() { ", …" } else { "" };
+        format!("{class}: {}{more}.", shown.join(", "))
     }
 }
 

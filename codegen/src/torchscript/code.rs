@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use operators::{Arithmetic, ShapeRule};
 use tracer::{Constant, Node, NodeId, Operand, Program, Role, TensorId, Type, ValueId};
 
 use super::tree::Tree;
@@ -214,15 +215,22 @@ impl Writer<'_> {
             }
         };
         let first_output = node.outputs.first().map(|value| &self.program.values[value.index()].type_);
+        match (space, Arithmetic::of(name), node.arguments.len()) {
+            ("aten", Arithmetic::ToInt, 1) => return format!("int({})", argument(0)),
+            ("aten", Arithmetic::ToFloat, 1) => return format!("float({})", argument(0)),
+            ("aten", Arithmetic::ToBool, 1) => return format!("bool({})", argument(0)),
+            ("aten", Arithmetic::ToComplex, 1) => return format!("complex({})", argument(0)),
+            ("aten", Arithmetic::ToText, 1) => return format!("str({})", argument(0)),
+            ("aten", Arithmetic::ToNumberImplicitly, 1) => {
+                return format!("annotate(number, {})", argument(0));
+            }
+            ("aten", Arithmetic::ToIntImplicitly, 1) => return format!("annotate(int, {})", argument(0)),
+            ("aten", Arithmetic::ToFloatImplicitly, 1) => {
+                return format!("annotate(float, {})", argument(0));
+            }
+            _ => {}
+        }
         match (space, name, node.arguments.len()) {
-            ("aten", "Int", 1) => return format!("int({})", argument(0)),
-            ("aten", "Float", 1) => return format!("float({})", argument(0)),
-            ("aten", "Bool", 1) => return format!("bool({})", argument(0)),
-            ("aten", "Complex", 1) => return format!("complex({})", argument(0)),
-            ("aten", "str", 1) => return format!("str({})", argument(0)),
-            ("aten", "ScalarImplicit", 1) => return format!("annotate(number, {})", argument(0)),
-            ("aten", "IntImplicit", 1) => return format!("annotate(int, {})", argument(0)),
-            ("aten", "FloatImplicit", 1) => return format!("annotate(float, {})", argument(0)),
             ("prim", "ListUnpack" | "TupleUnpack", 1) => return argument(0),
             ("prim", "ListConstruct" | "DictConstruct", 1) => {
                 return match first_output {
@@ -263,8 +271,17 @@ impl Writer<'_> {
         let has_hole = items.contains(&Operand::Constant(Constant::None));
         let is_index =
             matches!(name, "index" | "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index");
-        let is_tensors =
-            matches!(name, "cat" | "stack" | "hstack" | "vstack" | "concat" | "lstm" | "gru" | "einsum");
+        let is_tensors = matches!(
+            operators::find(name).map(|row| row.shape),
+            Some(
+                ShapeRule::Cat
+                    | ShapeRule::Stack
+                    | ShapeRule::HStack
+                    | ShapeRule::VStack
+                    | ShapeRule::Recurrent
+                    | ShapeRule::Einsum
+            )
+        );
         match (space, items.is_empty()) {
             ("aten", _) if is_index && index == 1 => format!("annotate(List[Optional[Tensor]], {text})"),
             (_, false) if has_hole => format!("annotate(List[Optional[Tensor]], {text})"),
@@ -325,9 +342,10 @@ impl Writer<'_> {
         }
         let mut text = "self".to_string();
         for part in tensor.path.split('.') {
-            text = match is_identifier(part) {
-                true => format!("{text}.{part}"),
-                false => format!("getattr({text}, {})", quoted(part)),
+            text = if is_identifier(part) {
+                format!("{text}.{part}")
+            } else {
+                format!("getattr({text}, {})", quoted(part))
             };
         }
         text

@@ -49,9 +49,10 @@ impl Tree {
                 at = match nodes[at].children.get(*part) {
                     Some(child) => *child,
                     None => {
-                        let path = match nodes[at].path.is_empty() {
-                            true => (*part).to_string(),
-                            false => format!("{}.{part}", nodes[at].path),
+                        let path = if nodes[at].path.is_empty() {
+                            (*part).to_string()
+                        } else {
+                            format!("{}.{part}", nodes[at].path)
                         };
                         nodes.push(Holder { path, ..Holder::default() });
                         let child = nodes.len() - 1;
@@ -105,9 +106,12 @@ impl Tree {
             list(Role::Parameter),
             list(Role::Buffer)
         );
-        let mut attribute = |name: &str, type_: &str| match is_identifier(name) {
-            true => out.push_str(&format!("  {name} : {type_}\n")),
-            false => out.push_str(&format!("  __annotations__[{}] = {type_}\n", quoted(name))),
+        let mut attribute = |name: &str, type_: &str| {
+            if is_identifier(name) {
+                out.push_str(&format!("  {name} : {type_}\n"));
+            } else {
+                out.push_str(&format!("  __annotations__[{}] = {type_}\n", quoted(name)));
+            }
         };
         for name in holder.tensors.keys() {
             attribute(name, "Tensor");

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use operators::{Arithmetic, Python, ShapeRule};
 use tracer::{NodeId, Program};
 
 use super::{
@@ -74,13 +75,14 @@ impl Sources {
             }
             after = format!("`{operator}`");
         }
-        match again > repeated {
-            true => Err(Fault::Operators {
+        if again > repeated {
+            Err(Fault::Operators {
                 operator: "what is computed again".into(),
                 expected: repeated,
                 found: again,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 
@@ -111,38 +113,18 @@ fn word(operator: &str) -> String {
     }
     // What is written in place in the model may be plain in a stage.
     let plain = if name.ends_with("__") { name } else { name.strip_suffix('_').unwrap_or(name) };
-    match plain {
-        "truediv" => "div",
-        "floor_divide" => "floordiv",
-        "slice" | "__getitem__" | "TupleIndex" => "slice",
-        "FloatImplicit" => "Float",
-        "conv1d" | "conv2d" | "conv3d" | "conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d" => {
+    let row = operators::find(plain);
+    let named = match (row.map(|row| row.shape), Arithmetic::of(plain)) {
+        (_, Arithmetic::Divide) => "div",
+        (_, Arithmetic::FloorDivide) => "floordiv",
+        (_, Arithmetic::ToFloatImplicitly) => "Float",
+        (Some(ShapeRule::Slice | ShapeRule::Item), _) if plain != "narrow" => "slice",
+        (Some(ShapeRule::Convolution), _) if row.is_some_and(|row| row.python == Python::Torch) => {
             "_convolution"
         }
-        other => other,
-    }
-    .to_string()
-}
-
-/// Returns the operator of a sign.
-fn signed(sign: &str) -> &'static str {
-    match sign {
-        "+" => "aten::add",
-        "-" => "aten::sub",
-        "*" => "aten::mul",
-        "/" => "aten::div",
-        "//" => "aten::floordiv",
-        "%" => "aten::remainder",
-        "&" => "aten::__and__",
-        "|" => "aten::__or__",
-        "^" => "aten::__xor__",
-        "==" => "aten::eq",
-        "!=" => "aten::ne",
-        "<" => "aten::lt",
-        "<=" => "aten::le",
-        ">" => "aten::gt",
-        _ => "aten::ge",
-    }
+        _ => plain,
+    };
+    named.to_string()
 }
 
 /// Lists the lines of `forward` that run an operator, in order; methods that it calls stand where they are called.
@@ -193,7 +175,9 @@ fn read(statement: &Statement<'_>) -> Option<Line> {
 pub(super) fn operator(expr: &Expr<'_>) -> Option<String> {
     match expr {
         Expr::Minus(value) if is_value(value) => Some("aten::neg".into()),
-        Expr::Sign(sign, operands) if operands.iter().all(is_value) => Some(signed(sign).into()),
+        Expr::Sign(sign, operands) if operands.iter().all(is_value) => {
+            operators::signed(sign).map(|name| format!("aten::{name}"))
+        }
         Expr::Index(base, bounds) if is_value(base) && bounds.iter().all(is_value) => {
             Some("aten::slice".into())
         }
@@ -231,10 +215,8 @@ fn called(callee: &Expr<'_>) -> Option<String> {
             }
             [name] => {
                 return match name {
-                    "int" => Some("aten::Int".into()),
-                    "bool" => Some("aten::Bool".into()),
-                    "float" => Some("aten::Float".into()),
-                    "len" | "sum" | "any" | "all" => Some(format!("aten::{name}")),
+                    "int" | "bool" | "float" | "len" => operators::built_in(name).map(Into::into),
+                    "sum" | "any" | "all" => Some(format!("aten::{name}")),
                     "abs" => Some("prim::abs".into()),
                     "again" | "on_host" => Some("prim::Opaque".into()),
                     _ => {

@@ -184,13 +184,12 @@ pub(super) fn beyond(
         Some(chosen) => {
             let (lambda, own) = &chosen.linear;
             let plain = linear(matrix(&z).view(), &missed, &weights(own), *lambda)?;
-            let bent = match chosen.is_quadratic {
-                true => {
-                    let x = matrix(&expanded(&z));
-                    let (bent, own) = linear(x.view(), &missed, &weights(&chosen.weights), chosen.lambda)?;
-                    Some((straightened(bent, correction.means.len()), own))
-                }
-                false => None,
+            let bent = if chosen.is_quadratic {
+                let x = matrix(&expanded(&z));
+                let (bent, own) = linear(x.view(), &missed, &weights(&chosen.weights), chosen.lambda)?;
+                Some((straightened(bent, correction.means.len()), own))
+            } else {
+                None
             };
             Some((plain, bent))
         }

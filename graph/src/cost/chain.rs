@@ -127,12 +127,11 @@ pub(super) fn chain_flops(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCo
 pub(super) fn keep_chain(keep: &mut Keep<'_>, call: &Call<'_>) -> Option<()> {
     chain(call, &mut |a, b| {
         for (kept, _) in [(a, b), (b, a)].into_iter().filter(|(_, other)| other.tensor.requires_grad) {
-            match kept.is_made {
-                true => {
-                    let bytes = kept.tensor.dtype.map(tracer::DType::bytes);
-                    keep.fresh(bytes.map(|bytes| times([kept.rows, kept.columns, bytes])));
-                }
-                false => keep.tensor(&kept.tensor),
+            if kept.is_made {
+                let bytes = kept.tensor.dtype.map(tracer::DType::bytes);
+                keep.fresh(bytes.map(|bytes| times([kept.rows, kept.columns, bytes])));
+            } else {
+                keep.tensor(&kept.tensor);
             }
         }
     })

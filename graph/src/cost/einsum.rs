@@ -80,15 +80,17 @@ impl Pairs<'_> {
         let own_left = part(&left, &|letter| !in_both(letter));
         let own_right = part(&right, &|letter| !in_both(letter));
         if right.requires_grad {
-            match summed.is_empty() {
-                true => self.whole(keep, &left),
-                false => self.folded(keep, &left, [&together, &own_left, &summed]),
+            if summed.is_empty() {
+                self.whole(keep, &left);
+            } else {
+                self.folded(keep, &left, [&together, &own_left, &summed]);
             }
         }
         if left.requires_grad {
-            match summed.is_empty() {
-                true => self.whole(keep, &right),
-                false => self.folded(keep, &right, [&together, &summed, &own_right]),
+            if summed.is_empty() {
+                self.whole(keep, &right);
+            } else {
+                self.folded(keep, &right, [&together, &summed, &own_right]);
             }
         }
         letters.retain(|letter| is_needed(*letter));

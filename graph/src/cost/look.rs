@@ -82,8 +82,6 @@ pub(super) fn add_bytes(graph: &ModelGraph, operator: &Operator, seen: &mut [boo
     if is_lookup {
         cost.read_bytes = cost.read_bytes.saturating_add(cost.output_bytes);
     }
-    cost.written_bytes = match operator.is_writing {
-        true => outputs().map(bytes).max().unwrap_or(0),
-        false => cost.output_bytes,
-    };
+    cost.written_bytes =
+        if operator.is_writing { outputs().map(bytes).max().unwrap_or(0) } else { cost.output_bytes };
 }

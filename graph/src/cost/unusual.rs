@@ -201,9 +201,10 @@ pub(super) fn keep_unusual(
 pub(super) fn padded(call: &Call<'_>, input: &TensorFact) -> Option<Option<u64>> {
     let mut sizes = input.sizes()?;
     let asked = call.ints("s").or_else(|| call.ints("n"))?;
-    let dims = match call.has("dim") {
-        true => call.dims("dim", sizes.len()).ok()?,
-        false => (sizes.len().saturating_sub(asked.len())..sizes.len()).collect(),
+    let dims = if call.has("dim") {
+        call.dims("dim", sizes.len()).ok()?
+    } else {
+        (sizes.len().saturating_sub(asked.len())..sizes.len()).collect()
     };
     let mut is_longer = false;
     for (dim, length) in dims.into_iter().zip(asked) {

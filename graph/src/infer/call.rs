@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use operators::{Arithmetic, ShapeRule};
 use smallvec::SmallVec;
 use tracer::{Constant, DType, Operand};
 
@@ -111,6 +112,16 @@ impl<'a> Call<'a> {
     /// Returns the operator's row of the table, whatever its name space.
     pub fn row(&self) -> Option<&'static operators::Operator> {
         operators::find(self.name)
+    }
+
+    /// Returns the rule of its sizes.
+    pub fn shape_rule(&self) -> ShapeRule {
+        self.row().map_or(ShapeRule::Unknown, |row| row.shape)
+    }
+
+    /// Returns what it computes of plain numbers.
+    pub fn numbers(&self) -> Arithmetic {
+        self.row().map_or(Arithmetic::Nothing, |row| row.numbers)
     }
 
     /// Returns the same call of another operator.

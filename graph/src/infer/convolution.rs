@@ -21,9 +21,10 @@ pub fn convolution(call: &Call<'_>) -> Result {
     }
     let groups = call.int("groups").unwrap_or(1).max(1) as u64;
     let channels = x[x.len() - rank - 1];
-    let (expected, made) = match is_transposed {
-        true => (w[0], w[1].map(|size| size.saturating_mul(groups))),
-        false => (w[1].map(|size| size.saturating_mul(groups)), w[0]),
+    let (expected, made) = if is_transposed {
+        (w[0], w[1].map(|size| size.saturating_mul(groups)))
+    } else {
+        (w[1].map(|size| size.saturating_mul(groups)), w[0])
     };
     agree(channels, expected, || "the input's channels are not those that the weight expects".to_string())?;
     let mut result = Shape::from_slice(&x[..x.len() - rank - 1]);
@@ -178,12 +179,13 @@ fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
     let strides = laid_out(&sizes, channels_last(input));
     let result = TensorFact { strides, ..fresh(input.dtype, sizes) };
     let returns_indices = call.name.contains("with_indices") || call.n_outputs > 1;
-    Ok(match returns_indices {
-        true => Fact::List(vec![
+    Ok(if returns_indices {
+        Fact::List(vec![
             Fact::Tensor(result.clone()),
             Fact::Tensor(TensorFact { dtype: Some(tracer::DType::Int64), ..result }),
-        ]),
-        false => Fact::Tensor(result),
+        ])
+    } else {
+        Fact::Tensor(result)
     })
 }
 
@@ -193,9 +195,10 @@ fn rank_of(name: &str) -> Option<usize> {
 }
 
 fn check_spatial(x: &Shape, rank: usize) -> Result<()> {
-    match x.len() == rank + 1 || x.len() == rank + 2 {
-        true => Ok(()),
-        false => reject!("{rank} spatial dimensions are wanted, {} has not", show_shape(x)),
+    if x.len() == rank + 1 || x.len() == rank + 2 {
+        Ok(())
+    } else {
+        reject!("{rank} spatial dimensions are wanted, {} has not", show_shape(x))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Operators that move elements: joins, look-ups, padding, repetition.
 
+use operators::ShapeRule;
 use tracer::DType;
 
 use super::{
@@ -11,22 +12,22 @@ use super::{
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 
 /// Gives a tensor as many dimensions as an operator asks for.
-fn lifted(tensor: &TensorFact, name: &str) -> TensorFact {
+fn lifted(tensor: &TensorFact, rule: ShapeRule) -> TensorFact {
     let mut lifted = tensor.clone();
     let Some(sizes) = &mut lifted.shape else { return lifted };
     let rank = sizes.len();
-    match (name, rank) {
-        ("hstack" | "atleast_1d", 0) => sizes.push(Some(1)),
-        ("column_stack", 0) => sizes.extend([Some(1), Some(1)]),
-        ("column_stack", 1) => sizes.push(Some(1)),
-        ("vstack" | "row_stack" | "atleast_2d", 0) => sizes.extend([Some(1), Some(1)]),
-        ("vstack" | "row_stack" | "atleast_2d", 1) => sizes.insert(0, Some(1)),
-        ("dstack" | "atleast_3d", 0) => sizes.extend([Some(1); 3]),
-        ("dstack" | "atleast_3d", 1) => {
+    match (rule, rank) {
+        (ShapeRule::HStack | ShapeRule::AtLeast1, 0) => sizes.push(Some(1)),
+        (ShapeRule::ColumnStack, 0) => sizes.extend([Some(1), Some(1)]),
+        (ShapeRule::ColumnStack, 1) => sizes.push(Some(1)),
+        (ShapeRule::VStack | ShapeRule::AtLeast2, 0) => sizes.extend([Some(1), Some(1)]),
+        (ShapeRule::VStack | ShapeRule::AtLeast2, 1) => sizes.insert(0, Some(1)),
+        (ShapeRule::DStack | ShapeRule::AtLeast3, 0) => sizes.extend([Some(1); 3]),
+        (ShapeRule::DStack | ShapeRule::AtLeast3, 1) => {
             sizes.insert(0, Some(1));
             sizes.push(Some(1));
         }
-        ("dstack" | "atleast_3d", 2) => sizes.push(Some(1)),
+        (ShapeRule::DStack | ShapeRule::AtLeast3, 2) => sizes.push(Some(1)),
         _ => return lifted,
     }
     lifted.strides = None;
@@ -35,7 +36,7 @@ fn lifted(tensor: &TensorFact, name: &str) -> TensorFact {
 
 /// `atleast_1d`, `atleast_2d`, `atleast_3d`: of one tensor, or of each in a list.
 pub fn at_least(call: &Call<'_>) -> Result {
-    let raised = |tensor: &TensorFact| match lifted(tensor, call.name).shape {
+    let raised = |tensor: &TensorFact| match lifted(tensor, call.shape_rule()).shape {
         Some(sizes) if Some(&sizes) != tensor.shape.as_ref() => Fact::Tensor(reshaped(tensor, sizes)),
         _ => Fact::Tensor(tensor.clone()),
     };
@@ -50,7 +51,8 @@ pub fn at_least(call: &Call<'_>) -> Result {
 
 /// `cat`, `concat`, `concatenate`, `hstack`, `vstack`, `dstack`, `column_stack`.
 pub fn cat(call: &Call<'_>) -> Result {
-    let all: Vec<TensorFact> = call.at(0).tensors().into_iter().map(|one| lifted(one, call.name)).collect();
+    let rule = call.shape_rule();
+    let all: Vec<TensorFact> = call.at(0).tensors().into_iter().map(|one| lifted(one, rule)).collect();
     let all: Vec<&TensorFact> = all.iter().collect();
     let first = all
         .iter()
@@ -61,11 +63,11 @@ pub fn cat(call: &Call<'_>) -> Result {
     let dtype = all.iter().map(|t| t.dtype).reduce(|a, b| Some(promote_pair(a?, b?))).flatten();
     let mut result = shape(first)?.clone();
     let rank = result.len();
-    let dim = match call.name {
-        "hstack" => usize::from(rank > 1),
-        "vstack" | "row_stack" => 0,
-        "column_stack" => 1,
-        "dstack" => 2,
+    let dim = match rule {
+        ShapeRule::HStack => usize::from(rank > 1),
+        ShapeRule::VStack => 0,
+        ShapeRule::ColumnStack => 1,
+        ShapeRule::DStack => 2,
         _ => call.dim("dim", rank)?,
     };
     if rank == 0 {
@@ -369,12 +371,13 @@ pub fn diagonal_matrix(call: &Call<'_>) -> Result {
     let mut sizes = shape(input)?.clone();
     let shift = call.int("diagonal").or(call.int("offset")).unwrap_or(0);
     let offset = shift.unsigned_abs();
-    match (call.name, sizes.as_slice()) {
-        ("diagflat", _) => {
+    let rule = call.shape_rule();
+    match (rule, sizes.as_slice()) {
+        (ShapeRule::FlatDiagonal, _) => {
             let side = input.elements().map(|elements| elements.saturating_add(offset));
             fresh_fact(input.dtype, Shape::from_slice(&[side, side]))
         }
-        ("diag", [rows, columns]) => {
+        (ShapeRule::DiagonalMatrix, [rows, columns]) => {
             // A diagonal above the middle begins in a later column, one below in a later row.
             let left = |size: &Dim, is_shorter: bool| {
                 size.map(|size| if is_shorter { size.saturating_sub(offset) } else { size })
@@ -387,8 +390,8 @@ pub fn diagonal_matrix(call: &Call<'_>) -> Result {
             let side = last.map(|last| last.saturating_add(offset));
             sizes.pop();
             let rank = sizes.len() + 2;
-            let (mut first, mut second) = match call.name {
-                "diag_embed" => (call.dim("dim1", rank)?, call.dim("dim2", rank)?),
+            let (mut first, mut second) = match rule {
+                ShapeRule::DiagonalEmbedding => (call.dim("dim1", rank)?, call.dim("dim2", rank)?),
                 _ => (rank - 2, rank - 1),
             };
             if first > second {
@@ -434,12 +437,12 @@ pub fn fourier(call: &Call<'_>) -> Result {
         }
     }
     let last = *dims.last().known()?;
-    let dtype = match call.name {
-        "fft_rfft" | "fft_rfft2" | "fft_rfftn" | "fft_ihfft" | "fft_ihfft2" | "fft_ihfftn" => {
+    let dtype = match call.shape_rule() {
+        ShapeRule::FourierOfReal => {
             sizes[last] = sizes[last].map(|size| size / 2 + 1);
             complex
         }
-        "fft_irfft" | "fft_irfft2" | "fft_irfftn" | "fft_hfft" | "fft_hfft2" | "fft_hfftn" => {
+        ShapeRule::FourierToReal => {
             if asked.is_none() {
                 sizes[last] = sizes[last].map(|size| 2 * size.saturating_sub(1));
             }
@@ -464,14 +467,15 @@ pub fn weight_norm(call: &Call<'_>) -> Result {
 pub fn create(call: &Call<'_>) -> Result {
     let sizes = call.ints("size").known()?;
     let sizes = sizes.into_iter().map(|size| size.and_then(|size| u64::try_from(size).ok()));
-    let like = if call.name.starts_with("new_") { call.first()?.dtype } else { None };
+    let rule = call.shape_rule();
+    let like = if rule == ShapeRule::CreateNew { call.first()?.dtype } else { None };
     let filled = match call.get("fill_value") {
-        Some(Fact::Int(_)) if call.name == "full" => Some(DType::Int64),
-        Some(Fact::Bool(_)) if call.name == "full" => Some(DType::Bool),
+        Some(Fact::Int(_)) if rule == ShapeRule::CreateFull => Some(DType::Int64),
+        Some(Fact::Bool(_)) if rule == ShapeRule::CreateFull => Some(DType::Bool),
         _ => None,
     };
-    let default = match call.name {
-        "randint" | "randperm" => DType::Int64,
+    let default = match rule {
+        ShapeRule::CreateIntegers => DType::Int64,
         _ => DType::Float32,
     };
     fresh_fact(call.dtype("dtype")?.or(like).or(filled).or(Some(default)), sizes.collect())
@@ -481,7 +485,7 @@ pub fn create(call: &Call<'_>) -> Result {
 pub fn create_like(call: &Call<'_>) -> Result {
     let input = call.first()?;
     // Means and deviations, each of them a tensor.
-    if call.name == "normal" && call.tensors().len() > 1 {
+    if call.shape_rule() == ShapeRule::Normal && call.tensors().len() > 1 {
         return super::elementwise::keeping(call);
     }
     let dtype = call.dtype("dtype")?.or(input.dtype);
@@ -493,8 +497,9 @@ pub fn sequence(call: &Call<'_>) -> Result {
     let asked = call.dtype("dtype")?;
     let natural = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok());
     let vector = |length: Dim, dtype: DType| fresh_fact(asked.or(Some(dtype)), Shape::from_slice(&[length]));
-    match call.name {
-        "arange" | "range" => {
+    let rule = call.shape_rule();
+    match rule {
+        ShapeRule::Range => {
             let get = |name: &str, default: f64| match call.get(name) {
                 None | Some(Fact::None) => Some(default),
                 Some(_) => call.float(name),
@@ -517,14 +522,14 @@ pub fn sequence(call: &Call<'_>) -> Result {
             };
             vector(length, if is_float { DType::Float32 } else { DType::Int64 })
         }
-        "linspace" | "logspace" => vector(natural(call.int("steps")), DType::Float32),
-        "randperm" => vector(natural(call.int("n")), DType::Int64),
-        "eye" => {
+        ShapeRule::Steps => vector(natural(call.int("steps")), DType::Float32),
+        ShapeRule::Permutation => vector(natural(call.int("n")), DType::Int64),
+        ShapeRule::Eye => {
             let rows = natural(call.int("n"));
             let columns = if call.has("m") { natural(call.int("m")) } else { rows };
             fresh_fact(asked.or(Some(DType::Float32)), Shape::from_slice(&[rows, columns]))
         }
-        "tril_indices" | "triu_indices" => {
+        ShapeRule::LowerIndices | ShapeRule::UpperIndices => {
             let (row, col) = (call.int("row").known()?, call.int("col").known()?);
             let offset = call.int("offset").known()?;
             if !(0..=1 << 20).contains(&row) || col < 0 {
@@ -535,7 +540,7 @@ pub fn sequence(call: &Call<'_>) -> Result {
             let upper_offset = offset.saturating_sub(1);
             let above = |at: i64| at.saturating_add(upper_offset).saturating_add(1).clamp(0, col);
             let upper = (0..row).fold(0_i64, |sum, at| sum.saturating_add(col - above(at)));
-            let length = if call.name == "tril_indices" { lower } else { upper };
+            let length = if rule == ShapeRule::LowerIndices { lower } else { upper };
             fresh_fact(asked.or(Some(DType::Int64)), Shape::from_slice(&[Some(2), natural(Some(length))]))
         }
         _ => vector(natural(call.int("window_length")), DType::Float32),

@@ -1,5 +1,6 @@
 //! Elementwise operators: sizes broadcast, dtypes promote, strides follow the operands' as in torch's `TensorIterator`.
 
+use operators::ShapeRule;
 use smallvec::SmallVec;
 use tracer::DType;
 
@@ -12,15 +13,17 @@ use crate::fact::{Fact, Number, Shape, TensorFact, show_shape};
 /// The result has the operand's dtype.
 pub fn unary(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    if call.tensors().len() > 1 && matches!(call.name, "clamp" | "clip" | "clamp_min" | "clamp_max") {
+    let number = input.number.and_then(|value| number::unary_number(call.numbers(), value));
+    Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype) }))
+}
+
+/// `clamp` and its like: the same, unless a bound is a tensor.
+pub fn clamp(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    if call.tensors().len() > 1 {
         return keeping(call);
     }
-    let number = match call.name {
-        "clamp" | "clip" | "clamp_min" | "clamp_max" => {
-            input.number.and_then(|value| number::clamped(call, value))
-        }
-        name => input.number.and_then(|value| number::unary_number(name, value)),
-    };
+    let number = input.number.and_then(|value| number::clamped(call, value));
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype) }))
 }
 
@@ -28,7 +31,7 @@ pub fn unary(call: &Call<'_>) -> Result {
 pub fn unary_float(call: &Call<'_>) -> Result {
     // The order of `polygamma` stands before the tensor.
     let Ok(input) = call.first().or_else(|_| call.tensor("self")) else { return number::fold(call) };
-    let number = input.number.and_then(|value| number::unary_number(call.name, value));
+    let number = input.number.and_then(|value| number::unary_number(call.numbers(), value));
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype.map(float_of)) }))
 }
 
@@ -44,7 +47,7 @@ pub fn absolute(call: &Call<'_>) -> Result {
         return number::fold(call);
     }
     let input = call.first()?;
-    let number = input.number.and_then(|value| number::unary_number(call.name, value));
+    let number = input.number.and_then(|value| number::unary_number(call.numbers(), value));
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype.map(real_of)) }))
 }
 
@@ -52,7 +55,7 @@ pub fn absolute(call: &Call<'_>) -> Result {
 pub fn same_with_dtype(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let asked = call.dtype("dtype")?;
-    let is_sum = matches!(call.name, "cumsum" | "cumprod");
+    let is_sum = call.shape_rule() == ShapeRule::RunningSum;
     let dtype = asked.or(match input.dtype {
         Some(dtype) if is_sum && !dtype.is_float() && !dtype.is_complex() => Some(DType::Int64),
         dtype => dtype,
@@ -62,20 +65,25 @@ pub fn same_with_dtype(call: &Call<'_>) -> Result {
 
 /// Two or more operands, one result, promoted.
 pub fn promoting(call: &Call<'_>) -> Result {
-    // `where(condition)` lists the places, one list for each dimension.
-    if call.name == "where" && call.len() == 1 {
-        return super::reduce::by_data(call);
+    if call.tensors().is_empty() {
+        return number::fold(call);
+    }
+    let known =
+        (call.len() >= 2).then(|| number::binary_number(call.numbers(), call.at(0), call.at(1))).flatten();
+    let dtype = promote(&operands(call));
+    Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, dtype)? }))
+}
+
+/// `where`: of the second and third operand. `where(condition)` lists the places, one list for each dimension.
+pub fn choosing(call: &Call<'_>) -> Result {
+    if call.len() == 1 {
+        return super::reduce::places_by_dimension(call);
     }
     if call.tensors().is_empty() {
         return number::fold(call);
     }
-    let known = (call.len() >= 2).then(|| number::binary_number(call.name, call.at(0), call.at(1))).flatten();
-    let operands = operands(call);
-    let dtype = match call.name {
-        "where" => promote(&operands.iter().skip(1).copied().collect::<Vec<_>>()),
-        _ => promote(&operands),
-    };
-    Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, dtype)? }))
+    let dtype = promote(&operands(call).into_iter().skip(1).collect::<Vec<_>>());
+    Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
 /// Division: integers become floats unless a rounding mode keeps them.
@@ -109,7 +117,7 @@ pub fn comparing(call: &Call<'_>) -> Result {
     if call.tensors().is_empty() {
         return number::fold(call);
     }
-    let known = number::binary_number(call.name, call.at(0), call.at(1));
+    let known = number::binary_number(call.numbers(), call.at(0), call.at(1));
     Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, Some(DType::Bool))? }))
 }
 
@@ -137,10 +145,8 @@ pub fn scattering(call: &Call<'_>) -> Result {
 
 /// `float_power`: in double precision, whatever the operands are.
 pub fn double(call: &Call<'_>) -> Result {
-    let dtype = promote(&operands(call)).map(|dtype| match dtype.is_complex() {
-        true => DType::Complex128,
-        false => DType::Float64,
-    });
+    let dtype = promote(&operands(call))
+        .map(|dtype| if dtype.is_complex() { DType::Complex128 } else { DType::Float64 });
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
@@ -178,8 +184,8 @@ pub fn loss(call: &Call<'_>) -> Result {
     if call.int("reduction") != Some(0) {
         return Ok(Fact::Tensor(fresh(input.dtype, Shape::new())));
     }
-    match call.name {
-        "cross_entropy_loss" | "shard_cross_entropy" | "nll_loss" | "nll_loss_nd" | "nll_loss2d" => {
+    match call.shape_rule() {
+        ShapeRule::ClassLoss => {
             let sizes = shape(input)?;
             let mut kept = sizes.clone();
             if kept.is_empty() {
@@ -189,17 +195,17 @@ pub fn loss(call: &Call<'_>) -> Result {
             Ok(Fact::Tensor(fresh(input.dtype, kept)))
         }
         // A number for each sample; in connectionist classification samples stand behind steps.
-        "ctc_loss" => {
+        ShapeRule::CtcLoss => {
             let sizes = shape(input)?;
             let kept = if sizes.len() > 2 { Shape::from_slice(&[sizes[1]]) } else { Shape::new() };
             Ok(Fact::Tensor(fresh(input.dtype, kept)))
         }
-        "multilabel_margin_loss" | "multi_margin_loss" => {
+        ShapeRule::MarginLoss => {
             let sizes = shape(input)?;
             let kept = Shape::from_slice(&sizes[..sizes.len().saturating_sub(1)]);
             Ok(Fact::Tensor(fresh(input.dtype, kept)))
         }
-        "triplet_margin_loss" | "cosine_embedding_loss" => {
+        ShapeRule::PairLoss => {
             let pair: Vec<&Shape> =
                 call.facts().take(2).filter_map(Fact::tensor).map(shape).collect::<Result<_>>()?;
             let mut kept = broadcast(&pair)?;
@@ -247,7 +253,7 @@ fn operands(call: &Call<'_>) -> SmallVec<[(Option<DType>, Rank); 4]> {
             Some((tensor.dtype, rank))
         }
         // `alpha` and `rounding_mode` come later and take no part.
-        _ if position > 1 && call.name != "where" => None,
+        _ if position > 1 && call.shape_rule() != ShapeRule::Where => None,
         Fact::Int(_) => Some((Some(DType::Int64), Rank::WrappedNumber)),
         Fact::Float(_) => Some((Some(DType::Float32), Rank::WrappedNumber)),
         Fact::Bool(_) => Some((Some(DType::Bool), Rank::WrappedNumber)),

@@ -137,14 +137,16 @@ pub fn eigen(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let matrix = Matrix::square(input)?;
     let is_symmetric = call.name.contains("eigh") || call.name.contains("eigvalsh");
-    let (of_values, of_vectors) = match is_symmetric {
-        true => (real(input.dtype), input.dtype),
-        false => (input.dtype.map(complex_of), input.dtype.map(complex_of)),
+    let (of_values, of_vectors) = if is_symmetric {
+        (real(input.dtype), input.dtype)
+    } else {
+        (input.dtype.map(complex_of), input.dtype.map(complex_of))
     };
     let values = in_order(of_values, matrix.with(&[matrix.rows]));
-    match call.name.contains("eigvals") {
-        true => Ok(values),
-        false => Ok(Fact::List(vec![values, by_columns(of_vectors, shape(input)?.clone())])),
+    if call.name.contains("eigvals") {
+        Ok(values)
+    } else {
+        Ok(Fact::List(vec![values, by_columns(of_vectors, shape(input)?.clone())]))
     }
 }
 
@@ -159,22 +161,21 @@ pub fn singular(call: &Call<'_>) -> Result {
     }
     let is_old = call.name == "svd";
     let has_vectors = call.flag("compute_uv") != Some(false);
-    let is_full = match is_old {
-        true => !has_vectors || call.flag("some").known().map(|some| !some)?,
-        false => call.flag("full_matrices").known()?,
+    let is_full = if is_old {
+        !has_vectors || call.flag("some").known().map(|some| !some)?
+    } else {
+        call.flag("full_matrices").known()?
     };
     if !is_old && !has_vectors {
         return Ok(Fact::List(vec![nothing(input.dtype), values, nothing(input.dtype)]));
     }
-    let (left, right) = match is_full {
-        true => (matrix.rows, matrix.columns),
-        false => (least, least),
-    };
+    let (left, right) = if is_full { (matrix.rows, matrix.columns) } else { (least, least) };
     let u = by_columns(input.dtype, matrix.with(&[matrix.rows, left]));
     // The old form gives V where the new one gives its transpose.
-    let v = match is_old {
-        true => in_order(input.dtype, matrix.with(&[matrix.columns, right])),
-        false => by_columns(input.dtype, matrix.with(&[right, matrix.columns])),
+    let v = if is_old {
+        in_order(input.dtype, matrix.with(&[matrix.columns, right]))
+    } else {
+        by_columns(input.dtype, matrix.with(&[right, matrix.columns]))
     };
     Ok(Fact::List(vec![u, values, v]))
 }
@@ -216,10 +217,7 @@ pub fn reflected(call: &Call<'_>) -> Result {
 /// `linalg_lu_factor`, `linalg_ldl_factor` and their forms with an exit code: factors in one matrix, with pivots.
 pub fn factored(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let matrix = match call.name.contains("ldl") {
-        true => Matrix::square(input)?,
-        false => Matrix::of(input)?,
-    };
+    let matrix = if call.name.contains("ldl") { Matrix::square(input)? } else { Matrix::of(input)? };
     let mut all = vec![
         by_columns(input.dtype, shape(input)?.clone()),
         in_order(WHOLE, matrix.with(&[matrix.least()])),
@@ -235,9 +233,8 @@ pub fn triangles(call: &Call<'_>) -> Result {
     let matrix = Matrix::of(input)?;
     let least = matrix.least();
     let is_wanted = |name: &str| call.flag(name) != Some(false);
-    let part = |is_wanted: bool, rows: Dim, columns: Dim| match is_wanted {
-        true => in_order(input.dtype, matrix.with(&[rows, columns])),
-        false => nothing(input.dtype),
+    let part = |is_wanted: bool, rows: Dim, columns: Dim| {
+        if is_wanted { in_order(input.dtype, matrix.with(&[rows, columns])) } else { nothing(input.dtype) }
     };
     let has_order = is_wanted("pivot") && is_wanted("unpack_pivots");
     let has_data = is_wanted("unpack_data");
@@ -394,10 +391,7 @@ pub fn powers(call: &Call<'_>) -> Result {
         sizes.push(Some(1));
     }
     let own = *sizes.last().known()?;
-    sizes.push(match call.has("N") {
-        true => call.int("N").and_then(|n| u64::try_from(n).ok()),
-        false => own,
-    });
+    sizes.push(if call.has("N") { call.int("N").and_then(|n| u64::try_from(n).ok()) } else { own });
     fresh_fact(input.dtype.map(super::reduce::widened), sizes)
 }
 

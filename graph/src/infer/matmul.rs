@@ -305,10 +305,8 @@ pub fn attention(call: &Call<'_>) -> Result {
     };
     sizes.extend([q[q.len() - 2], v[v.len() - 1]]);
     // The fused CPU kernel writes in the query's order; products write row by row.
-    let strides = match attention_by_parts(call) {
-        true => contiguous_strides(&sizes),
-        false => like(query, None).strides,
-    };
+    let strides =
+        if attention_by_parts(call) { contiguous_strides(&sizes) } else { like(query, None).strides };
     let result = Fact::Tensor(TensorFact { strides, ..fresh(query.dtype, sizes) });
     Ok(match call.n_outputs {
         0 | 1 => result,

@@ -1,5 +1,6 @@
 //! Numbers, lists and sizes: the arithmetic around shapes that a trace carries along.
 
+use operators::{Arithmetic, ShapeRule};
 use tracer::DType;
 
 use super::call::{
@@ -11,48 +12,56 @@ use crate::fact::{Fact, Number, Shape, TensorFact};
 pub fn size(call: &Call<'_>) -> Result {
     let sizes = shape(call.first()?)?;
     let one = |dim: &Option<u64>| Fact::Int(dim.and_then(|size| i64::try_from(size).ok()));
-    match call.has("dim") {
-        true => Ok(one(&sizes.get(call.dim("dim", sizes.len())?).copied().known()?)),
-        false => Ok(Fact::List(sizes.iter().map(one).collect())),
+    if call.has("dim") {
+        Ok(one(&sizes.get(call.dim("dim", sizes.len())?).copied().known()?))
+    } else {
+        Ok(Fact::List(sizes.iter().map(one).collect()))
     }
 }
 
 /// `aten::dim`, `aten::numel`, `aten::len` and the like: questions about a tensor or a list.
 pub fn question(call: &Call<'_>) -> Result {
     let count = |count: u64| Fact::Int(i64::try_from(count).ok());
-    Ok(match (call.name, call.at(0)) {
-        ("dim" | "ndimension", Fact::Tensor(tensor)) => count(shape(tensor)?.len() as u64),
-        ("numel", Fact::Tensor(tensor)) => count(tensor.elements().known()?),
-        ("len", Fact::Tensor(tensor)) => Fact::Int(shape(tensor)?.first().known()?.map(|size| size as i64)),
-        ("len", Fact::List(items)) => count(items.len() as u64),
-        ("len", Fact::Dict(items)) => count(items.len() as u64),
-        ("len", Fact::Str(text)) => count(text.chars().count() as u64),
-        ("dtype", Fact::Tensor(tensor)) => Fact::Int(Some(code_of_dtype(tensor.dtype.known()?))),
-        ("layout", _) => Fact::Int(Some(0)),
-        ("device", _) => Fact::Str("cpu".to_string()),
-        ("requires_grad", Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.requires_grad)),
-        ("is_floating_point", Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.dtype.known()?.is_float())),
-        ("is_complex", Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.dtype.known()?.is_complex())),
-        ("__is__" | "__isnot__", a) if call.len() == 2 => {
+    let rule = call.shape_rule();
+    Ok(match (rule, call.at(0)) {
+        (ShapeRule::Rank, Fact::Tensor(tensor)) => count(shape(tensor)?.len() as u64),
+        (ShapeRule::Elements, Fact::Tensor(tensor)) => count(tensor.elements().known()?),
+        (ShapeRule::Length, Fact::Tensor(tensor)) => {
+            Fact::Int(shape(tensor)?.first().known()?.map(|size| size as i64))
+        }
+        (ShapeRule::Length, Fact::List(items)) => count(items.len() as u64),
+        (ShapeRule::Length, Fact::Dict(items)) => count(items.len() as u64),
+        (ShapeRule::Length, Fact::Str(text)) => count(text.chars().count() as u64),
+        (ShapeRule::TypeOf, Fact::Tensor(tensor)) => Fact::Int(Some(code_of_dtype(tensor.dtype.known()?))),
+        (ShapeRule::LayoutOf, _) => Fact::Int(Some(0)),
+        (ShapeRule::DeviceOf, _) => Fact::Str("cpu".to_string()),
+        (ShapeRule::RequiresGrad, Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.requires_grad)),
+        (ShapeRule::IsFloatingPoint, Fact::Tensor(tensor)) => {
+            Fact::Bool(Some(tensor.dtype.known()?.is_float()))
+        }
+        (ShapeRule::IsComplex, Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.dtype.known()?.is_complex())),
+        (ShapeRule::Is | ShapeRule::IsNot, a) if call.len() == 2 => {
             let same = match (a, call.at(1)) {
                 (Fact::None, Fact::None) => true,
                 (Fact::Unknown, _) | (_, Fact::Unknown) => return Ok(Fact::Bool(None)),
                 (Fact::None, _) | (_, Fact::None) => false,
                 _ => return Ok(Fact::Bool(None)),
             };
-            Fact::Bool(Some(same == (call.name == "__is__")))
+            Fact::Bool(Some(same == (rule == ShapeRule::Is)))
         }
-        ("stride", Fact::Tensor(tensor)) => {
+        (ShapeRule::StrideOf, Fact::Tensor(tensor)) => {
             let strides = tensor.strides.as_ref().known()?;
             let one = |stride: &u64| Fact::Int(i64::try_from(*stride).ok());
-            match call.has("dim") {
-                true => one(strides.get(call.dim("dim", strides.len())?).known()?),
-                false => Fact::List(strides.iter().map(one).collect()),
+            if call.has("dim") {
+                one(strides.get(call.dim("dim", strides.len())?).known()?)
+            } else {
+                Fact::List(strides.iter().map(one).collect())
             }
         }
-        ("is_cpu", _) => Fact::Bool(Some(true)),
-        (name, _) if name.starts_with("is_") => Fact::Bool(None),
-        ("format" | "str", _) => Fact::Str(String::new()),
+        (ShapeRule::IsCpu, _) => Fact::Bool(Some(true)),
+        // Questions of yes or no, also those above where what is asked is no tensor.
+        (ShapeRule::Question | ShapeRule::IsFloatingPoint | ShapeRule::IsComplex, _) => Fact::Bool(None),
+        (ShapeRule::Text, _) => Fact::Str(String::new()),
         _ => Fact::Unknown,
     })
 }
@@ -60,11 +69,11 @@ pub fn question(call: &Call<'_>) -> Result {
 /// Conversions between tensors and numbers: `Int`, `Float`, `NumToTensor`, `ScalarImplicit`, `item`, …
 pub fn convert(call: &Call<'_>) -> Result {
     let input = call.at(0);
-    Ok(match call.name {
-        "Int" | "IntImplicit" => Fact::Int(truncated(input)),
-        "Float" | "FloatImplicit" => Fact::Float(number(input).map(as_float)),
-        "Bool" => Fact::Bool(number(input).map(|value| as_float(value) != 0.0)),
-        "NumToTensor" | "scalar_tensor" | "tensor" | "as_tensor" => return to_tensor(call),
+    Ok(match call.shape_rule() {
+        ShapeRule::ToInt => Fact::Int(truncated(input)),
+        ShapeRule::ToFloat => Fact::Float(number(input).map(as_float)),
+        ShapeRule::ToBool => Fact::Bool(number(input).map(|value| as_float(value) != 0.0)),
+        ShapeRule::ToTensor => return to_tensor(call),
         _ => match input {
             Fact::Tensor(tensor) => match (tensor.number, tensor.dtype) {
                 (Some(value), _) => from_number(value),
@@ -157,9 +166,9 @@ pub fn dictionary(call: &Call<'_>) -> Result {
 pub fn dictionary_parts(call: &Call<'_>) -> Result {
     let Fact::Dict(items) = call.at(0) else { return Ok(Fact::Unknown) };
     let key = |text: &String| Fact::Str(text.clone());
-    Ok(Fact::List(match call.name {
-        "keys" => items.iter().map(|(name, _)| key(name)).collect(),
-        "values" => items.iter().map(|(_, fact)| fact.clone()).collect(),
+    Ok(Fact::List(match call.shape_rule() {
+        ShapeRule::DictionaryKeys => items.iter().map(|(name, _)| key(name)).collect(),
+        ShapeRule::DictionaryValues => items.iter().map(|(_, fact)| fact.clone()).collect(),
         _ => items.iter().map(|(name, fact)| Fact::List(vec![key(name), fact.clone()])).collect(),
     }))
 }
@@ -174,18 +183,20 @@ pub fn same(call: &Call<'_>) -> Result {
 
 /// Arithmetic and comparison of plain numbers and lists.
 pub fn fold(call: &Call<'_>) -> Result {
-    let (a, b) = (call.at(0), call.at(1));
+    let (numbers, a, b) = (call.numbers(), call.at(0), call.at(1));
     if let (Fact::List(x), Fact::List(y)) = (a, b) {
-        return Ok(match call.name {
-            "add" => Fact::List(x.iter().chain(y).cloned().collect()),
-            "eq" | "ne" if x.iter().chain(y).all(|item| number(item).is_some()) => {
-                Fact::Bool(Some((x == y) == (call.name == "eq")))
+        return Ok(match numbers {
+            Arithmetic::Add => Fact::List(x.iter().chain(y).cloned().collect()),
+            Arithmetic::Equal | Arithmetic::NotEqual
+                if x.iter().chain(y).all(|item| number(item).is_some()) =>
+            {
+                Fact::Bool(Some((x == y) == (numbers == Arithmetic::Equal)))
             }
-            "eq" | "ne" => Fact::Bool(None),
+            Arithmetic::Equal | Arithmetic::NotEqual => Fact::Bool(None),
             _ => Fact::Unknown,
         });
     }
-    if let (Fact::List(items), "mul", Some(times)) = (a, call.name, integer(b)) {
+    if let (Fact::List(items), Arithmetic::Multiply, Some(times)) = (a, numbers, integer(b)) {
         // A list longer than any shape's is none of our business.
         let times = if items.is_empty() { 0 } else { usize::try_from(times).unwrap_or(0) };
         return match times.checked_mul(items.len()) {
@@ -196,55 +207,55 @@ pub fn fold(call: &Call<'_>) -> Result {
         };
     }
     if let (Fact::Str(x), Fact::Str(y)) = (a, b) {
-        return Ok(match call.name {
-            "eq" => Fact::Bool(Some(x == y)),
-            "ne" => Fact::Bool(Some(x != y)),
+        return Ok(match numbers {
+            Arithmetic::Equal => Fact::Bool(Some(x == y)),
+            Arithmetic::NotEqual => Fact::Bool(Some(x != y)),
             _ => Fact::Unknown,
         });
     }
     if call.len() == 1 {
         return Ok(match (a, number(a)) {
-            (Fact::List(items), _) => list_fold(call.name, items),
-            (_, Some(value)) => unary_number(call.name, value).map_or(Fact::Unknown, from_number),
+            (Fact::List(items), _) => list_fold(numbers, items),
+            (_, Some(value)) => unary_number(numbers, value).map_or(Fact::Unknown, from_number),
             (Fact::Int(_), _) => Fact::Int(None),
             _ => Fact::Unknown,
         });
     }
-    let result = if matches!(call.name, "div" | "true_divide") {
-        divide(call)
-    } else {
-        binary_number(call.name, a, b)
+    let result = match numbers {
+        Arithmetic::Divide | Arithmetic::TrueDivide => divide(call),
+        _ => binary_number(numbers, a, b),
     };
     match (result, a, b) {
         (Some(value), ..) => Ok(from_number(value)),
-        (None, ..) if is_comparison(call.name) => Ok(Fact::Bool(None)),
-        (None, Fact::Int(_), Fact::Int(_)) if call.name != "div" => Ok(Fact::Int(None)),
+        (None, ..) if is_truth(numbers) => Ok(Fact::Bool(None)),
+        (None, Fact::Int(_), Fact::Int(_)) if numbers != Arithmetic::Divide => Ok(Fact::Int(None)),
         (None, Fact::Int(_) | Fact::Float(_), Fact::Int(_) | Fact::Float(_)) => Ok(Fact::Float(None)),
         _ => Ok(Fact::Unknown),
     }
 }
 
-fn list_fold(name: &str, items: &[Fact]) -> Fact {
-    let Some(numbers) = items.iter().map(integer).collect::<Option<Vec<i64>>>() else {
+fn list_fold(numbers: Arithmetic, items: &[Fact]) -> Fact {
+    let Some(integers) = items.iter().map(integer).collect::<Option<Vec<i64>>>() else {
         return Fact::Int(None);
     };
-    Fact::Int(match name {
-        "max" => numbers.into_iter().max(),
-        "min" => numbers.into_iter().min(),
-        "sum" => numbers.into_iter().try_fold(0_i64, i64::checked_add),
+    Fact::Int(match numbers {
+        Arithmetic::Maximum => integers.into_iter().max(),
+        Arithmetic::Minimum => integers.into_iter().min(),
+        Arithmetic::Sum => integers.into_iter().try_fold(0_i64, i64::checked_add),
         _ => None,
     })
 }
 
-fn is_comparison(name: &str) -> bool {
-    matches!(name, "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "__and__" | "__or__" | "__contains__")
+/// Tells whether a truth value comes of two numbers.
+fn is_truth(numbers: Arithmetic) -> bool {
+    numbers.compares() || matches!(numbers, Arithmetic::And | Arithmetic::Or | Arithmetic::Contains)
 }
 
 /// Computes `a / b`, rounded as `rounding_mode` says.
 pub fn divide(call: &Call<'_>) -> Option<Number> {
     let (a, b) = (number(call.at(0))?, number(call.at(1))?);
     match call.get("rounding_mode") {
-        Some(Fact::Str(mode)) if mode == "floor" => binary("floor_divide", a, b),
+        Some(Fact::Str(mode)) if mode == "floor" => binary(Arithmetic::FloorDivide, a, b),
         Some(Fact::Str(mode)) if mode == "trunc" => match (a, b) {
             (Number::Int(x), Number::Int(y)) => x.checked_div(y).map(Number::Int),
             _ => Some(Number::Float((as_float(a) / as_float(b)).trunc())),
@@ -254,24 +265,24 @@ pub fn divide(call: &Call<'_>) -> Option<Number> {
 }
 
 /// Computes with two known numbers.
-pub fn binary_number(name: &str, a: &Fact, b: &Fact) -> Option<Number> {
-    binary(name, number(a)?, number(b)?)
+pub fn binary_number(numbers: Arithmetic, a: &Fact, b: &Fact) -> Option<Number> {
+    binary(numbers, number(a)?, number(b)?)
 }
 
-fn binary(name: &str, a: Number, b: Number) -> Option<Number> {
+fn binary(numbers: Arithmetic, a: Number, b: Number) -> Option<Number> {
     let (x, y) = (as_float(a), as_float(b));
-    let truth = match name {
-        "eq" => Some(x == y),
-        "ne" => Some(x != y),
-        "lt" => Some(x < y),
-        "le" => Some(x <= y),
-        "gt" => Some(x > y),
-        "ge" => Some(x >= y),
-        "__and__" | "logical_and" => match (a, b) {
+    let truth = match numbers {
+        Arithmetic::Equal => Some(x == y),
+        Arithmetic::NotEqual => Some(x != y),
+        Arithmetic::Less => Some(x < y),
+        Arithmetic::LessOrEqual => Some(x <= y),
+        Arithmetic::Greater => Some(x > y),
+        Arithmetic::GreaterOrEqual => Some(x >= y),
+        Arithmetic::And | Arithmetic::LogicalAnd => match (a, b) {
             (Number::Bool(a), Number::Bool(b)) => Some(a && b),
             _ => None,
         },
-        "__or__" | "logical_or" => match (a, b) {
+        Arithmetic::Or | Arithmetic::LogicalOr => match (a, b) {
             (Number::Bool(a), Number::Bool(b)) => Some(a || b),
             _ => None,
         },
@@ -281,46 +292,54 @@ fn binary(name: &str, a: Number, b: Number) -> Option<Number> {
         return Some(Number::Bool(truth));
     }
     if let (Number::Int(a), Number::Int(b)) = (a, b) {
-        let result = match name {
-            "add" => a.checked_add(b),
-            "sub" => a.checked_sub(b),
-            "rsub" => b.checked_sub(a),
-            "mul" => a.checked_mul(b),
-            "floor_divide" | "floordiv" => {
+        let result = match numbers {
+            Arithmetic::Add => a.checked_add(b),
+            Arithmetic::Subtract => a.checked_sub(b),
+            Arithmetic::SubtractFrom => b.checked_sub(a),
+            Arithmetic::Multiply => a.checked_mul(b),
+            Arithmetic::FloorDivide | Arithmetic::FloorDivideNumbers => {
                 a.checked_div_euclid(b).map(|q| if b < 0 && a.rem_euclid(b) != 0 { q - 1 } else { q })
             }
-            "remainder" => a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r }),
-            "fmod" => a.checked_rem(b),
-            "max" | "maximum" => Some(a.max(b)),
-            "min" | "minimum" => Some(a.min(b)),
-            "pow" => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
+            Arithmetic::Remainder => {
+                a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r })
+            }
+            Arithmetic::TruncatedRemainder => a.checked_rem(b),
+            Arithmetic::Maximum => Some(a.max(b)),
+            Arithmetic::Minimum => Some(a.min(b)),
+            Arithmetic::Power => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
             _ => return None,
         };
         return result.map(Number::Int);
     }
-    Some(Number::Float(match name {
-        "add" => x + y,
-        "sub" => x - y,
-        "rsub" => y - x,
-        "mul" => x * y,
-        "floor_divide" | "floordiv" => (x / y).floor(),
-        "remainder" => x - y * (x / y).floor(),
-        "fmod" => x % y,
-        "max" | "maximum" => x.max(y),
-        "min" | "minimum" => x.min(y),
-        "pow" => x.powf(y),
+    Some(Number::Float(match numbers {
+        Arithmetic::Add => x + y,
+        Arithmetic::Subtract => x - y,
+        Arithmetic::SubtractFrom => y - x,
+        Arithmetic::Multiply => x * y,
+        Arithmetic::FloorDivide | Arithmetic::FloorDivideNumbers => (x / y).floor(),
+        Arithmetic::Remainder => x - y * (x / y).floor(),
+        Arithmetic::TruncatedRemainder => x % y,
+        Arithmetic::Maximum => x.max(y),
+        Arithmetic::Minimum => x.min(y),
+        Arithmetic::Power => x.powf(y),
         _ => return None,
     }))
 }
 
 /// Computes with one known number.
-pub fn unary_number(name: &str, value: Number) -> Option<Number> {
-    match (name, value) {
-        ("__not__" | "logical_not", value) => return Some(Number::Bool(as_float(value) == 0.0)),
-        ("neg", Number::Int(value)) => return value.checked_neg().map(Number::Int),
-        ("abs" | "absolute", Number::Int(value)) => return value.checked_abs().map(Number::Int),
+pub fn unary_number(numbers: Arithmetic, value: Number) -> Option<Number> {
+    match (numbers, value) {
+        (Arithmetic::Not | Arithmetic::LogicalNot, value) => {
+            return Some(Number::Bool(as_float(value) == 0.0));
+        }
+        (Arithmetic::Negate, Number::Int(value)) => return value.checked_neg().map(Number::Int),
+        (Arithmetic::Absolute, Number::Int(value)) => return value.checked_abs().map(Number::Int),
         (
-            "floor" | "ceil" | "round" | "trunc" | "detach" | "clone" | "contiguous" | "alias",
+            Arithmetic::Floor
+            | Arithmetic::Ceiling
+            | Arithmetic::Round
+            | Arithmetic::Truncate
+            | Arithmetic::Same,
             Number::Int(_),
         ) => {
             return Some(value);
@@ -328,19 +347,19 @@ pub fn unary_number(name: &str, value: Number) -> Option<Number> {
         _ => {}
     }
     let x = as_float(value);
-    Some(Number::Float(match name {
-        "neg" => -x,
-        "abs" => x.abs(),
-        "floor" => x.floor(),
-        "ceil" => x.ceil(),
-        "trunc" => x.trunc(),
-        "round" => x.round_ties_even(),
-        "sqrt" => x.sqrt(),
-        "exp" => x.exp(),
-        "log" => x.ln(),
-        "rsqrt" => x.sqrt().recip(),
-        "reciprocal" => x.recip(),
-        "detach" | "clone" | "contiguous" | "alias" => x,
+    Some(Number::Float(match numbers {
+        Arithmetic::Negate => -x,
+        Arithmetic::Absolute => x.abs(),
+        Arithmetic::Floor => x.floor(),
+        Arithmetic::Ceiling => x.ceil(),
+        Arithmetic::Truncate => x.trunc(),
+        Arithmetic::Round => x.round_ties_even(),
+        Arithmetic::SquareRoot => x.sqrt(),
+        Arithmetic::Exponential => x.exp(),
+        Arithmetic::Logarithm => x.ln(),
+        Arithmetic::ReciprocalRoot => x.sqrt().recip(),
+        Arithmetic::Reciprocal => x.recip(),
+        Arithmetic::Same => x,
         _ => return None,
     }))
 }
@@ -368,10 +387,10 @@ pub fn rounding(call: &Call<'_>) -> Result {
     if call.first().is_ok() {
         return super::elementwise::unary(call);
     }
-    Ok(match number(call.at(0)).and_then(|value| unary_number(call.name, value)) {
-        Some(value) if call.name != "round" => Fact::Int(truncated(&from_number(value))),
+    Ok(match number(call.at(0)).and_then(|value| unary_number(call.numbers(), value)) {
+        Some(value) if call.shape_rule() != ShapeRule::Round => Fact::Int(truncated(&from_number(value))),
         Some(value) => from_number(value),
-        None if call.name == "round" => Fact::Float(None),
+        None if call.shape_rule() == ShapeRule::Round => Fact::Float(None),
         None => Fact::Int(None),
     })
 }

@@ -1,5 +1,6 @@
 //! Reductions: sums, means, extrema, norms, sorting.
 
+use operators::ShapeRule;
 use tracer::DType;
 
 use super::{
@@ -36,8 +37,8 @@ pub fn mean(call: &Call<'_>) -> Result {
 pub fn variance(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let result = Fact::Tensor(fresh(input.dtype, reduced(call, input)?));
-    Ok(match call.name {
-        "var_mean" | "std_mean" => Fact::List(vec![result.clone(), result]),
+    Ok(match call.shape_rule() {
+        ShapeRule::VarianceAndMean => Fact::List(vec![result.clone(), result]),
         _ => result,
     })
 }
@@ -75,8 +76,8 @@ pub fn extreme_with_index(call: &Call<'_>) -> Result {
     if call.get("dim").is_none() {
         return fresh_fact(input.dtype, Shape::new());
     }
-    let sizes = match call.name {
-        "cummax" | "cummin" => shape(input)?.clone(),
+    let sizes = match call.shape_rule() {
+        ShapeRule::RunningExtreme => shape(input)?.clone(),
         _ => reduced(call, input)?,
     };
     let indices = Fact::Tensor(fresh(Some(DType::Int64), sizes.clone()));
@@ -87,7 +88,7 @@ pub fn extreme_with_index(call: &Call<'_>) -> Result {
 pub fn sorting(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
-    if call.name == "topk" && !sizes.is_empty() {
+    if call.shape_rule() == ShapeRule::TopK && !sizes.is_empty() {
         let dim = call.dim("dim", sizes.len())?;
         let k = call.int("k").and_then(|k| u64::try_from(k).ok());
         if let (Some(k), Some(size)) = (k, sizes[dim])
@@ -98,9 +99,9 @@ pub fn sorting(call: &Call<'_>) -> Result {
         sizes[dim] = k;
     }
     let indices = Fact::Tensor(fresh(Some(DType::Int64), sizes.clone()));
-    Ok(match call.name {
-        "argsort" => indices,
-        "msort" => Fact::Tensor(fresh(input.dtype, sizes)),
+    Ok(match call.shape_rule() {
+        ShapeRule::ArgSort => indices,
+        ShapeRule::SortedValues => Fact::Tensor(fresh(input.dtype, sizes)),
         _ => Fact::List(vec![Fact::Tensor(fresh(input.dtype, sizes)), indices]),
     })
 }
@@ -113,36 +114,41 @@ fn reduced(call: &Call<'_>, input: &TensorFact) -> Result<Shape> {
         Some(_) => call.flag("keepdim").known()?,
         None => false,
     };
-    let result = sizes.iter().enumerate().filter_map(|(position, dim)| match dims.contains(&position) {
-        true => keep.then_some(Some(1)),
-        false => Some(*dim),
+    let result = sizes.iter().enumerate().filter_map(|(position, dim)| {
+        if dims.contains(&position) { keep.then_some(Some(1)) } else { Some(*dim) }
     });
     Ok(result.collect())
+}
+
+/// Returns a vector of which nobody knows how long it is.
+fn list(dtype: Option<DType>) -> Fact {
+    Fact::Tensor(TensorFact { strides: None, ..fresh(dtype, Shape::from_slice(&[None])) })
+}
+
+/// `nonzero_numpy`, `where(condition)`: one list of places for each dimension.
+pub fn places_by_dimension(call: &Call<'_>) -> Result {
+    let rank = shape(call.first()?)?.len();
+    Ok(Fact::List((0..rank).map(|_| list(Some(DType::Int64))).collect()))
 }
 
 /// `bincount`, `nonzero`, `unique`, `masked_select`: as many as the data says.
 pub fn by_data(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let unknown_length = || Shape::from_slice(&[None]);
-    let list = |dtype| Fact::Tensor(TensorFact { strides: None, ..fresh(dtype, unknown_length()) });
-    Ok(match call.name {
-        "nonzero" | "argwhere" => {
+    Ok(match call.shape_rule() {
+        ShapeRule::Places => {
             let rank = shape(input)?.len() as u64;
             let sizes = Shape::from_slice(&[None, Some(rank)]);
             let strides = contiguous_strides(&sizes);
             Fact::Tensor(TensorFact { strides, ..fresh(Some(DType::Int64), sizes) })
         }
-        "nonzero_numpy" | "where" => {
-            let rank = shape(input)?.len();
-            Fact::List((0..rank).map(|_| list(Some(DType::Int64))).collect())
-        }
-        "masked_select" => list(input.dtype),
-        "bincount" if call.has("weights") => list(match call.tensor("weights")?.dtype {
+        ShapeRule::PlacesByDimension => return places_by_dimension(call),
+        ShapeRule::MaskedSelect => list(input.dtype),
+        ShapeRule::BinCount if call.has("weights") => list(match call.tensor("weights")?.dtype {
             Some(DType::Float32) => Some(DType::Float32),
             _ => Some(DType::Float64),
         }),
-        "bincount" | "nms" => list(Some(DType::Int64)),
-        "unique_dim" | "unique_consecutive" if call.has("dim") => {
+        ShapeRule::BinCount | ShapeRule::KeptBoxes => list(Some(DType::Int64)),
+        ShapeRule::UniqueSlices | ShapeRule::UniqueConsecutive if call.has("dim") => {
             let mut sizes = shape(input)?.clone();
             let dim = call.dim("dim", sizes.len())?;
             if let Some(slot) = sizes.get_mut(dim) {
@@ -152,7 +158,7 @@ pub fn by_data(call: &Call<'_>) -> Result {
             let rest = (1..call.n_outputs.max(1)).map(|_| list(Some(DType::Int64)));
             Fact::List(std::iter::once(first).chain(rest).collect())
         }
-        "unique" | "_unique" | "_unique2" | "unique_consecutive" => Fact::List(
+        ShapeRule::Unique | ShapeRule::UniqueConsecutive => Fact::List(
             [input.dtype, Some(DType::Int64), Some(DType::Int64)]
                 .into_iter()
                 .take(call.n_outputs.max(1))

@@ -28,17 +28,19 @@ pub fn rule(name: &str) -> Option<Rule> {
 
 /// Tells whether the sizes of an operator's result depend on values.
 pub fn is_sized_by_values(name: &str) -> bool {
-    operators::find(name).is_some_and(|row| row.shape == ShapeRule::ByValues)
+    operators::find(name).is_some_and(|row| row.shape.is_by_values())
 }
 
 fn function(rule: ShapeRule) -> Option<Infer> {
     Some(match rule {
         ShapeRule::Unknown => return None,
         ShapeRule::Unary => elementwise::unary,
+        ShapeRule::Clamp => elementwise::clamp,
         ShapeRule::Absolute => elementwise::absolute,
         ShapeRule::UnaryFloat => elementwise::unary_float,
         ShapeRule::UnaryBool => elementwise::unary_bool,
         ShapeRule::Promoting => elementwise::promoting,
+        ShapeRule::Where => elementwise::choosing,
         ShapeRule::Dividing => elementwise::dividing,
         ShapeRule::PromotingFloat => elementwise::promoting_float,
         ShapeRule::Mantissa => elementwise::mantissa,
@@ -52,17 +54,41 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         ShapeRule::Complex => elementwise::pairing,
         ShapeRule::Glu => elementwise::halving,
         ShapeRule::Cast => elementwise::cast,
-        ShapeRule::SameWithDtype => elementwise::same_with_dtype,
-        ShapeRule::Loss => elementwise::loss,
-        ShapeRule::Rounding => number::rounding,
+        ShapeRule::SameWithDtype | ShapeRule::RunningSum => elementwise::same_with_dtype,
+        ShapeRule::Loss
+        | ShapeRule::ClassLoss
+        | ShapeRule::CtcLoss
+        | ShapeRule::MarginLoss
+        | ShapeRule::PairLoss => elementwise::loss,
+        ShapeRule::Rounding | ShapeRule::Round => number::rounding,
         ShapeRule::Size => number::size,
-        ShapeRule::Question => number::question,
-        ShapeRule::Convert => number::convert,
+        ShapeRule::Rank
+        | ShapeRule::Elements
+        | ShapeRule::Length
+        | ShapeRule::TypeOf
+        | ShapeRule::LayoutOf
+        | ShapeRule::DeviceOf
+        | ShapeRule::RequiresGrad
+        | ShapeRule::IsFloatingPoint
+        | ShapeRule::IsComplex
+        | ShapeRule::IsCpu
+        | ShapeRule::Is
+        | ShapeRule::IsNot
+        | ShapeRule::StrideOf
+        | ShapeRule::Text
+        | ShapeRule::Question => number::question,
+        ShapeRule::ToInt
+        | ShapeRule::ToFloat
+        | ShapeRule::ToBool
+        | ShapeRule::ToTensor
+        | ShapeRule::Convert => number::convert,
         ShapeRule::Item => number::item,
         ShapeRule::Unpack => number::first,
         ShapeRule::List => number::list,
         ShapeRule::Dictionary => number::dictionary,
-        ShapeRule::DictionaryParts => number::dictionary_parts,
+        ShapeRule::DictionaryKeys | ShapeRule::DictionaryValues | ShapeRule::DictionaryItems => {
+            number::dictionary_parts
+        }
         ShapeRule::Same => number::same,
         ShapeRule::Shared => shared::exchanged,
         ShapeRule::SharedRows => shared::rows,
@@ -70,13 +96,22 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         ShapeRule::Fold => number::fold,
         ShapeRule::Sum => reduce::sum,
         ShapeRule::Mean => reduce::mean,
-        ShapeRule::Variance => reduce::variance,
+        ShapeRule::Variance | ShapeRule::VarianceAndMean => reduce::variance,
         ShapeRule::Truth => reduce::truth,
         ShapeRule::Position => reduce::position,
         ShapeRule::Extreme => reduce::extreme,
-        ShapeRule::ExtremeWithIndex => reduce::extreme_with_index,
-        ShapeRule::Sorting => reduce::sorting,
-        ShapeRule::ByValues => reduce::by_data,
+        ShapeRule::ExtremeWithIndex | ShapeRule::RunningExtreme => reduce::extreme_with_index,
+        ShapeRule::Sorting | ShapeRule::TopK | ShapeRule::ArgSort | ShapeRule::SortedValues => {
+            reduce::sorting
+        }
+        ShapeRule::Places
+        | ShapeRule::PlacesByDimension
+        | ShapeRule::MaskedSelect
+        | ShapeRule::BinCount
+        | ShapeRule::KeptBoxes
+        | ShapeRule::Unique
+        | ShapeRule::UniqueSlices
+        | ShapeRule::UniqueConsecutive => reduce::by_data,
         ShapeRule::RowByRow => unusual::row_by_row,
         ShapeRule::Pdist => unusual::pairs,
         ShapeRule::Quantile => unusual::quantile,
@@ -111,8 +146,12 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         ShapeRule::Histc => copy::histogram,
         ShapeRule::Tensordot => copy::tensordot,
         ShapeRule::WeightNorm => copy::weight_norm,
-        ShapeRule::AtLeast => copy::at_least,
-        ShapeRule::Cat => copy::cat,
+        ShapeRule::AtLeast1 | ShapeRule::AtLeast2 | ShapeRule::AtLeast3 => copy::at_least,
+        ShapeRule::Cat
+        | ShapeRule::HStack
+        | ShapeRule::VStack
+        | ShapeRule::DStack
+        | ShapeRule::ColumnStack => copy::cat,
         ShapeRule::Stack => copy::stack,
         ShapeRule::PadSequence => copy::pad_sequence,
         ShapeRule::Index => copy::index,
@@ -128,12 +167,22 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         ShapeRule::Diff => copy::difference,
         ShapeRule::OneHot => copy::one_hot,
         ShapeRule::Search => copy::search,
-        ShapeRule::DiagonalMatrix => copy::diagonal_matrix,
-        ShapeRule::Fourier => copy::fourier,
+        ShapeRule::DiagonalMatrix | ShapeRule::DiagonalEmbedding | ShapeRule::FlatDiagonal => {
+            copy::diagonal_matrix
+        }
+        ShapeRule::Fourier | ShapeRule::FourierOfReal | ShapeRule::FourierToReal => copy::fourier,
         ShapeRule::Moved => copy::moved,
-        ShapeRule::Create => copy::create,
-        ShapeRule::CreateLike => copy::create_like,
-        ShapeRule::Sequence => copy::sequence,
+        ShapeRule::Create | ShapeRule::CreateFull | ShapeRule::CreateIntegers | ShapeRule::CreateNew => {
+            copy::create
+        }
+        ShapeRule::CreateLike | ShapeRule::Normal => copy::create_like,
+        ShapeRule::Range
+        | ShapeRule::Steps
+        | ShapeRule::Permutation
+        | ShapeRule::Eye
+        | ShapeRule::LowerIndices
+        | ShapeRule::UpperIndices
+        | ShapeRule::Window => copy::sequence,
         ShapeRule::Multinomial => copy::multinomial,
         ShapeRule::ShapeAsTensor => copy::shape_as_tensor,
         ShapeRule::Square => linalg::square,
@@ -175,19 +224,24 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         ShapeRule::UnpackSequence => recurrent::unpack,
         ShapeRule::Reshape => view::reshape,
         ShapeRule::Flatten => view::flatten,
-        ShapeRule::Permute => view::permute,
+        ShapeRule::Permute
+        | ShapeRule::ReverseDimensions
+        | ShapeRule::TransposeLast
+        | ShapeRule::MoveDimensions
+        | ShapeRule::SwapAxes
+        | ShapeRule::Transpose => view::permute,
         ShapeRule::Expand => view::expand,
         ShapeRule::Squeeze => view::squeeze,
         ShapeRule::Slice => view::slice,
         ShapeRule::Select => view::select,
         ShapeRule::Unbind => view::unbind,
-        ShapeRule::Split => view::split,
+        ShapeRule::Split | ShapeRule::HSplit | ShapeRule::VSplit | ShapeRule::DSplit => view::split,
         ShapeRule::Contiguous => view::contiguous,
         ShapeRule::Identity => view::identity,
         ShapeRule::AsStrided => view::as_strided,
         ShapeRule::Unfold => view::windows,
         ShapeRule::Diagonal => view::diagonal,
-        ShapeRule::ComplexParts => view::complex_parts,
+        ShapeRule::ComplexParts | ShapeRule::AsComplex | ShapeRule::AsReal => view::complex_parts,
         ShapeRule::Clone => view::clone,
         ShapeRule::Dropout => view::dropout,
         ShapeRule::CopyOfView => copied::copied,

@@ -3,6 +3,8 @@
 //! `reshape`, `flatten` and `contiguous` are views when the strides allow it and copies when they do not; the difference
 //! decides what autograd keeps.
 
+use operators::ShapeRule;
+
 use smallvec::SmallVec;
 
 use super::{
@@ -175,8 +177,8 @@ pub fn permute(call: &Call<'_>) -> Result {
     let rank = shape(input)?.len();
     let mut order: Vec<usize> = (0..rank).collect();
     let pair = |a: &str, b: &str| -> Result<(usize, usize)> { Ok((call.dim(a, rank)?, call.dim(b, rank)?)) };
-    match call.name {
-        "permute" => {
+    match call.shape_rule() {
+        ShapeRule::Permute => {
             order = call.dims("dims", rank)?;
             let mut seen = order.clone();
             seen.sort_unstable();
@@ -184,9 +186,9 @@ pub fn permute(call: &Call<'_>) -> Result {
                 reject!("{order:?} is no order of {rank} dimensions");
             }
         }
-        "t" | "numpy_T" | "matrix_H" => order.reverse(),
-        "mT" | "adjoint" | "mH" if rank >= 2 => order.swap(rank - 1, rank - 2),
-        "movedim" | "moveaxis" => {
+        ShapeRule::ReverseDimensions => order.reverse(),
+        ShapeRule::TransposeLast if rank >= 2 => order.swap(rank - 1, rank - 2),
+        ShapeRule::MoveDimensions => {
             let from = call.dims("source", rank)?;
             let to = call.dims("destination", rank)?;
             let mut result = vec![usize::MAX; rank];
@@ -201,11 +203,11 @@ pub fn permute(call: &Call<'_>) -> Result {
             }
             order = result;
         }
-        "swapaxes" if rank > 0 => {
+        ShapeRule::SwapAxes if rank > 0 => {
             let (a, b) = pair("axis0", "axis1")?;
             order.swap(a, b);
         }
-        "transpose" | "swapdims" if rank > 0 => {
+        ShapeRule::Transpose if rank > 0 => {
             let (a, b) = pair("dim0", "dim1")?;
             order.swap(a, b);
         }
@@ -392,9 +394,10 @@ pub fn unbind(call: &Call<'_>) -> Result {
 
 /// Makes a list of equal tensors, not longer than any real one.
 fn repeated(tensor: TensorFact, count: u64) -> Result {
-    match count <= 1 << 16 {
-        true => Ok(Fact::List(vec![Fact::Tensor(tensor); count as usize])),
-        false => Err(super::call::Stop::Unknown),
+    if count <= 1 << 16 {
+        Ok(Fact::List(vec![Fact::Tensor(tensor); count as usize]))
+    } else {
+        Err(super::call::Stop::Unknown)
     }
 }
 
@@ -402,10 +405,10 @@ fn repeated(tensor: TensorFact, count: u64) -> Result {
 pub fn split(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
-    let dim = match call.name {
-        "hsplit" => usize::from(sizes.len() > 1),
-        "vsplit" => 0,
-        "dsplit" => 2,
+    let dim = match call.shape_rule() {
+        ShapeRule::HSplit => usize::from(sizes.len() > 1),
+        ShapeRule::VSplit => 0,
+        ShapeRule::DSplit => 2,
         _ => call.dim("dim", sizes.len())?,
     };
     let size = sizes.get(dim).copied().flatten().known()?;
@@ -459,9 +462,10 @@ fn runs(size: u64, step: u64) -> Result<Vec<u64>> {
 pub fn contiguous(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let wants_channels_last = call.int("memory_format") == Some(2);
-    let is_done = match wants_channels_last {
-        true => super::convolution::channels_last(input),
-        false => input.is_contiguous() != Some(false),
+    let is_done = if wants_channels_last {
+        super::convolution::channels_last(input)
+    } else {
+        input.is_contiguous() != Some(false)
     };
     if is_done {
         return Ok(Fact::Tensor(input.clone()));
@@ -500,9 +504,10 @@ pub fn is_dropout_idle(call: &Call<'_>) -> bool {
 /// `dropout`: nothing happens in evaluation.
 pub fn dropout(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    match is_dropout_idle(call) {
-        true => Ok(Fact::Tensor(input.clone())),
-        false => Ok(Fact::Tensor(like(input, input.dtype))),
+    if is_dropout_idle(call) {
+        Ok(Fact::Tensor(input.clone()))
+    } else {
+        Ok(Fact::Tensor(like(input, input.dtype)))
     }
 }
 
@@ -580,18 +585,20 @@ pub fn diagonal(call: &Call<'_>) -> Result {
 
 /// `view_as_real`, `view_as_complex`, `real`, `imag`.
 pub fn complex_parts(call: &Call<'_>) -> Result {
+    use operators::ShapeRule;
     use tracer::DType::{Complex64, Complex128, Float32, Float64};
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
     let mut strides = input.strides.clone();
-    let (dtype, scale) = match (call.name, input.dtype) {
-        ("view_as_complex", Some(Float64)) => (Some(Complex128), 0),
-        ("view_as_complex", _) => (Some(Complex64), 0),
+    let rule = call.shape_rule();
+    let (dtype, scale) = match (rule, input.dtype) {
+        (ShapeRule::AsComplex, Some(Float64)) => (Some(Complex128), 0),
+        (ShapeRule::AsComplex, _) => (Some(Complex64), 0),
         (_, Some(Complex128)) => (Some(Float64), 2),
         (_, Some(Complex64)) => (Some(Float32), 2),
         (_, dtype) => return Ok(Fact::Tensor(TensorFact { dtype, ..input.clone() })),
     };
-    if call.name == "view_as_complex" {
+    if rule == ShapeRule::AsComplex {
         if sizes.pop().flatten().is_some_and(|last| last != 2) {
             reject!("the last size of {} is not 2", show_shape(shape(input)?));
         }
@@ -603,7 +610,7 @@ pub fn complex_parts(call: &Call<'_>) -> Result {
         if let Some(strides) = &mut strides {
             strides.iter_mut().for_each(|stride| *stride = stride.saturating_mul(scale));
         }
-        if call.name == "view_as_real" {
+        if rule == ShapeRule::AsReal {
             sizes.push(Some(2));
             if let Some(strides) = &mut strides {
                 strides.push(1);

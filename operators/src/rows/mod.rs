@@ -33,7 +33,7 @@ pub(crate) const ALL: [&[Operator]; FAMILIES] = [
 
 macro_rules! rows {
     ($($name:ident $class:ident $shape:ident $keeps:tt $flops:tt $kernel:tt $memory:tt $gives:tt $python:tt $in_place:tt $in_place_python:tt $split:tt
-        [$($mark:ident)*];)*) => {
+        $numbers:tt [$($mark:ident)*];)*) => {
         &[$(Operator {
             name: stringify!($name),
             class: crate::OperatorClass::$class,
@@ -47,6 +47,7 @@ macro_rules! rows {
             in_place: super::cell!(InPlace, Absent, $in_place),
             in_place_python: super::cell!(Python, Dispatcher, $in_place_python),
             split: super::cell!(Split, Whole, $split),
+            numbers: super::cell!(Arithmetic, Nothing, $numbers),
             marks: 0 $(| crate::Mark::$mark.bit())*,
         }),*]
     };

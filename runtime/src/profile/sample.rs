@@ -167,16 +167,18 @@ pub(super) fn dimension(random: &mut Random, low: f64, high: f64) -> u64 {
 /// Draws a number of samples: mostly a power of two.
 fn batch(random: &mut Random, high: f64) -> u64 {
     let free = random.log_uniform(1.0, high + 1.0);
-    match random.unit() < 0.7 {
-        true => 1 << (free.log2().round() as u32).min(high.log2() as u32),
-        false => (free as u64).max(1),
+    if random.unit() < 0.7 {
+        1 << (free.log2().round() as u32).min(high.log2() as u32)
+    } else {
+        (free as u64).max(1)
     }
 }
 
 /// Draws the size of an image: half of them one of those that pooling 224 or 256 leads to.
 fn image(random: &mut Random) -> u64 {
-    match random.unit() < 0.5 {
-        true => random.choose(&[7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224]),
-        false => random.log_uniform(4.0, 257.0) as u64,
+    if random.unit() < 0.5 {
+        random.choose(&[7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224])
+    } else {
+        random.log_uniform(4.0, 257.0) as u64
     }
 }

@@ -118,22 +118,20 @@ fn separator(input: &str, close: char) -> Result<&str, nom::Err<Fault<'_>>> {
 
 fn subscript<'a>(input: &'a str, base: Expr<'a>, depth: usize) -> Parsed<'a, ExprKind<'a>> {
     let boxed = |expr: Option<Expr<'a>>| expr.map(Box::new);
-    let (rest, first) = match input.starts_with(':') {
-        true => (input, None),
-        false => {
-            let (rest, first) = must("an index", |input| expression(input, depth))(input)?;
-            (rest, Some(first))
-        }
+    let (rest, first) = if input.starts_with(':') {
+        (input, None)
+    } else {
+        let (rest, first) = must("an index", |input| expression(input, depth))(input)?;
+        (rest, Some(first))
     };
     let (after, _) = any_space(rest)?;
     if let Some(after) = after.strip_prefix(':') {
         let (after, _) = any_space(after)?;
-        let (rest, last) = match after.starts_with(']') {
-            true => (after, None),
-            false => {
-                let (rest, last) = must("an index", |input| expression(input, depth))(after)?;
-                (rest, Some(last))
-            }
+        let (rest, last) = if after.starts_with(']') {
+            (after, None)
+        } else {
+            let (rest, last) = must("an index", |input| expression(input, depth))(after)?;
+            (rest, Some(last))
         };
         let (rest, _) = (any_space, need("]")).parse(rest)?;
         return Ok((rest, ExprKind::Slice(Box::new(base), boxed(first), boxed(last))));

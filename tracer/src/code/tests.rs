@@ -250,10 +250,8 @@ fn enclosed(expr: &Expr<'_>, is_base: bool) -> String {
         expr.kind,
         ExprKind::Attribute(..) | ExprKind::Call(..) | ExprKind::Index(..) | ExprKind::Slice(..)
     );
-    let needs_brackets = match is_base {
-        true => is_number(expr) || matches!(expr.kind, ExprKind::Negative(_)),
-        false => is_postfix,
-    };
+    let needs_brackets =
+        if is_base { is_number(expr) || matches!(expr.kind, ExprKind::Negative(_)) } else { is_postfix };
     if needs_brackets { format!("({})", show(expr)) } else { show(expr) }
 }
 
@@ -309,13 +307,10 @@ proptest! {
         printer.definition(&made);
         let source = source(printer.text);
         let file = parse_file(&source).map_err(|error| TestCaseError::fail(format!("{error}\n{}", source.text)))?;
-        let function = match is_method {
-            true => {
+        let function = if is_method {
                 prop_assert_eq!(&file.classes["M"].parameters, &["w"]);
                 &file.classes["M"].methods[made.name]
-            }
-            false => &file.functions[made.name],
-        };
+            } else { &file.functions[made.name] };
         let body = parse_body(&source, function);
         let body = body.map_err(|error| TestCaseError::fail(format!("{error}\n{}", source.text)))?;
         prop_assert_eq!(body, &made, "{}", source.text);

@@ -196,10 +196,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         }
         self.enter((frame.source, expr.text))?;
         let implicit = match &type_.kind {
-            ExprKind::Name("int") => Some("aten::IntImplicit"),
-            ExprKind::Name("float") => Some("aten::FloatImplicit"),
-            ExprKind::Name("complex") => Some("aten::ComplexImplicit"),
-            ExprKind::Name("number" | "Scalar") => Some("aten::ScalarImplicit"),
+            ExprKind::Name(type_) => operators::implicit_conversion(type_),
             _ => None,
         };
         let bound = match (&value.kind, implicit) {

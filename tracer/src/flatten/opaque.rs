@@ -299,22 +299,7 @@ fn holds_tensor(type_: &Type) -> bool {
 pub(super) fn mutated_name<'a>(expr: &Expr<'a>) -> Option<&'a str> {
     let ExprKind::Call(callee, arguments) = &expr.kind else { return None };
     let ExprKind::Attribute(base, method) = &callee.kind else { return None };
-    let changes = matches!(
-        *method,
-        "append"
-            | "extend"
-            | "insert"
-            | "pop"
-            | "_set_item"
-            | "clear"
-            | "reverse"
-            | "sort"
-            | "remove"
-            | "Delete"
-            | "update"
-            | "setdefault"
-            | "popitem"
-    );
+    let changes = operators::changes_container(method);
     match (&base.kind, arguments.first().map(|argument| &argument.value.kind)) {
         (ExprKind::Name("torch"), Some(ExprKind::Name(name))) if changes => Some(name),
         _ => None,

@@ -70,19 +70,5 @@ fn path(expr: &Expr<'_>, skip: usize, separator: &str) -> String {
 
 /// Names the operator behind a conversion.
 pub(super) fn conversion(builtin: &str) -> Option<&'static str> {
-    Some(match builtin {
-        "int" => "aten::Int",
-        "float" => "aten::Float",
-        "bool" => "aten::Bool",
-        "complex" => "aten::Complex",
-        "str" => "aten::str",
-        "sorted" => "aten::sorted",
-        "len" => "aten::len",
-        "print" => "prim::Print",
-        "isinstance" => "prim::isinstance",
-        "uninitialized" => "prim::Uninitialized",
-        "fork" => "prim::fork",
-        "range" => "aten::__range_length",
-        _ => return None,
-    })
+    operators::built_in(builtin)
 }

@@ -206,19 +206,7 @@ fn count(block: &Block) -> usize {
 /// Lists the names that a block's operators change in place.
 fn changes<'a>(block: &'a Block, names: &mut HashSet<&'a str>) {
     for node in &block.nodes {
-        let is_changing = matches!(
-            node.kind.as_str(),
-            "aten::append"
-                | "aten::extend"
-                | "aten::insert"
-                | "aten::pop"
-                | "aten::_set_item"
-                | "aten::clear"
-                | "aten::reverse"
-                | "aten::sort"
-                | "aten::remove"
-                | "aten::Delete"
-        );
+        let is_changing = node.kind.strip_prefix("aten::").is_some_and(operators::changes_container);
         names.extend(node.inputs.first().filter(|_| is_changing).map(|input| input.name.as_str()));
         node.blocks.iter().for_each(|block| changes(block, names));
     }

@@ -136,8 +136,5 @@ fn elements(input: &str) -> Parsed<'_, Literal> {
     let text = &input[..end];
     // Anything between would belong to another node; a picture has at most ten elements.
     let is_picture = text.contains("Type{") && !text.contains('%') && text.len() < 1000;
-    match is_picture {
-        true => Ok((&input[end..], Literal::Elements(text.to_owned()))),
-        false => Err(expected),
-    }
+    if is_picture { Ok((&input[end..], Literal::Elements(text.to_owned()))) } else { Err(expected) }
 }

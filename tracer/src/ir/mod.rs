@@ -71,9 +71,10 @@ fn found(rest: &str) -> (String, usize) {
         return ("the end of the line".to_owned(), 0);
     }
     let is_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | ':' | '%');
-    let word: String = match is_word(first) {
-        true => rest.chars().take_while(|c| is_word(*c)).take(40).collect(),
-        false => first.to_string(),
+    let word: String = if is_word(first) {
+        rest.chars().take_while(|c| is_word(*c)).take(40).collect()
+    } else {
+        first.to_string()
     };
     (format!("`{word}`"), word.len())
 }

@@ -61,9 +61,10 @@ pub fn file(input: &str, whole: Whole) -> Parsed<'_, Graph> {
         graph.subgraphs.push((name.to_owned(), subgraph));
         rest = multispace0(after)?.0;
     }
-    match rest.is_empty() {
-        true => Ok((rest, graph)),
-        false => Err(nom::Err::Failure(Fault::new(rest, "the end of the text"))),
+    if rest.is_empty() {
+        Ok((rest, graph))
+    } else {
+        Err(nom::Err::Failure(Fault::new(rest, "the end of the text")))
     }
 }
 
@@ -107,10 +108,7 @@ fn node(input: &str, whole: Whole, depth: usize) -> Parsed<'_, Node> {
     let attributes =
         delimited(char('['), separated_list1((char(','), space0), cut(literals::attribute)), cut(char(']')));
     let (rest, attributes) = opt(attributes).parse(rest)?;
-    let (rest, scalars) = match kind.starts_with('^') {
-        true => scalars(rest)?,
-        false => (rest, None),
-    };
+    let (rest, scalars) = if kind.starts_with('^') { scalars(rest)? } else { (rest, None) };
     let (rest, inputs) = cut(|input| uses(input, whole)).parse(rest)?;
     let end = rest.find('\n').unwrap_or(rest.len());
     let (scope, place) = tail(rest, end)?;
