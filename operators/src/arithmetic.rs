@@ -94,11 +94,6 @@ const SIGNS: [(&str, Arithmetic, &str); 15] = [
 ];
 
 impl Arithmetic {
-    /// Returns what an operator computes, by its name without name space.
-    pub fn of(name: &str) -> Self {
-        crate::find(name).map_or(Self::Nothing, |row| row.numbers)
-    }
-
     /// Returns Python's sign for it; `None` where there is none between two operands.
     pub fn sign(self) -> Option<&'static str> {
         let alike = if self == Self::FloorDivide { Self::FloorDivideNumbers } else { self };

@@ -3,7 +3,7 @@
 //! Rows stand by family in `rows/`. The index is made by the compiler, which refuses a name that has two rows; a look-up costs O(length of
 //! the name) and nothing at start.
 
-use crate::{Mark, Operator, rows};
+use crate::{Arithmetic, Mark, Operator, rows};
 
 /// Rows by family.
 const FAMILIES: [&[Operator]; rows::FAMILIES] = rows::ALL;
@@ -73,6 +73,13 @@ pub fn find(name: &str) -> Option<&'static Operator> {
 /// Tells whether something is true of an operator by its name without name space; never of one that has no row.
 pub fn has(name: &str, mark: Mark) -> bool {
     find(name).is_some_and(|row| row.has(mark))
+}
+
+impl Arithmetic {
+    /// Returns what an operator computes, by its name without name space.
+    pub fn of(name: &str) -> Self {
+        find(name).map_or(Self::Nothing, |row| row.numbers)
+    }
 }
 
 /// FNV-1a, of 32 bits on every machine.
