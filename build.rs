@@ -49,9 +49,10 @@ fn library_folder() -> Result<PathBuf, String> {
         Path::new(&root.ok_or("no LIBTORCH is set")?).join("lib")
     };
     let canonical = folder.canonicalize().map_err(|_| format!("there is no folder {}", folder.display()))?;
-    match canonical.read_dir().is_ok_and(|mut files| files.any(|file| is_libtorch(file.ok()))) {
-        true => Ok(canonical),
-        false => Err(format!("no libtorch lies in {}", canonical.display())),
+    if canonical.read_dir().is_ok_and(|mut files| files.any(|file| is_libtorch(file.ok()))) {
+        Ok(canonical)
+    } else {
+        Err(format!("no libtorch lies in {}", canonical.display()))
     }
 }
 

@@ -65,10 +65,8 @@ fn refused(model: impl AsRef<[u8]>, inputs: &[&str]) -> String {
 fn pack(records: &[(&str, &[u8])]) -> Vec<u8> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, bytes) in records {
-        let method = match name.ends_with(".py") {
-            true => CompressionMethod::Deflated,
-            false => CompressionMethod::Stored,
-        };
+        let method =
+            if name.ends_with(".py") { CompressionMethod::Deflated } else { CompressionMethod::Stored };
         writer.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
         writer.write_all(bytes).unwrap();
     }

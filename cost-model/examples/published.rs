@@ -108,9 +108,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let optimizer = graph.tensors.iter().filter(|tensor| tensor.requires_grad);
         let optimizer: f64 = optimizer.map(|tensor| tensor.bytes as f64).sum::<f64>() * OPTIMIZER_BYTES / 4.0;
         let updates = Estimate::exact(optimizer / figures.memory_bandwidth.0);
-        let own = match row.is_step() {
-            true => combine([total.forward, total.backward(), updates].into_iter()),
-            false => total.forward,
+        let own = if row.is_step() {
+            combine([total.forward, total.backward(), updates].into_iter())
+        } else {
+            total.forward
         };
         let error = |seconds: f64| 100.0 * (seconds / row.seconds - 1.0);
         let is_inside = own.p10 <= row.seconds && row.seconds <= own.p90;

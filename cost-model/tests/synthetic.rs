@@ -202,10 +202,8 @@ fn what_empty_caches_cost_is_learned_where_enough_was_measured() {
             let bytes = 8.0 * cols as f64;
             let seconds = 1e-6 + bytes * 1e-10;
             let held = bytes * (1.0 - bytes / last_cache).max(0.0);
-            let flushed = match row < n_flushed {
-                true => format!("{:e}", seconds + call + byte * held),
-                false => String::new(),
-            };
+            let flushed =
+                if row < n_flushed { format!("{:e}", seconds + call + byte * held) } else { String::new() };
             text += &format!("relu,float32,CPU-EPYC-ZEN5-1T,forward,1,{cols},1,{seconds:e},{flushed}\n");
         }
         let profile = schema::read_own_profile(&text).expect("a profile");

@@ -141,9 +141,10 @@ fn graph_of(lines: &str) -> String {
             }
             let list = |all: &[u64]| all.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
             let gradient = u8::from(*element == "Float");
-            let shape = match sizes.is_empty() {
-                true => String::new(),
-                false => format!("{}, strides=[{}], ", list(sizes), list(&strides)),
+            let shape = if sizes.is_empty() {
+                String::new()
+            } else {
+                format!("{}, strides=[{}], ", list(sizes), list(&strides))
             };
             format!("%{name} : {element}({shape}requires_grad={gradient}, device=cpu)")
         })

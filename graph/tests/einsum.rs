@@ -24,9 +24,10 @@ fn program(equation: &str, shapes: &[&[u64]], path: &[i64]) -> tracer::Program {
         .map(|(at, step)| format!("  %p{at} : int = prim::Constant[value={step}]()\n"))
         .collect();
     let path: Vec<String> = (0..path.len()).map(|at| format!("%p{at}")).collect();
-    let path = match path.is_empty() {
-        true => "  %path : NoneType = prim::Constant()\n".to_string(),
-        false => format!("  %path : int[] = prim::ListConstruct({})\n", path.join(", ")),
+    let path = if path.is_empty() {
+        "  %path : NoneType = prim::Constant()\n".to_string()
+    } else {
+        format!("  %path : int[] = prim::ListConstruct({})\n", path.join(", "))
     };
     let text = format!(
         "graph({}):\n  %equation : str = prim::Constant[value=\"{equation}\"]()\n{steps}{path}  \

@@ -56,9 +56,12 @@ impl CutSpace {
 
     /// Returns the bound from traffic across cuts.
     pub(crate) fn crossing_bound(&self, problem: &Problem) -> &CrossingBound {
-        self.crossing_bound.get_or_init(|| match self.is_complete {
-            true => CrossingBound::of_all(problem, &self.states),
-            false => CrossingBound::sought(problem),
+        self.crossing_bound.get_or_init(|| {
+            if self.is_complete {
+                CrossingBound::of_all(problem, &self.states)
+            } else {
+                CrossingBound::sought(problem)
+            }
         })
     }
 }

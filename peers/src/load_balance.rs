@@ -257,9 +257,12 @@ impl<'a> Problem<'a> {
             let relief = f64::from(self.workload.n_cpus) * self.relief(time);
             f64::from(self.workload.n_accelerators) * time + relief >= total
         };
-        let cheapest = |group: usize| match self.workload.n_cpus > 0 {
-            true => self.accelerator[group].min(self.cpu[group]),
-            false => self.accelerator[group],
+        let cheapest = |group: usize| {
+            if self.workload.n_cpus > 0 {
+                self.accelerator[group].min(self.cpu[group])
+            } else {
+                self.accelerator[group]
+            }
         };
         let indivisible = (0..self.n_groups()).map(cheapest).fold(0.0, f64::max);
         let (mut low, mut high) = (0.0, total.max(self.cpu.iter().sum()));
@@ -307,9 +310,10 @@ impl<'a> Problem<'a> {
         let mut order = Vec::with_capacity(self.n_groups());
         while let Some(group) = ready.pop() {
             order.push(group);
-            let turn: Box<dyn Iterator<Item = &usize>> = match is_reversed {
-                true => Box::new(consumers[group].iter().rev()),
-                false => Box::new(consumers[group].iter()),
+            let turn: Box<dyn Iterator<Item = &usize>> = if is_reversed {
+                Box::new(consumers[group].iter().rev())
+            } else {
+                Box::new(consumers[group].iter())
             };
             for &consumer in turn {
                 n_waiting[consumer] -= 1;
@@ -453,9 +457,10 @@ impl<'a> Problem<'a> {
                         if done[start] >= smallest || !ideals.is_subset(start, end) {
                             continue;
                         }
-                        let load = match is_accelerator {
-                            true => sums.accelerator_load(self, &ideals, start, end),
-                            false => sums.cpu[end] - sums.cpu[start],
+                        let load = if is_accelerator {
+                            sums.accelerator_load(self, &ideals, start, end)
+                        } else {
+                            sums.cpu[end] - sums.cpu[start]
                         };
                         let time = load.max(done[start]);
                         if time < smallest {

@@ -22,10 +22,7 @@ pub(crate) fn topological_order(n_nodes: usize, edges: &[(usize, usize)]) -> Res
             }
         }
     }
-    match order.len() == n_nodes {
-        true => Ok(order),
-        false => Err(cycle(&n_inputs, edges)),
-    }
+    if order.len() == n_nodes { Ok(order) } else { Err(cycle(&n_inputs, edges)) }
 }
 
 /// Walks backwards among nodes that never became ready; each has such a predecessor, so the walk must close.

@@ -50,11 +50,13 @@ pub fn fit_link(rows: &[Measured]) -> Option<FittedLink> {
         if best.as_ref().is_none_or(|best| total(&errors) < total(&best.errors)) {
             best = Some(FittedLink { link, errors });
         }
-        let faster =
-            |row: &Measured| match time(row, Algorithm::Tree, link) < time(row, Algorithm::Ring, link) {
-                true => Algorithm::Tree,
-                false => Algorithm::Ring,
-            };
+        let faster = |row: &Measured| {
+            if time(row, Algorithm::Tree, link) < time(row, Algorithm::Ring, link) {
+                Algorithm::Tree
+            } else {
+                Algorithm::Ring
+            }
+        };
         let next: Vec<Algorithm> = rows.iter().map(faster).collect();
         if next == choice {
             break;

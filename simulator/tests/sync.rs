@@ -58,10 +58,7 @@ proptest! {
         let layers: Vec<Layer> =
             layers.into_iter().map(|(forward, backward, gradients)| Layer { forward, backward, gradients }).collect();
         let plain = layers.clone();
-        let (mode, discipline) = match is_priority {
-            true => (SyncMode::Priority { slice }, Discipline::Priority),
-            false => (SyncMode::Fifo { slice }, Discipline::Fifo),
-        };
+        let (mode, discipline) = if is_priority { (SyncMode::Priority { slice }, Discipline::Priority) } else { (SyncMode::Fifo { slice }, Discipline::Fifo) };
         let expected = data_parallel::parameter_server_period(&plain, discipline, slice, |bytes| bytes);
         let found = period_of(&layers, mode);
         prop_assert!(found.abs_diff(expected) <= 1, "{found} {expected}");

@@ -156,9 +156,10 @@ impl Browser {
             bytes.pop();
             let answer: Value = serde_json::from_slice(&bytes).unwrap();
             if answer["id"] == json!(id) {
-                return match answer["error"].is_null() {
-                    true => Ok(answer["result"].clone()),
-                    false => Err(answer["error"].clone()),
+                return if answer["error"].is_null() {
+                    Ok(answer["result"].clone())
+                } else {
+                    Err(answer["error"].clone())
                 };
             }
             self.note(&answer);

@@ -49,9 +49,10 @@ pub(crate) fn assign(crossings: &[Crossing]) -> Channel {
     // Of two lines to the right, the one further right steps first: they nest instead of crossing twice.
     steps.sort_by(|a, b| {
         let (from_a, from_b) = (crossings[a.crossing].from, crossings[b.crossing].from);
-        b.goes_right.cmp(&a.goes_right).then(match a.goes_right {
-            true => from_b.total_cmp(&from_a),
-            false => from_a.total_cmp(&from_b),
+        b.goes_right.cmp(&a.goes_right).then(if a.goes_right {
+            from_b.total_cmp(&from_a)
+        } else {
+            from_a.total_cmp(&from_b)
         })
     });
     let mut tracks: Vec<usize> = Vec::with_capacity(steps.len());

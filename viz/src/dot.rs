@@ -53,14 +53,13 @@ pub fn dot(diagram: &Diagram, direction: Direction) -> String {
     // From the innermost outwards: a frame's statements are complete when it is put into its parent.
     let mut inner: Vec<Vec<Stmt>> = vec![Vec::new(); diagram.boxes().len()];
     for id in diagram.ids().rev().filter(|id| *id != BoxId::ROOT) {
-        let statement = match diagram.is_leaf(id) {
-            true => Stmt::Node(leaf(diagram, id)),
-            false => {
-                let mut statements = std::mem::take(&mut inner[id.index()]);
-                statements.push(Stmt::Attribute(attribute("label", &lines(diagram, id))));
-                statements.reverse();
-                Stmt::Subgraph(Subgraph { id: Id::Plain(format!("cluster_{}", id.0)), stmts: statements })
-            }
+        let statement = if diagram.is_leaf(id) {
+            Stmt::Node(leaf(diagram, id))
+        } else {
+            let mut statements = std::mem::take(&mut inner[id.index()]);
+            statements.push(Stmt::Attribute(attribute("label", &lines(diagram, id))));
+            statements.reverse();
+            Stmt::Subgraph(Subgraph { id: Id::Plain(format!("cluster_{}", id.0)), stmts: statements })
         };
         let parent = diagram.get(id).parent.expect("only the root has no parent");
         inner[parent.index()].push(statement);

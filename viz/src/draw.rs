@@ -210,9 +210,10 @@ impl Painter<'_> {
             (b.x - a.x).abs() > (b.y - a.y).abs()
         });
         let (x, y) = (tip.x, tip.y);
-        let corners = match is_across {
-            true => [(x, y), (x - ARROW, y - 3.2), (x - ARROW, y + 3.2)],
-            false => [(x, y), (x - 3.2, y - ARROW), (x + 3.2, y - ARROW)],
+        let corners = if is_across {
+            [(x, y), (x - ARROW, y - 3.2), (x - ARROW, y + 3.2)]
+        } else {
+            [(x, y), (x - 3.2, y - ARROW), (x + 3.2, y - ARROW)]
         };
         for (i, (x, y)) in corners.into_iter().enumerate() {
             let _ = write!(data, "{}{} {}", if i == 0 { "M" } else { "L" }, Number(x), Number(y));

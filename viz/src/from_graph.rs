@@ -403,9 +403,10 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
             let is_transposed = operator.name.contains("transpose")
                 || operator.constant("transposed") == Some(&graph::Constant::Bool(true));
             let groups = integer(operator, "groups").unwrap_or(1).max(1) as u64;
-            let (from, to) = match is_transposed {
-                true => (*first, second.saturating_mul(groups)),
-                false => (second.saturating_mul(groups), *first),
+            let (from, to) = if is_transposed {
+                (*first, second.saturating_mul(groups))
+            } else {
+                (second.saturating_mul(groups), *first)
             };
             parts.push(joined(kernel.iter().copied()));
             parts.push(format!("{from}→{to}"));

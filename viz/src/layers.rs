@@ -263,9 +263,12 @@ fn sort_row(layered: &mut Layered, shifts: &[(f64, f64)], row: usize, is_down: b
             let links = if is_down { &layered.above[*slot] } else { &layered.below[*slot] };
             let sum: f64 = links
                 .iter()
-                .map(|link| match is_down {
-                    true => place[&layered.links[*link].from] + shifts[*link].0,
-                    false => place[&layered.links[*link].to] + shifts[*link].1,
+                .map(|link| {
+                    if is_down {
+                        place[&layered.links[*link].from] + shifts[*link].0
+                    } else {
+                        place[&layered.links[*link].to] + shifts[*link].1
+                    }
                 })
                 .sum();
             let key = if links.is_empty() { position as f64 } else { sum / links.len() as f64 };

@@ -254,9 +254,10 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
         .collect();
     let widest = quantiles.iter().flatten().fold(10.0_f64, |most, error| most.max(error.abs()));
     let most = (1.1 * widest).min(MOST_ERROR);
-    let x_name = match 1.1 * widest > MOST_ERROR {
-        true => "predicted ÷ measured − 1; what is beyond stands at the edge",
-        false => "predicted ÷ measured − 1",
+    let x_name = if 1.1 * widest > MOST_ERROR {
+        "predicted ÷ measured − 1; what is beyond stands at the edge"
+    } else {
+        "predicted ÷ measured − 1"
     };
     let longest = series.iter().map(|one| one.name.chars().count()).max().unwrap_or(0) as u32;
     // Each kind has two units of height; the first stands on top.
@@ -281,10 +282,7 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
         .x_labels(7)
         .y_labels(series.len())
         .y_label_formatter(&name)
-        .x_label_formatter(&|error| match *error == 0.0 {
-            true => "0 %".to_string(),
-            false => format!("{error:+.0} %"),
-        })
+        .x_label_formatter(&|error| if *error == 0.0 { "0 %".to_string() } else { format!("{error:+.0} %") })
         .x_desc(x_name)
         .label_style((FONT, 12).into_font().color(&INK))
         .draw()?;

@@ -187,9 +187,10 @@ fn joined_title(first: &str, last: &str) -> String {
     if first == last {
         return first.to_string();
     }
-    match first[..a] == last[..b] && a < first.len() && b < last.len() {
-        true => format!("{first}–{}", &last[b..]),
-        false => format!("{first} – {last}"),
+    if first[..a] == last[..b] && a < first.len() && b < last.len() {
+        format!("{first}–{}", &last[b..])
+    } else {
+        format!("{first} – {last}")
     }
 }
 

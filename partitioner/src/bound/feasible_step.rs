@@ -261,10 +261,8 @@ impl Steps<'_> {
             found.push(Way { end, low, next, least });
         };
         let head = self.passes(begin.low);
-        let head_forward = match self.is_zero_bubble() {
-            true => self.forward.of(begin.low * self.speed) / self.speed,
-            false => 0.0,
-        };
+        let head_forward =
+            if self.is_zero_bubble() { self.forward.of(begin.low * self.speed) / self.speed } else { 0.0 };
         // Passes of the stage and those behind it, and of all.
         let (from_here, all) = (self.passes(total - begin.high), self.passes(total));
         let is_gpipe = self.schedule == Schedule::GPipe;
@@ -327,9 +325,10 @@ impl Steps<'_> {
             let (count, left) = (between_two.0, left(own, least, between_two.1));
             let between = |way: &Way| self.passes(way.low - begin.high) + borders[end].seconds;
             let may_end = |way: &Way| count as f64 * between(way) <= left;
-            let n_ways = match k > 2 && !ways.last().is_some_and(may_end) {
-                true => ways.partition_point(may_end),
-                false => ways.len(),
+            let n_ways = if k > 2 && !ways.last().is_some_and(may_end) {
+                ways.partition_point(may_end)
+            } else {
+                ways.len()
             };
             let Some(way) = ways[..n_ways].last() else { continue };
             let (rest, next) = way.least;

@@ -97,12 +97,11 @@ pub(crate) fn synchronous(
         let gains = grid.chunks == 1 || chunked.get(&grid.ranks).is_none_or(|seconds| *seconds > 0.0);
         let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
         // The bound from traffic across cuts is asked for only if the work alone does not rule the grid out.
-        let floor = match below > by_work && goal != Goal::Any {
-            true => {
-                let n_micro_batches = (each_replica * grid.replicas) as f64;
-                bounds.floor(grid, each_replica, below * n_micro_batches) / n_micro_batches
-            }
-            false => by_work,
+        let floor = if below > by_work && goal != Goal::Any {
+            let n_micro_batches = (each_replica * grid.replicas) as f64;
+            bounds.floor(grid, each_replica, below * n_micro_batches) / n_micro_batches
+        } else {
+            by_work
         };
         if solver.is_spent(grid) && below > floor {
             let reason = "no plan that fits was found; not all numbers of chunks were tried".to_string();

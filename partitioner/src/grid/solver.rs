@@ -196,9 +196,10 @@ impl GridSolver<'_> {
             _ => None,
         };
         let place = |index: usize| {
-            let run = match grid.replicas_together {
-                true => Run { first: index * grid.replicas, count: grid.replicas, stride: 1 },
-                false => Run { first: index, count: grid.replicas, stride: n_stages },
+            let run = if grid.replicas_together {
+                Run { first: index * grid.replicas, count: grid.replicas, stride: 1 }
+            } else {
+                Run { first: index, count: grid.replicas, stride: n_stages }
             };
             (run, (n_stages - index) * grid.replicas)
         };
@@ -337,9 +338,8 @@ impl GridSolver<'_> {
             is_exact = cuts.search() && is_sure && !has_less.get();
             best = cuts.best;
         }
-        let proven = |most: f64| match is_exact {
-            true => lower_bound.max(limit.min(most) * (1.0 - scorer.gap.get())),
-            false => lower_bound,
+        let proven = |most: f64| {
+            if is_exact { lower_bound.max(limit.min(most) * (1.0 - scorer.gap.get())) } else { lower_bound }
         };
         match best.or(excessive.filter(|_| !is_exact)) {
             None => Err(NoGrid { error: PlanError::NothingFits, lower_bound: proven(f64::INFINITY) }),

@@ -31,9 +31,10 @@ pub(crate) fn problem(
     let blocks = (0..n_blocks).map(|index| block(index, dice)).collect();
     let mut values = Vec::new();
     for from in 0..n_blocks {
-        let to: Vec<usize> = match is_chain {
-            true => (from + 1..n_blocks.min(from + 2)).collect(),
-            false => (from + 1..n_blocks).filter(|_| dice.below(3) == 0).collect(),
+        let to: Vec<usize> = if is_chain {
+            (from + 1..n_blocks.min(from + 2)).collect()
+        } else {
+            (from + 1..n_blocks).filter(|_| dice.below(3) == 0).collect()
         };
         if !to.is_empty() {
             let forward = Bytes(dice.below(30));
@@ -41,9 +42,10 @@ pub(crate) fn problem(
             values.push(Value { from: Some(from), to, forward, backward });
         }
     }
-    let ties = match !is_uniform && dice.below(4) == 0 && n_blocks > 2 {
-        true => vec![Tie { blocks: vec![0, n_blocks - 1], parameters: Bytes(dice.below(30)) }],
-        false => Vec::new(),
+    let ties = if !is_uniform && dice.below(4) == 0 && n_blocks > 2 {
+        vec![Tie { blocks: vec![0, n_blocks - 1], parameters: Bytes(dice.below(30)) }]
+    } else {
+        Vec::new()
     };
     let device = |index: usize, dice: &mut Dice| MachineDevice {
         name: format!("d{index}"),

@@ -242,9 +242,12 @@ impl<'a> Layers<'a> {
             }
         };
         let last = states.len() - 1;
-        let bytes = |state: usize| match machine.overlaps {
-            true => states.crossing[state].max(states.crossing_back[state]),
-            false => states.crossing[state],
+        let bytes = |state: usize| {
+            if machine.overlaps {
+                states.crossing[state].max(states.crossing_back[state])
+            } else {
+                states.crossing[state]
+            }
         };
         let is_narrow =
             |state: &usize| *state == 0 || *state == last || bytes(*state) * rate <= limit * (1.0 + 1e-9);

@@ -94,9 +94,10 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         fewer_later[position] = later as u32;
     }
     let device = &machine.devices[0];
-    let update = match scorer.rules.is_asynchronous {
-        true => scorer.problem.training.touched() / device.memory_bandwidth.0 * device.speed,
-        false => 0.0,
+    let update = if scorer.rules.is_asynchronous {
+        scorer.problem.training.touched() / device.memory_bandwidth.0 * device.speed
+    } else {
+        0.0
     };
     let sums = scorer.states.work.iter().zip(&scorer.states.parameters);
     let chain = Chain {

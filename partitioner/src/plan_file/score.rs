@@ -69,9 +69,10 @@ pub(crate) fn score_placed(
         return Err(PlanError::Schedule { strategy: schedule.name(), reason });
     }
     let each = (micro_batches as usize).div_ceil(replicas).max(1);
-    let in_flight = match is_asynchronous {
-        true => InFlight::UntilEnd(u32::MAX),
-        false => in_flight_of(schedule, n_ranks, chunks, each, replicas),
+    let in_flight = if is_asynchronous {
+        InFlight::UntilEnd(u32::MAX)
+    } else {
+        in_flight_of(schedule, n_ranks, chunks, each, replicas)
     };
     let neighbours = if is_asynchronous { Neighbours::Adjacent } else { Neighbours::Paired };
     let mut scorer = Scorer::new(&ordered, &states, Rules { is_asynchronous, in_flight, neighbours });

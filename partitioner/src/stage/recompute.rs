@@ -99,9 +99,10 @@ impl Scorer<'_> {
     fn early(&self, start: usize, end: usize) -> f64 {
         let (states, training) = (self.states, &self.problem.training);
         let is_by_block = training.recompute && training.recompute_unit.is_block();
-        let kept = match is_by_block || training.offload {
-            true => states.least_kept[end] - states.least_kept[start],
-            false => states.activations[end] - states.activations[start],
+        let kept = if is_by_block || training.offload {
+            states.least_kept[end] - states.least_kept[start]
+        } else {
+            states.activations[end] - states.activations[start]
         };
         (states.crossing[start] - kept).max(0.0)
     }

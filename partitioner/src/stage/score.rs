@@ -92,10 +92,7 @@ impl StageScore {
 }
 
 fn total(overlaps: bool, compute: f64, sync: f64, transfer: f64) -> f64 {
-    match overlaps {
-        true => compute.max(sync).max(transfer),
-        false => compute + sync + transfer,
-    }
+    if overlaps { compute.max(sync).max(transfer) } else { compute + sync + transfer }
 }
 
 /// What the schedule means for stages.
@@ -316,15 +313,14 @@ impl<'a> Scorer<'a> {
     fn parts(&self, start: usize, end: usize, place: &Place, again: f64) -> (f64, f64, f64) {
         let replicas = place.run.count as f64;
         let work = self.states.work[end] - self.states.work[start];
-        let (sync, update) = match self.rules.is_asynchronous {
-            true => {
-                let every = place.run.count.max(self.period) as f64;
-                let touched = self.parameters(start, end) * self.problem.training.touched();
-                let sharers = if self.shares_updates { replicas } else { 1.0 };
-                let update = touched / place.memory_bandwidth / sharers * (replicas / every);
-                (self.all_reduce(start, end, place) / every, update)
-            }
-            false => (0.0, 0.0),
+        let (sync, update) = if self.rules.is_asynchronous {
+            let every = place.run.count.max(self.period) as f64;
+            let touched = self.parameters(start, end) * self.problem.training.touched();
+            let sharers = if self.shares_updates { replicas } else { 1.0 };
+            let update = touched / place.memory_bandwidth / sharers * (replicas / every);
+            (self.all_reduce(start, end, place) / every, update)
+        } else {
+            (0.0, 0.0)
         };
         let compute = (work / place.speed + again + update) / replicas;
         let compute = if self.waits_for_sums { compute + sync } else { compute };

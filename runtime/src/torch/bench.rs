@@ -162,9 +162,10 @@ impl Bench {
             header.set("hardware", hardware);
         }
         let with = |name: &str, has: bool| if has { format!(", {name}") } else { String::new() };
-        let libraries = match self.device.is_cuda() {
-            true => format!(", CUDA {}, cuDNN {}", tch::utils::version_cudart(), tch::utils::version_cudnn()),
-            false => with("MKL", tch::utils::has_mkl()) + &with("oneDNN", tch::utils::has_mkldnn()),
+        let libraries = if self.device.is_cuda() {
+            format!(", CUDA {}, cuDNN {}", tch::utils::version_cudart(), tch::utils::version_cudnn())
+        } else {
+            with("MKL", tch::utils::has_mkl()) + &with("oneDNN", tch::utils::has_mkldnn())
         };
         header.set("software", format!("libtorch {LIBTORCH} through tch{libraries}"));
         header.set("threads", tch::get_num_threads());
@@ -346,10 +347,7 @@ impl Bench {
     fn measured(&self, n_copies: usize, is_flushed: bool, call: &mut Call) -> Result<Measured, BackendError> {
         let cold = self.timer.measure(call)?;
         let is_short = cold.device.median() < LONG;
-        let warm = match n_copies > 1 && is_short {
-            true => Some(self.timer.glance(&mut |_| call(0))?),
-            false => None,
-        };
+        let warm = if n_copies > 1 && is_short { Some(self.timer.glance(&mut |_| call(0))?) } else { None };
         let flush = self.flush.as_ref().filter(|_| is_flushed && is_short);
         let flushed = flush.map(|flush| flush.measure(&self.timer, call)).transpose()?;
         Ok(Measured { cold, warm, flushed })

@@ -223,13 +223,12 @@ impl Block {
         let mut arguments = Vec::new();
         for (input, made) in inputs.iter().zip(made) {
             let argument = input.f_detach()?;
-            let argument = match *made && carries_gradient(argument.kind()) {
-                true => {
-                    let leaf = argument.f_set_requires_grad(true)?;
-                    leaves.push(leaf.shallow_clone());
-                    leaf
-                }
-                false => argument,
+            let argument = if *made && carries_gradient(argument.kind()) {
+                let leaf = argument.f_set_requires_grad(true)?;
+                leaves.push(leaf.shallow_clone());
+                leaf
+            } else {
+                argument
             };
             arguments.push(argument);
         }

@@ -18,9 +18,10 @@ pub(super) fn load() -> Result<(), BackendError> {
 
 /// Tells why libtorch shows no GPU.
 pub(super) fn why_none() -> &'static str {
-    match tch::utils::has_cudart() {
-        true => "libtorch has CUDA, but finds no device that its driver serves",
-        false => "this libtorch was built without CUDA",
+    if tch::utils::has_cudart() {
+        "libtorch has CUDA, but finds no device that its driver serves"
+    } else {
+        "this libtorch was built without CUDA"
     }
 }
 

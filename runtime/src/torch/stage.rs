@@ -105,10 +105,7 @@ impl TorchStage {
         let Some(roots) = kept.roots.as_ref().filter(|roots| !roots.is_empty()) else {
             return Ok(input_gradients);
         };
-        let n_inputs = match kind.makes_input_gradient() {
-            true => kept.inputs.len(),
-            false => 0,
-        };
+        let n_inputs = if kind.makes_input_gradient() { kept.inputs.len() } else { 0 };
         let differentiable: Vec<usize> =
             (0..n_inputs).filter(|&index| kept.inputs[index].requires_grad()).collect();
         let mut leaves: Vec<&Tensor> = differentiable.iter().map(|&index| &kept.inputs[index]).collect();

@@ -56,12 +56,13 @@ pub(super) fn stages(
         });
     }
     // A stage of views and dropouts may take none; a plan without any has no times in it.
-    match stages
+    if stages
         .iter()
         .all(|stage| stage.forward == 0 && stage.input_gradient == 0 && stage.weight_gradient == 0)
     {
-        true => Err(PlanError::NoCost),
-        false => Ok(stages),
+        Err(PlanError::NoCost)
+    } else {
+        Ok(stages)
     }
 }
 

@@ -38,9 +38,10 @@ pub fn for_replicas(
     let order = make(micro_batches)?;
     let is_1f1b =
         matches!(schedule, Schedule::OneForwardOneBackward | Schedule::PipeDream | Schedule::PipeDream2Bw);
-    match is_1f1b && order.chain as usize == replicas.len() {
-        true => Ok(replicated(replicas, micro_batches)),
-        false => Ok(round_robin(&order, replicas)),
+    if is_1f1b && order.chain as usize == replicas.len() {
+        Ok(replicated(replicas, micro_batches))
+    } else {
+        Ok(round_robin(&order, replicas))
     }
 }
 

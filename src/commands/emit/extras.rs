@@ -151,9 +151,12 @@ fn placed(plan: &Plan, groups: &[usize], ranks_of: &[usize]) -> Option<Vec<Vec<u
         .map(|devices| devices.iter().filter_map(|name| used.iter().position(|one| *one == name)).collect())
         .collect();
     let is_equal = groups.windows(2).all(|pair| pair[0] == pair[1]);
-    let counted = |place: usize, replica: usize| match is_equal {
-        true => replica * groups.len() + place,
-        false => groups[..place].iter().sum::<usize>() + replica,
+    let counted = |place: usize, replica: usize| {
+        if is_equal {
+            replica * groups.len() + place
+        } else {
+            groups[..place].iter().sum::<usize>() + replica
+        }
     };
     let is_counted = table.iter().enumerate().all(|(place, row)| {
         let same = |(replica, rank): (usize, &usize)| {

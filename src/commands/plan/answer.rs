@@ -214,9 +214,10 @@ pub fn shared(answer: &PlanAnswer) -> String {
 /// Says between how many blocks cuts were looked for, where the model has operators to cut between.
 pub fn looked_at(answer: &PlanAnswer) -> Option<String> {
     let (blocks, operators) = (answer.blocks?, answer.operators?);
-    Some(match blocks < operators {
-        true => format!("cuts looked for between {blocks} blocks of {operators} operators"),
-        false => format!("cuts looked for between all {operators} operators"),
+    Some(if blocks < operators {
+        format!("cuts looked for between {blocks} blocks of {operators} operators")
+    } else {
+        format!("cuts looked for between all {operators} operators")
     })
 }
 

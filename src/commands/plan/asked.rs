@@ -596,8 +596,5 @@ fn not_carried_out(solution: &Solution) -> Option<String> {
 
 /// Returns by which share something is more than another; a model without known work takes no time at all.
 fn more(one: f64, other: f64) -> f64 {
-    match one == other {
-        true => 0.0,
-        false => one / other - 1.0,
-    }
+    if one == other { 0.0 } else { one / other - 1.0 }
 }

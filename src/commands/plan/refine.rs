@@ -61,9 +61,10 @@ pub(super) fn planned(
         return search.finish();
     }
     let wanted = devices.min(MOST_WANTED);
-    let next = match search.n_blocks() < wanted || next.is_none() {
-        true => search.look(&model.enough(wanted, joined)).or(next),
-        false => next,
+    let next = if search.n_blocks() < wanted || next.is_none() {
+        search.look(&model.enough(wanted, joined)).or(next)
+    } else {
+        next
     };
     // Where memory is short, small parts of a small model save less than whole calls.
     if let Some(next) = next.filter(|_| !is_small) {

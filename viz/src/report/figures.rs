@@ -6,10 +6,7 @@ use crate::{palette::STAGES, svg::Escaped};
 
 /// Writes a share with one decimal: `12.3 %`.
 pub(super) fn percent(share: f64) -> String {
-    match share.is_finite() {
-        true => format!("{:.1} %", 100.0 * share),
-        false => "–".to_string(),
-    }
+    if share.is_finite() { format!("{:.1} %", 100.0 * share) } else { "–".to_string() }
 }
 
 /// Writes `1 stage`, `2 stages`.

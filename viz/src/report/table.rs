@@ -60,10 +60,7 @@ pub(super) fn section(out: &mut String, diagram: &Diagram, graph: &ReportGraph) 
         let _ = write!(
             out,
             "<td>{}<td>{}",
-            Escaped(match item.subtitle.is_empty() {
-                true => item.family.label(),
-                false => &item.subtitle,
-            }),
+            Escaped(if item.subtitle.is_empty() { item.family.label() } else { &item.subtitle }),
             Escaped(output.map_or("", |(_, output)| output.as_str()))
         );
         number(out, parameters, count);
