@@ -301,9 +301,9 @@ impl GridSolver<'_> {
             }
             let mut share = 1.0;
             for _ in 0..ROUNDS {
-                let Some(most) = excess else { break };
+                let Some(over) = excess else { break };
                 has_less.set(true);
-                share /= most.max(1.01);
+                share /= over.max(1.01);
                 let Some(less) = finish_within(share, stages.clone(), time) else { break };
                 // What then fits may not be below the limit any more.
                 let (less, still) = settle_step(whole, less, most)?;

@@ -168,7 +168,8 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
         .sum();
     let parameters = bytes(&|block| block.parameters.0) + Bytes(ties);
     let inputs = stage.score.recompute.iter().map(|&block| flow.taken[block] + problem.blocks[block].kept.0);
-    let again = || stage.score.recompute.iter().map(|&block| problem.blocks[block].activations.0);
+    let once_more = |block: &crate::Block| block.activations.0.saturating_sub(block.kept.0);
+    let again = || stage.score.recompute.iter().map(|&block| once_more(&problem.blocks[block]));
     let (inputs, recomputed): (u64, u64) = match stage.score.recompute_unit {
         RecomputeUnit::Block => (inputs.sum(), again().max().unwrap_or(0)),
         RecomputeUnit::Stage => (given(problem, stage), again().sum()),

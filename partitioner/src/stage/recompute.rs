@@ -276,7 +276,8 @@ impl Scorer<'_> {
         }
         if !self.problem.training.recompute_unit.is_block() {
             // The bound forgives what is there once more.
-            let once_more = if self.is_bound { 0.0 } else { all };
+            let once_more: f64 = blocks.iter().map(|&block| self.once_more(block)).sum();
+            let once_more = if self.is_bound { 0.0 } else { once_more };
             let kept = self.kept_by_stage(start, end, &blocks) * in_flight_factor;
             let memory = fixed + workspace + kept + once_more;
             let forward: f64 = blocks.iter().map(|&block| self.problem.blocks[block].forward.0).sum();
@@ -300,11 +301,16 @@ impl Scorer<'_> {
         // The bound forgives the largest block.
         if self.problem.training.recompute && !self.is_bound {
             let is_less = |block: &&usize| self.inputs[**block] < self.activations(**block);
-            sizes.extend(blocks.iter().filter(is_less).map(|&block| self.activations(block)));
+            sizes.extend(blocks.iter().filter(is_less).map(|&block| self.once_more(block)));
             sizes.sort_by(f64::total_cmp);
             sizes.dedup();
         }
         sizes
+    }
+
+    /// Bytes of a block that are there once more while its backward pass runs: all but what has stayed.
+    fn once_more(&self, block: usize) -> f64 {
+        self.activations(block) - self.problem.blocks[block].kept.0 as f64
     }
 
     fn activations(&self, block: usize) -> f64 {
@@ -353,7 +359,7 @@ impl Scorer<'_> {
             _ => activations(*index) * in_flight as f64,
         });
         let workspace = blocks.iter().map(|&index| block(index).workspace.0).max().unwrap_or(0) as f64;
-        let again = recompute.iter().map(|&index| activations(index));
+        let again = recompute.iter().map(|&index| self.once_more(index));
         let (kept, once_more) = match unit {
             RecomputeUnit::Block => (kept.sum::<f64>(), again.fold(0.0, f64::max)),
             RecomputeUnit::Stage => {
@@ -419,9 +425,10 @@ impl Search<'_> {
 
     /// Choices of all blocks where none larger than `largest` is computed again.
     fn open(&self, scorer: &Scorer, largest: f64) -> impl Iterator<Item = impl Iterator<Item = Choice>> {
-        self.blocks.iter().zip(&self.choices).map(move |(&block, choices)| {
-            choices.open(scorer.is_bound || scorer.activations(block) <= largest)
-        })
+        self.blocks
+            .iter()
+            .zip(&self.choices)
+            .map(move |(&block, choices)| choices.open(scorer.is_bound || scorer.once_more(block) <= largest))
     }
 
     fn is_too_full(&self, scorer: &Scorer, room: f64, largest: f64) -> bool {
@@ -452,7 +459,7 @@ impl Search<'_> {
         let (mut recompute, mut offload) = (Vec::new(), Vec::new());
         for ((&block, choices), choice) in self.blocks.iter().zip(&self.choices).zip(picked.choices) {
             let is_recomputed =
-                choices.recomputed.is_some() && (scorer.is_bound || scorer.activations(block) <= largest);
+                choices.recomputed.is_some() && (scorer.is_bound || scorer.once_more(block) <= largest);
             match choice {
                 0 => {}
                 1 if is_recomputed => recompute.push(block),
