@@ -3,6 +3,8 @@
 //! An import counts for the file that defines what is imported, so a module that only re-exports is no stop on the way. Tests, and
 //! modules that are declared for tests alone, are left out.
 
+#![allow(clippy::unwrap_used, missing_docs)]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
