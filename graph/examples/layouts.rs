@@ -127,6 +127,6 @@ fn special(special: Special) -> Value {
         Special::Dropout(at) => json!({"dropout": slice(at)}),
         Special::Rows => json!("rows"),
         Special::DropoutOfBands(_) | Special::Norm { .. } => json!(format!("{special:?}")),
-        Special::CrossEntropy => json!({"ranks": "shard_operators.py"}),
+        Special::CrossEntropy | Special::CausalAttention => json!({"ranks": "shard_operators.py"}),
     }
 }

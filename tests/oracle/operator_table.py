@@ -32,7 +32,7 @@ NOT_IN_TORCH = {
     "words of graphs, which are no operators": "ListUnpack ListConstruct TupleConstruct DictConstruct DictIndex annotate print Constant",
     "what devices that share a layer do between operators": "shard_copy shard_reduce shard_once shard_scatter shard_gather "
     "shard_gather_split shard_reduce_scatter shard_exchange shard_dropout shard_embedding shard_part shard_whole "
-    "shard_all_rows shard_batch_norm shard_counted shard_crop shard_cross_entropy shard_dropout_bands shard_from_bands shard_from_bands_split "
+    "shard_all_rows shard_attention shard_batch_norm shard_counted shard_crop shard_cross_entropy shard_dropout_bands shard_from_bands shard_from_bands_split "
     "shard_group_norm shard_rows shard_spread shard_stretch shard_to_bands shard_weighed shard_window",
     "only the form in place exists": "fill_diagonal",
 }

@@ -32,6 +32,8 @@ FAULTS = {
     "a mask in another order": ("order = sorted(range(x.dim()), key=lambda d: (-x.stride(d), d))", "order = list(range(x.dim()))"),
     "padding that learns": ("if first <= padding_idx < first + rows else None", "if False else None"),
     "padding of another rank": ("padding_idx - first if first <= padding_idx < first + rows else None", "padding_idx % rows if padding_idx >= 0 else None"),
+    "positions that look at those of later ranks": ("seen = count * (self.rank + 1)", "seen = count * self.size"),
+    "positions of the first rank": ("mask = causal_lower_right(count, seen)", "mask = torch.nn.attention.bias.causal_upper_left(count, seen)"),
     "a target of another rank": ("squeeze(dim).masked_fill(elsewhere, 0)", "squeeze(dim)"),
     "a gradient of another rank's target": ("(elsewhere.to(shares.dtype) - 1)", "(elsewhere.to(shares.dtype) * 0 - 1)"),
     "a largest score of the part": ("dist.all_reduce(largest, dist.ReduceOp.MAX, group=shard.group)", "pass"),
@@ -182,6 +184,25 @@ def embedding(shard):
             raise AssertionError(f"index {wrong} was looked up")
 
 
+def attention(shard):
+    n = shard.size
+    for length, heads, keys, scale, width in ((3, 2, 2, None, 4), (1, 4, 2, 0.3, 8), (5, 3, 1, None, 5)):
+        sizes = lambda count: (2, count, n * length, width)  # noqa: E731
+        whole = [drawn(*sizes(count), seed=20 + at).requires_grad_() for at, count in enumerate((heads, keys, keys))]
+        query, key, value = (x.detach().clone().requires_grad_() for x in whole)
+        is_grouped = heads != keys
+        expected = F.scaled_dot_product_attention(*whole, is_causal=True, scale=scale, enable_gqa=is_grouped)
+        # As stages have it: slices of all three, keys and values joined in front of it.
+        key_whole, value_whole = (shard.gather_split(shard.own(x, 2), 2) for x in (key, value))
+        found = shard.attention(shard.own(query, 2), key_whole, value_whole, scale, is_grouped)
+        same(f"attention of {length} positions, {heads} heads over {keys}", found, shard.own(expected, 2), TIGHT)
+        cotangent = drawn(*expected.shape, seed=23)
+        expected = torch.autograd.grad(expected, whole, cotangent)
+        found = torch.autograd.grad(found, (query, key, value), shard.own(cotangent, 2))
+        for name, one, other in zip(("query", "key", "value"), found, expected):
+            same(f"gradient of the {name} of attention, {heads} heads over {keys}", shard.own(one, 2), shard.own(other, 2), TIGHT)
+
+
 def cross_entropy(shard):
     n = shard.size
     classes = n * 5
@@ -266,7 +287,7 @@ def alone(shard):
     same("joined", shard.joined(x.detach(), 0), x.detach())
 
 
-CASES = (moves, kinds, dropout, embedding, cross_entropy, sizes, layers)
+CASES = (moves, kinds, dropout, embedding, attention, cross_entropy, sizes, layers)
 
 
 def together(count, source, place):

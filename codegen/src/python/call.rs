@@ -136,7 +136,7 @@ impl Writer<'_> {
                     *train = "self.training".to_string();
                 }
             }
-            "shard_embedding" | "shard_group_norm" | "shard_cross_entropy" => {}
+            "shard_embedding" | "shard_group_norm" | "shard_cross_entropy" | "shard_attention" => {}
             _ => {
                 given.pop();
             }
@@ -150,6 +150,7 @@ impl Writer<'_> {
             | "shard_dropout" => &["1"],
             "shard_window" => &["0.0"],
             "shard_stretch" => &["None", "False"],
+            "shard_attention" => &["False", "None"],
             _ => &[],
         };
         for usual in left_out {

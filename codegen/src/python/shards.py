@@ -23,6 +23,7 @@ import weakref
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 
 class Shard:
@@ -87,6 +88,17 @@ class Shard:
         own_padding = padding_idx - first if first <= padding_idx < first + rows else None
         found = F.embedding((indices - first).masked_fill(is_elsewhere, 0), weight, own_padding)
         return found.masked_fill(is_elsewhere.unsqueeze(-1), 0)
+
+    def attention(self, query, key, value, scale=None, enable_gqa=False):
+        """Lets this rank's slice of the positions look at all that are not behind them; keys and values are those of all positions."""
+        if self.size == 1:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=enable_gqa)
+        count = query.size(-2)
+        seen = count * (self.rank + 1)
+        key, value = key.narrow(-2, 0, seen), value.narrow(-2, 0, seen)
+        # The last of the positions sees all of these keys, the one before it all but one, ….
+        mask = causal_lower_right(count, seen)
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
 
     def cross_entropy(self, x, target, reduction=1, ignore_index=-100):
         """Returns the loss of scores whose classes lie in parts: whole on all ranks, as each rank's part of the gradient is."""

@@ -660,6 +660,12 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
             let scores = (INPUT, take("self").1);
             ("shard::shard_cross_entropy", [scores, take("target")].into_iter().chain(numbers).collect())
         }
+        Special::CausalAttention => {
+            let flag = subject.call.flag("enable_gqa").unwrap_or(false);
+            let is_grouped = ("enable_gqa", Operand::Constant(Constant::Bool(flag)));
+            let given = ["query", "key", "value", "scale"].map(&mut take);
+            ("shard::shard_attention", given.into_iter().chain([is_grouped]).collect())
+        }
         Special::Rows => {
             let padding = number(subject.call.int("padding_idx").unwrap_or(-1));
             ("shard::shard_embedding", vec![take("weight"), take("indices"), ("padding_idx", padding)])

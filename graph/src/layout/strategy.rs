@@ -114,6 +114,8 @@ pub enum Special {
     },
     /// Looks up rows of a part of the table; zeros for those that lie elsewhere.
     Rows,
+    /// Attention of a part of the positions to all that are not behind them.
+    CausalAttention,
     /// A loss of classes, of which each device has a part.
     CrossEntropy,
 }

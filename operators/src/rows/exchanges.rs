@@ -17,6 +17,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     shard_exchange          Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
     shard_dropout           Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
     shard_embedding         Embedding    Embedding     Embedding    -      -          -       -      -       -         -           -      -        [];
+    shard_attention       Attention    Attention     Attention     Attention  -    -       -      -       -         -           -      -        [];
     shard_cross_entropy     Reduce       ClassLoss     CrossEntropy -      -          -       -      -       -         -           -      -        [];
     shard_to_bands          Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_from_bands        Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];

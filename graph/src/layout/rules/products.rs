@@ -89,7 +89,8 @@ pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(matmul(&rest, 0)?.into_iter().filter_map(made).collect())
 }
 
-/// Attention: what stands in front of positions, and positions of the query where all keys may be looked at.
+/// Attention: what stands in front of positions, and positions of the query. Where a position looks at none behind it, devices look at
+/// keys up to their own last one, so the last device does the most.
 pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let (query, key, value) = (subject.leaf("query")?, subject.leaf("key")?, subject.leaf("value")?);
     let mask = subject.leaf("attn_mask");
@@ -101,11 +102,17 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         return None;
     }
     let is_grouped = subject.call.flag("enable_gqa").unwrap_or(false);
+    let is_causal = subject.call.flag("is_causal") != Some(false);
+    // The same positions on both sides, and no mask that says otherwise.
+    let looks_back = subject.call.flag("is_causal") == Some(true)
+        && mask.is_none()
+        && sizes(key)[rank - 2] == result[rank - 2]
+        && subject.look.images.is_none();
     Some(each_cut(subject, result, |dim, blocks| {
         let is_head = dim + 3 == rank;
         let of_keys = match dim {
             _ if dim + 1 == rank => return None,
-            _ if dim + 2 == rank && subject.call.flag("is_causal") != Some(false) => return None,
+            _ if dim + 2 == rank && is_causal && !(looks_back && blocks == 1) => return None,
             _ if dim + 2 == rank => Side::Partial,
             _ if is_head && is_grouped && blocks > 1 => return None,
             _ if is_head && is_grouped || sizes(key)[dim] == result[dim] => Side::Cut(dim, blocks),
@@ -122,7 +129,9 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         if let Some(mask) = mask {
             leaves[mask] = broadcast(sizes(mask), result, dim, blocks)?;
         }
-        (sizes(query)[dim] == result[dim]).then_some(Axis::new(leaves, Side::Cut(dim, blocks)))
+        let special = (dim + 2 == rank && is_causal).then_some(Special::CausalAttention);
+        let axis = Axis { special, ..Axis::new(leaves, Side::Cut(dim, blocks)) };
+        (sizes(query)[dim] == result[dim]).then_some(axis)
     }))
 }
 
