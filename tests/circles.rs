@@ -20,9 +20,8 @@ const LEFT: &[(&str, &[usize])] = &[
     ("graph", &[9, 7, 7]),
     ("simulator", &[20, 4]),
     ("codegen", &[14]),
-    ("viz", &[5]),
     ("runtime", &[6]),
-    ("", &[16, 5, 4]),
+    ("", &[16]),
 ];
 
 const CRATES: &[&str] = &[

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use schema::{ReportGraph, Seconds};
 
-use super::Report;
+use super::input::Report;
 use crate::{
     diagram::{BoxId, Diagram, Family},
     from_graph::{Overlay, from_graph},
