@@ -233,6 +233,9 @@ pub struct SharedAnswer {
     /// The dimension along which images lie in bands, one for each device; none where weights and values are cut evenly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bands: Option<u32>,
+    /// Samples, or positions of their sequences, are dealt out; each device has all weights.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole_weights: bool,
     /// Share of the forward pass's FLOPs that they share; the rest each of them does.
     pub split_flops: f64,
     /// Exchanges of a micro-batch in the whole model.

@@ -38,6 +38,7 @@ const AUTO: &str = "auto";
 #[command(mut_arg("sharding", |sharding| sharding.hide(true)))]
 #[command(mut_arg("tensor_parallel", |degree| degree.hide(true)))]
 #[command(mut_arg("spatial", |degree| degree.hide(true)))]
+#[command(mut_arg("context_parallel", |degree| degree.hide(true)))]
 #[command(after_help = "Examples:
   model-analyze compare model.pt --devices 4xa100
   model-analyze compare model.pt --devices 2x8xh100 --batch 512 --plot compare.svg
@@ -104,6 +105,7 @@ impl Compare {
             ("--sharding", asking.sharding.is_some()),
             ("--tensor-parallel", asking.tensor_parallel.is_some()),
             ("--spatial", asking.spatial.is_some()),
+            ("--context-parallel", asking.context_parallel.is_some()),
         ];
         if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::input(format!("compare takes no {name}: it compares all of them"))

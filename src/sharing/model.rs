@@ -56,6 +56,8 @@ pub enum Way<'a> {
     Layers,
     /// Images, which lie in bands of rows or of columns, as serves best.
     Bands,
+    /// Samples, or positions of their sequences, as serves best; weights are whole.
+    Positions,
     /// What a plan says.
     Cuts(&'a indexmap::IndexMap<String, Cut>),
 }
@@ -65,6 +67,7 @@ impl Way<'_> {
     pub fn option(self) -> &'static str {
         match self {
             Way::Bands => "--spatial",
+            Way::Positions => "--context-parallel",
             Way::Layers | Way::Cuts(_) => "--tensor-parallel",
         }
     }
@@ -120,6 +123,7 @@ pub fn shared_by(
     };
     let given = match way {
         Way::Cuts(cuts) if looks[0].images.is_none() => named(graph, cuts, degree)?,
+        Way::Positions => named(graph, &Default::default(), degree)?,
         _ => BTreeMap::new(),
     };
     let no = || {
@@ -140,6 +144,12 @@ pub fn shared_by(
     let total = sum(false);
     if look.images.is_some() && !is_in_bands(look, &chosen.choice) {
         return Err(no_bands(look));
+    }
+    if matches!(way, Way::Positions) && !made.is_split.contains(&true) {
+        return Err(Failure::no(format!(
+            "no operator of this model can work on one of {degree} parts of its samples or sequences"
+        ))
+        .with_hint("sizes that the number of devices divides; or --tensor-parallel, which cuts weights"));
     }
     Ok(SharedModel {
         split_share: if total > 0.0 { sum(true) / total } else { 0.0 },
@@ -165,7 +175,7 @@ fn looks<'g>(
     let n = u64::from(degree);
     let along = match way {
         Way::Cuts(cuts) => bands_in(cuts, program)?,
-        Way::Layers => None,
+        Way::Layers | Way::Positions => None,
         Way::Bands => {
             let all = (0..3).map(|along| Look::in_bands(graph, n, along));
             let with_images = |look: &Look<'_>| look.images.as_ref().is_some_and(|images| images.size > 0);

@@ -68,6 +68,7 @@ impl Question<'_> {
                     sharding,
                     tensor_parallel,
                     spatial: crate::commands::plan::Degree::Of(1),
+                    context_parallel: crate::commands::plan::Degree::Of(1),
                     ..self.request.clone()
                 };
                 self.planned(way, &request)

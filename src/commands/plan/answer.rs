@@ -185,6 +185,9 @@ pub fn shared(answer: &PlanAnswer) -> String {
         Some(2) => format!("images in {} bands of rows, a device each", shared.degree),
         Some(3) => format!("images in {} bands of columns, a device each", shared.degree),
         Some(dim) => format!("images in {} bands along dimension {dim}, a device each", shared.degree),
+        None if shared.whole_weights => {
+            format!("samples or positions in {} parts, a device with all weights for each", shared.degree)
+        }
         None => format!("each layer on {} devices", shared.degree),
     };
     let mut text = format!(

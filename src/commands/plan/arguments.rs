@@ -68,6 +68,10 @@ pub struct PlanArguments {
     /// 4096 x 4096 that no device holds, or auto for as many as serve best [default: none, unless the model fits no other way]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub spatial: Option<Degree>,
+    /// Devices that have a part of the positions of each sequence, with whole weights: 4 for one of 131,072 tokens, or auto for
+    /// as many as serve best [default: none]
+    #[arg(long, value_name = "N", value_parser = Degree::from_text)]
+    pub context_parallel: Option<Degree>,
     /// Share of each device's memory that tensors may fill [default: what its type leaves; 0.9 for those of the catalogue]
     #[arg(long, value_name = "SHARE")]
     pub memory_fraction: Option<f64>,
@@ -269,6 +273,7 @@ impl PlanArguments {
             sharding: self.sharding()?,
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),
             spatial: self.spatial.unwrap_or_default(),
+            context_parallel: self.context_parallel.unwrap_or(Degree::Of(1)),
             recompute: !self.no_recompute,
             offload: self.offload,
             tf32: self.tf32,

@@ -45,6 +45,7 @@ pub(super) fn planned_by(
     let answer = SharedAnswer {
         degree,
         bands: shared.bands.map(|dim| dim as u32),
+        whole_weights: shared.bands.is_none() && shared.cuts.is_empty(),
         split_flops: shared.split_share,
         exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count() as u64,
         exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
@@ -61,6 +62,7 @@ pub(super) fn planned_by(
         sharding,
         tensor_parallel: Degree::Of(1),
         spatial: Degree::Of(1),
+        context_parallel: Degree::Of(1),
         ..request.clone()
     };
     let (asked, mut solved) = attempt(Subject::Model(&own), &alone)?;

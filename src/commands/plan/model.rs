@@ -201,48 +201,42 @@ pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
 /// The same for whoever only wants to know why there is none, without a search for what would have to change.
 pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
     let unshared = |request: &PlanRequest| planned_alone(subject, request);
-    let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
-    if is_asked(request.spatial) {
-        if is_asked(request.tensor_parallel) {
-            return Err(Failure::input(
-                "--tensor-parallel cuts weights and --spatial images: give one of them",
-            )
+    let ways = [
+        (request.spatial, Way::Bands),
+        (request.context_parallel, Way::Positions),
+        (request.tensor_parallel, Way::Layers),
+    ];
+    let mut asked = ways.into_iter().filter(|(degree, _)| !matches!(degree, Degree::IfNeeded | Degree::Of(1)));
+    if let Some((degree, way)) = asked.next() {
+        let option = way.option();
+        if let Some((_, other)) = asked.next() {
+            return Err(Failure::input(format!(
+                "--tensor-parallel cuts weights, --spatial images and --context-parallel sequences: give {option} or {}",
+                other.option()
+            ))
             .into());
         }
         let Subject::Model(whole) = subject else {
-            return Err(Failure::input("a profile's blocks are given: --spatial is for traced models").into());
+            return Err(
+                Failure::input(format!("a profile's blocks are given: {option} is for traced models")).into()
+            );
         };
-        return match request.spatial {
-            Degree::Of(degree) => groups::planned_by(whole, request, degree, Way::Bands),
-            _ => groups::planned_best(whole, request, unshared(request), Way::Bands),
+        return match degree {
+            Degree::Of(degree) => groups::planned_by(whole, request, degree, way),
+            _ => groups::planned_best(whole, request, unshared(request), way),
         };
     }
-    match (request.tensor_parallel, subject) {
-        (Degree::IfNeeded, Subject::Profile(..)) | (Degree::Of(1), Subject::Profile(..)) => unshared(request),
-        (_, Subject::Profile(..)) => {
-            Err(Failure::input("a profile's blocks are given: --tensor-parallel is for traced models").into())
-        }
-        (Degree::Of(degree), Subject::Model(whole)) if degree > 1 => {
-            groups::planned_by(whole, request, degree, Way::Layers)
-        }
-        (Degree::Best, Subject::Model(whole)) => {
-            groups::planned_best(whole, request, unshared(request), Way::Layers)
-        }
-        (_, Subject::Model(whole)) => {
-            let mut found = unshared(request);
-            for (degree, way) in [(request.tensor_parallel, Way::Layers), (request.spatial, Way::Bands)] {
-                found = match found {
-                    Err(reason)
-                        if degree == Degree::IfNeeded && reason.is_no() && request.strategy.is_none() =>
-                    {
-                        groups::planned_best(whole, request, Err(reason), way)
-                    }
-                    found => found,
-                };
+    let mut found = unshared(request);
+    let Subject::Model(whole) = subject else { return found };
+    for (degree, way) in [(request.tensor_parallel, Way::Layers), (request.spatial, Way::Bands)] {
+        found = match found {
+            Err(reason) if degree == Degree::IfNeeded && reason.is_no() && request.strategy.is_none() => {
+                groups::planned_best(whole, request, Err(reason), way)
             }
-            found
-        }
+            found => found,
+        };
     }
+    found
 }
 
 /// The same where each device has layers of its own.

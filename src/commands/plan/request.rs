@@ -43,6 +43,8 @@ pub struct PlanRequest {
     pub tensor_parallel: Degree,
     /// How many devices have a band of each image.
     pub spatial: Degree,
+    /// How many devices have a part of each sequence.
+    pub context_parallel: Degree,
     /// Activations may be computed again.
     pub recompute: bool,
     /// Activations may wait in host memory.
@@ -72,11 +74,12 @@ pub enum Degree {
 }
 
 impl Degree {
-    /// Reads `4` or `auto`.
+    /// Reads `4`, `auto` or `none`.
     pub fn from_text(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(0) => Err("1 shares nothing".into()),
             Ok(degree) => Ok(Self::Of(degree)),
+            Err(_) if text.eq_ignore_ascii_case("none") => Ok(Self::Of(1)),
             Err(_) if text.eq_ignore_ascii_case("auto") => Ok(Self::Best),
             Err(_) if text.eq_ignore_ascii_case("none") => Ok(Self::Of(1)),
             Err(_) => Err("a number of devices, `auto` or `none`".into()),
