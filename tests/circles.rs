@@ -21,7 +21,6 @@ const LEFT: &[(&str, &[usize])] = &[
     ("simulator", &[20, 4]),
     ("codegen", &[14]),
     ("runtime", &[6]),
-    ("", &[16]),
 ];
 
 const CRATES: &[&str] = &[
