@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -15,14 +16,8 @@ use std::{
 const LONGEST: usize = 3;
 
 /// The lengths of longer circles that are left in a crate; numbers only fall.
-const LEFT: &[(&str, &[usize])] = &[
-    ("tracer", &[6]),
-    ("graph", &[9, 7, 7]),
-    ("simulator", &[20, 4]),
-    ("codegen", &[14]),
-    ("runtime", &[6]),
-    ("", &[16]),
-];
+const LEFT: &[(&str, &[usize])] =
+    &[("tracer", &[6]), ("graph", &[9, 7, 7]), ("codegen", &[14]), ("runtime", &[6])];
 
 const CRATES: &[&str] = &[
     "operators",
@@ -266,26 +261,29 @@ struct Import {
     is_exported: bool,
 }
 
+/// Where the trees of all `use` of a text stand, and whether each is exported.
+fn statements(text: &str) -> Vec<(Range<usize>, bool)> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some(next) = text[at..].find("use ") {
+        at += next + "use ".len();
+        let line = text[..at - "use ".len()].rsplit('\n').next().unwrap_or_default();
+        let before = line.trim();
+        if before.is_empty() || before.starts_with("pub") {
+            let end = text[at..].find(';').map_or(text.len(), |end| at + end);
+            found.push((at..end, !before.is_empty()));
+            at = end;
+        }
+    }
+    found
+}
+
 /// What all `use` of a text bring.
 fn imports(text: &str) -> Vec<Import> {
     let mut found = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find("use ") {
-        let line = rest[..at].rsplit('\n').next().unwrap_or_default();
-        let before = line.trim();
-        let end = rest[at..].find(';').map_or(rest.len(), |end| at + end);
-        if before.is_empty() || before.starts_with("pub") {
-            let mut names = Vec::new();
-            tree(&tokens(&rest[at + 4..end]), &mut 0, &[], &mut names);
-            found.extend(names.into_iter().map(|(path, name)| Import {
-                path,
-                name,
-                is_exported: !before.is_empty(),
-            }));
-            rest = &rest[end..];
-        } else {
-            rest = &rest[at + 4..];
-        }
+    for (statement, is_exported) in statements(text) {
+        let mut names = Vec::new();
+        tree(&tokens(&text[statement]), &mut 0, &[], &mut names);
+        found.extend(names.into_iter().map(|(path, name)| Import { path, name, is_exported }));
     }
     found
 }
@@ -339,8 +337,12 @@ fn tree(tokens: &[&str], at: &mut usize, before: &[String], found: &mut Vec<(Vec
 /// Paths that begin with `crate` or `super` outside of `use`.
 fn inline_paths(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
+    let statements = statements(text);
     for root in ["crate::", "super::"] {
         for (at, _) in text.match_indices(root) {
+            if statements.iter().any(|(statement, _)| statement.contains(&at)) {
+                continue;
+            }
             let end = text[at..]
                 .find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':')
                 .map_or(text.len(), |end| at + end);

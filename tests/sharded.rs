@@ -90,6 +90,33 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(said.contains(&line) && line.contains("# transformer."), "{said}");
 }
 
+/// The same with whole weights: two samples of six positions go to three devices by positions, which attention alone looks across.
+#[test]
+fn sequences_in_parts_train_as_whole_ones() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    let (folder, model) = (out.to_str().unwrap(), root().join("fixtures/traces/gpt2_tiny.pt"));
+    let model = model.to_str().unwrap();
+    let asked = ["--devices", "3xh100", "--context-parallel", "3", "--stages", "1", "-o", folder];
+    let (is_split, said) = command(&[&["split", model][..], &asked].concat());
+    assert!(is_split && said.contains("samples or positions in 3 parts"), "{said}");
+    let source = fs::read_to_string(out.join("stages/stage_0.py")).unwrap();
+    assert_eq!(source.matches("self.shard.attention(").count(), 2, "{source}");
+    // No device cuts a weight for itself, either.
+    let weights = |line: &&str| line.contains("self.shard.scatter(self.") && line.contains("weight");
+    assert_eq!(source.lines().find(weights), None);
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
+    assert!(is_same && said.contains("all 3 ranks hold are the same to the last bit"), "{said}");
+    assert!(said.contains("backward, reduce-scatter 4 times"), "{said}");
+    let (is_same, said) = check(&out, &[]);
+    assert!(is_same && said.contains("on 3 ranks") && said.contains("the same"), "{said}");
+    let export = |name: &str| fs::read_to_string(out.join("exports").join(name)).unwrap();
+    assert!(export("megatron.txt").contains("--context-parallel-size 3"));
+    assert!(export("README.md").contains("3 devices have a part of each sequence"));
+    let (is_planned, said) = command(&["plan", model, "--devices", "5xh100", "--context-parallel", "5"]);
+    assert!(!is_planned && said.contains("one of 5 parts"), "{said}");
+}
+
 /// `tests/oracle/mutants.py` says which faults; most of them leave outputs as they are.
 #[test]
 fn verify_finds_each_fault_of_shared_layers() {

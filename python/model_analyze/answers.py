@@ -1219,6 +1219,9 @@ class SharedAnswer(_SharedAnswer, total=False):
     # The dimension along which images lie in bands, one for each device; none where weights and values are cut evenly.
     bands: Union[int, None]
 
+    # Samples, or positions of their sequences, are dealt out; each device has all weights.
+    whole_weights: bool
+
     # What was proven of the program that one device runs.
     proved: Proved
 

@@ -1,12 +1,12 @@
 //! Which strategy each operator takes: the search is `partitioner`'s, over a table of the seconds of strategies and exchanges.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
 use graph::{
-    ModelGraph, OperatorId, TensorId, ValueId,
+    ModelGraph, OperatorClass, OperatorId, TensorId, ValueId,
     layout::{Choice, Collective, Exchange, Layout, Look, Need, Source, Strategy, Writes, exchanges},
 };
 use partitioner::inside::{Choices, Cost, Matrix, eliminate};
@@ -24,6 +24,8 @@ pub struct Group<'a> {
     /// What is added for an operator that each device does whole: who asks for layers to be shared wants their arithmetic shared,
     /// also where the host's calls take longer.
     pub whole: &'a dyn Fn(OperatorId) -> f64,
+    /// Weights are whole, and no product takes a part of one: devices have samples or positions each.
+    pub keeps_weights: bool,
 }
 
 /// What was chosen.
@@ -104,13 +106,25 @@ impl<'a> Table<'a> {
     }
 
     fn operators(&mut self, seconds: &dyn Fn(OperatorId) -> (f64, f64)) {
+        let weights = self.weights();
         for (index, ways) in self.ways.iter().enumerate() {
+            let cuts_weights = |way: &Strategy| {
+                let mut needs = self.leaves[index].iter().zip(&way.needs);
+                weights.as_ref().is_some_and(|weights| {
+                    takes_weights(self.graph.operator(OperatorId(index as u32)).class)
+                        && needs.any(|(leaf, need)| {
+                            weights.contains(&leaf.source) && matches!(need, Need::In(Layout::Even(_)))
+                        })
+                })
+            };
             let (whole, divisible) = seconds(OperatorId(index as u32));
             let divisible = (divisible - self.group.launch).max(0.0);
             let part = whole - divisible + divisible / self.group.degree as f64;
             let cost = |way: &Strategy| Cost {
                 // What is as good either way is done whole, without exchanges to come.
-                seconds: if way.is_split {
+                seconds: if cuts_weights(way) {
+                    f64::INFINITY
+                } else if way.is_split {
                     part
                 } else {
                     whole + (self.group.whole)(OperatorId(index as u32))
@@ -119,6 +133,18 @@ impl<'a> Table<'a> {
             };
             self.choices.nodes.push(ways.iter().map(cost).collect());
         }
+    }
+
+    /// Returns the weights that stay whole: stored tensors, and what is made of nothing else, as casts of them are.
+    fn weights(&self) -> Option<HashSet<Source>> {
+        let stored = (0..self.graph.tensors.len() as u32).map(|id| Source::Tensor(TensorId(id)));
+        let mut found: HashSet<Source> = stored.filter(|_| self.group.keeps_weights).collect();
+        for (operator, leaves) in self.graph.operators.iter().zip(&self.leaves) {
+            if !leaves.is_empty() && leaves.iter().all(|leaf| found.contains(&leaf.source)) {
+                found.extend(operator.outputs.iter().map(|value| Source::Value(*value)));
+            }
+        }
+        self.group.keeps_weights.then_some(found)
     }
 
     /// Adds a node for all names of each stored tensor.
@@ -321,4 +347,15 @@ impl<'a> Table<'a> {
             self.choices.edges.push((a, b, Arc::new(Matrix::new(rows, columns, cells))));
         }
     }
+}
+
+/// Tells whether operators of a class work with weights that devices would share otherwise.
+fn takes_weights(class: OperatorClass) -> bool {
+    matches!(
+        class,
+        OperatorClass::Matmul
+            | OperatorClass::Convolution
+            | OperatorClass::Embedding
+            | OperatorClass::Recurrent
+    )
 }

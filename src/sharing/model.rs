@@ -50,7 +50,7 @@ const TOUCHED: f64 = 7.0;
 const INSISTENCE: f64 = 10.0;
 
 /// What devices share of a model.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub enum Way<'a> {
     /// Layers: weights and values are cut as serves best.
     Layers,
@@ -63,6 +63,15 @@ pub enum Way<'a> {
 }
 
 impl Way<'_> {
+    /// Tells whether each device has all weights: a plan without cuts says that, too.
+    fn keeps_weights(self) -> bool {
+        match self {
+            Way::Positions => true,
+            Way::Cuts(cuts) => cuts.is_empty(),
+            Way::Layers | Way::Bands => false,
+        }
+    }
+
     /// Returns the option that asks for it.
     pub fn option(self) -> &'static str {
         match self {
@@ -100,6 +109,7 @@ pub fn shared_by(
     let (total_seconds, total_flops) =
         (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
     let link = inner_link(cluster);
+    let keeps_weights = way.keeps_weights();
     let in_bands = looks.iter().any(|look| look.images.is_some());
     let bytes = |id: OperatorId| -> f64 {
         let results = graph.operator(id).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
@@ -120,10 +130,11 @@ pub fn shared_by(
             .map_or(1e-6, |launch| launch.0)
             .max(figures.host_call.map_or(0.0, |call| call.0)),
         per_byte: TOUCHED / figures.memory_bandwidth.0,
+        keeps_weights,
     };
     let given = match way {
-        Way::Cuts(cuts) if looks[0].images.is_none() => named(graph, cuts, degree)?,
-        Way::Positions => named(graph, &Default::default(), degree)?,
+        Way::Cuts(cuts) if !keeps_weights && looks[0].images.is_none() => named(graph, cuts, degree)?,
+        _ if keeps_weights => named(graph, &Default::default(), degree)?,
         _ => BTreeMap::new(),
     };
     let no = || {
@@ -145,7 +156,11 @@ pub fn shared_by(
     if look.images.is_some() && !is_in_bands(look, &chosen.choice) {
         return Err(no_bands(look));
     }
-    if matches!(way, Way::Positions) && !made.is_split.contains(&true) {
+    if way == Way::Layers && look.images.is_none() && made.cuts.is_empty() {
+        // The plan will have no cuts, and is to mean the same when it is read.
+        return shared_by(program, graph, costs, (cluster, models), degree, Way::Positions);
+    }
+    if keeps_weights && !made.is_split.contains(&true) {
         return Err(Failure::no(format!(
             "no operator of this model can work on one of {degree} parts of its samples or sequences"
         ))
@@ -187,7 +202,11 @@ fn looks<'g>(
             return Ok(found);
         }
     };
-    Ok(vec![along.map_or_else(|| Look::new(graph, n), |along| Look::in_bands(graph, n, along))])
+    Ok(vec![match along {
+        Some(along) => Look::in_bands(graph, n, along),
+        None if way.keeps_weights() => Look::of_positions(graph, n),
+        None => Look::new(graph, n),
+    }])
 }
 
 fn is_in_bands(look: &Look<'_>, choice: &Choice) -> bool {

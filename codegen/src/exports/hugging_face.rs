@@ -24,6 +24,9 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
         return Err(format!("`{}` is no model of its", comment(class)));
     }
     terms.no_bands()?;
+    if terms.has_positions() {
+        terms.whole_layers()?;
+    }
     let replicas = terms.replicas()?;
     let mut notes = Vec::new();
     let stages = pipeline(subject)?;

@@ -76,6 +76,9 @@ pub(super) fn vllm(subject: &Subject<'_>) -> Export {
             return Err(format!("stage {stage} has no layer"));
         }
         let mut options = format!("--pipeline-parallel-size {}", counts.len());
+        if terms.has_positions() {
+            terms.whole_layers()?;
+        }
         for (name, count) in [("tensor", terms.shards), ("data", terms.replicas()?)] {
             if count > 1 {
                 options.push_str(&format!(" --{name}-parallel-size {count}"));
@@ -138,8 +141,11 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
     if terms.n_ranks() > 1 {
         fields.push(("pipeline_model_parallel_layout", Value::Text(stages.join("|"))));
     }
-    if terms.shards > 1 {
-        fields.push(("tensor_model_parallel_size", Value::Number(terms.shards)));
+    let (tensor, context) = terms.tensor_and_context();
+    for (name, count) in [("tensor_model_parallel_size", tensor), ("context_parallel_size", context)] {
+        if count > 1 {
+            fields.push((name, Value::Number(count)));
+        }
     }
     Ok(Layout { fields, chunks, notes })
 }

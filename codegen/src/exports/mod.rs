@@ -110,8 +110,20 @@ impl Terms<'_> {
     fn whole_layers(&self) -> Result<(), String> {
         match self.shards {
             0 | 1 => Ok(()),
+            shards if self.has_positions() => Err(format!("{shards} devices have a part of each sequence")),
             shards => Err(format!("{shards} devices share each layer")),
         }
+    }
+
+    /// Tells whether devices have samples or positions each, with whole weights: nothing is cut.
+    fn has_positions(&self) -> bool {
+        self.shards > 1 && self.cuts.is_empty()
+    }
+
+    /// Returns how many devices have parts of weights, and how many parts of sequences.
+    fn tensor_and_context(&self) -> (usize, usize) {
+        let shards = self.shards.max(1);
+        if self.has_positions() { (1, shards) } else { (shards, 1) }
     }
 
     /// Says that images lie in bands, which no other framework has.

@@ -47,7 +47,11 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
             ));
         }
     }
-    set("tensor_parallel_degree", terms.shards.max(1).to_string());
+    let (tensor, context) = terms.tensor_and_context();
+    set("tensor_parallel_degree", tensor.to_string());
+    if context > 1 {
+        set("context_parallel_degree", context.to_string());
+    }
     set("pipeline_parallel_degree", terms.n_ranks().to_string());
     let mut has_csv = false;
     if terms.n_ranks() > 1 {

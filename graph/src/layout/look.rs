@@ -61,6 +61,8 @@ pub enum Source {
 
 /// The most ways to lie in blocks that are looked at, beside one.
 const MOST_BLOCKS: usize = 3;
+/// The most samples that are told apart where they are joined to one dimension.
+const MOST_SAMPLES: u64 = 64;
 
 impl<'g> Look<'g> {
     /// Looks at a graph.
@@ -77,6 +79,19 @@ impl<'g> Look<'g> {
         let mut found: Vec<(u64, usize)> = found.into_iter().filter(|(blocks, _)| *blocks > 1).collect();
         found.sort_by_key(|(blocks, count)| (std::cmp::Reverse(*count), *blocks));
         look.blocks.extend(found.iter().take(MOST_BLOCKS).map(|(blocks, _)| *blocks));
+        look
+    }
+
+    /// Looks at a graph whose samples, or positions of them, devices have parts of: where samples are joined to one dimension, each of
+    /// them is a block of it.
+    pub fn of_positions(graph: &'g ModelGraph, degree: u64) -> Self {
+        let mut look = Self::new(graph, degree);
+        for input in &graph.inputs {
+            let samples = look.sizes(*input).and_then(|sizes| sizes.first().copied());
+            look.blocks.extend(samples.filter(|samples| (2..=MOST_SAMPLES).contains(samples)));
+        }
+        look.blocks.sort_unstable();
+        look.blocks.dedup();
         look
     }
 

@@ -116,6 +116,7 @@ fn headline(found: &Found) -> String {
     let shared = found.answer.shared.as_ref();
     let shared = shared.map(|shared| match shared.bands {
         Some(_) => format!(", images in {} bands", shared.degree),
+        None if shared.whole_weights => format!(", samples or positions in {} parts", shared.degree),
         None => format!(", each layer on {} devices", shared.degree),
     });
     let shared = shared.unwrap_or_default();

@@ -1,0 +1,59 @@
+//! The best plan of a model on a cluster, where devices may share layers or images.
+
+use partitioner::Planned;
+
+use super::{
+    alone::planned_alone,
+    asked::Asked,
+    group_search,
+    no_plan::Unplanned,
+    request::{Degree, PlanRequest},
+    subject::Subject,
+};
+use crate::{failure::Failure, sharing::Way};
+
+/// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches where none is asked for.
+pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
+    attempt(subject, request).map_err(Failure::from)
+}
+
+/// The same for whoever only wants to know why there is none, without a search for what would have to change.
+pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
+    let unshared = |request: &PlanRequest| planned_alone(subject, request);
+    let ways = [
+        (request.spatial, Way::Bands),
+        (request.context_parallel, Way::Positions),
+        (request.tensor_parallel, Way::Layers),
+    ];
+    let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
+    let mut asked = ways.into_iter().filter(|(degree, _)| is_asked(*degree));
+    if let Some((degree, way)) = asked.next() {
+        let option = way.option();
+        if let Some((_, other)) = asked.next() {
+            return Err(Failure::input(format!(
+                "{option} and {}: of cut weights, images in bands and sequences in parts, give one of them",
+                other.option()
+            ))
+            .into());
+        }
+        let Subject::Model(whole) = subject else {
+            let message = format!("a profile's blocks are given: {option} is for traced models");
+            return Err(Failure::input(message).into());
+        };
+        return match degree {
+            Degree::Of(degree) => group_search::planned_by(whole, request, degree, way),
+            _ => group_search::planned_best(whole, request, unshared(request), way),
+        };
+    }
+    let mut found = unshared(request);
+    let Subject::Model(whole) = subject else { return found };
+    for (degree, way) in [(request.tensor_parallel, Way::Layers), (request.spatial, Way::Bands)] {
+        found = match found {
+            Err(reason) if degree == Degree::IfNeeded && reason.is_no() && request.strategy.is_none() => {
+                group_search::planned_best(whole, request, Err(reason), way)
+            }
+            found => found,
+        };
+    }
+    found
+}
