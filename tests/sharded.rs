@@ -90,24 +90,61 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(said.contains(&line) && line.contains("# transformer."), "{said}");
 }
 
+/// Two blocks of grouped causal attention, whose samples are joined to one dimension before the linear layers.
+const DECODER: &str = r#"
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.packed, self.out = nn.RMSNorm(16), nn.Linear(16, 32), nn.Linear(16, 16)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        query, rest = self.packed(self.norm(x).view(-1, 16)).view(b, s, 32).split([16, 16], -1)
+        key, value = rest.view(b, s, 2, 2, 4).permute(2, 0, 3, 1, 4)
+        query = query.view(b, s, 4, 4).transpose(1, 2)
+        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return x + self.out(found.transpose(1, 2).reshape(b, s, 16))
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 16), nn.Parameter(torch.randn(6, 16))
+        self.blocks, self.head = nn.Sequential(Block(), Block()), nn.Linear(16, 50)
+
+    def forward(self, ids):
+        return self.head(self.blocks(self.words(ids) + self.places))
+"#;
+
 /// The same with whole weights: two samples of six positions go to three devices by positions, which attention alone looks across.
 #[test]
 fn sequences_in_parts_train_as_whole_ones() {
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("out");
-    let (folder, model) = (out.to_str().unwrap(), root().join("fixtures/traces/gpt2_tiny.pt"));
-    let model = model.to_str().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (folder, model, source) = (path("out"), path("decoder.pt"), path("decoder.py"));
+    let (folder, model) = (folder.as_str(), model.as_str());
+    fs::write(&source, DECODER).unwrap();
+    let python = root().join(".venv/bin/python");
+    let trace = ["trace", &format!("{source}:Decoder"), "--input", "2x6:int64", "--seed", "1", "-o", model];
+    let (is_traced, said) = command(&[&trace[..], &["--python", python.to_str().unwrap()]].concat());
+    assert!(is_traced, "{said}");
     let asked = ["--devices", "3xh100", "--context-parallel", "3", "--stages", "1", "-o", folder];
     let (is_split, said) = command(&[&["split", model][..], &asked].concat());
     assert!(is_split && said.contains("samples or positions in 3 parts"), "{said}");
     let source = fs::read_to_string(out.join("stages/stage_0.py")).unwrap();
     assert_eq!(source.matches("self.shard.attention(").count(), 2, "{source}");
     // No device cuts a weight for itself, either.
-    let weights = |line: &&str| line.contains("self.shard.scatter(self.") && line.contains("weight");
-    assert_eq!(source.lines().find(weights), None);
+    let cuts = |line: &&str| line.contains("self.shard.scatter(self.") && !line.contains(".places");
+    assert_eq!(source.lines().find(cuts), None);
     let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
     assert!(is_same && said.contains("all 3 ranks hold are the same to the last bit"), "{said}");
-    assert!(said.contains("backward, reduce-scatter 4 times"), "{said}");
+    assert!(said.contains("exchanged   forward, all-gather"), "{said}");
     let (is_same, said) = check(&out, &[]);
     assert!(is_same && said.contains("on 3 ranks") && said.contains("the same"), "{said}");
     let export = |name: &str| fs::read_to_string(out.join("exports").join(name)).unwrap();

@@ -33,7 +33,7 @@ FAULTS = {
     "padding that learns": ("if first <= padding_idx < first + rows else None", "if False else None"),
     "padding of another rank": ("padding_idx - first if first <= padding_idx < first + rows else None", "padding_idx % rows if padding_idx >= 0 else None"),
     "positions that look at those of later ranks": ("seen = count * (self.rank + 1)", "seen = count * self.size"),
-    "positions of the first rank": ("mask = causal_lower_right(count, seen)", "mask = torch.nn.attention.bias.causal_upper_left(count, seen)"),
+    "positions of the first rank": (".tril(seen - count)", ".tril(0)"),
     "a target of another rank": ("squeeze(dim).masked_fill(elsewhere, 0)", "squeeze(dim)"),
     "a gradient of another rank's target": ("(elsewhere.to(shares.dtype) - 1)", "(elsewhere.to(shares.dtype) * 0 - 1)"),
     "a largest score of the part": ("dist.all_reduce(largest, dist.ReduceOp.MAX, group=shard.group)", "pass"),

@@ -96,8 +96,11 @@ class Shard:
         count = query.size(-2)
         seen = count * (self.rank + 1)
         key, value = key.narrow(-2, 0, seen), value.narrow(-2, 0, seen)
-        # The last of the positions sees all of these keys, the one before it all but one, ….
-        mask = causal_lower_right(count, seen)
+        # The last of the positions sees all of these keys, the one before it all but one, …. GPUs have a kernel for that.
+        if query.is_cuda:
+            mask = causal_lower_right(count, seen)
+        else:
+            mask = torch.ones(count, seen, dtype=torch.bool, device=query.device).tril(seen - count)
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
 
     def cross_entropy(self, x, target, reduction=1, ignore_index=-100):
