@@ -17,6 +17,7 @@ mod interpreter;
 mod kinds;
 mod model;
 mod nearest;
+mod operations;
 mod operator_stages;
 mod output;
 mod parallel;

@@ -2,8 +2,6 @@
 
 use tracer::{Comparison, Program, TraceNote};
 
-use crate::{failure::Failure, workspace::ModelFile};
-
 /// Places that one line names.
 const NAMED_PLACES: usize = 3;
 
@@ -64,20 +62,4 @@ pub fn all(program: &Program) -> Vec<String> {
 
 fn place(note: &TraceNote) -> Option<String> {
     note.place.as_ref().map(|(file, line)| format!("{file}:{line}"))
-}
-
-/// Refuses to make stages of a model whose gradients are not those that it was given.
-pub fn require_gradients(model: &ModelFile) -> Result<(), Failure> {
-    let names = model.program.recorded.as_ref().map_or(&[][..], |recorded| &recorded.inlined_functions);
-    if names.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::input(format!(
-        "{} was traced with --inline-functions: stages would not train with the gradients of {}",
-        model.path().display(),
-        names.join(", ")
-    ))
-    .with_hint(
-        "it serves for inspect, graph and plan; compute the same with torch's own operators to cut it",
-    ))
 }

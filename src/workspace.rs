@@ -92,6 +92,22 @@ impl ModelFile {
         }
         if self.program.archive.is_some() { Ok(()) } else { model::read_archive(&self.file).map(|_| ()) }
     }
+
+    /// Refuses to make stages of a model whose gradients are not those that it was given.
+    pub fn require_gradients(&self) -> Result<(), Failure> {
+        let names = self.program.recorded.as_ref().map_or(&[][..], |recorded| &recorded.inlined_functions);
+        if names.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::input(format!(
+            "{} was traced with --inline-functions: stages would not train with the gradients of {}",
+            self.path().display(),
+            names.join(", ")
+        ))
+        .with_hint(
+            "it serves for inspect, graph and plan; compute the same with torch's own operators to cut it",
+        ))
+    }
 }
 
 /// Predictions by device type, figures and cost models and all, and whether products run in TF32.
@@ -192,14 +208,4 @@ impl Workspace {
     pub fn program(&self) -> &Program {
         &self.file.program
     }
-}
-
-/// Counts a model's operations, there and back.
-pub fn operations(graph: &ModelGraph, costs: &OperatorCosts) -> Option<(f64, String)> {
-    let total = costs.total();
-    let sum =
-        total.forward_flops as f64 + total.backward_flops_input as f64 + total.backward_flops_weight as f64;
-    let most = graph.operators.iter().max_by_key(|operator| costs.operator(operator.id).forward_flops)?;
-    let made = graph.values[most.outputs.first()?.index()].fact.tensors().first()?.dtype?;
-    (total.uncounted == 0 && sum > 0.0).then(|| (sum, graph::dtype_name(made).to_string()))
 }

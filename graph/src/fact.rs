@@ -97,7 +97,26 @@ impl TensorFact {
 
     /// Tells whether these are images whose channels lie side by side, as torch's `suggest_memory_format` does.
     pub fn is_channels_last(&self) -> bool {
-        crate::infer::channels_last(self)
+        let (Some(sizes), Some(strides)) = (self.sizes(), self.strides.as_ref()) else { return false };
+        let rank = sizes.len();
+        if !matches!(rank, 4 | 5) || strides[1] == 0 {
+            return false;
+        }
+        let mut least = 0;
+        for dim in std::iter::once(1).chain((2..rank).rev()).chain([0]) {
+            if sizes[dim] == 0 || strides[dim] < least {
+                return false;
+            }
+            // An all-ones shape fits both layouts; torch decides for the plain one.
+            if dim == 0 && least == strides[1] {
+                return false;
+            }
+            least = strides[dim];
+            if sizes[dim] > 1 {
+                least = least.saturating_mul(sizes[dim]);
+            }
+        }
+        true
     }
 
     /// Tells whether the elements lie in memory in order, as far as known.

@@ -11,54 +11,17 @@
 
 mod event_loop;
 
-use std::collections::BTreeMap;
-
 use self::event_loop::Simulation;
+pub(crate) use self::event_loop::Times;
 use crate::{
-    event_graph::TaskId,
     machine::{Machine, Sharing},
-    step::{StepGraph, Work},
+    step::StepGraph,
 };
-
-/// A task that moves bytes: the graph's duration is what it takes alone.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Flow {
-    /// Its task.
-    pub(crate) task: TaskId,
-    /// Nanoseconds before the first byte.
-    pub(crate) latency: u64,
-    /// Nanoseconds that its bytes take alone.
-    pub(crate) transfer: u64,
-    /// First of its ports in the list of all flows' ports, and how many there are.
-    pub(crate) first_port: u32,
-    pub(crate) n_ports: u32,
-}
-
-/// A message that waits for its turn.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Queued {
-    /// Its task.
-    pub(crate) task: TaskId,
-    /// The link that it waits for.
-    pub(crate) queue: u32,
-    /// The smallest goes first; the first come among equals.
-    pub(crate) rank: u64,
-}
-
-/// When tasks start and end.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Times {
-    pub(crate) ends: Vec<u64>,
-    /// Starts, where the graph alone does not tell them.
-    pub(crate) starts: Option<Vec<u64>>,
-    /// The message before each queued one on its link.
-    pub(crate) before: BTreeMap<TaskId, TaskId>,
-}
 
 /// Returns when each task ends.
 pub(crate) fn times(step: &StepGraph, machine: &Machine) -> Times {
     let shares = machine.sharing == Sharing::Fair && !step.flows.is_empty();
-    let slows = machine.slowdown > 1.0 && step.labels.iter().any(|label| is_collective(&label.work));
+    let slows = machine.slowdown > 1.0 && step.labels.iter().any(|label| label.work.is_collective());
     if step.queued.is_empty() && !slows {
         let ends = step.graph.ends();
         if !shares || !any_meet(step, &ends) {
@@ -68,16 +31,12 @@ pub(crate) fn times(step: &StepGraph, machine: &Machine) -> Times {
     Simulation::new(step, shares, if slows { machine.slowdown } else { 1.0 }).run()
 }
 
-fn is_collective(work: &Work) -> bool {
-    matches!(work, Work::Reduce { .. } | Work::Gather { .. } | Work::Scatter { .. } | Work::AllReduce { .. })
-}
-
 /// Tells whether two flows use one port at once when each goes on as if it were alone.
 fn any_meet(step: &StepGraph, ends: &[u64]) -> bool {
     let mut by_port: Vec<Vec<(u64, u64)>> = vec![Vec::new(); step.n_ports];
     for flow in step.flows.iter().filter(|flow| flow.transfer > 0) {
         let end = ends[flow.task as usize];
-        for port in ports(step, flow) {
+        for port in step.ports(flow) {
             by_port[*port as usize].push((end - flow.transfer, end));
         }
     }
@@ -88,16 +47,13 @@ fn any_meet(step: &StepGraph, ends: &[u64]) -> bool {
     })
 }
 
-fn ports<'a>(step: &'a StepGraph, flow: &Flow) -> &'a [u32] {
-    &step.flow_ports[flow.first_port as usize..(flow.first_port + flow.n_ports) as usize]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
+        event_graph::TaskId,
         order::Op,
-        step::{Label, Stream},
+        step::{Flow, Label, Queued, Stream, Work},
     };
 
     const KERNEL: Work = Work::Optimizer;

@@ -7,7 +7,6 @@ use thiserror::Error;
 use crate::{
     event_graph::{EventGraph, TaskId},
     order::{Op, OrderError},
-    sharing::{Flow, Queued},
 };
 
 /// Why a step cannot be simulated.
@@ -174,6 +173,16 @@ pub enum Work {
     Optimizer,
 }
 
+impl Work {
+    /// Tells whether several devices do it together.
+    pub(crate) fn is_collective(&self) -> bool {
+        matches!(
+            self,
+            Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllReduce { .. }
+        )
+    }
+}
+
 /// A task's label: what is known of it beside its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -183,6 +192,31 @@ pub struct Label {
     pub stream: Stream,
     /// What it does.
     pub work: Work,
+}
+
+/// A task that moves bytes: the graph's duration is what it takes alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Flow {
+    /// Its task.
+    pub(crate) task: TaskId,
+    /// Nanoseconds before the first byte.
+    pub(crate) latency: u64,
+    /// Nanoseconds that its bytes take alone.
+    pub(crate) transfer: u64,
+    /// First of its ports in the list of all flows' ports, and how many there are.
+    pub(crate) first_port: u32,
+    pub(crate) n_ports: u32,
+}
+
+/// A message that waits for its turn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Queued {
+    /// Its task.
+    pub(crate) task: TaskId,
+    /// The link that it waits for.
+    pub(crate) queue: u32,
+    /// The smallest goes first; the first come among equals.
+    pub(crate) rank: u64,
 }
 
 /// A graph with labels: everything that is needed to time a step again.
@@ -205,4 +239,11 @@ pub struct StepGraph {
     pub(crate) consumers: Vec<(TaskId, TaskId)>,
     /// Bytes that leave devices for others; copies to host memory are none.
     pub(crate) sent: u64,
+}
+
+impl StepGraph {
+    /// Returns the ports that a flow uses.
+    pub(crate) fn ports(&self, flow: &Flow) -> &[u32] {
+        &self.flow_ports[flow.first_port as usize..(flow.first_port + flow.n_ports) as usize]
+    }
 }

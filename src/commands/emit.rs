@@ -275,7 +275,7 @@ impl Emit {
 /// that is known.
 pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> Result<Emitted, Failure> {
     model.require_archive()?;
-    crate::trace_notes::require_gradients(model)?;
+    model.require_gradients()?;
     let made = match (own, &request.cut) {
         (None, CutAt::Plan(plan)) => shared(model, plan)?,
         _ => None,

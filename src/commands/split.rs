@@ -178,7 +178,7 @@ impl Split {
         if self.dry_run {
             return Ok(());
         }
-        crate::trace_notes::require_gradients(model)?;
+        model.require_gradients()?;
         match &self.forms.weights {
             Some(path) => crate::weights::adopt(model, path).map(|_| ()),
             None => crate::weights::require(model),

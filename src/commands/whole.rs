@@ -59,7 +59,7 @@ pub fn as_given(model: &ModelFile, weights: Option<&Path>, device: &str) -> Resu
 /// Returns the model as it can run in libtorch on a device, with its weights from a checkpoint where one is named.
 pub fn on(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
     let program = &model.program;
-    crate::trace_notes::require_gradients(model)?;
+    model.require_gradients()?;
     if weights.is_none() {
         crate::weights::require(model)?;
     }

@@ -11,7 +11,10 @@ use std::{
 
 use schema::Manifest;
 
-use super::{builder, parent, read_bytes};
+use super::{
+    read::{parent, read_bytes},
+    write::{builder, without_path},
+};
 use crate::{
     failure::Failure,
     folder_files::{self, MANIFEST},
@@ -45,7 +48,7 @@ impl Beside {
     pub fn scratch() -> Result<Self, Failure> {
         let folder = std::env::temp_dir();
         Self::in_folder(&folder).map_err(|error| {
-            Failure::input(format!("cannot write in {}: {}", folder.display(), super::without_path(&error)))
+            Failure::input(format!("cannot write in {}: {}", folder.display(), without_path(&error)))
                 .with_hint("TMPDIR names the folder for temporary files")
         })
     }
@@ -238,7 +241,7 @@ impl Folder {
         }
         let parent = parent(&target);
         let in_parent = |error: io::Error| {
-            Failure::input(format!("cannot write in {}: {}", parent.display(), super::without_path(&error)))
+            Failure::input(format!("cannot write in {}: {}", parent.display(), without_path(&error)))
         };
         fs::create_dir_all(&parent).map_err(in_parent)?;
         let beside = Beside::in_folder(&parent).map_err(in_parent)?;

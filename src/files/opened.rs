@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::check_regular;
+use super::read::check_regular;
 use crate::failure::Failure;
 
 /// An open file. What is not asked for is not read.

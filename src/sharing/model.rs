@@ -15,8 +15,8 @@ use simulator::{
 };
 use tracer::{NodeId, Program};
 
-use super::{Chosen, Group, choose};
-use crate::{cost_models::CostModels, failure::Failure, nearest, workspace::operations};
+use super::choice::{Chosen, Group, choose};
+use crate::{cost_models::CostModels, failure::Failure, nearest, operations::operations};
 
 /// A model that devices share.
 #[derive(Clone)]

@@ -2,9 +2,9 @@
 
 use super::{
     OperatorCost,
-    flops::{add_backward, of_two},
+    keep::Keep,
     look::Look,
-    saved::Keep,
+    product::{add_backward, of_two},
     times,
 };
 use crate::{fact::TensorFact, infer::Call};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-use super::{saved::Keep, times};
+use super::{keep::Keep, times};
 use crate::{
     fact::{Shape, TensorFact},
     infer::{Call, Einsum, viewed_strides},

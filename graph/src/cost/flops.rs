@@ -8,7 +8,12 @@ use std::num::Saturating;
 
 use operators::{AttentionSize, ConvolutionSize, Flops, OperatorClass, ProductSize};
 
-use super::{OperatorCost, chain, linalg, look::Look, times};
+use super::{
+    OperatorCost, chain, linalg,
+    look::Look,
+    product::{add_backward, of_two},
+    times,
+};
 use crate::{
     fact::{Shape, TensorFact},
     infer::{Call, Einsum, Factor, recurrence},
@@ -62,25 +67,6 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
     let hides_products = is_unknown && (!operator.tensors.is_empty() || operator.name == "prim::CallMethod");
     let uncounted = u32::from(!is_counted && is_product || hides_products);
     OperatorCost { uncounted, ..counted.unwrap_or_default() }
-}
-
-/// Adds the gradient of one factor of a product to the part it belongs to.
-pub(super) fn add_backward(look: &Look<'_>, cost: &mut OperatorCost, factor: &TensorFact, flops: u64) {
-    if !factor.requires_grad {
-        return;
-    }
-    let part = match super::look::parameter_of(look.graph, factor) {
-        Some(_) => &mut cost.backward_flops_weight,
-        None => &mut cost.backward_flops_input,
-    };
-    *part = part.saturating_add(flops);
-}
-
-pub(super) fn of_two(look: &Look<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> OperatorCost {
-    let mut cost = OperatorCost { forward_flops: flops, ..OperatorCost::default() };
-    add_backward(look, &mut cost, a, flops);
-    add_backward(look, &mut cost, b, flops);
-    cost
 }
 
 /// All dimensions but the last two.

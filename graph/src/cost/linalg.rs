@@ -6,9 +6,9 @@ use operators::{Flops, Keeps};
 use super::{
     OperatorCost,
     chain::{keep_chain, keep_power},
-    flops::{add_backward, of_two},
+    keep::Keep,
     look::Look,
-    saved::Keep,
+    product::{add_backward, of_two},
     times,
 };
 use crate::{

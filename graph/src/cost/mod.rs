@@ -5,9 +5,11 @@
 mod chain;
 mod einsum;
 mod flops;
+mod keep;
 mod linalg;
 mod look;
 mod needed;
+mod product;
 mod recurrent;
 mod saved;
 mod unusual;
@@ -65,7 +67,7 @@ fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let look = look::Look::new(graph);
     let differentiated = needed::differentiated(graph);
-    let mut saved = saved::Saved::new(graph);
+    let mut saved = keep::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
     let mut operators = Vec::with_capacity(graph.operators.len());
     let mut sums = Vec::with_capacity(graph.operators.len() + 1);
@@ -75,7 +77,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
         let mut cost = flops::count(&look, operator, &call);
         // What no gradient flows into is freed with its results: an extremum that is detached, say.
         if differentiated[operator.id.index()] {
-            match saved.count(&look, operator, &call) {
+            match saved::count(&mut saved, &look, operator, &call) {
                 (bytes, true) => cost.saved_bytes = bytes,
                 (bytes, false) => (cost.saved_bytes, cost.unmeasured) = (bytes, 1),
             }

@@ -7,7 +7,7 @@
 
 use tracer::DType;
 
-use super::{look::Look, saved::Keep, times};
+use super::{keep::Keep, look::Look, times};
 use crate::{
     fact::{Fact, TensorFact},
     infer::{Call, Factor, Recurrence, recurrence},

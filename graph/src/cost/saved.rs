@@ -5,168 +5,35 @@
 //! must first copy its operand into order keeps the copy.
 
 use operators::{Keeps, OperatorClass};
-use smallvec::SmallVec;
-use tracer::{DType, ValueId};
+use tracer::DType;
 
-use super::{look::Look, times};
+use super::{
+    keep::{Keep, Saved, copy_bytes},
+    look::Look,
+    times,
+};
 use crate::{
-    fact::{Fact, Shape, StorageId, TensorFact},
-    infer::{Call, attention_by_parts, is_dropout_idle, like, viewed_strides},
-    model::{ModelGraph, Operator, OperatorId, Origin},
+    fact::{Fact, Shape, TensorFact},
+    infer::{Call, attention_by_parts, is_dropout_idle, like},
+    model::Operator,
 };
 
-/// What has been kept so far.
-pub(super) struct Saved {
-    /// By storage, the first operator that keeps it.
-    pub keepers: Vec<Option<OperatorId>>,
-}
-
-impl Saved {
-    pub fn new(graph: &ModelGraph) -> Self {
-        Self { keepers: vec![None; graph.storages.len()] }
+/// Returns the bytes that this operator keeps and no earlier one does, and whether these are all.
+pub(super) fn count(saved: &mut Saved, look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> (u64, bool) {
+    if operator.class == OperatorClass::Plumbing || operator.class == OperatorClass::Create {
+        return (0, true);
     }
-
-    /// Returns the bytes that this operator keeps and no earlier one does, and whether these are all.
-    pub fn count(&mut self, look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> (u64, bool) {
-        if operator.class == OperatorClass::Plumbing || operator.class == OperatorClass::Create {
-            return (0, true);
-        }
-        let outputs: Vec<&Fact> =
-            operator.outputs.iter().map(|value| &look.graph.value(*value).fact).collect();
-        let flows = outputs.iter().flat_map(|fact| fact.tensors()).any(|tensor| tensor.requires_grad);
-        if !flows || !call.tensors().iter().any(|tensor| tensor.requires_grad) {
-            return (0, true);
-        }
-        if operator.class == OperatorClass::Unknown {
-            return (0, false);
-        }
-        let mut keep = Keep { saved: self, graph: look.graph, keeper: operator.id, bytes: 0, is_all: true };
-        rule(&mut keep, look, operator, call, &outputs);
-        (keep.bytes, keep.is_all)
+    let outputs: Vec<&Fact> = operator.outputs.iter().map(|value| &look.graph.value(*value).fact).collect();
+    let flows = outputs.iter().flat_map(|fact| fact.tensors()).any(|tensor| tensor.requires_grad);
+    if !flows || !call.tensors().iter().any(|tensor| tensor.requires_grad) {
+        return (0, true);
     }
-}
-
-/// Collects what one operator keeps.
-pub(super) struct Keep<'a> {
-    saved: &'a mut Saved,
-    graph: &'a ModelGraph,
-    keeper: OperatorId,
-    bytes: u64,
-    /// False once something of unknown size is kept.
-    pub(super) is_all: bool,
-}
-
-impl Keep<'_> {
-    fn storage(&mut self, id: StorageId) {
-        let storage = self.graph.storage(id);
-        let is_stored = matches!(storage.origin, Origin::Stored(_));
-        let first = &mut self.saved.keepers[id.index()];
-        if !is_stored && first.is_none() {
-            *first = Some(self.keeper);
-            match self.beside_own_rows(id) {
-                Some((own, halo)) => {
-                    self.storage(own);
-                    self.fresh(Some(halo));
-                }
-                None => self.fresh(storage.bytes),
-            }
-        }
+    if operator.class == OperatorClass::Unknown {
+        return (0, false);
     }
-
-    /// Returns where the own rows lie of what is fetched of others' bands, too, and the bytes of theirs: stages keep these alone.
-    fn beside_own_rows(&self, id: StorageId) -> Option<(StorageId, u64)> {
-        let Origin::Made(operator) = self.graph.storage(id).origin else { return None };
-        let operator = self.graph.operator(operator);
-        let takes_rows = matches!(operator.short_name(), "shard_window" | "shard_spread");
-        let of = |value: &ValueId| self.graph.value(*value).fact.tensor();
-        let (own, all) = (of(operator.inputs.first()?)?, of(operator.outputs.first()?)?);
-        let halo = all.bytes()?.checked_sub(own.bytes()?)?;
-        takes_rows.then_some((own.storage?, halo))
-    }
-
-    pub(super) fn tensor(&mut self, tensor: &TensorFact) {
-        if let Some(storage) = tensor.storage {
-            self.storage(storage);
-        }
-    }
-
-    pub(super) fn named(&mut self, call: &Call<'_>, name: &str) {
-        if let Ok(tensor) = call.tensor(name) {
-            self.tensor(tensor);
-        }
-    }
-
-    pub(super) fn fresh(&mut self, bytes: Option<u64>) {
-        self.is_all &= bytes.is_some();
-        self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
-    }
-
-    /// Keeps an operand of a batched product, or the copy of it that is made.
-    fn matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
-        match spread_copy(tensor, batch) {
-            Some(bytes) => self.fresh(bytes),
-            None => self.tensor(tensor),
-        }
-    }
-
-    /// Keeps an operand of a batched product that was made just before, or the copy of it.
-    fn fresh_matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
-        let bytes = spread_copy(tensor, batch);
-        self.fresh(bytes.unwrap_or(tensor.bytes()));
-    }
-
-    /// Keeps an operand of a folded product: all but its last dimension become one.
-    pub(super) fn rows(&mut self, tensor: &TensorFact) {
-        let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else {
-            return self.tensor(tensor);
-        };
-        let Some((last, outer)) = sizes.split_last() else { return self.tensor(tensor) };
-        let together = times(outer.iter().copied());
-        self.reshaped(tensor, &sizes, strides, &Shape::from_slice(&[Some(together), Some(*last)]));
-    }
-
-    fn reshaped(&mut self, tensor: &TensorFact, sizes: &[u64], strides: &[u64], shape: &Shape) {
-        match viewed_strides(sizes, strides, shape) {
-            Some(_) => self.tensor(tensor),
-            None => self.fresh(copy_bytes(tensor, sizes)),
-        }
-    }
-
-    /// Keeps both factors, each where the other needs a gradient.
-    fn factors(&mut self, a: &TensorFact, b: &TensorFact) {
-        if b.requires_grad {
-            self.tensor(a);
-        }
-        if a.requires_grad {
-            self.tensor(b);
-        }
-    }
-}
-
-/// Returns the bytes of the copy that is made of an operand of a batched product. It is first expanded to `batch`, then
-/// its leading dimensions become one; most strides allow that as a view.
-fn spread_copy(tensor: &TensorFact, batch: &[u64]) -> Option<Option<u64>> {
-    let (sizes, strides) = (tensor.sizes()?, tensor.strides.as_ref()?);
-    let n_inner = sizes.len().min(2);
-    let inner = &sizes[sizes.len() - n_inner..];
-    let expanded: SmallVec<[u64; 8]> = batch.iter().chain(inner).copied().collect();
-    let extra = expanded.len() - sizes.len();
-    let spread: SmallVec<[u64; 8]> = (0..expanded.len())
-        .map(|at| match at.checked_sub(extra) {
-            Some(own) if sizes[own] == expanded[at] => strides[own],
-            _ => 0,
-        })
-        .collect();
-    let together = times(batch.iter().copied());
-    let shape: Shape = std::iter::once(together).chain(inner.iter().copied()).map(Some).collect();
-    match viewed_strides(&expanded, &spread, &shape) {
-        Some(_) => None,
-        None => Some(copy_bytes(tensor, &expanded)),
-    }
-}
-
-fn copy_bytes(tensor: &TensorFact, sizes: &[u64]) -> Option<u64> {
-    tensor.dtype.map(|dtype| times(sizes.iter().copied()).saturating_mul(dtype.bytes()))
+    let mut keep = Keep::new(saved, look.graph, operator.id);
+    rule(&mut keep, look, operator, call, &outputs);
+    (keep.bytes, keep.is_all)
 }
 
 fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
@@ -374,7 +241,7 @@ fn keep_by_rule(
         }
         (Keeps::GroupNorm, Some(input), _) => {
             match input.is_contiguous() {
-                Some(false) if !crate::infer::channels_last(input) => keep.fresh(input.bytes()),
+                Some(false) if !input.is_channels_last() => keep.fresh(input.bytes()),
                 _ => keep.tensor(input),
             }
             keep.named(call, "weight");

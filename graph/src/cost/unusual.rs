@@ -2,7 +2,7 @@
 
 use operators::Keeps;
 
-use super::{saved::Keep, times};
+use super::{keep::Keep, times};
 use crate::{
     fact::{Shape, TensorFact},
     infer::Call,

@@ -67,37 +67,13 @@ pub fn convolution(call: &Call<'_>) -> Result {
             None => reject!("the kernel is larger than the padded input: {}", shown()),
         }
     }
-    let is_channels_last = rank == 2 && is_batched && (channels_last(input) || channels_last(weight));
+    let is_channels_last = rank == 2 && is_batched && (input.is_channels_last() || weight.is_channels_last());
     let strides = laid_out(&result, is_channels_last);
     Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, result) }))
 }
 
 fn signed(size: u64) -> Option<i64> {
     i64::try_from(size).ok()
-}
-
-/// Tells whether torch would call this tensor channels-last, as its `suggest_memory_format` does.
-pub fn channels_last(tensor: &TensorFact) -> bool {
-    let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else { return false };
-    let rank = sizes.len();
-    if !matches!(rank, 4 | 5) || strides[1] == 0 {
-        return false;
-    }
-    let mut least = 0;
-    for dim in std::iter::once(1).chain((2..rank).rev()).chain([0]) {
-        if sizes[dim] == 0 || strides[dim] < least {
-            return false;
-        }
-        // An all-ones shape fits both layouts; torch decides for the plain one.
-        if dim == 0 && least == strides[1] {
-            return false;
-        }
-        least = strides[dim];
-        if sizes[dim] > 1 {
-            least = least.saturating_mul(sizes[dim]);
-        }
-    }
-    true
 }
 
 /// Returns the strides of a fresh tensor in the plain or the channels-last layout.
@@ -176,7 +152,7 @@ pub fn adaptive_pool(call: &Call<'_>) -> Result {
 
 fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
     // Averages over the whole picture are computed as a mean, whose result is laid out in order.
-    let strides = laid_out(&sizes, channels_last(input));
+    let strides = laid_out(&sizes, input.is_channels_last());
     let result = TensorFact { strides, ..fresh(input.dtype, sizes) };
     let returns_indices = call.name.contains("with_indices") || call.n_outputs > 1;
     Ok(if returns_indices {
@@ -221,7 +197,7 @@ pub fn upsample(call: &Call<'_>) -> Result {
         };
         result.push(size);
     }
-    let strides = laid_out(&result, channels_last(input));
+    let strides = laid_out(&result, input.is_channels_last());
     Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, result) }))
 }
 

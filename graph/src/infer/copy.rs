@@ -99,7 +99,7 @@ pub fn cat(call: &Call<'_>) -> Result {
         total = total.and_then(|total| total.checked_add(sizes[dim]?));
     }
     result[dim] = total;
-    let is_channels_last = all.iter().all(|t| super::convolution::channels_last(t));
+    let is_channels_last = all.iter().all(|t| t.is_channels_last());
     let strides = super::convolution::laid_out(&result, is_channels_last);
     Ok(Fact::Tensor(TensorFact { strides, ..fresh(dtype, result) }))
 }
@@ -287,7 +287,7 @@ pub fn pad(call: &Call<'_>) -> Result {
             size => size.map(|size| size as u64),
         };
     }
-    let strides = super::convolution::laid_out(&sizes, super::convolution::channels_last(input));
+    let strides = super::convolution::laid_out(&sizes, input.is_channels_last());
     Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, sizes) }))
 }
 

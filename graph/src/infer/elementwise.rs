@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use tracer::DType;
 
 use super::{
-    call::{Call, Result, contiguous_strides, fresh, integer, reject, shape},
+    call::{self, Call, Result, contiguous_strides, fresh, integer, reject, shape},
     number,
 };
 use crate::fact::{Fact, Number, Shape, TensorFact, show_shape};
@@ -15,6 +15,21 @@ pub fn unary(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let number = input.number.and_then(|value| number::unary_number(call.numbers(), value));
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype) }))
+}
+
+/// Scalar `floor`, `ceil` and `round` make integers.
+pub fn rounding(call: &Call<'_>) -> Result {
+    if call.first().is_ok() {
+        return unary(call);
+    }
+    Ok(match call::number(call.at(0)).and_then(|value| number::unary_number(call.numbers(), value)) {
+        Some(value) if call.shape_rule() != ShapeRule::Round => {
+            Fact::Int(number::truncated(&number::from_number(value)))
+        }
+        Some(value) => number::from_number(value),
+        None if call.shape_rule() == ShapeRule::Round => Fact::Float(None),
+        None => Fact::Int(None),
+    })
 }
 
 /// `clamp` and its like: the same, unless a bound is a tensor.
@@ -77,13 +92,20 @@ pub fn promoting(call: &Call<'_>) -> Result {
 /// `where`: of the second and third operand. `where(condition)` lists the places, one list for each dimension.
 pub fn choosing(call: &Call<'_>) -> Result {
     if call.len() == 1 {
-        return super::reduce::places_by_dimension(call);
+        return places_by_dimension(call);
     }
     if call.tensors().is_empty() {
         return number::fold(call);
     }
     let dtype = promote(&operands(call).into_iter().skip(1).collect::<Vec<_>>());
     Ok(Fact::Tensor(combine(call, dtype)?))
+}
+
+/// `nonzero_numpy`, `where(condition)`: one list of places for each dimension.
+pub fn places_by_dimension(call: &Call<'_>) -> Result {
+    let rank = shape(call.first()?)?.len();
+    let places = TensorFact { strides: None, ..fresh(Some(DType::Int64), Shape::from_slice(&[None])) };
+    Ok(Fact::List(vec![Fact::Tensor(places); rank]))
 }
 
 /// Division: integers become floats unless a rounding mode keeps them.
@@ -458,7 +480,7 @@ pub fn cast(call: &Call<'_>) -> Result {
         return Ok(Fact::Tensor(input.clone()));
     }
     let number = match (input.number, asked) {
-        (Some(value), Some(dtype)) if dtype.is_float() => Some(Number::Float(super::call::as_float(value))),
+        (Some(value), Some(dtype)) if dtype.is_float() => Some(Number::Float(call::as_float(value))),
         (Some(_), Some(DType::Int64 | DType::Int32)) => number::truncated(call.at(0)).map(Number::Int),
         _ => None,
     };

@@ -20,7 +20,7 @@ mod unusual;
 mod view;
 
 pub(crate) use call::{Call, Scope, Stop, contiguous_strides, fresh};
-pub(crate) use convolution::{channels_last, laid_out};
+pub(crate) use convolution::laid_out;
 pub(crate) use elementwise::{broadcast, like};
 pub(crate) use matmul::{Einsum, attention_by_parts};
 pub(crate) use recurrent::{Factor, Recurrence, recurrence};

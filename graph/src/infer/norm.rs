@@ -2,7 +2,7 @@
 
 use super::{
     call::{Call, Known, Result, fresh, reject, shape},
-    convolution::{channels_last, laid_out},
+    convolution::laid_out,
 };
 use crate::fact::{Fact, Shape, TensorFact, show_shape};
 
@@ -16,7 +16,7 @@ pub fn norm(call: &Call<'_>) -> Result {
         | "native_group_norm"
         | "batch_norm"
         | "native_batch_norm"
-        | "_native_batch_norm_legit" => laid_out(sizes, channels_last(input)),
+        | "_native_batch_norm_legit" => laid_out(sizes, input.is_channels_last()),
         _ => laid_out(sizes, false),
     };
     let result = TensorFact { strides, ..fresh(input.dtype, sizes.clone()) };

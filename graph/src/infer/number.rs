@@ -382,19 +382,6 @@ pub fn from_number(number: Number) -> Fact {
     }
 }
 
-/// Scalar `floor`, `ceil` and `round` make integers.
-pub fn rounding(call: &Call<'_>) -> Result {
-    if call.first().is_ok() {
-        return super::elementwise::unary(call);
-    }
-    Ok(match number(call.at(0)).and_then(|value| unary_number(call.numbers(), value)) {
-        Some(value) if call.shape_rule() != ShapeRule::Round => Fact::Int(truncated(&from_number(value))),
-        Some(value) => from_number(value),
-        None if call.shape_rule() == ShapeRule::Round => Fact::Float(None),
-        None => Fact::Int(None),
-    })
-}
-
 /// Clamps a known number between `min` and `max`, each of which may be left out.
 pub fn clamped(call: &Call<'_>, value: Number) -> Option<Number> {
     let mut result = value;

@@ -5,7 +5,7 @@ use tracer::DType;
 
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
-    elementwise::{float_of, promoting, real_of},
+    elementwise::{float_of, places_by_dimension, promoting, real_of},
 };
 use crate::fact::{Fact, Shape, TensorFact};
 
@@ -123,12 +123,6 @@ fn reduced(call: &Call<'_>, input: &TensorFact) -> Result<Shape> {
 /// Returns a vector of which nobody knows how long it is.
 fn list(dtype: Option<DType>) -> Fact {
     Fact::Tensor(TensorFact { strides: None, ..fresh(dtype, Shape::from_slice(&[None])) })
-}
-
-/// `nonzero_numpy`, `where(condition)`: one list of places for each dimension.
-pub fn places_by_dimension(call: &Call<'_>) -> Result {
-    let rank = shape(call.first()?)?.len();
-    Ok(Fact::List((0..rank).map(|_| list(Some(DType::Int64))).collect()))
 }
 
 /// `bincount`, `nonzero`, `unique`, `masked_select`: as many as the data says.

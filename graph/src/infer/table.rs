@@ -60,7 +60,7 @@ fn function(rule: ShapeRule) -> Option<Infer> {
         | ShapeRule::CtcLoss
         | ShapeRule::MarginLoss
         | ShapeRule::PairLoss => elementwise::loss,
-        ShapeRule::Rounding | ShapeRule::Round => number::rounding,
+        ShapeRule::Rounding | ShapeRule::Round => elementwise::rounding,
         ShapeRule::Size => number::size,
         ShapeRule::Rank
         | ShapeRule::Elements

@@ -462,11 +462,8 @@ fn runs(size: u64, step: u64) -> Result<Vec<u64>> {
 pub fn contiguous(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let wants_channels_last = call.int("memory_format") == Some(2);
-    let is_done = if wants_channels_last {
-        super::convolution::channels_last(input)
-    } else {
-        input.is_contiguous() != Some(false)
-    };
+    let is_done =
+        if wants_channels_last { input.is_channels_last() } else { input.is_contiguous() != Some(false) };
     if is_done {
         return Ok(Fact::Tensor(input.clone()));
     }

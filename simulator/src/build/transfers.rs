@@ -5,8 +5,7 @@ use crate::{
     event_graph::TaskId,
     machine::{Sends, transfer_time},
     order::{Kind, Op},
-    sharing::Flow,
-    step::{Label, SimulateError, Stream, Work},
+    step::{Flow, Label, SimulateError, Stream, Work},
 };
 
 impl Builder<'_> {

@@ -17,8 +17,7 @@ use crate::{
     event_graph::TaskId,
     machine::Sends,
     order::{Kind, Op},
-    sharing::Queued,
-    step::{Label, Stream, Work},
+    step::{Label, Queued, Stream, Work},
     workload::{Servers, Sharding, Stage, SyncMode},
 };
 

@@ -2,16 +2,28 @@
 
 mod kernels;
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+};
 
 use self::kernels::Kernels;
-use super::{Times, ports};
 use crate::{
     event_graph::{EventGraph, TaskId},
     step::{StepGraph, Stream, Work},
 };
 
 const NONE: u32 = u32::MAX;
+
+/// When tasks start and end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Times {
+    pub(crate) ends: Vec<u64>,
+    /// Starts, where the graph alone does not tell them.
+    pub(crate) starts: Option<Vec<u64>>,
+    /// The message before each queued one on its link.
+    pub(crate) before: BTreeMap<TaskId, TaskId>,
+}
 
 /// Something whose rate changes while it runs: a flow's bytes, or kernels beside a collective.
 #[derive(Clone, Copy, Default)]
@@ -167,14 +179,14 @@ impl<'a> Simulation<'a> {
                 let spec = self.step.flows[flow as usize];
                 let running = &mut self.running[flow as usize];
                 (running.left, running.since) = (spec.transfer as f64, now);
-                for port in ports(self.step, &spec) {
+                for port in self.step.ports(&spec) {
                     self.ports[*port as usize].push(flow);
                 }
                 self.share(flow, now);
             }
             Event::Drained { flow, version } if self.running[flow as usize].version == version => {
                 let spec = self.step.flows[flow as usize];
-                for port in ports(self.step, &spec) {
+                for port in self.step.ports(&spec) {
                     self.ports[*port as usize].retain(|other| *other != flow);
                 }
                 self.running[flow as usize].version += 1;
@@ -189,7 +201,7 @@ impl<'a> Simulation<'a> {
     fn share(&mut self, flow: u32, now: u64) {
         let mut affected = std::mem::take(&mut self.affected);
         let step = self.step;
-        for port in ports(step, &step.flows[flow as usize]) {
+        for port in step.ports(&step.flows[flow as usize]) {
             affected.extend_from_slice(&self.ports[*port as usize]);
         }
         if !self.shares {
@@ -200,7 +212,7 @@ impl<'a> Simulation<'a> {
         affected.dedup();
         for flow in affected.drain(..) {
             let crowd = |port: &u32| if self.shares { self.ports[*port as usize].len() } else { 1 };
-            let most = ports(step, &step.flows[flow as usize]).iter().map(crowd).max().unwrap_or(1);
+            let most = step.ports(&step.flows[flow as usize]).iter().map(crowd).max().unwrap_or(1);
             let rate = 1.0 / most.max(1) as f64;
             let running = &mut self.running[flow as usize];
             if running.rate == rate && running.version > 0 {

@@ -15,14 +15,15 @@ use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
 use super::{
-    PlanRequest, Subject, answer,
-    arguments::matches,
-    constraints, costs,
+    answer,
+    constraints::{self, is_meant},
+    costs,
     groups::Groups,
     inference::{self, Forward},
     loss::LossCost,
-    request::CARRIED_OUT,
+    request::{CARRIED_OUT, PlanRequest},
     step_size::{Rates, StepSize},
+    subject::Subject,
 };
 use crate::{
     PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
@@ -440,11 +441,6 @@ fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanR
         request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block))
     };
     Sliceable::new(&workspace.graph, &times.seconds).keeping(whole)
-}
-
-/// Tells whether a pattern means a call, by its path or its class.
-pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
-    matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
 /// Refuses patterns of calls that there are not.

@@ -7,7 +7,6 @@ use schema::{
     short_cluster,
 };
 
-use super::Plan;
 use crate::{cost_models::CostModels, failure::Failure, files};
 
 pub(super) fn cluster_failure(error: ClusterError) -> Failure {
@@ -52,32 +51,31 @@ pub fn named(
 }
 
 /// Makes a cluster of `--machines`, `--bandwidth` and `--memory`.
-pub fn machines(plan: &Plan) -> Result<Cluster, Failure> {
-    if plan.machines.is_empty() {
+pub fn machines(counts: &[u32], bandwidths: &[f64], memory: Option<f64>) -> Result<Cluster, Failure> {
+    if counts.is_empty() {
         return Err(Failure::input("a plan needs a cluster: --devices 4xh100, or --cluster FILE")
             .with_hint("profile graphs also take --machines 8,2 --bandwidth 30e9,3.125e9"));
     }
-    let bandwidths =
-        if plan.bandwidth.is_empty() { vec![1e9; plan.machines.len()] } else { plan.bandwidth.clone() };
-    if bandwidths.len() != plan.machines.len() {
+    let bandwidths = if bandwidths.is_empty() { vec![1e9; counts.len()] } else { bandwidths.to_vec() };
+    if bandwidths.len() != counts.len() {
         return Err(Failure::input(format!(
             "--machines has {} levels, --bandwidth {}; each level needs one of each",
-            plan.machines.len(),
+            counts.len(),
             bandwidths.len()
         )));
     }
-    let total: u64 = plan.machines.iter().map(|&count| u64::from(count)).fold(1, u64::saturating_mul);
+    let total: u64 = counts.iter().map(|&count| u64::from(count)).fold(1, u64::saturating_mul);
     if total == 0 || total > 100_000 {
         return Err(Failure::input(format!("--machines come to {total}; 1 to 100000 can be planned for")));
     }
     let type_ = DeviceType {
-        memory: Bytes(plan.memory.unwrap_or(16e9).clamp(1.0, 1e18) as u64),
+        memory: Bytes(memory.unwrap_or(16e9).clamp(1.0, 1e18) as u64),
         memory_bandwidth: BytesPerSecond(1e12),
         ..DeviceType::default()
     };
     let device = |index: u64| {
         let mut size = 1;
-        let inner = plan.machines[..plan.machines.len() - 1].iter();
+        let inner = counts[..counts.len() - 1].iter();
         let place = inner.map(|&count| {
             size *= u64::from(count);
             (index / size) as u32

@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 use partitioner::Sliceable;
 use schema::{Constraints, Plan};
 
-use super::{PlanRequest, arguments::matches, asked::is_meant};
+use super::{PlanRequest, arguments::matches};
 use crate::{failure::Failure, nearest::meant};
 
 /// Returns the first operator of each stage but the first, where cuts are given.
@@ -174,6 +174,11 @@ pub(super) fn check(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> R
             ))
         }
     }
+}
+
+/// Tells whether a pattern means a call, by its path or its class.
+pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
+    matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
 #[cfg(test)]

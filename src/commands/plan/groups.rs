@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use partitioner::{Planned, Solution};
-use schema::{Bytes, Cluster, Cut, Plan, ShardingLevel, SharedAnswer, SharedTried, TensorParallel};
+use schema::{Bytes, Cluster, Cut, Plan, SharedAnswer, SharedTried, TensorParallel};
 
-use super::{PlanRequest, Subject, asked::Asked, model::attempt, no_plan::Unplanned, request::Degree};
+use super::request::PlanRequest;
 use crate::{
-    failure,
+    failure::Failure,
     sharing::{self, Way},
     workspace::Workspace,
 };
@@ -27,91 +26,36 @@ pub(super) struct Groups {
     exchange_bytes: u64,
 }
 
-/// The most devices that share a layer where the number is chosen: what fast links join.
-const MOST: u32 = 8;
-
-/// Plans a model whose layers so many devices share.
-pub(super) fn planned_by(
-    whole: &Workspace,
-    request: &PlanRequest,
-    degree: u32,
-    way: Way<'_>,
-) -> Result<(Asked, Planned), Unplanned> {
-    let (cluster, members) = sharing::grouped(&request.cluster, degree, way.option())?;
-    let own = whole.shared((&request.cluster, &request.cost_models), degree, way)?;
-    let shared = own.shared.as_ref().expect("it is shared");
-    let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
-    let (seconds, bound) = shared.seconds;
-    let answer = SharedAnswer {
-        degree,
-        bands: shared.bands.map(|dim| dim as u32),
-        split_flops: shared.split_share,
-        exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count() as u64,
-        exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
-        gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
-        proved: sharing::proved(shared.proof),
-        tried: Vec::new(),
-    };
-    let cuts = shared.named_cuts(whole.program());
-    let exchange_bytes = shared.exchange_bytes(&own.graph);
-    // Replicas of what is shared keep all of it.
-    let sharding = request.sharding.or(Some(ShardingLevel::None));
-    let alone = PlanRequest {
-        cluster,
-        sharding,
-        tensor_parallel: Degree::Of(1),
-        spatial: Degree::Of(1),
-        ..request.clone()
-    };
-    let (asked, mut solved) = attempt(Subject::Model(&own), &alone)?;
-    if request.strategy.is_none() && !runs(&solved.best) {
-        let position = solved.others.iter().position(runs);
-        match position {
-            Some(position) => std::mem::swap(&mut solved.best, &mut solved.others[position]),
-            None => failure::note(
-                "train.py does not run this plan: stages that devices share have as many replicas each",
-            ),
-        }
-    }
-    let groups = Groups { answer, members, own, cluster: request.cluster.clone(), cuts, exchange_bytes };
-    Ok((asked.of_groups(groups), solved))
-}
-
-/// Tells whether `train.py` runs a plan whose layers devices share: with as many replicas of each stage.
-fn runs(solution: &Solution) -> bool {
-    solution.stages.windows(2).all(|pair| pair[0].run.count == pair[1].run.count)
-}
-
-/// Plans a model with each number of devices that may share its layers, and keeps the fastest; `first` is the plan without.
-pub(super) fn planned_best(
-    whole: &Workspace,
-    request: &PlanRequest,
-    first: Result<(Asked, Planned), Unplanned>,
-    way: Way<'_>,
-) -> Result<(Asked, Planned), Unplanned> {
-    let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
-    let fits = degrees.filter(|degree| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
-    let each = |found: &Result<(Asked, Planned), Unplanned>| {
-        found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
-    };
-    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first) }];
-    let mut best = first;
-    for degree in fits {
-        let found = planned_by(whole, request, degree, way);
-        tried.push(SharedTried { degree, seconds_each: each(&found) });
-        let is_better = match (each(&found), each(&best)) {
-            (Some(own), Some(other)) => own < other,
-            (own, None) => own.is_some(),
-            (None, _) => false,
-        };
-        if is_better {
-            best = found;
-        }
-    }
-    best.map(|(asked, plan)| (asked.having_tried(tried), plan))
-}
-
 impl Groups {
+    /// Returns the groups of so many devices, and a cluster with a device for each of them.
+    pub(super) fn of(
+        whole: &Workspace,
+        request: &PlanRequest,
+        degree: u32,
+        way: Way<'_>,
+    ) -> Result<(Self, Cluster), Failure> {
+        let (cluster, members) = sharing::grouped(&request.cluster, degree, way.option())?;
+        let own = whole.shared((&request.cluster, &request.cost_models), degree, way)?;
+        let shared = own.shared.as_ref().expect("it is shared");
+        let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
+        let (seconds, bound) = shared.seconds;
+        let answer = SharedAnswer {
+            degree,
+            bands: shared.bands.map(|dim| dim as u32),
+            split_flops: shared.split_share,
+            exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count()
+                as u64,
+            exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
+            gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
+            proved: sharing::proved(shared.proof),
+            tried: Vec::new(),
+        };
+        let cuts = shared.named_cuts(whole.program());
+        let exchange_bytes = shared.exchange_bytes(&own.graph);
+        let all = request.cluster.clone();
+        Ok((Self { answer, members, own, cluster: all, cuts, exchange_bytes }, cluster))
+    }
+
     /// Says which other numbers of devices were tried.
     pub(super) fn having_tried(&mut self, tried: Vec<SharedTried>) {
         self.answer.tried = tried;

@@ -4,6 +4,7 @@
 
 mod answer;
 mod layers;
+mod method;
 mod prices;
 
 use partitioner::{
@@ -12,8 +13,9 @@ use partitioner::{
 };
 use schema::{Bytes, PlanAnswer};
 
+pub use self::method::Method;
 use self::{layers::Layers, prices::Predicted};
-use super::{Plan, PlanRequest, costs, model::request, name_of, no_plan::Unplanned};
+use super::{costs, flags::Plan, no_plan::Unplanned, request::PlanRequest, subject::name_of};
 use crate::{
     failure::{self, Failure},
     files::Opened,
@@ -26,38 +28,10 @@ const DEVICES: usize = 256;
 /// FlexFlow's search: proposals from each start, how seldom worse is accepted, and its random numbers.
 const WALK: Walk = Walk { budget: 25_000, alpha: 100.0, seed: 0 };
 
-/// How the ways to split are searched.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    /// Elimination, with a certified bound: OptCNN.
-    Exact,
-    /// Random changes from elimination's answer and from data parallelism: FlexFlow.
-    Random,
-}
-
-impl Method {
-    /// The names of all.
-    pub const NAMES: [&str; 2] = ["optcnn", "flexflow"];
-
-    /// Returns the method with a name, in any case.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name.to_ascii_lowercase().as_str() {
-            "optcnn" => Some(Self::Exact),
-            "flexflow" => Some(Self::Random),
-            _ => None,
-        }
-    }
-
-    /// Returns its name.
-    pub fn name(self) -> &'static str {
-        Self::NAMES[usize::from(self == Self::Random)]
-    }
-}
-
 /// Splits the operators of a traced model, and prints how.
 pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Result<(), Failure> {
     refuse(plan, method)?;
-    let (request, _) = request(plan, None)?;
+    let (request, _) = plan.request(None)?;
     request.cost_models.require_used(&request.cluster)?;
     check(method, &request)?;
     let workspace = Workspace::of(file, &plan.asking.input)?;

@@ -1,77 +1,37 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
-use std::{collections::BTreeSet, path::Path};
-
 use partitioner::{
-    CheckError, MadeBy, MicroBatches, PlanError, Planned, Problem, Solution, Strategy, check_plan, plan_with,
+    CheckError, MadeBy, MicroBatches, PlanError, Planned, Problem, Solution, check_plan, plan_with,
 };
 use schema::{PipedreamProfile, to_yaml};
-use tracer::Program;
 
 use super::{
-    Plan, PlanRequest, answer,
+    answer,
     answer::Unit,
     asked::{Asked, Question},
-    clusters::machines,
-    groups,
-    inseparable::Inseparable,
+    flags::Plan,
     micro_batch,
-    no_plan::{NotFound, Unplanned},
-    refine,
-    request::Degree,
+    request::PlanRequest,
+    search::planned,
+    subject::Subject,
     why::why,
 };
 use crate::{
-    failure::{self, Failure},
+    failure::Failure,
     files::{self, Opened},
     output::Output,
-    plan_file,
-    sharing::Way,
     workspace::Workspace,
 };
 
-/// What is planned.
-#[derive(Clone, Copy)]
-pub enum Subject<'a> {
-    /// A profile graph and its file.
-    Profile(&'a Path, &'a PipedreamProfile),
-    /// A traced model.
-    Model(&'a Workspace),
-}
-
-impl Subject<'_> {
-    fn path(&self) -> &Path {
-        match self {
-            Self::Profile(path, _) => path,
-            Self::Model(workspace) => workspace.file.path(),
-        }
-    }
-
-    /// Returns the name of the model.
-    pub(super) fn name(&self) -> String {
-        super::name_of(self.path())
-    }
-
-    /// Returns what stages are cut from; none where that is no archive.
-    fn archive(&self) -> Option<&Program> {
-        match self {
-            Self::Profile(..) => None,
-            Self::Model(workspace) => {
-                Some(&workspace.file.program).filter(|program| program.archive.is_some())
-            }
-        }
-    }
-}
-
 /// Plans a profile graph on a cluster, or checks a plan of it.
 pub fn run_profile(plan: &Plan, profile: &PipedreamProfile, output: &mut Output) -> Result<(), Failure> {
-    let (request, given) = request(plan, plan.asking.strategy()?)?;
+    let (request, given) = plan.request(plan.asking.strategy()?)?;
     run(plan, Subject::Profile(&plan.model, profile), &request, given, output)
 }
 
 /// Plans a traced model on a cluster, or checks a plan of it; the model is read once the rest is known to make sense.
 pub fn run_trace(plan: &Plan, file: Opened, output: &mut Output) -> Result<(), Failure> {
-    let (request, given) = request(plan, plan.asking.strategy()?)?;
+    let (request, given) = plan.request(plan.asking.strategy()?)?;
     request.cost_models.require_used(&request.cluster)?;
     let mut workspace = Workspace::of(file, &plan.asking.input)?;
     // A plan may be of other micro-batches than the trace's.
@@ -80,33 +40,6 @@ pub fn run_trace(plan: &Plan, file: Opened, output: &mut Output) -> Result<(), F
             .map_err(|reason| micro_batch::not_followed(&workspace, samples, &reason))?;
     }
     run(plan, Subject::Model(&workspace), &request, given, output)
-}
-
-/// Returns what the arguments ask for, and the plan that is to be checked.
-pub(super) fn request(
-    plan: &Plan,
-    strategy: Option<Strategy>,
-) -> Result<(PlanRequest, Option<schema::Plan>), Failure> {
-    let given = plan.check.as_deref().map(plan_file::read).transpose()?;
-    let request = plan.asking.request(strategy, || match &given {
-        // A plan brings its cluster along.
-        Some(given) if plan.machines.is_empty() => Ok(given.cluster.clone()),
-        _ => machines(plan),
-    })?;
-    let cluster_file = match (&plan.check, &plan.asking.cluster) {
-        (Some(path), None) | (None, Some(path)) => Some(path.clone()),
-        _ => None,
-    };
-    // A plan says itself what it is for.
-    let inference = match &given {
-        Some(given) => given.inference,
-        None => plan.aim.of_trace()?,
-    };
-    let micro_batch_size = plan.micro_batch_size;
-    let overlap = !plan.no_overlap;
-    let request = PlanRequest { inference, micro_batch_size, overlap, cluster_file, ..request };
-    request.check()?;
-    Ok((request, given))
 }
 
 fn run(
@@ -188,92 +121,4 @@ fn with_all(problem: &Problem, solved: &mut Planned) {
         }
     }
     solved.others.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
-}
-
-/// Times that blocks are joined: where they become too few for the cluster, smaller ones are taken and asked again.
-const MAX_ROUNDS: usize = 4;
-
-/// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches where none is asked for.
-pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
-    attempt(subject, request).map_err(Failure::from)
-}
-
-/// The same for whoever only wants to know why there is none, without a search for what would have to change.
-pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
-    let unshared = |request: &PlanRequest| planned_alone(subject, request);
-    let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
-    if is_asked(request.spatial) {
-        if is_asked(request.tensor_parallel) {
-            return Err(Failure::input(
-                "--tensor-parallel cuts weights and --spatial images: give one of them",
-            )
-            .into());
-        }
-        let Subject::Model(whole) = subject else {
-            return Err(Failure::input("a profile's blocks are given: --spatial is for traced models").into());
-        };
-        return match request.spatial {
-            Degree::Of(degree) => groups::planned_by(whole, request, degree, Way::Bands),
-            _ => groups::planned_best(whole, request, unshared(request), Way::Bands),
-        };
-    }
-    match (request.tensor_parallel, subject) {
-        (Degree::IfNeeded, Subject::Profile(..)) | (Degree::Of(1), Subject::Profile(..)) => unshared(request),
-        (_, Subject::Profile(..)) => {
-            Err(Failure::input("a profile's blocks are given: --tensor-parallel is for traced models").into())
-        }
-        (Degree::Of(degree), Subject::Model(whole)) if degree > 1 => {
-            groups::planned_by(whole, request, degree, Way::Layers)
-        }
-        (Degree::Best, Subject::Model(whole)) => {
-            groups::planned_best(whole, request, unshared(request), Way::Layers)
-        }
-        (_, Subject::Model(whole)) => {
-            let mut found = unshared(request);
-            for (degree, way) in [(request.tensor_parallel, Way::Layers), (request.spatial, Way::Bands)] {
-                found = match found {
-                    Err(reason)
-                        if degree == Degree::IfNeeded && reason.is_no() && request.strategy.is_none() =>
-                    {
-                        groups::planned_best(whole, request, Err(reason), way)
-                    }
-                    found => found,
-                };
-            }
-            found
-        }
-    }
-}
-
-/// The same where each device has layers of its own.
-fn planned_alone(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
-    let question = Question::new(request, subject)?;
-    let mut joined = BTreeSet::new();
-    let mut reason: Option<String> = None;
-    for _ in 0..MAX_ROUNDS {
-        let given = question.given(&joined)?;
-        let found = refine::planned(&question, request.strategy, &joined, given.as_ref());
-        let (asked, solved) = found.map_err(|(problem, error)| {
-            let (request, model, reason) = (request.clone(), subject.path().to_path_buf(), reason.take());
-            Unplanned::NotFound(Box::new(NotFound { request, model, problem: *problem, error, reason }))
-        })?;
-        let found =
-            subject.archive().and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));
-        let Some(Inseparable { paths, reason: why }) = found else {
-            if let Some(reason) = reason {
-                failure::note(format!("not every cut can be ({reason}); planned with those that can"));
-            }
-            return Ok((asked, solved));
-        };
-        if question.is_given() {
-            let failure = Failure::no(format!("stages with these cuts cannot be written: {why}"));
-            let hint = "`model-analyze emit --cut` tells which cuts near a given one can be";
-            return Err(failure.with_hint(hint).into());
-        }
-        joined.extend(paths);
-        reason.get_or_insert(why);
-    }
-    let message = format!("no stages were found that can be written: {}", reason.unwrap_or_default());
-    let failure = Failure::no(message);
-    Err(failure.with_hint("`model-analyze emit --cut` tells which cuts near a given one can be").into())
 }

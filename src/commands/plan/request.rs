@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use partitioner::{Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, Constraints, Inference, ShardingLevel};
 
-use super::{clusters::cluster_failure, loss::Loss, micro_batch::Sizes};
+use super::{clusters::cluster_failure, loss::Loss, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure};
 
 /// The most micro-batches of a step that are planned: each of their passes is timed.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use graph::TensorFact;
 use schema::Cluster;
 
-use crate::workspace::{Workspace, operations};
+use crate::{operations::operations, workspace::Workspace};
 
 /// Tokens of a step at the most: what Llama 3 405B was trained with in the end (arXiv 2407.21783, 3.4.1).
 const TOKENS: u64 = 16 << 20;

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use schema::{ReportGraph, Seconds};
 
-use super::Report;
+use super::input::Report;
 use crate::{
     closed,
     diagram::{BoxId, Diagram, Family},

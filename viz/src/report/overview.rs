@@ -3,8 +3,8 @@
 use schema::{Bytes, Flops, Plan, Saving, Seconds, SimulatedPlan};
 
 use super::{
-    Planned, Report,
     figures::{card, few, percent, plural},
+    input::{Planned, Report},
 };
 use crate::from_graph::count;
 

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use schema::{REPORT_VERSION, ReportData, ReportStage};
 
 use super::{
-    Report, data, embed,
+    data, embed,
     figures::{plural, stage_class},
+    input::Report,
     overview, scatter, stages, table, timeline,
 };
 use crate::{

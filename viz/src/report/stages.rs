@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use schema::{Bytes, Plan, Seconds, SimulatedDevice, SimulatedPlan};
 
 use super::{
-    Planned,
     figures::{few, percent, stage_class},
+    input::Planned,
     overview::loads,
 };
 use crate::svg::{Escaped, Number};

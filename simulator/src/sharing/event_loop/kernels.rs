@@ -1,7 +1,7 @@
 //! Kernels that are slower beside a collective on their device.
 
 use super::{Event, Running, Simulation};
-use crate::{event_graph::TaskId, sharing::is_collective};
+use crate::event_graph::TaskId;
 
 /// What a program computes while collectives may slow it.
 #[derive(Clone, Default)]
@@ -63,7 +63,7 @@ impl Simulation<'_> {
 
     /// Counts a collective in or out on its programs, and changes the rate of their kernels.
     pub(super) fn join(&mut self, task: TaskId, now: u64, comes: bool) {
-        if self.slowdown <= 1.0 || !is_collective(&self.step.labels[task as usize].work) {
+        if self.slowdown <= 1.0 || !self.step.labels[task as usize].work.is_collective() {
             return;
         }
         let step = self.step;

@@ -1,0 +1,151 @@
+//! Collecting what an operator keeps: a storage once, a copy where one is made.
+
+use smallvec::SmallVec;
+use tracer::ValueId;
+
+use super::times;
+use crate::{
+    fact::{Shape, StorageId, TensorFact},
+    infer::{Call, viewed_strides},
+    model::{ModelGraph, OperatorId, Origin},
+};
+
+/// What has been kept so far.
+pub(super) struct Saved {
+    /// By storage, the first operator that keeps it.
+    pub keepers: Vec<Option<OperatorId>>,
+}
+
+impl Saved {
+    pub(super) fn new(graph: &ModelGraph) -> Self {
+        Self { keepers: vec![None; graph.storages.len()] }
+    }
+}
+
+/// Collects what one operator keeps.
+pub(super) struct Keep<'a> {
+    saved: &'a mut Saved,
+    graph: &'a ModelGraph,
+    keeper: OperatorId,
+    pub(super) bytes: u64,
+    /// False once something of unknown size is kept.
+    pub(super) is_all: bool,
+}
+
+impl<'a> Keep<'a> {
+    /// Begins with nothing.
+    pub(super) fn new(saved: &'a mut Saved, graph: &'a ModelGraph, keeper: OperatorId) -> Self {
+        Self { saved, graph, keeper, bytes: 0, is_all: true }
+    }
+
+    fn storage(&mut self, id: StorageId) {
+        let storage = self.graph.storage(id);
+        let is_stored = matches!(storage.origin, Origin::Stored(_));
+        let first = &mut self.saved.keepers[id.index()];
+        if !is_stored && first.is_none() {
+            *first = Some(self.keeper);
+            match self.beside_own_rows(id) {
+                Some((own, halo)) => {
+                    self.storage(own);
+                    self.fresh(Some(halo));
+                }
+                None => self.fresh(storage.bytes),
+            }
+        }
+    }
+
+    /// Returns where the own rows lie of what is fetched of others' bands, too, and the bytes of theirs: stages keep these alone.
+    fn beside_own_rows(&self, id: StorageId) -> Option<(StorageId, u64)> {
+        let Origin::Made(operator) = self.graph.storage(id).origin else { return None };
+        let operator = self.graph.operator(operator);
+        let takes_rows = matches!(operator.short_name(), "shard_window" | "shard_spread");
+        let of = |value: &ValueId| self.graph.value(*value).fact.tensor();
+        let (own, all) = (of(operator.inputs.first()?)?, of(operator.outputs.first()?)?);
+        let halo = all.bytes()?.checked_sub(own.bytes()?)?;
+        takes_rows.then_some((own.storage?, halo))
+    }
+
+    pub(super) fn tensor(&mut self, tensor: &TensorFact) {
+        if let Some(storage) = tensor.storage {
+            self.storage(storage);
+        }
+    }
+
+    pub(super) fn named(&mut self, call: &Call<'_>, name: &str) {
+        if let Ok(tensor) = call.tensor(name) {
+            self.tensor(tensor);
+        }
+    }
+
+    pub(super) fn fresh(&mut self, bytes: Option<u64>) {
+        self.is_all &= bytes.is_some();
+        self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
+    }
+
+    /// Keeps an operand of a batched product, or the copy of it that is made.
+    pub(super) fn matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
+        match spread_copy(tensor, batch) {
+            Some(bytes) => self.fresh(bytes),
+            None => self.tensor(tensor),
+        }
+    }
+
+    /// Keeps an operand of a batched product that was made just before, or the copy of it.
+    pub(super) fn fresh_matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
+        let bytes = spread_copy(tensor, batch);
+        self.fresh(bytes.unwrap_or(tensor.bytes()));
+    }
+
+    /// Keeps an operand of a folded product: all but its last dimension become one.
+    pub(super) fn rows(&mut self, tensor: &TensorFact) {
+        let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else {
+            return self.tensor(tensor);
+        };
+        let Some((last, outer)) = sizes.split_last() else { return self.tensor(tensor) };
+        let together = times(outer.iter().copied());
+        self.reshaped(tensor, &sizes, strides, &Shape::from_slice(&[Some(together), Some(*last)]));
+    }
+
+    pub(super) fn reshaped(&mut self, tensor: &TensorFact, sizes: &[u64], strides: &[u64], shape: &Shape) {
+        match viewed_strides(sizes, strides, shape) {
+            Some(_) => self.tensor(tensor),
+            None => self.fresh(copy_bytes(tensor, sizes)),
+        }
+    }
+
+    /// Keeps both factors, each where the other needs a gradient.
+    pub(super) fn factors(&mut self, a: &TensorFact, b: &TensorFact) {
+        if b.requires_grad {
+            self.tensor(a);
+        }
+        if a.requires_grad {
+            self.tensor(b);
+        }
+    }
+}
+
+/// Returns the bytes of the copy that is made of an operand of a batched product. It is first expanded to `batch`, then
+/// its leading dimensions become one; most strides allow that as a view.
+fn spread_copy(tensor: &TensorFact, batch: &[u64]) -> Option<Option<u64>> {
+    let (sizes, strides) = (tensor.sizes()?, tensor.strides.as_ref()?);
+    let n_inner = sizes.len().min(2);
+    let inner = &sizes[sizes.len() - n_inner..];
+    let expanded: SmallVec<[u64; 8]> = batch.iter().chain(inner).copied().collect();
+    let extra = expanded.len() - sizes.len();
+    let spread: SmallVec<[u64; 8]> = (0..expanded.len())
+        .map(|at| match at.checked_sub(extra) {
+            Some(own) if sizes[own] == expanded[at] => strides[own],
+            _ => 0,
+        })
+        .collect();
+    let together = times(batch.iter().copied());
+    let shape: Shape = std::iter::once(together).chain(inner.iter().copied()).map(Some).collect();
+    match viewed_strides(&expanded, &spread, &shape) {
+        Some(_) => None,
+        None => Some(copy_bytes(tensor, &expanded)),
+    }
+}
+
+pub(super) fn copy_bytes(tensor: &TensorFact, sizes: &[u64]) -> Option<u64> {
+    tensor.dtype.map(|dtype| times(sizes.iter().copied()).saturating_mul(dtype.bytes()))
+}

@@ -1,0 +1,54 @@
+//! The best plan of a model where each device has layers of its own: cuts that cannot be written are left out, and it is planned again.
+
+use std::collections::BTreeSet;
+
+use partitioner::Planned;
+
+use super::{
+    asked::{Asked, Question},
+    inseparable::Inseparable,
+    no_plan::{NotFound, Unplanned},
+    refine,
+    request::PlanRequest,
+    subject::Subject,
+};
+use crate::failure::{self, Failure};
+
+/// Times that blocks are joined: where they become too few for the cluster, smaller ones are taken and asked again.
+const MAX_ROUNDS: usize = 4;
+
+/// Finds the best plan of a model whose stages can be written, where each device has layers of its own.
+pub(super) fn planned_alone(
+    subject: Subject<'_>,
+    request: &PlanRequest,
+) -> Result<(Asked, Planned), Unplanned> {
+    let question = Question::new(request, subject)?;
+    let mut joined = BTreeSet::new();
+    let mut reason: Option<String> = None;
+    for _ in 0..MAX_ROUNDS {
+        let given = question.given(&joined)?;
+        let found = refine::planned(&question, request.strategy, &joined, given.as_ref());
+        let (asked, solved) = found.map_err(|(problem, error)| {
+            let (request, model, reason) = (request.clone(), subject.path().to_path_buf(), reason.take());
+            Unplanned::NotFound(Box::new(NotFound { request, model, problem: *problem, error, reason }))
+        })?;
+        let found =
+            subject.archive().and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));
+        let Some(Inseparable { paths, reason: why }) = found else {
+            if let Some(reason) = reason {
+                failure::note(format!("not every cut can be ({reason}); planned with those that can"));
+            }
+            return Ok((asked, solved));
+        };
+        if question.is_given() {
+            let failure = Failure::no(format!("stages with these cuts cannot be written: {why}"));
+            let hint = "`model-analyze emit --cut` tells which cuts near a given one can be";
+            return Err(failure.with_hint(hint).into());
+        }
+        joined.extend(paths);
+        reason.get_or_insert(why);
+    }
+    let message = format!("no stages were found that can be written: {}", reason.unwrap_or_default());
+    let failure = Failure::no(message);
+    Err(failure.with_hint("`model-analyze emit --cut` tells which cuts near a given one can be").into())
+}

@@ -1,0 +1,116 @@
+//! The flags of `plan`, and the request that they make.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use partitioner::Strategy;
+
+use super::{
+    arguments::PlanArguments, clusters, objective::ObjectiveArguments, request::PlanRequest, sizes::Sizes,
+    subject::name_of,
+};
+use crate::{failure::Failure, output::Format, plan_file};
+
+/// Arguments of `plan`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  model-analyze plan model.pt --devices 4xh100 -o plan.yaml
+  model-analyze plan model.pt --cluster cluster.yaml --strategy 1f1b --micro-batches 16
+  model-analyze plan model.pt --devices 4xh100 --check plan.yaml
+  model-analyze plan model.pt --devices 4xh100 --strategy optcnn
+  model-analyze plan model.pt --devices 2xcpu --cost-model cost-model.yaml
+  model-analyze plan graph.txt --strategy pipedream --machines 8 --bandwidth 3.125e9
+  model-analyze plan graph.txt --compat pipedream --machines 8,2 --bandwidth 30e9,3.125e9 --activation-transfer
+  model-analyze plan model.pt --devices 4xh100 --batch 256 --micro-batch-size auto
+  model-analyze plan workload.json --objective latency
+  model-analyze plan llama.pt --devices 4xl4 --inference --batch 16 --kv-cache 8192
+
+MODEL is a traced model, a PipeDream profile (graph.txt), or a workload of dnn-partitioning or Piper (JSON).")]
+pub struct Plan {
+    /// Traced model or profile graph
+    pub(super) model: PathBuf,
+    #[command(flatten)]
+    pub(super) asking: PlanArguments,
+    #[command(flatten)]
+    pub(super) aim: ObjectiveArguments,
+    /// Samples in a micro-batch: 8, 2..16 (the smallest and the largest), or auto for what serves a --batch best; sizes are
+    /// inferred anew for each [traced models; default: as traced]
+    #[arg(long, value_name = "N", value_parser = Sizes::from_text)]
+    pub(super) micro_batch_size: Option<Sizes>,
+    /// Add transfers to compute instead of overlapping them
+    #[arg(long)]
+    pub(super) no_overlap: bool,
+    /// Reproduce another planner's objective, quirks included
+    #[arg(long, value_enum)]
+    pub(super) compat: Option<Compat>,
+    /// Machines at each level, innermost first: 8,2 [profile graphs and workloads]
+    #[arg(long, value_delimiter = ',', value_name = "N,…", conflicts_with_all = ["devices", "cluster"])]
+    pub(super) machines: Vec<u32>,
+    /// Bytes a second at each level, innermost first: 30e9,3.125e9 [profile graphs and workloads]
+    #[arg(long, value_delimiter = ',', value_name = "B,…", conflicts_with_all = ["devices", "cluster"])]
+    pub(super) bandwidth: Vec<f64>,
+    /// Bytes of memory of each machine [profile graphs and workloads]
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["devices", "cluster"])]
+    pub(super) memory: Option<f64>,
+    /// Count the time of moving activations [--compat pipedream]
+    #[arg(long)]
+    pub(super) activation_transfer: bool,
+    /// No replicated stages [--compat pipedream]
+    #[arg(long)]
+    pub(super) straight: bool,
+    /// Compare with every strategy, cuts by hand and pipelines without an end among them
+    #[arg(long, conflicts_with = "check")]
+    pub(super) compare: bool,
+    /// Score this plan instead of making one
+    #[arg(long, value_name = "PLAN")]
+    pub(super) check: Option<PathBuf>,
+    /// Where the plan goes
+    #[arg(short, long, value_name = "PLAN", conflicts_with = "check")]
+    pub(super) output: Option<PathBuf>,
+    /// How to print
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) format: Format,
+}
+
+/// Planners that can be reproduced.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Compat {
+    /// The optimizer that PipeDream's authors released
+    Pipedream,
+}
+
+impl Plan {
+    /// Returns what the arguments ask for, and the plan that is to be checked.
+    pub(super) fn request(
+        &self,
+        strategy: Option<Strategy>,
+    ) -> Result<(PlanRequest, Option<schema::Plan>), Failure> {
+        let given = self.check.as_deref().map(plan_file::read).transpose()?;
+        let request = self.asking.request(strategy, || match &given {
+            // A plan brings its cluster along.
+            Some(given) if self.machines.is_empty() => Ok(given.cluster.clone()),
+            _ => clusters::machines(&self.machines, &self.bandwidth, self.memory),
+        })?;
+        let cluster_file = match (&self.check, &self.asking.cluster) {
+            (Some(path), None) | (None, Some(path)) => Some(path.clone()),
+            _ => None,
+        };
+        // A plan says itself what it is for.
+        let inference = match &given {
+            Some(given) => given.inference,
+            None => self.aim.of_trace()?,
+        };
+        let micro_batch_size = self.micro_batch_size;
+        let overlap = !self.no_overlap;
+        let request = PlanRequest { inference, micro_batch_size, overlap, cluster_file, ..request };
+        request.check()?;
+        Ok((request, given))
+    }
+
+    /// Returns the name of the model for messages.
+    #[cfg(feature = "peers")]
+    pub(super) fn model_name(&self) -> String {
+        name_of(&self.model)
+    }
+}

@@ -1,0 +1,85 @@
+//! The best plan where groups of devices share each layer: planned with as one device each.
+
+use partitioner::{Planned, Solution};
+use schema::{ShardingLevel, SharedTried};
+
+use super::{
+    alone::planned_alone,
+    asked::Asked,
+    groups::Groups,
+    no_plan::Unplanned,
+    request::{Degree, PlanRequest},
+    subject::Subject,
+};
+use crate::{
+    failure,
+    sharing::{self, Way},
+    workspace::Workspace,
+};
+
+/// The most devices that share a layer where the number is chosen: what fast links join.
+const MOST: u32 = 8;
+
+/// Plans a model whose layers so many devices share.
+pub(super) fn planned_by(
+    whole: &Workspace,
+    request: &PlanRequest,
+    degree: u32,
+    way: Way<'_>,
+) -> Result<(Asked, Planned), Unplanned> {
+    let (groups, cluster) = Groups::of(whole, request, degree, way)?;
+    // Replicas of what is shared keep all of it.
+    let sharding = request.sharding.or(Some(ShardingLevel::None));
+    let alone = PlanRequest {
+        cluster,
+        sharding,
+        tensor_parallel: Degree::Of(1),
+        spatial: Degree::Of(1),
+        ..request.clone()
+    };
+    let (asked, mut solved) = planned_alone(Subject::Model(&groups.own), &alone)?;
+    if request.strategy.is_none() && !runs(&solved.best) {
+        let position = solved.others.iter().position(runs);
+        match position {
+            Some(position) => std::mem::swap(&mut solved.best, &mut solved.others[position]),
+            None => failure::note(
+                "train.py does not run this plan: stages that devices share have as many replicas each",
+            ),
+        }
+    }
+    Ok((asked.of_groups(groups), solved))
+}
+
+/// Tells whether `train.py` runs a plan whose layers devices share: with as many replicas of each stage.
+fn runs(solution: &Solution) -> bool {
+    solution.stages.windows(2).all(|pair| pair[0].run.count == pair[1].run.count)
+}
+
+/// Plans a model with each number of devices that may share its layers, and keeps the fastest; `first` is the plan without.
+pub(super) fn planned_best(
+    whole: &Workspace,
+    request: &PlanRequest,
+    first: Result<(Asked, Planned), Unplanned>,
+    way: Way<'_>,
+) -> Result<(Asked, Planned), Unplanned> {
+    let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
+    let fits = degrees.filter(|degree| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
+    let each = |found: &Result<(Asked, Planned), Unplanned>| {
+        found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
+    };
+    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first) }];
+    let mut best = first;
+    for degree in fits {
+        let found = planned_by(whole, request, degree, way);
+        tried.push(SharedTried { degree, seconds_each: each(&found) });
+        let is_better = match (each(&found), each(&best)) {
+            (Some(own), Some(other)) => own < other,
+            (own, None) => own.is_some(),
+            (None, _) => false,
+        };
+        if is_better {
+            best = found;
+        }
+    }
+    best.map(|(asked, plan)| (asked.having_tried(tried), plan))
+}

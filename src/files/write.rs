@@ -1,0 +1,71 @@
+//! Files that are written whole or not at all: beside their place, then renamed.
+
+use std::{fs, io::Write, path::Path};
+
+use super::read::parent;
+use crate::{failure::Failure, unfinished};
+
+/// Writes a file whole or not at all. A link is followed; a device or pipe is written as it stands.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", path.display()));
+    let is_link = fs::symlink_metadata(path).is_ok_and(|data| data.is_symlink());
+    let place = if is_link { fs::canonicalize(path).map_err(in_file)? } else { path.to_path_buf() };
+    match fs::metadata(&place) {
+        Ok(data) if data.is_dir() => {
+            return Err(Failure::input(format!("{} is a directory, not a file", path.display())));
+        }
+        // Renaming over /dev/null would replace it for everybody.
+        Ok(data) if !data.is_file() => {
+            let mut device = fs::OpenOptions::new().write(true).open(&place).map_err(in_file)?;
+            unfinished::making().finished(&place, &place);
+            return device.write_all(bytes).map_err(in_file);
+        }
+        _ => {}
+    }
+    let folder = parent(&place);
+    unfinished::sweep(&folder);
+    let (mut file, _lock) =
+        unfinished::make_locked(|| builder(0o666).tempfile_in(&folder), |file| file.path().to_path_buf())
+            .map_err(|error| not_in(path, &folder, error))?;
+    // Through the file itself: its wrapper would name what is beside, which is nothing to anybody.
+    file.as_file_mut().write_all(bytes).map_err(in_file)?;
+    if let Ok(data) = fs::metadata(&place) {
+        fs::set_permissions(file.path(), data.permissions()).map_err(in_file)?;
+    }
+    // A full disk of a server is told here or never.
+    file.as_file().sync_all().map_err(in_file)?;
+    let mut making = unfinished::making();
+    let beside = file.path().to_path_buf();
+    file.persist(&place).map_err(|error| in_file(error.error))?;
+    making.finished(&beside, &place);
+    Ok(())
+}
+
+/// Returns what the system says, without the name of what lies beside: it is nothing to anybody.
+pub(super) fn without_path(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" at path ").next().unwrap_or_default().to_string()
+}
+
+fn not_in(path: &Path, parent: &Path, error: std::io::Error) -> Failure {
+    // The temporary file's name is nothing to anybody.
+    let error = without_path(&error);
+    let failure = Failure::input(format!("cannot write {}: {error}", path.display()));
+    if parent.is_dir() {
+        failure
+    } else {
+        failure.with_hint(format!("there is no folder {}", parent.display()))
+    }
+}
+
+/// Returns a maker of unfinished things; `mode` is what the user's mask allows at most.
+pub(super) fn builder(mode: u32) -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(unfinished::UNFINISHED);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(mode));
+    }
+    builder
+}

@@ -1,0 +1,324 @@
+//! Which strategy each operator takes: the search is `partitioner`'s, over a table of the seconds of strategies and exchanges.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use graph::{
+    ModelGraph, OperatorId, TensorId, ValueId,
+    layout::{Choice, Collective, Exchange, Layout, Look, Need, Source, Strategy, Writes, exchanges},
+};
+use partitioner::inside::{Choices, Cost, Matrix, eliminate};
+
+/// What joins the devices of a group, and what they are.
+pub struct Group<'a> {
+    /// How many.
+    pub degree: u64,
+    /// Seconds of an exchange of a value of so many bytes, all devices' together.
+    pub seconds: &'a dyn Fn(Collective, u64) -> f64,
+    /// Seconds that a kernel takes to be launched, whatever it does.
+    pub launch: f64,
+    /// Seconds in a step for each byte of parameters that a device holds.
+    pub per_byte: f64,
+    /// What is added for an operator that each device does whole: who asks for layers to be shared wants their arithmetic shared,
+    /// also where the host's calls take longer.
+    pub whole: &'a dyn Fn(OperatorId) -> f64,
+}
+
+/// What was chosen.
+pub struct Chosen {
+    /// For each operator and stored tensor.
+    pub choice: Choice,
+    /// What it costs, by the times that it was chosen by.
+    pub seconds: f64,
+    /// What no choice costs less than.
+    pub bound: f64,
+}
+
+/// Chooses the fastest strategies; `seconds` are those of each operator done whole, and those of
+/// them that smaller parts make less. Stored tensors in `given` are cut so.
+pub fn choose(
+    look: &Look<'_>,
+    group: &Group<'_>,
+    seconds: &dyn Fn(OperatorId) -> (f64, f64),
+    given: &BTreeMap<TensorId, Layout>,
+) -> Option<Chosen> {
+    let mut table = Table::new(look, group);
+    table.operators(seconds);
+    table.tensors(given);
+    table.values();
+    table.outputs();
+    let found = eliminate(&table.choices, |cost| cost.seconds);
+    if !found.value.is_finite() {
+        return None;
+    }
+    let tensors = (0..look.graph.tensors.len())
+        .map(|index| match table.tensor_node.get(&TensorId(index as u32)) {
+            Some(node) => table.layouts[node][found.picks[*node]],
+            None => Layout::Whole,
+        })
+        .collect();
+    let strategies = found.picks[..look.graph.operators.len()].to_vec();
+    Some(Chosen { choice: Choice { strategies, tensors }, seconds: found.value, bound: found.bound })
+}
+
+/// The choices of a graph: a node for each operator, for each stored tensor, and for each value that several take.
+struct Table<'a> {
+    look: &'a Look<'a>,
+    graph: &'a ModelGraph,
+    group: &'a Group<'a>,
+    ways: Vec<Vec<Strategy>>,
+    leaves: Vec<Vec<graph::layout::Leaf>>,
+    choices: Choices,
+    tensor_node: HashMap<TensorId, usize>,
+    /// Layouts by pick, of nodes that are stored tensors.
+    layouts: HashMap<usize, Vec<Layout>>,
+    edges: BTreeMap<(usize, usize), Vec<f64>>,
+}
+
+/// One use of a tensor.
+struct Use {
+    operator: usize,
+    leaf: usize,
+    is_fixed: bool,
+}
+
+impl<'a> Table<'a> {
+    fn new(look: &'a Look<'a>, group: &'a Group<'a>) -> Self {
+        let graph = look.graph;
+        let ids = || (0..graph.operators.len() as u32).map(OperatorId);
+        let ways = ids().map(|id| look.strategies(id)).collect();
+        let leaves = ids().map(|id| look.leaves(id)).collect();
+        Self {
+            look,
+            graph,
+            group,
+            ways,
+            leaves,
+            choices: Choices::default(),
+            tensor_node: HashMap::new(),
+            layouts: HashMap::new(),
+            edges: BTreeMap::new(),
+        }
+    }
+
+    fn operators(&mut self, seconds: &dyn Fn(OperatorId) -> (f64, f64)) {
+        for (index, ways) in self.ways.iter().enumerate() {
+            let (whole, divisible) = seconds(OperatorId(index as u32));
+            let divisible = (divisible - self.group.launch).max(0.0);
+            let part = whole - divisible + divisible / self.group.degree as f64;
+            let cost = |way: &Strategy| Cost {
+                // What is as good either way is done whole, without exchanges to come.
+                seconds: if way.is_split {
+                    part
+                } else {
+                    whole + (self.group.whole)(OperatorId(index as u32))
+                },
+                ..Cost::default()
+            };
+            self.choices.nodes.push(ways.iter().map(cost).collect());
+        }
+    }
+
+    /// Adds a node for all names of each stored tensor.
+    fn tensors(&mut self, given: &BTreeMap<TensorId, Layout>) {
+        let mut uses: BTreeMap<TensorId, Vec<Use>> = BTreeMap::new();
+        let first = |id: TensorId| self.graph.tensor(id).first;
+        self.each_use(|source, one| {
+            if let Source::Tensor(id) = source {
+                uses.entry(first(id)).or_default().push(one);
+            }
+        });
+        for (id, uses) in uses {
+            let tensor = self.graph.tensor(id);
+            let names: Vec<TensorId> =
+                self.graph.tensors.iter().filter(|other| other.first == id).map(|other| other.id).collect();
+            let shares_otherwise =
+                self.graph.tensors.iter().any(|other| other.storage == tensor.storage && other.first != id);
+            let mut layouts = vec![Layout::Whole];
+            // Constants of the trace are small, and stages hold them whole.
+            if !shares_otherwise && tensor.role != graph::Role::Constant {
+                for one in &uses {
+                    for way in &self.ways[one.operator] {
+                        if let Need::In(layout @ Layout::Even(_)) = way.needs[one.leaf]
+                            && !layouts.contains(&layout)
+                        {
+                            layouts.push(layout);
+                        }
+                    }
+                }
+            }
+            if let Some(layout) = names.iter().find_map(|name| given.get(name)) {
+                layouts.retain(|known| known == layout);
+                if layouts.is_empty() {
+                    layouts.push(*layout);
+                }
+            }
+            let bytes = tensor.bytes as f64;
+            let cost = |layout: &Layout| {
+                let held = if *layout == Layout::Whole { bytes } else { bytes / self.group.degree as f64 };
+                Cost { seconds: held * self.group.per_byte, ..Cost::default() }
+            };
+            let node = self.choices.nodes.len();
+            self.choices.nodes.push(layouts.iter().map(cost).collect());
+            for name in names {
+                self.tensor_node.insert(name, node);
+            }
+            for one in &uses {
+                self.join(node, &layouts, one, bytes as u64);
+            }
+            self.layouts.insert(node, layouts);
+        }
+        self.flush();
+    }
+
+    /// Joins makers of values with their takers; where several take one, what is exchanged once serves all that want the same.
+    fn values(&mut self) {
+        let mut uses: BTreeMap<ValueId, Vec<Use>> = BTreeMap::new();
+        self.each_use(|source, one| {
+            if let Source::Value(id) = source {
+                uses.entry(id).or_default().push(one);
+            }
+        });
+        for (id, uses) in uses {
+            let value = self.graph.value(id);
+            let bytes: u64 = value.fact.tensors().iter().filter_map(|tensor| tensor.bytes()).sum();
+            let Some(producer) = value.producer.map(OperatorId::index) else {
+                for one in &uses {
+                    let costs = self.costs(Layout::Whole, one, bytes, None);
+                    for (cost, extra) in self.choices.nodes[one.operator].iter_mut().zip(costs) {
+                        cost.seconds += extra;
+                    }
+                }
+                continue;
+            };
+            let made: Vec<Layout> = self.ways[producer].iter().map(|way| way.gives).collect();
+            let is_shared = uses.len() > 1 && made.len() > 1;
+            if !is_shared {
+                for one in &uses {
+                    self.join(producer, &made, one, bytes);
+                }
+                continue;
+            }
+            let mut kinds = made.clone();
+            kinds.sort_unstable();
+            kinds.dedup();
+            let mut needs: Vec<Need> = uses
+                .iter()
+                .flat_map(|one| self.ways[one.operator].iter().map(|way| way.needs[one.leaf]))
+                .collect();
+            needs.sort_unstable();
+            needs.dedup();
+            let has_gradient = value.fact.tensors().iter().any(|tensor| tensor.requires_grad);
+            // What it is made as, and what else it is made into.
+            let mut states: Vec<(Layout, Option<Vec<Exchange>>)> = Vec::new();
+            for kind in &kinds {
+                states.push((*kind, None));
+                for need in &needs {
+                    if let Some(steps) = exchanges(*kind, *need, has_gradient)
+                        && !steps.is_empty()
+                        && !states.contains(&(*kind, Some(steps.clone())))
+                    {
+                        states.push((*kind, Some(steps)));
+                    }
+                }
+            }
+            let node = self.choices.nodes.len();
+            let cost = |(_, steps): &(Layout, Option<Vec<Exchange>>)| Cost {
+                seconds: steps.as_deref().map_or(0.0, |steps| self.seconds(steps, bytes, has_gradient)),
+                ..Cost::default()
+            };
+            self.choices.nodes.push(states.iter().map(cost).collect());
+            let cells = made.iter().flat_map(|own| {
+                states.iter().map(move |(kind, _)| if own == kind { 0.0 } else { f64::INFINITY })
+            });
+            self.add((producer, node), cells.collect());
+            for one in &uses {
+                let cells: Vec<f64> = states
+                    .iter()
+                    .flat_map(|(kind, steps)| self.costs(*kind, one, bytes, steps.as_deref()))
+                    .collect();
+                self.add((node, one.operator), cells);
+            }
+        }
+        self.flush();
+    }
+
+    /// What the model returns is whole.
+    fn outputs(&mut self) {
+        for id in &self.graph.outputs {
+            let value = self.graph.value(*id);
+            let Some(producer) = value.producer.map(OperatorId::index) else { continue };
+            let bytes: u64 = value.fact.tensors().iter().filter_map(|tensor| tensor.bytes()).sum();
+            let is_list = matches!(value.fact, graph::Fact::List(_));
+            for (at, way) in self.ways[producer].iter().enumerate() {
+                let steps = exchanges(way.gives, Need::Whole, true).unwrap_or_default();
+                let is_wrong = is_list && !steps.is_empty();
+                let more = if is_wrong { f64::INFINITY } else { self.seconds(&steps, bytes, true) };
+                self.choices.nodes[producer][at].seconds += more;
+            }
+        }
+    }
+
+    fn each_use(&self, mut with: impl FnMut(Source, Use)) {
+        let writes = Writes::new(self.look);
+        for operator in 0..self.graph.operators.len() {
+            let fixed = self.look.fixed(OperatorId(operator as u32), &writes);
+            for (leaf, (about, is_fixed)) in self.leaves[operator].iter().zip(fixed).enumerate() {
+                with(about.source, Use { operator, leaf, is_fixed });
+            }
+        }
+    }
+
+    /// Joins a node whose picks are layouts with one that takes them.
+    fn join(&mut self, node: usize, layouts: &[Layout], one: &Use, bytes: u64) {
+        let cells: Vec<f64> =
+            layouts.iter().flat_map(|layout| self.costs(*layout, one, bytes, None)).collect();
+        self.add((node, one.operator), cells);
+    }
+
+    /// Returns what each strategy of a taker costs in exchanges of one operand, of which some are made already.
+    fn costs(&self, from: Layout, one: &Use, bytes: u64, made: Option<&[Exchange]>) -> Vec<f64> {
+        let has_gradient = self.leaves[one.operator][one.leaf].has_gradient;
+        let cost = |way: &Strategy| match exchanges(from, way.needs[one.leaf], has_gradient) {
+            None => f64::INFINITY,
+            Some(steps) if steps.is_empty() => 0.0,
+            Some(_) if one.is_fixed => f64::INFINITY,
+            Some(steps) if Some(steps.as_slice()) == made => 0.0,
+            Some(steps) => self.seconds(&steps, bytes, has_gradient),
+        };
+        self.ways[one.operator].iter().map(cost).collect()
+    }
+
+    fn seconds(&self, steps: &[Exchange], bytes: u64, has_gradient: bool) -> f64 {
+        let launch = self.group.launch;
+        let of = |collective: Option<Collective>| {
+            collective.map_or(0.0, |collective| launch + (self.group.seconds)(collective, bytes))
+        };
+        let one = |step: &Exchange| {
+            // A slice is a copy, too: what costs nothing would be done for nothing.
+            let least = self.group.launch * 0.01;
+            of(step.forward(self.group.degree)).max(least)
+                + if has_gradient { of(step.backward(self.group.degree)) } else { 0.0 }
+        };
+        steps.iter().map(one).sum()
+    }
+
+    fn add(&mut self, (a, b): (usize, usize), cells: Vec<f64>) {
+        // An operator that takes what it makes itself there is not.
+        match self.edges.get_mut(&(a, b)) {
+            Some(known) => known.iter_mut().zip(cells).for_each(|(cell, more)| *cell += more),
+            None => {
+                self.edges.insert((a, b), cells);
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        for ((a, b), cells) in std::mem::take(&mut self.edges) {
+            let (rows, columns) = (self.choices.nodes[a].len(), self.choices.nodes[b].len());
+            self.choices.edges.push((a, b, Arc::new(Matrix::new(rows, columns, cells))));
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What a report is made of: a model, and what is known of it.
+
+use graph::{ModelGraph, OperatorCosts};
+use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline};
+
+/// Everything a report is made of.
+pub struct Report<'a> {
+    /// The model.
+    pub graph: &'a ModelGraph,
+    /// What its operators cost.
+    pub costs: &'a OperatorCosts,
+    /// Predicted seconds of each operator, forward and backward, when they are known.
+    pub seconds: Option<&'a [f64]>,
+    /// Each operator's stage, when there is a plan.
+    pub stages: Option<&'a [Option<u32>]>,
+    /// The plan and what the simulator says of it.
+    pub planned: Option<Planned<'a>>,
+    /// What a run took.
+    pub measured: Option<&'a Timeline>,
+    /// Who writes it, and how it was called.
+    pub origin: Origin,
+}
+
+/// A plan with its simulation.
+pub struct Planned<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The simulator's answer.
+    pub simulated: &'a SimulatedPlan,
+    /// The simulated step.
+    pub timeline: &'a Timeline,
+    /// The same plan under other circumstances.
+    pub what_if: Option<&'a ReportWhatIf>,
+    /// Its steps that are drawn, by the number of their cell.
+    pub what_if_steps: &'a [(usize, Timeline)],
+}
+
+/// Where a report comes from.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// Tool and version: `model-analyze 0.1.0`.
+    pub tool: String,
+    /// The command line.
+    pub command: String,
+    /// The model's name for titles, where the graph has none.
+    pub name: String,
+    /// Digest of the model, in hex.
+    pub digest: String,
+}
+
+impl Report<'_> {
+    /// Returns the name for titles.
+    pub(super) fn name(&self) -> &str {
+        if self.graph.name.is_empty() { &self.origin.name } else { &self.graph.name }
+    }
+}
