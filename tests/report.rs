@@ -149,6 +149,27 @@ fn a_reader_opens_finds_walks_and_sorts() {
     assert!(
         browser.run("document.getElementById('answer').textContent").as_str().unwrap().contains("throughput")
     );
+    // So does the timeline, until the plan is asked for again.
+    let title = "document.querySelector('#charts h3').firstChild.data";
+    assert!(browser.run(title).as_str().unwrap().starts_with("Simulated: "));
+    browser.run("document.getElementById('planned').click()");
+    assert_eq!(browser.run(title), json!("Simulated"));
+    // No label stands on another, on a box or on a frame's head.
+    browser.run("document.getElementById('all').click()");
+    browser.run("for (let i = 0; i < 6; i++) document.getElementById('in').click()");
+    browser.run("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))");
+    assert!(browser.run("document.querySelectorAll('#canvas text.shape').length").as_u64() > Some(3));
+    let overlaps = "(() => { const box = (e) => e.getBoundingClientRect(); \
+        const labels = [...document.querySelectorAll('#canvas text.shape')].map(box); \
+        const others = [...document.querySelectorAll('#canvas rect.box:not(.frame):not(.behind), #canvas text.title')].map(box); \
+        const isOver = (a, b) => a.left < b.right && b.left < a.right && a.top + 1 < b.bottom && b.top + 1 < a.bottom; \
+        return labels.filter((a, at) => others.some((b) => isOver(a, b)) || labels.slice(at + 1).some((b) => isOver(a, b))).length; })()";
+    assert_eq!(browser.run(overlaps), json!(0));
+    // On paper the whole graph is one picture.
+    browser.run("dispatchEvent(new Event('beforeprint'))");
+    assert!(browser.run("document.getElementById('canvas').getAttribute('viewBox')").is_string());
+    browser.run("dispatchEvent(new Event('afterprint'))");
+    assert!(browser.run("document.getElementById('canvas').getAttribute('viewBox')").is_null());
     browser.assert_clean();
 }
 

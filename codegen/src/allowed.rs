@@ -7,16 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use operators::{argument_names, refusal};
-use thiserror::Error;
 use tracer::{Node, NodeId, Operand, Program};
 
 use crate::{
     called::{Part, parts},
-    error::CutError,
+    error::{CutError, MAX_DEPTH, OperatorFault},
+    location::{path, place, statement},
     names::is_identifier,
     nodes::split,
-    opaque::{place, statement},
-    python::{self, keyword},
+    python::keyword,
 };
 
 /// Name spaces whose operators are allowed by name.
@@ -34,35 +33,6 @@ const SPELLED: &[&str] = &[
 
 /// Words of the archive's language that run code elsewhere or later.
 const REFUSED_WORDS: &[&str] = &["fork", "rpc_async", "rpc_remote", "rpc_sync"];
-
-/// Deepest lists inside lists that a call is given. Python's parser takes 200 brackets.
-const MAX_DEPTH: usize = 64;
-
-/// Why a stage may not call an operator.
-#[derive(Clone, Debug, Error, PartialEq, Eq, PartialOrd, Ord)]
-pub enum OperatorFault {
-    /// It is in a name space of torch, which has no such operator.
-    #[error("which torch 2.11 does not have")]
-    Unknown,
-    /// It is in a name space of somebody else.
-    #[error("which is not one of torch's operators")]
-    Foreign {
-        /// The name space.
-        space: String,
-    },
-    /// It is torch's, and does more than compute.
-    #[error("which stages may not: {0}")]
-    Refused(&'static str),
-    /// It takes no argument by that name.
-    #[error("with an argument `{0}`, which it does not take by name")]
-    Argument(String),
-    /// It is given an argument twice.
-    #[error("with two arguments `{0}`")]
-    Twice(String),
-    /// Its arguments are nested too deeply.
-    #[error("with lists more than {MAX_DEPTH} deep")]
-    Nested,
-}
 
 /// Checks that stages may call what a model calls: operators of torch and torchvision, and those of the name spaces in `spaces`.
 ///
@@ -118,7 +88,7 @@ pub(crate) fn is_listed(operator: &str) -> bool {
 type Found = (String, OperatorFault);
 
 fn error(program: &Program, node: NodeId, (operator, fault): Found) -> CutError {
-    let path = python::path(program, node);
+    let path = path(program, node);
     // A name that is none may be as long as its file.
     let operator = operator.chars().take(LONGEST).collect();
     CutError::Operator { operator, path, place: place(program, node), fault }

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use schema::FileDigest;
 use tracer::{DType, Program, Tensor, TensorId};
 
-use crate::{error::CutError, source::is_all_finite};
+use crate::{error::CutError, finite::is_all_finite};
 
 /// A file of the output.
 #[derive(Clone, Debug, PartialEq)]

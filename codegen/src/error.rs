@@ -3,7 +3,34 @@
 use thiserror::Error;
 use tracer::NodeId;
 
-use crate::allowed::OperatorFault;
+/// Deepest lists inside lists that a call is given. Python's parser takes 200 brackets.
+pub(crate) const MAX_DEPTH: usize = 64;
+
+/// Why a stage may not call an operator.
+#[derive(Clone, Debug, Error, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OperatorFault {
+    /// It is in a name space of torch, which has no such operator.
+    #[error("which torch 2.11 does not have")]
+    Unknown,
+    /// It is in a name space of somebody else.
+    #[error("which is not one of torch's operators")]
+    Foreign {
+        /// The name space.
+        space: String,
+    },
+    /// It is torch's, and does more than compute.
+    #[error("which stages may not: {0}")]
+    Refused(&'static str),
+    /// It takes no argument by that name.
+    #[error("with an argument `{0}`, which it does not take by name")]
+    Argument(String),
+    /// It is given an argument twice.
+    #[error("with two arguments `{0}`")]
+    Twice(String),
+    /// Its arguments are nested too deeply.
+    #[error("with lists more than {MAX_DEPTH} deep")]
+    Nested,
+}
 
 /// Why a model cannot be cut in the way that was asked for.
 #[derive(Clone, Debug, Error, PartialEq)]

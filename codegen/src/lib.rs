@@ -29,8 +29,10 @@ mod content;
 mod emit;
 mod error;
 mod exports;
+mod finite;
 mod fold;
 mod launch;
+mod location;
 mod manifest;
 mod names;
 mod nearest;
@@ -52,15 +54,15 @@ mod weights;
 mod written;
 mod zip;
 
-pub use allowed::{OperatorFault, check_operators, foreign_operators};
+pub use allowed::{check_operators, foreign_operators};
 pub use blocks::{Owner, assign, call_path, cut_before, even, operator_path, owners, with_labels};
 pub use check::{CheckError, check};
 pub use content::{Checksum, Content, Copied, File, Filled, Gather, Piece, ReadAt, Record};
 pub use emit::{Targets, know_weights, manifest_file, stages, weights_of};
-pub use error::CutError;
+pub use error::{CutError, OperatorFault};
 pub use exports::{Terms, exports};
 pub use launch::{Defaults, Launcher, Prediction, Ranks, has_schedule, launch, train_parts, train_script};
-pub use manifest::{About, Cuts, Facts, Shards, facts, manifest};
+pub use manifest::{About, Cuts, Facts, Shards, facts, manifest, was_training};
 pub use names::{Names, starred};
 pub use nearest::nearest;
 pub use nodes::{Kind, is_detour};
@@ -68,7 +70,7 @@ pub use origin::sign;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
 };
-pub use python::{kept_activations, was_training};
+pub use python::kept_activations;
 pub use scalars::{needs_scalars, with_scalars};
 pub use sizes::cut_near;
 pub use slice::cut;

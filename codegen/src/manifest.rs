@@ -119,6 +119,17 @@ impl Shards {
     }
 }
 
+/// Tells whether the model was traced in training mode: as most of its modules were.
+///
+/// The root alone is no witness: a wrapper made for tracing is in training mode unless told otherwise.
+pub fn was_training(program: &Program) -> bool {
+    let count = |mode: bool| {
+        let modes = program.modules.iter().filter_map(|module| module.attributes.get("training"));
+        modes.filter(|found| **found == Constant::Bool(mode)).count()
+    };
+    count(true) > count(false)
+}
+
 /// Returns the manifest of a pipeline. `files` names the files of a stage by its position; their digests come when they are
 /// written.
 pub fn manifest(
@@ -196,7 +207,7 @@ pub fn manifest(
             .unwrap_or(ModelReference { name: program.name.clone(), digest: tracer::digest(program) }),
         source: about.source.clone(),
         weights: about.weights.clone(),
-        training: crate::python::was_training(program),
+        training: was_training(program),
         skips: match pipeline.skips {
             Skips::Relay => "relay".into(),
             Skips::Portal => "portal".into(),

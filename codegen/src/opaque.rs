@@ -10,6 +10,7 @@ use crate::{
     allowed::check_text,
     called::Called,
     error::CutError,
+    location::{path, place, statement},
     names::is_identifier,
     nodes::values_of,
     pipeline::{Stage, Step},
@@ -50,7 +51,7 @@ pub(crate) fn functions(
     for step in &stage.steps {
         let Step::Run { node, .. } = step else { continue };
         let refuse = |reason: &str| CutError::Opaque {
-            path: crate::python::path(program, *node),
+            path: path(program, *node),
             place: place(program, *node),
             reason: reason.into(),
             node: *node,
@@ -71,23 +72,6 @@ pub(crate) fn functions(
         check_text(program, *node, &called, spaces)?;
     }
     Ok(Functions { own: found, called })
-}
-
-/// Returns the file of the archive and the line that a statement begins in.
-pub(crate) fn place(program: &Program, node: NodeId) -> String {
-    let span = program.nodes[node.index()].span;
-    let Some(source) = program.sources.get(span.source as usize) else { return "of unknown place".into() };
-    format!("{}:{}", source.name, source.line(span.start as usize))
-}
-
-/// Returns the text of a node that is a statement: scripted control flow.
-pub(crate) fn statement<'p>(program: &'p Program, node: &Node) -> Option<&'p str> {
-    if node.operator != "prim::Opaque" {
-        return None;
-    }
-    let source = program.sources.get(node.span.source as usize)?;
-    let text = source.text.get(node.span.start as usize..node.span.end as usize)?;
-    ["for ", "if ", "while "].iter().any(|word| text.starts_with(word)).then_some(text)
 }
 
 fn function(

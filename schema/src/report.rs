@@ -60,6 +60,9 @@ pub struct ReportGraph {
     pub time: Vec<u64>,
     /// Names and values by turns.
     pub attributes: Vec<Vec<u32>>,
+    /// Boxes that open only where they are asked for: norms, masks, positions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub closed: Vec<u32>,
     /// First box and length of each run of equal siblings.
     pub runs: Vec<(u32, u32)>,
     /// Tensors: source, label, readers.

@@ -258,8 +258,7 @@ fn picture(workspace: &Workspace, diagram: &Diagram, request: &GraphRequest) -> 
         Towards::Bottom => Direction::TopToBottom,
         Towards::Right => Direction::LeftToRight,
     };
-    let deepest = diagram.depths().into_iter().max().unwrap_or(1);
-    let (view, depth) = viz::view(diagram, request.depth.map_or(Depth::Automatic, Depth::At));
+    let (view, levels) = viz::view(diagram, request.depth.map_or(Depth::Automatic, Depth::At));
     if request.kind == Kind::Dot {
         return Ok(viz::dot(&view, direction));
     }
@@ -280,8 +279,8 @@ fn picture(workspace: &Workspace, diagram: &Diagram, request: &GraphRequest) -> 
         },
         format!("{} operators", workspace.graph.operators.len()),
     ];
-    if depth < deepest {
-        parts.push(format!("opened to depth {depth}"));
+    if levels.open < levels.of {
+        parts.push(format!("{} of {} levels shown", levels.open, levels.of));
     }
     let caption = Caption { title: diagram.boxes()[0].title.clone(), subtitle: parts.join(" · ") };
     let color = match request.color {

@@ -60,6 +60,7 @@ pub struct PlannedPage {
     simulated: SimulatedPlan,
     timeline: Timeline,
     what_if: ReportWhatIf,
+    what_if_steps: Vec<(usize, Timeline)>,
 }
 
 impl Report {
@@ -101,8 +102,8 @@ impl PlannedPage {
         if let Err(reason) = &seconds {
             simulated.notes.push(format!("blocks have no predicted times here: {reason}"));
         }
-        let what_if = what_if::grid(&plan, &simulated);
-        Self { plan, stages, seconds: seconds.ok(), simulated, timeline, what_if }
+        let (what_if, what_if_steps) = what_if::grid(&plan, &simulated);
+        Self { plan, stages, seconds: seconds.ok(), simulated, timeline, what_if, what_if_steps }
     }
 }
 
@@ -118,6 +119,7 @@ pub fn report(workspace: &Workspace, planned: Option<&PlannedPage>, measured: Op
             simulated: &planned.simulated,
             timeline: &planned.timeline,
             what_if: Some(&planned.what_if),
+            what_if_steps: &planned.what_if_steps,
         }),
         measured,
         origin: Origin {
@@ -133,7 +135,8 @@ fn read_timeline(path: &Path) -> Result<Timeline, Failure> {
     let name = path.display();
     let text = files::read_text(path)?;
     let timeline: Timeline = serde_json::from_str(&text).map_err(|error| {
-        Failure::input(format!("{name}: {error}")).with_hint("a timeline is what `model-analyze run` writes")
+        Failure::json(&name.to_string(), &text, &error)
+            .with_hint("a timeline is what `model-analyze run` writes")
     })?;
     if timeline.kind != "timeline" {
         let kind: String = timeline.kind.chars().take(40).collect();

@@ -2,7 +2,7 @@
 
 mod execution;
 mod order;
-mod picture;
+pub(super) mod picture;
 mod plan;
 
 use std::path::{Path, PathBuf};

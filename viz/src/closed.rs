@@ -15,27 +15,34 @@ const LEAST_OF_A_RUN: usize = 3;
 /// A picture with fewer boxes than this shows all there is.
 const FEWEST_BOXES: usize = 8;
 
-/// Closes small blocks without blocks in them, and makes one box of operators in a row that compute positions or masks.
-pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
+/// What stays closed of a diagram.
+pub(crate) struct Closed {
+    /// For each box, whether it is a block that stays closed.
+    pub is_small: Vec<bool>,
+    /// Operators in a row that compute positions or masks: siblings.
+    pub runs: Vec<Vec<BoxId>>,
+}
+
+/// Finds small blocks without blocks in them, and operators in a row that compute positions or masks.
+pub(crate) fn find(diagram: &Diagram) -> Closed {
     let is_index = index_arithmetic(diagram);
-    let mut keep: Vec<BoxId> = diagram.ids().collect();
-    let mut boxes = diagram.boxes().to_vec();
-    let mut runs: Vec<Vec<BoxId>> = Vec::new();
+    let is_small: Vec<bool> = diagram.ids().map(|id| is_small(diagram, id, &is_index)).collect();
+    let is_free = |item: &DiagramBox| item.amount.as_ref().is_none_or(|amount| amount.value == 0.0);
+    let is_link = |id: &&BoxId| {
+        let item = diagram.get(**id);
+        is_index[id.index()] && is_operator(item) && is_free(item)
+    };
+    // A closed block, or a box inside one.
+    let mut is_shut = is_small.clone();
+    let mut runs = Vec::new();
     for id in diagram.ids() {
         let item = diagram.get(id);
-        if let Some(parent) = item.parent
-            && (keep[parent.index()] != parent || is_small(diagram, parent, &is_index))
-        {
-            keep[id.index()] = keep[parent.index()];
+        is_shut[id.index()] |= item.parent.is_some_and(|parent| is_shut[parent.index()]);
+        if is_shut[id.index()] {
             continue;
         }
-        let is_free = |item: &DiagramBox| item.amount.as_ref().is_none_or(|amount| amount.value == 0.0);
-        let is_link = |id: &&BoxId| {
-            let item = diagram.get(**id);
-            is_index[id.index()] && is_operator(item) && is_free(item)
-        };
         let mut rest = item.children.as_slice();
-        while !rest.is_empty() && !is_small(diagram, id, &is_index) {
+        while !rest.is_empty() {
             let stage = diagram.get(rest[0]).stage;
             let length =
                 rest.iter().take_while(is_link).take_while(|id| diagram.get(**id).stage == stage).count();
@@ -43,6 +50,21 @@ pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
                 runs.push(rest[..length].to_vec());
             }
             rest = &rest[length.max(1)..];
+        }
+    }
+    Closed { is_small, runs }
+}
+
+/// Closes what stays closed.
+pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
+    let Closed { is_small, runs } = find(diagram);
+    let mut keep: Vec<BoxId> = diagram.ids().collect();
+    let mut boxes = diagram.boxes().to_vec();
+    for id in diagram.ids() {
+        if let Some(parent) = diagram.get(id).parent
+            && (keep[parent.index()] != parent || is_small[parent.index()])
+        {
+            keep[id.index()] = keep[parent.index()];
         }
     }
     for run in runs {
@@ -65,6 +87,51 @@ pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
         }
     }
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
+}
+
+/// Puts a frame around each run of operators that compute positions or masks. Returns also which boxes stay closed until
+/// they are asked for: these frames, and small blocks.
+pub(crate) fn framed(diagram: &Diagram) -> (Diagram, Vec<BoxId>) {
+    let Closed { is_small, runs } = find(diagram);
+    let mut run_of: Vec<Option<usize>> = vec![None; diagram.boxes().len()];
+    for (index, run) in runs.iter().enumerate() {
+        run.iter().for_each(|member| run_of[member.index()] = Some(index));
+    }
+    let mut result = Diagram::new(diagram.get(BoxId::ROOT).clone());
+    result.amounts.clone_from(&diagram.amounts);
+    result.has_stages = diagram.has_stages;
+    let mut closed = Vec::new();
+    let mut new = vec![BoxId::ROOT; diagram.boxes().len()];
+    let mut frame_of = vec![BoxId::ROOT; runs.len()];
+    for id in diagram.ids().skip(1) {
+        let parent = new[diagram.get(id).parent.expect("only the root has no parent").index()];
+        let around = match run_of[id.index()] {
+            Some(run) => {
+                if runs[run][0] == id {
+                    let mut frame = joined(diagram, &runs[run]);
+                    let outer = &diagram.get(diagram.get(id).parent.unwrap_or(BoxId::ROOT)).path;
+                    let dot = if outer.is_empty() { "" } else { "." };
+                    frame.path = format!("{outer}{dot}{}", frame.title);
+                    frame_of[run] = result.add(parent, frame);
+                    closed.push(frame_of[run]);
+                }
+                frame_of[run]
+            }
+            None => parent,
+        };
+        new[id.index()] = result.add(around, diagram.get(id).clone());
+        if is_small[id.index()] {
+            closed.push(new[id.index()]);
+        }
+    }
+    for wire in diagram.wires() {
+        result.connect(
+            new[wire.source.index()],
+            wire.label.clone(),
+            wire.sinks.iter().map(|sink| new[sink.index()]),
+        );
+    }
+    (result, closed)
 }
 
 /// Tells for each box whether all that it computes follows from sizes, constants and whole numbers of the inputs, no parameter

@@ -76,7 +76,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
         }
         builder.enter(&mut diagram, &mut open, operator.block);
         let (_, parent) = *open.last().expect("the root stays open");
-        let id = diagram.add(parent, builder.operator(operator));
+        let id = diagram.add(parent, builder.operator(operator, &diagram.get(parent).path));
         for input in &operator.inputs {
             for maker in &makers[input.index()] {
                 wires.entry((*maker, *input)).or_default().push(id);
@@ -207,17 +207,41 @@ impl Builder<'_> {
         open.truncate(common.max(1));
         for id in &way[open.len()..] {
             let (above, parent) = *open.last().expect("the root stays open");
-            let frame = diagram.add(parent, self.block(*id, above));
+            let path = diagram.get(parent).path.clone();
+            let frame = diagram.add(parent, self.block(*id, above, &path));
             open.push((*id, frame));
         }
     }
 
-    fn block(&self, id: BlockId, above: BlockId) -> DiagramBox {
+    /// Returns a block's title and path, as its caller knows it.
+    ///
+    /// torch names a module after one owner. An activation that many share would be `stage4.2.act (call 12)` in
+    /// `stage1.0`: there it is `act`, so that blocks which differ in nothing else look alike, too.
+    fn called(&self, id: BlockId, above: BlockId, outer_path: &str) -> (String, String) {
         let block = self.graph.block(id);
-        let outer = &self.graph.block(above).module_path;
-        let title = block.path.strip_prefix(outer.as_str()).unwrap_or(&block.path).trim_start_matches('.');
-        let title = if title.is_empty() { &block.path } else { title };
+        let caller = self.graph.block(above);
+        let calls = caller.children.iter().filter(|call| self.graph.block(**call).module == block.module);
+        let ordinal = calls.take_while(|call| **call != id).count() + 1;
+        let owner = &caller.module_path;
+        let inner = match block.module_path.strip_prefix(owner.as_str()) {
+            Some(rest) if owner.is_empty() || rest.starts_with('.') => rest.trim_start_matches('.'),
+            _ => last_name(&block.module_path),
+        };
+        let inner = if inner.is_empty() { block.path.as_str() } else { inner };
+        let title = if ordinal > 1 { format!("{inner} (call {ordinal})") } else { inner.to_string() };
+        let dot = if outer_path.is_empty() { "" } else { "." };
+        let path = format!("{outer_path}{dot}{title}");
+        (title, path)
+    }
+
+    fn block(&self, id: BlockId, above: BlockId, outer_path: &str) -> DiagramBox {
+        let block = self.graph.block(id);
+        let (title, path) = self.called(id, above, outer_path);
+        let is_elsewhere = path != block.path;
         let mut attributes = vec![("class".to_string(), block.class.clone())];
+        if is_elsewhere {
+            attributes.push(("block".to_string(), block.path.clone()));
+        }
         let (elements, bytes) = self.parameters(block.operators.clone());
         let mut details = Vec::new();
         if elements > 0 {
@@ -226,8 +250,8 @@ impl Builder<'_> {
             details.push(format!("{} parameters", count(elements)));
         }
         DiagramBox {
-            path: block.path.clone(),
-            title: title.to_string(),
+            path,
+            title,
             subtitle: block.kind.clone(),
             details,
             attributes,
@@ -238,9 +262,8 @@ impl Builder<'_> {
         }
     }
 
-    fn operator(&self, operator: &Operator) -> DiagramBox {
+    fn operator(&self, operator: &Operator, block: &str) -> DiagramBox {
         let range = operator.id.0..operator.id.0 + 1;
-        let block = &self.graph.block(operator.block).path;
         let name = operator.short_name().trim_matches('_');
         let name = if name.is_empty() { operator.short_name() } else { name };
         let name = kept_whole(operator).unwrap_or(name);
@@ -328,6 +351,15 @@ impl Builder<'_> {
         }
         sum
     }
+}
+
+/// Returns a path's last name; with what it counts where it is a number: `experts.3`.
+fn last_name(path: &str) -> &str {
+    let mut start = path.rfind('.').map_or(0, |dot| dot + 1);
+    while start > 0 && path[start..].starts_with(|first: char| first.is_ascii_digit()) {
+        start = path[..start - 1].rfind('.').map_or(0, |dot| dot + 1);
+    }
+    &path[start..]
 }
 
 /// Writes a number with three digits: `25.6 M`.

@@ -39,7 +39,7 @@ pub use draw::{Caption, Color, draw};
 pub use explorer::{explorer, explorer_costs};
 pub use from_graph::{Amounts, Overlay, count, from_graph};
 pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
-pub use view::{Depth, MOST_BOXES, view};
+pub use view::{Depth, Levels, MOST_BOXES, view};
 
 mod bars;
 mod plots;

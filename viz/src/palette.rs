@@ -46,24 +46,24 @@ pub const STAGES: [Shade; 7] = [
     shade("#7a4fbf", "#b193ea"),
 ];
 
-/// Rising amounts of time: lighter is less on a light page, darker is less on a dark one.
+/// Rising amounts of time: lighter is less on a light page, darker is less on a dark one. Text stands on all of them.
 pub const COST: [Shade; 6] = [
     shade("#fff9e0", "#2a2417"),
-    shade("#fff0b3", "#40321a"),
-    shade("#fee391", "#5c451c"),
-    shade("#fec44f", "#7d591d"),
-    shade("#fe9929", "#a06c1f"),
-    shade("#ec7014", "#c47f25"),
+    shade("#fff0b3", "#3c2f19"),
+    shade("#fee391", "#513f1b"),
+    shade("#fec44f", "#674c1a"),
+    shade("#fe9929", "#7d5716"),
+    shade("#ec7014", "#915d0c"),
 ];
 
 /// Rising amounts of memory.
 pub const MEMORY: [Shade; 6] = [
     shade("#f2f9ee", "#18242a"),
-    shade("#d5eed8", "#1a343d"),
-    shade("#b3e0c8", "#1d4653"),
-    shade("#8bcfcf", "#205c6d"),
-    shade("#5db5d5", "#247389"),
-    shade("#3c97c8", "#2c8cab"),
+    shade("#d5eed8", "#1a333c"),
+    shade("#b3e0c8", "#1c434f"),
+    shade("#8bcfcf", "#1c5364"),
+    shade("#5db5d5", "#1b637a"),
+    shade("#3c97c8", "#14718e"),
 ];
 
 /// Fill and outline of a family of operators.
@@ -108,4 +108,30 @@ pub fn style_sheet(more: impl Fn(&mut String, &dyn Fn(Shade) -> &'static str)) -
         rules(&|shade| shade.light),
         rules(&|shade| shade.dark)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COST, MEMORY, Shade, TEXT};
+
+    /// Relative luminance of WCAG 2.
+    fn luminance(colour: &str) -> f64 {
+        let part = |at: usize| {
+            let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+            if value <= 0.03928 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
+    }
+
+    #[test]
+    fn text_can_be_read_on_every_amount() {
+        let contrast = |a: &str, b: &str| {
+            let (a, b) = (luminance(a) + 0.05, luminance(b) + 0.05);
+            a.max(b) / a.min(b)
+        };
+        for Shade { light, dark } in COST.iter().chain(&MEMORY) {
+            assert!(contrast(light, TEXT.light) >= 4.5, "{light}");
+            assert!(contrast(dark, TEXT.dark) >= 4.5, "{dark}");
+        }
+    }
 }

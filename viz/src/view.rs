@@ -37,8 +37,16 @@ pub enum Depth {
     At(u32),
 }
 
-/// Returns the diagram as it is to be drawn, and the depth that was chosen.
-pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, u32) {
+/// How many levels of boxes a picture shows, and of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Levels {
+    pub open: u32,
+    pub of: u32,
+}
+
+/// Returns the diagram as it is to be drawn, and its levels.
+pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, Levels) {
     let merged = merge_only_children(diagram);
     let deepest = |diagram: &Diagram| diagram.depths().into_iter().max().unwrap_or(0).clamp(1, DEEPEST);
     let is_whole = matches!(depth, Depth::At(depth) if depth >= deepest(&merged));
@@ -52,7 +60,7 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, u32) {
             (1..=deepest).rev().find(fits).unwrap_or(1)
         }
     };
-    (name_far_tensors(close(&folded, depth)), depth)
+    (name_far_tensors(close(&folded, depth)), Levels { open: depth, of: deepest })
 }
 
 /// Makes one box of a box and its only child: `conv1` and `conv2d` in it.

@@ -176,11 +176,11 @@ fn transformer(n_layers: usize) -> Diagram {
 
 #[test]
 fn equal_layers_are_drawn_once() {
-    let (view, depth) = view(&transformer(12), Depth::Automatic);
+    let (view, levels) = view(&transformer(12), Depth::Automatic);
     let titles: Vec<&str> = view.boxes().iter().map(|item| item.title.as_str()).collect();
     assert_eq!(titles, ["model", "ids", "mask", "embed", "layers.0–11", "norm", "attention", "add", "head"]);
     assert_eq!(view.boxes().iter().map(|item| item.repeat).max(), Some(12));
-    assert_eq!(depth, 2);
+    assert_eq!(levels.open, 2);
     insta::assert_snapshot!(picture(&transformer(12), Direction::TopToBottom, Color::Family));
 }
 
@@ -415,8 +415,8 @@ fn wrong_diagrams_are_refused() {
 #[test]
 fn an_empty_model_is_a_title() {
     picture(&root(), Direction::TopToBottom, Color::Family);
-    let (view, depth) = view(&root(), Depth::At(0));
-    assert_eq!((view.boxes().len(), depth), (1, 1));
+    let (view, levels) = view(&root(), Depth::At(0));
+    assert_eq!((view.boxes().len(), levels.open), (1, 1));
 }
 
 #[test]

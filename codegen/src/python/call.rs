@@ -1,9 +1,12 @@
 //! One operator as one line of Python.
 
 use operators::{Arithmetic, Mark, ShapeRule, find, has, plain};
-use tracer::{Argument, Constant, Node, Operand, Program, Role, TensorId};
+use tracer::{Constant, Node, Operand, Program, Role, TensorId};
 
-use super::spelling::{Spelling, dtype_of_code, memory_format, operator, spelling};
+use super::{
+    arguments::keyword,
+    spelling::{Spelling, dtype_of_code, memory_format, operator, spelling},
+};
 use crate::{
     fold::Folded,
     names::{Names, float, is_identifier, python_quoted as quoted},
@@ -25,9 +28,6 @@ pub(crate) struct Writer<'p> {
     /// Values that stand for others.
     pub folded: &'p Folded,
 }
-
-/// Arguments of `aten::tensor` that Python takes by name alone.
-const TENSOR: [Option<&str>; 4] = [None, Some("dtype"), Some("device"), Some("requires_grad")];
 
 /// The name space of what devices that share a layer do.
 const SHARED: &str = "shard";
@@ -523,17 +523,6 @@ pub(crate) fn constant_name(program: &Program, id: TensorId) -> String {
         Some(name) if is_identifier(name) => name.to_string(),
         _ => format!("k{}", id.0),
     }
-}
-
-/// Returns the name that Python is given for an argument: the trace's own, or that of an argument without a place in Python.
-pub(crate) fn keyword<'n>(name: &str, index: usize, argument: &'n Argument) -> Option<&'n str> {
-    let is_format = || matches!(argument.operand, Operand::Constant(Constant::Int(_) | Constant::None));
-    let implied = match name {
-        "tensor" => TENSOR.get(index).copied().flatten(),
-        "to" if index >= 4 && is_format() => Some("memory_format"),
-        _ => None,
-    };
-    argument.name.as_deref().or(implied)
 }
 
 fn is_dtype_position(name: &str, index: usize, node: &Node) -> bool {

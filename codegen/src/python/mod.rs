@@ -3,6 +3,7 @@
 //! Tensors keep their names: holders without code of their own stand where the model's modules stood, so the state
 //! dict's keys are the model's. One operator is one line, with the path of its module behind it.
 
+mod arguments;
 mod call;
 mod spelling;
 
@@ -10,15 +11,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use tracer::{Constant, NodeId, Operand, Program, Role, TensorId, ValueId};
 
+pub(crate) use self::{
+    arguments::keyword,
+    call::{constant_name, follows_device},
+};
 use call::Writer;
-pub(crate) use call::{constant_name, follows_device, keyword};
 
 use crate::{
     allowed::is_foreign,
     content::Content,
     error::CutError,
     fold::Folded,
-    manifest::{About, Cuts},
+    location,
+    manifest::{About, Cuts, was_training},
     names::{Names, comment, python_quoted as quoted},
     nodes::{Kind, kinds, leaves, split, values_of},
     opaque::{Function, functions},
@@ -160,17 +165,6 @@ fn foreign_operators<'p>(program: &'p Program, stage: &Stage) -> BTreeSet<&'p st
     });
     // What devices that share a layer do is no operator of a library.
     run.filter(|operator| is_foreign(operator) && split(operator).0 != "shard").collect()
-}
-
-/// Tells whether the model was traced in training mode: as most of its modules were.
-///
-/// The root alone is no witness: a wrapper made for tracing is in training mode unless told otherwise.
-pub fn was_training(program: &Program) -> bool {
-    let count = |mode: bool| {
-        let modes = program.modules.iter().filter_map(|module| module.attributes.get("training"));
-        modes.filter(|found| **found == Constant::Bool(mode)).count()
-    };
-    count(true) > count(false)
 }
 
 /// Returns values that must stay on the host: lengths of packed sequences.
@@ -383,7 +377,7 @@ fn forward(
                     [only] if is_unpacking => format!("({only},) = {call}"),
                     _ => format!("{} = {call}", left.join(", ")),
                 };
-                let place = path(program, *node);
+                let place = location::path(program, *node);
                 (text, if *is_repeated { format!("{place} (again)") } else { place })
             }
         };
@@ -520,17 +514,6 @@ fn is_counter(program: &Program, step: &Step, training: bool) -> bool {
     training
         && node.operator == "aten::add_"
         && program.tensors[tensor.index()].path.ends_with("num_batches_tracked")
-}
-
-/// Returns a node's module, with the number of its call when it is called again.
-pub(crate) fn path(program: &Program, node: NodeId) -> String {
-    let call = &program.calls[program.nodes[node.index()].call.index()];
-    let path = &program.modules[call.module.index()].path;
-    let path = if path.is_empty() { "model" } else { path };
-    match call.ordinal {
-        0 | 1 => path.to_string(),
-        ordinal => format!("{path} (call {ordinal})"),
-    }
 }
 
 fn is_tensor_input(program: &Program, carried: Carried) -> bool {

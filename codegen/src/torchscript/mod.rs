@@ -47,7 +47,7 @@ pub(crate) fn stage(
     let record = |name: &str, pieces: Vec<Piece>| Record { name: format!("{folder}/{name}"), pieces };
     let bytes = |bytes: Vec<u8>| vec![Piece::Bytes(bytes)];
 
-    let training = crate::python::was_training(program);
+    let training = crate::manifest::was_training(program);
     let mut root = Pickle::new();
     tree.pickle(&mut root, program, &storages, training);
     records.push(record("data.pkl", bytes(root.finish())));

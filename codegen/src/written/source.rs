@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     allowed::{is_foreign, is_listed},
+    location,
     names::comment,
     nodes::{is_detour, split},
-    python,
 };
 
 /// A line that runs an operator.
@@ -42,7 +42,7 @@ impl Sources {
     pub fn new(program: &Program) -> Self {
         let nodes = program.nodes.iter().enumerate().filter(|(_, node)| !is_detour(&node.operator));
         let lines = nodes.map(|(index, node)| Line {
-            place: comment(&python::path(program, NodeId(index as u32))),
+            place: comment(&location::path(program, NodeId(index as u32))),
             word: word(&node.operator),
         });
         let model: Vec<Line> = lines.filter(|line| !passes(&line.word)).collect();

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Mutex};
 use simulator::order::Kind;
 use tch::{Device, Tensor};
 
-use super::{is_float, seeded::Roots, stage::TorchStage};
+use super::{kinds::is_float, seeded::Roots, stage::TorchStage};
 use crate::{Backend, BackendError};
 
 /// What a backend needs to know.

@@ -12,7 +12,9 @@ use std::{
 use tch::{CModule, Device, IValue, Tensor};
 
 use super::{
-    WholeModel, carries_gradient, memory,
+    WholeModel,
+    kinds::carries_gradient,
+    memory,
     precision::{self, Tf32},
     stage::flatten,
     timer::{Timer, Watch},

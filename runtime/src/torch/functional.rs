@@ -5,7 +5,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{carries_gradient, is_complex};
+use super::kinds::{carries_gradient, is_complex};
 use crate::BackendError;
 
 /// Returns Σ w·y over outputs, given with their positions; the weights w depend on the seed and the position alone.

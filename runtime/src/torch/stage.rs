@@ -9,7 +9,7 @@ use simulator::order::Kind;
 use tch::{CModule, Device, IValue, Tensor};
 
 use super::{
-    carries_gradient,
+    kinds::carries_gradient,
     seeded::{Grad, Roots},
 };
 use crate::BackendError;

@@ -1,8 +1,12 @@
 //! The what-if grid of a report: the same stages, simulated again for each schedule, number of micro-batches and
 //! link speed.
+//!
+//! Steps at the plan's link speeds are also drawn, as many as keep the page small.
 
-use schema::{Plan, ReportWhatIf, SimulatedPlan, WhatIfCell};
+use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfCell};
 use simulator::{PlanOptions, PlannedStep, order::Schedule};
+
+use crate::commands::simulate::picture;
 
 /// Schedules worth a row beside the plan's own, simplest first.
 const SCHEDULES: [Schedule; 9] = [
@@ -24,9 +28,14 @@ const QUARTERS: [u32; 5] = [1, 2, 4, 8, 16];
 const MOST_OPS: usize = 1_500_000;
 /// Searched orders beyond this many operations are left out: the search is not linear.
 const MOST_SEARCHED_OPS: u64 = 6_000;
+/// Operations of a step that is drawn, and of all of them: some two bytes of the page for each.
+const MOST_DRAWN_OPS: usize = 2_000;
+const MOST_DRAWN_OPS_IN_ALL: usize = 8_000;
 
 /// Simulates the grid. A cell that cannot run says why; a schedule that never can has no row.
-pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
+///
+/// Returns also steps to be drawn, by the number of their cell.
+pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> (ReportWhatIf, Vec<(usize, Timeline)>) {
     let mut counts: Vec<u32> = QUARTERS
         .iter()
         .filter_map(|quarters| plan.micro_batches.checked_mul(*quarters))
@@ -42,22 +51,30 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
     if let Some(own) = own.filter(|own| !schedules.contains(own)) {
         schedules.insert(0, own);
     }
-    let mut left = MOST_OPS;
+    let mut left = Left { simulated: MOST_OPS, drawn: MOST_DRAWN_OPS_IN_ALL };
     let mut kept = Vec::new();
     for schedule in schedules {
-        let mut cells: Vec<Vec<WhatIfCell>> = vec![Vec::new(); LINKS.len()];
+        let mut cells: Vec<Vec<Cell>> = vec![Vec::new(); LINKS.len()];
         for count in &counts {
             for (cells, cell) in cells.iter_mut().zip(column(plan, schedule, *count, &mut left)) {
                 cells.push(cell);
             }
         }
-        let runs = cells.iter().flatten().any(|cell| cell.step.is_some());
+        let runs = cells.iter().flatten().any(|(cell, _)| cell.step.is_some());
         if runs || Some(schedule) == own {
             kept.push((schedule, cells));
         }
     }
     let position = |of: Option<usize>| of.unwrap_or(0);
-    ReportWhatIf {
+    let mut cells = Vec::new();
+    let mut steps = Vec::new();
+    for (cell, step) in
+        (0..LINKS.len()).flat_map(|link| kept.iter().flat_map(move |(_, all)| all[link].clone()))
+    {
+        steps.extend(step.map(|step| (cells.len(), step)));
+        cells.push(cell);
+    }
+    let grid = ReportWhatIf {
         planned: (
             AS_PLANNED,
             position(kept.iter().position(|(schedule, _)| Some(*schedule) == own)),
@@ -67,17 +84,27 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> ReportWhatIf {
         schedules: kept.iter().map(|(schedule, _)| schedule.name().to_string()).collect(),
         summaries: kept.iter().map(|(schedule, _)| schedule.summary().to_string()).collect(),
         links: LINKS.to_vec(),
-        cells: (0..LINKS.len())
-            .flat_map(|link| kept.iter().flat_map(move |(_, all)| all[link].clone()))
-            .collect(),
-    }
+        cells,
+    };
+    (grid, steps)
 }
 
+/// What is still simulated and drawn.
+struct Left {
+    simulated: usize,
+    drawn: usize,
+}
+
+/// An answer, and its step where it is drawn.
+type Cell = (WhatIfCell, Option<Timeline>);
+
 /// Simulates one schedule and number of micro-batches at every link speed; the order is made once.
-fn column(plan: &Plan, schedule: Schedule, micro_batches: u32, left: &mut usize) -> Vec<WhatIfCell> {
-    let no = |reason: String| vec![WhatIfCell { reason: Some(reason), ..WhatIfCell::default() }; LINKS.len()];
+fn column(plan: &Plan, schedule: Schedule, micro_batches: u32, left: &mut Left) -> Vec<Cell> {
+    let no = |reason: String| {
+        vec![(WhatIfCell { reason: Some(reason), ..WhatIfCell::default() }, None); LINKS.len()]
+    };
     let ops = 3 * plan.stages.len() as u64 * u64::from(micro_batches);
-    if ops > *left as u64 || (schedule.depends_on_costs() && ops > MOST_SEARCHED_OPS) {
+    if ops > left.simulated as u64 || (schedule.depends_on_costs() && ops > MOST_SEARCHED_OPS) {
         return no("too large to be simulated for a report; `model-analyze simulate` does it".to_string());
     }
     let options = PlanOptions {
@@ -89,11 +116,21 @@ fn column(plan: &Plan, schedule: Schedule, micro_batches: u32, left: &mut usize)
         Ok(step) => step,
         Err(error) => return no(error.to_string()),
     };
-    *left = left.saturating_sub(LINKS.len() * step.order.n_ops());
-    LINKS.iter().map(|factor| cell(&step, *factor)).collect()
+    let n_ops = step.order.n_ops();
+    left.simulated = left.simulated.saturating_sub(LINKS.len() * n_ops);
+    let is_drawn = n_ops <= MOST_DRAWN_OPS.min(left.drawn);
+    if is_drawn {
+        left.drawn -= n_ops;
+    }
+    let cell = |(link, factor): (usize, &f64)| {
+        let drawn = (is_drawn && link == AS_PLANNED).then_some(plan);
+        cell(&step, *factor, drawn)
+    };
+    LINKS.iter().enumerate().map(cell).collect()
 }
 
-fn cell(step: &PlannedStep, factor: f64) -> WhatIfCell {
+/// Simulates one cell; with a plan, its step is drawn.
+fn cell(step: &PlannedStep, factor: f64, drawn: Option<&Plan>) -> Cell {
     let mut machine = step.machine.clone();
     for link in machine.levels.iter_mut().chain(machine.links.values_mut()) {
         link.bandwidth *= factor;
@@ -104,13 +141,14 @@ fn cell(step: &PlannedStep, factor: f64) -> WhatIfCell {
                 let limit = device.memory.filter(|limit| *limit > 0)?;
                 Some(memory.peak as f64 / limit as f64)
             });
-            WhatIfCell {
+            let cell = WhatIfCell {
                 step: Some(schema::Seconds(timeline.step as f64 / 1e9)),
                 bubble: Some(timeline.bubble()),
                 memory: full.reduce(f64::max),
                 reason: None,
-            }
+            };
+            (cell, drawn.map(|plan| picture::of_step(plan, step, &timeline)))
         }
-        Err(error) => WhatIfCell { reason: Some(error.to_string()), ..WhatIfCell::default() },
+        Err(error) => (WhatIfCell { reason: Some(error.to_string()), ..WhatIfCell::default() }, None),
     }
 }

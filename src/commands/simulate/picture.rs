@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use schema::{Bytes, Flow, MemoryCurve, Plan, TIMELINE_VERSION, Timeline, TimelineSpan, Track};
 use simulator::{
-    Clock, Span, Stream, Work,
+    Clock, PlannedStep, Span, Stream, Work,
     order::{Kind, Op, Order},
 };
 
@@ -80,7 +80,15 @@ fn compute_span(op: Op, partner: Option<Op>, start: u64, end: u64) -> TimelineSp
 
 /// Returns the timeline of a plan.
 pub(super) fn of_plan(plan: &Plan, simulated: &Simulated) -> Timeline {
-    let (step, timeline) = (&simulated.step, &simulated.timeline);
+    of_step(plan, &simulated.step, &simulated.timeline)
+}
+
+/// Returns the timeline of a plan's step, perhaps under another schedule.
+pub(in crate::commands) fn of_step(
+    plan: &Plan,
+    step: &PlannedStep,
+    timeline: &simulator::Timeline,
+) -> Timeline {
     // Devices that run something, in the order of the programs.
     let mut by_stream: BTreeMap<(usize, Stream), Vec<usize>> = BTreeMap::new();
     for (id, task) in timeline.tasks.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use ::safetensors::{Dtype, tensor::Metadata};
 
-use super::weights::role_by_name;
+use super::state_dict::role_by_name;
 use crate::{
     bytes::{Bytes, part, start},
     error::TraceError,

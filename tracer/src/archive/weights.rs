@@ -2,8 +2,10 @@
 
 use super::{
     other,
-    pickle::{Object, ObjectId, Pickle},
-    read_archive_at, safetensors,
+    pickle::Pickle,
+    safetensors,
+    script::read_archive_at,
+    state_dict::{MAX_DEPTH, dictionary, role_by_name},
     tensor::{self, Extents},
     zip::Records,
 };
@@ -11,11 +13,8 @@ use crate::{
     bytes::Bytes,
     error::TraceError,
     export::{self, Generation},
-    program::{DType, Role, Tensor},
+    program::{Role, Tensor},
 };
-
-/// Dictionaries inside one another: `{"model": {"state_dict": {…}}}`.
-pub(crate) const MAX_DEPTH: usize = 4;
 
 /// Reads where the tensors of a state dict, a `.safetensors` file or a script module lie, and their sizes; never their elements.
 ///
@@ -67,36 +66,4 @@ pub fn read_tensors_at(bytes: &dyn Bytes) -> Result<Vec<Tensor>, TraceError> {
         }));
     }
     Ok(tensors)
-}
-
-/// Tells parameters from buffers where a file does not: batch norm's names, and numbers that cannot train.
-pub fn role_by_name(path: &str, dtype: DType) -> Role {
-    let name = path.rsplit('.').next().unwrap_or(path);
-    match name {
-        "running_mean" | "running_var" | "num_batches_tracked" => Role::Buffer,
-        _ if dtype.is_float() || dtype.is_complex() => Role::Parameter,
-        _ => Role::Buffer,
-    }
-}
-
-/// Finds the outermost dictionary that holds tensors, and its tensors by name.
-pub(crate) fn dictionary<'a>(
-    pickle: &'a Pickle<'_>,
-    id: ObjectId,
-    depth: usize,
-) -> Option<Vec<(&'a str, ObjectId)>> {
-    let Object::Dict(pairs) = pickle.get(id) else { return None };
-    let is_tensor = |id: &ObjectId| matches!(pickle.get(*id), Object::Tensor { .. });
-    let named: Vec<(&str, ObjectId)> = pairs
-        .iter()
-        .filter_map(|(key, value)| match pickle.get(*key) {
-            Object::Str(name) if is_tensor(value) => Some((*name, *value)),
-            _ => None,
-        })
-        .collect();
-    if !named.is_empty() {
-        return Some(named);
-    }
-    let depth = depth.checked_sub(1)?;
-    pairs.iter().find_map(|(_, value)| dictionary(pickle, *value, depth))
 }

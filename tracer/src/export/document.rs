@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use indexmap::IndexMap;
 use serde::{Deserialize, de::IgnoredAny};
 
+/// Sizes of a tensor; torch's own limit.
+pub(super) const MAX_DIMENSIONS: usize = 64;
 /// A whole exported program.
 #[derive(Deserialize)]
 pub(super) struct Document {
@@ -155,6 +157,16 @@ pub(super) struct Device {
     #[serde(rename = "type")]
     pub type_: String,
     pub index: Option<i64>,
+}
+
+impl Device {
+    /// Returns `cpu`, `cuda:1`.
+    pub(super) fn shown(&self) -> String {
+        match self.index {
+            Some(index) => format!("{}:{index}", self.type_),
+            None => self.type_.clone(),
+        }
+    }
 }
 
 #[derive(Deserialize)]

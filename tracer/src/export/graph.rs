@@ -13,13 +13,12 @@ use operators::{
 };
 
 use super::{
-    MAX_DIMENSIONS,
     codes::{self, STRIDED},
     document::{
-        Argument as Given, Document, Float, Graph, InputSpec, Named, NamedArgument, Node as GivenNode,
-        OptionalTensor, OutputSpec, Symbolic, TensorMeta,
+        Argument as Given, Document, Float, Graph, InputSpec, MAX_DIMENSIONS, Named, NamedArgument,
+        Node as GivenNode, OptionalTensor, OutputSpec, Symbolic, TensorMeta,
     },
-    export,
+    generation::export,
     output::output,
     scopes::frames,
     sizes::OpenSizes,
@@ -788,7 +787,7 @@ impl<'d> Reader<'d> {
             Given::AsScalarType(given) => code(codes::scalar_type(*given), "element type", *given)?,
             Given::AsLayout(given) => code(codes::layout(*given), "layout", *given)?,
             Given::AsMemoryFormat(given) => code(codes::memory_format(*given), "memory format", *given)?,
-            Given::AsDevice(device) => Operand::Constant(Constant::Device(super::device(device))),
+            Given::AsDevice(device) => Operand::Constant(Constant::Device(device.shown())),
             Given::AsGraph(_) => {
                 return Err(export("a graph is passed to an operator that takes none".to_owned()));
             }
@@ -1004,7 +1003,7 @@ fn tensor_type(meta: &TensorMeta) -> TensorType {
         shape: sizes(&meta.sizes),
         strides: if meta.layout == STRIDED { sizes(&meta.strides) } else { None },
         requires_grad: None,
-        device: Some(super::device(&meta.device)),
+        device: Some(meta.device.shown()),
     }
 }
 

@@ -7,16 +7,16 @@ use std::collections::HashMap;
 use indexmap::IndexMap;
 
 use super::{
-    Generation, MAX_DIMENSIONS,
     codes::{STRIDED, dtype},
-    document::{Payload, Payloads, TensorMeta},
-    export,
+    document::{MAX_DIMENSIONS, Payload, Payloads, TensorMeta},
+    generation::{Generation, export},
+    record::json,
 };
 use crate::{
     archive::{
         pickle::Pickle,
+        state_dict::{MAX_DEPTH, dictionary},
         tensor::{Extents, end, tensor},
-        weights::{MAX_DEPTH, dictionary},
         zip::{Extent, Records},
     },
     bytes::{Bytes, Slice},
@@ -83,7 +83,7 @@ impl Weights {
         folder: &str,
         records: &mut Records<'_>,
     ) -> Result<HashMap<String, Place>, TraceError> {
-        let payloads: Payloads = super::json(records, config)?;
+        let payloads: Payloads = json(records, config)?;
         let mut extents = HashMap::new();
         let mut places = HashMap::new();
         for (name, Payload { path_name, use_pickle, tensor_meta }) in payloads.config {
@@ -151,7 +151,7 @@ pub(super) fn described(name: &str, meta: &TensorMeta) -> Result<(DType, Vec<u64
         .ok_or_else(|| export(format!("`{name}` has element type {}, which is not read", meta.dtype)))?;
     let shape =
         fixed(&meta.sizes).ok_or_else(|| export(format!("`{name}` has sizes that are no numbers")))?;
-    Ok((dtype, shape, super::device(&meta.device)))
+    Ok((dtype, shape, meta.device.shown()))
 }
 
 fn fixed(sizes: &[super::document::SymInt]) -> Option<Vec<u64>> {

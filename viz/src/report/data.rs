@@ -5,18 +5,21 @@ use schema::{ReportGraph, Seconds};
 
 use super::input::Report;
 use crate::{
+    closed,
     diagram::{BoxId, Diagram, Family},
     from_graph::{Overlay, from_graph},
     text::clean,
     view::{merge_only_children, runs},
 };
 
-/// Returns the boxes of a report: as in the pictures, a box with one box in it is one.
-pub(super) fn diagram(report: &Report<'_>) -> Diagram {
+/// Returns the boxes of a report, and those that open only where they are asked for.
+///
+/// As in the pictures, a box with one box in it is one; masks and positions are a frame of their own.
+pub(super) fn diagram(report: &Report<'_>) -> (Diagram, Vec<BoxId>) {
     let whole = from_graph(report.graph, &Overlay { amounts: None, stages: report.stages });
-    let mut diagram = merge_only_children(&whole);
+    let (mut diagram, closed) = closed::framed(&merge_only_children(&whole));
     diagram.set_title(report.name());
-    diagram
+    (diagram, closed)
 }
 
 /// Texts, each once.
@@ -39,7 +42,7 @@ impl Strings {
 }
 
 /// Returns the columns. O(boxes + tensors · readers · depth).
-pub(super) fn columns(report: &Report<'_>, diagram: &Diagram) -> ReportGraph {
+pub(super) fn columns(report: &Report<'_>, diagram: &Diagram, closed: &[BoxId]) -> ReportGraph {
     let mut strings = Strings::default();
     strings.add("");
     let sums = Sums::new(report);
@@ -76,6 +79,7 @@ pub(super) fn columns(report: &Report<'_>, diagram: &Diagram) -> ReportGraph {
             .attributes
             .push(attributes.flat_map(|(name, value)| [name, value]).map(|text| strings.add(text)).collect());
     }
+    graph.closed = closed.iter().map(|id| id.0).collect();
     graph.runs = runs(diagram).into_iter().map(|run| (run[0].0, run.len() as u32)).collect();
     for wire in diagram.wires() {
         let ends = wire.sinks.iter().map(|sink| sink.0);

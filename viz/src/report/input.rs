@@ -31,6 +31,8 @@ pub struct Planned<'a> {
     pub timeline: &'a Timeline,
     /// The same plan under other circumstances.
     pub what_if: Option<&'a ReportWhatIf>,
+    /// Its steps that are drawn, by the number of their cell.
+    pub what_if_steps: &'a [(usize, Timeline)],
 }
 
 /// Where a report comes from.

@@ -47,7 +47,7 @@ fn model_cards(out: &mut String, report: &Report<'_>) {
         card(
             out,
             "",
-            "Activations kept",
+            "Saved activations",
             &Bytes(total.saved_bytes).to_string(),
             &format!("in {}", plural(graph.operators.len(), "operator")),
         );
@@ -75,7 +75,7 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         "",
         "Predicted step",
         &simulated.step_seconds.to_string(),
-        &format!("{per_micro_batch} a micro-batch, {} of them", simulated.micro_batches),
+        &format!("{per_micro_batch} per micro-batch, {} of them", simulated.micro_batches),
     );
     let idle = simulated.split.bubble.0 / simulated.step_seconds.0.max(f64::MIN_POSITIVE);
     card(
@@ -83,14 +83,14 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         "",
         "Bubble",
         &percent(simulated.bubble),
-        &format!("of device time is idle; the order alone makes {}", percent(idle.max(0.0))),
+        &format!("of device time is idle, {} by the order of operations alone", percent(idle.max(0.0))),
     );
     let loads = loads(plan);
     let slowest = (0..loads.len()).max_by(|a, b| loads[*a].0.total_cmp(&loads[*b].0).then(b.cmp(a)));
     if let Some(stage) = slowest {
         let mean = loads.iter().map(|load| load.0).sum::<f64>() / loads.len() as f64;
         let planned = &plan.stages[stage];
-        let note = format!("{} a micro-batch on {}", loads[stage], few(&planned.devices, 2));
+        let note = format!("{} per micro-batch on {}", loads[stage], few(&planned.devices, 2));
         card(out, "", "Bottleneck", &format!("Stage {stage}"), &note);
         if loads.len() > 1 && mean > 0.0 {
             card(
@@ -124,7 +124,7 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
                 format!("no plan is faster than {bound}"),
             ),
         };
-        card(out, "", "From the optimum", &figure, &note);
+        card(out, "", "Optimality gap", &figure, &note);
     }
 }
 

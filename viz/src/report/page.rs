@@ -30,8 +30,8 @@ const STYLE: &str = include_str!("app/style.css");
 
 /// Writes the report as one HTML file.
 pub fn html(report: &Report<'_>) -> String {
-    let diagram = data::diagram(report);
-    let graph = data::columns(report, &diagram);
+    let (diagram, closed) = data::diagram(report);
+    let graph = data::columns(report, &diagram, &closed);
     let code = embed::squeezed(&format!("(async()=>{{\"use strict\";\n{CODE}\n}})();"));
     let style = embed::squeezed(&format!("{}{STYLE}", colours()));
     let mut page = String::new();
@@ -62,6 +62,11 @@ pub fn html(report: &Report<'_>) -> String {
     let json = |value: serde_json::Result<String>| value.unwrap_or_else(|_| "null".to_string());
     page.push_str(&embed::data("data", &json(serde_json::to_string(&data)), embed::OWN_LIMIT));
     if let Some(planned) = &report.planned {
+        let steps: Vec<(usize, schema::ReportTimeline)> =
+            planned.what_if_steps.iter().map(|(cell, step)| (*cell, timeline::step_columns(step))).collect();
+        if !steps.is_empty() {
+            page.push_str(&embed::data("steps", &json(serde_json::to_string(&steps)), embed::OWN_LIMIT));
+        }
         page.push_str(&embed::data("plan", &json(serde_json::to_string(planned.plan)), embed::PLAIN_LIMIT));
     }
     let _ = write!(page, "<script>{code}</script>\n</body>\n</html>\n");
@@ -71,14 +76,14 @@ pub fn html(report: &Report<'_>) -> String {
 const GRAPH: &str = "<section id=\"graph\" class=\"js\"><h2>Graph</h2>
 <div class=\"tools\"><label>Find <input id=\"find\" type=\"search\" placeholder=\"name or /pattern/\" autocomplete=\"off\" spellcheck=\"false\"></label><output id=\"found\" for=\"find\"></output>
 <label>Colour <select id=\"color\"></select></label>
-<span class=\"group\" role=\"group\" aria-label=\"Boxes\"><button id=\"less\" title=\"Close one level\">Less</button><button id=\"more\" title=\"Open one level\">More</button><button id=\"all\">Open all</button></span>
-<span class=\"group\" role=\"group\" aria-label=\"View\"><button id=\"out\" aria-label=\"Smaller\" title=\"Smaller (-)\">−</button><button id=\"fit\" title=\"Show everything (0)\">Fit</button><button id=\"in\" aria-label=\"Larger\" title=\"Larger (+)\">+</button><button id=\"turn\" title=\"Turn: downwards or to the right\">Turn</button></span></div>
+<span class=\"group\" role=\"group\" aria-label=\"Boxes\"><button id=\"less\" title=\"Close the innermost level\">Collapse level</button><button id=\"more\" title=\"Open the outermost closed level\">Expand level</button><button id=\"all\">Expand all</button></span>
+<span class=\"group\" role=\"group\" aria-label=\"View\"><button id=\"out\" aria-label=\"Smaller\" title=\"Smaller (-)\">−</button><button id=\"fit\" title=\"Show everything (0)\">Fit</button><button id=\"in\" aria-label=\"Larger\" title=\"Larger (+)\">+</button><button id=\"turn\" title=\"Downwards or to the right\">Rotate layout</button></span></div>
 <div class=\"split\"><div id=\"stage\"><svg id=\"canvas\" tabindex=\"0\" role=\"tree\" aria-label=\"Blocks of the model\" aria-describedby=\"keys\"></svg><p class=\"legend\" id=\"legend\"></p></div><aside id=\"details\" aria-live=\"polite\"></aside></div>
-<p class=\"note\" id=\"keys\">Click or Enter opens a box · arrows walk · + − 0 zoom · drag moves, Ctrl and the wheel zoom · / finds. A pile stands for equal blocks; its ×N opens it.</p></section>
+<p class=\"note\" id=\"keys\">Click or Enter opens a box · arrow keys walk, Home and End jump, x unfolds ×N · + − 0 zoom · drag moves, Ctrl and the wheel zoom · / finds. Stacked boxes are identical blocks.</p></section>
 ";
-const TIMELINE: &str = "<section id=\"timeline\" class=\"js\"><h2>Timeline and memory</h2><div class=\"tools\"><span class=\"group\" role=\"group\" aria-label=\"Time\"><button data-zoom=\"out\" aria-label=\"Smaller\">−</button><button data-zoom=\"fit\">Whole step</button><button data-zoom=\"in\" aria-label=\"Larger\">+</button></span><span id=\"kinds\" class=\"legend\"></span></div><div id=\"charts\"></div></section>
+const TIMELINE: &str = "<section id=\"timeline\" class=\"js\"><h2>Timeline and memory</h2><div class=\"tools\"><span class=\"group\" role=\"group\" aria-label=\"Time\"><button data-zoom=\"out\" aria-label=\"Smaller\" title=\"Smaller (-)\">−</button><button data-zoom=\"fit\">Whole step</button><button data-zoom=\"in\" aria-label=\"Larger\">+</button></span><button id=\"planned\" hidden>Back to the plan</button><span id=\"kinds\" class=\"legend\"></span></div><div id=\"charts\"></div></section>
 ";
-const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time for each micro-batch. Dashed is the plan, ★ the best that fits, ✕ does not fit.</p>
+const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time per micro-batch. ★ is the best that fits, ✕ does not fit, dashed is the plan. Choose a cell to see its step in the timeline above.</p>
 <div class=\"tools\"><label>Show <select id=\"metric\"></select></label><span class=\"group\" role=\"group\" aria-label=\"Link speed\" id=\"links\"></span></div><div class=\"scroll\" id=\"grid\"></div><p id=\"answer\" aria-live=\"polite\"></p></section>
 ";
 

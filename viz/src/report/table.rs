@@ -85,7 +85,7 @@ pub(super) fn section(out: &mut String, diagram: &Diagram, graph: &ReportGraph) 
     if hidden > 0 {
         let _ = writeln!(
             out,
-            "<p class=\"note\">Operators that cost nothing are left out. Opened to depth {depth}; {} further in are in the graph above and in `model-analyze inspect`.</p>",
+            "<p class=\"note\">Operators that cost nothing are left out. The table shows {depth} of {deepest} levels; {} further in are in the graph above and in `model-analyze inspect`.</p>",
             plural(hidden, "row")
         );
     }
@@ -113,12 +113,17 @@ fn rows(diagram: &Diagram, graph: &ReportGraph) -> Vec<Row> {
             repeat[member.index()] = 0;
         }
     }
+    let mut is_closed = vec![false; diagram.boxes().len()];
+    graph.closed.iter().for_each(|id| is_closed[*id as usize] = true);
     let mut rows = Vec::new();
     let mut stack: Vec<(BoxId, u32)> = vec![(BoxId::ROOT, 0)];
     while let Some((id, depth)) = stack.pop() {
         let item = diagram.get(id);
         if depth > 0 && !item.family.is_terminal() && !is_free(diagram, graph, id) {
             rows.push(Row { id, depth, repeat: repeat[id.index()] });
+        }
+        if is_closed[id.index()] {
+            continue;
         }
         let children = item.children.iter().rev().filter(|child| repeat[child.index()] > 0);
         stack.extend(children.map(|child| (*child, depth + 1)));

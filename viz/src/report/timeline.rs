@@ -10,9 +10,22 @@ const MOST_DEVICES: usize = 64;
 const MOST_SPANS: usize = 120_000;
 /// Points of a memory curve beyond this are thinned; peaks stay.
 const MOST_POINTS: usize = 4000;
+/// The same for a step of the what-if grid, of which there are many.
+const MOST_POINTS_OF_A_STEP: usize = 120;
+
+/// Returns the columns of a step of the what-if grid: what devices compute, and their memory.
+pub(super) fn step_columns(timeline: &Timeline) -> ReportTimeline {
+    let mut columns = with_points("simulated", timeline, MOST_POINTS_OF_A_STEP);
+    columns.tracks.retain(|track| track.stream == "compute");
+    columns
+}
 
 /// Returns the columns of a timeline.
 pub(super) fn columns(title: &str, timeline: &Timeline) -> ReportTimeline {
+    with_points(title, timeline, MOST_POINTS)
+}
+
+fn with_points(title: &str, timeline: &Timeline, most_points: usize) -> ReportTimeline {
     let n_devices = timeline.devices.len();
     let mut shown = 0;
     let mut spans = 0;
@@ -31,7 +44,12 @@ pub(super) fn columns(title: &str, timeline: &Timeline) -> ReportTimeline {
         end: timeline.end,
         devices: timeline.devices[..shown].iter().map(|name| clean(name).into_owned()).collect(),
         tracks: timeline.tracks.iter().filter(|track| is_shown(track.device)).map(track).collect(),
-        memory: timeline.memory.iter().filter(|curve| is_shown(curve.device)).map(memory).collect(),
+        memory: timeline
+            .memory
+            .iter()
+            .filter(|curve| is_shown(curve.device))
+            .map(|curve| memory(curve, most_points))
+            .collect(),
         left_out: n_devices - shown,
     }
 }
@@ -72,9 +90,9 @@ pub(super) fn letter(kind: SpanKind) -> char {
     }
 }
 
-fn memory(curve: &MemoryCurve) -> ReportMemory {
+fn memory(curve: &MemoryCurve, most_points: usize) -> ReportMemory {
     // Of neighbours that become one, the largest stays: a peak is what a reader looks for.
-    let step = curve.points.len().div_ceil(MOST_POINTS).max(1);
+    let step = curve.points.len().div_ceil(most_points).max(1);
     let mut points = Vec::with_capacity(curve.points.len().div_ceil(step));
     let mut before = 0;
     for few in curve.points.chunks(step) {

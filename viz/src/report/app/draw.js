@@ -1,6 +1,9 @@
 // Drawing: only what is on the screen, and only as much of it as can be read.
 const canvas = $("canvas");
 const view = { x: 0, y: 0, k: 1 };
+// Smaller than this, words are not drawn and boxes are spots of colour.
+const FAR = 0.42;
+const TINY = 7;
 let selected = -1;
 let marked = new Set();
 let litStage = -1;
@@ -32,10 +35,11 @@ function step(box) {
 function boxClass(box) {
   const amount = COLOURS[colour];
   let name = "box";
-  const isFrame = isOpen[box] && kids[box].length;
+  // A frame of a few pixels is a spot of its colour.
+  const isFrame = isOpen[box] && kids[box].length && Math.min(W[box], H[box]) * view.k >= TINY;
   if (isFrame) name += " frame d" + ((level[box] - 1) % 3);
   else if (G.family[box] >= 9) name += " end";
-  else if (colour === "kind") name += kids[box].length ? " f0" : " f" + G.family[box];
+  else if (colour === "kind") name += " f" + Math.max(0, does[box]);
   else if (amount.values) {
     const at = step(box);
     if (at >= 0) name += " " + amount.letter + at;
@@ -66,9 +70,7 @@ const scene = svg("g", {});
 canvas.append(scene);
 
 // Draws again: everything in and near the window.
-function draw() {
-  const width = canvas.clientWidth || 800;
-  const height = canvas.clientHeight || 600;
+function draw([width, height] = [canvas.clientWidth || 800, canvas.clientHeight || 600]) {
   const edge = 0.4;
   const window = {
     left: (-view.x - edge * width) / view.k,
@@ -79,6 +81,9 @@ function draw() {
   const under = [];
   const wires = [];
   const over = [];
+  const labels = [];
+  // Where something stands already: [left, top, right, bottom].
+  const taken = [];
   const isSeen = (x, y, w, h) => x < window.right && x + w > window.left && y < window.bottom && y + h > window.top;
   const stack = [[0, 0, 0]];
   while (stack.length) {
@@ -88,21 +93,27 @@ function draw() {
       const [kx, ky] = [x + X[kid], y + Y[kid]];
       if (!isSeen(kx, ky, W[kid] + 8, H[kid] + 8)) continue;
       const isFrame = isOpen[kid] && kids[kid].length;
-      const isTiny = Math.min(W[kid], H[kid]) * view.k < 7;
+      const isTiny = Math.min(W[kid], H[kid]) * view.k < TINY;
       if (isFrame && !isTiny) {
         under.push(rectangle(kid, kx, ky));
-        if (view.k > 0.3) head(kid, kx, ky, over);
+        if (view.k > FAR) {
+          head(kid, kx, ky, over);
+          taken.push([kx, ky, kx + 26 + widthOf(shown(kid), BOLD) + widthOf(small(kid), PLAIN), ky + HEAD - 4]);
+        }
         stack.push([kid, kx, ky]);
       } else {
         if (pile(kid) > 1 && !isTiny) {
           for (const by of [6, 3]) over.push(rectangle(kid, kx + by, ky + by, true));
         }
         over.push(rectangle(kid, kx, ky));
-        if (view.k > 0.3) words(kid, kx, ky, over);
+        taken.push([kx - 1, ky - 1, kx + W[kid] + 1, ky + H[kid] + 1]);
+        if (view.k > FAR) words(kid, kx, ky, over);
       }
     }
-    if (view.k > 0.06) lanes(box, x, y, window, wires, over);
+    if (view.k > 0.06) lanes(box, x, y, window, wires, labels);
   }
+  place(labels, taken, over);
+  scene.setAttribute("class", view.k > FAR ? "" : "far");
   scene.replaceChildren(svg("g", {}, ...under), svg("g", { class: "wires" }, ...wires), svg("g", {}, ...over));
   drawnView = { ...view, window };
   move();
@@ -130,6 +141,7 @@ function label(box) {
   const parts = [shown(box), text(G.subtitle[box])];
   if (pile(box) > 1) parts.push(pile(box) + " equal blocks");
   if (stageOf(box) >= 0) parts.push("stage " + stageOf(box));
+  if (cuts.has(box)) parts.push("cut between stages " + cuts.get(box).join(" and "));
   if (amount.values) parts.push(amount.show(amount.values[box]) + " " + amount.label);
   return parts.filter((part) => part).join(", ");
 }
@@ -157,12 +169,15 @@ function sign(box, x, y, over) {
 function words(box, x, y, over) {
   const isTerminal = G.family[box] >= 9;
   const stage = colour === "stage" ? stageOf(box) : -1;
-  const left = x + 12 + (stage >= 0 ? 4 : 0);
-  if (stage >= 0) over.push(svg("rect", { class: "mark s" + (stage % 7), x: x + 1, y: y + 6, width: 5, height: H[box] - 12, rx: 2 }));
+  const marks = stage >= 0 ? [stage] : (colour === "stage" && cuts.get(box)?.slice(0, 8)) || [];
+  const left = x + 12 + (marks.length ? 4 : 0);
+  const height = (H[box] - 12) / marks.length;
+  marks.forEach((stage, at) => over.push(svg("rect", { class: "mark s" + (stage % 7), x: x + 1, y: y + 6 + at * height, width: 5, height, rx: marks.length > 1 ? 0 : 2 })));
   if (isTerminal) over.push(line(x + W[box] / 2, y + 17, "title end", shown(box)));
   else over.push(line(left, y + 18, "title", shown(box)));
   if (!isTerminal && small(box)) over.push(line(left, y + 33, COLOURS[colour].values ? "plain" : "small", small(box)));
   if (tags[box]) over.push(line(left, y + H[box] - 6, "tag", tagged(box)));
+  if (cutOf(box)) over.push(line(left, y + H[box] - 6 - (tags[box] ? 13 : 0), "cut", cutOf(box)));
   sign(box, x, y, over);
   const amount = COLOURS[colour];
   if (amount.values && amount.values[box] > 0 && !isTerminal) {
@@ -171,17 +186,31 @@ function words(box, x, y, over) {
   }
 }
 
-function lanes(box, x, y, window, wires, over) {
+function lanes(box, x, y, window, wires, labels) {
   if (!lines[box] || !isOpen[box]) return;
   for (const lane of lines[box]) {
-    const bend = lane.at;
+    const bend = lane.spots[0];
     const isOn = selected >= 0 && (lane.from === selected || lane.to === selected);
     wires.push(svg("path", { d: lane.d, transform: x || y ? "translate(" + x + " " + y + ")" : undefined, class: isOn ? "on" : undefined }));
     const isNear = x + bend[0] < window.right && x + bend[0] > window.left && y + bend[1] < window.bottom && y + bend[1] > window.top;
     if ((view.k > 0.75 && lane.to >= 0 && isNear && lines[box].length < 400) || isOn) {
       const words = shapes(lane.wires);
-      if (words) over.push(line(x + bend[0] + 4, y + bend[1] + 3, isOn ? "shape on" : "shape", words));
+      if (words) labels.push({ words, isOn, halo: " on-d" + (box ? (level[box] - 1) % 3 : "page"), spots: lane.spots.map(([left, top]) => [x + left, y + top]) });
     }
+  }
+}
+
+// Writes labels where nothing stands yet, on either side of their lines; one that finds no place is in the details.
+function place(labels, taken, over) {
+  labels.sort((a, b) => b.isOn - a.isOn);
+  for (const { words, isOn, halo, spots } of labels) {
+    const width = widthOf(words, LABEL);
+    const boxes = spots.flatMap(([x, y]) => [[x + 4, y - 6, x + 6 + width, y + 5], [x - 6 - width, y - 6, x - 4, y + 5]]);
+    const isFree = ([left, top, right, bottom]) => taken.every((other) => left >= other[2] || right <= other[0] || top >= other[3] || bottom <= other[1]);
+    const box = boxes.find(isFree);
+    if (!box) continue;
+    taken.push(box);
+    over.push(line(box[0], box[3] - 2, (isOn ? "shape on" : "shape") + halo, words));
   }
 }
 

@@ -41,7 +41,9 @@ function openAll() {
 
 // Opens or closes the outermost level that is not, or the innermost that is.
 function more(isMore) {
-  const boxes = visible().filter((box) => kids[box].length && (isMore ? !isOpen[box] : isOpen[box]));
+  let boxes = visible().filter((box) => kids[box].length && (isMore ? !isOpen[box] : isOpen[box]));
+  // Norms and masks open last.
+  if (isMore && boxes.some((box) => !isQuiet[box])) boxes = boxes.filter((box) => !isQuiet[box]);
   if (!boxes.length) return;
   const depth = boxes.map((box) => level[box]).reduce((a, b) => (isMore ? Math.min(a, b) : Math.max(a, b)));
   for (const box of boxes) {
@@ -62,10 +64,12 @@ function fit(isReadable) {
   view.k = isReadable ? readable : whole;
   view.x = W[0] * view.k <= width ? (width - W[0] * view.k) / 2 : isSideways ? 8 : (width - W[0] * view.k) / 2;
   view.y = H[0] * view.k <= height ? (height - H[0] * view.k) / 2 : isSideways ? (height - H[0] * view.k) / 2 : 6;
-  // A wide beginning shows its first box.
-  const first = kids[0][0];
-  if (isReadable && first !== undefined && !isSideways && W[0] * view.k > width) {
-    view.x = width / 2 - (X[first] + W[first] / 2) * view.k;
+  // Where not all of it fits, the first box that computes something is shown.
+  if (isReadable && !isSideways && W[0] * view.k > width) {
+    let first = 0;
+    while (isOpen[first] && kids[first].length) first = kids[first].find((kid) => G.family[kid] < 9) ?? kids[first][0];
+    const middle = (placeOf(first)[0] + W[first] / 2) * view.k;
+    view.x = Math.min(8, width / 2 - middle);
   }
   redraw(true);
 }
@@ -138,7 +142,8 @@ function details(box) {
   if (G.time) row("time", nanoseconds(G.time[box]) + share(G.time));
   if (G.flops[box]) row("forward", flops(G.flops[box]) + share(G.flops));
   if (G.parameters[box]) row("parameters", count(G.parameters[box]) + share(G.parameters));
-  if (G.memory[box]) row("kept", bytes(G.memory[box]) + share(G.memory));
+  if (G.memory[box]) row("saved activations", bytes(G.memory[box]) + share(G.memory));
+  if (cuts.has(box)) row("cut", "between stages " + cuts.get(box).join(", "));
   if (stageOf(box) >= 0) {
     const stage = stageOf(box);
     row("stage", html("i", { class: "dot s" + (stage % 7) }), stage + " on " + (data.stages[stage]?.devices.slice(0, 3).join(", ") || "?"));
@@ -301,6 +306,7 @@ function key(event) {
     },
     Enter: () => box > 0 && (kids[box].length ? toggle(box) : undefined, details(box)),
     " ": () => box > 0 && (kids[box].length ? toggle(box) : undefined, details(box)),
+    x: () => box > 0 && runOf[box] >= 0 && (unfold(runOf[box]), select(drawn(box))),
     Home: () => pick(list[0]),
     End: () => pick(list[list.length - 1]),
     Escape: () => select(-1),

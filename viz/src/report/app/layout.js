@@ -22,12 +22,16 @@ const ROW = 30;
 const MOST_READERS = 8;
 const LONGEST = 60;
 const MOST_BENDS = 6000;
+// Lines from one column to the next: room for each, and more than this are not turned.
+const TRACK = 8;
+const MOST_TURNS = 12;
 
 // Widths of texts, as the reader's own font draws them.
 const pen = html("canvas", {}).getContext("2d");
 const fontOf = (size, weight) => weight + " " + size + "px " + getComputedStyle(document.body).fontFamily;
 const BOLD = fontOf(12, 600);
 const PLAIN = fontOf(10.5, 400);
+const LABEL = fontOf(9, 400);
 const widths = new Map();
 function widthOf(words, font) {
   const key = font + words;
@@ -60,6 +64,7 @@ const tagged = (box) => {
   const words = names.slice(0, 2).join(", ");
   return "← " + (words.length > 30 ? words.slice(0, 28) + "…" : words) + (names.length > 2 ? " +" + (names.length - 2) : "");
 };
+const cutOf = (box) => (isOpen[box] ? "" : cutWords(box));
 const badge = (box) => (pile(box) > 1 ? "×" + pile(box) : "");
 
 function stale(box) {
@@ -89,10 +94,10 @@ function layout() {
 
 function closed(box) {
   const head = widthOf(shown(box), BOLD) + (badge(box) ? 42 : 0);
-  const mark = stageOf(box) >= 0 ? 4 : 0;
-  W[box] = Math.max(56, Math.ceil(Math.max(head, widthOf(small(box), PLAIN), widthOf(tagged(box), PLAIN)) + 24 + mark));
+  const mark = stageOf(box) >= 0 || cutOf(box) ? 4 : 0;
+  W[box] = Math.max(56, Math.ceil(Math.max(head, widthOf(small(box), PLAIN), widthOf(tagged(box), PLAIN), widthOf(cutOf(box), PLAIN)) + 24 + mark));
   const isTerminal = G.family[box] >= 9;
-  H[box] = (isTerminal ? 26 : small(box) ? 42 : 30) + (tags[box] ? 13 : 0);
+  H[box] = (isTerminal ? 26 : small(box) ? 42 : 30) + (tags[box] ? 13 : 0) + (cutOf(box) ? 13 : 0);
   inAt[box] = outAt[box] = (isSideways ? H[box] : W[box]) / 2;
 }
 
@@ -255,12 +260,14 @@ function straighten(layers) {
   }
   const pull = (layer, side) => {
     const [mine, other] = side === "before" ? ["into", "out"] : ["out", "into"];
+    // Wide frames stand under each other; by their ports, a chain of them would walk off sideways.
+    const port = (node, which) => (node.size > 160 ? 0 : node[which]);
     for (const node of layer) {
       let sum = 0;
       let weight = 0;
       for (const near of node[side]) {
         const w = node.isBend && near.isBend ? 4 : 1;
-        sum += w * (near.x + near[other] - node[mine]);
+        sum += w * (near.x + port(near, other) - port(node, mine));
         weight += w;
       }
       node.want = weight ? sum / weight : node.x;
@@ -295,8 +302,8 @@ function apart(layer) {
   });
 }
 
-// Turns layers into places inside the box, and ways into points.
-function settle(box, items, nodes, layers, edges, entry, exit) {
+// Extent across the flow of some layers.
+function extent(layers) {
   let low = Infinity;
   let high = -Infinity;
   for (const layer of layers) {
@@ -305,49 +312,128 @@ function settle(box, items, nodes, layers, edges, entry, exit) {
       high = Math.max(high, node.x + node.size / 2);
     }
   }
-  if (low > high) low = high = 0;
+  return low > high ? [0, 0] : [low, high];
+}
+
+// Where long flows turn into columns beside each other: the first layer of each column. As in the pictures of `graph`.
+function columns(layers, lengths) {
+  const [longest, slenderest, wanted] = isSideways ? [2200, 4, 1.6] : [1500, 2.2, 0.75];
+  const total = lengths.reduce((a, b) => a + b, 0);
+  const [low, high] = extent(layers);
+  if (total <= longest || total <= slenderest * (high - low)) return [0];
+  // Lines that a column's end would turn: one for each tensor.
+  const crossing = layers.map((layer) => layer.filter((node) => node.after.length).length);
+  let best = [0];
+  let least = Infinity;
+  for (let n = 2; n <= Math.min(24, total / 400); n++) {
+    const target = total / n;
+    const starts = [0];
+    let sum = 0;
+    let left = total;
+    let at = -1;
+    let cheapest = Infinity;
+    for (let layer = 0; layer + 1 < layers.length; layer++) {
+      sum += lengths[layer];
+      left -= lengths[layer];
+      const cost = 3 * Math.abs(sum / target - 1) + crossing[layer];
+      if (sum > 0.6 * target && crossing[layer] <= MOST_TURNS && cost < cheapest) [at, cheapest] = [layer, cost];
+      if (at < 0 || sum <= 1.3 * target) continue;
+      starts.push(at + 1);
+      // Goes back to where the column ends.
+      while (layer > at) left += lengths[layer--];
+      [sum, at, cheapest] = [0, -1, Infinity];
+      if (left < 1.15 * target) break;
+    }
+    const ends = [...starts.slice(1), layers.length];
+    const sizes = starts.map((start, number) => lengths.slice(start, ends[number]).reduce((a, b) => a + b, 0));
+    const most = Math.max(...sizes);
+    if (starts.length < 2 || most > 0.75 * total || most > 1.8 * target) continue;
+    const breadth = starts.reduce((sum, start, number) => {
+      const [low, high] = extent(layers.slice(start, ends[number]));
+      return sum + high - low + 60;
+    }, 0);
+    const turns = Math.max(...starts.slice(1).map((start) => crossing[start - 1]));
+    const error = Math.abs(Math.log(most / breadth / wanted)) + 0.06 * turns + 1 - total / (starts.length * most);
+    if (error < least) [best, least] = [starts, error];
+  }
+  return best;
+}
+
+// Turns layers into places inside the box, and ways into points.
+function settle(box, items, nodes, layers, edges, entry, exit) {
   const head = box ? HEAD : 4;
   const [startMain, startCross] = isSideways ? [PAD, head + 4] : [head + 2, PAD];
   const least = box ? Math.ceil(widthOf(shown(box), BOLD) + widthOf(small(box), PLAIN) + (badge(box) ? 74 : 34)) : 0;
-  const spare = isSideways ? 0 : Math.max(0, least - (high - low) - 2 * PAD) / 2;
-  const cross = (x) => x - low + startCross + spare;
-  let main = startMain;
-  layers.forEach((layer, number) => {
-    layer.start = main;
-    layer.depth = Math.max(0, ...layer.map((node) => node.depth));
-    main += layer.depth;
-    const isBorder = layer.depth === 0 && (number === 0 || number === layers.length - 1);
-    if (number + 1 < layers.length) main += isBorder || layers[number + 1].depth === 0 ? 16 : ROW;
+  const lengths = layers.map((layer, number) => {
+    layer.depth = layer.reduce((most, node) => Math.max(most, node.depth), 0);
+    if (number + 1 === layers.length) return layer.depth;
+    const isBorder = layer.depth === 0 && number === 0;
+    return layer.depth + (isBorder || layers[number + 1].length === 0 || layers[number + 1].every((node) => !node.depth) ? 16 : ROW);
   });
+  const starts = columns(layers, lengths);
+  let main = startMain;
+  let side = startCross;
+  starts.forEach((start, number) => {
+    const end = starts[number + 1] ?? layers.length;
+    const [low, high] = extent(layers.slice(start, end));
+    const spare = isSideways || starts.length > 1 ? 0 : Math.max(0, least - (high - low) - 2 * PAD) / 2;
+    let at = startMain;
+    // Room above for lines that come from the column before.
+    if (start) at += 12 + TRACK * layers[start - 1].turning.length;
+    for (let layer = start; layer < end; layer++) {
+      layers[layer].start = at;
+      layers[layer].shift = side - low + spare;
+      at += lengths[layer];
+    }
+    side += high - low + 2 * spare;
+    if (end < layers.length) {
+      // The line nearest to the gutter turns first and ends up outermost.
+      const turning = layers[end - 1].filter((node) => node.after.length).reverse();
+      Object.assign(layers[end - 1], { turning, bottom: at - lengths[end - 1] + layers[end - 1].depth + 10, gutter: side + 12 });
+      at += 10 + TRACK * turning.length - ROW + 10;
+      side += 24 + TRACK * turning.length;
+    }
+    main = Math.max(main, at);
+  });
+  const cross = (node) => node.x + layers[node.rank].shift;
   main += nodes[exit].isUsed ? 2 : PAD;
   items.forEach((item, at) => {
     const node = nodes[at];
     const layer = layers[node.rank];
     const along = layer.start + (layer.depth - node.depth) / 2;
-    const across = cross(node.x) - node.size / 2;
+    const across = cross(node) - node.size / 2;
     [X[item], Y[item]] = isSideways ? [along, across] : [across, along];
   });
-  const width = high - low + startCross + PAD + 2 * spare;
-  [W[box], H[box]] = isSideways ? [Math.max(main, least), width] : [width, main];
-  inAt[box] = nodes[entry].isUsed ? cross(nodes[entry].x) : width / 2;
-  outAt[box] = nodes[exit].isUsed ? cross(nodes[exit].x) : width / 2;
+  const width = side + PAD;
+  [W[box], H[box]] = isSideways ? [Math.max(main, least), width] : [Math.max(width, least), main];
+  inAt[box] = nodes[entry].isUsed ? cross(nodes[entry]) : width / 2;
+  outAt[box] = nodes[exit].isUsed ? cross(nodes[exit]) : width / 2;
   const end = isSideways ? W[box] : H[box];
   lines[box] = edges.map(({ a, b, wires, way }) => {
     const points = [];
     way.forEach((node, step) => {
       const layer = layers[node.rank];
-      if (node.at === entry) points.push([cross(node.x), 0]);
-      else if (node.at === exit) points.push([cross(node.x), end]);
-      else if (node.isBend) points.push([cross(node.x), layer.start], [cross(node.x), layer.start + layer.depth]);
+      const before = way[step - 1];
+      const turning = before && layers[before.rank].turning;
+      if (turning) {
+        const { bottom, gutter } = layers[before.rank];
+        const track = TRACK * turning.indexOf(before);
+        const top = startMain + 4 + track;
+        const [from, to] = [points[points.length - 1][0], cross(node) + node.into];
+        points.push([from, bottom + track, true], [gutter + track, bottom + track, true], [gutter + track, top, true], [to, top, true]);
+      }
+      if (node.at === entry) points.push([cross(node), 0]);
+      else if (node.at === exit) points.push([cross(node), end]);
+      else if (node.isBend) points.push([cross(node), layer.start], [cross(node), layer.start + layer.depth]);
       else {
         const item = items[node.at];
-        const left = cross(node.x) - node.size / 2;
+        const left = cross(node) - node.size / 2;
         const top = layer.start + (layer.depth - node.depth) / 2;
         if (step === 0) points.push([left + outAt[item], top + node.depth]);
         else points.push([left + inAt[item], top]);
       }
     });
-    return { from: a < entry ? items[a] : -1, to: b < entry ? items[b] : -1, wires, d: curve(points), at: labelAt(points) };
+    return { from: a < entry ? items[a] : -1, to: b < entry ? items[b] : -1, wires, d: curve(points), spots: spots(points) };
   });
 }
 
@@ -357,7 +443,18 @@ function curve(points) {
   let [x, y] = points[0];
   let d = "M" + p(x, y);
   for (let at = 1; at < points.length; at++) {
-    const [nx, ny] = points[at];
+    const [nx, ny, isCorner] = points[at];
+    if (isCorner) {
+      const toward = ([ox, oy]) => {
+        const length = Math.abs(ox - nx) + Math.abs(oy - ny);
+        const by = length ? Math.min(6, length / 2) / length : 0;
+        return [nx + (ox - nx) * by, ny + (oy - ny) * by];
+      };
+      const [from, to] = [toward([x, y]), toward(points[at + 1])];
+      d += "L" + p(...from) + "Q" + p(nx, ny) + " " + p(...to);
+      [x, y] = to;
+      continue;
+    }
     if (Math.abs(nx - x) < 0.6) d += "L" + p(nx, ny);
     else {
       const bow = Math.max(8, (ny - y) / 2);
@@ -368,9 +465,12 @@ function curve(points) {
   return d;
 }
 
-function labelAt(points) {
-  const [x, y] = points[points.length - 2];
-  const [nx, ny] = points[points.length - 1];
-  const [cross, main] = [(x + nx) / 2, (y + ny) / 2];
-  return isSideways ? [main, cross] : [cross, main];
+// Where a line's label may stand: beside the middle of its last part, of its first.
+function spots(points) {
+  return [points.length - 1, 1].map((at) => {
+    const [x, y] = points[at - 1];
+    const [nx, ny] = points[at];
+    const [cross, main] = [(x + nx) / 2, (y + ny) / 2];
+    return isSideways ? [main, cross] : [cross, main];
+  });
 }

@@ -37,6 +37,29 @@ async function savePlan() {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
+// On paper the graph is one picture that fills a page.
+function startPrint() {
+  let kept = null;
+  addEventListener("beforeprint", () => {
+    kept = { view: { ...view }, selected };
+    const [width, height] = [700, 940];
+    const k = Math.min(width / (W[0] + 8), height / (H[0] + 8), 1);
+    Object.assign(view, { x: (width - W[0] * k) / 2, y: 4, k });
+    const tall = Math.ceil(Math.min(height, H[0] * k + 8));
+    canvas.setAttribute("viewBox", "0 0 " + width + " " + tall);
+    canvas.style.setProperty("aspect-ratio", width + " / " + tall);
+    selected = -1;
+    draw([width, tall]);
+  });
+  addEventListener("afterprint", () => {
+    canvas.removeAttribute("viewBox");
+    canvas.style.removeProperty("aspect-ratio");
+    Object.assign(view, kept.view);
+    selected = kept.selected;
+    redraw(true);
+  });
+}
+
 document.documentElement.classList.add("live");
 startTheme();
 document.querySelectorAll("table.sort").forEach(sortable);
@@ -49,5 +72,6 @@ fit(true);
 details(-1);
 follow();
 startTimelines();
-startWhatIf();
+await startWhatIf();
+startPrint();
 document.documentElement.dataset.ready = "yes";

@@ -30,6 +30,33 @@ for (const [first, length] of G.runs) {
 const drawn = (box) => (runOf[box] >= 0 && !unfolded.has(runOf[box]) ? runOf[box] : box);
 const pile = (box) => (runOf[box] === box && !unfolded.has(box) ? runLength.get(box) : 1);
 const stageOf = (box) => (G.stage ? G.stage[box] : -1);
+// Boxes that open only where they are asked for: norms, masks, positions.
+const isQuiet = new Uint8Array(N);
+for (const box of G.closed || []) isQuiet[box] = 1;
+// What a closed box mainly does: of its operators' families the one that says most.
+const NORM = G.families.indexOf("normalisation");
+const TELLING = ["attention, recurrence", "convolution", "matrix product", "embedding", "normalisation", "pooling, reduction", "activation, arithmetic", "reshape, copy"].map((name) => G.families.indexOf(name));
+const does = Int8Array.from(G.family);
+// The stages that a plan has cut a box into, where they are several.
+const cuts = new Map();
+{
+  const rank = new Array(G.families.length).fill(99);
+  TELLING.forEach((family, at) => family >= 0 && (rank[family] = at));
+  const stages = new Map();
+  for (let box = N - 1; box > 0; box--) {
+    const parent = G.parent[box];
+    if (isQuiet[box] && text(G.subtitle[box]).includes("Norm")) does[box] = NORM;
+    if (rank[does[box]] < rank[does[parent]]) does[parent] = does[box];
+    if (!G.stage) continue;
+    if (stageOf(box) < 0 && stages.get(box)?.size > 1) cuts.set(box, [...stages.get(box)].sort((a, b) => a - b));
+    if (!stages.has(parent)) stages.set(parent, new Set());
+    for (const stage of stageOf(box) >= 0 ? [stageOf(box)] : stages.get(box) || []) stages.get(parent).add(stage);
+  }
+}
+const cutWords = (box) => {
+  const list = (cuts.get(box) || []).map((stage) => "S" + stage);
+  return list.length ? "cut: " + (list.length > 4 ? list[0] + " | " + list[1] + " … " + list[list.length - 1] : list.join(" | ")) : "";
+};
 
 // Inside each box: [from, to, wire] for each tensor's way, -1 for the border.
 const ways = Array.from({ length: N }, () => []);
@@ -104,7 +131,7 @@ function openSome(most) {
   isOpen.fill(0);
   isOpen[0] = 1;
   for (;;) {
-    const next = visible().filter((box) => kids[box].length && !isOpen[box]);
+    const next = visible().filter((box) => kids[box].length && !isOpen[box] && !isQuiet[box]);
     let more = 0;
     for (const box of next) more += kids[box].filter((kid) => drawn(kid) === kid).length;
     if (!next.length || visible().length + more > most) return;

@@ -13,33 +13,60 @@ const LEFT = 96;
 const time = { from: 0, to: 1, end: 1 };
 const charts = [];
 
+// Turns columns into spans and points, once.
+function unpack(timeline) {
+  if (timeline.isUnpacked) return;
+  timeline.isUnpacked = true;
+  for (const track of timeline.tracks) {
+    const names = new Map(track.names);
+    let at = 0;
+    track.spans = track.lengths.map((length, number) => {
+      const start = at + track.gaps[number];
+      at = start + length;
+      const kind = track.kinds[number];
+      const [stage, micro] = [track.stages[number], track.micro_batches[number]];
+      return { start, end: at, kind, stage, micro, name: names.get(number) ?? stage + kind + micro };
+    });
+  }
+  for (const curve of timeline.memory) {
+    let at = 0;
+    curve.steps = curve.points.map(([gap, used]) => [(at += gap), used]);
+    curve.peak = curve.steps.reduce((most, [, used]) => Math.max(most, used), 0);
+  }
+}
+
 function prepareTimelines() {
   for (const timeline of data.timelines || []) {
-    time.end = Math.max(time.end, timeline.end);
-    for (const track of timeline.tracks) {
-      const names = new Map(track.names);
-      let at = 0;
-      track.spans = track.lengths.map((length, number) => {
-        const start = at + track.gaps[number];
-        at = start + length;
-        const kind = track.kinds[number];
-        const [stage, micro] = [track.stages[number], track.micro_batches[number]];
-        return { start, end: at, kind, stage, micro, name: names.get(number) ?? stage + kind + micro };
-      });
-    }
-    for (const curve of timeline.memory) {
-      let at = 0;
-      curve.steps = curve.points.map(([gap, used]) => [(at += gap), used]);
-      curve.peak = curve.steps.reduce((most, [, used]) => Math.max(most, used), 0);
-    }
-    const element = svg("svg", { class: "chart", role: "img", tabindex: 0, "aria-label": timeline.title + " step, " + duration(timeline, timeline.end) });
-    const rest = timeline.left_out ? ", " + timeline.left_out + " further devices left out" : "";
-    const heading = html("h3", {}, timeline.title[0].toUpperCase() + timeline.title.slice(1), html("span", {}, " " + duration(timeline, timeline.end) + rest));
+    const element = svg("svg", { class: "chart", role: "img", tabindex: 0 });
+    const heading = html("h3", {});
     $("charts").append(heading, html("div", { class: "scroll" }, element));
-    charts.push({ timeline, element });
+    const chart = { element, heading };
+    charts.push(chart);
+    put(chart, timeline, "");
     listenChart(element);
   }
-  time.to = time.end;
+}
+
+// Puts a timeline into a chart, with what it is in words.
+function put(chart, timeline, words) {
+  unpack(timeline);
+  chart.timeline = timeline;
+  const long = duration(timeline, timeline.end);
+  const rest = timeline.left_out ? ", " + timeline.left_out + " further devices left out" : "";
+  const title = timeline.title + (words ? ": " + words : "");
+  chart.element.setAttribute("aria-label", title + ", " + long + " per step. Left and right move, + and - zoom, 0 shows the whole step.");
+  chart.heading.replaceChildren(title[0].toUpperCase() + title.slice(1), html("span", {}, " " + long + rest));
+  time.end = Math.max(...charts.map((one) => (one.timeline || timeline).end));
+  Object.assign(time, { from: 0, to: time.end });
+}
+
+// Shows another step in place of the plan's, or without one the plan's again.
+function showStep(timeline, words) {
+  const own = (data.timelines || []).length - 1;
+  if (own < 0) return;
+  $("planned").hidden = !timeline;
+  put(charts[own], timeline || data.timelines[own], timeline ? words : "");
+  drawCharts();
 }
 
 const duration = (timeline, value) => (timeline.unit === "ns" ? nanoseconds(value) : value + " " + timeline.unit);
@@ -76,7 +103,7 @@ function drawChart({ timeline, element }) {
     back.push(svg("path", { class: "grid", d: "M0 " + (y - 2.5) + "H" + right }));
   });
   for (const at of ticks(time.from, time.to)) {
-    back.push(svg("path", { class: "grid", d: "M" + x(at) + " 18V" + y }), svg("text", { class: "tick", x: x(at), y: 12 }, duration(timeline, at)));
+    back.push(svg("path", { class: "grid", d: "M" + x(at) + " 18V" + y }), svg("text", { class: "tick", x: x(at), y: 12 }, at ? duration(timeline, at) : "0"));
   }
   if (timeline.end >= time.from && timeline.end <= time.to) {
     back.push(svg("path", { class: "end", d: "M" + x(timeline.end) + " 14V" + y }));
@@ -231,7 +258,9 @@ function light(stage) {
   redraw(true);
   drawCharts();
   for (const row of document.querySelectorAll("tr[data-stage]")) {
-    row.classList.toggle("on", Number(row.dataset.stage) === litStage);
+    const isLit = Number(row.dataset.stage) === litStage;
+    row.classList.toggle("on", isLit);
+    row.querySelector("button").setAttribute("aria-pressed", isLit);
   }
 }
 
@@ -249,6 +278,10 @@ function startTimelines() {
   }
   for (const row of document.querySelectorAll("tr[data-stage]")) {
     row.addEventListener("click", () => light(Number(row.dataset.stage)));
+    // A button inside, so that keys reach it; its click is the row's.
+    const head = row.cells[0];
+    const words = head.lastChild.textContent;
+    head.lastChild.replaceWith(html("button", { type: "button", class: "plain", "aria-pressed": "false", title: "Show this stage everywhere" }, words));
   }
   new ResizeObserver(() => requestAnimationFrame(drawCharts)).observe($("charts"));
   drawCharts();

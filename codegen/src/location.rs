@@ -1,0 +1,31 @@
+//! Where a node of the trace stands: its module, and its line in the archive's code.
+
+use tracer::{Node, NodeId, Program};
+
+/// Returns a node's module, with the number of its call when it is called again.
+pub(crate) fn path(program: &Program, node: NodeId) -> String {
+    let call = &program.calls[program.nodes[node.index()].call.index()];
+    let path = &program.modules[call.module.index()].path;
+    let path = if path.is_empty() { "model" } else { path };
+    match call.ordinal {
+        0 | 1 => path.to_string(),
+        ordinal => format!("{path} (call {ordinal})"),
+    }
+}
+
+/// Returns the file of the archive and the line that a statement begins in.
+pub(crate) fn place(program: &Program, node: NodeId) -> String {
+    let span = program.nodes[node.index()].span;
+    let Some(source) = program.sources.get(span.source as usize) else { return "of unknown place".into() };
+    format!("{}:{}", source.name, source.line(span.start as usize))
+}
+
+/// Returns the text of a node that is a statement: scripted control flow.
+pub(crate) fn statement<'p>(program: &'p Program, node: &Node) -> Option<&'p str> {
+    if node.operator != "prim::Opaque" {
+        return None;
+    }
+    let source = program.sources.get(node.span.source as usize)?;
+    let text = source.text.get(node.span.start as usize..node.span.end as usize)?;
+    ["for ", "if ", "while "].iter().any(|word| text.starts_with(word)).then_some(text)
+}
