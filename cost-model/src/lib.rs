@@ -24,6 +24,7 @@ mod shipped;
 mod sweep;
 mod terms;
 mod trial;
+mod unfused;
 mod work;
 
 pub use curve::{Beside, Curve};

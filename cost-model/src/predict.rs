@@ -22,7 +22,8 @@ use crate::{
     model::CostModel,
     parts::Parts,
     recurrent::{self, Products},
-    shape::{Key, Shape, flat, is_true, key, matrix, scaled, shape},
+    shape::{Key, Shape, flat, is_true, key, matrix, scaled, shape, tensor_of},
+    unfused::Unfused,
     work::{Machine, Work},
 };
 
@@ -378,8 +379,14 @@ impl<'a> Predictor<'a> {
         let rates = efficiency::of(&self.model.figures, sort);
         let in_a_run = efficiency::in_a_run(&self.model.figures, sort, subject.dtype);
         let [forward_sheet, input_sheet, weight_sheet] =
-            [Phase::Forward, Phase::InputGradient, Phase::WeightGradient]
-                .map(|phase| self.data_sheet(subject, sort, &rates, phase));
+            [Phase::Forward, Phase::InputGradient, Phase::WeightGradient].map(|phase| {
+                match self.unfused(subject) {
+                    Some(attention) => {
+                        attention.seconds(&self.model.figures, &self.wide_machine(subject), phase)
+                    }
+                    None => self.data_sheet(subject, sort, &rates, phase),
+                }
+            });
         let passes = wants_gradient && !(cost.forward_flops == 0 && is_passed_on(operator));
         // Weights come as they are, or made of parameters: cast, normed, put together.
         let [of_batch, of_weights] = self.who_wants_gradients(operator);
@@ -595,9 +602,29 @@ impl<'a> Predictor<'a> {
         if own == "float32" && may_round && has_tf32 { "tf32" } else { own }
     }
 
+    /// Returns an attention that no kernel of a GPU takes as a whole.
+    fn unfused(&self, subject: &Subject<'a>) -> Option<Unfused> {
+        let Subject { operator, cost, machine, .. } = subject;
+        let sizes = |name: &str| tensor_of(self.graph, operator, name);
+        // Its kernels take four dimensions; of what others refuse that processors have, they take much.
+        let query = sizes("query").filter(|query| query.len() != 4 && machine.host.is_none())?;
+        let widths = query.last()? + sizes("value")?.last()?;
+        let has_mask = tensor_of(self.graph, operator, "attn_mask").is_some();
+        Unfused::of(operator, cost, self.scale(operator), machine.element, widths as f64, has_mask)
+    }
+
+    /// Returns the device as it is for products of float32, or of the operator's own type where that is wider.
+    fn wide_machine(&self, subject: &Subject<'a>) -> Machine {
+        if subject.machine.element > 4.0 {
+            return subject.machine;
+        }
+        let has_tf32 = self.options.tf32 && self.model.figures.peak.contains_key("tf32");
+        Machine::of(&self.model.figures, if has_tf32 { "tf32" } else { "float32" })
+    }
+
     /// Returns the time by a curve of the operator's kind, or of one that is alike.
     fn curve(&mut self, subject: &Subject<'a>, phase: Phase) -> Option<Found> {
-        if self.model.n_curves() == 0 {
+        if self.model.n_curves() == 0 || self.unfused(subject).is_some() {
             return None;
         }
         let Subject { operator, dtype, machine, shape, .. } = subject;

@@ -4,7 +4,10 @@
 //! (`addmm`, `relu_`) are one kind; those that move the same bytes (`hardswish`, `sub`) may borrow the curve of a kind
 //! that is alike, and say so.
 
-use std::mem::{Discriminant, discriminant};
+use std::{
+    borrow::Cow,
+    mem::{Discriminant, discriminant},
+};
 
 use graph::{Constant, ModelGraph, Operand, Operator, OperatorClass, OperatorCost, TensorFact};
 use operators::Kernel;
@@ -184,14 +187,8 @@ impl<'a> Look<'a> {
         value.and_then(|value| value.fact.tensors().first().map(|fact| fact.is_channels_last())) == Some(true)
     }
 
-    fn shape_of(self, argument: &str) -> Option<std::borrow::Cow<'a, [u64]>> {
-        match self.operator.argument(argument)? {
-            Operand::Value(value) => {
-                self.graph.value(*value).fact.tensor().and_then(TensorFact::sizes).map(Into::into)
-            }
-            Operand::Tensor(tensor) => Some(self.graph.tensor(*tensor).shape.as_slice().into()),
-            _ => None,
-        }
+    fn shape_of(self, argument: &str) -> Option<Cow<'a, [u64]>> {
+        tensor_of(self.graph, self.operator, argument)
     }
 
     fn is_true(self, argument: &str) -> bool {
@@ -225,8 +222,7 @@ impl<'a> Look<'a> {
 
     /// Returns the first tensor that is read.
     fn input(self) -> Option<Vec<u64>> {
-        let named =
-            self.shape_of("input").or_else(|| self.shape_of("self")).map(std::borrow::Cow::into_owned);
+        let named = self.shape_of("input").or_else(|| self.shape_of("self")).map(Cow::into_owned);
         named.or_else(|| {
             let value = self.operator.inputs.first()?;
             self.graph.value(*value).fact.tensors().first()?.sizes()
@@ -408,6 +404,22 @@ impl<'a> Look<'a> {
 }
 
 /// Tells whether an argument is a constant that says yes.
+/// Returns the sizes of the tensor that an argument is.
+pub(crate) fn tensor_of<'a>(
+    graph: &'a ModelGraph,
+    operator: &'a Operator,
+    argument: &str,
+) -> Option<Cow<'a, [u64]>> {
+    match operator.argument(argument)? {
+        Operand::Value(value) => {
+            graph.value(*value).fact.tensor().and_then(TensorFact::sizes).map(Into::into)
+        }
+        Operand::Tensor(tensor) => Some(graph.tensor(*tensor).shape.as_slice().into()),
+        _ => None,
+    }
+}
+
+/// Tells whether an argument is true.
 pub(crate) fn is_true(operator: &Operator, argument: &str) -> bool {
     matches!(operator.constant(argument), Some(Constant::Bool(true) | Constant::Int(1)))
 }

@@ -182,3 +182,29 @@ fn channels_last_convolutions_have_curves_of_their_own() {
     }
     assert_eq!(time("A100-SXM4-80GB", false), time("A100-SXM4-80GB", true));
 }
+
+/// Five dimensions are none that a fused kernel takes: scores lie in memory, and 16 bits are computed with as 32.
+#[test]
+fn attention_of_five_dimensions_writes_its_scores() {
+    let zero = "  %zero : float = prim::Constant[value=0.]()\n";
+    let time = |device: &str, dtype: &str, sizes: &str, strides: &str| {
+        let of = |name: &str| {
+            format!("%{name} : {dtype}({sizes}, strides=[{strides}], requires_grad=0, device=cpu)")
+        };
+        let inputs = [of("q"), of("k"), of("v")].join(", ");
+        let call =
+            "  %out : Tensor = aten::scaled_dot_product_attention(%q, %k, %v, %none, %zero, %no, %none, %no)";
+        seconds(device, &inputs, &format!("{zero}{call}"))
+    };
+    for device in ["A100-SXM4-80GB", "H100-SXM5-80GB", "T4"] {
+        let fused = |dtype: &str| time(device, dtype, "128, 64, 196, 32", "401408, 6272, 32, 1");
+        let apart = |dtype: &str| time(device, dtype, "128, 4, 16, 196, 32", "401408, 100352, 6272, 32, 1");
+        // Written by one product, read and written by the softmax, read by the other product.
+        let scores = 4.0 * 4.0 * 128.0 * 64.0 * 196.0 * 196.0;
+        let least = scores / catalogue()[device].memory_bandwidth.0;
+        assert!(apart("Half") > least && apart("Float") > least, "{device}: {:e}, {least:e}", apart("Half"));
+        assert!(apart("Half") > 2.0 * fused("Half"), "{device}: {:e}", fused("Half"));
+        // Casts come on top of what float32 takes.
+        assert!(apart("Half") > apart("Float"), "{device}");
+    }
+}
