@@ -1,7 +1,8 @@
 //! How many names of torch's operators still stand in string literals outside the table of operators. The numbers may only fall.
 //!
 //! Not counted is what is no operator's name though it is spelled like one: an argument that `signatures.txt` knows, where
-//! it is asked for by a function of that purpose (`call.dim("dim", …)`), and words of a message, which is told by its articles.
+//! it is asked for by a function of that purpose (`call.dim("dim", …)`), words of a message, which is told by its articles, and
+//! the constants in `OTHER_WORDS`, each a list of what another language or file calls its own.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -40,6 +41,12 @@ const LEFT: &[(&str, usize, &str)] = &[
     ("schema/src/profile_csv/work_size.rs", 18, "kinds and columns of a profile, as files name them"),
     ("tracer/src/flatten/expression.rs", 12, "attributes of a tensor in the language of archives"),
     ("tracer/src/flatten/types.rs", 10, "types in the language of archives, and what `prim` gives"),
+];
+
+/// Constants with words that are spelled like operators' names and mean something else.
+const OTHER_WORDS: &[(&str, &str, &str)] = &[
+    ("codegen/src/names.rs", "RESERVED", "words of Python, and its built-in functions, that no variable may be called"),
+    ("codegen/src/python/call.rs", "OF_MODULES", "what every `nn.Module` has: no child may be called so"),
 ];
 
 /// Fewer names than this are chance: a `size`, a `mean`.
@@ -97,8 +104,13 @@ fn found() -> BTreeMap<String, BTreeSet<String>> {
     assert!(files.len() > 200, "{} files are not all", files.len());
     let of_file = |path: &PathBuf| {
         let text = fs::read_to_string(path).unwrap();
-        let production = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-        let words: BTreeSet<String> = literals(production)
+        let mut production = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default().to_string();
+        for (_, constant, _) in OTHER_WORDS.iter().filter(|other| path.ends_with(other.0)) {
+            let start = production.find(&format!("const {constant}:")).expect("it names a constant of the file");
+            let end = start + production[start..].find("];").expect("a list ends");
+            production.replace_range(start..end, "");
+        }
+        let words: BTreeSet<String> = literals(&production)
             .iter()
             .filter(|(before, literal)| !is_message(literal) && !is_argument(before, literal, &arguments))
             .flat_map(|(_, literal)| words(literal))

@@ -209,25 +209,8 @@ fn follow(
     errors: &mut Vec<CutError>,
 ) {
     let first_stage = events[0].stage;
-    let holds_tensor = events.iter().find_map(|event| event.tensors.first());
-    if let Some(&tensor) = holds_tensor {
-        let write = events.iter().find(|event| !event.writes_to.is_empty());
-        if let (Some(other), Some(write)) = (events.iter().find(|event| event.stage != first_stage), write) {
-            errors.push(CutError::SharedBuffer {
-                tensor: program.tensors[tensor.index()].path.clone(),
-                operator: program.nodes[write.node].operator.clone(),
-                stages: (first_stage.min(other.stage), first_stage.max(other.stage)),
-                node: NodeId(write.node as u32),
-            });
-        }
-        // A list may hold an input beside it.
-        let written = events.iter().flat_map(|event| &event.writes_to).filter_map(|operand| match operand {
-            Operand::Value(value) => Some(*value),
-            _ => None,
-        });
-        let inputs = written.filter(|value| program.values[value.index()].producer.is_none());
-        result.clones.extend(inputs.map(|value| (first_stage, value)));
-        return;
+    if let Some(&tensor) = events.iter().find_map(|event| event.tensors.first()) {
+        return follow_stored(program, tensor, events, result, errors);
     }
     let made_in = |value: ValueId| -> Option<u32> {
         program.values[value.index()].producer.map(|node| stage_of[node.index()])
@@ -272,19 +255,7 @@ fn follow(
         if fresh == Some(stage) {
             continue;
         }
-        // Values of this class that come to this stage from outside, now or later, or pass through it.
-        let mut foreign = BTreeSet::new();
-        for other in events {
-            for &value in &other.reads {
-                let made = made_in(value);
-                let comes_in = other.stage == stage && made != Some(stage);
-                let goes_on =
-                    other.stage > stage && other.node > event.node && made.is_none_or(|made| made < stage);
-                if comes_in || goes_on {
-                    foreign.insert(value);
-                }
-            }
-        }
+        let foreign = foreign(event, events, made_in);
         let last_writer = fresh.replace(stage);
         let Some((root, views)) = common_base(program, &foreign) else {
             if !foreign.is_empty() {
@@ -318,26 +289,74 @@ fn follow(
             }
             continue;
         }
-        let writes_root = event.writes_to == [Operand::Value(root)];
-        let old_is_done = events[position + 1..].iter().all(|later| {
-            later.reads.iter().all(|v| {
-                program.values[v.index()].producer.is_some_and(|producer| producer.index() >= event.node)
-            })
-        });
-        // What stands for `unsqueeze_` is a view, and for `dropout_` outside of training its argument: a later write would
-        // go through it to the other stage's tensor.
-        let writes_again =
-            events[position + 1..].iter().any(|later| later.stage == stage && !later.writes_to.is_empty());
-        let is_apart = out_of_place(&program.nodes[event.node].operator).is_some_and(|form| {
-            let (_, name) = split(&form);
-            !writes_again || !(may_share(name) || name.contains("dropout"))
-        });
-        if writes_root && old_is_done && is_apart {
+        if event.writes_to == [Operand::Value(root)] && is_apart(program, event, &events[position + 1..]) {
             result.out_of_place.insert(node);
         } else {
             result.clones.insert((stage, root));
         }
     }
+}
+
+/// Follows a class with a stored tensor, which one stage alone may use once it is written to.
+fn follow_stored(
+    program: &Program,
+    tensor: TensorId,
+    events: &[Event],
+    result: &mut InPlace,
+    errors: &mut Vec<CutError>,
+) {
+    let first_stage = events[0].stage;
+    let write = events.iter().find(|event| !event.writes_to.is_empty());
+    if let (Some(other), Some(write)) = (events.iter().find(|event| event.stage != first_stage), write) {
+        errors.push(CutError::SharedBuffer {
+            tensor: program.tensors[tensor.index()].path.clone(),
+            operator: program.nodes[write.node].operator.clone(),
+            stages: (first_stage.min(other.stage), first_stage.max(other.stage)),
+            node: NodeId(write.node as u32),
+        });
+    }
+    // A list may hold an input beside it.
+    let written = events.iter().flat_map(|event| &event.writes_to).filter_map(|operand| match operand {
+        Operand::Value(value) => Some(*value),
+        _ => None,
+    });
+    let inputs = written.filter(|value| program.values[value.index()].producer.is_none());
+    result.clones.extend(inputs.map(|value| (first_stage, value)));
+}
+
+/// Returns the values of a class that come to an event's stage from outside, now or later, or pass through it.
+fn foreign(event: &Event, events: &[Event], made_in: impl Fn(ValueId) -> Option<u32>) -> BTreeSet<ValueId> {
+    let stage = event.stage;
+    let mut foreign = BTreeSet::new();
+    for other in events {
+        for &value in &other.reads {
+            let made = made_in(value);
+            let comes_in = other.stage == stage && made != Some(stage);
+            let goes_on =
+                other.stage > stage && other.node > event.node && made.is_none_or(|made| made < stage);
+            if comes_in || goes_on {
+                foreign.insert(value);
+            }
+        }
+    }
+    foreign
+}
+
+/// Tells whether a write in place can as well make another tensor: nobody reads the old one later, and no later write goes through.
+fn is_apart(program: &Program, event: &Event, later: &[Event]) -> bool {
+    let old_is_done = later.iter().all(|later| {
+        later.reads.iter().all(|v| {
+            program.values[v.index()].producer.is_some_and(|producer| producer.index() >= event.node)
+        })
+    });
+    // What stands for `unsqueeze_` is a view, and for `dropout_` outside of training its argument: a later write would
+    // go through it to the other stage's tensor.
+    let writes_again = later.iter().any(|later| later.stage == event.stage && !later.writes_to.is_empty());
+    let can_be = out_of_place(&program.nodes[event.node].operator).is_some_and(|form| {
+        let (_, name) = split(&form);
+        !writes_again || !(may_share(name) || name.contains("dropout"))
+    });
+    old_is_done && can_be
 }
 
 /// Views inside one another.

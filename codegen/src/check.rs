@@ -11,7 +11,7 @@ use tracer::{NodeId, Operand, Program, Role, TensorId, ValueId};
 
 use crate::{
     nodes::{leaves, mutated_arguments},
-    pipeline::{Carried, Form, Pipeline, Source, Step},
+    pipeline::{Carried, Form, Pipeline, Source, Stage, Step},
     stale::{Stale, stale},
 };
 
@@ -86,83 +86,10 @@ pub enum CheckError {
 pub fn check(program: &Program, pipeline: &Pipeline) -> Result<(), CheckError> {
     let mut times = vec![0_usize; program.nodes.len()];
     let mut homes: BTreeSet<TensorId> = BTreeSet::new();
-    for (index, stage) in pipeline.stages.iter().enumerate() {
-        let held: BTreeSet<TensorId> = stage.tensors.iter().chain(&stage.constants).copied().collect();
-        let mut known: BTreeSet<ValueId> = BTreeSet::new();
-        for port in &stage.inputs {
-            let Carried::Value(value) = port.carried else {
-                return Err(CheckError::Input { stage: index, input: port.name.clone() });
-            };
-            let is_right = match port.source {
-                Source::Model(input) => program.inputs.get(input) == Some(&value),
-                Source::Stage { stage: from, port: output } => {
-                    let sender = pipeline.stages.get(from as usize).filter(|_| (from as usize) < index);
-                    let sent = sender.and_then(|sender| sender.outputs.get(output));
-                    sent.is_some_and(|sent| sent.carried == port.carried && sent.kind == port.kind)
-                }
-            };
-            if !is_right || !known.insert(value) {
-                return Err(CheckError::Input { stage: index, input: port.name.clone() });
-            }
-        }
-        let received = known.clone();
-        let mut cloned = BTreeSet::new();
-        let mut last: Option<NodeId> = None;
-        let read = |operand: &Operand, known: &BTreeSet<ValueId>| {
-            let mut fault = None;
-            leaves(operand, &mut |leaf| match leaf {
-                Operand::Value(value) if !known.contains(value) => {
-                    let value = program.values[value.index()].name.clone();
-                    fault = Some(CheckError::Absent { stage: index, value });
-                }
-                Operand::Tensor(tensor) if !held.contains(tensor) => {
-                    let tensor = program.tensors[tensor.index()].path.clone();
-                    fault = Some(CheckError::Tensor { tensor, stage: Some(index) });
-                }
-                _ => {}
-            });
-            fault.map_or(Ok(()), Err)
-        };
-        for step in &stage.steps {
-            match step {
-                Step::Clone(value) | Step::Unbox(value) => {
-                    read(&Operand::Value(*value), &known)?;
-                    cloned.insert(*value);
-                }
-                Step::Run { node: id, form, is_repeated } => {
-                    let node = &program.nodes[id.index()];
-                    if last.is_some_and(|last| last >= *id) {
-                        return Err(CheckError::Order { stage: index });
-                    }
-                    last = Some(*id);
-                    for argument in &node.arguments {
-                        read(&argument.operand, &known)?;
-                    }
-                    let mutated = mutated_arguments(node);
-                    if *is_repeated && !mutated.is_empty() {
-                        return Err(CheckError::Repeated { operator: id.0, name: node.operator.clone() });
-                    }
-                    // What came from elsewhere is not written to, unless it was cloned.
-                    for argument in mutated.into_iter().filter(|_| *form == Form::AsWritten) {
-                        if let Operand::Value(value) = &node.arguments[argument].operand
-                            && received.contains(value)
-                            && !cloned.contains(value)
-                        {
-                            return Err(CheckError::Repeated { operator: id.0, name: node.operator.clone() });
-                        }
-                    }
-                    times[id.index()] += usize::from(!is_repeated);
-                    known.extend(&node.outputs);
-                }
-            }
-        }
-        for port in &stage.outputs {
-            match port.carried {
-                Carried::Value(value) => read(&Operand::Value(value), &known)?,
-                Carried::Tensor(tensor) => read(&Operand::Tensor(tensor), &known)?,
-            }
-        }
-        homes.extend(held);
+    for index in 0..pipeline.stages.len() {
+        let stage = Reading::of(program, pipeline, index)?;
+        stage.check(&mut times)?;
+        homes.extend(stage.held);
     }
     if let Some((operator, times)) = times.iter().enumerate().find(|(_, times)| **times != 1) {
         let name = program.nodes[operator].operator.clone();
@@ -186,6 +113,107 @@ pub fn check(program: &Program, pipeline: &Pipeline) -> Result<(), CheckError> {
     let returned =
         pipeline.stages.last().map(|stage| stage.outputs.iter().map(|port| port.carried).collect());
     if returned == Some(wanted) { Ok(()) } else { Err(CheckError::Output) }
+}
+
+/// A stage as it is read: what it holds, and the values that it receives.
+struct Reading<'a> {
+    program: &'a Program,
+    stage: &'a Stage,
+    index: usize,
+    held: BTreeSet<TensorId>,
+    received: BTreeSet<ValueId>,
+}
+
+impl<'a> Reading<'a> {
+    /// Checks that inputs come from where they say.
+    fn of(program: &'a Program, pipeline: &'a Pipeline, index: usize) -> Result<Self, CheckError> {
+        let stage = &pipeline.stages[index];
+        let held = stage.tensors.iter().chain(&stage.constants).copied().collect();
+        let mut known: BTreeSet<ValueId> = BTreeSet::new();
+        for port in &stage.inputs {
+            let Carried::Value(value) = port.carried else {
+                return Err(CheckError::Input { stage: index, input: port.name.clone() });
+            };
+            let is_right = match port.source {
+                Source::Model(input) => program.inputs.get(input) == Some(&value),
+                Source::Stage { stage: from, port: output } => {
+                    let sender = pipeline.stages.get(from as usize).filter(|_| (from as usize) < index);
+                    let sent = sender.and_then(|sender| sender.outputs.get(output));
+                    sent.is_some_and(|sent| sent.carried == port.carried && sent.kind == port.kind)
+                }
+            };
+            if !is_right || !known.insert(value) {
+                return Err(CheckError::Input { stage: index, input: port.name.clone() });
+            }
+        }
+        Ok(Self { program, stage, index, held, received: known })
+    }
+
+    /// Checks that an operand is there.
+    fn read(&self, operand: &Operand, known: &BTreeSet<ValueId>) -> Result<(), CheckError> {
+        let Self { program, held, index, .. } = self;
+        let mut fault = None;
+        leaves(operand, &mut |leaf| match leaf {
+            Operand::Value(value) if !known.contains(value) => {
+                let value = program.values[value.index()].name.clone();
+                fault = Some(CheckError::Absent { stage: *index, value });
+            }
+            Operand::Tensor(tensor) if !held.contains(tensor) => {
+                let tensor = program.tensors[tensor.index()].path.clone();
+                fault = Some(CheckError::Tensor { tensor, stage: Some(*index) });
+            }
+            _ => {}
+        });
+        fault.map_or(Ok(()), Err)
+    }
+
+    /// Checks the steps in their order, and counts how often each operator runs.
+    fn check(&self, times: &mut [usize]) -> Result<(), CheckError> {
+        let Self { program, stage, index, received, .. } = self;
+        let mut known = received.clone();
+        let mut cloned = BTreeSet::new();
+        let mut last: Option<NodeId> = None;
+        for step in &stage.steps {
+            match step {
+                Step::Clone(value) | Step::Unbox(value) => {
+                    self.read(&Operand::Value(*value), &known)?;
+                    cloned.insert(*value);
+                }
+                Step::Run { node: id, form, is_repeated } => {
+                    let node = &program.nodes[id.index()];
+                    if last.is_some_and(|last| last >= *id) {
+                        return Err(CheckError::Order { stage: *index });
+                    }
+                    last = Some(*id);
+                    for argument in &node.arguments {
+                        self.read(&argument.operand, &known)?;
+                    }
+                    let mutated = mutated_arguments(node);
+                    if *is_repeated && !mutated.is_empty() {
+                        return Err(CheckError::Repeated { operator: id.0, name: node.operator.clone() });
+                    }
+                    // What came from elsewhere is not written to, unless it was cloned.
+                    for argument in mutated.into_iter().filter(|_| *form == Form::AsWritten) {
+                        if let Operand::Value(value) = &node.arguments[argument].operand
+                            && received.contains(value)
+                            && !cloned.contains(value)
+                        {
+                            return Err(CheckError::Repeated { operator: id.0, name: node.operator.clone() });
+                        }
+                    }
+                    times[id.index()] += usize::from(!is_repeated);
+                    known.extend(&node.outputs);
+                }
+            }
+        }
+        for port in &stage.outputs {
+            match port.carried {
+                Carried::Value(value) => self.read(&Operand::Value(value), &known)?,
+                Carried::Tensor(tensor) => self.read(&Operand::Tensor(tensor), &known)?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A parameter in two stages must be declared as tied.

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use schema::{Phase, WorkSize};
 
-use crate::work::{Machine, Work, volume};
+use crate::work::{Host, Machine, Work, volume};
 
 /// Collects terms, and their names when asked.
 #[derive(Debug, Default)]
@@ -68,51 +68,69 @@ fn row_alignment(elements: f64, element: f64) -> f64 {
 
 /// Returns the terms of the anchor.
 pub(crate) fn anchor(work: &Work, machine: &Machine, terms: &mut Terms) {
-    let f = work.flops / machine.peak;
-    let b = work.bytes() / machine.bandwidth;
-    let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
     terms.push("launch", MICRO);
     if let Some(host) = machine.host {
         terms.push("fresh", fresh(work, host.mapped) / machine.bandwidth);
-        if let WorkSize::Convolution { in_channels, out_channels, groups, .. } = work.size {
-            let [in_channels, out_channels] =
-                [in_channels, out_channels].map(|channels| together(channels, in_channels, groups));
-            terms.push("flops_padded_in", f / fill_in(work.phase, in_channels, host.lanes));
-            terms.push("flops_padded_out", f / fill(out_channels, host.lanes));
-            // Channels beyond the last: what is read and written in blocks of a register.
-            terms.push(
-                "read_padded",
-                work.read_a / fill_in(work.phase, in_channels, host.lanes) / machine.bandwidth,
-            );
-            terms.push("written_padded", work.written / fill(out_channels, host.lanes) / machine.bandwidth);
-        }
+        padded(work, machine, host, terms);
     }
-    if let Some((rows, cols)) = work.matrix() {
-        terms.push("bytes", b);
-        terms.push("bytes_beyond_l2", beyond_l2);
-        terms.push("bytes_beyond_quarter_l2", (work.bytes() - machine.l2 / 4.0).max(0.0) / machine.bandwidth);
-        terms.push("bytes_short_rows", if cols <= 1024.0 { b } else { 0.0 });
-        terms.push("bytes_unaligned", if cols % 4.0 == 0.0 { 0.0 } else { b });
-        terms.push("bytes_next_power", b * cols.log2().ceil().exp2() / cols);
-        terms.push("waves", (rows / (machine.multiprocessors * 4.0)).ceil() * MICRO);
-        terms.push("waves_elements", (rows * cols / (machine.multiprocessors * 1024.0)).ceil() * MICRO);
-        terms.push("row_waves_time", (rows / (machine.multiprocessors * 8.0)).ceil() * cols * 1e-9);
-        terms.push("rows", rows * 1e-9);
-        terms.push("cols", cols * 1e-9);
-        if let WorkSize::Channels { batch, pixels, .. } = work.size {
-            // A block a channel, which reads as fast as a multiprocessor can, however few there are.
-            terms.push("elements", f);
-            terms.push("channel_waves", (rows / machine.multiprocessors).ceil() * cols * 1e-9);
-            terms.push("channel_half_waves", (rows / (machine.multiprocessors * 2.0)).ceil() * cols * 1e-9);
-            // Samples of few pixels are short pieces of memory.
-            let sectors = (pixels * machine.element / 32.0).ceil() * 32.0;
-            terms.push("bytes_of_sectors", 2.0 * batch * rows * sectors / machine.bandwidth);
-            terms.push("planes", batch * rows * 1e-9);
-            terms.push("plane_waves", (batch * rows / (machine.multiprocessors * 4.0)).ceil() * MICRO);
-            terms.push("bytes_short_planes", if pixels <= 1024.0 { b } else { 0.0 });
-        }
-        return;
+    match work.matrix() {
+        Some(matrix) => rows(work, machine, matrix, terms),
+        None => products(work, machine, terms),
     }
+}
+
+/// Adds what a processor does for channels beyond the last of a register.
+fn padded(work: &Work, machine: &Machine, host: Host, terms: &mut Terms) {
+    let f = work.flops / machine.peak;
+    if let WorkSize::Convolution { in_channels, out_channels, groups, .. } = work.size {
+        let [in_channels, out_channels] =
+            [in_channels, out_channels].map(|channels| together(channels, in_channels, groups));
+        terms.push("flops_padded_in", f / fill_in(work.phase, in_channels, host.lanes));
+        terms.push("flops_padded_out", f / fill(out_channels, host.lanes));
+        // Channels beyond the last: what is read and written in blocks of a register.
+        terms.push(
+            "read_padded",
+            work.read_a / fill_in(work.phase, in_channels, host.lanes) / machine.bandwidth,
+        );
+        terms.push("written_padded", work.written / fill(out_channels, host.lanes) / machine.bandwidth);
+    }
+}
+
+/// Adds the terms of what passes over the rows of a matrix.
+fn rows(work: &Work, machine: &Machine, (rows, cols): (f64, f64), terms: &mut Terms) {
+    let f = work.flops / machine.peak;
+    let b = work.bytes() / machine.bandwidth;
+    let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
+    terms.push("bytes", b);
+    terms.push("bytes_beyond_l2", beyond_l2);
+    terms.push("bytes_beyond_quarter_l2", (work.bytes() - machine.l2 / 4.0).max(0.0) / machine.bandwidth);
+    terms.push("bytes_short_rows", if cols <= 1024.0 { b } else { 0.0 });
+    terms.push("bytes_unaligned", if cols % 4.0 == 0.0 { 0.0 } else { b });
+    terms.push("bytes_next_power", b * cols.log2().ceil().exp2() / cols);
+    terms.push("waves", (rows / (machine.multiprocessors * 4.0)).ceil() * MICRO);
+    terms.push("waves_elements", (rows * cols / (machine.multiprocessors * 1024.0)).ceil() * MICRO);
+    terms.push("row_waves_time", (rows / (machine.multiprocessors * 8.0)).ceil() * cols * 1e-9);
+    terms.push("rows", rows * 1e-9);
+    terms.push("cols", cols * 1e-9);
+    if let WorkSize::Channels { batch, pixels, .. } = work.size {
+        // A block a channel, which reads as fast as a multiprocessor can, however few there are.
+        terms.push("elements", f);
+        terms.push("channel_waves", (rows / machine.multiprocessors).ceil() * cols * 1e-9);
+        terms.push("channel_half_waves", (rows / (machine.multiprocessors * 2.0)).ceil() * cols * 1e-9);
+        // Samples of few pixels are short pieces of memory.
+        let sectors = (pixels * machine.element / 32.0).ceil() * 32.0;
+        terms.push("bytes_of_sectors", 2.0 * batch * rows * sectors / machine.bandwidth);
+        terms.push("planes", batch * rows * 1e-9);
+        terms.push("plane_waves", (batch * rows / (machine.multiprocessors * 4.0)).ceil() * MICRO);
+        terms.push("bytes_short_planes", if pixels <= 1024.0 { b } else { 0.0 });
+    }
+}
+
+/// Adds the terms of products, which are computed in tiles.
+fn products(work: &Work, machine: &Machine, terms: &mut Terms) {
+    let f = work.flops / machine.peak;
+    let b = work.bytes() / machine.bandwidth;
+    let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
     terms.push("flops", f);
     terms.push("bytes", b);
     if machine.host.is_none() {

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use operators::{OperatorClass, Signature, overloads};
-use tracer::{Constant, Operand, Program, TensorType, Type, ValueId};
+use tracer::{Constant, Node, Operand, Program, TensorType, Type, ValueId};
 
 use crate::{
     BlockId,
@@ -327,46 +327,9 @@ impl<'p> Builder<'p> {
             class = OperatorClass::Unknown;
         }
         drop(call);
-        let mut is_complete = true;
-        for (position, (value, mut fact)) in node.outputs.iter().zip(results).enumerate() {
-            if let Fact::Unknown = fact {
-                fact = by_type(&program.values[value.index()].type_);
-            }
-            // What is only looked at in another way, as by `squeeze_`, has other sizes afterwards.
-            let is_rewritten = class != OperatorClass::View;
-            if let (Some(written), 0, Fact::Tensor(_), true) = (&written, position, &fact, is_rewritten) {
-                fact = Fact::Tensor(TensorFact { number: None, ..written.clone() });
-            }
-            let declared = match &program.values[value.index()].type_ {
-                Type::Tensor(type_) if self.uses_declared && type_.shape.is_some() => Some(type_),
-                _ => None,
-            };
-            let recorded =
-                recorded.and_then(|types| types.get(position)).and_then(Option::as_ref).or(declared);
-            if let (Some(type_), Fact::Tensor(tensor)) = (recorded, &mut fact) {
-                self.graph.disagreements.extend(compare(id, tensor, type_));
-                adopt(tensor, type_);
-                // A part of a list was made before anything said its sizes.
-                if let Some(storage) = tensor.storage.filter(|_| class == OperatorClass::Plumbing) {
-                    let room = &mut self.graph.storages[storage.index()].bytes;
-                    *room = room.or(tensor.bytes());
-                }
-            }
-            self.own(&mut fact, id, needs_gradient);
-            is_complete &= fact.tensors().iter().all(|tensor| tensor.shape.is_some());
-            self.hold(*value, fact);
-        }
+        let is_complete = self.make(id, node, results, (class, needs_gradient), written.as_ref());
         if let (Some(written), Some(operand)) = (&written, arguments.first()) {
-            // The operand itself is another tensor from here on: later readers see what was written.
-            if let Operand::Value(value) = &operand.operand
-                && let Fact::Tensor(tensor) = &mut self.facts[value.index()]
-            {
-                tensor.number = None;
-                tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
-            }
-            if let Some(storage) = written.storage.filter(|_| needs_gradient) {
-                self.carry_gradient(storage);
-            }
+            self.write(written, &operand.operand, needs_gradient);
         }
         if class == OperatorClass::Unknown {
             let entry = self
@@ -394,6 +357,62 @@ impl<'p> Builder<'p> {
             is_writing,
             span: node.span,
         });
+    }
+
+    /// Gives an operator's outputs their facts, corrected by what the trace has recorded; false where sizes stay unknown.
+    fn make(
+        &mut self,
+        id: OperatorId,
+        node: &Node,
+        results: Vec<Fact>,
+        (class, needs_gradient): (OperatorClass, bool),
+        written: Option<&TensorFact>,
+    ) -> bool {
+        let program = self.program;
+        let recorded = self.recorded.get(id.index()).copied().flatten();
+        let mut is_complete = true;
+        for (position, (value, mut fact)) in node.outputs.iter().zip(results).enumerate() {
+            if let Fact::Unknown = fact {
+                fact = by_type(&program.values[value.index()].type_);
+            }
+            // What is only looked at in another way, as by `squeeze_`, has other sizes afterwards.
+            let is_rewritten = class != OperatorClass::View;
+            if let (Some(written), 0, Fact::Tensor(_), true) = (written, position, &fact, is_rewritten) {
+                fact = Fact::Tensor(TensorFact { number: None, ..written.clone() });
+            }
+            let declared = match &program.values[value.index()].type_ {
+                Type::Tensor(type_) if self.uses_declared && type_.shape.is_some() => Some(type_),
+                _ => None,
+            };
+            let recorded =
+                recorded.and_then(|types| types.get(position)).and_then(Option::as_ref).or(declared);
+            if let (Some(type_), Fact::Tensor(tensor)) = (recorded, &mut fact) {
+                self.graph.disagreements.extend(compare(id, tensor, type_));
+                adopt(tensor, type_);
+                // A part of a list was made before anything said its sizes.
+                if let Some(storage) = tensor.storage.filter(|_| class == OperatorClass::Plumbing) {
+                    let room = &mut self.graph.storages[storage.index()].bytes;
+                    *room = room.or(tensor.bytes());
+                }
+            }
+            self.own(&mut fact, id, needs_gradient);
+            is_complete &= fact.tensors().iter().all(|tensor| tensor.shape.is_some());
+            self.hold(*value, fact);
+        }
+        is_complete
+    }
+
+    /// Makes of an operand another tensor from here on: later readers see what was written.
+    fn write(&mut self, written: &TensorFact, operand: &Operand, needs_gradient: bool) {
+        if let Operand::Value(value) = operand
+            && let Fact::Tensor(tensor) = &mut self.facts[value.index()]
+        {
+            tensor.number = None;
+            tensor.requires_grad |= needs_gradient && written.dtype.is_none_or(differentiable);
+        }
+        if let Some(storage) = written.storage.filter(|_| needs_gradient) {
+            self.carry_gradient(storage);
+        }
     }
 
     fn hold(&mut self, value: ValueId, fact: Fact) {

@@ -342,45 +342,7 @@ fn forward(
     let deaths = deaths(program, stage, writer.folded);
     let mut lines: Vec<String> = vec![String::new(); stage.steps.len()];
     for (position, step) in stage.steps.iter().enumerate() {
-        let (mut line, about) = match step {
-            Step::Clone(value) => {
-                let name = writer.names.get(*value);
-                (format!("{name} = {name}.clone()"), "changed in place below".to_string())
-            }
-            Step::Unbox(value) => {
-                let name = writer.names.get(*value);
-                let boxed = format!("{name}__boxed");
-                let text = match writer.kinds[value.index()] {
-                    Kind::IntList => format!("{name} = {boxed}.tolist()"),
-                    Kind::Float => format!("{name} = float({boxed})"),
-                    Kind::Bool => format!("{name} = bool({boxed})"),
-                    _ => format!("{name} = int({boxed})"),
-                };
-                (text, "sent as a tensor".to_string())
-            }
-            Step::Run { node, .. } if writer.folded.skips(*node) => continue,
-            Step::Run { node, form, is_repeated } => {
-                let content = &program.nodes[node.index()];
-                let opaque = functions.iter().find(|(opaque, _, _)| opaque == node);
-                let (call, outputs) = match opaque {
-                    Some((_, name, function)) => {
-                        let arguments: Vec<String> =
-                            function.arguments.iter().map(|a| writer.operand(a)).collect();
-                        (format!("_{name}({})", arguments.join(", ")), &function.outputs)
-                    }
-                    None => (writer.call(content, *form), &content.outputs),
-                };
-                let left: Vec<&str> = outputs.iter().map(|v| writer.names.get(*v)).collect();
-                let is_unpacking = content.operator.ends_with("Unpack");
-                let text = match left.as_slice() {
-                    [] => call,
-                    [only] if is_unpacking => format!("({only},) = {call}"),
-                    _ => format!("{} = {call}", left.join(", ")),
-                };
-                let place = location::path(program, *node);
-                (text, if *is_repeated { format!("{place} (again)") } else { place })
-            }
-        };
+        let Some((mut line, about)) = line_of(writer, functions, step) else { continue };
         let unread = deaths.get(&position).is_some_and(|dead| is_all_dead(program, step, dead));
         if unread && is_counter(program, step, writer.training) {
             line = format!("if self.training: {line}");
@@ -424,6 +386,59 @@ fn forward(
             }
         }
     }
+    returned(out, writer, stage);
+}
+
+/// Returns the line of a step, and what is said of it; nothing for a step that is folded away.
+fn line_of(
+    writer: &Writer<'_>,
+    functions: &[(NodeId, String, Function)],
+    step: &Step,
+) -> Option<(String, String)> {
+    let program = writer.program;
+    Some(match step {
+        Step::Clone(value) => {
+            let name = writer.names.get(*value);
+            (format!("{name} = {name}.clone()"), "changed in place below".to_string())
+        }
+        Step::Unbox(value) => {
+            let name = writer.names.get(*value);
+            let boxed = format!("{name}__boxed");
+            let text = match writer.kinds[value.index()] {
+                Kind::IntList => format!("{name} = {boxed}.tolist()"),
+                Kind::Float => format!("{name} = float({boxed})"),
+                Kind::Bool => format!("{name} = bool({boxed})"),
+                _ => format!("{name} = int({boxed})"),
+            };
+            (text, "sent as a tensor".to_string())
+        }
+        Step::Run { node, .. } if writer.folded.skips(*node) => return None,
+        Step::Run { node, form, is_repeated } => {
+            let content = &program.nodes[node.index()];
+            let opaque = functions.iter().find(|(opaque, _, _)| opaque == node);
+            let (call, outputs) = match opaque {
+                Some((_, name, function)) => {
+                    let arguments: Vec<String> =
+                        function.arguments.iter().map(|a| writer.operand(a)).collect();
+                    (format!("_{name}({})", arguments.join(", ")), &function.outputs)
+                }
+                None => (writer.call(content, *form), &content.outputs),
+            };
+            let left: Vec<&str> = outputs.iter().map(|v| writer.names.get(*v)).collect();
+            let is_unpacking = content.operator.ends_with("Unpack");
+            let text = match left.as_slice() {
+                [] => call,
+                [only] if is_unpacking => format!("({only},) = {call}"),
+                _ => format!("{} = {call}", left.join(", ")),
+            };
+            let place = location::path(program, *node);
+            (text, if *is_repeated { format!("{place} (again)") } else { place })
+        }
+    })
+}
+
+/// Writes what a stage returns.
+fn returned(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
     let returned: Vec<String> = stage
         .outputs
         .iter()

@@ -71,6 +71,10 @@ impl<'a> Keep<'a> {
         }
     }
 
+    pub(super) fn all<'t>(&mut self, tensors: impl IntoIterator<Item = &'t TensorFact>) {
+        tensors.into_iter().for_each(|tensor| self.tensor(tensor));
+    }
+
     pub(super) fn named(&mut self, call: &Call<'_>, name: &str) {
         if let Ok(tensor) = call.tensor(name) {
             self.tensor(tensor);

@@ -58,35 +58,131 @@ fn keep_by_rule(
     outputs: &[&Fact],
 ) -> bool {
     let result = look.result(operator);
-    let keep_result = |keep: &mut Keep<'_>| {
-        if let Some(result) = result {
-            keep.tensor(result);
+    match keeps {
+        Keeps::Nothing => {}
+        Keeps::Unknown => return false,
+        Keeps::Result
+        | Keeps::Operand
+        | Keeps::OperandOrResult
+        | Keeps::AdaptiveMean
+        | Keeps::OperandAndResult
+        | Keeps::OtherOperands
+        | Keeps::AllButFirst
+        | Keeps::AllOperands
+        | Keeps::OperandAndIndices
+        | Keeps::Indices
+        | Keeps::Extreme => return operands(keep, keeps, call, result, outputs),
+        Keeps::Product
+        | Keeps::Quotient
+        | Keeps::SolveTriangular
+        | Keeps::Complex
+        | Keeps::CopySign
+        | Keeps::Ldexp
+        | Keeps::Power
+        | Keeps::FloatPower => return of_two(keep, keeps, call, result),
+        Keeps::Linear | Keeps::Matmul | Keeps::Factors | Keeps::AddedFactors | Keeps::GroupedFactors => {
+            return products(keep, keeps, call);
         }
-    };
-    let keep_indices = |keep: &mut Keep<'_>| {
-        outputs.iter().skip(1).flat_map(|fact| fact.tensors()).for_each(|tensor| keep.tensor(tensor));
-    };
-    let first = call.at(0).tensor();
-    let second = call.at(1).tensor();
-    match (keeps, first, second) {
-        (Keeps::Nothing, ..) => {}
-        (Keeps::Unknown, ..) => return false,
-        (Keeps::Result, ..) => keep_result(keep),
-        (Keeps::OperandOrResult, ..) if call.is_in_place => keep_result(keep),
+        Keeps::Selection
+        | Keeps::MaskedScatter
+        | Keeps::Embedding
+        | Keeps::CrossEntropy
+        | Keeps::DropoutMask
+        | Keeps::ChannelMask
+        | Keeps::WeightNorm
+        | Keeps::Pad
+        | Keeps::RealTransform
+        | Keeps::MaxPool => return parts(keep, keeps, call, result, outputs),
+        Keeps::BatchNorm
+        | Keeps::InstanceNorm
+        | Keeps::LayerNorm
+        | Keeps::RmsNorm
+        | Keeps::FusedRmsNorm
+        | Keeps::GroupNorm => return norms(keep, keeps, call),
+        Keeps::Einsum => super::einsum::keep_einsum(keep, call),
+        Keeps::Convolution => {
+            let input = call.tensor("input").or_else(|_| call.first());
+            if let (Ok(input), Ok(weight)) = (input, call.tensor("weight")) {
+                // Both, whatever needs a gradient: one backward function makes all of them.
+                keep.tensor(input);
+                keep.tensor(weight);
+            }
+        }
+        Keeps::Attention if attention_by_parts(call) => keep.is_all &= attention(keep, call).is_some(),
+        Keeps::Attention => fused_attention(keep, call, result),
+        Keeps::Recurrent => super::recurrent::keep_recurrent(keep, look, operator, call),
+        Keeps::LogSigmoid
+        | Keeps::RRelu
+        | Keeps::FakeQuantize
+        | Keeps::Polygamma
+        | Keeps::Ndtr
+        | Keeps::Kron
+        | Keeps::Quantile
+        | Keeps::Covariance
+        | Keeps::Correlation
+        | Keeps::Trapezoid
+        | Keeps::SegmentReduce
+        | Keeps::CosineSimilarity
+        | Keeps::PairwiseDistance
+        | Keeps::AllAndResult
+        | Keeps::NllLoss
+        | Keeps::KlDiv
+        | Keeps::MarginLoss
+        | Keeps::MarginRankingLoss
+        | Keeps::PoissonNllLoss
+        | Keeps::TripletMarginLoss
+        | Keeps::CtcLoss
+        | Keeps::EmbeddingBag
+        | Keeps::MaxUnpool
+        | Keeps::Combinations
+        | Keeps::TakeAlongDim
+        | Keeps::Stft => return super::unusual::keep_unusual(keep, keeps, call, result),
+        Keeps::Results
+        | Keeps::AllAndFirstResult
+        | Keeps::Chain
+        | Keeps::MatrixPower
+        | Keeps::MatrixNorm
+        | Keeps::Condition
+        | Keeps::Determinant
+        | Keeps::LogDeterminant
+        | Keeps::Solve
+        | Keeps::LuSolve
+        | Keeps::TensorSolve
+        | Keeps::LeastSquares
+        | Keeps::LuFactors
+        | Keeps::EigenValues
+        | Keeps::HermitianEigenValues
+        | Keeps::SingularValues
+        | Keeps::Vander => return super::linalg::keep_linear_algebra(keep, keeps, call, result, outputs),
+    }
+    true
+}
+
+/// Keeps whole operands and results.
+fn operands(
+    keep: &mut Keep<'_>,
+    keeps: Keeps,
+    call: &Call<'_>,
+    result: Option<&TensorFact>,
+    outputs: &[&Fact],
+) -> bool {
+    match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
+        (Keeps::Result, ..) => keep.all(result),
+        (Keeps::OperandOrResult, ..) if call.is_in_place => keep.all(result),
         (Keeps::AdaptiveMean, ..)
             if call.ints("output_size").is_some_and(|sizes| sizes.iter().all(|size| *size == Some(1))) =>
         {
             // One average over everything is a mean, which keeps nothing.
         }
-        (Keeps::Operand | Keeps::OperandOrResult | Keeps::AdaptiveMean, ..) => match first {
+        (Keeps::Operand | Keeps::OperandOrResult | Keeps::AdaptiveMean, ..) => match call.at(0).tensor() {
             // The operand is overwritten, so a copy of it is kept.
             Some(tensor) if call.is_in_place => keep.fresh(tensor.bytes()),
             Some(tensor) => keep.tensor(tensor),
             None => {}
         },
         (Keeps::OperandAndResult, ..) => {
-            first.into_iter().for_each(|tensor| keep.tensor(tensor));
-            keep_result(keep);
+            keep.all(call.at(0).tensor());
+            keep.all(result);
         }
         (Keeps::OtherOperands, ..) => {
             let others = call.facts().skip(1).flat_map(Fact::tensors);
@@ -97,19 +193,31 @@ fn keep_by_rule(
         }
         (Keeps::AllOperands, ..) => all(keep, call),
         (Keeps::OperandAndIndices, ..) => {
-            first.into_iter().for_each(|tensor| keep.tensor(tensor));
-            keep_indices(keep);
+            keep.all(call.at(0).tensor());
+            keep_indices(keep, outputs);
         }
-        (Keeps::Indices, ..) => keep_indices(keep),
-        (Keeps::Extreme, ..) if outputs.len() > 1 => keep_indices(keep),
+        (Keeps::Indices, ..) => keep_indices(keep, outputs),
+        (Keeps::Extreme, ..) if outputs.len() > 1 => keep_indices(keep, outputs),
         (Keeps::Extreme, Some(a), Some(b)) => {
             keep.tensor(a);
             keep.tensor(b);
         }
         (Keeps::Extreme, Some(a), None) => {
             keep.tensor(a);
-            keep_result(keep);
+            keep.all(result);
         }
+        _ => return false,
+    }
+    true
+}
+
+fn keep_indices(keep: &mut Keep<'_>, outputs: &[&Fact]) {
+    keep.all(outputs.iter().skip(1).flat_map(|fact| fact.tensors()));
+}
+
+/// Keeps what an elementwise function of two operands needs of them.
+fn of_two(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
+    match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
         (Keeps::Product, Some(a), Some(b)) => {
             if b.requires_grad && !call.is_in_place {
                 keep.tensor(a);
@@ -131,7 +239,7 @@ fn keep_by_rule(
         }
         (Keeps::SolveTriangular, Some(a), _) => {
             keep.tensor(a);
-            keep_result(keep);
+            keep.all(result);
         }
         (Keeps::Complex, Some(a), Some(b)) => {
             [a, b].into_iter().filter(|part| part.requires_grad).for_each(|part| keep.tensor(part));
@@ -140,39 +248,28 @@ fn keep_by_rule(
             if a.requires_grad {
                 keep.tensor(a);
             }
-            keep_result(keep);
+            keep.all(result);
         }
         (Keeps::Ldexp, Some(a), Some(b)) => {
             if a.requires_grad {
                 keep.tensor(b);
             }
-            keep_result(keep);
+            keep.all(result);
         }
         (Keeps::Power | Keeps::FloatPower, Some(a), None) => keep.tensor(a),
         (Keeps::Power, a, Some(b)) => {
-            a.into_iter().for_each(|a| keep.tensor(a));
+            keep.all(a);
             keep.tensor(b);
-            keep_result(keep);
+            keep.all(result);
         }
-        (Keeps::Selection, Some(condition), _) => keep.tensor(condition),
-        (Keeps::MaskedScatter, _, Some(mask)) => keep.tensor(mask),
-        (Keeps::Embedding, ..) => keep.named(call, "indices"),
-        (Keeps::CrossEntropy, Some(a), _) => {
-            keep.fresh(a.bytes());
-            keep.named(call, "target");
-            // The sum of the targets' weights.
-            keep.fresh(a.dtype.map(DType::bytes));
-        }
-        (Keeps::DropoutMask, Some(a), _) if !is_dropout_idle(call) => {
-            // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
-            keep.fresh(a.elements());
-        }
-        (Keeps::ChannelMask, Some(a), _) if !is_dropout_idle(call) => {
-            // One factor a channel, written as the input's numbers.
-            let factors =
-                a.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
-            keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(dtype.bytes())));
-        }
+        _ => return false,
+    }
+    true
+}
+
+/// Keeps the factors of products.
+fn products(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
+    match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
         (Keeps::Linear, Some(input), Some(weight)) => {
             if weight.requires_grad {
                 keep.rows(input);
@@ -192,6 +289,42 @@ fn keep_by_rule(
             keep.factors(a, b);
             keep.named(call, "offs");
         }
+        _ => return false,
+    }
+    true
+}
+
+/// Keeps masks, indices, and copies of parts.
+fn parts(
+    keep: &mut Keep<'_>,
+    keeps: Keeps,
+    call: &Call<'_>,
+    result: Option<&TensorFact>,
+    outputs: &[&Fact],
+) -> bool {
+    match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
+        (Keeps::Selection, Some(condition), _) => keep.tensor(condition),
+        (Keeps::MaskedScatter, _, Some(mask)) => keep.tensor(mask),
+        (Keeps::Embedding, ..) => keep.named(call, "indices"),
+        (Keeps::CrossEntropy, Some(a), _) => {
+            keep.fresh(a.bytes());
+            keep.named(call, "target");
+            // The sum of the targets' weights.
+            keep.fresh(a.dtype.map(DType::bytes));
+        }
+        (Keeps::DropoutMask, Some(a), _) if !is_dropout_idle(call) => {
+            // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
+            keep.fresh(a.elements());
+        }
+        (Keeps::ChannelMask, Some(a), _) if !is_dropout_idle(call) => {
+            // One factor a channel, written as the input's numbers.
+            let factors =
+                a.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
+            keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(dtype.bytes())));
+        }
+        (Keeps::WeightNorm, ..) => {
+            keep.fresh(call.at(1).tensor().and_then(TensorFact::bytes));
+        }
         // From real numbers to complex ones torch keeps what it transformed.
         (Keeps::RealTransform, Some(input), _) if input.dtype.is_some_and(|dtype| !dtype.is_complex()) => {
             match super::unusual::padded(call, input) {
@@ -205,7 +338,22 @@ fn keep_by_rule(
         {
             keep.tensor(input);
         }
-        (Keeps::Einsum, ..) => super::einsum::keep_einsum(keep, call),
+        (Keeps::MaxPool, Some(input), _) => {
+            keep.tensor(input);
+            match outputs.get(1).and_then(|fact| fact.tensor()) {
+                Some(indices) => keep.tensor(indices),
+                None => keep
+                    .fresh(result.and_then(TensorFact::elements).map(|elements| elements.saturating_mul(8))),
+            }
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Keeps what is normalised, and statistics of it.
+fn norms(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
+    match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
         (Keeps::BatchNorm, Some(input), _) => {
             keep.tensor(input);
             // Stored as a rule, and then not counted; but they may be computed.
@@ -251,111 +399,7 @@ fn keep_by_rule(
                 batch.zip(groups).map(|(batch, groups)| batch.saturating_mul(groups).saturating_mul(8)),
             );
         }
-        (Keeps::MaxPool, Some(input), _) => {
-            keep.tensor(input);
-            match outputs.get(1).and_then(|fact| fact.tensor()) {
-                Some(indices) => keep.tensor(indices),
-                None => keep
-                    .fresh(result.and_then(TensorFact::elements).map(|elements| elements.saturating_mul(8))),
-            }
-        }
-        (Keeps::WeightNorm, ..) => {
-            keep.fresh(call.at(1).tensor().and_then(TensorFact::bytes));
-        }
-        (Keeps::Convolution, ..) => {
-            let (Ok(input), Ok(weight)) =
-                (call.tensor("input").or_else(|_| call.first()), call.tensor("weight"))
-            else {
-                return true;
-            };
-            // Both, whatever needs a gradient: one backward function makes all of them.
-            keep.tensor(input);
-            keep.tensor(weight);
-        }
-        (Keeps::Attention, ..) if attention_by_parts(call) => {
-            keep.is_all &= attention(keep, call).is_some();
-        }
-        (Keeps::Attention, ..) => fused_attention(keep, call, result),
-        (Keeps::Recurrent, ..) => super::recurrent::keep_recurrent(keep, look, operator, call),
-        // Operands such as these are of no rule.
-        (
-            Keeps::Extreme
-            | Keeps::Product
-            | Keeps::Quotient
-            | Keeps::SolveTriangular
-            | Keeps::Complex
-            | Keeps::CopySign
-            | Keeps::Ldexp
-            | Keeps::Power
-            | Keeps::FloatPower
-            | Keeps::Selection
-            | Keeps::MaskedScatter
-            | Keeps::CrossEntropy
-            | Keeps::DropoutMask
-            | Keeps::ChannelMask
-            | Keeps::Linear
-            | Keeps::Matmul
-            | Keeps::Factors
-            | Keeps::GroupedFactors
-            | Keeps::Pad
-            | Keeps::BatchNorm
-            | Keeps::InstanceNorm
-            | Keeps::LayerNorm
-            | Keeps::RmsNorm
-            | Keeps::FusedRmsNorm
-            | Keeps::GroupNorm
-            | Keeps::MaxPool,
-            ..,
-        ) => return false,
-        (
-            Keeps::LogSigmoid
-            | Keeps::RRelu
-            | Keeps::FakeQuantize
-            | Keeps::Polygamma
-            | Keeps::Ndtr
-            | Keeps::Kron
-            | Keeps::Quantile
-            | Keeps::Covariance
-            | Keeps::Correlation
-            | Keeps::Trapezoid
-            | Keeps::SegmentReduce
-            | Keeps::CosineSimilarity
-            | Keeps::PairwiseDistance
-            | Keeps::AllAndResult
-            | Keeps::NllLoss
-            | Keeps::KlDiv
-            | Keeps::MarginLoss
-            | Keeps::MarginRankingLoss
-            | Keeps::PoissonNllLoss
-            | Keeps::TripletMarginLoss
-            | Keeps::CtcLoss
-            | Keeps::EmbeddingBag
-            | Keeps::MaxUnpool
-            | Keeps::Combinations
-            | Keeps::TakeAlongDim
-            | Keeps::Stft,
-            ..,
-        ) => return super::unusual::keep_unusual(keep, keeps, call, result),
-        (
-            Keeps::Results
-            | Keeps::AllAndFirstResult
-            | Keeps::Chain
-            | Keeps::MatrixPower
-            | Keeps::MatrixNorm
-            | Keeps::Condition
-            | Keeps::Determinant
-            | Keeps::LogDeterminant
-            | Keeps::Solve
-            | Keeps::LuSolve
-            | Keeps::TensorSolve
-            | Keeps::LeastSquares
-            | Keeps::LuFactors
-            | Keeps::EigenValues
-            | Keeps::HermitianEigenValues
-            | Keeps::SingularValues
-            | Keeps::Vander,
-            ..,
-        ) => return super::linalg::keep_linear_algebra(keep, keeps, call, result, outputs),
+        _ => return false,
     }
     true
 }

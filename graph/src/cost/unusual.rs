@@ -23,42 +23,6 @@ pub(super) fn keep_unusual(
     let second = call.at(1).tensor();
     let one = first.dtype.map(tracer::DType::bytes);
     match (keeps, second) {
-        (Keeps::NllLoss, Some(target)) => {
-            keep.tensor(first);
-            keep.tensor(target);
-            // The sum of the targets' weights.
-            keep.fresh(one);
-        }
-        (Keeps::KlDiv, Some(target)) => {
-            keep.tensor(target);
-            if target.requires_grad {
-                keep.tensor(first);
-            }
-        }
-        (Keeps::MarginLoss, Some(target)) => {
-            keep.tensor(first);
-            keep.tensor(target);
-        }
-        // The difference, and what of it is beyond the margin.
-        (Keeps::MarginRankingLoss, Some(_)) => {
-            [first, first].into_iter().for_each(|tensor| keep.fresh(tensor.bytes()));
-        }
-        (Keeps::TripletMarginLoss, Some(_)) => {
-            let rows = rows(first).zip(one).map(|(rows, one)| rows.saturating_mul(one));
-            [first.bytes(), first.bytes(), rows, rows, rows].into_iter().for_each(|bytes| keep.fresh(bytes));
-        }
-        (Keeps::PoissonNllLoss, Some(target)) => {
-            keep.tensor(target);
-            match call.flag("log_input") {
-                Some(false) => keep.tensor(first),
-                _ => keep.fresh(first.bytes()),
-            }
-        }
-        (Keeps::CtcLoss, Some(targets)) => {
-            keep.tensor(first);
-            keep.tensor(targets);
-            keep.fresh(connections(first, targets));
-        }
         (Keeps::CosineSimilarity, Some(other)) => cosine(keep, first, other, result),
         (Keeps::PairwiseDistance, Some(other)) => {
             keep.fresh(spread(first, other));
@@ -97,44 +61,6 @@ pub(super) fn keep_unusual(
         }
         (Keeps::MaxUnpool, Some(indices)) => keep.tensor(indices),
         (Keeps::Ndtr, _) => keep.fresh(first.bytes()),
-        // Steps between the places, and sums of neighbours, each for the other's gradient.
-        (Keeps::Trapezoid, Some(places)) => {
-            let between = |of: &TensorFact| {
-                let rank = of.shape.as_ref()?.len();
-                let dim = if rank == 1 { 0 } else { call.dim("dim", rank).ok()? };
-                let size = of.sizes()?.get(dim).copied().filter(|size| *size > 0)?;
-                Some(of.bytes()? / size * (size - 1))
-            };
-            if first.requires_grad {
-                keep.fresh(between(places));
-            }
-            if places.requires_grad {
-                keep.fresh(between(first));
-            }
-        }
-        // What is left without the mean; with weights also what these make of it, and their sum.
-        (Keeps::Covariance | Keeps::Correlation, _) => {
-            keep.fresh(first.bytes());
-            let weights = ["fweights", "aweights"].map(|name| call.tensor(name).ok());
-            match weights.iter().flatten().next() {
-                Some(weights) => {
-                    keep.tensor(weights);
-                    keep.fresh(first.bytes());
-                    keep.fresh(weights.dtype.map(|dtype| 2 * dtype.bytes()));
-                }
-                None => keep.fresh(Some(16)),
-            }
-            if keeps == Keeps::Correlation {
-                let variables = result.and_then(|result| result.shape.as_ref()?.first().copied());
-                keep.fresh(match variables {
-                    // The products, and those divided by the rows' deviations one after the other.
-                    Some(rows) => rows
-                        .zip(one)
-                        .map(|(rows, one)| times([3, rows, rows, one]).saturating_add(times([rows, one]))),
-                    None => one,
-                });
-            }
-        }
         // A mask over all choices with repetition in any order.
         (Keeps::Combinations, _) => {
             keep.tensor(first);
@@ -146,25 +72,6 @@ pub(super) fn keep_unusual(
             ["lengths", "offsets"].into_iter().for_each(|name| keep.named(call, name));
             result.into_iter().for_each(|rows| keep.tensor(rows));
         }
-        (Keeps::Stft, _) => match call.tensor("window") {
-            Ok(window) => {
-                keep.tensor(window);
-                let frames = result.and_then(|spectrum| spectrum.shape.as_ref()?.last().copied().flatten());
-                let frames = match call.flag("return_complex") {
-                    Some(true) => frames,
-                    _ => result.and_then(|spectrum| *spectrum.shape.as_ref()?.iter().rev().nth(1)?),
-                };
-                let batch =
-                    first.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(1)].iter().copied()));
-                let length = call.int("n_fft").and_then(|n| u64::try_from(n).ok());
-                let all = frames.zip(batch).zip(length.zip(one));
-                keep.fresh(all.map(|((frames, batch), (length, one))| times([frames, batch, length, one])));
-                if window.requires_grad {
-                    keep.tensor(first);
-                }
-            }
-            Err(_) => keep.tensor(first),
-        },
         (Keeps::LogSigmoid, _) => {
             keep.tensor(first);
             // A CPU keeps the exponentials beside.
@@ -178,22 +85,150 @@ pub(super) fn keep_unusual(
                 _ => keep.tensor(first),
             }
         }
-        (Keeps::EmbeddingBag, Some(indices)) => {
-            let Ok(offsets) = call.tensor("offsets") else { return false };
-            keep.tensor(indices);
-            keep.tensor(offsets);
-            let mode = call.int("mode");
-            // Which bag each index is of, with one more at the end; a sum does without.
-            if mode != Some(0) {
-                keep.fresh(indices.elements().map(|n| n.saturating_add(1).saturating_mul(8)));
+        (Keeps::Trapezoid, Some(places)) => trapezoid(keep, call, first, places),
+        (Keeps::Covariance | Keeps::Correlation, _) => covariance(keep, keeps, call, first, result),
+        (Keeps::Stft, _) => stft(keep, call, first, result),
+        (Keeps::EmbeddingBag, Some(indices)) => return bag(keep, call, indices, result),
+        _ => return losses(keep, keeps, call, first, second),
+    }
+    true
+}
+
+/// Keeps what losses need of predictions and targets.
+fn losses(
+    keep: &mut Keep<'_>,
+    keeps: Keeps,
+    call: &Call<'_>,
+    first: &TensorFact,
+    target: Option<&TensorFact>,
+) -> bool {
+    let one = first.dtype.map(tracer::DType::bytes);
+    match (keeps, target) {
+        (Keeps::NllLoss, Some(target)) => {
+            keep.tensor(first);
+            keep.tensor(target);
+            // The sum of the targets' weights.
+            keep.fresh(one);
+        }
+        (Keeps::KlDiv, Some(target)) => {
+            keep.tensor(target);
+            if target.requires_grad {
+                keep.tensor(first);
             }
-            keep.fresh(offsets.elements().map(|n| n.saturating_mul(8)));
-            let largest =
-                if mode == Some(2) { result.and_then(TensorFact::elements) } else { result.and_then(rows) };
-            keep.fresh(largest.map(|n| n.saturating_mul(8)));
+        }
+        (Keeps::MarginLoss, Some(target)) => {
+            keep.tensor(first);
+            keep.tensor(target);
+        }
+        // The difference, and what of it is beyond the margin.
+        (Keeps::MarginRankingLoss, Some(_)) => {
+            [first, first].into_iter().for_each(|tensor| keep.fresh(tensor.bytes()));
+        }
+        (Keeps::TripletMarginLoss, Some(_)) => {
+            let rows = rows(first).zip(one).map(|(rows, one)| rows.saturating_mul(one));
+            [first.bytes(), first.bytes(), rows, rows, rows].into_iter().for_each(|bytes| keep.fresh(bytes));
+        }
+        (Keeps::PoissonNllLoss, Some(target)) => {
+            keep.tensor(target);
+            match call.flag("log_input") {
+                Some(false) => keep.tensor(first),
+                _ => keep.fresh(first.bytes()),
+            }
+        }
+        (Keeps::CtcLoss, Some(targets)) => {
+            keep.tensor(first);
+            keep.tensor(targets);
+            keep.fresh(connections(first, targets));
         }
         _ => return false,
     }
+    true
+}
+
+/// Keeps steps between the places, and sums of neighbours, each for the other's gradient.
+fn trapezoid(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, places: &TensorFact) {
+    let between = |of: &TensorFact| {
+        let rank = of.shape.as_ref()?.len();
+        let dim = if rank == 1 { 0 } else { call.dim("dim", rank).ok()? };
+        let size = of.sizes()?.get(dim).copied().filter(|size| *size > 0)?;
+        Some(of.bytes()? / size * (size - 1))
+    };
+    if first.requires_grad {
+        keep.fresh(between(places));
+    }
+    if places.requires_grad {
+        keep.fresh(between(first));
+    }
+}
+
+/// Keeps what is left without the mean; with weights also what these make of it, and their sum.
+fn covariance(
+    keep: &mut Keep<'_>,
+    keeps: Keeps,
+    call: &Call<'_>,
+    first: &TensorFact,
+    result: Option<&TensorFact>,
+) {
+    let one = first.dtype.map(tracer::DType::bytes);
+    keep.fresh(first.bytes());
+    let weights = ["fweights", "aweights"].map(|name| call.tensor(name).ok());
+    match weights.iter().flatten().next() {
+        Some(weights) => {
+            keep.tensor(weights);
+            keep.fresh(first.bytes());
+            keep.fresh(weights.dtype.map(|dtype| 2 * dtype.bytes()));
+        }
+        None => keep.fresh(Some(16)),
+    }
+    if keeps == Keeps::Correlation {
+        let variables = result.and_then(|result| result.shape.as_ref()?.first().copied());
+        keep.fresh(match variables {
+            // The products, and those divided by the rows' deviations one after the other.
+            Some(rows) => rows
+                .zip(one)
+                .map(|(rows, one)| times([3, rows, rows, one]).saturating_add(times([rows, one]))),
+            None => one,
+        });
+    }
+}
+
+/// Keeps frames of a signal, times the window.
+fn stft(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, result: Option<&TensorFact>) {
+    let one = first.dtype.map(tracer::DType::bytes);
+    match call.tensor("window") {
+        Ok(window) => {
+            keep.tensor(window);
+            let frames = result.and_then(|spectrum| spectrum.shape.as_ref()?.last().copied().flatten());
+            let frames = match call.flag("return_complex") {
+                Some(true) => frames,
+                _ => result.and_then(|spectrum| *spectrum.shape.as_ref()?.iter().rev().nth(1)?),
+            };
+            let batch =
+                first.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(1)].iter().copied()));
+            let length = call.int("n_fft").and_then(|n| u64::try_from(n).ok());
+            let all = frames.zip(batch).zip(length.zip(one));
+            keep.fresh(all.map(|((frames, batch), (length, one))| times([frames, batch, length, one])));
+            if window.requires_grad {
+                keep.tensor(first);
+            }
+        }
+        Err(_) => keep.tensor(first),
+    }
+}
+
+/// Keeps indices and offsets, and what each bag was made of.
+fn bag(keep: &mut Keep<'_>, call: &Call<'_>, indices: &TensorFact, result: Option<&TensorFact>) -> bool {
+    let Ok(offsets) = call.tensor("offsets") else { return false };
+    keep.tensor(indices);
+    keep.tensor(offsets);
+    let mode = call.int("mode");
+    // Which bag each index is of, with one more at the end; a sum does without.
+    if mode != Some(0) {
+        keep.fresh(indices.elements().map(|n| n.saturating_add(1).saturating_mul(8)));
+    }
+    keep.fresh(offsets.elements().map(|n| n.saturating_mul(8)));
+    let largest = if mode == Some(2) { result.and_then(TensorFact::elements) } else { result.and_then(rows) };
+    keep.fresh(largest.map(|n| n.saturating_mul(8)));
     true
 }
 

@@ -5,8 +5,22 @@ use smallvec::SmallVec;
 use super::{
     call::{Call, Known, Result, as_float, contiguous_strides, fresh, fresh_fact, number, reject, shape},
     matmul::agree,
+    rules::rules,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+rules! {
+    convolution: Convolution,
+    deformable: DeformableConvolution,
+    pool: Pool,
+    adaptive_pool: AdaptivePool,
+    upsample: Upsample,
+    shuffle: PixelShuffle,
+    unfold: Im2Col,
+    grid_sample: GridSample,
+    affine_grid: AffineGrid,
+    boxes: Boxes,
+}
 
 /// `conv1d`, `conv2d`, `conv3d`, `_convolution`, the transposed ones and their like.
 pub fn convolution(call: &Call<'_>) -> Result {

@@ -2,9 +2,14 @@
 
 use super::{
     call::{Call, Known, Result, fresh},
+    rules::rules,
     table::rule,
 };
 use crate::fact::Fact;
+
+rules! {
+    copied: CopyOfView,
+}
 
 /// Follows the view's rule, and lays out in order what it finds.
 pub fn copied(call: &Call<'_>) -> Result {

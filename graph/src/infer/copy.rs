@@ -7,9 +7,41 @@ use super::{
     call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
     elementwise::{broadcast, complex_of, promote_pair, real_of},
     matmul::agree,
+    rules::rules,
     view::reshaped,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+rules! {
+    histogram: Histc,
+    tensordot: Tensordot,
+    weight_norm: WeightNorm,
+    at_least: AtLeast1 | AtLeast2 | AtLeast3,
+    cat: Cat | HStack | VStack | DStack | ColumnStack,
+    stack: Stack,
+    pad_sequence: PadSequence,
+    index: Index,
+    embedding: Embedding,
+    embedding_bag: EmbeddingBag,
+    gather: Gather,
+    index_select: IndexSelect,
+    like_first: LikeFirst,
+    pad: Pad,
+    repeat: Repeat,
+    repeat_interleave: RepeatInterleave,
+    meshgrid: Meshgrid,
+    difference: Diff,
+    one_hot: OneHot,
+    search: Search,
+    diagonal_matrix: DiagonalMatrix | DiagonalEmbedding | FlatDiagonal,
+    fourier: Fourier | FourierOfReal | FourierToReal,
+    moved: Moved,
+    create: Create | CreateFull | CreateIntegers | CreateNew,
+    create_like: CreateLike | Normal,
+    sequence: Range | Steps | Permutation | Eye | LowerIndices | UpperIndices | Window,
+    multinomial: Multinomial,
+    shape_as_tensor: ShapeAsTensor,
+}
 
 /// Gives a tensor as many dimensions as an operator asks for.
 fn lifted(tensor: &TensorFact, rule: ShapeRule) -> TensorFact {

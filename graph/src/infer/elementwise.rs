@@ -7,8 +7,35 @@ use tracer::DType;
 use super::{
     call::{self, Call, Result, contiguous_strides, fresh, integer, reject, shape},
     number,
+    rules::rules,
 };
 use crate::fact::{Fact, Number, Shape, TensorFact, show_shape};
+
+rules! {
+    unary: Unary,
+    clamp: Clamp,
+    absolute: Absolute,
+    unary_float: UnaryFloat,
+    unary_bool: UnaryBool,
+    promoting: Promoting,
+    choosing: Where,
+    dividing: Dividing,
+    promoting_float: PromotingFloat,
+    mantissa: Mantissa,
+    comparing: Comparing,
+    keeping: LikeFirstOperand,
+    scattering: MaskedScatter,
+    double: FloatPower,
+    member: IsIn,
+    distance: Dist,
+    sloped: Prelu,
+    pairing: Complex,
+    halving: Glu,
+    cast: Cast,
+    same_with_dtype: SameWithDtype | RunningSum,
+    loss: Loss | ClassLoss | CtcLoss | MarginLoss | PairLoss,
+    rounding: Rounding | Round,
+}
 
 /// The result has the operand's dtype.
 pub fn unary(call: &Call<'_>) -> Result {

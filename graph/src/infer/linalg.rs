@@ -6,8 +6,33 @@ use super::{
     call::{Call, Known, Result, Stop, contiguous_strides, fresh, fresh_fact, reject, shape},
     elementwise::{broadcast, complex_of, real_of},
     matmul::{agree, product},
+    rules::rules,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+rules! {
+    square: Square,
+    square_with_code: SquareWithInfo,
+    power: MatrixPower,
+    solved: SolveTriangular,
+    system: Solve,
+    solved_from_factors: SolveFromFactors,
+    least_squares: LeastSquares,
+    pseudo_inverse: PseudoInverse,
+    determinant: Determinant,
+    measured: RankOrCondition,
+    eigen: Eigen,
+    singular: Svd,
+    orthogonal: Qr,
+    reflections: Geqrf,
+    reflected: Householder,
+    factored: Factors,
+    triangles: LuTriangles,
+    chain: Chain,
+    tensor_inverse: TensorInverse,
+    tensor_system: TensorSolve,
+    powers: Vander,
+}
 
 /// `linalg_solve_triangular`: the right side's sizes; batches broadcast.
 pub fn solved(call: &Call<'_>) -> Result {

@@ -5,8 +5,23 @@ use std::collections::BTreeMap;
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
     elementwise::{broadcast, float_of, like},
+    rules::rules,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+rules! {
+    linear: Linear,
+    matmul: Matmul,
+    exact: ExactProduct,
+    adding: AddedProduct,
+    outer: Outer,
+    einsum: Einsum,
+    grouped: GroupedProduct,
+    bilinear: Bilinear,
+    distance: Cdist,
+    attention: Attention,
+    native_attention: NativeAttention,
+}
 
 /// Checks that two sizes that must be equal are, as far as known, and returns what is known.
 pub fn agree(a: Dim, b: Dim, what: impl FnOnce() -> String) -> Result<Dim> {

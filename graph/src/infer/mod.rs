@@ -14,6 +14,7 @@ mod norm;
 mod number;
 mod recurrent;
 mod reduce;
+mod rules;
 mod shared;
 mod table;
 mod unusual;

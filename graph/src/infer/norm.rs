@@ -3,8 +3,14 @@
 use super::{
     call::{Call, Known, Result, fresh, reject, shape},
     convolution::laid_out,
+    rules::rules,
 };
 use crate::fact::{Fact, Shape, TensorFact, show_shape};
+
+rules! {
+    same_sizes: SameSizes,
+    norm: Norm,
+}
 
 /// `layer_norm`, `rms_norm`, `group_norm`, `instance_norm`, `batch_norm` and their native forms.
 pub fn norm(call: &Call<'_>) -> Result {

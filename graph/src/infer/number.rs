@@ -3,10 +3,24 @@
 use operators::{Arithmetic, ShapeRule};
 use tracer::DType;
 
-use super::call::{
-    Call, Known, Result, as_float, code_of_dtype, fresh, integer, number, reject, shape, wrap,
+use super::{
+    call::{Call, Known, Result, as_float, code_of_dtype, fresh, integer, number, reject, shape, wrap},
+    rules::rules,
 };
 use crate::fact::{Fact, Number, Shape, TensorFact};
+
+rules! {
+    size: Size,
+    question: Rank | Elements | Length | TypeOf | LayoutOf | DeviceOf | RequiresGrad | IsFloatingPoint | IsComplex | IsCpu | Is | IsNot | StrideOf | Text | Question,
+    convert: ToInt | ToFloat | ToBool | ToTensor | Convert,
+    item: Item,
+    first: Unpack,
+    list: List,
+    dictionary: Dictionary,
+    dictionary_parts: DictionaryKeys | DictionaryValues | DictionaryItems,
+    same: Same,
+    fold: Fold,
+}
 
 /// `aten::size`: one size or all of them.
 pub fn size(call: &Call<'_>) -> Result {

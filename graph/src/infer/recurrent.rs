@@ -1,7 +1,17 @@
 //! LSTM, GRU and plain recurrent layers.
 
-use super::call::{Call, Known, Result, fresh, reject, shape};
+use super::{
+    call::{Call, Known, Result, fresh, reject, shape},
+    rules::rules,
+};
 use crate::fact::{Fact, Shape, TensorFact, show_shape};
+
+rules! {
+    recurrent: Recurrent,
+    cell: RecurrentCell,
+    pack: PackSequence,
+    unpack: UnpackSequence,
+}
 
 /// A recurrent layer's dimensions.
 pub struct Recurrence {

@@ -6,8 +6,21 @@ use tracer::DType;
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
     elementwise::{float_of, places_by_dimension, promoting, real_of},
+    rules::rules,
 };
 use crate::fact::{Fact, Shape, TensorFact};
+
+rules! {
+    sum: Sum,
+    mean: Mean,
+    variance: Variance | VarianceAndMean,
+    truth: Truth,
+    position: Position,
+    extreme: Extreme,
+    extreme_with_index: ExtremeWithIndex | RunningExtreme,
+    sorting: Sorting | TopK | ArgSort | SortedValues,
+    by_data: Places | PlacesByDimension | MaskedSelect | BinCount | KeptBoxes | Unique | UniqueSlices | UniqueConsecutive,
+}
 
 /// Sums and products: small integers become `int64`.
 pub fn sum(call: &Call<'_>) -> Result {

@@ -2,8 +2,17 @@
 //!
 //! Their last operand is the number of devices.
 
-use super::call::{Call, Known, Result, fresh_fact, reject, shape};
+use super::{
+    call::{Call, Known, Result, fresh_fact, reject, shape},
+    rules::rules,
+};
 use crate::fact::{Dim, Fact};
+
+rules! {
+    exchanged: Shared,
+    rows: SharedRows,
+    number: SharedNumber,
+}
 
 fn degree(call: &Call<'_>) -> Result<u64> {
     super::call::integer(call.at(call.len().saturating_sub(1)))

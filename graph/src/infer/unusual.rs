@@ -5,8 +5,32 @@ use tracer::DType;
 use super::{
     call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
     elementwise::{broadcast, complex_of, float_of, promote_pair},
+    rules::rules,
 };
 use crate::fact::{Dim, Fact, Shape, show_shape};
+
+rules! {
+    row_by_row: RowByRow,
+    pairs: Pdist,
+    quantile: Quantile,
+    extremes: AMinMax,
+    trace: Trace,
+    covariance: Covariance,
+    area: Trapezoid,
+    sum_to_size: SumToSize,
+    segments: SegmentReduce,
+    histograms: Histogram,
+    places: NonzeroStatic,
+    unpool: MaxUnpool,
+    fractional_pool: FractionalPool,
+    turned: Rot90,
+    blocks: BlockDiag,
+    choices: CartesianProd,
+    combinations: Combinations,
+    kron: Kron,
+    spectrum: Stft,
+    gradient: Gradient,
+}
 
 /// `pairwise_distance`, `cosine_similarity`: rows against rows.
 pub fn row_by_row(call: &Call<'_>) -> Result {

@@ -10,8 +10,29 @@ use smallvec::SmallVec;
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, integer, integers, reject, shape, view, wrap},
     elementwise::like,
+    rules::rules,
 };
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
+
+rules! {
+    reshape: Reshape,
+    flatten: Flatten,
+    permute: Permute | ReverseDimensions | TransposeLast | MoveDimensions | SwapAxes | Transpose,
+    expand: Expand,
+    squeeze: Squeeze,
+    slice: Slice,
+    select: Select,
+    unbind: Unbind,
+    split: Split | HSplit | VSplit | DSplit,
+    contiguous: Contiguous,
+    identity: Identity,
+    as_strided: AsStrided,
+    windows: Unfold,
+    diagonal: Diagonal,
+    complex_parts: ComplexParts | AsComplex | AsReal,
+    clone: Clone,
+    dropout: Dropout,
+}
 
 type Strides = Option<SmallVec<[u64; 4]>>;
 

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use thiserror::Error;
 use tracer::{
-    Argument, Constant, Node, NodeId, Operand, Program, Role, TensorId, TensorType, Type, Value, ValueId,
+    Argument, CallId, Constant, Node, NodeId, Operand, Program, Role, Span, TensorId, TensorType, Type,
+    Value, ValueId,
 };
 
 use super::{
@@ -201,7 +202,7 @@ struct Writer<'a> {
     /// Values in other layouts, by how often their memory had been written to.
     made: HashMap<(Source, Vec<Exchange>, usize), ValueId>,
     /// Divided numbers, by the call that they are for.
-    parts: HashMap<(String, tracer::CallId), ValueId>,
+    parts: HashMap<(String, CallId), ValueId>,
     names: std::collections::HashSet<String>,
     out: Program,
     exchanges: BTreeMap<NodeId, Exchange>,
@@ -231,57 +232,8 @@ impl Writer<'_> {
         let strategy = ways.swap_remove(at);
         let mut node = program.nodes[index].clone();
         node.arguments.iter_mut().for_each(|argument| self.substitute(&mut argument.operand));
-        let fixed = look.fixed(operator.id, &self.writes);
-        for ((leaf, need), is_fixed) in subject.leaves.iter().zip(&strategy.needs).zip(fixed) {
-            let from = self.layout(leaf.source);
-            let operand = || match leaf.source {
-                Source::Value(id) => program.values[id.index()].name.clone(),
-                Source::Tensor(id) => program.tensors[id.index()].path.clone(),
-            };
-            let Some(steps) = exchanges(from, *need, leaf.has_gradient) else {
-                let from = from.to_string();
-                return Err(ShardError::NoExchange {
-                    operator: operator.name.clone(),
-                    path: path(),
-                    operand: operand(),
-                    from,
-                });
-            };
-            if steps.is_empty() {
-                continue;
-            }
-            if is_fixed {
-                return Err(ShardError::Fixed {
-                    operator: operator.name.clone(),
-                    path: path(),
-                    operand: operand(),
-                });
-            }
-            let storages = look.storages(leaf.source);
-            let epoch = storages.iter().map(|storage| self.writes.before(*storage, operator.id)).sum();
-            let value = self.exchanged(leaf.source, steps, epoch, &node);
-            if let Some(place) = written(&mut node, &subject, leaf.argument, leaf.item) {
-                *place = Operand::Value(value);
-            }
-        }
-        for edit in &strategy.edits {
-            match *edit {
-                Edit::Divide { argument, item } => {
-                    let call = node.call;
-                    let Some(place) = written(&mut node, &subject, argument, item) else { continue };
-                    let number = std::mem::take(place);
-                    let part = self.part(number, call, program.nodes[index].span);
-                    *written(&mut node, &subject, argument, item).expect("it was there") =
-                        Operand::Value(part);
-                }
-                Edit::Set { argument, item, to } => {
-                    if let Some(place) = written(&mut node, &subject, argument, item) {
-                        *place = to.operand();
-                    }
-                }
-                Edit::Multiply => {}
-            }
-        }
+        self.exchange(program, &subject, &strategy, &mut node)?;
+        self.edit(&subject, &strategy, &mut node);
         if let Some(special) = strategy.special {
             stand_in(&mut node, &subject, special);
         }
@@ -314,6 +266,79 @@ impl Writer<'_> {
         }
         self.out.nodes.push(node);
         self.recorded.push(record);
+        self.follow(&strategy, &outputs, call, span);
+        Ok(())
+    }
+
+    /// Brings operands into the layouts that a strategy needs.
+    fn exchange(
+        &mut self,
+        program: &Program,
+        subject: &Subject<'_>,
+        strategy: &Strategy,
+        node: &mut Node,
+    ) -> Result<(), ShardError> {
+        let (look, operator) = (self.look, subject.operator);
+        let path = || look.graph.block(operator.block).path.clone();
+        let fixed = look.fixed(operator.id, &self.writes);
+        for ((leaf, need), is_fixed) in subject.leaves.iter().zip(&strategy.needs).zip(fixed) {
+            let from = self.layout(leaf.source);
+            let operand = || match leaf.source {
+                Source::Value(id) => program.values[id.index()].name.clone(),
+                Source::Tensor(id) => program.tensors[id.index()].path.clone(),
+            };
+            let Some(steps) = exchanges(from, *need, leaf.has_gradient) else {
+                let from = from.to_string();
+                return Err(ShardError::NoExchange {
+                    operator: operator.name.clone(),
+                    path: path(),
+                    operand: operand(),
+                    from,
+                });
+            };
+            if steps.is_empty() {
+                continue;
+            }
+            if is_fixed {
+                return Err(ShardError::Fixed {
+                    operator: operator.name.clone(),
+                    path: path(),
+                    operand: operand(),
+                });
+            }
+            let storages = look.storages(leaf.source);
+            let epoch = storages.iter().map(|storage| self.writes.before(*storage, operator.id)).sum();
+            let value = self.exchanged(leaf.source, steps, epoch, node);
+            if let Some(place) = written(node, subject, leaf.argument, leaf.item) {
+                *place = Operand::Value(value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Divides the numbers that say the size of what is cut.
+    fn edit(&mut self, subject: &Subject<'_>, strategy: &Strategy, node: &mut Node) {
+        for edit in &strategy.edits {
+            match *edit {
+                Edit::Divide { argument, item } => {
+                    let call = node.call;
+                    let Some(place) = written(node, subject, argument, item) else { continue };
+                    let number = std::mem::take(place);
+                    let part = self.part(number, call, node.span);
+                    *written(node, subject, argument, item).expect("it was there") = Operand::Value(part);
+                }
+                Edit::Set { argument, item, to } => {
+                    if let Some(place) = written(node, subject, argument, item) {
+                        *place = to.operand();
+                    }
+                }
+                Edit::Multiply => {}
+            }
+        }
+    }
+
+    /// Adds what comes behind an operator: sizes that are multiplied, and a result that is changed.
+    fn follow(&mut self, strategy: &Strategy, outputs: &[ValueId], call: CallId, span: Span) {
         if strategy.edits.contains(&Edit::Multiply) {
             let bands = strategy.needs.iter().find_map(|need| match need.layout() {
                 Some(Layout::Bands(bands)) => Some(bands),
@@ -327,7 +352,7 @@ impl Writer<'_> {
                 self.instead.insert(value, whole);
             }
         }
-        if let (Some(after), [value]) = (strategy.after, &outputs[..]) {
+        if let (Some(after), [value]) = (strategy.after, outputs) {
             let (name, numbers, about) = done_after(after);
             let operands = [Operand::Value(*value)].into_iter().chain(numbers).collect();
             let type_ = self.out.values[value.index()].type_.clone();
@@ -337,13 +362,12 @@ impl Writer<'_> {
             let made = self.node(name, operands, type_, call, span, about);
             self.instead.insert(*value, made);
         }
-        Ok(())
     }
 
     /// Gathers what the model returns.
     fn returned(&mut self, program: &Program) -> Result<Operand, ShardError> {
         let mut output = program.output.clone();
-        let root = tracer::CallId(0);
+        let root = CallId(0);
         let Some(last) = program.nodes.last().cloned() else { return Ok(output) };
         let end = Node { call: root, ..last };
         self.gathered(&mut output, &end)?;
@@ -413,7 +437,7 @@ impl Writer<'_> {
     }
 
     /// Returns what one device has of a number.
-    fn part(&mut self, number: Operand, call: tracer::CallId, span: tracer::Span) -> ValueId {
+    fn part(&mut self, number: Operand, call: CallId, span: Span) -> ValueId {
         let key = (format!("{number:?}"), call);
         if let Some(known) = self.parts.get(&key) {
             return *known;
@@ -430,8 +454,8 @@ impl Writer<'_> {
         name: &str,
         operands: Vec<Operand>,
         type_: Type,
-        call: tracer::CallId,
-        span: tracer::Span,
+        call: CallId,
+        span: Span,
         about: &str,
     ) -> ValueId {
         let of = match operands.first() {

@@ -91,7 +91,6 @@ impl Size {
     pub fn work(self, kind: Kind, dtype: DType) -> Work {
         let kind = kind.plain();
         let e = dtype.bytes();
-        let product = |sizes: &[u64]| sizes.iter().map(|&size| size as f64).product::<f64>();
         match self {
             Size::Product { batch, m, n, k } => {
                 let [batch, m, n, k] = [batch, m, n, k].map(|size| size as f64);
@@ -126,28 +125,7 @@ impl Size {
                     output: product(&[reach(height), reach(width)]),
                     kernel: product(&[kernel, kernel]),
                 };
-                let (x, y, w) = (count.images(), count.result(), count.weights());
-                match kind {
-                    // One comparison or addition for each element of the window; the maximum keeps its places.
-                    Kind::MaxPool | Kind::AvgPool => Work {
-                        flops: y * count.kernel,
-                        bytes: e * (x + y),
-                        output_bytes: e * y,
-                        saved_bytes: if kind == Kind::MaxPool { e * x + 8.0 * y } else { e * x },
-                    },
-                    Kind::TransposedConvolution => Work {
-                        flops: count.flops(),
-                        bytes: e * (x + y + w),
-                        output_bytes: e * x,
-                        saved_bytes: e * y,
-                    },
-                    _ => Work {
-                        flops: count.flops(),
-                        bytes: e * (x + y + w),
-                        output_bytes: e * y,
-                        saved_bytes: e * x,
-                    },
-                }
+                of_convolution(kind, &count, e)
             }
             Size::Attention { batch, heads, seq, kv_seq, head_dim, causal } => {
                 let [batch, heads, seq, kv_seq, width] =
@@ -169,30 +147,31 @@ impl Size {
                 let indices = 8.0 * rows as f64;
                 Work { flops: 0.0, bytes: 2.0 * e * y + indices, output_bytes: e * y, saved_bytes: indices }
             }
-            Size::Rows { .. } | Size::Images { .. } | Size::Heads { .. } => {
-                let (rows, cols) = self.matrix(kind).expect("these have a matrix");
-                let elements = product(&[rows, cols]);
-                let read = self.inputs(kind) * elements;
-                let written = if kind == Kind::GlobalAvgPool { rows as f64 } else { elements };
-                let statistics = 2.0 * 4.0 * self.statistics(kind);
-                let saved = match kind {
-                    Kind::LayerNorm | Kind::GroupNorm | Kind::BatchNorm | Kind::BatchNormEval => {
-                        e * elements + statistics
-                    }
-                    Kind::Softmax | Kind::Relu | Kind::Gelu | Kind::Silu | Kind::Sigmoid | Kind::Tanh => {
-                        e * elements
-                    }
-                    Kind::Mul => 2.0 * e * elements,
-                    Kind::Dropout => elements,
-                    _ => 0.0,
-                };
-                Work {
-                    flops: operations(kind) * elements,
-                    bytes: e * (read + written),
-                    output_bytes: e * written,
-                    saved_bytes: saved,
-                }
+            Size::Rows { .. } | Size::Images { .. } | Size::Heads { .. } => self.elements(kind, e),
+        }
+    }
+
+    /// Returns the work of what passes over the elements of a matrix, which have `e` bytes.
+    fn elements(self, kind: Kind, e: f64) -> Work {
+        let (rows, cols) = self.matrix(kind).expect("these have a matrix");
+        let elements = product(&[rows, cols]);
+        let read = self.inputs(kind) * elements;
+        let written = if kind == Kind::GlobalAvgPool { rows as f64 } else { elements };
+        let statistics = 2.0 * 4.0 * self.statistics(kind);
+        let saved = match kind {
+            Kind::LayerNorm | Kind::GroupNorm | Kind::BatchNorm | Kind::BatchNormEval => {
+                e * elements + statistics
             }
+            Kind::Softmax | Kind::Relu | Kind::Gelu | Kind::Silu | Kind::Sigmoid | Kind::Tanh => e * elements,
+            Kind::Mul => 2.0 * e * elements,
+            Kind::Dropout => elements,
+            _ => 0.0,
+        };
+        Work {
+            flops: operations(kind) * elements,
+            bytes: e * (read + written),
+            output_bytes: e * written,
+            saved_bytes: saved,
         }
     }
 
@@ -205,6 +184,28 @@ impl Size {
             _ => 0.0,
         }
     }
+}
+
+/// Returns the work of a convolution or of a pool, whose elements have `e` bytes.
+fn of_convolution(kind: Kind, count: &ConvolutionSize<f64>, e: f64) -> Work {
+    let (x, y, w) = (count.images(), count.result(), count.weights());
+    match kind {
+        // One comparison or addition for each element of the window; the maximum keeps its places.
+        Kind::MaxPool | Kind::AvgPool => Work {
+            flops: y * count.kernel,
+            bytes: e * (x + y),
+            output_bytes: e * y,
+            saved_bytes: if kind == Kind::MaxPool { e * x + 8.0 * y } else { e * x },
+        },
+        Kind::TransposedConvolution => {
+            Work { flops: count.flops(), bytes: e * (x + y + w), output_bytes: e * x, saved_bytes: e * y }
+        }
+        _ => Work { flops: count.flops(), bytes: e * (x + y + w), output_bytes: e * y, saved_bytes: e * x },
+    }
+}
+
+fn product(sizes: &[u64]) -> f64 {
+    sizes.iter().map(|&size| size as f64).product()
 }
 
 /// Operations for each element, in the round numbers that FLOP counters use.

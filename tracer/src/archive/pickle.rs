@@ -136,30 +136,9 @@ impl<'a> Machine<'a> {
             b'N' => self.push(Object::None)?,
             0x88 => self.push(Object::Bool(true))?,
             0x89 => self.push(Object::Bool(false))?,
-            b'J' => {
-                let value = i32::from_le_bytes(self.array()?);
-                self.push(Object::Int(value.into()))?;
-            }
-            b'K' => {
-                let value = self.byte()?;
-                self.push(Object::Int(value.into()))?;
-            }
-            b'M' => {
-                let value = u16::from_le_bytes(self.array()?);
-                self.push(Object::Int(value.into()))?;
-            }
-            0x8a => {
-                let value = self.long()?;
-                self.push(Object::Int(value))?;
-            }
-            b'G' => {
-                let value = f64::from_be_bytes(self.array()?);
-                self.push(Object::Float(value))?;
-            }
-            b'X' => {
-                let length = u32::from_le_bytes(self.array()?);
-                let text = self.text(length as usize)?;
-                self.push(Object::Str(text))?;
+            b'J' | b'K' | b'M' | 0x8a | b'G' | b'X' => {
+                let object = self.scalar(code)?;
+                self.push(object)?;
             }
             b')' => self.push(Object::Tuple(Vec::new()))?,
             b']' => self.push(Object::List(Vec::new()))?,
@@ -205,6 +184,30 @@ impl<'a> Machine<'a> {
                 let slot = u32::from_le_bytes(self.array()?);
                 self.recall(slot as usize)?;
             }
+            b'c' | b'Q' | 0x81 | b'R' | b'b' => self.construct(code)?,
+            _ => return Err(PickleFault::ForeignOpcode { name: opcode_name(code), code }),
+        }
+        Ok(None)
+    }
+
+    /// Reads a number or a text.
+    fn scalar(&mut self, code: u8) -> Step<Object<'a>> {
+        Ok(match code {
+            b'J' => Object::Int(i32::from_le_bytes(self.array()?).into()),
+            b'K' => Object::Int(self.byte()?.into()),
+            b'M' => Object::Int(u16::from_le_bytes(self.array()?).into()),
+            0x8a => Object::Int(self.long()?),
+            b'G' => Object::Float(f64::from_be_bytes(self.array()?)),
+            _ => {
+                let length = u32::from_le_bytes(self.array()?);
+                Object::Str(self.text(length as usize)?)
+            }
+        })
+    }
+
+    /// Runs an opcode that names a class or makes an object of one.
+    fn construct(&mut self, code: u8) -> Step<()> {
+        match code {
             b'c' => {
                 let module = self.line()?;
                 let name = self.line()?;
@@ -233,7 +236,7 @@ impl<'a> Machine<'a> {
                     Made::Same(id) => self.stack.push(id),
                 }
             }
-            b'b' => {
+            _ => {
                 let given = self.pop()?;
                 let target = self.top()?;
                 match &mut self.objects[target.0 as usize] {
@@ -243,9 +246,8 @@ impl<'a> Machine<'a> {
                     _ => return malformed("BUILD of something that is no new object"),
                 }
             }
-            _ => return Err(PickleFault::ForeignOpcode { name: opcode_name(code), code }),
         }
-        Ok(None)
+        Ok(())
     }
 
     fn reduce(&mut self, callee: ObjectId, arguments: ObjectId) -> Step<Made<'a>> {

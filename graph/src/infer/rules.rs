@@ -1,0 +1,20 @@
+//! The list of rules that a module of functions begins with.
+
+use super::call::{Call, Result};
+
+/// Says what comes out of an operator.
+pub(super) type Infer = fn(&Call<'_>) -> Result;
+
+/// Lists a module's functions, each with the rules of the table of operators that it follows.
+macro_rules! rules {
+    ($($function:ident: $($rule:ident)|+,)+) => {
+        /// Returns the function of a rule, if it is in this module.
+        pub(super) fn function(rule: operators::ShapeRule) -> Option<super::rules::Infer> {
+            match rule {
+                $($(operators::ShapeRule::$rule)|+ => Some($function),)+
+                _ => None,
+            }
+        }
+    };
+}
+pub(super) use rules;
