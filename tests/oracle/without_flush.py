@@ -411,6 +411,7 @@ def refused(cases):
         ("`clip` of the task does not go with PipeDream", run, 3, (*endless, "--task", str(clipped))),
         ("--vertical-sync does not go with --replicas 2,1,1, under which", run, 4, (*endless, "--vertical-sync", "--replicas", "2,1,1")),
         ("runs one stage a rank: --pipeline-ranks 3", run, 1, (*endless, "--pipeline-ranks", "1")),
+        ("runs two stages a rank, 6 on 3, and here are 3", run, 3, ("--schedule", "ZBVZeroBubble")),
         ("takes 2 micro-batches a step or more, not 1", run, 3, ("--schedule", "2bw", "--micro-batches", "1")),
         ("--vertical-sync does not go with 1F1B: its steps end with a flush", run, 3, ("--vertical-sync",)),
         ("--vertical-sync does not go with 2bw", run, 3, ("--schedule", "2bw", "--vertical-sync")),

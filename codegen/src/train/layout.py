@@ -86,12 +86,15 @@ class Layout:
             if sorted(stage for stages in self.stages_of for stage in stages) != list(range(self.copies * count)):
                 sys.exit("the schedule table has other stages than this folder")
         else:
-            ranks = arguments.pipeline_ranks or count
+            is_v = schedule in ("zbvzerobubble", "dualpipev")
+            ranks = arguments.pipeline_ranks or (count // 2 if is_v and count % 2 == 0 else count)
             if (schedule in ("1f1b", "gpipe", "forward") or arguments.updates) and ranks != count:
                 sys.exit(f"schedule {arguments.schedule} runs one stage a rank: --pipeline-ranks {count}, or choose Interleaved1F1B")
             if count % ranks:
                 sys.exit(f"{count} stages do not spread over {ranks} ranks evenly")
-            if schedule in ("zbvzerobubble", "dualpipev"):
+            if is_v and count != 2 * ranks:
+                sys.exit(f"schedule {arguments.schedule} runs two stages a rank, {2 * ranks} on {ranks}, and here are {count}: split again with --stages {2 * ranks}, or choose 1F1B")
+            if is_v:
                 self.stages_of = [[rank, count - 1 - rank] for rank in range(ranks)]
             else:
                 self.stages_of = [list(range(rank, count, ranks)) for rank in range(ranks)]
