@@ -21,7 +21,7 @@ pub struct Failure {
     code: u8,
     message: String,
     hint: Option<String>,
-    place: Option<Box<Place>>,
+    place: Option<Box<LabelledExcerpt>>,
     /// What else is wrong.
     also: Option<Box<Failure>>,
     broken_pipe: bool,
@@ -38,7 +38,7 @@ pub fn both<A, B>(one: Result<A, Failure>, other: Result<B, Failure>) -> Result<
 
 /// A piece of a text that the user wrote or passed.
 #[derive(Debug)]
-struct Place {
+struct LabelledExcerpt {
     source: Excerpt,
     label: String,
 }
@@ -100,7 +100,7 @@ impl Failure {
         label: impl fmt::Display,
     ) -> Self {
         let label = shortened(&visible(&label.to_string()), 100).into_owned();
-        self.place = Some(Box::new(Place { source: Excerpt::new(name, text, span), label }));
+        self.place = Some(Box::new(LabelledExcerpt { source: Excerpt::new(name, text, span), label }));
         self
     }
 
@@ -210,15 +210,15 @@ impl From<io::Error> for Failure {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for LabelledExcerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.label)
     }
 }
 
-impl std::error::Error for Place {}
+impl std::error::Error for LabelledExcerpt {}
 
-impl Diagnostic for Place {
+impl Diagnostic for LabelledExcerpt {
     fn source_code(&self) -> Option<&dyn SourceCode> {
         Some(&self.source)
     }

@@ -6,7 +6,7 @@
 use indexmap::IndexMap;
 use schema::{
     Bytes, BytesPerSecond, DeviceType, FlopsPerSecond, Profile, ProfileRow, Seconds, UnknownDevice, WorkSize,
-    find_device,
+    find_device, kinds,
 };
 
 use crate::{
@@ -19,7 +19,7 @@ const BEST: f64 = 0.99;
 /// With fewer rows of one sort others are asked as well.
 const ENOUGH: usize = 20;
 /// Kinds that do little but move what they read and write, each byte once.
-const PLAIN: [&str; 4] = ["copy", "add", "mul", "relu"];
+const PLAIN: [&str; 4] = [kinds::COPY, kinds::ADD, kinds::MUL, kinds::RELU];
 /// A larger last cache is that of many cores together, and slow: a core's own is what counts.
 const LARGEST_CACHE: u64 = 64 << 20;
 

@@ -10,7 +10,7 @@ use graph::{
     BlockId, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId, TensorFact,
     TensorId, ValueId, dtype_name,
 };
-use schema::{Bytes, Phase, Seconds, WorkSize};
+use schema::{Bytes, Phase, Seconds, WorkSize, kinds};
 
 use crate::{
     cache::{OWN_CACHE, Warmth, code_distances, lost, lost_memory, moved, warmth},
@@ -363,7 +363,8 @@ impl<'a> Predictor<'a> {
         if (n_parts > 1 || part < whole)
             && let Some(sizes) = input.and_then(TensorFact::sizes)
         {
-            let kinds: &'static [&'static str] = if n_parts > 1 { &["cat", "copy"] } else { &["copy"] };
+            let kinds: &'static [&'static str] =
+                if n_parts > 1 { &[kinds::CAT, kinds::COPY] } else { &[kinds::COPY] };
             let scale = self.scale(subject.operator);
             let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 1.0), scale);
             let (written, source) = self.other(kinds, size, subject.dtype, &subject.machine);
@@ -499,7 +500,7 @@ impl<'a> Predictor<'a> {
             let machine = Machine::of(&self.model.figures, dtype);
             let scale = if self.follows[value.id.index()] { self.options.batch_scale } else { 1.0 };
             let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 2.0), scale);
-            let (one, from) = self.other(&["add"], size, dtype, &machine);
+            let (one, from) = self.other(&[kinds::ADD], size, dtype, &machine);
             source = source.max(from);
             sums.extend(std::iter::repeat_n(one, n_readers - 1));
         }
@@ -516,10 +517,10 @@ impl<'a> Predictor<'a> {
             let dtype = tensor.dtype.name();
             let machine = Machine::of(&self.model.figures, dtype);
             let size = matrix(&tensor.shape, tensor.shape.len().saturating_sub(1), 2.0);
-            let (mut one, from) = self.other(&["add"], size, dtype, &machine);
+            let (mut one, from) = self.other(&[kinds::ADD], size, dtype, &machine);
             source = source.max(from);
             // Autograd adds gradients of activations in place, those of weights into a tensor of its own.
-            let add = self.model.curve("add", dtype, Phase::Forward, &size);
+            let add = self.model.curve(kinds::ADD, dtype, Phase::Forward, &size);
             let is_counted = add.is_some_and(|curve| curve.fresh().is_some());
             let is_mapped = machine.host.is_some_and(|host| tensor.bytes as f64 > host.mapped);
             if let Some(fresh) = self.fresh.filter(|_| is_mapped && !is_counted) {
@@ -705,7 +706,7 @@ impl<'a> Predictor<'a> {
         let products = recurrent::products(self.graph, operator, phase, self.scale(operator))?;
         for Products { size, phase, number } in products {
             let work = Work::of(size, phase, machine.element);
-            let curve = self.model.curve("linear", dtype, phase, &size)?;
+            let curve = self.model.curve(kinds::LINEAR, dtype, phase, &size)?;
             let caches = [machine.l2, machine.last_cache];
             // Nothing comes between two steps: what is read again was read just before.
             let held = caches.map(|cache| (cache / work.bytes() - 1.0).clamp(0.0, 1.0));

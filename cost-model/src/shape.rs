@@ -11,7 +11,7 @@ use std::{
 
 use graph::{Constant, ModelGraph, Operand, Operator, OperatorClass, OperatorCost, TensorFact};
 use operators::Kernel;
-use schema::WorkSize;
+use schema::{WorkSize, kinds};
 
 /// An operator as profiles have it.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,9 +52,9 @@ impl<'a> Shape<'a> {
 }
 
 /// Kinds that read a tensor and write one, at the speed of memory.
-const CHEAP: &[&str] = &["relu", "copy", "add"];
+const CHEAP: &[&str] = &[kinds::RELU, kinds::COPY, kinds::ADD];
 /// Kinds with a function for each element.
-const DEAR: &[&str] = &["sigmoid", "silu", "gelu", "tanh"];
+const DEAR: &[&str] = &[kinds::SIGMOID, kinds::SILU, kinds::GELU, kinds::TANH];
 
 /// Sees an operator as profiles do; nothing when its sizes are not known.
 pub(crate) fn shape<'a>(
@@ -76,11 +76,11 @@ pub(crate) fn shape<'a>(
             let k = at_least_one(cost.forward_flops as f64 / (2.0 * elements));
             if is_flat || out.len() < 3 {
                 let size = WorkSize::Product { batch: 1.0, m: at_least_one(elements / n), n, k };
-                return known(&["linear", "gemm", "matmul"], size);
+                return known(&[kinds::LINEAR, kinds::GEMM, kinds::MATMUL], size);
             }
             let m = out[out.len() - 2] as f64;
             let size = WorkSize::Product { batch: at_least_one(elements / (m * n)), m, n, k };
-            known(&["bmm", "matmul", "gemm", "linear"], size)
+            known(&[kinds::BMM, kinds::MATMUL, kinds::GEMM, kinds::LINEAR], size)
         }
         OperatorClass::Convolution => look.convolution(&out),
         OperatorClass::Attention => {
@@ -97,14 +97,14 @@ pub(crate) fn shape<'a>(
                 head_dim: number(head_dim),
                 causal: look.is_true("is_causal"),
             };
-            known(&["attention", "sdpa"], size)
+            known(&[kinds::ATTENTION, kinds::SDPA], size)
         }
         OperatorClass::Embedding => {
             let cols = at_least_one(*out.last()? as f64);
             let table = look.shape_of("weight")?;
             let (rows, vocabulary) =
                 (at_least_one(product(&out) / cols), at_least_one(*table.first()? as f64));
-            known(&["embedding"], WorkSize::Table { rows, cols, vocabulary })
+            known(&[kinds::EMBEDDING], WorkSize::Table { rows, cols, vocabulary })
         }
         OperatorClass::Norm => {
             let split = match kernel {
@@ -121,17 +121,19 @@ pub(crate) fn shape<'a>(
                 Kernel::GroupNorm => {
                     let rows = at_least_one(*out.first()? as f64 * groups);
                     known(
-                        &["group_norm"],
+                        &[kinds::GROUP_NORM],
                         WorkSize::Rows { rows, cols: at_least_one(product(&out) / rows), inputs: 1.0 },
                     )
                 }
                 Kernel::BatchNorm => {
                     let is_last = split == 2 && look.is_channels_last();
                     let kinds: &[&str] = match (look.is_true("training"), is_last) {
-                        (true, false) => &["batch_norm"],
-                        (false, false) => &["batch_norm_eval", "batch_norm"],
-                        (true, true) => &["batch_norm_channels_last", "batch_norm"],
-                        (false, true) => &["batch_norm_eval_channels_last", "batch_norm_eval", "batch_norm"],
+                        (true, false) => &[kinds::BATCH_NORM],
+                        (false, false) => &[kinds::BATCH_NORM_EVAL, kinds::BATCH_NORM],
+                        (true, true) => &[kinds::BATCH_NORM_CHANNELS_LAST, kinds::BATCH_NORM],
+                        (false, true) => {
+                            &[kinds::BATCH_NORM_EVAL_CHANNELS_LAST, kinds::BATCH_NORM_EVAL, kinds::BATCH_NORM]
+                        }
                     };
                     let [batch, channels, pixels @ ..] = out.as_slice() else { return None };
                     let number = |value: u64| at_least_one(value as f64);
@@ -141,10 +143,10 @@ pub(crate) fn shape<'a>(
                         WorkSize::Channels { batch: number(*batch), channels: number(*channels), pixels },
                     )
                 }
-                Kernel::LayerNorm => known(&["layer_norm"], matrix(&out, split, 1.0)),
+                Kernel::LayerNorm => known(&[kinds::LAYER_NORM], matrix(&out, split, 1.0)),
                 _ => Some(Shape {
                     kinds: Kinds::Own(name),
-                    alike: &["layer_norm"],
+                    alike: &[kinds::LAYER_NORM],
                     size: matrix(&out, split, 1.0),
                 }),
             }
@@ -261,23 +263,31 @@ impl<'a> Look<'a> {
         let is_plain = groups == 1.0 && spatial(&weight) == [1.0, 3.0, 3.0] && stride == [1.0; 3];
         let is_last = rank == 2 && self.is_channels_last();
         let kinds: &[&str] = match groups {
-            _ if is_transposed => &["transposed_convolution"],
+            _ if is_transposed => &[kinds::TRANSPOSED_CONVOLUTION],
             _ if is_last && is_plain && input_axes == output_axes => {
-                &["convolution_channels_last", "convolution_3x3", "convolution", "conv2d"]
+                &[kinds::CONVOLUTION_CHANNELS_LAST, kinds::CONVOLUTION_3X3, kinds::CONVOLUTION, kinds::CONV2D]
             }
-            1.0 if is_last => &["convolution_channels_last", "convolution", "conv2d"],
-            _ if is_last && groups == channels => {
-                &["depthwise_convolution_channels_last", "depthwise_convolution", "convolution", "conv2d"]
+            1.0 if is_last => &[kinds::CONVOLUTION_CHANNELS_LAST, kinds::CONVOLUTION, kinds::CONV2D],
+            _ if is_last && groups == channels => &[
+                kinds::DEPTHWISE_CONVOLUTION_CHANNELS_LAST,
+                kinds::DEPTHWISE_CONVOLUTION,
+                kinds::CONVOLUTION,
+                kinds::CONV2D,
+            ],
+            _ if is_last => &[
+                kinds::GROUPED_CONVOLUTION_CHANNELS_LAST,
+                kinds::GROUPED_CONVOLUTION,
+                kinds::CONVOLUTION,
+                kinds::CONV2D,
+            ],
+            _ if is_plain && input_axes == output_axes => {
+                &[kinds::CONVOLUTION_3X3, kinds::CONVOLUTION, kinds::CONV2D]
             }
-            _ if is_last => {
-                &["grouped_convolution_channels_last", "grouped_convolution", "convolution", "conv2d"]
-            }
-            _ if is_plain && input_axes == output_axes => &["convolution_3x3", "convolution", "conv2d"],
-            1.0 => &["convolution", "conv2d"],
-            _ if groups == channels => &["depthwise_convolution", "convolution", "conv2d"],
-            _ => &["grouped_convolution", "convolution", "conv2d"],
+            1.0 => &[kinds::CONVOLUTION, kinds::CONV2D],
+            _ if groups == channels => &[kinds::DEPTHWISE_CONVOLUTION, kinds::CONVOLUTION, kinds::CONV2D],
+            _ => &[kinds::GROUPED_CONVOLUTION, kinds::CONVOLUTION, kinds::CONV2D],
         };
-        let alike: &[&str] = if is_transposed { &["convolution", "conv2d"] } else { &[] };
+        let alike: &[&str] = if is_transposed { &[kinds::CONVOLUTION, kinds::CONV2D] } else { &[] };
         Some(Shape { kinds: Kinds::Known(kinds), alike, size })
     }
 
@@ -286,11 +296,11 @@ impl<'a> Look<'a> {
         let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
         let resampled = || matrix(out, 2, product(&input) / product(out).max(1.0));
         match kernel {
-            Kernel::UpsampleNearest => return known(&["upsample_nearest"], resampled()),
+            Kernel::UpsampleNearest => return known(&[kinds::UPSAMPLE_NEAREST], resampled()),
             Kernel::Upsample => {
                 return Some(Shape {
-                    kinds: Kinds::Known(&["upsample_bilinear"]),
-                    alike: &["upsample_nearest"],
+                    kinds: Kinds::Known(&[kinds::UPSAMPLE_BILINEAR]),
+                    alike: &[kinds::UPSAMPLE_NEAREST],
                     size: resampled(),
                 });
             }
@@ -300,7 +310,7 @@ impl<'a> Look<'a> {
         let (from, to) = (spatial(&input), spatial(out));
         let is_global = matches!(kernel, Kernel::AdaptivePool | Kernel::AdaptiveMaxPool) && to == [1.0; 3];
         if is_global {
-            return known(&["global_avg_pool"], matrix(&input, 2, 1.0));
+            return known(&[kinds::GLOBAL_AVG_POOL], matrix(&input, 2, 1.0));
         }
         let channels = at_least_one(input[1] as f64);
         let ratio = |axis: usize| (from[axis] / to[axis]).round().max(1.0);
@@ -318,10 +328,10 @@ impl<'a> Look<'a> {
         };
         match kernel {
             Kernel::MaxPool | Kernel::AdaptiveMaxPool if self.is_channels_last() => {
-                known(&["max_pool_channels_last", "max_pool"], size)
+                known(&[kinds::MAX_POOL_CHANNELS_LAST, kinds::MAX_POOL], size)
             }
-            Kernel::MaxPool | Kernel::AdaptiveMaxPool => known(&["max_pool"], size),
-            _ => known(&["avg_pool"], size),
+            Kernel::MaxPool | Kernel::AdaptiveMaxPool => known(&[kinds::MAX_POOL], size),
+            _ => known(&[kinds::AVG_POOL], size),
         }
     }
 
@@ -337,45 +347,48 @@ impl<'a> Look<'a> {
         let alike = |alike, size| Some(Shape { kinds: Kinds::Own(name), alike, size });
         let last = || matrix(out, out.len().saturating_sub(1), 1.0);
         match kernel {
-            Kernel::Add if is_pair => known(&["add"], plain(2.0)),
-            Kernel::Mul if is_pair => known(&["mul", "add"], plain(2.0)),
-            Kernel::Pairwise if is_pair => alike(&["add", "mul"], plain(2.0)),
+            Kernel::Add if is_pair => known(&[kinds::ADD], plain(2.0)),
+            Kernel::Mul if is_pair => known(&[kinds::MUL, kinds::ADD], plain(2.0)),
+            Kernel::Pairwise if is_pair => alike(&[kinds::ADD, kinds::MUL], plain(2.0)),
             Kernel::Add => Some(Shape {
-                kinds: Kinds::Known(&["add_scalar", "mul_scalar"]),
+                kinds: Kinds::Known(&[kinds::ADD_SCALAR, kinds::MUL_SCALAR]),
                 alike: CHEAP,
                 size: single(),
             }),
             Kernel::Mul => Some(Shape {
-                kinds: Kinds::Known(&["mul_scalar", "add_scalar"]),
+                kinds: Kinds::Known(&[kinds::MUL_SCALAR, kinds::ADD_SCALAR]),
                 alike: CHEAP,
                 size: single(),
             }),
             Kernel::Pairwise | Kernel::Cheap => alike(CHEAP, single()),
             Kernel::Activation => alike(&[], plain(1.0)),
             Kernel::Costly => alike(DEAR, plain(1.0)),
-            Kernel::Dropout => known(&["dropout"], plain(1.0)),
-            Kernel::Softmax => known(&["softmax"], last()),
-            Kernel::LogSoftmax => alike(&["softmax"], last()),
+            Kernel::Dropout => known(&[kinds::DROPOUT], plain(1.0)),
+            Kernel::Softmax => known(&[kinds::SOFTMAX], last()),
+            Kernel::LogSoftmax => alike(&[kinds::SOFTMAX], last()),
             Kernel::Cat => {
                 let axis = self.number("dim").unwrap_or(0.0);
                 let axis = if axis < 0.0 { out.len() as f64 + axis } else { axis };
-                known(&["cat", "copy"], matrix(out, axis.max(0.0) as usize, 1.0))
+                known(&[kinds::CAT, kinds::COPY], matrix(out, axis.max(0.0) as usize, 1.0))
             }
             // The axes of the result are only names for what was copied.
             Kernel::Reorder if self.is_reordered() => {
                 let input = self.input()?;
-                known(&["permute", "copy"], matrix(&input, input.len().saturating_sub(1), 1.0))
+                known(&[kinds::PERMUTE, kinds::COPY], matrix(&input, input.len().saturating_sub(1), 1.0))
             }
             Kernel::Reduce => {
                 let input = self.input()?;
                 let reduced = product(&input) / product(out).max(1.0);
                 let rows = at_least_one(product(&input) / reduced.max(1.0));
-                alike(&["global_avg_pool"], WorkSize::Rows { rows, cols: at_least_one(reduced), inputs: 1.0 })
+                alike(
+                    &[kinds::GLOBAL_AVG_POOL],
+                    WorkSize::Rows { rows, cols: at_least_one(reduced), inputs: 1.0 },
+                )
             }
             _ => {
                 let copies: &[&str] = match self.operator.class {
                     // Of views only those come here that cannot look at what lies there.
-                    OperatorClass::Copy | OperatorClass::View => &["copy"],
+                    OperatorClass::Copy | OperatorClass::View => &[kinds::COPY],
                     OperatorClass::Elementwise | OperatorClass::Create => CHEAP,
                     _ => &[],
                 };

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use operators::{OperatorClass, Signature, overloads};
+use operators::{Mark, OperatorClass, Signature, has, overloads};
 use tracer::{Constant, Node, Operand, Program, TensorType, Type, ValueId};
 
 use crate::{
@@ -290,7 +290,7 @@ impl<'p> Builder<'p> {
             None => Err(Stop::Unknown),
         };
         let needs_gradient = passes_gradient(call.name)
-            && if only_first(call.name) {
+            && if has(call.name, Mark::FirstGradient) {
                 call.at(0).tensor().is_some_and(|t| t.requires_grad)
             } else {
                 call.tensors().iter().any(|t| t.requires_grad)
@@ -531,13 +531,7 @@ fn is_detached(operator: &str) -> bool {
 /// Tells whether gradients flow through an operator at all.
 fn passes_gradient(name: &str) -> bool {
     let is_fresh = name.ends_with("_like") || name.starts_with("new_");
-    !(is_fresh
-        || matches!(name, "detach" | "data" | "argmax" | "argmin" | "bernoulli" | "one_hot" | "NumToTensor"))
-}
-
-/// Tells whether an operator takes only its first operand's numbers, and of others at most a dtype or sizes.
-fn only_first(name: &str) -> bool {
-    matches!(name, "type_as" | "to" | "view_as" | "reshape_as" | "expand_as")
+    !is_fresh && !has(name, Mark::StopsGradient)
 }
 
 /// Spreads the facts of an operator over its outputs.

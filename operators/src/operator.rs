@@ -32,7 +32,7 @@ pub struct Operator {
     /// What it computes of plain numbers, strings and lists.
     pub numbers: Arithmetic,
     /// What else is true of it, one bit for each [`Mark`].
-    pub(crate) marks: u16,
+    pub(crate) marks: u32,
 }
 
 impl Operator {
@@ -155,10 +155,14 @@ pub enum Mark {
     Changes,
     /// In training it writes running statistics: its operands 3 and 4, where operand 5 says so.
     MovesStatistics,
+    /// It gives numbers that gradients stop at, whatever goes in: copies cut off, places of extremes, draws.
+    StopsGradient,
+    /// It takes the numbers of its first operand alone, of others at most a type or sizes.
+    FirstGradient,
 }
 
 impl Mark {
-    pub(crate) const fn bit(self) -> u16 {
+    pub(crate) const fn bit(self) -> u32 {
         1 << self as u16
     }
 }

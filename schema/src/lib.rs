@@ -29,6 +29,8 @@ mod fit_answer;
 mod graph;
 mod inspect;
 mod json_schemas;
+#[allow(missing_docs)] // Each is named as the kind.
+pub mod kinds;
 mod manifest;
 mod nccl_tests;
 mod operator_paths;

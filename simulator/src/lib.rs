@@ -44,7 +44,7 @@ pub use event_graph::{EventGraph, TaskId};
 pub use explain::{Part, Split, savings, split};
 pub use from_plan::{PlanError, PlanOptions, PlannedStep, from_plan};
 pub use link_fit::{FittedLink, Measured, fit_link};
-pub use lint::{Finding, Place, Problem, Report, Severity, lint, lint_made};
+pub use lint::{Finding, OrderPosition, Problem, Report, Severity, lint, lint_made};
 pub use machine::{Device, Link, Machine, Sends, Sharing};
 pub use memory::{DeviceMemory, Exceeded, USES, Use};
 pub use step::{Label, SimulateError, StepGraph, Stream, Work};

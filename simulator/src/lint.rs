@@ -27,7 +27,7 @@ pub enum Severity {
 
 /// A place in an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct OrderPosition {
     /// The rank.
     pub rank: usize,
     /// The operation's position in the rank's program, from 0, idle slots not counted.
@@ -42,7 +42,7 @@ pub struct Finding {
     /// What kind of problem.
     pub problem: Problem,
     /// Where it is; for what is nowhere, where it is called for.
-    pub place: Place,
+    pub place: OrderPosition,
 }
 
 /// What can be wrong.
@@ -60,7 +60,7 @@ pub enum Problem {
         /// The operation.
         op: Op,
         /// Where it stood first.
-        first: Place,
+        first: OrderPosition,
     },
     /// A whole backward and a part of it.
     BothBackwards {
@@ -83,7 +83,7 @@ pub enum Problem {
         /// What it needs.
         needs: Op,
         /// Where that stands.
-        at: Place,
+        at: OrderPosition,
     },
     /// Ranks wait for each other.
     Deadlock {
@@ -116,7 +116,7 @@ pub enum Problem {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { rank, position } = self.place;
+        let OrderPosition { rank, position } = self.place;
         write!(f, "rank {rank}, position {position}: ")?;
         match &self.problem {
             Problem::Missing { op, because } => write!(f, "`{op}` is missing: {because}"),
@@ -192,7 +192,7 @@ pub fn lint(order: &Order) -> Report {
             Err(ClockError::Deadlock { blocked }) => findings.push(deadlock(order, &blocked)),
             Err(ClockError::Incomplete { n_ops, n_stages, n_micro_batches }) => {
                 let problem = Problem::Sparse { n_ops, n_stages, n_micro_batches };
-                findings.push(error(problem, Place { rank: 0, position: 0 }));
+                findings.push(error(problem, OrderPosition { rank: 0, position: 0 }));
             }
             // Equal costs of 1 cannot add up to too much.
             Err(ClockError::Overflow) => {}
@@ -213,9 +213,9 @@ pub fn lint_made(order: &Order) -> Report {
     Report { findings, peak_activations: None }
 }
 
-type Places = HashMap<(u32, u32, Kind), Place>;
+type Places = HashMap<(u32, u32, Kind), OrderPosition>;
 
-fn error(problem: Problem, place: Place) -> Finding {
+fn error(problem: Problem, place: OrderPosition) -> Finding {
     Finding { severity: Severity::Error, problem, place }
 }
 
@@ -225,7 +225,7 @@ fn index(order: &Order, findings: &mut Vec<Finding>) -> Places {
     let mut homes: HashMap<u32, usize> = HashMap::new();
     for (rank, ops) in order.ranks.iter().enumerate() {
         for (position, op) in ops.iter().enumerate() {
-            let place = Place { rank, position };
+            let place = OrderPosition { rank, position };
             let plain = Op { joined: false, ..*op };
             let home = *homes.entry(op.stage).or_insert(rank);
             if home != rank {
@@ -251,7 +251,7 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
     // An order without any backward is one for inference.
     let is_training = order.ranks.iter().flatten().any(|op| op.kind != Kind::Forward);
     let mut reported: HashMap<Op, ()> = HashMap::new();
-    let mut missing = |op: Op, because: &'static str, place: Place, findings: &mut Vec<Finding>| {
+    let mut missing = |op: Op, because: &'static str, place: OrderPosition, findings: &mut Vec<Finding>| {
         if !places.contains_key(&(op.stage, op.micro_batch, op.kind)) && reported.insert(op, ()).is_none() {
             findings.push(error(Problem::Missing { op, because }, place));
         }
@@ -261,7 +261,7 @@ fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
             let has = |stage: u32, kind: Kind| places.contains_key(&(stage, op.micro_batch, kind));
             let of = |stage: u32, kind: Kind| Op::new(stage, kind, op.micro_batch);
             let (stage, at) = (op.stage, op.stage % chain);
-            let place = Place { rank, position };
+            let place = OrderPosition { rank, position };
             let has_backward = |stage: u32| has(stage, Kind::Backward) || has(stage, Kind::InputGradient);
             match op.kind {
                 Kind::Forward => {
@@ -316,7 +316,7 @@ fn numbering(order: &Order, findings: &mut Vec<Finding>) {
     };
     let later = order.ranks.iter().enumerate().find_map(|(rank, ops)| {
         let position = ops.iter().position(|op| op.micro_batch > gap)?;
-        Some((Place { rank, position }, ops[position].stage))
+        Some((OrderPosition { rank, position }, ops[position].stage))
     });
     if let Some((place, stage)) = later {
         let problem = Problem::Missing {
@@ -333,7 +333,7 @@ fn local_order(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
     for (rank, ops) in order.ranks.iter().enumerate() {
         let mut first_half = None;
         for (position, op) in ops.iter().enumerate() {
-            let place = Place { rank, position };
+            let place = OrderPosition { rank, position };
             // What a fused pair makes is there only at its end: its second half cannot use the first's.
             let start = first_half.take().unwrap_or_else(|| {
                 first_half = op.joined.then_some(position);
@@ -376,7 +376,7 @@ fn deadlock(order: &Order, blocked: &[Blocked]) -> Finding {
         }
     }
     let problem = Problem::Deadlock { op: at.op, needs: at.needs, holder: holder(&at).copied() };
-    error(problem, Place { rank: at.rank, position: at.position })
+    error(problem, OrderPosition { rank: at.rank, position: at.position })
 }
 
 /// Reports pairs of ranks whose messages are not wanted in the order in which they are sent.
@@ -387,7 +387,7 @@ fn crossed_messages(order: &Order, findings: &mut Vec<Finding>) {
     // By sender, receiver, stage and direction: what is sent, in the sender's order.
     type Channel = (usize, usize, u32, bool);
     let mut sent: BTreeMap<Channel, Vec<Op>> = BTreeMap::new();
-    let mut wanted: BTreeMap<Channel, Vec<(Op, Place)>> = BTreeMap::new();
+    let mut wanted: BTreeMap<Channel, Vec<(Op, OrderPosition)>> = BTreeMap::new();
     for (rank, ops) in order.ranks.iter().enumerate() {
         for (position, op) in ops.iter().enumerate() {
             let is_backward = op.kind.makes_input_gradient();
@@ -410,7 +410,7 @@ fn crossed_messages(order: &Order, findings: &mut Vec<Finding>) {
             }
             let other = |stage| Some((stage, home(stage).filter(|sender| *sender != rank)?));
             if let Some((stage, sender)) = from.and_then(other) {
-                let want = (message(stage), Place { rank, position });
+                let want = (message(stage), OrderPosition { rank, position });
                 wanted.entry((sender, rank, stage, is_forward)).or_default().push(want);
             }
         }

@@ -96,7 +96,7 @@ pub enum TraceError {
     #[error("expected {expected}, found {found}")]
     Syntax {
         /// Where.
-        place: Place,
+        place: SourceRange,
         /// What the grammar wants.
         expected: &'static str,
         /// What stands there.
@@ -106,7 +106,7 @@ pub enum TraceError {
     #[error("{reason}")]
     Code {
         /// Where.
-        place: Place,
+        place: SourceRange,
         /// What is wrong.
         reason: String,
     },
@@ -114,7 +114,7 @@ pub enum TraceError {
     #[error("{what} are nested more than {limit} deep")]
     TooDeep {
         /// Where.
-        place: Place,
+        place: SourceRange,
         /// What is nested.
         what: &'static str,
         /// How deep is followed.
@@ -151,14 +151,14 @@ pub enum PickleFault {
 
 /// A range of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceRange {
     /// The text, whole.
     pub source: Box<Source>,
     /// Bytes of it.
     pub range: Range<usize>,
 }
 
-impl Place {
+impl SourceRange {
     /// Returns line and column, both from 1; the column counts characters.
     pub fn line_and_column(&self) -> (usize, usize) {
         let before = self.source.text.get(..self.range.start).unwrap_or(&self.source.text);
@@ -169,7 +169,7 @@ impl Place {
 
 impl TraceError {
     /// Returns the text and range that a fault in code points at.
-    pub fn place(&self) -> Option<&Place> {
+    pub fn place(&self) -> Option<&SourceRange> {
         match self {
             TraceError::Syntax { place, .. }
             | TraceError::Code { place, .. }

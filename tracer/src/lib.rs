@@ -24,7 +24,7 @@ mod program;
 pub use archive::{is_archive, read_archive, read_archive_at, read_tensors, read_tensors_at, role_by_name};
 pub use bytes::Bytes;
 pub use digest::digest;
-pub use error::{PickleFault, Place, TraceError};
+pub use error::{PickleFault, SourceRange, TraceError};
 pub use export::{OpenSizes, Size, SizeFault, Symbol};
 pub use program::*;
 

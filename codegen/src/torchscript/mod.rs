@@ -68,7 +68,7 @@ pub(crate) fn stage(
         let tensor = &program.tensors[id.index()];
         let elements = tensor.shape.iter().product();
         let strides = tracer::dense_strides(&tensor.shape);
-        let place = pickle::Place { key, elements, offset: 0 };
+        let place = pickle::RecordSlice { key, elements, offset: 0 };
         constants.tensor(tensor.dtype, &place, &tensor.shape, &strides, false);
         records.push(record(&format!("constants/{key}"), vec![dense(program, *id)?]));
     }
@@ -133,11 +133,11 @@ impl Storages {
     }
 
     /// Returns where a tensor lies.
-    fn place(&self, program: &Program, id: TensorId) -> pickle::Place {
+    fn place(&self, program: &Program, id: TensorId) -> pickle::RecordSlice {
         let tensor = &program.tensors[id.index()];
         let storage = tensor.storage.as_ref().expect("checked when the list was made");
         let key = self.by_record[&(storage.record.clone(), tensor.dtype.bytes())];
         let stored = &self.list[key];
-        pickle::Place { key, elements: stored.elements, offset: storage.offset - stored.first }
+        pickle::RecordSlice { key, elements: stored.elements, offset: storage.offset - stored.first }
     }
 }

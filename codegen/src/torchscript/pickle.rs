@@ -16,7 +16,7 @@ pub(crate) struct Pickle {
 
 /// Where a tensor lies.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct RecordSlice {
     /// Number of the record.
     pub key: usize,
     /// Elements of the record.
@@ -88,7 +88,7 @@ impl Pickle {
     pub fn shared_tensor(
         &mut self,
         dtype: DType,
-        place: &Place,
+        place: &RecordSlice,
         shape: &[u64],
         strides: &[u64],
         requires_grad: bool,
@@ -114,7 +114,7 @@ impl Pickle {
     pub fn tensor(
         &mut self,
         dtype: DType,
-        place: &Place,
+        place: &RecordSlice,
         shape: &[u64],
         strides: &[u64],
         requires_grad: bool,

@@ -20,7 +20,7 @@ const SAMPLE: u64 = 16;
 pub(super) type Read<'r> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'r;
 
 /// A tensor of the model and where a file holds it.
-struct Place<'p> {
+struct HeldTensor<'p> {
     tensor: &'p Tensor,
     /// First byte in the file.
     at: u64,
@@ -40,7 +40,7 @@ pub(super) fn archive(
     for held in found.tensors.iter().filter(|tensor| tensor.role != Role::Constant) {
         let tensor = by_place.get(&in_tree(&held.path)).ok_or_else(|| Fault::Tensor(held.path.clone()))?;
         if let Some(at) = held.first_byte() {
-            places.push(Place { tensor, at, strides: held.strides.clone() });
+            places.push(HeldTensor { tensor, at, strides: held.strides.clone() });
         }
     }
     check(&places, copied, source, read)
@@ -65,13 +65,13 @@ pub(super) fn safetensors(
         for dim in (1..strides.len()).rev() {
             strides[dim - 1] = strides[dim] * tensor.shape[dim];
         }
-        places.push(Place { tensor, at: start + info.data_offsets.0 as u64, strides });
+        places.push(HeldTensor { tensor, at: start + info.data_offsets.0 as u64, strides });
     }
     check(&places, copied, source, read)
 }
 
 fn check(
-    places: &[Place<'_>],
+    places: &[HeldTensor<'_>],
     copied: &[Copied],
     source: &mut dyn ReadAt,
     read: &mut Read<'_>,
@@ -116,7 +116,7 @@ fn unreadable(error: &io::Error) -> Fault {
 
 /// Compares some elements, the first and the last among them.
 fn is_same(
-    place: &Place<'_>,
+    place: &HeldTensor<'_>,
     first: u64,
     item: u64,
     source: &mut dyn ReadAt,

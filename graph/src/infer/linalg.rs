@@ -1,5 +1,6 @@
 //! Linear algebra: solvers and factors of batches of matrices, which LAPACK writes column after column.
 
+use operators::ShapeRule;
 use tracer::DType;
 
 use super::{
@@ -16,13 +17,13 @@ rules! {
     power: MatrixPower,
     solved: SolveTriangular,
     system: Solve,
-    solved_from_factors: SolveFromFactors,
+    solved_from_factors: SolveFromFactors | FactorsFirst | OldTriangularSolve,
     least_squares: LeastSquares,
     pseudo_inverse: PseudoInverse,
     determinant: Determinant,
     measured: RankOrCondition,
     eigen: Eigen,
-    singular: Svd,
+    singular: Svd | SingularValues | OldSvd,
     orthogonal: Qr,
     reflections: Geqrf,
     reflected: Householder,
@@ -181,10 +182,10 @@ pub fn singular(call: &Call<'_>) -> Result {
     let matrix = Matrix::of(input)?;
     let least = matrix.least();
     let values = in_order(real(input.dtype), matrix.with(&[least]));
-    if call.name == "linalg_svdvals" {
+    if call.shape_rule() == ShapeRule::SingularValues {
         return Ok(values);
     }
-    let is_old = call.name == "svd";
+    let is_old = call.shape_rule() == ShapeRule::OldSvd;
     let has_vectors = call.flag("compute_uv") != Some(false);
     let is_full = if is_old {
         !has_vectors || call.flag("some").known().map(|some| !some)?
@@ -320,8 +321,8 @@ pub fn system(call: &Call<'_>) -> Result {
 /// `cholesky_solve`, `lu_solve`, `linalg_lu_solve`, `linalg_ldl_solve`, `triangular_solve`: from factors, the right side's
 /// sizes with batches spread.
 pub fn solved_from_factors(call: &Call<'_>) -> Result {
-    let (factors, right) = match call.name {
-        "linalg_lu_solve" | "linalg_ldl_solve" => (call.at(0), call.at(2)),
+    let (factors, right) = match call.shape_rule() {
+        ShapeRule::FactorsFirst => (call.at(0), call.at(2)),
         _ => (call.at(1), call.at(0)),
     };
     let (factors, right) = (factors.tensor().known()?, right.tensor().known()?);
@@ -329,8 +330,10 @@ pub fn solved_from_factors(call: &Call<'_>) -> Result {
     let batch = together(&a, &b)?;
     let spread = |of: &Matrix| -> Shape { batch.iter().copied().chain([of.rows, of.columns]).collect() };
     let solution = by_columns(right.dtype, spread(&b));
-    match call.name {
-        "triangular_solve" => Ok(Fact::List(vec![solution, by_columns(factors.dtype, spread(&a))])),
+    match call.shape_rule() {
+        ShapeRule::OldTriangularSolve => {
+            Ok(Fact::List(vec![solution, by_columns(factors.dtype, spread(&a))]))
+        }
         _ => Ok(solution),
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use operators::ShapeRule;
+
 use super::{
     call::{Call, Known, Result, contiguous_strides, fresh, fresh_fact, reject, shape},
     elementwise::{broadcast, float_of, like},
@@ -12,8 +14,8 @@ use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 rules! {
     linear: Linear,
     matmul: Matmul,
-    exact: ExactProduct,
-    adding: AddedProduct,
+    exact: ExactProduct | MatrixProduct | BatchedProduct | MatrixVector | Inner | VecDot,
+    adding: AddedProduct | AddedOuter | AddedSum,
     outer: Outer,
     einsum: Einsum,
     grouped: GroupedProduct,
@@ -82,16 +84,16 @@ pub(super) fn product(a: &Shape, b: &Shape) -> Result<Shape> {
 pub fn exact(call: &Call<'_>) -> Result {
     let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
     let (x, y) = (shape(a)?, shape(b)?);
-    match call.name {
-        "inner" if x.is_empty() || y.is_empty() => return fresh_fact(a.dtype, broadcast(&[x, y])?),
-        "inner" => {
+    match call.shape_rule() {
+        ShapeRule::Inner if x.is_empty() || y.is_empty() => return fresh_fact(a.dtype, broadcast(&[x, y])?),
+        ShapeRule::Inner => {
             let ((last, left), (other, right)) = (x.split_last().known()?, y.split_last().known()?);
             agree(*last, *other, || {
                 format!("{} and {} differ in the last size", show_shape(x), show_shape(y))
             })?;
             return fresh_fact(a.dtype, left.iter().chain(right).copied().collect());
         }
-        "linalg_vecdot" => {
+        ShapeRule::VecDot => {
             let mut sizes = broadcast(&[x, y])?;
             let dim = call.dim("dim", sizes.len())?;
             if dim < sizes.len() {
@@ -101,10 +103,10 @@ pub fn exact(call: &Call<'_>) -> Result {
         }
         _ => {}
     }
-    let ranks = match call.name {
-        "mm" | "_int_mm" => (2, 2),
-        "bmm" => (3, 3),
-        "mv" => (2, 1),
+    let ranks = match call.shape_rule() {
+        ShapeRule::MatrixProduct => (2, 2),
+        ShapeRule::BatchedProduct => (3, 3),
+        ShapeRule::MatrixVector => (2, 1),
         _ => (1, 1),
     };
     if (x.len(), y.len()) != ranks {
@@ -117,7 +119,7 @@ pub fn exact(call: &Call<'_>) -> Result {
             show_shape(y)
         );
     }
-    if call.name == "bmm" {
+    if call.shape_rule() == ShapeRule::BatchedProduct {
         agree(x[0], y[0], || format!("batches of {} and {} differ", show_shape(x), show_shape(y)))?;
     }
     fresh_fact(a.dtype, product(x, y)?)
@@ -128,9 +130,9 @@ pub fn adding(call: &Call<'_>) -> Result {
     let added = call.at(0).tensor().known()?;
     let (a, b) = (call.at(1).tensor().known()?, call.at(2).tensor().known()?);
     let (x, y) = (shape(a)?, shape(b)?);
-    let product = match call.name {
-        "addr" => x.iter().chain(y).copied().collect(),
-        "addbmm" => {
+    let product = match call.shape_rule() {
+        ShapeRule::AddedOuter => x.iter().chain(y).copied().collect(),
+        ShapeRule::AddedSum => {
             let mut sizes = product(x, y)?;
             if sizes.is_empty() {
                 reject!("no batches of matrices: {} and {}", show_shape(x), show_shape(y));

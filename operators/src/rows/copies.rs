@@ -6,8 +6,8 @@ use crate::Operator;
 #[rustfmt::skip]
 pub(super) const ROWS: &[Operator] = rows! {
     // name                              class  shape              keeps          flops  kernel   memory   gives         python           in place  its Python       split        numbers  marks
-    to                                   Copy   Cast               -              -      Cheap    MayView  -             Method           -         -                Through      -        [KeepsSizes OnDevice];
-    type_as                              Copy   Cast               -              -      -        MayView  -             Method           -         -                Through      -        [KeepsSizes];
+    to                                   Copy   Cast               -              -      Cheap    MayView  -             Method           -         -                Through      -        [KeepsSizes OnDevice FirstGradient];
+    type_as                              Copy   Cast               -              -      -        MayView  -             Method           -         -                Through      -        [KeepsSizes FirstGradient];
     _to_copy                             Copy   Cast               -              -      -        -        -             -                -         -                Through      -        [OnDevice];
     type                                 Copy   Cast               -              -      -        -        -             -                -         -                -            -        [];
     float                                Copy   Cast               -              -      -        MayView  -             -                -         -                Through      -        [];
@@ -104,7 +104,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     repeat                               Copy   Repeat             -              -      -        -        -             Method           -         -                Repeat       -        [Cheap];
     tile                                 Copy   Repeat             -              -      -        -        -             Torch            -         -                -            -        [Cheap];
     repeat_interleave                    Copy   RepeatInterleave   OtherOperands  -      -        -        -             Torch            -         -                Interleave   -        [Cheap];
-    one_hot                              Copy   OneHot             -              -      -        -        -             Functional       -         -                -            -        [NoGradient];
+    one_hot                              Copy   OneHot             -              -      -        -        -             Functional       -         -                -            -        [NoGradient StopsGradient];
     diag                                 Copy   DiagonalMatrix     -              -      -        -        -             Torch            -         -                -            -        [];
     diag_embed                           Copy   DiagonalEmbedding  -              -      -        -        -             Torch            -         -                -            -        [];
     diagflat                             Copy   FlatDiagonal       -              -      -        -        -             -                -         -                -            -        [];

@@ -27,7 +27,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     rand_like              Create  CreateLike      -      -           -       -       -      Torch   -         -           -            -        [Random OnDevice];
     randn_like             Create  CreateLike      -      -           -       -       -      Torch   -         -           -            -        [Random OnDevice];
     randint_like           Create  CreateLike      -      -           -       -       -      -       -         -           -            -        [Random];
-    bernoulli              Create  CreateLike      -      -           -       -       -      Torch   Other     -           -            -        [Random];
+    bernoulli              Create  CreateLike      -      -           -       -       -      Torch   Other     -           -            -        [Random StopsGradient];
     fill                   Create  CreateLike      -      -           Cheap   -       -      -       Other     Method      Elementwise  -        [Cheap];
     zero                   Create  CreateLike      -      -           -       -       -      -       Other     Method      Elementwise  -        [];
     uniform                Create  CreateLike      -      -           -       -       -      -       Other     -           -            -        [Random];

@@ -21,9 +21,9 @@ pub(super) const ROWS: &[Operator] = rows! {
     _linalg_solve_ex            Other  Solve             AllOperands           -                 -       -       -      -       -         -           -      -        [];
     cholesky_solve              Other  SolveFromFactors  AllAndFirstResult     SolveFromFactors  -       -       -      -       -         -           -      -        [];
     lu_solve                    Other  SolveFromFactors  AllAndFirstResult     SolveFromFactors  -       -       -      -       -         -           -      -        [];
-    linalg_lu_solve             Other  SolveFromFactors  LuSolve               LuSolve           -       -       -      -       -         -           -      -        [];
-    linalg_ldl_solve            Other  SolveFromFactors  AllOperands           -                 -       -       -      -       -         -           -      -        [];
-    triangular_solve            Other  SolveFromFactors  AllAndFirstResult     TriangularSolve   -       -       -      -       -         -           -      -        [];
+    linalg_lu_solve             Other  FactorsFirst      LuSolve               LuSolve           -       -       -      -       -         -           -      -        [];
+    linalg_ldl_solve            Other  FactorsFirst      AllOperands           -                 -       -       -      -       -         -           -      -        [];
+    triangular_solve            Other  OldTriangularSolve AllAndFirstResult     TriangularSolve   -       -       -      -       -         -           -      -        [];
     linalg_lstsq                Other  LeastSquares      LeastSquares          -                 -       -       -      -       -         -           -      -        [];
     linalg_pinv                 Other  PseudoInverse     OperandAndResult      PseudoInverse     -       -       -      -       -         -           -      -        [];
     pinverse                    Other  PseudoInverse     OperandAndResult      PseudoInverse     -       -       -      -       -         -           -      -        [];
@@ -42,8 +42,8 @@ pub(super) const ROWS: &[Operator] = rows! {
     linalg_eigvalsh             Other  Eigen             HermitianEigenValues  EigenValues       -       -       -      -       -         -           -      -        [];
     _linalg_eigh                Other  Eigen             AllOperands           -                 -       -       -      -       -         -           -      -        [];
     linalg_svd                  Other  Svd               Results               Svd               -       -       -      -       -         -           -      -        [];
-    svd                         Other  Svd               Results               Svd               -       -       -      -       -         -           -      -        [];
-    linalg_svdvals              Other  Svd               SingularValues        SingularValues    -       -       -      -       -         -           -      -        [];
+    svd                         Other  OldSvd            Results               Svd               -       -       -      -       -         -           -      -        [];
+    linalg_svdvals              Other  SingularValues    SingularValues        SingularValues    -       -       -      -       -         -           -      -        [];
     _linalg_svd                 Other  Svd               AllOperands           -                 -       -       -      -       -         -           -      -        [];
     linalg_qr                   Other  Qr                Results               -                 -       -       -      -       -         -           -      -        [];
     qr                          Other  Qr                Results               -                 -       -       -      -       -         -           -      -        [];

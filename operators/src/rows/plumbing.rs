@@ -44,7 +44,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     ScalarImplicit            Plumbing  Convert           -      -      -       -        Number        -       -         -           -         ToNumberImplicitly  [NoGradient Detour];
     item                      Plumbing  Convert           -      -      -       -        Number        -       -         -           -         Item                [NoGradient];
     _local_scalar_dense       Plumbing  Convert           -      -      -       -        -             -       -         -           -         -                   [];
-    NumToTensor               Plumbing  ToTensor          -      -      -       -        -             -       -         -           -         ToTensor            [NoGradient Detour];
+    NumToTensor               Plumbing  ToTensor          -      -      -       -        -             -       -         -           -         ToTensor            [NoGradient Detour StopsGradient];
     scalar_tensor             Plumbing  ToTensor          -      -      -       -        -             Torch   -         -           -         -                   [NoGradient OnDevice];
     tensor                    Plumbing  ToTensor          -      -      -       -        -             Torch   -         -           -         -                   [Cheap OnDevice Detour];
     as_tensor                 Plumbing  ToTensor          -      -      -       MayView  -             -       -         -           -         -                   [];

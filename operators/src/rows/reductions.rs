@@ -58,8 +58,8 @@ pub(super) const ROWS: &[Operator] = rows! {
     std_mean                          Reduce  VarianceAndMean    OperandAndResult   -           -           -        -              -       -         -           Reduce     -        [];
     any                               Reduce  Truth              -                  -           -           -        BoolOfNumbers  Torch   -         -           Reduce     Any      [NoGradient];
     all                               Reduce  Truth              -                  -           -           -        BoolOfNumbers  Torch   -         -           Reduce     All      [NoGradient];
-    argmax                            Reduce  Position           -                  -           -           -        -              Torch   -         -           Reduce     -        [NoGradient];
-    argmin                            Reduce  Position           -                  -           -           -        -              Torch   -         -           Reduce     -        [NoGradient];
+    argmax                            Reduce  Position           -                  -           -           -        -              Torch   -         -           Reduce     -        [NoGradient StopsGradient];
+    argmin                            Reduce  Position           -                  -           -           -        -              Torch   -         -           Reduce     -        [NoGradient StopsGradient];
     count_nonzero                     Reduce  Position           -                  -           -           -        -              Torch   -         -           Reduce     -        [NoGradient];
     amax                              Reduce  Extreme            OperandAndResult   -           Reduce      -        -              Torch   -         -           Reduce     -        [Cheap];
     amin                              Reduce  Extreme            OperandAndResult   -           -           -        -              Torch   -         -           Reduce     -        [Cheap];

@@ -8,11 +8,11 @@ pub(super) const ROWS: &[Operator] = rows! {
     // name                  class  shape              keeps  flops  kernel   memory   gives     python  in place  its Python  split    numbers  marks
     view                     View   Reshape            -      -      Reorder  View     -         Method  -         -           Reshape  -        [Cheap];
     reshape                  View   Reshape            -      -      Reorder  MayView  -         Torch   -         -           Reshape  -        [];
-    view_as                  View   Reshape            -      -      -        View     -         Method  -         -           Reshape  -        [];
+    view_as                  View   Reshape            -      -      -        View     -         Method  -         -           Reshape  -        [FirstGradient];
     _unsafe_view             View   Reshape            -      -      -        View     -         -       -         -           Reshape  -        [];
     _reshape_alias           View   Reshape            -      -      -        View     -         -       -         -           -        -        [];
     _view_copy               View   Reshape            -      -      -        -        -         -       -         -           -        -        [];
-    reshape_as               View   Reshape            -      -      -        MayView  -         Method  -         -           Reshape  -        [];
+    reshape_as               View   Reshape            -      -      -        MayView  -         Method  -         -           Reshape  -        [FirstGradient];
     flatten                  View   Flatten            -      -      Reorder  MayView  -         Torch   -         -           Reshape  -        [];
     unflatten                View   Flatten            -      -      -        View     -         Torch   -         -           Reshape  -        [];
     ravel                    View   Flatten            -      -      -        MayView  -         -       -         -           -        -        [];
@@ -29,7 +29,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     swapaxes                 View   SwapAxes           -      -      -        View     -         Torch   Other     -           Permute  -        [];
     swapdims                 View   Transpose          -      -      -        View     -         -       Other     -           Permute  -        [];
     expand                   View   Expand             -      -      -        View     -         Method  -         -           Expand   -        [];
-    expand_as                View   Expand             -      -      -        View     -         Method  -         -           Expand   -        [];
+    expand_as                View   Expand             -      -      -        View     -         Method  -         -           Expand   -        [FirstGradient];
     broadcast_to             View   Expand             -      -      -        View     -         -       -         -           Expand   -        [];
     squeeze                  View   Squeeze            -      -      -        View     -         Torch   Same      Method      Squeeze  -        [];
     unsqueeze                View   Squeeze            -      -      -        View     -         Torch   Same      Method      Squeeze  -        [];
@@ -48,7 +48,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     unsafe_chunk             View   Split              -      -      -        View     Tensors   -       -         -           Parts    -        [];
     unsafe_split_with_sizes  View   Split              -      -      -        View     Tensors   -       -         -           Parts    -        [];
     contiguous               View   Contiguous         -      -      Reorder  MayView  -         Method  -         -           Through  Same     [KeepsSizes];
-    detach                   View   Identity           -      -      -        View     -         Torch   Other     -           Through  Same     [NoGradient KeepsSizes];
+    detach                   View   Identity           -      -      -        View     -         Torch   Other     -           Through  Same     [NoGradient KeepsSizes StopsGradient];
     alias                    View   Identity           -      -      -        View     -         -       -         -           Through  Same     [Cheap];
     lift_fresh               View   Identity           -      -      -        View     -         -       -         -           Through  -        [];
     lift                     View   Identity           -      -      -        -        -         -       -         -           -        -        [];
@@ -58,7 +58,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     _conj                    View   Identity           -      -      -        View     -         -       -         -           -        -        [];
     _neg_view                View   Identity           -      -      -        View     -         -       -         -           -        -        [];
     set_data                 View   Identity           -      -      -        -        -         -       -         -           -        -        [];
-    data                     View   Identity           -      -      -        View     -         -       -         -           -        -        [];
+    data                     View   Identity           -      -      -        View     -         -       -         -           -        -        [StopsGradient];
     as_strided               View   AsStrided          -      -      -        View     -         -       Other     -           -        -        [];
     unfold                   View   Unfold             -      -      -        View     -         Method  -         -           -        -        [];
     diagonal                 View   Diagonal           -      -      -        View     -         Torch   -         -           -        -        [];

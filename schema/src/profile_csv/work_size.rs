@@ -1,7 +1,7 @@
 //! The shape of a row's operator: told by the kind where it is known, else by the columns that are set.
 
 use super::{ProfileCsvError, ProfileFault, Record};
-use crate::WorkSize;
+use crate::{WorkSize, kinds};
 
 /// The forms of shape.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,23 +16,23 @@ enum Form {
 
 /// Kinds whose shape is known by name; other kinds are told by the columns that are set.
 const KINDS: [(&str, Form); 17] = [
-    ("linear", Form::Product),
-    ("matmul", Form::Product),
-    ("bmm", Form::Product),
-    ("gemm", Form::Product),
-    ("addmm", Form::Product),
-    ("conv1d", Form::Convolution),
-    ("conv2d", Form::Convolution),
-    ("conv3d", Form::Convolution),
-    ("convolution", Form::Convolution),
-    ("grouped_convolution", Form::Convolution),
-    ("depthwise_convolution", Form::Convolution),
-    ("attention", Form::Attention),
-    ("sdpa", Form::Attention),
-    ("softmax", Form::Rows),
-    ("layer_norm", Form::Rows),
-    ("add", Form::Rows),
-    ("embedding", Form::Table),
+    (kinds::LINEAR, Form::Product),
+    (kinds::MATMUL, Form::Product),
+    (kinds::BMM, Form::Product),
+    (kinds::GEMM, Form::Product),
+    (kinds::ADDMM, Form::Product),
+    (kinds::CONV1D, Form::Convolution),
+    (kinds::CONV2D, Form::Convolution),
+    (kinds::CONV3D, Form::Convolution),
+    (kinds::CONVOLUTION, Form::Convolution),
+    (kinds::GROUPED_CONVOLUTION, Form::Convolution),
+    (kinds::DEPTHWISE_CONVOLUTION, Form::Convolution),
+    (kinds::ATTENTION, Form::Attention),
+    (kinds::SDPA, Form::Attention),
+    (kinds::SOFTMAX, Form::Rows),
+    (kinds::LAYER_NORM, Form::Rows),
+    (kinds::ADD, Form::Rows),
+    (kinds::EMBEDDING, Form::Table),
 ];
 
 impl Record<'_> {
@@ -87,9 +87,9 @@ impl Record<'_> {
             Form::Rows => Ok(WorkSize::Rows {
                 rows: self.dimension("rows")?.unwrap_or(1.0),
                 cols: self.needed(kind, "cols")?,
-                inputs: self
-                    .number("inputs", 0.0)?
-                    .unwrap_or(if matches!(kind, "add" | "mul" | "sub" | "div") { 2.0 } else { 1.0 }),
+                inputs: self.number("inputs", 0.0)?.unwrap_or(
+                    if matches!(kind, kinds::ADD | kinds::MUL | kinds::SUB | kinds::DIV) { 2.0 } else { 1.0 },
+                ),
             }),
         }
     }

@@ -8,7 +8,7 @@ use crate::{
         ast::{Class, File, Function},
         offset_in,
     },
-    error::{Place, TraceError},
+    error::{SourceRange, TraceError},
     program::{Source, Span},
 };
 
@@ -61,9 +61,9 @@ impl<'a> Library<'a> {
         Span { source: source as u32, start: start as u32, end: (start + text.len()) as u32 }
     }
 
-    pub(crate) fn place(&self, source: usize, text: &str) -> Place {
+    pub(crate) fn place(&self, source: usize, text: &str) -> SourceRange {
         let start = offset_in(&self.sources[source].text, text);
-        Place { source: Box::new(self.sources[source].clone()), range: start..start + text.len() }
+        SourceRange { source: Box::new(self.sources[source].clone()), range: start..start + text.len() }
     }
 }
 

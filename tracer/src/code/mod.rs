@@ -13,7 +13,7 @@ use ast::{Definition, File, Function};
 use lexer::{Fault, word};
 
 use crate::{
-    error::{Place, TraceError},
+    error::{SourceRange, TraceError},
     program::Source,
 };
 
@@ -53,7 +53,7 @@ fn fault(source: &Source, fault: Fault<'_>) -> TraceError {
     };
     let end = start + word(fault.at).len();
     TraceError::Syntax {
-        place: Place { source: Box::new(source.clone()), range: start..end },
+        place: SourceRange { source: Box::new(source.clone()), range: start..end },
         expected: fault.expected,
         found,
     }

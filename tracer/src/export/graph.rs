@@ -23,7 +23,7 @@ use super::{
     scopes::frames,
     sizes::OpenSizes,
     text,
-    weights::{Place, Weights, described},
+    weights::{StoredTensor, Weights, described},
 };
 use crate::{
     error::TraceError,
@@ -108,7 +108,7 @@ pub(super) fn tensors<'d>(
                     place.shape
                 )));
             }
-            Some(Place { strides, storage, .. }) => (strides.clone(), Some(storage.clone())),
+            Some(StoredTensor { strides, storage, .. }) => (strides.clone(), Some(storage.clone())),
             None if is_pickled => absent(&path, dtype, &shape),
             None => return Err(export(format!("`{path}` is stored nowhere in it"))),
         };

@@ -26,7 +26,7 @@ use crate::{
 
 /// A tensor's type, sizes and place.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct StoredTensor {
     pub dtype: DType,
     pub shape: Vec<u64>,
     pub strides: Vec<u64>,
@@ -36,8 +36,8 @@ pub(super) struct Place {
 /// The tensors of an archive by name, and what is odd about them.
 #[derive(Default)]
 pub(super) struct Weights {
-    pub parameters: HashMap<String, Place>,
-    pub constants: HashMap<String, Place>,
+    pub parameters: HashMap<String, StoredTensor>,
+    pub constants: HashMap<String, StoredTensor>,
     /// Names of those that are stored as Python objects, which are not opened.
     pub pickled: Vec<String>,
 }
@@ -82,7 +82,7 @@ impl Weights {
         config: &str,
         folder: &str,
         records: &mut Records<'_>,
-    ) -> Result<HashMap<String, Place>, TraceError> {
+    ) -> Result<HashMap<String, StoredTensor>, TraceError> {
         let payloads: Payloads = json(records, config)?;
         let mut extents = HashMap::new();
         let mut places = HashMap::new();
@@ -106,7 +106,7 @@ impl Weights {
 }
 
 /// Returns a tensor's place in a raw record.
-fn place(name: &str, meta: &TensorMeta, record: String, extent: Extent) -> Result<Place, TraceError> {
+fn place(name: &str, meta: &TensorMeta, record: String, extent: Extent) -> Result<StoredTensor, TraceError> {
     let wrong = |reason: String| export(format!("`{name}` {reason}"));
     if meta.layout != STRIDED {
         return Err(wrong("is sparse, and only dense tensors are read".to_owned()));
@@ -139,7 +139,7 @@ fn place(name: &str, meta: &TensorMeta, record: String, extent: Extent) -> Resul
         let (position, bytes, checksum) = (Some(extent.position), extent.bytes, extent.checksum);
         Storage { record, offset, elements, position, bytes, checksum }
     };
-    Ok(Place { dtype, shape, strides, storage })
+    Ok(StoredTensor { dtype, shape, strides, storage })
 }
 
 /// Returns the type, sizes and device of a stored tensor.
@@ -163,7 +163,7 @@ fn saved(
     bytes: &dyn Bytes,
     records: &mut Records<'_>,
     record: &str,
-) -> Result<HashMap<String, Place>, TraceError> {
+) -> Result<HashMap<String, StoredTensor>, TraceError> {
     if !records.has(record) {
         return Ok(HashMap::new());
     }
@@ -178,7 +178,7 @@ fn saved(
     let data = inside.read("data.pkl").map_err(named)?;
     let pickle = Pickle::read("data.pkl", &data).map_err(named)?;
     let mut extents = Extents::default();
-    let mut places: IndexMap<String, Place> = IndexMap::new();
+    let mut places: IndexMap<String, StoredTensor> = IndexMap::new();
     for (name, id) in dictionary(&pickle, pickle.root, MAX_DEPTH).unwrap_or_default() {
         let found =
             tensor(&pickle, id, ("data", name, Role::Parameter), &mut extents, &mut inside).map_err(named)?;
@@ -187,7 +187,7 @@ fn saved(
         };
         storage.record = format!("{record}/{}", storage.record);
         storage.position = storage.position.and_then(|position| position.checked_add(extent.position));
-        places.insert(name.to_owned(), Place { dtype, shape, strides, storage });
+        places.insert(name.to_owned(), StoredTensor { dtype, shape, strides, storage });
     }
     Ok(places.into_iter().collect())
 }

@@ -8,6 +8,23 @@ use crate::{
     program::{Argument, Constant, ModuleId, Operand, Type},
 };
 
+/// Properties of a tensor, in the language of archives.
+const PROPERTIES: &[&str] = &[
+    "shape",
+    "dtype",
+    "layout",
+    "device",
+    "is_cuda",
+    "requires_grad",
+    "data",
+    "ndim",
+    "T",
+    "grad",
+    "name",
+    "value",
+    "itemsize",
+];
+
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     /// Evaluates an expression; operators in it become nodes.
     pub(super) fn eval(&mut self, expr: &'l Expr<'a>, frame: &mut Frame<'a>) -> Result<Bound, TraceError> {
@@ -154,11 +171,8 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             }
             Bound::Operand(operand) | Bound::Named(_, operand) => {
                 // A property of a tensor, or a field of an object that was not followed.
-                let operator = match name {
-                    "shape" | "dtype" | "layout" | "device" | "is_cuda" | "requires_grad" | "data"
-                    | "ndim" | "T" | "grad" | "name" | "value" | "itemsize" => format!("prim::{name}"),
-                    _ => "prim::GetAttr".to_owned(),
-                };
+                let is_property = PROPERTIES.contains(&name);
+                let operator = if is_property { format!("prim::{name}") } else { "prim::GetAttr".to_owned() };
                 let mut arguments = vec![operand];
                 if operator == "prim::GetAttr" {
                     arguments.push(Operand::Constant(Constant::Str(name.to_owned())));

@@ -1,0 +1,51 @@
+//! Kinds of a profile's rows, as its column `kind` names them; cost models have curves by the same names.
+
+pub const LINEAR: &str = "linear";
+pub const BMM: &str = "bmm";
+pub const CONVOLUTION: &str = "convolution";
+pub const GROUPED_CONVOLUTION: &str = "grouped_convolution";
+pub const DEPTHWISE_CONVOLUTION: &str = "depthwise_convolution";
+pub const TRANSPOSED_CONVOLUTION: &str = "transposed_convolution";
+pub const ATTENTION: &str = "attention";
+pub const EMBEDDING: &str = "embedding";
+pub const LAYER_NORM: &str = "layer_norm";
+pub const BATCH_NORM: &str = "batch_norm";
+pub const BATCH_NORM_EVAL: &str = "batch_norm_eval";
+pub const GROUP_NORM: &str = "group_norm";
+pub const SOFTMAX: &str = "softmax";
+pub const RELU: &str = "relu";
+pub const GELU: &str = "gelu";
+pub const SILU: &str = "silu";
+pub const SIGMOID: &str = "sigmoid";
+pub const TANH: &str = "tanh";
+pub const ADD: &str = "add";
+pub const MUL: &str = "mul";
+pub const DROPOUT: &str = "dropout";
+pub const MAX_POOL: &str = "max_pool";
+pub const AVG_POOL: &str = "avg_pool";
+pub const GLOBAL_AVG_POOL: &str = "global_avg_pool";
+pub const UPSAMPLE_NEAREST: &str = "upsample_nearest";
+pub const UPSAMPLE_BILINEAR: &str = "upsample_bilinear";
+pub const CAT: &str = "cat";
+pub const COPY: &str = "copy";
+pub const PERMUTE: &str = "permute";
+pub const CONVOLUTION_CHANNELS_LAST: &str = "convolution_channels_last";
+pub const GROUPED_CONVOLUTION_CHANNELS_LAST: &str = "grouped_convolution_channels_last";
+pub const DEPTHWISE_CONVOLUTION_CHANNELS_LAST: &str = "depthwise_convolution_channels_last";
+pub const BATCH_NORM_CHANNELS_LAST: &str = "batch_norm_channels_last";
+pub const BATCH_NORM_EVAL_CHANNELS_LAST: &str = "batch_norm_eval_channels_last";
+pub const MAX_POOL_CHANNELS_LAST: &str = "max_pool_channels_last";
+
+// What other tools call the same, and what they measure beside.
+pub const ADD_SCALAR: &str = "add_scalar";
+pub const ADDMM: &str = "addmm";
+pub const CONV1D: &str = "conv1d";
+pub const CONV2D: &str = "conv2d";
+pub const CONV3D: &str = "conv3d";
+pub const CONVOLUTION_3X3: &str = "convolution_3x3";
+pub const DIV: &str = "div";
+pub const GEMM: &str = "gemm";
+pub const MATMUL: &str = "matmul";
+pub const MUL_SCALAR: &str = "mul_scalar";
+pub const SDPA: &str = "sdpa";
+pub const SUB: &str = "sub";
