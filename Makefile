@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -222,6 +222,12 @@ zoo-host-optimizer: .venv/ready
 	cargo build
 	rm -rf out/zoo-host-optimizer && mkdir -p out/zoo-host-optimizer
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/host_optimizer.py target/debug/model-analyze out/zoo-host-optimizer --all
+
+# Schedules, replicas, resuming and validation in more sizes than the suite tries.
+zoo-training: .venv/ready
+	cargo build
+	for script in torchrun trainer; do rm -rf out/zoo-training/$$script && mkdir -p out/zoo-training/$$script && \
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/$$script.py target/debug/model-analyze out/zoo-training/$$script --all || exit 1; done
 
 # PipeDream and 2BW, with unequal replicas, too, beside a loop with the same stale gradients.
 zoo-without-flush: .venv/ready

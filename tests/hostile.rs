@@ -30,7 +30,7 @@ const LIMITS: &str = "if [ -z \"$ASAN_OPTIONS\" ]; then ulimit -v 1500000 && uli
 
 /// One file in so many is tried. With libtorch each start takes a quarter of a second and the whole corpus minutes, so that
 /// `cargo test --test hostile` without the feature is what tries them all.
-const EVERY: usize = if cfg!(feature = "torch") { 5 } else { 1 };
+const EVERY: usize = if cfg!(feature = "torch") { 8 } else { 1 };
 
 /// How a command line names the file, and the folder that it may write to.
 const FILE: &str = "FILE";
