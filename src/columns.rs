@@ -1,18 +1,107 @@
 //! Rows of text in columns, and rates in them.
 
+use crate::terminal::{self, EMPHASIS};
+
+/// What gives way to a narrow terminal does not become shorter than this: what rows are named by, and other words.
+const SHORTEST_NAME: usize = 24;
+const SHORTEST_WORDS: usize = 12;
+
 /// Lays rows out in columns as wide as their widest cell: words to the left, numbers to the right.
 pub fn columns<R: AsRef<[String]>>(rows: &[R], indent: &str, is_number: impl Fn(usize) -> bool) -> String {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.as_ref().to_vec()).collect();
+    laid_out(&rows, indent, &is_number)
+}
+
+/// Lays out a table, whose first row is its head: as [`columns`], and where the terminal is too narrow for all of it, words
+/// are shortened, and columns at the right are left out and named below.
+pub fn table<R: AsRef<[String]>>(rows: &[R], indent: &str, is_number: impl Fn(usize) -> bool) -> String {
+    fitted(rows, indent, is_number, terminal::width())
+}
+
+fn fitted<R: AsRef<[String]>>(
+    rows: &[R],
+    indent: &str,
+    is_number: impl Fn(usize) -> bool,
+    width: Option<usize>,
+) -> String {
+    let mut rows: Vec<Vec<String>> = rows.iter().map(|row| row.as_ref().to_vec()).collect();
+    let mut left_out = Vec::new();
+    if let Some(width) = width {
+        let whole = rows.clone();
+        let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+        for n in (2..=n_columns).rev() {
+            rows = whole.iter().map(|row| row.iter().take(n).cloned().collect()).collect();
+            shorten(&mut rows, indent, &is_number, width);
+            if total(&rows, indent) <= width {
+                break;
+            }
+        }
+        let n = rows.iter().map(Vec::len).max().unwrap_or(0);
+        left_out = whole.first().map_or(Vec::new(), |head| head.iter().skip(n).cloned().collect());
+        left_out.retain(|name: &String| !name.is_empty());
+    }
+    let mut text = laid_out(&rows, indent, &is_number);
+    text.insert(0, EMPHASIS);
+    if !left_out.is_empty() {
+        text.push_str(&format!("{indent}(a wider terminal shows {}, too)\n", left_out.join(", ")));
+    }
+    text
+}
+
+fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let mut widths: Vec<usize> = Vec::new();
     for row in rows {
-        let row = row.as_ref();
         widths.resize(widths.len().max(row.len()), 0);
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
+    widths
+}
+
+fn total(rows: &[Vec<String>], indent: &str) -> usize {
+    let widths = widths(rows);
+    indent.len() + widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
+}
+
+/// Shortens the widest words until everything fits, or nothing can be shortened any more.
+fn shorten(rows: &mut [Vec<String>], indent: &str, is_number: &impl Fn(usize) -> bool, width: usize) {
+    let before: Vec<Vec<String>> = rows.to_vec();
+    let mut most = widths(rows);
+    // The widest column of words names the rows.
+    let names = (0..most.len()).filter(|column| !is_number(*column)).max_by_key(|column| most[*column]);
+    let least = |column: usize| if Some(column) == names { SHORTEST_NAME } else { SHORTEST_WORDS };
+    loop {
+        let excess = total(rows, indent).saturating_sub(width);
+        let shrinks = |column: &usize| !is_number(*column) && most[*column] > least(*column);
+        let Some(column) = (0..most.len()).filter(shrinks).max_by_key(|column| most[*column]) else { return };
+        if excess == 0 {
+            return;
+        }
+        // No further than the next widest, so that two wide columns share what is missing.
+        let next =
+            (0..most.len()).filter(|other| *other != column && !is_number(*other)).map(|other| most[other]);
+        let next = next.max().unwrap_or(0).min(most[column] - 1);
+        most[column] = (most[column] - excess.min(most[column])).max(next).max(least(column));
+        for (row, before) in rows.iter_mut().zip(&before) {
+            if let (Some(cell), Some(name)) = (row.get_mut(column), before.get(column)) {
+                let inset = name.len() - name.trim_start_matches(' ').len();
+                let inset = inset.min(most[column] / 2);
+                *cell = format!(
+                    "{}{}",
+                    " ".repeat(inset),
+                    terminal::shortened(name.trim_start_matches(' '), most[column] - inset)
+                );
+            }
+        }
+    }
+}
+
+fn laid_out(rows: &[Vec<String>], indent: &str, is_number: &impl Fn(usize) -> bool) -> String {
+    let widths = widths(rows);
     let mut text = String::new();
     for row in rows {
-        let cells = row.as_ref().iter().zip(&widths).enumerate();
+        let cells = row.iter().zip(&widths).enumerate();
         let cells = cells.map(|(column, (cell, width))| {
             let is_right = is_number(column);
             if is_right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
@@ -52,6 +141,27 @@ mod tests {
     fn numbers_stand_to_the_right() {
         let rows = [["ä", "10"], ["name", "5"], ["", ""]].map(|row| row.map(String::from));
         assert_eq!(columns(&rows, " ", |column| column == 1), " ä     10\n name   5\n\n");
+    }
+
+    #[test]
+    fn a_table_gives_way_to_a_narrow_terminal() {
+        let rows = [
+            ["block", "kind", "time", "memory"],
+            ["model.layers.0.mlp.gate_proj", "Linear", "5 ms", "7 GiB"],
+        ];
+        let rows = rows.map(|row| row.map(String::from));
+        let at = |width| fitted(&rows, "", |column| column > 1, width);
+        let whole = "\u{1}block                         kind    time  memory\nmodel.layers.0.mlp.gate_proj  Linear  5 ms   7 GiB\n";
+        assert_eq!(at(None), whole);
+        assert_eq!(at(Some(50)), whole);
+        assert_eq!(
+            at(Some(45)),
+            "\u{1}block                  kind    time  memory\nmodel…0.mlp.gate_proj  Linear  5 ms   7 GiB\n"
+        );
+        assert_eq!(
+            at(Some(38)),
+            "\u{1}block                  kind    time\nmodel…0.mlp.gate_proj  Linear  5 ms\n(a wider terminal shows memory, too)\n"
+        );
     }
 
     #[test]

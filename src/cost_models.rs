@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cost_model::CostModel;
 use indexmap::IndexMap;
-use schema::{Cluster, CostModelFile, DeviceType, UnknownDevice, find_device};
+use schema::{Cluster, CostModelFile, CostModelFileError, DeviceType, UnknownDevice, find_device};
 
 use crate::{failure::Failure, files};
 
@@ -22,8 +22,14 @@ impl CostModels {
                 Failure::input(format!("{name}: {error}"))
                     .with_hint("a cost model is what `model-analyze fit PROFILE -o FILE` writes")
             };
-            let file =
-                CostModelFile::read(&files::read_text(path)?).map_err(|error| wrong(error.to_string()))?;
+            let text = files::read_text(path)?;
+            let file = CostModelFile::read(&text).map_err(|error| {
+                let place = match &error {
+                    CostModelFileError::Yaml(yaml) => yaml.place,
+                    _ => None,
+                };
+                wrong(error.to_string()).at_line(&name.to_string(), &text, place)
+            })?;
             let model = CostModel::from_file(&file).map_err(|error| wrong(error.to_string()))?;
             if models.iter().any(|known| known.device == model.device) {
                 return Err(Failure::input(format!(

@@ -104,6 +104,25 @@ impl Failure {
         self
     }
 
+    /// Adds the place of a fault that a reader found: its line and column, both counted from one.
+    pub fn at_line(self, name: &str, text: &str, place: Option<(usize, usize)>) -> Self {
+        let Some((line, column)) = place else { return self };
+        let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+        let mut rest = text[before..].char_indices().skip(column.saturating_sub(1));
+        let span = match rest.next() {
+            Some((at, c)) => before + at..before + at + c.len_utf8(),
+            None => text.len()..text.len(),
+        };
+        self.at(name, text, span, "here")
+    }
+
+    /// Says what is wrong with a JSON text, and where.
+    pub fn json(name: &str, text: &str, error: &serde_json::Error) -> Self {
+        let place = (error.line(), error.column().max(1));
+        let words = schema::in_file_words(&error.to_string());
+        Self::input(format!("{name}: {words}")).at_line(name, text, (place.0 > 0).then_some(place))
+    }
+
     /// Tells whether a right question was answered with no.
     pub fn is_no(&self) -> bool {
         self.code == Self::NO

@@ -27,6 +27,7 @@ mod sharing;
 mod shell;
 mod stages;
 mod step_memory;
+mod terminal;
 mod trace_notes;
 mod unfinished;
 mod visible;

@@ -79,11 +79,11 @@ fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
             )
         }));
     }
-    let sizes: BTreeMap<String, Vec<u64>> =
-        serde_json::from_slice(&files::read_bytes(path)?).map_err(|error| {
-            Failure::input(format!("{}: {error}", path.display()))
-                .with_hint("write the sizes as {\"conv1.weight\": [64, 3, 7, 7], …}")
-        })?;
+    let text = files::read_text(path)?;
+    let sizes: BTreeMap<String, Vec<u64>> = serde_json::from_str(&text).map_err(|error| {
+        Failure::json(&path.display().to_string(), &text, &error)
+            .with_hint("write the sizes as {\"conv1.weight\": [64, 3, 7, 7], …}")
+    })?;
     let tensor = |(path, shape): (String, Vec<u64>)| {
         let strides = tracer::dense_strides(&shape);
         let role = tracer::role_by_name(&path, graph::DType::Float32);

@@ -31,29 +31,20 @@ pub fn read_for(path: &Path, model: &ModelFile) -> Result<Plan, Failure> {
 fn unreadable(name: &str, text: &str, error: &PlanFileError) -> Failure {
     let failure = Failure::input(format!("{name}: {error}"));
     let span = match error {
-        PlanFileError::Yaml(yaml) => yaml.place.map(|place| span_at(text, place)),
+        PlanFileError::Yaml(_) => None,
         PlanFileError::Kind(_) => field(text, "kind"),
         PlanFileError::Version(_) => field(text, "version"),
         PlanFileError::Missing(_) => Some(0..0),
     };
-    let failure = match span {
-        Some(span) => failure.at(name, text, span, "here"),
-        None => failure,
+    let failure = match (span, error) {
+        (Some(span), _) => failure.at(name, text, span, "here"),
+        (None, PlanFileError::Yaml(yaml)) => failure.at_line(name, text, yaml.place),
+        (None, _) => failure,
     };
     failure.with_hint(match error {
         PlanFileError::Version(_) => "a newer model-analyze wrote it; update, or plan again with this one",
         _ => "a plan is what `model-analyze plan -o` writes",
     })
-}
-
-/// Returns the character at a line and column, both counted from one.
-fn span_at(text: &str, (line, column): (usize, usize)) -> std::ops::Range<usize> {
-    let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-    let mut rest = text[before..].char_indices().skip(column.saturating_sub(1));
-    match rest.next() {
-        Some((at, c)) => before + at..before + at + c.len_utf8(),
-        None => text.len()..text.len(),
-    }
 }
 
 /// Returns the line of a field of the header.

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// Nobody wants to read what is done before they have read it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -27,6 +27,12 @@ static SPINNER: Mutex<Option<Spinner>> = Mutex::new(None);
 /// How far it is.
 static PLACE: Mutex<String> = Mutex::new(String::new());
 
+/// A line that is cut where the terminal ends: one that wraps could not be taken back.
+fn spinner() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("both parts are known");
+    ProgressBar::new_spinner().with_style(style)
+}
+
 /// Says what is done from now on, until [`done`].
 pub fn working(message: &'static str) {
     done();
@@ -39,7 +45,7 @@ pub fn working(message: &'static str) {
         let mut wait = PATIENCE;
         while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
             wait = FRAME;
-            let bar = bar.get_or_insert_with(ProgressBar::new_spinner);
+            let bar = bar.get_or_insert_with(spinner);
             let place = PLACE.lock().unwrap_or_else(PoisonError::into_inner).clone();
             bar.set_message(if place.is_empty() {
                 message.to_string()

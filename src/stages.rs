@@ -35,7 +35,8 @@ impl Stages {
         let text = files::read_text(&path)
             .map_err(|failure| failure.with_hint("name a folder that `emit` or `split` wrote"))?;
         let broken = |error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
-        let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| broken(&error))?;
+        let value: serde_json::Value = serde_json::from_str(&text)
+            .map_err(|error| Failure::json(&path.display().to_string(), &text, &error))?;
         match value["schema_version"].as_u64() {
             Some(version) if version <= u64::from(MANIFEST_VERSION) => {}
             Some(version) => {

@@ -24,8 +24,8 @@ pub fn shortened(line: &str, longest: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{} … {}", &line[..cut(head)], &line[cut(length - tail)..]))
 }
 
-/// Longest name in a table; a longer one would push the numbers off the screen.
-const LONGEST_NAME: usize = 60;
+/// Longest name in a table. Tables shorten what a terminal has no room for; longer ones are nobody's to read.
+const LONGEST_NAME: usize = 90;
 
 /// Makes a name fit a cell of a table: one line, not too long.
 pub fn cell(name: &str) -> Cow<'_, str> {

@@ -174,11 +174,45 @@ fn stages_come_from_a_plan() {
 #[test]
 fn wrong_wishes_are_explained() {
     refuse(&["-o", "page.html"], &["`graph` writes no HTML", "report"]);
-    refuse(&["-o", "picture.png"], &["cannot write a .png file", ".svg"]);
+    refuse(&["-o", "picture.gif"], &["cannot write a .gif file", ".svg, .png, .pdf"]);
     refuse(&["-o", "picture"], &["does not say what to write"]);
     refuse(&["--color", "stage"], &["no stages", "--plan"]);
     refuse(&["--depth", "0"], &["--depth"]);
     refuse(&["--plan", "/nonexistent.yaml"], &["nonexistent.yaml"]);
+}
+
+#[test]
+#[cfg(unix)]
+fn pixels_and_paper_are_made_by_rsvg_convert() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let draw = |path: &Path, ending: &str| {
+        Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+            .env("PATH", path)
+            .current_dir(folder.path())
+            .arg("graph")
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/cnn_basic.pt"))
+            .args(["-o", &format!("picture.{ending}")])
+            .output()
+            .unwrap()
+    };
+    let missing = draw(Path::new("/nonexistent"), "png");
+    let said = String::from_utf8_lossy(&missing.stderr);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(said.contains("rsvg-convert, which is not on the PATH") && said.contains("librsvg"), "{said}");
+    assert!(!folder.path().join("picture.png").exists());
+    // One that says how it is called, and on what.
+    let program = folder.path().join("rsvg-convert");
+    std::fs::write(&program, "#!/bin/sh\necho \"$@\"\n/bin/cat\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (ending, asked) in
+        [("png", "--unlimited --format png --zoom 2\n"), ("pdf", "--unlimited --format pdf\n")]
+    {
+        assert!(draw(folder.path(), ending).status.success());
+        let picture = std::fs::read_to_string(folder.path().join(format!("picture.{ending}"))).unwrap();
+        assert!(picture.starts_with(&format!("{asked}<svg ")), "{picture}");
+    }
 }
 
 /// Tells whether Graphviz is installed; says so where it is not.

@@ -321,3 +321,100 @@ fn files_that_are_not_there_get_a_hint_that_helps() {
         assert!(said("linked.pt").contains("hint: it is a link to gone, which is not there"));
     }
 }
+
+/// What is changed in a file, and what is then said of it.
+struct Slip {
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const fn slip(name: &'static str, file: &'static str, from: &'static str, to: &'static str) -> Slip {
+    Slip { name, file, from, to }
+}
+
+const PLAN: &str = "plans/unet-4.yaml";
+const CLUSTER: &str = "clusters/two-nodes.yaml";
+const MAP: &str = "maps/deepbench_conv.yaml";
+const COST_MODEL: &str = "";
+const SLIPS: [Slip; 27] = [
+    slip("a word for a number", PLAN, "micro_batches: 8", "micro_batches: eight"),
+    slip("a negative number", PLAN, "micro_batches: 8", "micro_batches: -8"),
+    slip("a part of a number", PLAN, "micro_batches: 8", "micro_batches: 8.5"),
+    slip("a number too large", PLAN, "micro_batches: 8", "micro_batches: 99999999999"),
+    slip("no value", PLAN, "micro_batches: 8", "micro_batches:"),
+    slip("a field less", PLAN, "schedule: gpipe\n", ""),
+    slip("a field less inside", PLAN, "  name: unet\n", ""),
+    slip("a misspelt field", PLAN, "micro_batches: 8", "micro_batchs: 8"),
+    slip("an unknown field", PLAN, "micro_batches: 8", "learning_rate: 8"),
+    slip("a field twice", PLAN, "schedule: gpipe\n", "schedule: gpipe\nschedule: 1f1b\n"),
+    slip("a list for fields", PLAN, "  types:\n", "  types: [v100]\n  type:\n"),
+    slip("a text for a list", PLAN, "blocks: [down.0, down.1]", "blocks: down.0"),
+    slip("a number in quotes", PLAN, "forward: 0.021", "forward: \"0.021\""),
+    slip("a number with a unit", PLAN, "forward: 0.021", "forward: 21 ms"),
+    slip("a tab", PLAN, "  name: unet", "\tname: unet"),
+    slip("a colon less", PLAN, "schedule: gpipe", "schedule gpipe"),
+    slip("an indent too much", PLAN, "  name: unet", "   name: unet"),
+    slip("a bracket less", PLAN, "[down.0, down.1]", "[down.0, down.1"),
+    slip("a bandwidth with a unit", CLUSTER, "bandwidth: 3.0e+11", "bandwidth: 300 GB/s"),
+    slip("a level without a bandwidth", CLUSTER, "bandwidth: 3.0e+11, ", ""),
+    slip("a count in words", CLUSTER, "count: 4", "count: four"),
+    slip(
+        "fields for a list",
+        CLUSTER,
+        "levels:\n- {name: nvlink, bandwidth: 3.0e+11, latency: 3.0e-6}\n- {name: infiniband, bandwidth: 2.5e+10, latency: 1.0e-5}",
+        "levels: {name: nvlink}",
+    ),
+    slip("a list for a file", CLUSTER, "kind: cluster\nversion: 1\n", "- cluster\n"),
+    slip("a map with an unknown field", MAP, "kind: profile-map\n", "kind: profile-map\nheader: 1\n"),
+    slip(
+        "a cost model's curves as a number",
+        COST_MODEL,
+        "",
+        "kind: cost-model\nversion: 1\ndevice: T4\ncurves: 5\n",
+    ),
+    slip("a cost model's version in words", COST_MODEL, "", "kind: cost-model\nversion: new\n"),
+    slip(
+        "a cost model without a device",
+        COST_MODEL,
+        "",
+        "kind: cost-model\nversion: 1\ncurves: []\n",
+    ),
+];
+
+/// What people get wrong in files by hand: each is told in the file's own words, with its place.
+#[test]
+fn slips_in_files_are_told_in_the_words_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("model.pt"), fixture("traces/unet_small.pt")).unwrap();
+    fs::write(folder.path().join("rows.csv"), "kind,dtype,device,phase,m,n,k,seconds\n").unwrap();
+    let mut table = String::new();
+    for Slip { name, file, from, to } in SLIPS {
+        let text = if file.is_empty() {
+            to.to_string()
+        } else {
+            let whole = String::from_utf8(fixture(file)).unwrap();
+            assert_eq!(whole.matches(from).count().min(1), 1, "{name}: {file} has no {from:?}");
+            whole.replacen(from, to, 1)
+        };
+        fs::write(folder.path().join("f.yaml"), text).unwrap();
+        let arguments: &[&str] = match file {
+            PLAN => &["simulate", "f.yaml"],
+            CLUSTER => &["plan", "model.pt", "--cluster", "f.yaml"],
+            MAP => &["fit", "rows.csv", "--map", "f.yaml"],
+            _ => &["plan", "model.pt", "--devices", "2xt4", "--cost-model", "f.yaml"],
+        };
+        let output = run(folder.path(), arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{name}: {said}");
+        for serde in ["invalid type", "expected", "struct ", "u32", "f64", "sequence", "unit value"] {
+            assert!(!said.contains(serde) || said.contains("is expected"), "{name}: {said}");
+        }
+        let place = said.split_once("─[").and_then(|(_, rest)| rest.split_once(']')).map(|(place, _)| place);
+        let place = place.unwrap_or_else(|| panic!("{name} has no place: {said}"));
+        let first = said.lines().next().unwrap().trim_start_matches("error: f.yaml: ");
+        table.push_str(&format!("{name}\n  {place} {first}\n"));
+    }
+    insta::assert_snapshot!("slips_in_files", table);
+}

@@ -40,8 +40,9 @@ class Answer(Generic[Found]):
 class Picture:
     """A drawing of a model; notebooks show it."""
 
-    def __init__(self, svg: str) -> None:
+    def __init__(self, svg: str, again: list[Any]) -> None:
         self.svg = svg
+        self._again = again
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -49,11 +50,29 @@ class Picture:
     def __repr__(self) -> str:
         return f"Picture({len(self.svg)} letters of SVG)"
 
+    def png(self) -> bytes:
+        """Returns the picture in pixels; rsvg-convert makes it."""
+        return self._converted("png")
+
+    def pdf(self) -> bytes:
+        """Returns the picture to print; rsvg-convert makes it."""
+        return self._converted("pdf")
+
     def save(self, path: Path) -> None:
-        """Writes the picture to a .svg file."""
-        if pathlib.Path(path).suffix != ".svg":
-            raise Error(f"{path}: a picture is SVG\n  hint: name a .svg; a browser prints it as PDF, rsvg-convert makes a PNG")
-        pathlib.Path(path).write_text(self.svg, encoding="utf-8")
+        """Writes the picture to a .svg, .png or .pdf file."""
+        path = pathlib.Path(path)
+        if path.suffix == ".svg":
+            path.write_text(self.svg, encoding="utf-8")
+        elif path.suffix in (".png", ".pdf"):
+            path.write_bytes(self._converted(path.suffix[1:]))
+        else:
+            raise Error(f"{path}: a picture is SVG, PNG or PDF\n  hint: name a .svg, .png or .pdf")
+
+    def _converted(self, ending: str) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / f"picture.{ending}"
+            run(*self._again, f"--output={path}")
+            return path.read_bytes()
 
 
 class Report:
@@ -120,7 +139,8 @@ class Model:
     ) -> Picture:
         """Draws the model, coloured by `color`, or by the stages of a plan."""
         more = {"depth": depth, "color": color, "plan": _path_of(plan), **more}
-        return Picture(run("graph", self.path, *options(more)))
+        again = ["graph", self.path, *options(more)]
+        return Picture(run(*again), again)
 
     def plan(
         self,
@@ -192,6 +212,7 @@ class Split(Answer[answers.SplitAnswer]):
     """A model that has been split: the folder with its stages, and why they are these."""
 
     def __init__(self, model: Model, output: Optional[Path], arguments: list[str]) -> None:
+        self._model = model
         self.folder = None if output is None else pathlib.Path(output)
         named = [] if output is None else [f"--output={self.folder}"]
         again = ["split", model.path, *arguments]
@@ -205,7 +226,9 @@ class Split(Answer[answers.SplitAnswer]):
     @property
     def graph(self) -> Picture:
         """The picture of the stages that lies in the folder."""
-        return Picture((self._written() / "graph.svg").read_text(encoding="utf-8"))
+        folder = self._written()
+        again = ["graph", self._model.path, f"--plan={folder / 'plan.yaml'}"]
+        return Picture((folder / "graph.svg").read_text(encoding="utf-8"), again)
 
     def verify(self, **more: Any) -> Answer[answers.Verified]:
         """Compares the stages with the whole model, outputs and gradients, in this Python."""

@@ -163,8 +163,9 @@ pub fn read_cluster(text: &str, own: &IndexMap<String, DeviceType>) -> Result<Cl
             place: Some((1, 1)),
         })
     };
-    let header: Header = from_yaml(text)
-        .map_err(|error| if error.message.contains("struct Header") { no_header() } else { error.into() })?;
+    let header: Header = from_yaml(text).map_err(|error| {
+        if error.message.starts_with("the file holds") { no_header() } else { error.into() }
+    })?;
     match (header.kind.as_deref(), header.version) {
         (Some("cluster"), Some(version)) if !(1..=CLUSTER_VERSION).contains(&version) => {
             return Err(ClusterError::Version(version));

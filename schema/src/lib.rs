@@ -44,6 +44,7 @@ mod profile_csv;
 mod profile_graph_error;
 mod profile_map;
 mod report;
+mod serde_words;
 mod timeline;
 pub mod units;
 mod yaml;
@@ -110,6 +111,7 @@ pub use report::{
     REPORT_VERSION, ReportData, ReportGraph, ReportMemory, ReportStage, ReportTimeline, ReportTrack,
     ReportWhatIf, WhatIfCell,
 };
+pub use serde_words::in_file_words;
 pub use timeline::{
     CriticalStep, Flow, LintFinding, LintedOrder, MemoryCurve, MemoryPart, OutOfMemory, Saving,
     SimulatedDevice, SimulatedOrder, SimulatedPlan, SpanKind, StageVersions, StepSplit, TIMELINE_VERSION,

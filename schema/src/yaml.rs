@@ -4,6 +4,8 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::serde_words::in_file_words;
+
 /// Why a text is not the YAML that was asked for.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
@@ -19,10 +21,29 @@ pub struct YamlError {
 /// # Errors
 /// When the text is no YAML or not of this shape.
 pub fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
-    serde_yaml::from_str(text).map_err(|error| YamlError {
-        place: error.location().map(|at| (at.line(), at.column())),
-        message: error.to_string(),
+    serde_yaml::from_str(text).map_err(|error| {
+        let said = error.to_string();
+        let own = error.location().map(|at| (at.line(), at.column()));
+        YamlError { place: place(text, &said).or(own), message: in_file_words(&said) }
     })
+}
+
+/// Returns a better place than where the reader stopped: where what is not closed begins, where a field stands again.
+fn place(text: &str, said: &str) -> Option<(usize, usize)> {
+    if let Some((_, name)) = said.split_once("duplicate field `") {
+        // Fields of the file itself: those that are not indented.
+        let name = name.split('`').next()?;
+        let is_field =
+            |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.trim_start().starts_with(':'));
+        let mut lines = text.lines().enumerate().filter(|(_, line)| is_field(line));
+        return lines.nth(1).map(|(line, _)| (line + 1, 1));
+    }
+    let begins = ["did not find expected ',' or", "could not find expected ':'"];
+    if !begins.iter().any(|begin| said.starts_with(begin)) {
+        return None;
+    }
+    let (line, column) = said.rsplit_once(" at line ")?.1.split_once(" column ")?;
+    Some((line.parse().ok()?, column.parse().ok()?))
 }
 
 /// Writes a value.

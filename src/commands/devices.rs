@@ -5,7 +5,7 @@ use cost_model::CostModel;
 use schema::{ANSWER_VERSION, DeviceAnswer, DeviceType, DevicesAnswer, catalogue, find_device};
 
 use crate::{
-    columns::{columns, rate},
+    columns::{columns, rate, table},
     cost_models::unknown_device,
     failure::Failure,
     output::{Format, Output},
@@ -49,7 +49,7 @@ impl Devices {
                 output.json(&serde_json::to_value(&answer).map_err(Failure::input)?)
             }
             (Format::Text, [one]) if self.name.is_some() => output.text(&details(one)),
-            (Format::Text, _) => output.text(&table(&devices)),
+            (Format::Text, _) => output.text(&listed(&devices)),
         }
     }
 }
@@ -62,7 +62,7 @@ fn answer(name: &str, figures: &DeviceType) -> DeviceAnswer {
     DeviceAnswer { name: name.to_string(), figures: figures.clone(), has_curves, times: model.title() }
 }
 
-fn table(devices: &[DeviceAnswer]) -> String {
+fn listed(devices: &[DeviceAnswer]) -> String {
     let head = ["device", "memory", "bandwidth"].into_iter().chain(DTYPES).chain(["link", "curves"]);
     let mut rows = vec![head.map(String::from).collect::<Vec<_>>()];
     for DeviceAnswer { name, figures, has_curves, .. } in devices {
@@ -74,7 +74,7 @@ fn table(devices: &[DeviceAnswer]) -> String {
         row.push(if *has_curves { "yes" } else { "-" }.into());
         rows.push(row);
     }
-    columns(&rows, "", |column| (1..=DTYPES.len() + 3).contains(&column))
+    table(&rows, "", |column| (1..=DTYPES.len() + 3).contains(&column))
 }
 
 /// Every figure of a device beside its source.

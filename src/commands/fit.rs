@@ -15,6 +15,7 @@ use schema::{
 
 use crate::{
     PROGRAM,
+    columns::table,
     failure::Failure,
     files,
     output::{Format, Output},
@@ -337,22 +338,21 @@ impl Fit {
     }
 
     fn table(&self, tried: &[Tried]) -> String {
-        let mut table = comfy_table::Table::new();
-        table.load_preset(comfy_table::presets::NOTHING);
-        table.set_header([
+        let head = [
             "kind", "dtype", "phase", "device", "fitted", "tested", "MAPE %", "median", "p90", "weighted",
             "rank", "in band", "negative",
-        ]);
+        ];
+        let mut rows = vec![head.map(String::from)];
         for one in tried {
-            let Accuracy { rows, mape, median, p90, time_weighted, spearman, coverage, negative } =
+            let Accuracy { rows: n_tested, mape, median, p90, time_weighted, spearman, coverage, negative } =
                 one.accuracy;
-            table.add_row([
+            rows.push([
                 one.group.kind.clone(),
                 one.group.dtype.clone(),
                 one.group.phase.name().to_string(),
                 one.group.device.clone(),
                 one.trial.n_train.to_string(),
-                rows.to_string(),
+                n_tested.to_string(),
                 format!("{mape:.1}"),
                 format!("{median:.1}"),
                 format!("{p90:.1}"),
@@ -362,12 +362,9 @@ impl Fit {
                 negative.to_string(),
             ]);
         }
-        for column in table.column_iter_mut().skip(4) {
-            column.set_cell_alignment(comfy_table::CellAlignment::Right);
-        }
         let duplicates: usize = tried.iter().map(|one| one.group.n_duplicates).sum();
         let outliers: usize = tried.iter().map(|one| one.trial.n_outliers).sum();
-        let lines: String = table.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+        let lines = table(&rows, " ", |column| column >= 4);
         format!(
             "{} features, {}; errors are of rows that were not fitted\n{lines}{duplicates} repeated measurements, {outliers} outliers with little weight\n",
             self.features_name(),
@@ -486,6 +483,7 @@ fn read_map(path: &Path) -> Result<ProfileMap, Failure> {
             ProfileMapError::UnknownColumn { .. } => {
                 failure.with_hint(format!("columns of a profile are {}", schema::COLUMNS.join(", ")))
             }
+            ProfileMapError::Yaml(yaml) => failure.at_line(&path.display().to_string(), &text, yaml.place),
             _ => failure,
         }
     })

@@ -15,7 +15,9 @@ use crate::{
     workspace::Workspace,
 };
 
+mod converted;
 mod graphviz;
+mod program;
 
 /// What is said while it works.
 pub const WORKING: &str = "drawing the model";
@@ -28,6 +30,7 @@ Examples:
   model-analyze graph gpt2.pt -o gpt2.svg --depth 3 --color memory --direction LR
   model-analyze graph resnet50.pt -o stages.svg --plan plan.yaml
   model-analyze graph resnet50.pt -o resnet50.dot
+  model-analyze graph resnet50.pt -o resnet50.png
   model-analyze graph resnet50.pt -o resnet50.json        then: model-explorer resnet50.json
 
 Without --depth the deepest level with at most 150 boxes is drawn, norms and other small blocks closed, the arithmetic of
@@ -38,7 +41,7 @@ pub struct Graph {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,
 
-    /// Where to write: F.svg, F.dot, or F.json for Model Explorer
+    /// Where to write: F.svg, F.png or F.pdf (by rsvg-convert), F.dot, or F.json for Model Explorer
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -80,6 +83,10 @@ pub struct Graph {
 enum Kind {
     /// A picture
     Svg,
+    /// A picture in pixels, two for each of the SVG's; rsvg-convert makes it
+    Png,
+    /// A picture to print; rsvg-convert makes it
+    Pdf,
     /// Graphviz' language
     Dot,
     /// Operators and the values between them, as JSON (.adjacency.json)
@@ -173,6 +180,18 @@ impl Graph {
             _ => None,
         };
         let text = graph(workspace, stages.as_deref(), &request)?;
+        let ending = match request.kind {
+            Kind::Png => Some("png"),
+            Kind::Pdf => Some("pdf"),
+            _ => None,
+        };
+        if let Some(ending) = ending {
+            let picture = converted::convert(&text, ending)?;
+            return match &self.output {
+                Some(path) if path.as_os_str() != "-" => files::write(path, &picture),
+                _ => output.bytes(&picture),
+            };
+        }
         match &self.output {
             Some(path) if path.as_os_str() != "-" => files::write(path, files::signed(path, text).as_bytes()),
             _ => output.document(&text),
@@ -190,6 +209,8 @@ impl Graph {
             path.extension().and_then(|ending| ending.to_str()).unwrap_or_default().to_ascii_lowercase();
         match ending.as_str() {
             "svg" => Ok(Kind::Svg),
+            "png" => Ok(Kind::Png),
+            "pdf" => Ok(Kind::Pdf),
             "dot" | "gv" => Ok(Kind::Dot),
             "json" if path.with_extension("").extension().is_some_and(|inner| inner == "adjacency") => {
                 Ok(Kind::Adjacency)
@@ -198,9 +219,9 @@ impl Graph {
             "html" | "htm" => Err(Failure::input("`graph` writes no HTML")
                 .with_hint("a page with the model, its plan and its timeline is what `model-analyze report` is for; write an .svg here")),
             "" => Err(Failure::input(format!("{} does not say what to write", path.display()))
-                .with_hint("end it with .svg, .dot or .json, or give --format")),
+                .with_hint("end it with .svg, .png, .pdf, .dot or .json, or give --format")),
             other => Err(Failure::input(format!("cannot write a .{other} file"))
-                .with_hint("end it with .svg, .dot or .json, or give --format; browsers and rsvg-convert turn SVG into other pictures")),
+                .with_hint("end it with .svg, .png, .pdf, .dot or .json, or give --format")),
         }
     }
 
@@ -249,7 +270,7 @@ pub fn graph(
             None => Err(Failure::input("there are no costs to write")
                 .with_hint("say which with --color cost or --color memory")),
         },
-        Kind::Svg | Kind::Dot => picture(workspace, &diagram, request),
+        Kind::Svg | Kind::Png | Kind::Pdf | Kind::Dot => picture(workspace, &diagram, request),
     }
 }
 

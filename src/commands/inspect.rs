@@ -12,7 +12,7 @@ use schema::{
 
 use super::plan::costs;
 use crate::{
-    columns::columns,
+    columns::table,
     cost_models::CostModels,
     failure::Failure,
     model,
@@ -343,7 +343,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         }
         rows.push(row);
     }
-    let mut text = columns(&rows, "", |column| column > 2);
+    let mut text = table(&rows, "", |column| column > 2);
     let totals = &report.totals;
     let parameters = totals.parameters.zip(totals.parameter_bytes);
     let flops = |number: Option<u64>| {

@@ -177,7 +177,7 @@ def answers_are_those_of_the_command():
     refused(lambda: model.plan("1xt4", memory_fraction=1e-6), "hint: ", model_analyze.NoPlan)
     assert model_analyze.devices("h100").answer["devices"][0]["name"] == "H100-SXM5-80GB"
     refused(lambda: model.inspect(dept=1), "unexpected argument '--dept'")
-    refused(lambda: model.graph().save("x.png"), "a picture is SVG")
+    refused(lambda: model.graph().save("x.gif"), "a picture is SVG, PNG or PDF")
     os.environ["MODEL_ANALYZE"] = "/nowhere"
     refused(lambda: model.inspect(), "cannot run /nowhere: No such file or directory")
     os.environ["MODEL_ANALYZE"] = COMMAND

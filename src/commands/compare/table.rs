@@ -1,10 +1,14 @@
 //! The comparison for people: a table, what is behind it, and a picture.
 
-use comfy_table::{CellAlignment, Table, presets};
 use schema::{CompareAnswer, Seconds, StrategyRow};
 use viz::{Bar, BarsPlot, bars_plot};
 
-use crate::{commands::plan::rounded, failure::Failure};
+use crate::{
+    columns::table,
+    commands::plan::{ABOVE_THE_PEAK, rounded},
+    failure::Failure,
+    terminal::EMPHASIS,
+};
 
 /// Marks what `plan` gives.
 const MARK: &str = "*";
@@ -12,18 +16,17 @@ const MARK: &str = "*";
 /// Writes the table, and below it what is not run, what trains otherwise and what is left out.
 pub fn text(answer: &CompareAnswer) -> String {
     let unit = Unit::of(answer);
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
     let rate = unit.name();
-    table.set_header([
+    let head = [
         "", "strategy", "devices", "stages", "batch", "step", rate, "slower", "MFU", "memory", "of", "idle",
         "sent", "train.py",
-    ]);
+    ];
+    let mut cells = vec![head.map(String::from)];
     let percent = |share: Option<f64>, digits: usize| {
         share.map_or_else(|| "–".to_string(), |share| format!("{:.digits$} %", 100.0 * share))
     };
     for row in &answer.strategies {
-        table.add_row([
+        cells.push([
             if row.is_plan { MARK.to_string() } else { String::new() },
             title(row),
             row.devices.to_string(),
@@ -40,19 +43,21 @@ pub fn text(answer: &CompareAnswer) -> String {
             if row.not_carried_out.is_empty() { "runs it" } else { "not yet" }.to_string(),
         ]);
     }
-    for column in 2..=12 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
     let mut lines = vec![
         format!("{} on {}: {}, the highest throughput first", answer.model, answer.devices, counted(answer)),
         String::new(),
     ];
-    lines.extend(table.lines().map(|line| line.trim_end().to_string()));
+    let table = table(&cells, " ", |column| (2..=12).contains(&column));
+    lines.extend(table.lines().map(|line| match line.starts_with(&format!(" {MARK} ")) {
+        true => format!("{EMPHASIS}{line}"),
+        false => line.to_string(),
+    }));
     lines.push(String::new());
     if let Some(own) = answer.strategies.iter().find(|row| row.is_plan) {
         lines.push(format!("{MARK} what `plan` gives without a strategy: {}", title(own)));
+    }
+    if answer.strategies.iter().any(|row| row.mfu.is_some_and(|share| share > 1.0)) {
+        lines.push(format!("MFU {ABOVE_THE_PEAK}"));
     }
     let late: Vec<&str> = rows(answer, |row| !row.trains_as_one_device);
     if !late.is_empty() {

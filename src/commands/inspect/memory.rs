@@ -148,6 +148,10 @@ impl MemoryArguments {
             ("activations in host memory".to_string(), Setting { offload: true, ..*setting }),
             ("an optimizer of 8 bits".to_string(), Setting { optimizer: narrow, ..*setting }),
         ];
+        if setting.optimizer.temporaries > 0 {
+            let fused = OptimizerMemory { temporaries: 0, ..setting.optimizer };
+            changes.push((FUSED.to_string(), Setting { optimizer: fused, ..*setting }));
+        }
         let levels = ShardingLevel::ALL.into_iter().filter(|level| *level > setting.sharding);
         changes
             .extend(levels.map(|level| (format!("{} over {devices} devices", level.name()), shared(level))));
@@ -257,6 +261,9 @@ fn when(graph: &ModelGraph, held: &Held) -> String {
     }
 }
 
+/// An optimizer that makes no temporary tensors.
+const FUSED: &str = "an optimizer with fused=True";
+
 /// Prints an answer for people.
 pub fn text(memory: &InspectMemory) -> String {
     let mut text = format!("\na training step holds {} at most, in {}\n", memory.bytes, memory.when);
@@ -290,6 +297,11 @@ pub fn text(memory: &InspectMemory) -> String {
         vec![relief.what.clone(), relief.bytes.to_string(), format!("{change} {word}")]
     });
     text.push_str(&columns(&reliefs.collect::<Vec<_>>(), "  ", |column| column > 0));
+    if memory.reliefs.iter().any(|relief| relief.what == FUSED) {
+        text.push_str(
+            "`plan` and `simulate` count a step with fused=True: nothing for the optimizer's temporaries\n",
+        );
+    }
     if let Some(loss) = &memory.loss {
         text.push_str(&format!("loss: {loss}\n"));
     }

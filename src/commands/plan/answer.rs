@@ -1,13 +1,14 @@
 //! Prints a plan: a table of stages and one paragraph that says why.
 
-use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 use partitioner::ENOUGH;
 use schema::{Bytes, InferenceObjective, LossAnswer, PlanAnswer, Seconds};
 
 use super::Plan;
 use crate::{
+    columns::table,
     failure::Failure,
     output::{Format, Output},
+    terminal::text_width,
     visible::cell,
 };
 
@@ -55,11 +56,9 @@ pub fn print(
 }
 
 fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
     let chunks = answer.chunks();
     let part = if chunks > 1 { "chunk" } else { "stage" };
-    table.set_header([part, "blocks", "", "devices", "time", "memory", "bound by"]);
+    let mut rows = vec![[part, "blocks", "", "devices", "time", "memory", "bound by"].map(String::from)];
     for (index, stage) in answer.stages.iter().enumerate() {
         let span = match stage.blocks.as_slice() {
             [] => String::new(),
@@ -70,7 +69,7 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
             [first, .., last] if stage.devices.len() > 2 => format!("{first} … {last}"),
             few => few.join(" "),
         };
-        table.add_row([
+        rows.push([
             index.to_string(),
             stage.blocks.len().to_string(),
             span,
@@ -82,14 +81,6 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
             Bytes(stage.memory_bytes).to_string(),
             stage.bound_by.clone(),
         ]);
-    }
-    for column in [0, 1, 4, 5] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    if let Some(column) = table.column_mut(2) {
-        column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(60)));
     }
     let inference = answer.inference.as_ref();
     let is_latency = inference.is_some_and(|own| own.objective == InferenceObjective::Latency);
@@ -145,15 +136,14 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     });
     let times = times.unwrap_or_default();
     let rates = rates(answer) + &shared(answer) + &forward_only(answer);
-    let table: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
     let is_strategy = unit == Unit::MicroBatch && inference.is_none();
     let made_by = if is_strategy { "strategy" } else { "objective" };
     format!(
-        "{}: {objective}{bubble}, {proof}{looked_at}\n{made_by} {}{schedule}\n{rates}{chosen}{times}\n{}\n\n{}\n",
+        "{}: {objective}{bubble}, {proof}{looked_at}\n{made_by} {}{schedule}\n{rates}{chosen}{times}\n{}\n{}\n",
         answer.model,
         titled(&answer.strategy, answer.sharding.as_deref()),
-        table.join("\n"),
-        wrapped(why, 100)
+        table(&rows, " ", |column| [0, 1, 4, 5].contains(&column)),
+        wrapped(why, text_width())
     )
 }
 
@@ -229,11 +219,18 @@ pub fn titled(strategy: &str, sharding: Option<&str>) -> String {
     sharding.map_or_else(|| strategy.to_string(), |level| format!("{strategy} + {level}"))
 }
 
+/// Why a step may seem to compute faster than its devices can.
+pub const ABOVE_THE_PEAK: &str =
+    "above 100 %: Winograd convolutions multiply less than is counted, or TF32 kernels beat the float32 peak";
+
 /// How much is trained in a second, and how much of the devices' peak that uses.
 fn rates(answer: &PlanAnswer) -> String {
     let rate =
         |value: Option<f64>, what: &str| value.map(|value| format!("{} {what} a second", rounded(value)));
-    let used = answer.mfu.map(|share| format!("{} % of the devices' peak (MFU)", rounded(100.0 * share)));
+    let used = answer.mfu.map(|share| {
+        let above = if share > 1.0 { format!("; {ABOVE_THE_PEAK}") } else { String::new() };
+        format!("{} % of the devices' peak (MFU{above})", rounded(100.0 * share))
+    });
     let said = [rate(answer.samples_per_second, "samples"), rate(answer.tokens_per_second, "tokens"), used];
     let said: Vec<String> = said.into_iter().flatten().collect();
     let mut lines = if said.is_empty() { String::new() } else { format!("{}\n", said.join(", ")) };
@@ -314,12 +311,11 @@ fn chosen(answer: &PlanAnswer) -> String {
 
 /// Every strategy beside the plan: its schedule, time, memory, and what it loses.
 pub fn compared(answer: &PlanAnswer) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["strategy", "schedule", "stages", "micro-batch", "against", "memory"]);
+    let head = ["strategy", "schedule", "stages", "micro-batch", "against", "memory"];
+    let mut rows = vec![head.map(String::from)];
     let micro_batches = f64::from(answer.micro_batches.unwrap_or(1));
     let each = answer.period_seconds.or(answer.step_seconds.map(|step| step / micro_batches));
-    table.add_row([
+    rows.push([
         titled(&answer.strategy, answer.sharding.as_deref()),
         answer.schedule.clone().unwrap_or_default(),
         match answer.chunks() {
@@ -331,7 +327,7 @@ pub fn compared(answer: &PlanAnswer) -> String {
         answer.memory_bytes.map(|bytes| Bytes(bytes).to_string()).unwrap_or_default(),
     ]);
     for other in answer.runners_up.iter().filter(|other| other.fails.is_none()) {
-        table.add_row([
+        rows.push([
             titled(&other.strategy, other.sharding.as_deref()),
             other.schedule.clone().unwrap_or_default(),
             match (other.stages, other.chunks) {
@@ -343,12 +339,8 @@ pub fn compared(answer: &PlanAnswer) -> String {
             other.memory_bytes.map(|bytes| Bytes(bytes).to_string()).unwrap_or_default(),
         ]);
     }
-    for column in [2, 3, 4, 5] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let mut lines: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
+    let table = table(&rows, " ", |column| column >= 2);
+    let mut lines: Vec<String> = table.lines().map(String::from).collect();
     for other in &answer.runners_up {
         let title = titled(&other.strategy, other.sharding.as_deref());
         lines.extend(other.fails.iter().map(|why| format!(" {title}: {why}")));

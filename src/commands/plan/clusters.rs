@@ -35,15 +35,7 @@ pub fn named(
     let name = path.display().to_string();
     let cluster = read_cluster(&text, &models.devices()).map_err(|error| match &error {
         ClusterError::Yaml(yaml) => {
-            let failure = Failure::input(format!("{name}: {}", yaml.message));
-            let start = yaml.place.map(|(line, column)| {
-                let lines = text.split_inclusive('\n').take(line.saturating_sub(1));
-                (lines.map(str::len).sum::<usize>() + column.saturating_sub(1)).min(text.len())
-            });
-            match start {
-                Some(start) if text.is_char_boundary(start) => failure.at(&name, &text, start..start, "here"),
-                _ => failure,
-            }
+            Failure::input(format!("{name}: {}", yaml.message)).at_line(&name, &text, yaml.place)
         }
         _ => cluster_failure(error).in_file(path),
     });

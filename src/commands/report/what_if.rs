@@ -30,7 +30,7 @@ const MOST_OPS: usize = 1_500_000;
 const MOST_SEARCHED_OPS: u64 = 6_000;
 /// Operations of a step that is drawn, and of all of them: some two bytes of the page for each.
 const MOST_DRAWN_OPS: usize = 2_000;
-const MOST_DRAWN_OPS_IN_ALL: usize = 8_000;
+const MOST_DRAWN_OPS_IN_ALL: usize = 5_000;
 
 /// Simulates the grid. A cell that cannot run says why; a schedule that never can has no row.
 ///

@@ -1,6 +1,5 @@
 //! Plans: read, simulated on their cluster, explained.
 
-use comfy_table::{CellAlignment, Table, presets};
 use schema::{
     Bytes, CriticalStep, MemoryPart, OutOfMemory, Plan, Saving, Seconds, SimulatedDevice, SimulatedPlan,
     SpanKind, StageVersions, StepSplit, TIMELINE_VERSION, TimeParts,
@@ -10,7 +9,7 @@ use simulator::{
 };
 
 use super::{order::list, order_failure};
-use crate::failure::Failure;
+use crate::{columns::table, failure::Failure};
 
 /// More tasks than this are not simulated again for every device and link.
 const MAX_SAVING_TASKS: usize = 20_000_000;
@@ -304,13 +303,11 @@ pub(super) fn text(answer: &SimulatedPlan) -> String {
             text.push_str(&format!("  {name:<14}{:>10}  {:>5.1} %\n", part.to_string(), share(part)));
         }
     }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["device", "busy", "idle", "peak memory", "of", "most of it"]);
+    let mut rows = vec![["device", "busy", "idle", "peak memory", "of", "most of it"].map(String::from)];
     for device in &answer.devices {
         let most: Vec<String> =
             device.parts.iter().take(3).map(|part| format!("{} {}", part.name, part.bytes)).collect();
-        table.add_row([
+        rows.push([
             device.name.clone(),
             device.busy_seconds.to_string(),
             device.time_parts.idle.to_string(),
@@ -319,12 +316,7 @@ pub(super) fn text(answer: &SimulatedPlan) -> String {
             most.join(", "),
         ]);
     }
-    for column in 1..5 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    text.push_str(&format!("\n{}\n", trimmed(&table)));
+    text.push_str(&format!("\n{}", table(&rows, " ", |column| (1..5).contains(&column))));
     text.push_str(&critical_text(&answer.critical_path));
     let worth: Vec<&Saving> = answer.savings.iter().filter(|saving| saving.seconds.0 > 0.0).take(3).collect();
     if !worth.is_empty() {
@@ -376,9 +368,4 @@ fn critical_text(path: &[CriticalStep]) -> String {
         text.push_str(&format!("  … and {} more places\n", runs.len() - SHOWN));
     }
     text
-}
-
-fn trimmed(table: &Table) -> String {
-    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_string()).collect();
-    lines.join("\n")
 }

@@ -3,7 +3,7 @@
 use schema::{Bytes, Seconds};
 
 use super::{Found, screen::compared};
-use crate::columns::columns;
+use crate::columns::{columns, table};
 
 /// More operations of the critical path than this are not listed.
 const CRITICAL: usize = 12;
@@ -43,7 +43,7 @@ fn bounds(found: &Found) -> String {
     }
     format!(
         "\nwhat bounds each stage, for a micro-batch\n{}",
-        columns(&rows, "  ", |column| [0, 1, 2, 3, 5].contains(&column))
+        table(&rows, "  ", |column| [0, 1, 2, 3, 5].contains(&column))
     )
 }
 
@@ -99,7 +99,7 @@ fn devices(found: &Found) -> String {
         ]
     });
     let rows: Vec<[String; 6]> = std::iter::once(header).chain(devices).collect();
-    format!("\nthe simulated step\n{}", columns(&rows, "  ", |column| [1, 2, 3, 4].contains(&column)))
+    format!("\nthe simulated step\n{}", table(&rows, "  ", |column| [1, 2, 3, 4].contains(&column)))
 }
 
 fn critical(found: &Found) -> String {

@@ -7,13 +7,14 @@ use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
 use super::{super::plan, Found, compare::Row, explain};
 use crate::{
-    columns::{columns, rate},
+    columns::{rate, table},
     shell::quoted,
+    terminal,
     visible::cell,
 };
 
-/// Lines and columns of the screen.
-const WIDTH: usize = 100;
+/// Narrower terminals see less of a comparison.
+const NARROW: usize = 80;
 /// More stages than this are not all listed.
 const STAGES: usize = 10;
 
@@ -146,7 +147,6 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
     if n == 1 {
         rows[0][8].clear();
     }
-    let mut listed = Vec::new();
     let mut index = 0;
     while index < n {
         if !is_shown(index) {
@@ -164,12 +164,11 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
         let stage = &plan.stages[index];
         let answer = found.answer.stages.get(index);
         let crossing = plan.transfers.iter().filter(|transfer| transfer.from as usize == index);
-        listed.push((rows.len(), index));
         rows.push([
             index.to_string(),
             stage.blocks.len().to_string(),
-            String::new(),
-            ends(&stage.devices, 9),
+            ends(&stage.blocks),
+            ends(&stage.devices),
             Seconds(time(stage)).to_string(),
             format!("{:.0} %", 100.0 * time(stage) / total.max(f64::MIN_POSITIVE)),
             answer.map(|stage| Bytes(stage.memory_bytes).to_string()).unwrap_or_default(),
@@ -178,49 +177,26 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
         ]);
         index += 1;
     }
-    // Names of blocks are as long as fits the screen.
-    for width in (4..=28).rev() {
-        for &(row, index) in &listed {
-            rows[row][2] = ends(&plan.stages[index].blocks, width);
-        }
-        let text = columns(&rows, "  ", |column| [0, 1, 4, 5, 6].contains(&column));
-        if width == 4 || text.lines().all(|line| line.chars().count() <= WIDTH) {
-            return text;
-        }
-    }
-    String::new()
+    table(&rows, "  ", |column| [0, 1, 4, 5, 6].contains(&column))
 }
 
-/// First and last of a list, each at most so wide.
-fn ends(names: &[String], width: usize) -> String {
-    let short = |name: &str| shortened(&cell(name), width);
+/// First and last of a list.
+fn ends(names: &[String]) -> String {
     match names {
         [] => String::new(),
-        [only] => short(only),
-        [first, .., last] => format!("{} … {}", short(first), short(last)),
-    }
-}
-
-/// Leaves out words at the front of a path where it is too wide, letters where a word by itself is.
-fn shortened(name: &str, width: usize) -> String {
-    let wide = |text: &str| text.chars().count();
-    if wide(name) <= width {
-        return name.to_string();
-    }
-    let mut ends = name.match_indices(['.', '/']).map(|(at, _)| &name[at..]);
-    match ends.find(|rest| wide(rest) < width) {
-        Some(rest) => format!("…{rest}"),
-        None => format!("…{}", name.chars().skip(wide(name) + 1 - width).collect::<String>()),
+        [only] => cell(only).into_owned(),
+        [first, .., last] => format!("{} … {}", cell(first), cell(last)),
     }
 }
 
 /// A label and words that go on below where they are many.
 pub fn labelled(label: &str, words: &str, indent: usize) -> String {
+    let width = terminal::text_width();
     let mut text = label.to_string();
     let mut column = label.chars().count();
     for (index, word) in words.split(' ').enumerate() {
         let wide = word.chars().count();
-        if index > 0 && column + 1 + wide > WIDTH {
+        if index > 0 && column + 1 + wide > width {
             text.push_str(&format!("\n{}{word}", " ".repeat(indent)));
             column = indent + wide;
         } else {
@@ -347,7 +323,10 @@ pub fn compared(rows: &[Row]) -> String {
             _ => answer.name.clone(),
         }
     };
-    let names: Vec<String> = rows.iter().map(name).collect();
+    // A narrow terminal has room for names alone.
+    let is_narrow = terminal::text_width() < NARROW;
+    let names: Vec<String> =
+        rows.iter().map(|row| if is_narrow { row.answer.name.clone() } else { name(row) }).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for (row, name) in rows.iter().zip(&names) {
@@ -363,21 +342,9 @@ pub fn compared(rows: &[Row]) -> String {
             _ => labelled(
                 &label,
                 &format!("no: {}", row.answer.fails.as_deref().unwrap_or("not possible")),
-                width + 8,
+                (width + 8).min(terminal::text_width() / 3),
             ),
         });
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn names_lose_whole_words_first() {
-        let check = |name, width, expected| assert_eq!(super::shortened(name, width), expected);
-        check("model.layers.2.mlp", 18, "model.layers.2.mlp");
-        check("model.layers.2.mlp", 17, "….layers.2.mlp");
-        check("model.layers.2.mlp/linear", 9, "…/linear");
-        check("model.reduction_cell_1", 10, "…on_cell_1");
-    }
 }

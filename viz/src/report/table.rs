@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The table opens as deep as this many rows allow.
-const COMFORTABLE_ROWS: usize = 220;
+const COMFORTABLE_ROWS: usize = 160;
 /// Rows beyond this are left out even where a level has more.
 const MOST_ROWS: usize = 1000;
 

@@ -11,7 +11,7 @@ const MOST_SPANS: usize = 120_000;
 /// Points of a memory curve beyond this are thinned; peaks stay.
 const MOST_POINTS: usize = 4000;
 /// The same for a step of the what-if grid, of which there are many.
-const MOST_POINTS_OF_A_STEP: usize = 120;
+const MOST_POINTS_OF_A_STEP: usize = 60;
 
 /// Returns the columns of a step of the what-if grid: what devices compute, and their memory.
 pub(super) fn step_columns(timeline: &Timeline) -> ReportTimeline {

@@ -1,11 +1,11 @@
 //! Prints how operators are split: one line for those in a row that are split alike.
 
-use comfy_table::{CellAlignment, Table, presets};
 use partitioner::inside::{Degrees, Limits, Space, Split, Walked};
 use schema::{Bytes, InsideAnswer, OperatorSplit, PlanAnswer, Seconds, StageAnswer, TimesFrom};
 
 use super::{super::PlanRequest, Method, layers::Layers};
 use crate::{
+    columns::table,
     commands::plan::{Plan, answer::SCHEMA_VERSION},
     failure::Failure,
     output::{Format, Output},
@@ -141,15 +141,14 @@ fn text(answer: &PlanAnswer) -> String {
         Seconds(stage.sync_seconds),
         Bytes(stage.memory_bytes),
         stage.memory_usable.unwrap_or_default(),
-        table(&inside.operators),
+        operators(&inside.operators),
         inside.not_carried_out,
     )
 }
 
-fn table(operators: &[OperatorSplit]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["operators", "", "samples", "channels", "height", "width", "sums", "devices"]);
+fn operators(operators: &[OperatorSplit]) -> String {
+    let head = ["operators", "", "samples", "channels", "height", "width", "sums", "devices"];
+    let mut rows = vec![head.map(String::from).to_vec()];
     let degrees = |one: &OperatorSplit| [one.samples, one.channels, one.height, one.width, one.sums];
     for alike in operators.chunk_by(|a, b| degrees(a) == degrees(b)) {
         let name = |one: &OperatorSplit| {
@@ -169,12 +168,7 @@ fn table(operators: &[OperatorSplit]) -> String {
             1 => "·".to_string(),
             parts => parts.to_string(),
         });
-        table.add_row([alike.len().to_string(), span].into_iter().chain(numbers));
+        rows.push([alike.len().to_string(), span].into_iter().chain(numbers).collect());
     }
-    for column in [0, 2, 3, 4, 5, 6, 7] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.lines().map(|line| line.trim_end().to_string()).collect::<Vec<_>>().join("\n")
+    table(&rows, " ", |column| column != 1).trim_end().to_string()
 }
