@@ -516,6 +516,32 @@ fn no_strategy_beats_the_plan() {
     }
 }
 
+/// What is searched longer is never slower, and answers say how long they were searched for.
+#[test]
+fn more_effort_is_never_slower() {
+    let each = |model: &str, devices: &str, effort: &str| {
+        let model = format!("fixtures/traces/{model}.pt");
+        let answer = json(&["plan", &model, "--devices", devices, "--effort", effort]);
+        let said = answer["effort"].as_str().unwrap_or("normal");
+        assert_eq!(said, effort);
+        let step = answer["step_seconds"].as_f64().or(answer["period_seconds"].as_f64()).expect("a time");
+        step / answer["micro_batches"].as_f64().expect("a number")
+    };
+    let mut n_better = 0;
+    for (model, devices) in [
+        ("gpt2_tiny", "2x4xa100"),
+        ("unet_small", "4xt4"),
+        ("lstm_seq2seq_small", "2xa100+2xv100"),
+        ("amoebanet_6_small", "2xt4"),
+    ] {
+        let [quick, normal, thorough] =
+            ["quick", "normal", "thorough"].map(|effort| each(model, devices, effort));
+        assert!(thorough <= normal && normal <= quick, "{model} on {devices}: {quick} {normal} {thorough}");
+        n_better += usize::from(normal < quick);
+    }
+    assert!(n_better > 0, "a longer search is of use somewhere");
+}
+
 #[test]
 fn every_strategy_is_compared() {
     let output = run(&["plan", "fixtures/traces/unet_small.pt", "--devices", "4xt4", "--compare"]);

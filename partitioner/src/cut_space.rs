@@ -3,10 +3,11 @@
 //! States and traffic depend on blocks, values and whether activations may be offloaded; not on machines, strategies or micro-batches,
 //! which change from question to question. Caches are keyed by all else that an answer depends on.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
 use crate::{
-    Problem, bound::crossing::CrossingBound, dag::cut_states::States, pipeline::cache::PipelineCache,
+    Problem, Solution, bound::crossing::CrossingBound, dag::cut_states::States,
+    pipeline::cache::PipelineCache,
 };
 
 /// The most ideals that are planned over; wider graphs are put in line.
@@ -26,6 +27,8 @@ pub struct CutSpace {
     crossing_bound: OnceCell<CrossingBound>,
     /// Best pipelines over the states, as far as they were asked for.
     pub(crate) pipelines: PipelineCache,
+    /// Stages and replicas of the plan that was found last: tried first, so that others have something to beat.
+    pub(crate) likely: Cell<Option<(usize, usize)>>,
 }
 
 impl CutSpace {
@@ -46,7 +49,14 @@ impl CutSpace {
             line,
             crossing_bound: OnceCell::new(),
             pipelines: PipelineCache::default(),
+            likely: Cell::new(None),
         }
+    }
+
+    /// Notes the shape of a plan of these or of other cuts of the model.
+    pub(crate) fn expect(&self, plan: &Solution) {
+        let replicas = plan.stages.first().map_or(1, |stage| stage.run.count);
+        self.likely.set(Some((plan.stages.len(), replicas)));
     }
 
     /// Returns the problem's own order.

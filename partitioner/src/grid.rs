@@ -1,8 +1,10 @@
 //! Synchronous plans: stages in a row, timed by the order of operations that will run.
 
 pub(crate) mod all_cuts;
+pub(crate) mod attempt;
 pub(crate) mod chunk_memory;
 pub(crate) mod hill_climb;
+pub(crate) mod question;
 pub(crate) mod search;
 pub(crate) mod shape;
 pub(crate) mod solver;

@@ -32,6 +32,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod limits;
 mod problem;
 
 mod dag;
@@ -64,6 +65,7 @@ pub use dag::node_set::NodeSet;
 pub use error::PlanError;
 pub use from_graph::{ForwardOnly, forward_only, from_graph};
 pub use grain::{Grain, OperatorSeconds, Sliceable};
+pub use limits::{Effort, Limits};
 pub use plan_file::{
     check::{CheckError, check_plan},
     write::to_plan,
@@ -74,7 +76,7 @@ pub use planner::{
     micro_batches::ENOUGH,
     plan_auto,
     plan_model::plan_model,
-    plan_with,
+    plan_near, plan_with,
     planned::Planned,
     what_if::{Change, what_if},
 };

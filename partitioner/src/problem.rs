@@ -10,6 +10,8 @@ use schema::{
     ShardingLevel,
 };
 
+use crate::limits::Limits;
+
 /// What is to be planned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
@@ -159,6 +161,8 @@ pub struct Training {
     pub offload: bool,
     /// What is made small where nothing is trained: the forward pass alone is planned.
     pub inference: Option<Inference>,
+    /// The most that a search looks at.
+    pub limits: Limits,
 }
 
 /// Micro-batches in a step, of all replicas together.
@@ -228,6 +232,7 @@ impl Default for Training {
             recompute_unit: RecomputeUnit::Block,
             offload: false,
             inference: None,
+            limits: Limits::NORMAL,
         }
     }
 }

@@ -30,6 +30,8 @@ pub struct Solution {
     pub bubble: Option<f64>,
     /// The order in which the machine's devices were taken: runs of stages are positions in it; empty for the machine's own.
     pub order: Vec<usize>,
+    /// Bytes at the peak of each device in the order of the machine that it was made for, where it was simulated as it stands.
+    pub(crate) peaks: Option<Vec<f64>>,
 }
 
 /// What made a plan.

@@ -3,6 +3,7 @@
 pub(crate) mod collective;
 pub(crate) mod in_flight;
 pub mod knapsack;
+pub(crate) mod lines;
 pub(crate) mod memory_plan;
 pub(crate) mod place;
 pub(crate) mod recompute;

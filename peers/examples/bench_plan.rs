@@ -205,7 +205,7 @@ fn whole() {
         let (ours, plan) = time(|| {
             let machine = Machine::flat(n_devices, Bytes(16_000_000_000), BytesPerSecond(bandwidth));
             let mut problem = Problem::from_profile(&profile, machine, Training::default());
-            let planned = plan_model(&mut problem, strategy).ok()?;
+            let planned = plan_model(&mut problem, strategy, None).ok()?;
             black_box(what_if(&problem, &planned.cut_space, &planned.best, None));
             Some(planned.best)
         });

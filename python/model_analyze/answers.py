@@ -1044,6 +1044,9 @@ class PlanAnswer(_PlanAnswer, total=False):
     # Operators of the model that take time; as many as blocks where every cut was looked at.
     operators: Union[int, None]
 
+    # How long the search was allowed to take, where that was not `normal`: `quick` or `thorough`.
+    effort: Union[str, None]
+
     # Share of device time spent idle.
     bubble: Union[float, None]
 

@@ -72,6 +72,9 @@ pub struct PlanAnswer {
     /// Operators of the model that take time; as many as blocks where every cut was looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operators: Option<u64>,
+    /// How long the search was allowed to take, where that was not `normal`: `quick` or `thorough`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effort: Option<String>,
     /// Share of device time spent idle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,

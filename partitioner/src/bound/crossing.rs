@@ -29,11 +29,6 @@ use crate::{
 const WINDOWS: usize = 128;
 /// No window is narrower than this part of the work.
 const FINEST: f64 = 1.0 / 1024.0;
-/// Work of all branches together and of those for one question: blocks, and thousands of pairs of them, that each looks at.
-const LOOKS: usize = 16_000_000;
-const LOOKS_EACH: usize = 3_000_000;
-/// Pairs of windows that are looked at for all questions together where all cuts are known, those of each stage by itself.
-const PAIRS: usize = 100_000_000;
 /// By which share what no step beats may be less than could be told where all cuts are known.
 const NEAR: f64 = 0.004;
 /// Branches of a window before the chain of cuts is looked for again.
@@ -54,6 +49,8 @@ pub(crate) struct CrossingBound {
     cuts: Cuts,
     /// Pairs of windows, or branches, that may still be looked at.
     left: Cell<usize>,
+    /// The most branches for one question: blocks, and thousands of pairs of them, that each looks at.
+    each: usize,
     /// What no step of a question beats, and whether nothing more is to be found.
     known: RefCell<HashMap<Key, (f64, bool)>>,
 }
@@ -115,7 +112,8 @@ impl CrossingBound {
             }
         };
         let all = held(states, states.len() - 1..states.len());
-        Self::with(problem, Cuts::All((0..n_windows).map(window).collect(), all), PAIRS)
+        let pairs = problem.training.limits.cut_pairs;
+        Self::with(problem, Cuts::All((0..n_windows).map(window).collect(), all), pairs)
     }
 
     /// Makes it of cuts that are still to be looked for.
@@ -126,7 +124,7 @@ impl CrossingBound {
             (0..WINDOWS).map(|index| Window::new(&closures, border(index), border(index + 1))).collect();
         // The problem's own order has cuts to begin with.
         offer(&closures, &mut windows, closures.cuts_of(0..closures.n_blocks()));
-        let left = LOOKS / looks(&closures);
+        let left = problem.training.limits.bounded_stages / looks(&closures);
         Self::with(problem, Cuts::Sought(closures, RefCell::new(windows)), left)
     }
 
@@ -140,6 +138,7 @@ impl CrossingBound {
             there_and_back: part(&|block| block.forward.0 + block.input_gradient.0),
             cuts,
             left: Cell::new(left),
+            each: problem.training.limits.bounded_stages_each,
             known: RefCell::default(),
         }
     }
@@ -229,7 +228,7 @@ impl CrossingBound {
         enough: f64,
     ) -> (f64, bool) {
         let mut more = LEAST_MORE;
-        let mut left = (LOOKS_EACH / looks(closures)).min(self.left.get());
+        let mut left = (self.each / looks(closures)).min(self.left.get());
         self.left.set(self.left.get() - left);
         let (mut looked_at, mut carried) = (0.0, 0.0);
         let is_all = loop {

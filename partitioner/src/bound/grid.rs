@@ -26,6 +26,8 @@ pub(crate) struct GridBounds<'a> {
     problem: &'a Problem,
     /// Work and forward work before each state, where all are known.
     known: Vec<(f64, f64)>,
+    /// Most bytes that cross a cut one way.
+    widest: f64,
     /// Seconds of one micro-batch on the fastest device.
     total: f64,
     /// The same without the weights' gradients.
@@ -58,13 +60,14 @@ impl<'a> GridBounds<'a> {
         });
         let power = power.collect();
         let known = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
+        let widest = states.crossing.iter().chain(&states.crossing_back).copied().fold(0.0, f64::max);
         let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
         let total = problem.seconds() / fastest;
         let is_open = !strategy.is_rule() && problem.begins.is_none();
         let there_and_back = total - weights / fastest;
         let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
         let by_work = RefCell::default();
-        Self { problem, known, total, there_and_back, forward, power, cut_space, is_open, by_work }
+        Self { problem, known, widest, total, there_and_back, forward, power, cut_space, is_open, by_work }
     }
 
     /// No step of this grid is shorter: its order of operations, the work of its devices and what must cross cuts bound it.
@@ -117,6 +120,47 @@ impl<'a> GridBounds<'a> {
             }
         };
         steps.floor().max(all).max(one).max(sums)
+    }
+
+    /// No step of this grid is shorter if its slowest stage computes so long for each micro-batch, on one replica, whatever the cuts:
+    /// the order of passes with that stage anywhere in the pipeline (`docs/bounds.md`, "Memory"). 0 where transfers might be what takes
+    /// so long. O(ranks).
+    pub(crate) fn fill(&self, grid: Grid, micro_batches: usize, slowest: f64) -> f64 {
+        let machine = &self.problem.machine;
+        let transfer = 2.0 * self.widest * machine.least_seconds_per_byte();
+        if self.known.is_empty() || grid.chunks > 1 || !machine.overlaps || slowest <= transfer {
+            return 0.0;
+        }
+        let (m, all) = (micro_batches as f64, self.total);
+        // If a step takes so long, no stage works longer than its share for each micro-batch.
+        let turns = |step: f64| {
+            let most = step / m;
+            let at = |stage: usize| {
+                let behind = (grid.ranks - 1 - stage) as f64;
+                let (least, most) = ((all - (behind + 1.0) * most).max(0.0), stage as f64 * most);
+                if m <= behind + 1.0 {
+                    return least + m * slowest;
+                }
+                let later = |before: f64| 2.0 * (all - before - slowest) - behind * slowest;
+                // Where both ways to count are as long, or as near to that as can be.
+                let before = (all - (1.0 + behind / 2.0) * slowest).min(most).max(least);
+                before + m * slowest + later(before).max(0.0)
+            };
+            (0..grid.ranks).map(at).fold(f64::INFINITY, f64::min)
+        };
+        match grid.schedule {
+            Schedule::GPipe => all + (m - 1.0) * slowest,
+            Schedule::OneForwardOneBackward => {
+                // The longer a step may take, the less is asked of it: where both meet.
+                let (mut low, mut high) = (m * slowest, 2.0 * (all + m * slowest));
+                for _ in 0..40 {
+                    let middle = (low + high) / 2.0;
+                    if turns(middle) >= middle { low = middle } else { high = middle }
+                }
+                low
+            }
+            _ => 0.0,
+        }
     }
 
     /// Returns orders of the blocks that go through narrow cuts, and those cuts; none where all cuts are known anyway.

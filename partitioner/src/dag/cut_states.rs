@@ -172,22 +172,9 @@ impl States {
 
     /// Returns the work before each state at some speed, ascending, with the least forward work before any state that has as much.
     pub(crate) fn work_and_forward(&self, problem: &Problem, speed: f64) -> Vec<(f64, f64)> {
-        let forward = |state: usize| -> f64 {
-            self.blocks(0, state).iter().map(|&block| problem.blocks[block].forward.0).sum()
-        };
-        let mut known: Vec<(f64, f64)> = match &self.sets {
-            Sets::Line(order, _) => {
-                let mut sum = 0.0;
-                let rest = order.iter().zip(&self.work[1..]).map(|(&block, work)| {
-                    sum += problem.blocks[block].forward.0;
-                    (work / speed, sum / speed)
-                });
-                std::iter::once((0.0, 0.0)).chain(rest).collect()
-            }
-            Sets::Ideals(_) => {
-                (0..self.len()).map(|state| (self.work[state] / speed, forward(state) / speed)).collect()
-            }
-        };
+        let forward = self.sums(|block| problem.blocks[block].forward.0);
+        let mut known: Vec<(f64, f64)> =
+            self.work.iter().zip(forward).map(|(work, forward)| (work / speed, forward / speed)).collect();
         // Sums over sets are rounded differently: none may seem to do more work forward than one that has less of it behind.
         let mut least = f64::INFINITY;
         for state in known.iter_mut().rev() {

@@ -20,10 +20,6 @@ use crate::{
 
 /// The most states that cuts are made of.
 const STATES: usize = 500;
-/// The most beginnings that are looked at.
-const BEGINNINGS: usize = 100_000;
-/// The most states that scored stages span, all together: scoring one takes as long as it has blocks.
-const WORK: usize = 400_000;
 /// What rounding to whole nanoseconds takes off a transfer at the most.
 const ROUNDING: f64 = 1e-9;
 
@@ -122,7 +118,7 @@ impl<'a> AllCuts<'a> {
     /// Goes on from a state behind some stages.
     fn go(&mut self, stages: &mut Vec<Timed>, start: usize, before: Beginning) -> bool {
         self.n_beginnings += 1;
-        if self.n_beginnings > BEGINNINGS {
+        if self.n_beginnings > self.scorer.problem.training.limits.beginnings {
             return false;
         }
         let index = stages.len();
@@ -145,7 +141,7 @@ impl<'a> AllCuts<'a> {
                 break;
             }
             self.n_scored += end - start;
-            if self.n_scored > WORK {
+            if self.n_scored > self.scorer.problem.training.limits.scored_blocks {
                 return false;
             }
             let cut = Cut { start, end, run, behind };

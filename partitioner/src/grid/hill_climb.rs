@@ -7,32 +7,26 @@
 use simulator::order::Order;
 
 use crate::{
-    Problem,
     dag::cut_states::States,
     goal::Goal,
     grid::{
         stage_times::stage_times,
-        step_time::{StageTimes, StepTime, step_time},
+        step_time::{StageTimes, StepTime, Timer},
     },
     solution::SolutionStage,
     stage::{
+        lines::Lines,
         run::{Cut, Run},
-        score::{Rules, Scorer},
+        score::Scorer,
     },
 };
 
-/// Operations that may be timed in all.
-const OPERATIONS: usize = 20_000_000;
-
-/// Grids that share those operations evenly; more of them get as much as these.
+/// Grids that share the passes that may be timed evenly; more of them get as much as these.
 const SHARES: usize = 8;
 
 /// Narrow places on either side of a border that are tried: the nearest, and with narrower ones.
 const NEAREST: usize = 2;
 const PLACES: usize = 4;
-
-/// The most cuts to climb from: the best of those that are given.
-const SEEDS: usize = 4;
 
 /// Which devices stages stand on, and the devices from there to the end.
 pub(crate) type Places = Vec<(Run, usize)>;
@@ -48,8 +42,7 @@ pub(crate) struct Climbed {
 
 /// Finds the best cuts near given ones, or the best of those where any will do; `None` where none of those fits.
 pub(crate) fn polish(
-    problem: &Problem,
-    rules: Rules,
+    (scorer, lines): (&Scorer, &Lines),
     order: &Order,
     places: &Places,
     seeds: &[Seed],
@@ -57,17 +50,17 @@ pub(crate) fn polish(
     goal: Goal,
 ) -> Option<Climbed> {
     let climb_from = |(line, borders): &Seed, moves: usize| {
-        let states = States::line(problem, line.clone());
-        climb(&Scorer::new(problem, &states, rules), order, places, borders.clone(), moves)
+        lines.with(scorer, line, |scorer| climb(scorer, order, places, borders.clone(), moves))
     };
     let mut found: Vec<(&Seed, Climbed)> =
         seeds.iter().filter_map(|seed| Some((seed, climb_from(seed, 0)?))).collect();
     // Of equals, those that solvers found stay before others.
     found.sort_by(|a, b| a.1.time.seconds.total_cmp(&b.1.time.seconds));
-    found.truncate(SEEDS);
+    let limits = scorer.problem.training.limits;
+    found.truncate(limits.moved_cuts);
     if goal != Goal::Any {
         let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
-        let share = OPERATIONS / n_ops.max(1) / found.len().max(1) / n_grids.clamp(1, SHARES);
+        let share = limits.timed_passes / n_ops.max(1) / found.len().max(1) / n_grids.clamp(1, SHARES);
         for (seed, polished) in &mut found {
             *polished = climb_from(seed, share.max(1))?;
         }
@@ -78,15 +71,13 @@ pub(crate) fn polish(
 
 /// Times given cuts as they are; `None` where a stage does not fit.
 pub(crate) fn timed(
-    problem: &Problem,
-    rules: Rules,
+    (scorer, lines): (&Scorer, &Lines),
     order: &Order,
     places: &Places,
-    line: Vec<usize>,
+    line: &[usize],
     borders: &[usize],
 ) -> Option<Climbed> {
-    let states = States::line(problem, line);
-    climb(&Scorer::new(problem, &states, rules), order, places, borders.to_vec(), 0)
+    lines.with(scorer, line, |scorer| climb(scorer, order, places, borders.to_vec(), 0))
 }
 
 type Timed = (SolutionStage, StageTimes);
@@ -132,15 +123,17 @@ fn climb(
         let times = stage_times(scorer, &cut, &stage);
         Some((stage, times))
     };
-    let time = |stages: &[Timed]| {
-        let times: Vec<StageTimes> = stages.iter().map(|stage| stage.1).collect();
-        step_time(order, &times, overlaps)
-    };
     let each = order.n_micro_batches() as f64;
     let n_stages = places.len();
+    let mut timer = Timer::new(order, n_stages, overlaps);
+    // Nothing where the step cannot be shorter than this.
+    let mut time = |stages: &[Timed], below: f64| {
+        let times: Vec<StageTimes> = stages.iter().map(|stage| stage.1).collect();
+        if timer.least(&times) * (1.0 - 1e-9) >= below { None } else { timer.time(&times) }
+    };
     let mut stages: Vec<Timed> =
         (0..n_stages).map(|index| stage(&borders, index)).collect::<Option<Vec<Timed>>>()?;
-    let mut best = time(&stages)?;
+    let mut best = time(&stages, f64::INFINITY)?;
     let mut has_moved = true;
     while has_moved {
         has_moved = false;
@@ -176,7 +169,7 @@ fn climb(
                     std::mem::replace(&mut stages[border - 1], one),
                     std::mem::replace(&mut stages[border], other),
                 ];
-                match time(&stages) {
+                match time(&stages, best.seconds) {
                     Some(found) if found.seconds < best.seconds * (1.0 - 1e-9) => {
                         best = found;
                         has_moved = true;

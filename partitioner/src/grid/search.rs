@@ -3,7 +3,11 @@
 //! Devices may be left over: where links are slow, fewer stages or replicas are faster. Grids are solved in the order of what bounds
 //! them from below; one whose bound is above the best plan found cannot be better and is left out.
 
-use std::{cell::Cell, collections::BTreeMap};
+use std::{
+    cell::{Cell, OnceCell},
+    collections::BTreeMap,
+    rc::Rc,
+};
 
 use crate::{
     Problem,
@@ -12,10 +16,11 @@ use crate::{
     error::PlanError,
     goal::{Goal, InOrder},
     grid::{
+        question::GridSolver,
         shape::{FEW_DEVICES, Grid, GridSpace},
-        solver::GridSolver,
     },
     solution::Solution,
+    stage::lines::Lines,
     strategy::{Strategy, row::Search},
 };
 
@@ -78,6 +83,10 @@ pub(crate) fn synchronous(
     // Grids that were not tried have fewer stages or replicas, so the same bounds hold for them.
     let is_all = problem.machine.devices.len() <= FEW_DEVICES || strategy.is_rule();
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
+    // What was the best shape of a like question is likely to be hard to beat.
+    if goal != Goal::Any {
+        open.sort_by_key(|(_, _, grid)| cut_space.likely.get() != Some(grid.likeness()));
+    }
     let mut best: Option<Solution> = None;
     let (mut bound, mut least) = (untried, untried);
     let solver = GridSolver {
@@ -90,6 +99,12 @@ pub(crate) fn synchronous(
         goal,
         n_grids: open.len(),
         spent: Cell::new(0),
+        memory_plans: Rc::default(),
+        lines: Lines::default(),
+        places: Rc::default(),
+        ideal_places: Rc::default(),
+        is_uniform: problem.machine.is_uniform(),
+        ideal: OnceCell::new(),
     };
     // Best time by ranks at the last number of chunks that improved; 0.0 once more chunks stop helping.
     let mut chunked: BTreeMap<usize, f64> = BTreeMap::new();
@@ -138,6 +153,7 @@ pub(crate) fn synchronous(
     let Some(mut best) = best else {
         return Err((error.or(refused).unwrap_or(PlanError::NothingFits), least));
     };
+    cut_space.expect(&best);
     best.lower_bound = (bound * best.micro_batches_of_objective()).min(best.seconds());
     let least = least.min(best.seconds_each());
     Ok((best, least))

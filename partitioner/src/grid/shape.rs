@@ -24,6 +24,11 @@ impl Grid {
         self.ranks * self.chunks
     }
 
+    /// Returns how many stages and replicas there are; nothing of chunks, whose numbers are tried in their own order.
+    pub(crate) fn likeness(self) -> (usize, usize) {
+        if self.chunks == 1 { (self.ranks, self.replicas) } else { (0, 0) }
+    }
+
     /// Returns the micro-batches of each replica.
     ///
     /// # Errors

@@ -52,22 +52,14 @@ fn shared(scorer: &Scorer, cut: &Cut) -> (f64, f64) {
 /// Times of one micro-batch on one replica of a stage.
 pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
     let problem = scorer.problem;
-    let machine = &problem.machine;
-    let speed = scorer.place(cut.run).speed;
+    let place = scorer.place(cut.run);
+    let speed = place.speed;
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
     let overhead = stage.score.overhead * cut.run.count as f64;
     // A grid's stage is as late as its latest replica.
-    let step = cut.run.step();
-    let slowest = |levels: &mut dyn Iterator<Item = crate::MachineLevel>| {
-        levels.min_by(|a, b| a.bandwidth.0.total_cmp(&b.bandwidth.0))
-    };
-    let n_devices = machine.devices.len();
-    let after = cut.run.devices().filter(|device| device + step < n_devices);
-    let after = slowest(&mut after.filter_map(|device| machine.level(device, device + step)));
-    let before = cut.run.devices().filter_map(|device| machine.level(device.checked_sub(step)?, device));
-    let before = slowest(&mut before.into_iter());
+    let (before, after) = place.slowest;
     let send = |bytes: f64, level: Option<crate::MachineLevel>| {
         level.map_or((0.0, 0.0), |level| (bytes / level.bandwidth.0, level.latency.0))
     };
@@ -80,5 +72,23 @@ pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> 
         send: send(scorer.states.crossing[cut.end], after),
         send_back: send(scorer.states.crossing_back[cut.start], before),
         buckets: buckets(scorer, cut),
+    }
+}
+
+/// Seconds of a stage's passes with nothing beside them: what the simulator takes for them at the least.
+pub(crate) fn passes_alone(problem: &Problem, stage: &SolutionStage) -> StageTimes {
+    let speeds = stage.run.devices().map(|device| problem.machine.devices[device].speed);
+    let speed = speeds.fold(f64::INFINITY, f64::min);
+    let sum = |blocks: &[usize], field: &dyn Fn(&crate::Block) -> f64| {
+        blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
+    };
+    let again = sum(&stage.score.recompute, &|block| block.forward.0);
+    StageTimes {
+        forward: sum(&stage.blocks, &|block| block.forward.0),
+        input_gradient: sum(&stage.blocks, &|block| block.input_gradient.0) + again,
+        weight_gradient: sum(&stage.blocks, &|block| block.weight_gradient.0),
+        send: (0.0, 0.0),
+        send_back: (0.0, 0.0),
+        buckets: (0, 0.0),
     }
 }

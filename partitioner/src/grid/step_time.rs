@@ -30,100 +30,175 @@ pub(crate) struct StepTime {
 
 /// Times an order; `None` when it deadlocks, which orders made by the simulator never do.
 pub(crate) fn step_time(order: &Order, stages: &[StageTimes], overlaps: bool) -> Option<StepTime> {
-    let n_micro_batches = order.n_micro_batches();
-    let slot = |stage: usize, micro_batch: u32| stage * n_micro_batches + micro_batch as usize;
-    let mut rank_of = vec![usize::MAX; stages.len()];
-    for (rank, ops) in order.ranks.iter().enumerate() {
-        ops.iter().for_each(|op| rank_of[op.stage as usize] = rank);
-    }
-    // When values are there to be used.
-    let mut forward = vec![f64::INFINITY; stages.len() * n_micro_batches];
-    let mut backward = vec![f64::INFINITY; stages.len() * n_micro_batches];
-    forward[..n_micro_batches].fill(0.0);
-    backward[(stages.len() - 1) * n_micro_batches..].fill(0.0);
-    let mut own_forward = vec![f64::INFINITY; stages.len() * n_micro_batches];
-    let mut clock = vec![0.0_f64; order.ranks.len()];
-    let mut busy = vec![0.0_f64; order.ranks.len()];
-    // When the link from one rank to another is free again.
-    let mut link = vec![0.0_f64; order.ranks.len() * order.ranks.len()];
-    let mut done = vec![0.0_f64; stages.len()];
-    let mut last = vec![0.0_f64; stages.len()];
-    let mut next = vec![0_usize; order.ranks.len()];
-    let mut ready: Vec<usize> = (0..order.ranks.len()).rev().collect();
-    let mut n_left: usize = order.ranks.iter().map(Vec::len).sum();
-    while let Some(rank) = ready.pop() {
-        while let Some(op) = order.ranks[rank].get(next[rank]) {
-            let stage = op.stage as usize;
-            let times = &stages[stage];
-            let at = slot(stage, op.micro_batch);
-            let (needed, time) = match op.kind {
-                Kind::Forward => (forward[at], times.forward),
-                Kind::Backward => {
-                    (backward[at].max(own_forward[at]), times.input_gradient + times.weight_gradient)
-                }
-                Kind::InputGradient => (backward[at].max(own_forward[at]), times.input_gradient),
-                Kind::WeightGradient => (0.0, times.weight_gradient),
-            };
-            if needed == f64::INFINITY {
-                break;
-            }
-            next[rank] += 1;
-            n_left -= 1;
-            let end = clock[rank].max(needed) + time;
-            busy[rank] += time;
-            clock[rank] = end;
-            done[stage] = done[stage].max(end);
-            last[stage] = time;
-            let (other, way, (seconds, latency)) = match op.kind {
-                Kind::Forward => (stage + 1, 0, times.send),
-                Kind::Backward | Kind::InputGradient => (stage.wrapping_sub(1), 1, times.send_back),
-                Kind::WeightGradient => continue,
-            };
-            if op.kind == Kind::Forward {
-                own_forward[at] = end;
-            }
-            if other >= stages.len() {
-                continue;
-            }
-            let arrival = if rank_of[other] == rank {
-                end
-            } else {
-                let free = &mut link[rank * order.ranks.len() + rank_of[other]];
-                let sent = end.max(*free) + seconds;
-                *free = sent;
-                if !overlaps {
-                    clock[rank] = sent;
-                }
-                sent + latency
-            };
-            let there = slot(other, op.micro_batch);
-            if way == 0 {
-                forward[there] = arrival;
-            } else {
-                backward[there] = arrival;
-            }
-            if rank_of[other] != rank {
-                ready.push(rank_of[other]);
+    Timer::new(order, stages.len(), overlaps).time(stages)
+}
+
+/// Times one order with stages of several costs: what does not depend on these is there once.
+pub(crate) struct Timer<'a> {
+    order: &'a Order,
+    overlaps: bool,
+    n_micro_batches: usize,
+    n_ops: usize,
+    rank_of: Vec<usize>,
+    /// Forward passes of a stage before its first backward pass, where it is alone on its rank and backward passes are whole.
+    ahead: Vec<Option<usize>>,
+    /// When values are there to be used.
+    forward: Vec<f64>,
+    backward: Vec<f64>,
+    own_forward: Vec<f64>,
+    /// When the link from one rank to another is free again.
+    link: Vec<f64>,
+}
+
+impl<'a> Timer<'a> {
+    pub(crate) fn new(order: &'a Order, n_stages: usize, overlaps: bool) -> Self {
+        let n_micro_batches = order.n_micro_batches();
+        let n_ranks = order.ranks.len();
+        let mut rank_of = vec![usize::MAX; n_stages];
+        let mut ahead = vec![None; n_stages];
+        for (rank, ops) in order.ranks.iter().enumerate() {
+            ops.iter().for_each(|op| rank_of[op.stage as usize] = rank);
+            let Some(first) = ops.first().map(|op| op.stage) else { continue };
+            let is_plain = |kind: Kind| matches!(kind, Kind::Forward | Kind::Backward);
+            if ops.iter().all(|op| op.stage == first && is_plain(op.kind)) {
+                ahead[first as usize] = ops.iter().position(|op| op.kind == Kind::Backward);
             }
         }
+        let slots = || vec![f64::INFINITY; n_stages * n_micro_batches];
+        Self {
+            order,
+            overlaps,
+            n_micro_batches,
+            n_ops: order.n_ops(),
+            rank_of,
+            ahead,
+            forward: slots(),
+            backward: slots(),
+            own_forward: slots(),
+            link: vec![0.0; n_ranks * n_ranks],
+        }
     }
-    if n_left > 0 {
-        return None;
+
+    /// Returns seconds that no step of these stages is shorter than: each rank's passes, and behind and before them one micro-batch's way
+    /// through the other stages. `docs/bounds.md`, "One micro-batch through all other stages". O(stages).
+    pub(crate) fn least(&self, stages: &[StageTimes]) -> f64 {
+        let m = self.n_micro_batches as f64;
+        let own = |times: &StageTimes| times.forward + times.input_gradient + times.weight_gradient;
+        let all: f64 = stages.iter().map(own).sum();
+        let mut work = vec![0.0_f64; self.order.ranks.len()];
+        let (mut least, mut before) = (0.0_f64, 0.0);
+        for (index, times) in stages.iter().enumerate() {
+            let (back, whole) = (times.input_gradient + times.weight_gradient, own(times));
+            work[self.rank_of[index]] += m * whole;
+            if let Some(ahead) = self.ahead[index].filter(|ahead| *ahead > 0) {
+                least = least.max(before + m * whole);
+                least = least.max(all + (m - 1.0) * back + (m - ahead as f64) * times.forward);
+            }
+            before += whole;
+        }
+        // Only where all stages send whole gradients back does one micro-batch come back through all of them.
+        let is_plain = self.ahead.iter().all(Option::is_some);
+        work.into_iter().fold(if is_plain { least } else { 0.0 }, f64::max)
     }
-    let computed = clock.iter().copied().fold(0.0, f64::max);
-    // Gradients appear evenly over the last backward pass; a bucket goes when it is full and the one before is through.
-    let synchronised = stages.iter().enumerate().map(|(stage, times)| {
-        let (n_buckets, seconds) = times.buckets;
-        (0..n_buckets).fold(0.0_f64, |before, bucket| {
-            let early = last[stage] / n_buckets as f64 * (n_buckets - 1 - bucket) as f64;
-            before.max(done[stage] - early) + seconds
-        })
-    });
-    let synchronised = synchronised.fold(0.0, f64::max);
-    let seconds = computed.max(synchronised);
-    let used: f64 = busy.iter().sum();
-    let bubble = if seconds > 0.0 { 1.0 - used / (seconds * busy.len() as f64) } else { 0.0 };
-    Some(StepTime { seconds, bubble })
+
+    /// Times the order; `None` when it deadlocks.
+    pub(crate) fn time(&mut self, stages: &[StageTimes]) -> Option<StepTime> {
+        let (order, n_micro_batches, rank_of) = (self.order, self.n_micro_batches, &self.rank_of);
+        let n_ranks = order.ranks.len();
+        let slot = |stage: usize, micro_batch: u32| stage * n_micro_batches + micro_batch as usize;
+        let (forward, backward, own_forward) = (&mut self.forward, &mut self.backward, &mut self.own_forward);
+        for slots in [&mut *forward, &mut *backward, &mut *own_forward] {
+            slots.fill(f64::INFINITY);
+        }
+        forward[..n_micro_batches].fill(0.0);
+        backward[(stages.len() - 1) * n_micro_batches..].fill(0.0);
+        self.link.fill(0.0);
+        let mut clock = vec![0.0_f64; n_ranks];
+        let mut busy = vec![0.0_f64; n_ranks];
+        let mut done = vec![0.0_f64; stages.len()];
+        let mut last = vec![0.0_f64; stages.len()];
+        let mut next = vec![0_usize; n_ranks];
+        let mut ready: Vec<usize> = (0..n_ranks).rev().collect();
+        let mut n_left = self.n_ops;
+        while let Some(rank) = ready.pop() {
+            while let Some(op) = order.ranks[rank].get(next[rank]) {
+                let stage = op.stage as usize;
+                let times = &stages[stage];
+                let at = slot(stage, op.micro_batch);
+                let (needed, time) = match op.kind {
+                    Kind::Forward => (forward[at], times.forward),
+                    Kind::Backward => {
+                        (backward[at].max(own_forward[at]), times.input_gradient + times.weight_gradient)
+                    }
+                    Kind::InputGradient => (backward[at].max(own_forward[at]), times.input_gradient),
+                    Kind::WeightGradient => (0.0, times.weight_gradient),
+                };
+                if needed == f64::INFINITY {
+                    break;
+                }
+                next[rank] += 1;
+                n_left -= 1;
+                let end = clock[rank].max(needed) + time;
+                busy[rank] += time;
+                clock[rank] = end;
+                done[stage] = done[stage].max(end);
+                last[stage] = time;
+                let (other, way, (seconds, latency)) = match op.kind {
+                    Kind::Forward => (stage + 1, 0, times.send),
+                    Kind::Backward | Kind::InputGradient => (stage.wrapping_sub(1), 1, times.send_back),
+                    Kind::WeightGradient => continue,
+                };
+                if op.kind == Kind::Forward {
+                    own_forward[at] = end;
+                }
+                if other >= stages.len() {
+                    continue;
+                }
+                let arrival = if rank_of[other] == rank {
+                    end
+                } else {
+                    let free = &mut self.link[rank * n_ranks + rank_of[other]];
+                    let sent = end.max(*free) + seconds;
+                    *free = sent;
+                    if !self.overlaps {
+                        clock[rank] = sent;
+                    }
+                    sent + latency
+                };
+                let there = slot(other, op.micro_batch);
+                if way == 0 {
+                    forward[there] = arrival;
+                } else {
+                    backward[there] = arrival;
+                }
+                if rank_of[other] != rank {
+                    ready.push(rank_of[other]);
+                }
+            }
+        }
+        if n_left > 0 {
+            return None;
+        }
+        let computed = clock.iter().copied().fold(0.0, f64::max);
+        let summed = stages.iter().enumerate().map(|(stage, times)| summed(times, done[stage], last[stage]));
+        let seconds = summed.fold(computed, f64::max);
+        let used: f64 = busy.iter().sum();
+        let bubble = if seconds > 0.0 { 1.0 - used / (seconds * busy.len() as f64) } else { 0.0 };
+        Some(StepTime { seconds, bubble })
+    }
+}
+
+/// When a stage's gradients are added up, whose last backward pass took `last` seconds.
+///
+/// Gradients appear evenly over that pass; a bucket goes when it is full and the one before is through. So either all buckets go one
+/// behind the other from the first on, or each waits for its gradients, the last one longest.
+fn summed(times: &StageTimes, done: f64, last: f64) -> f64 {
+    let (n_buckets, seconds) = times.buckets;
+    if n_buckets == 0 {
+        return 0.0;
+    }
+    let n = n_buckets as f64;
+    (done - last / n * (n - 1.0) + n * seconds).max(done + seconds)
 }
 
 #[cfg(test)]

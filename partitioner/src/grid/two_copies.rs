@@ -215,6 +215,7 @@ impl<'a> Search<'a> {
                     * self.micro_batches as f64,
                 bubble: Some(0.0),
                 order: Vec::new(),
+                peaks: None,
             };
             let (found, excess) = settle_step(self.problem, solution, f64::INFINITY)?;
             if excess.is_none() && found.seconds().is_finite() {
@@ -316,6 +317,7 @@ mod tests {
                             lower_bound: 0.0,
                             bubble: None,
                             order: Vec::new(),
+                            peaks: None,
                         };
                         let model = ModelReference { name: String::new(), digest: String::new() };
                         let plan = to_plan(&problem, &solution, &cluster(&problem.machine), model, "");

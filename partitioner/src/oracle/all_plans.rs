@@ -414,7 +414,7 @@ fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
         problem.training.sharding = ShardingLevel::None;
         problem.training.sharding_group = None;
         problem.training.sharding_up_to = ShardingLevel::Zero3;
-        if let Ok(planned) = plan_model(&mut problem, None) {
+        if let Ok(planned) = plan_model(&mut problem, None, None) {
             // Others may be faster still: those are compared by the test above.
             let seconds = planned.best.seconds_each();
             let bound = planned.best.lower_bound * seconds / planned.best.seconds();

@@ -162,7 +162,7 @@ fn least_period(problem: &Problem) -> f64 {
 fn planned(problem: &Problem, objective: InferenceObjective) -> f64 {
     let mut asked = problem.clone();
     asked.training.inference = Some(aim(objective));
-    plan_model(&mut asked, None).map_or(f64::INFINITY, |found| {
+    plan_model(&mut asked, None, None).map_or(f64::INFINITY, |found| {
         assert!(found.best.lower_bound <= found.best.seconds());
         found.best.seconds()
     })

@@ -72,15 +72,15 @@ pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) 
     grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)
 }
 
-/// The same where it is known what the slowest stage takes if memory were no matter.
+/// The same where it is known what the slowest stage takes at the least: if memory were no matter, or by a lower bound.
 pub(crate) fn best_within_memory(
     scorer: &Scorer,
     sharing: Sharing,
-    roomy: f64,
+    least: f64,
     bound: f64,
 ) -> Option<(f64, Vec<Cut>)> {
     // Farther away it is memory that stands in the way: one look without a limit tells.
-    grow(scorer, sharing, (roomy, FAR), bound, Memory::Counts)
+    grow(scorer, sharing, (least, FAR), bound, Memory::Counts)
 }
 
 /// Asks for more and more times a floor, up to so many, and then without a limit.
@@ -264,130 +264,202 @@ pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight
 
 /// Finds the best pipeline whose slowest stage takes at most `limit`.
 fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Option<(f64, Vec<Cut>)> {
-    let states = scorer.states;
-    let n_states = states.len();
-    let last = n_states - 1;
-    let layers = Layers::new(scorer, sharing);
-    let n_layers = layers.count;
-    let slack = 1.0 + 1e-9;
-    let total = states.work[last];
-    let borders = layers.borders(limit);
-    let work_at: Vec<f64> = borders.iter().map(|&state| states.work[state]).collect();
-    let mut best = vec![f64::INFINITY; (n_layers + 1) * n_states];
-    let mut came = vec![(NONE, 0_u32); (n_layers + 1) * n_states];
-    best[last] = 0.0;
-    // Ends of a stage of which only the least time is known; a time above 0 has the order of its bits.
-    let mut open: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
-    for layer in 1..=n_layers {
-        let ahead = layers.power[n_layers] - layers.power[layer];
-        let room_ahead = layers.room[n_layers] - layers.room[layer];
-        let behind = layers.behind(layer);
-        let all_times: Vec<OnceCell<RunTimes>> = layers.sizes.iter().map(|_| OnceCell::new()).collect();
-        let table = match sharing {
+    let mut program = Program::new(scorer, sharing, limit, memory);
+    for layer in 1..=program.layers.count {
+        program.fill_layer(layer);
+    }
+    program.found()
+}
+
+/// The table of the dynamic program, by layers and states.
+struct Program<'a> {
+    scorer: &'a Scorer<'a>,
+    layers: Layers<'a>,
+    limit: f64,
+    memory: Memory,
+    /// States at which stages may begin and end, and the work before each.
+    borders: Vec<usize>,
+    work_at: Vec<f64>,
+    /// Seconds of the slowest stage from a state to the end, and where the first of them ends, with its devices.
+    best: Vec<f64>,
+    came: Vec<(u32, u32)>,
+    /// Ends of a stage of which only the least time is known; a time above 0 has the order of its bits.
+    open: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+/// Sums are rounded.
+const SLACK: f64 = 1.0 + 1e-9;
+
+impl<'a> Program<'a> {
+    fn new(scorer: &'a Scorer<'a>, sharing: Sharing, limit: f64, memory: Memory) -> Self {
+        let layers = Layers::new(scorer, sharing);
+        let borders = layers.borders(limit);
+        let work_at = borders.iter().map(|&state| scorer.states.work[state]).collect();
+        let n_entries = (layers.count + 1) * scorer.states.len();
+        let mut best = vec![f64::INFINITY; n_entries];
+        best[scorer.states.len() - 1] = 0.0;
+        let (came, open) = (vec![(NONE, 0_u32); n_entries], BinaryHeap::new());
+        Self { scorer, layers, limit, memory, borders, work_at, best, came, open }
+    }
+
+    fn last(&self) -> usize {
+        self.scorer.states.len() - 1
+    }
+
+    fn total(&self) -> f64 {
+        self.scorer.states.work[self.last()]
+    }
+
+    fn at(&self, layer: usize, state: usize) -> usize {
+        layer * self.scorer.states.len() + state
+    }
+
+    /// Finds the best first stage from each state to the end on the devices of the last layers.
+    fn fill_layer(&mut self, layer: usize) {
+        let behind = self.layers.behind(layer);
+        let table = match self.layers.sharing {
             Sharing::Free => None,
             Sharing::Equal { replicas, .. } => {
-                let in_flight = scorer.rules.in_flight.count(replicas, behind);
-                let in_flight = (memory == Memory::Counts).then_some(in_flight);
-                scorer.time_table(&scorer.place(layers.run(layer, 1)), in_flight)
+                let in_flight = self.scorer.rules.in_flight.count(replicas, behind);
+                let in_flight = (self.memory == Memory::Counts).then_some(in_flight);
+                self.scorer.time_table(&self.scorer.place(self.layers.run(layer, 1)), in_flight)
             }
         };
-        for (nth, &start) in borders.iter().enumerate().rev() {
-            let work = states.work[start];
-            // Prune: within the limit, the devices that are left must do the prefix, and those that are assigned the suffix.
-            let too_much_before = work > limit * ahead * slack + 1e-12 * total;
-            let too_much_behind = total - work > limit * layers.power[layer] * slack + 1e-12 * total;
-            let only_last = matches!(sharing, Sharing::Free) || layer < n_layers || start == 0;
-            if start == last || too_much_before || too_much_behind || !only_last {
+        let scorer = self.scorer;
+        let times_on = |layers: &Layers, size: usize| RunTimes {
+            scorer,
+            place: scorer.place(layers.run(layer, size)),
+            table: table.clone(),
+            behind,
+        };
+        // Looked up for the first stage that is scored: most runs have none.
+        let all_times: Vec<OnceCell<RunTimes>> = self.layers.sizes.iter().map(|_| OnceCell::new()).collect();
+        for nth in (0..self.borders.len()).rev() {
+            let start = self.borders[nth];
+            if start == self.last() || self.is_out_of_reach(layer, start) {
                 continue;
             }
-            if memory == Memory::Counts {
-                let too_large_before = layer < n_layers
-                    && least_between(scorer, 0, start, layers.in_flight(layer + 1)) > room_ahead * slack;
-                let rest = least_between(scorer, start, last, layers.in_flight(1));
-                if too_large_before || rest > layers.room[layer] * slack {
-                    continue;
+            let mut smallest = self.limit * (1.0 + 1e-12);
+            for (index, times) in all_times.iter().enumerate() {
+                let size = self.layers.sizes[index];
+                if size > layer {
+                    break;
                 }
-            }
-            let at = layer * n_states + start;
-            let mut smallest = limit * (1.0 + 1e-12);
-            for (size_index, &size) in layers.sizes.iter().enumerate().take_while(|(_, size)| **size <= layer)
-            {
-                let rest = layer - size;
-                let own = layers.power[layer] - layers.power[rest];
-                // Ends between which both sides can keep within the bound.
-                let low = work.max(total - smallest * layers.power[rest] * slack - 1e-12 * total);
-                let first = work_at.partition_point(|&value| value < low).max(nth + 1);
-                // Looked up for the first stage that is scored: most runs have none.
-                let times = || {
-                    all_times[size_index].get_or_init(|| RunTimes {
-                        scorer,
-                        place: scorer.place(layers.run(layer, size)),
-                        table: table.clone(),
-                        behind,
-                    })
-                };
-                open.clear();
-                let mut chosen = None;
-                for &end in &borders[first.min(borders.len())..] {
-                    if states.work[end] - work > smallest * own * slack + 1e-12 * total {
-                        break;
-                    }
-                    // A stage that does nothing only hands on.
-                    if states.work[end] <= work && total > 0.0 {
-                        continue;
-                    }
-                    let after = best[rest * n_states + end];
-                    if after >= smallest {
-                        continue;
-                    }
-                    let least = after.max(times().least(start, end));
-                    let (time, is_all) = match memory {
-                        Memory::Counts if least < smallest => times().at_least(start, end),
-                        _ => (least, true),
-                    };
-                    let time = after.max(time);
-                    if time < smallest && is_all {
-                        (smallest, chosen) = (time, Some(end));
-                    } else if time < smallest {
-                        open.push(Reverse((time.to_bits(), end)));
-                    }
-                }
-                // What a stage throws away is looked for where nothing else can be better, what may be the fastest first.
-                while let Some(Reverse((least, end))) = open.pop() {
-                    if f64::from_bits(least) > smallest {
-                        break;
-                    }
-                    let time = best[rest * n_states + end].max(times().seconds_within_memory(start, end));
-                    if time < smallest || time == smallest && chosen.is_some_and(|chosen| end < chosen) {
-                        (smallest, chosen) = (time, Some(end));
-                    }
-                }
+                let times = || times.get_or_init(|| times_on(&self.layers, size));
+                let mut open = std::mem::take(&mut self.open);
+                let chosen = self.best_end((layer, size, nth), &times, &mut smallest, &mut open);
+                self.open = open;
                 if let Some(end) = chosen {
-                    best[at] = smallest;
-                    came[at] = (end as u32, size as u32);
+                    let at = self.at(layer, start);
+                    self.best[at] = smallest;
+                    self.came[at] = (end as u32, size as u32);
                 }
             }
         }
     }
-    let firsts = match sharing {
-        Sharing::Free => 1..=n_layers,
-        Sharing::Equal { .. } => n_layers..=n_layers,
-    };
-    let found = firsts.min_by(|&a, &b| best[a * n_states].total_cmp(&best[b * n_states]))?;
-    let time = best[found * n_states];
-    if time == f64::INFINITY {
-        return None;
+
+    /// Tells whether no pipeline within the limit has a stage that begins at a state on a layer's devices: those that are left must do
+    /// and hold the prefix, and those that are assigned the suffix.
+    fn is_out_of_reach(&self, layer: usize, start: usize) -> bool {
+        let (layers, limit, total) = (&self.layers, self.limit, self.total());
+        let work = self.scorer.states.work[start];
+        let n_layers = layers.count;
+        let ahead = layers.power[n_layers] - layers.power[layer];
+        let only_last = matches!(layers.sharing, Sharing::Free) || layer < n_layers || start == 0;
+        if !only_last
+            || work > limit * ahead * SLACK + 1e-12 * total
+            || total - work > limit * layers.power[layer] * SLACK + 1e-12 * total
+        {
+            return true;
+        }
+        if self.memory == Memory::Free {
+            return false;
+        }
+        let room_ahead = layers.room[n_layers] - layers.room[layer];
+        let too_large_before = layer < n_layers
+            && least_between(self.scorer, 0, start, layers.in_flight(layer + 1)) > room_ahead * SLACK;
+        let rest = least_between(self.scorer, start, self.last(), layers.in_flight(1));
+        too_large_before || rest > layers.room[layer] * SLACK
     }
-    let mut cuts = Vec::new();
-    let (mut layer, mut start) = (found, 0);
-    while start != last {
-        let (end, size) = came[layer * n_states + start];
-        let (end, size) = (end as usize, size as usize);
-        cuts.push(Cut { start, end, run: layers.run(layer, size), behind: layers.behind(layer) });
-        start = end;
-        layer -= size;
+
+    /// Returns where the stage from a border on so many devices of a layer best ends, if that takes less than `smallest`, which becomes
+    /// what it takes.
+    fn best_end<'t>(
+        &self,
+        (layer, size, nth): (usize, usize, usize),
+        times: &dyn Fn() -> &'t RunTimes<'t>,
+        smallest: &mut f64,
+        open: &mut BinaryHeap<Reverse<(u64, usize)>>,
+    ) -> Option<usize> {
+        let (states, total, rest) = (self.scorer.states, self.total(), layer - size);
+        let start = self.borders[nth];
+        let work = states.work[start];
+        let own = self.layers.power[layer] - self.layers.power[rest];
+        // Ends between which both sides can keep within the bound.
+        let low = work.max(total - *smallest * self.layers.power[rest] * SLACK - 1e-12 * total);
+        let first = self.work_at.partition_point(|&value| value < low).max(nth + 1);
+        open.clear();
+        let mut chosen = None;
+        for &end in &self.borders[first.min(self.borders.len())..] {
+            if states.work[end] - work > *smallest * own * SLACK + 1e-12 * total {
+                break;
+            }
+            // A stage that does nothing only hands on.
+            if states.work[end] <= work && total > 0.0 {
+                continue;
+            }
+            let after = self.best[self.at(rest, end)];
+            if after >= *smallest {
+                continue;
+            }
+            let least = after.max(times().least(start, end));
+            let (time, is_all) = match self.memory {
+                Memory::Counts if least < *smallest => times().at_least(start, end),
+                _ => (least, true),
+            };
+            let time = after.max(time);
+            if time < *smallest && is_all {
+                (*smallest, chosen) = (time, Some(end));
+            } else if time < *smallest {
+                open.push(Reverse((time.to_bits(), end)));
+            }
+        }
+        // What a stage throws away is looked for where nothing else can be better, what may be the fastest first.
+        while let Some(Reverse((least, end))) = open.pop() {
+            if f64::from_bits(least) > *smallest {
+                break;
+            }
+            let time = self.best[self.at(rest, end)].max(times().seconds_within_memory(start, end));
+            if time < *smallest || time == *smallest && chosen.is_some_and(|chosen| end < chosen) {
+                (*smallest, chosen) = (time, Some(end));
+            }
+        }
+        chosen
     }
-    Some((time, cuts))
+
+    /// Returns the best pipeline of the table.
+    fn found(&self) -> Option<(f64, Vec<Cut>)> {
+        let layers = &self.layers;
+        let firsts = match layers.sharing {
+            Sharing::Free => 1..=layers.count,
+            Sharing::Equal { .. } => layers.count..=layers.count,
+        };
+        let of = |layer: usize| self.best[self.at(layer, 0)];
+        let found = firsts.min_by(|&a, &b| of(a).total_cmp(&of(b)))?;
+        if of(found) == f64::INFINITY {
+            return None;
+        }
+        let mut cuts = Vec::new();
+        let (mut layer, mut start) = (found, 0);
+        while start != self.last() {
+            let (end, size) = self.came[self.at(layer, start)];
+            let (end, size) = (end as usize, size as usize);
+            cuts.push(Cut { start, end, run: layers.run(layer, size), behind: layers.behind(layer) });
+            start = end;
+            layer -= size;
+        }
+        Some((of(found), cuts))
+    }
 }
 
 /// Scores cuts.

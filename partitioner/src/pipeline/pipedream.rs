@@ -54,6 +54,7 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
         lower_bound: f64::INFINITY,
         bubble: None,
         order: Vec::new(),
+        peaks: None,
     };
     // A plan that would be good if nothing overlapped waits less for transfers.
     let mut serial = problem.clone();

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use schema::{Plan, RecomputeUnit};
+use schema::{Plan, PlanStage, RecomputeUnit};
 use simulator::order::Schedule;
 
 use crate::{
@@ -116,16 +116,31 @@ pub enum CheckError {
 /// # Errors
 /// When blocks or devices do not go with the problem, a stage needs a later one, or a stage does not fit.
 pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError> {
-    let all = problem.blocks.iter().enumerate();
-    let blocks: HashMap<&str, usize> =
-        all.flat_map(|(index, block)| block.paths().map(move |path| (path.as_str(), index))).collect();
-    let devices: HashMap<&str, usize> = problem
-        .machine
-        .devices
-        .iter()
-        .enumerate()
-        .map(|(index, device)| (device.name.as_str(), index))
-        .collect();
+    let placed = placed_stages(problem, plan)?;
+    check_order(problem, &placed)?;
+    let n_ranks = ranks(problem, &placed)?;
+    if let Some(aim) = problem.training.inference {
+        let solution = serving::score::score_placed(problem, &placed, n_ranks, plan.micro_batches, aim)?;
+        return Ok(solution);
+    }
+    let schedule =
+        Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
+    let execution = plan.execution.unwrap_or_default();
+    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, execution)?;
+    // Devices as the file has them, one run after the other; further turns are on those of the first.
+    let ranks = &placed[..n_ranks];
+    solution.order = ranks.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
+    let mut first = 0;
+    for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
+        stage.run = Run { first, count: placed.devices.len(), stride: 1 };
+        first = (first + placed.devices.len()) % solution.order.len();
+    }
+    Ok(solution)
+}
+
+/// Finds the blocks and devices of each stage, each block in one of them.
+fn placed_stages(problem: &Problem, plan: &Plan) -> Result<Vec<GivenStage>, CheckError> {
+    let names = Names::of(problem);
     let mut stage_of = vec![None; problem.blocks.len()];
     let mut named = HashSet::new();
     let mut placed = Vec::with_capacity(plan.stages.len());
@@ -140,7 +155,7 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         let mut own = Vec::with_capacity(stage.blocks.len());
         for block in &stage.blocks {
             let unknown = || CheckError::UnknownBlock { stage: index, block: block.clone() };
-            let position = *blocks.get(block.as_str()).ok_or_else(unknown)?;
+            let position = *names.blocks.get(block.as_str()).ok_or_else(unknown)?;
             let is_twice = !named.insert(block);
             let is_parted = stage_of[position].replace(index).is_some_and(|before| before != index);
             if is_twice || is_parted {
@@ -150,14 +165,47 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         }
         own.sort_unstable();
         own.dedup();
+        placed.push(names.given(problem, (index, stage), own)?);
+    }
+    let missing: Vec<String> = (0..stage_of.len())
+        .filter(|&block| stage_of[block].is_none())
+        .map(|block| problem.blocks[block].path.clone())
+        .collect();
+    if missing.is_empty() { Ok(placed) } else { Err(CheckError::Missing(missing)) }
+}
+
+/// Positions of a problem's blocks and devices by name.
+struct Names<'a> {
+    blocks: HashMap<&'a str, usize>,
+    devices: HashMap<&'a str, usize>,
+}
+
+impl<'a> Names<'a> {
+    fn of(problem: &'a Problem) -> Self {
+        let blocks = problem.blocks.iter().enumerate();
+        let blocks = blocks.flat_map(|(index, block)| block.paths().map(move |path| (path.as_str(), index)));
+        let devices = problem.machine.devices.iter().enumerate();
+        Self {
+            blocks: blocks.collect(),
+            devices: devices.map(|(index, device)| (device.name.as_str(), index)).collect(),
+        }
+    }
+
+    /// Returns a stage of these blocks: its devices, and what of it is computed again and offloaded.
+    fn given(
+        &self,
+        problem: &Problem,
+        (index, stage): (usize, &PlanStage),
+        own: Vec<usize>,
+    ) -> Result<GivenStage, CheckError> {
         let find = |device: &String| {
             let unknown = || CheckError::UnknownDevice { stage: index, device: device.clone() };
-            devices.get(device.as_str()).copied().ok_or_else(unknown)
+            self.devices.get(device.as_str()).copied().ok_or_else(unknown)
         };
         let devices = stage.devices.iter().map(find).collect::<Result<Vec<usize>, _>>()?;
         let own_blocks = |named: &[String]| {
             let of = |block: &String| {
-                let position = blocks.get(block.as_str()).copied().filter(|block| own.contains(block));
+                let position = self.blocks.get(block.as_str()).copied().filter(|block| own.contains(block));
                 position.ok_or_else(|| CheckError::NotInStage { stage: index, block: block.clone() })
             };
             // Blocks that are one for the planner are listed one by one.
@@ -177,27 +225,31 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
         if unit == RecomputeUnit::Stage && !(all && offload.is_empty()) {
             return Err(CheckError::PartOfUnit { stage: index });
         }
-        placed.push(GivenStage { blocks: own, devices, recompute, unit, offload });
+        Ok(GivenStage { blocks: own, devices, recompute, unit, offload })
     }
-    let missing: Vec<String> = (0..stage_of.len())
-        .filter(|&block| stage_of[block].is_none())
-        .map(|block| problem.blocks[block].path.clone())
-        .collect();
-    if !missing.is_empty() {
-        return Err(CheckError::Missing(missing));
+}
+
+/// Refuses a block that takes a value of a later stage.
+fn check_order(problem: &Problem, placed: &[GivenStage]) -> Result<(), CheckError> {
+    let mut stage_of = vec![0; problem.blocks.len()];
+    for (index, stage) in placed.iter().enumerate() {
+        stage.blocks.iter().for_each(|&block| stage_of[block] = index);
     }
     for value in &problem.values {
         let Some(from) = value.from else { continue };
         for &to in &value.to {
-            if let (Some(later), Some(stage)) = (stage_of[from], stage_of[to])
-                && later > stage
-            {
+            let (later, stage) = (stage_of[from], stage_of[to]);
+            if later > stage {
                 let path = |block: usize| problem.blocks[block].path.clone();
                 return Err(CheckError::Backwards { stage, block: path(to), needs: path(from), later });
             }
         }
     }
-    // Stages share devices in turns: stage s runs where stage s-p does, or all run on their own.
+    Ok(())
+}
+
+/// Returns how many stages stand on devices of their own: stages share devices in turns, stage `s` runs where stage `s-p` does.
+fn ranks(problem: &Problem, placed: &[GivenStage]) -> Result<usize, CheckError> {
     let n_ranks = placed.iter().skip(1).position(|stage| stage.devices == placed[0].devices);
     let n_ranks = n_ranks.map_or(placed.len(), |position| position + 1);
     let mut seen = vec![false; problem.machine.devices.len()];
@@ -206,27 +258,11 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
             Some(before) => placed[before].devices == stage.devices,
             None => stage.devices.iter().all(|&device| !std::mem::replace(&mut seen[device], true)),
         };
-        let is_even = placed.len() % n_ranks == 0
+        let is_even = placed.len().is_multiple_of(n_ranks)
             && (n_ranks == placed.len() || stage.devices.len() == placed[0].devices.len());
         if !in_turn || !is_even {
             return Err(CheckError::Sharing { stage: index });
         }
     }
-    if let Some(aim) = problem.training.inference {
-        let solution = serving::score::score_placed(problem, &placed, n_ranks, plan.micro_batches, aim)?;
-        return Ok(solution);
-    }
-    let schedule =
-        Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
-    let execution = plan.execution.unwrap_or_default();
-    let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, execution)?;
-    // Devices as the file has them, one run after the other; further turns are on those of the first.
-    let ranks = &placed[..n_ranks];
-    solution.order = ranks.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
-    let mut first = 0;
-    for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
-        stage.run = Run { first, count: placed.devices.len(), stride: 1 };
-        first = (first + placed.devices.len()) % solution.order.len();
-    }
-    Ok(solution)
+    Ok(n_ranks)
 }

@@ -55,7 +55,9 @@ pub(crate) fn settle_step(
     let seconds = timeline.step as f64 * 1e-9;
     let time = (seconds, idle(&solution, seconds));
     take_time(&mut solution, time);
-    let excess = excess_of(problem, &solution, &timeline);
+    let peaks = device_peaks(problem, &timeline);
+    let excess = excess_of(problem, &solution, &peaks);
+    solution.peaks = Some(peaks);
     Some((solution, excess))
 }
 
@@ -122,11 +124,16 @@ pub(crate) fn excess(problem: &Problem, solution: &Solution) -> Option<f64> {
     if !may_exceed(problem, solution) {
         return None;
     }
-    excess_of(problem, solution, &timeline(problem, solution)?)
+    excess_of(problem, solution, &all_peaks(problem, solution)?)
 }
 
-fn excess_of(problem: &Problem, solution: &Solution, timeline: &Timeline) -> Option<f64> {
-    let peaks = device_peaks(problem, timeline);
+/// Bytes at the peak of each device: those that are known, where devices stand in the order of the simulation, or those of another one.
+fn all_peaks(problem: &Problem, solution: &Solution) -> Option<Vec<f64>> {
+    let known = solution.peaks.clone().filter(|_| solution.order.is_empty());
+    known.or_else(|| Some(device_peaks(problem, &timeline(problem, solution)?)))
+}
+
+fn excess_of(problem: &Problem, solution: &Solution, peaks: &[f64]) -> Option<f64> {
     let memory = |device: usize| problem.machine.devices[device].memory.0 as f64;
     let used = solution.stages.iter().flat_map(|stage| stage.run.devices());
     let most = used.map(|device| peaks[device] / memory(device)).fold(0.0, f64::max);
@@ -147,8 +154,7 @@ pub(crate) fn state_memory(problem: &Problem, solution: &mut Solution) {
 
 /// Makes what the stages of a device hold together its peak in the simulation, but no less than a share of what formulas say.
 fn scale_memory(problem: &Problem, solution: &mut Solution, least: f64) {
-    let Some(timeline) = timeline(problem, solution) else { return };
-    let peaks = device_peaks(problem, &timeline);
+    let Some(peaks) = all_peaks(problem, solution) else { return };
     let held = solution.held(problem.machine.devices.len());
     let scale = |device: usize| if held[device] > 0.0 { peaks[device] / held[device] } else { 1.0 };
     let scales: Vec<f64> = solution

@@ -9,6 +9,7 @@ use crate::{
     planner::{micro_batches::plan_batches, planned::Planned, replica_sharding},
     problem::Problem,
     serving,
+    solution::Solution,
     strategy::Strategy,
 };
 
@@ -20,8 +21,13 @@ use crate::{
 /// # Errors
 /// When the problem makes no sense or nothing fits.
 ///
-/// Where nothing is trained, the best plan of the forward pass alone is found, which no strategy is asked for.
-pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
+/// Where nothing is trained, the best plan of the forward pass alone is found, which no strategy is asked for. A plan of other blocks of
+/// the same model, `like`, tells which shape to begin with.
+pub fn plan_model(
+    problem: &mut Problem,
+    strategy: Option<Strategy>,
+    like: Option<&Solution>,
+) -> Result<Planned, PlanError> {
     problem.validate()?;
     if let Some(aim) = problem.training.inference {
         let cut_space = CutSpace::of(problem);
@@ -29,13 +35,13 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
         return Ok(Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), cut_space });
     }
     let mut by_stage = problem.clone();
-    let error = match plan_by_unit(problem, strategy) {
+    let error = match plan_by_unit(problem, strategy, like) {
         Err(error) if error.is_full() && by_stage.training.recompute && !by_stage.training.offload => error,
         planned => return planned,
     };
     // Where keeping each block's inputs is too much, a stage may keep what it is given alone.
     by_stage.training.recompute_unit = RecomputeUnit::Stage;
-    let planned = plan_by_unit(&mut by_stage, strategy);
+    let planned = plan_by_unit(&mut by_stage, strategy, like);
     let needs_less = match (&error, &planned) {
         (PlanError::Memory { needed, .. }, Err(PlanError::Memory { needed: by_stage, .. })) => {
             by_stage < needed
@@ -51,8 +57,13 @@ pub fn plan_model(problem: &mut Problem, strategy: Option<Strategy>) -> Result<P
 }
 
 /// Plans where the unit of what is computed again is given.
-fn plan_by_unit(problem: &mut Problem, strategy: Option<Strategy>) -> Result<Planned, PlanError> {
+fn plan_by_unit(
+    problem: &mut Problem,
+    strategy: Option<Strategy>,
+    like: Option<&Solution>,
+) -> Result<Planned, PlanError> {
     let cut_space = CutSpace::of(problem);
+    like.iter().for_each(|like| cut_space.expect(like));
     let whole = plan_batches(problem, &cut_space, strategy);
     let ((best, others, failed), tried) = replica_sharding::or_better(problem, &cut_space, strategy, whole)?;
     Ok(Planned { best, others, failed, tried, cut_space })

@@ -182,6 +182,7 @@ pub(crate) fn solution(stages: Vec<SolutionStage>, objective: Objective, micro_b
         lower_bound: 0.0,
         bubble: None,
         order: Vec::new(),
+        peaks: None,
     };
     solution.lower_bound = solution.seconds();
     let devices = solution.stages.iter().map(|stage| stage.run.count).sum::<usize>() as f64;

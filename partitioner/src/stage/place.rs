@@ -1,7 +1,7 @@
 //! What a run of devices gives each stage on it: speed, memory, links, the group that sums gradients.
 
 use crate::{
-    problem::Machine,
+    problem::{Machine, MachineLevel},
     stage::{collective::Group, run::Run},
 };
 
@@ -38,6 +38,8 @@ pub(crate) struct Place {
     group: Option<Group>,
     /// What joins devices to those before and behind them, each pair that differs.
     pub(crate) wires: Vec<(Wire, Wire)>,
+    /// The slowest of what joins each replica to its own of the stage before, and of the stage behind.
+    pub(crate) slowest: (Option<MachineLevel>, Option<MachineLevel>),
 }
 
 impl Place {
@@ -54,6 +56,15 @@ impl Place {
             memory_bandwidth: machine.devices[run.first].memory_bandwidth.0,
             group: Group::of(machine, &devices),
             wires: wires(machine, neighbours, run),
+            slowest: (
+                slowest(
+                    run.devices().filter_map(|device| machine.level(device.checked_sub(run.step())?, device)),
+                ),
+                slowest(run.devices().filter_map(|device| {
+                    let behind = device + run.step();
+                    if behind < machine.devices.len() { machine.level(device, behind) } else { None }
+                })),
+            ),
         }
     }
 
@@ -75,6 +86,10 @@ impl Place {
     pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
         self.group.map_or(0.0, |group| group.all_reduce(bytes))
     }
+}
+
+fn slowest(levels: impl Iterator<Item = MachineLevel>) -> Option<MachineLevel> {
+    levels.min_by(|a, b| a.bandwidth.0.total_cmp(&b.bandwidth.0))
 }
 
 /// Returns what joins each device of a run to those before and behind it, once each.

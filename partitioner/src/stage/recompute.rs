@@ -9,7 +9,7 @@
 //! backward pass while the device waits (`Pinned` of the simulator): one micro-batch of it is on the device at a time, all in flight if
 //! the backward pass is split.
 
-use std::rc::Rc;
+use std::{cmp::Reverse, rc::Rc};
 
 use schema::{RecomputeUnit, ShardingLevel};
 
@@ -68,12 +68,14 @@ impl Scorer<'_> {
         if run.count < 2 {
             return 0.0;
         }
-        let mut known = self.gathered.borrow_mut();
-        let two = *known.entry((start, end)).or_insert_with(|| {
-            let blocks = self.states.blocks(start, end);
-            let bytes = blocks.iter().map(|&block| self.problem.blocks[block].parameters.0);
-            2.0 * bytes.max().unwrap_or(0) as f64
+        let parameters = |&block: &usize| self.problem.blocks[block].parameters.0;
+        let largest = self.by_parameters.get_or_init(|| {
+            let mut blocks: Vec<usize> = (0..self.problem.blocks.len()).collect();
+            blocks.sort_by_key(|block| Reverse(parameters(block)));
+            blocks
         });
+        let largest = largest.iter().find(|block| self.states.has_block(start, end, **block));
+        let two = 2.0 * largest.map_or(0, parameters) as f64;
         kinds * two.min(self.parameters(start, end))
     }
 
@@ -239,12 +241,19 @@ impl Scorer<'_> {
             return None;
         }
         let Place { speed, host, .. } = *self.place(run);
-        let key = (start, end, in_flight, [limit, speed, fixed, host].map(f64::to_bits));
-        if let Some(known) = self.picks.borrow().get(&key) {
-            return known.clone();
-        }
-        let again = self.choose(start, end, in_flight, fixed, limit, (speed, host));
-        self.picks.borrow_mut().insert(key, again.clone());
+        let is_split = matches!(self.rules.in_flight, InFlight::Split(_));
+        let kind = (in_flight, is_split, self.is_bound);
+        let key = ((start, end), kind, [limit, speed, fixed, host].map(f64::to_bits));
+        let known = self.memory_plans.borrow().get(&key).cloned();
+        let gap = self.gap.get();
+        let (again, own) = known.unwrap_or_else(|| {
+            self.gap.set(0.0);
+            let again = self.choose(start, end, in_flight, fixed, limit, (speed, host));
+            let found = (again, self.gap.get());
+            self.memory_plans.borrow_mut().insert(key, found.clone());
+            found
+        });
+        self.gap.set(gap.max(own));
         again
     }
 

@@ -7,7 +7,7 @@
 //! gradients, which nothing hides, is the simulator's to time. O(ties) a stage; memory is in `recompute`.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
     rc::Rc,
 };
@@ -117,14 +117,16 @@ pub(crate) struct Scorer<'a> {
     pub(crate) stays: Vec<f64>,
     /// Bytes of the largest workspace of any block.
     pub(crate) largest_workspace: f64,
-    /// Twice the bytes of the parameters of the block that has most, between two states.
-    pub(crate) gathered: RefCell<HashMap<(usize, usize), f64>>,
-    pub(crate) picks: RefCell<HashMap<PlanKey, Option<MemoryPlan>>>,
+    /// Blocks, those with most parameters first.
+    pub(crate) by_parameters: OnceCell<Vec<usize>>,
+    /// What stages recompute, by all that decides it.
+    pub(crate) memory_plans: Rc<MemoryPlans>,
     /// What recomputing and offloading blocks saves, by the place they are on.
     pub(crate) savings: RefCell<HashMap<SavingKey, Rc<Vec<Saving>>>>,
     /// Least bytes of activations before each state, whatever is recomputed, by micro-batches in flight.
     pub(crate) least_held: RefCell<HashMap<usize, Vec<f64>>>,
-    places: RefCell<HashMap<Run, Rc<Place>>>,
+    /// What runs of devices bring, the same for all states on the same machine with the same neighbours.
+    pub(crate) places: Rc<PlaceCache>,
     time_tables: RefCell<Vec<Rc<TimeTable>>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
     pub(crate) copies: usize,
@@ -144,8 +146,15 @@ pub(crate) struct Scorer<'a> {
     pub(crate) gap: Cell<f64>,
 }
 
-/// States, micro-batches in flight, and limit, speed, fixed memory and host bandwidth to the bit.
-type PlanKey = (usize, usize, usize, [u64; 4]);
+/// What stages over the same states recompute and offload, with the gap of the search; nothing where they do not fit.
+pub(crate) type MemoryPlans = RefCell<HashMap<PlanKey, (Option<MemoryPlan>, f64)>>;
+
+/// What runs of devices bring.
+pub(crate) type PlaceCache = RefCell<HashMap<Run, Rc<Place>>>;
+
+/// States; micro-batches in flight, whether they wait for the weights' gradients, whether memory is counted from below; and limit,
+/// speed, fixed memory and host bandwidth to the bit.
+type PlanKey = ((usize, usize), (usize, bool, bool), [u64; 4]);
 /// Micro-batches in flight, and speed and host bandwidth to the bit.
 type SavingKey = (usize, [u64; 2]);
 
@@ -169,11 +178,11 @@ impl<'a> Scorer<'a> {
             inputs,
             stays,
             largest_workspace: workspace.unwrap_or(0) as f64,
-            gathered: RefCell::default(),
-            picks: RefCell::default(),
+            by_parameters: OnceCell::new(),
+            memory_plans: Rc::default(),
             savings: RefCell::default(),
             least_held: RefCell::default(),
-            places: RefCell::default(),
+            places: Rc::default(),
             time_tables: RefCell::default(),
             copies: 1,
             is_bound: false,
@@ -184,6 +193,16 @@ impl<'a> Scorer<'a> {
             period: 1,
             gap: Cell::default(),
         }
+    }
+
+    /// Returns what scores stages over other states of the same problem, on the same devices.
+    pub(crate) fn over<'b>(&self, states: &'b States) -> Scorer<'b>
+    where
+        'a: 'b,
+    {
+        let mut other = Scorer::new(self.problem, states, self.rules);
+        other.places = Rc::clone(&self.places);
+        other
     }
 
     pub(crate) fn parameters(&self, start: usize, end: usize) -> f64 {

@@ -1,7 +1,7 @@
 //! Memo tables of stage times by start and end state, for solvers that ask for the same stage many times.
 //!
 //! In a grid of equal stages most device runs are alike: a stage's time there depends on its states and the micro-batches in flight alone.
-//! One table for each kind of run, filled on demand: O(Q²) memory.
+//! One table for each kind of run, filled on demand: O(Q²) memory at worst, a row for each start that is asked about.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -10,13 +10,32 @@ use crate::stage::{in_flight::InFlight, place::Place, score::Scorer};
 /// The most states of which tables are kept, and where all stages have as many micro-batches in flight.
 const STATES: [usize; 2] = [512, 1024];
 
-/// Seconds by start and end; none where nobody asked.
-type Table = RefCell<Vec<f64>>;
+/// Seconds by start and end; none where nobody asked. Solvers ask for few starts: each has a row when one does.
+struct Table(RefCell<Vec<Vec<f64>>>);
+
+impl Table {
+    fn new(n_states: usize) -> Self {
+        Self(RefCell::new(vec![Vec::new(); n_states]))
+    }
+
+    /// Returns what is known; 0 where nothing is.
+    fn get(&self, start: usize, end: usize) -> f64 {
+        self.0.borrow()[start].get(end - start).copied().unwrap_or(0.0)
+    }
+
+    fn set(&self, start: usize, end: usize, seconds: f64) {
+        let rows = &mut *self.0.borrow_mut();
+        let row = &mut rows[start];
+        if row.len() <= end - start {
+            row.resize(end - start + 1, 0.0);
+        }
+        row[end - start] = seconds;
+    }
+}
 
 /// Times of stages on one kind of device run.
 pub(crate) struct TimeTable {
     place: Rc<Place>,
-    n_states: usize,
     /// Seconds without a memory limit; infinite where there is no stage.
     least: Rc<Table>,
     /// The same within memory, for a number of micro-batches in flight.
@@ -41,11 +60,10 @@ impl TimeTable {
         if let Some(same) = alike().find(|other| other.in_flight() == in_flight || in_flight.is_none()) {
             return Some(Rc::clone(same));
         }
-        // Zeros come without being written: most are never looked at.
-        let unknown = || RefCell::new(vec![0.0; n_states * n_states]);
+        let unknown = || Table::new(n_states);
         let least = alike().next().map_or_else(|| Rc::new(unknown()), |other| Rc::clone(&other.least));
         let within = in_flight.map(|in_flight| (in_flight, unknown()));
-        Some(Rc::new(Self { place: Rc::clone(place), n_states, least, within }))
+        Some(Rc::new(Self { place: Rc::clone(place), least, within }))
     }
 
     fn in_flight(&self) -> Option<usize> {
@@ -54,14 +72,13 @@ impl TimeTable {
 
     /// Returns the seconds for each micro-batch without a memory limit; infinite if no stage lies between the states.
     pub(crate) fn least(&self, scorer: &Scorer, start: usize, end: usize) -> f64 {
-        let at = start * self.n_states + end;
-        let known = self.least.borrow()[at];
+        let known = self.least.get(start, end);
         if known != 0.0 {
             return known;
         }
         let is_stage = scorer.states.is_before(start, end);
         let seconds = if is_stage { scorer.least(start, end, &self.place) } else { f64::INFINITY };
-        self.least.borrow_mut()[at] = seconds;
+        self.least.set(start, end, seconds);
         seconds
     }
 
@@ -76,14 +93,13 @@ impl TimeTable {
         let Some((_, within)) = self.within.as_ref().filter(|_| least < f64::INFINITY) else {
             return (least, true);
         };
-        let at = start * self.n_states + end;
-        let known = within.borrow()[at];
+        let known = within.get(start, end);
         // A negative entry is a lower bound, a positive one is exact.
         if known != 0.0 {
             return (known.abs(), known > 0.0);
         }
         let (seconds, is_all) = scorer.seconds_at_least(start, end, &self.place, behind);
-        within.borrow_mut()[at] = if is_all { seconds } else { -seconds };
+        within.set(start, end, if is_all { seconds } else { -seconds });
         (seconds, is_all)
     }
 
@@ -96,7 +112,7 @@ impl TimeTable {
     ) -> f64 {
         let seconds = scorer.seconds_within_memory(start, end, &self.place, behind);
         if let Some((_, within)) = &self.within {
-            within.borrow_mut()[start * self.n_states + end] = seconds;
+            within.set(start, end, seconds);
         }
         seconds
     }

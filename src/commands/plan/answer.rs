@@ -206,11 +206,13 @@ pub fn shared(answer: &PlanAnswer) -> String {
 
 /// Says between how many blocks cuts were looked for, where the model has operators to cut between.
 pub fn looked_at(answer: &PlanAnswer) -> Option<String> {
-    let (blocks, operators) = (answer.blocks?, answer.operators?);
+    let effort = answer.effort.as_ref().map(|effort| format!("effort: {effort}"));
+    let (Some(blocks), Some(operators)) = (answer.blocks, answer.operators) else { return effort };
+    let effort = effort.map(|effort| format!(" ({effort})")).unwrap_or_default();
     Some(if blocks < operators {
-        format!("cuts looked for between {blocks} blocks of {operators} operators")
+        format!("cuts looked for between {blocks} blocks of {operators} operators{effort}")
     } else {
-        format!("cuts looked for between all {operators} operators")
+        format!("cuts looked for between all {operators} operators{effort}")
     })
 }
 

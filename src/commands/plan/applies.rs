@@ -2,7 +2,11 @@
 
 use schema::InferenceObjective;
 
-use super::{Aim, Plan, arguments::Optimizer, input::Input};
+use super::{
+    Aim, Plan,
+    arguments::{EffortArgument, Optimizer},
+    input::Input,
+};
 use crate::failure::Failure;
 
 /// What is planned, as far as arguments differ.
@@ -40,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 31] = [
+    let arguments: [(&str, bool, &[Kind]); 32] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -56,6 +60,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--cut-at", !asking.cut_at.is_empty(), &[Traced]),
         ("--layers", !asking.layers.is_empty(), &[Traced]),
         ("--constraints", asking.constraints.is_some(), &[Traced]),
+        ("--effort", asking.effort != EffortArgument::default(), planned),
         ("--tf32", asking.tf32, &[Traced]),
         ("--loss", asking.loss.is_some(), &[Traced]),
         ("--sharding", asking.sharding.is_some(), planned),

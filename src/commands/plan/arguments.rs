@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use partitioner::{STRATEGIES, Strategy};
+use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{Bytes, Cluster, Constraints, ShardingLevel};
 
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree};
@@ -84,6 +84,9 @@ pub struct PlanArguments {
     /// Let activations wait in host memory where nothing else fits
     #[arg(long)]
     pub offload: bool,
+    /// How long to search
+    #[arg(long, value_enum, value_name = "EFFORT", default_value_t)]
+    pub effort: EffortArgument,
     /// Products of float32 numbers run in TF32, as torch.set_float32_matmul_precision("high") allows
     #[arg(long)]
     pub tf32: bool,
@@ -276,12 +279,35 @@ impl PlanArguments {
             context_parallel: self.context_parallel.unwrap_or(Degree::Of(1)),
             recompute: !self.no_recompute,
             offload: self.offload,
+            effort: self.effort.into(),
             tf32: self.tf32,
             overlap: true,
             cluster,
             cluster_file: self.cluster.clone(),
             cost_models,
         })
+    }
+}
+
+/// How long to search: what each means, as the help says it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum EffortArgument {
+    /// The first look alone, between the blocks that the model is made of: about a second
+    Quick,
+    /// Blocks are opened around the borders of the plans that are found, while that gains: seconds
+    #[default]
+    Normal,
+    /// All of that, and once more with four times as many cuts, moves and simulations; the better plan is kept
+    Thorough,
+}
+
+impl From<EffortArgument> for Effort {
+    fn from(effort: EffortArgument) -> Self {
+        match effort {
+            EffortArgument::Quick => Self::Quick,
+            EffortArgument::Normal => Self::Normal,
+            EffortArgument::Thorough => Self::Thorough,
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use cost_model::TimeSource;
 use partitioner::{
-    BoundBy, Change, CutSpace, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem, Sliceable,
-    Solution, Strategy, Training, forward_only, from_graph, to_plan, what_if,
+    BoundBy, Change, CutSpace, Effort, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem,
+    Sliceable, Solution, Strategy, Training, forward_only, from_graph, to_plan, what_if,
 };
 use schema::{
     Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference, PlanAnswer,
@@ -175,6 +175,11 @@ impl<'a> Question<'a> {
         self.machine.devices.len()
     }
 
+    /// Returns how long the search may take.
+    pub(super) fn effort(&self) -> Effort {
+        self.request.effort
+    }
+
     /// Returns the number of stages that is asked for.
     pub(super) fn stages(&self) -> Option<u32> {
         self.request.stages
@@ -311,6 +316,7 @@ impl Asked {
         let predicted = &file.plan.predicted;
         answer.bubble = predicted.bubble;
         answer.operators = self.n_operators;
+        answer.effort = Some(request.effort.name().to_string()).filter(|_| request.effort != Effort::Normal);
         answer.micro_batch_sizes_tried.clone_from(&self.sized.1);
         answer.shared = self.groups.as_ref().map(Groups::answer);
         answer.band = predicted.band;

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 
 use partitioner::{
-    Grain, MicroBatches, PlanError, Planned, Problem, Sliceable, Solution, Strategy, bound_of_any_cut,
-    plan_model, plan_with,
+    Effort, Grain, Limits, MicroBatches, PlanError, Planned, Problem, Sliceable, Solution, Strategy,
+    bound_of_any_cut, plan_model, plan_near,
 };
 
 use super::asked::{Asked, Question};
@@ -16,8 +16,7 @@ use super::asked::{Asked, Question};
 const FEW: usize = 3_000;
 /// Blocks that there should be at the most for pipelines of as many stages as devices.
 const MOST_WANTED: usize = 64;
-/// Times that blocks are opened around borders, and how many of these in a row may gain nothing.
-const ROUNDS: usize = 8;
+/// How often in a row opening blocks around borders may gain nothing.
 const IDLE_ROUNDS: usize = 2;
 /// The fastest pipelines around whose borders blocks are opened.
 const PIPELINES: usize = 2;
@@ -37,38 +36,11 @@ pub(super) fn planned(
     given: Option<&Grain>,
 ) -> Result<Found, NoPlan> {
     let model = question.sliceable();
-    let mut search = Search { question, model: model.as_ref(), strategy, best: None, error: None };
-    let Some(model) = &model else {
-        search.look(&Grain::default());
-        return search.finish();
-    };
-    let devices = question.n_devices();
-    let is_small = model.n_working() * devices <= FEW;
-    // Where all cuts are given, blocks are there to be computed again, and for gradients to be sent one by one.
-    if let Some(given) = given {
-        search.look(given);
-        if is_small && search.has_room() {
-            search.look(&model.finest(joined));
-        }
-        return search.finish();
-    }
-    let next = search.look(&model.enough(question.stages().unwrap_or(1) as usize, joined));
-    if strategy.is_some_and(Strategy::is_rule) {
-        return search.finish();
-    }
-    if is_small && search.has_room() {
-        search.look(&model.finest(joined));
-        return search.finish();
-    }
-    let wanted = devices.min(MOST_WANTED);
-    let next = if search.n_blocks() < wanted || next.is_none() {
-        search.look(&model.enough(wanted, joined)).or(next)
-    } else {
-        next
-    };
-    // Where memory is short, small parts of a small model save less than whole calls.
-    if let Some(next) = next.filter(|_| !is_small) {
-        search.refine(next);
+    let limits = Limits::NORMAL;
+    let mut search = Search { question, model: model.as_ref(), strategy, limits, best: None, error: None };
+    search.look_through(joined, given);
+    if question.effort() == Effort::Thorough {
+        search.look_closer();
     }
     search.finish()
 }
@@ -78,18 +50,81 @@ struct Search<'a> {
     question: &'a Question<'a>,
     model: Option<&'a Sliceable<'a>>,
     strategy: Option<Strategy>,
-    best: Option<Found>,
+    limits: Limits,
+    /// The best plan, and the grain it was found at.
+    best: Option<(Asked, Planned, Grain)>,
     error: Option<NoPlan>,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    /// Plans a model at the grains that serve it; with little effort at the first of them that has a plan.
+    fn look_through(&mut self, joined: &BTreeSet<String>, given: Option<&Grain>) {
+        let Some(model) = self.model else {
+            self.look(&Grain::default());
+            return;
+        };
+        let devices = self.question.n_devices();
+        let is_small = model.n_working() * devices <= FEW;
+        // Where all cuts are given, blocks are there to be computed again, and for gradients to be sent one by one.
+        if let Some(given) = given {
+            self.look(given);
+            if is_small && self.has_room() {
+                self.look(&model.finest(joined));
+            }
+            return;
+        }
+        let next = self.look(&model.enough(self.question.stages().unwrap_or(1) as usize, joined));
+        let is_quick = self.question.effort() == Effort::Quick && self.best.is_some();
+        if is_quick || self.strategy.is_some_and(Strategy::is_rule) {
+            return;
+        }
+        if is_small && self.has_room() {
+            self.look(&model.finest(joined));
+            return;
+        }
+        let wanted = devices.min(MOST_WANTED);
+        let next = if self.n_blocks() < wanted || next.is_none() {
+            self.look(&model.enough(wanted, joined)).or(next)
+        } else {
+            next
+        };
+        // Where memory is short, small parts of a small model save less than whole calls.
+        if let Some(next) = next.filter(|_| !is_small) {
+            self.refine(next);
+        }
+    }
+
+    /// Looks once more with higher limits: at the blocks of the best plan, and at those that follow from its borders.
+    fn look_closer(&mut self) {
+        self.limits = self.limits.times(Limits::MORE);
+        let Some((_, solved, grain)) = &self.best else { return };
+        let (grain, micro_batches) = (grain.clone(), solved.best.micro_batches);
+        let next = self.look_at(self.asked(&grain, Some(micro_batches)), &grain);
+        let is_open = !self.question.is_given() && !self.strategy.is_some_and(Strategy::is_rule);
+        if let Some(next) = next.filter(|_| is_open) {
+            self.refine(next);
+        }
+    }
+
+    /// Takes the model apart; with so many micro-batches where the planner is to choose and they are known by now.
+    fn asked(&self, grain: &Grain, micro_batches: Option<u32>) -> Asked {
+        let mut asked = self.question.asked(grain);
+        let training = &mut asked.problem.training;
+        training.limits = self.limits;
+        if let (MicroBatches::Enough, Some(count)) = (training.micro_batches, micro_batches) {
+            training.micro_batches = MicroBatches::About(count);
+        }
+        asked
+    }
+
     /// Plans a model at a grain and keeps the plan where it is the best; returns the grain that follows from its borders.
     fn look(&mut self, grain: &Grain) -> Option<Grain> {
-        self.look_at(self.question.asked(grain), grain)
+        self.look_at(self.asked(grain, None), grain)
     }
 
     fn look_at(&mut self, mut asked: Asked, grain: &Grain) -> Option<Grain> {
-        let mut solved = match plan_model(&mut asked.problem, self.strategy) {
+        let like = self.best.as_ref().map(|(_, solved, _)| &solved.best);
+        let mut solved = match plan_model(&mut asked.problem, self.strategy, like) {
             Ok(solved) => solved,
             Err(error) => {
                 // What comes nearest says what would do.
@@ -113,7 +148,7 @@ impl Search<'_> {
             solved.best.bound_by(bound.unwrap_or_else(of_all));
         }
         if self.seconds().is_none_or(|best| seconds < best * (1.0 - GAIN)) {
-            if let Some((_, before)) = self.best.take().filter(|_| solved.tried.is_empty()) {
+            if let Some((_, before, _)) = self.best.take().filter(|_| solved.tried.is_empty()) {
                 // Other numbers of micro-batches were tried with other blocks; what was taken is as fast as it is now.
                 solved.tried = before.tried;
                 let own = solved.best.micro_batches;
@@ -123,7 +158,7 @@ impl Search<'_> {
                     .filter(|one| one.micro_batches == own)
                     .for_each(|one| one.seconds_each = seconds);
             }
-            self.best = Some((asked, solved));
+            self.best = Some((asked, solved, grain.clone()));
         }
         next
     }
@@ -131,8 +166,8 @@ impl Search<'_> {
     /// Opens blocks around the borders of the plans of each round, and closes others; then plans the best of these grains with all
     /// strategies.
     fn refine(&mut self, mut next: Grain) {
-        let (Some(model), Some((_, solved))) = (self.model, &self.best) else { return };
-        let micro_batches = MicroBatches::About(solved.best.micro_batches);
+        let (Some(model), Some((_, solved, _))) = (self.model, &self.best) else { return };
+        let micro_batches = Some(solved.best.micro_batches);
         let (sharding, group) = (solved.best.sharding(), solved.best.execution.sharding_group);
         let pipelines = std::iter::once(&solved.best).chain(&solved.others);
         let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
@@ -141,18 +176,17 @@ impl Search<'_> {
         let mut best: Option<(f64, Grain)> = None;
         let mut seen: Vec<Grain> = Vec::new();
         let mut idle = 0;
-        while seen.len() < ROUNDS && idle < IDLE_ROUNDS && !seen.contains(&next) {
-            let mut problem = self.question.asked(&next).problem;
-            (problem.training.sharding, problem.training.sharding_group) = (sharding, group);
+        let like = solved.best.clone();
+        while seen.len() < self.limits.rounds && idle < IDLE_ROUNDS && !seen.contains(&next) {
             // How many micro-batches serve best is known by now.
-            if problem.training.micro_batches == MicroBatches::Enough {
-                problem.training.micro_batches = micro_batches;
-            }
+            let mut problem = self.asked(&next, micro_batches).problem;
+            (problem.training.sharding, problem.training.sharding_group) = (sharding, group);
             let plans: Vec<Solution> = match problem.training.inference {
-                Some(_) => plan_model(&mut problem, None).map(|found| found.best).into_iter().collect(),
-                None => {
-                    strategies.iter().filter_map(|strategy| plan_with(&problem, *strategy).ok()).collect()
-                }
+                Some(_) => plan_model(&mut problem, None, None).map(|found| found.best).into_iter().collect(),
+                None => strategies
+                    .iter()
+                    .filter_map(|strategy| plan_near(&problem, *strategy, &like).ok())
+                    .collect(),
             };
             let least = plans.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
             idle += 1;
@@ -166,28 +200,25 @@ impl Search<'_> {
         let is_better =
             |(seconds, _): &(f64, Grain)| self.seconds().is_none_or(|best| *seconds < best * (1.0 - GAIN));
         if let Some((_, grain)) = best.filter(is_better) {
-            let mut asked = self.question.asked(&grain);
-            if asked.problem.training.micro_batches == MicroBatches::Enough {
-                asked.problem.training.micro_batches = micro_batches;
-            }
-            self.look_at(asked, &grain);
+            self.look_at(self.asked(&grain, micro_batches), &grain);
         }
     }
 
     fn seconds(&self) -> Option<f64> {
-        self.best.as_ref().map(|(_, solved)| solved.best.seconds_each())
+        self.best.as_ref().map(|(_, solved, _)| solved.best.seconds_each())
     }
 
     /// Tells whether there is a plan, and one that keeps all activations.
     fn has_room(&self) -> bool {
-        self.best.as_ref().is_some_and(|(_, solved)| !solved.best.saves_memory())
+        self.best.as_ref().is_some_and(|(_, solved, _)| !solved.best.saves_memory())
     }
 
     fn n_blocks(&self) -> usize {
-        self.best.as_ref().map_or(0, |(asked, _)| asked.problem.blocks.len())
+        self.best.as_ref().map_or(0, |(asked, ..)| asked.problem.blocks.len())
     }
 
     fn finish(self) -> Result<Found, NoPlan> {
-        self.best.ok_or_else(|| self.error.expect("what has no plan says why"))
+        let (asked, solved, _) = self.best.ok_or_else(|| self.error.expect("what has no plan says why"))?;
+        Ok((asked, solved))
     }
 }

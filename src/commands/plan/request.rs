@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use partitioner::{Machine, MicroBatches, Strategy, Training};
+use partitioner::{Effort, Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, Constraints, Inference, ShardingLevel};
 
 use super::{clusters::cluster_failure, loss::Loss, sizes::Sizes};
@@ -49,6 +49,8 @@ pub struct PlanRequest {
     pub recompute: bool,
     /// Activations may wait in host memory.
     pub offload: bool,
+    /// How long the search may take.
+    pub effort: Effort,
     /// Products of float32 numbers run in TF32.
     pub tf32: bool,
     /// Transfers run beside compute.

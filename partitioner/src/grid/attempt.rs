@@ -1,0 +1,466 @@
+//! One attempt at a grid: each chunk may take a given share of its device's memory.
+//!
+//! 1. Lower bounds: `bound::grid`, and the slowest stage on an idealized machine; a grid that cannot win is given up.
+//! 2. The cut whose slowest stage is fastest, exact over the states (`pipeline::best`); further cuts as seeds.
+//! 3. Hill climbing by the timed order of operations (`hill_climb`), memory of chunks shared out (`chunk_memory`).
+//! 4. The simulator's time and memory; with less memory again if it finds too much.
+//! 5. All cuts, if there are few (`all_cuts`).
+//!
+//! Cuts that are given, or made by a rule, are timed as they are. Cost: that of the parts.
+
+use std::{borrow::Cow, cell::Cell, rc::Rc};
+
+use schema::Bytes;
+use simulator::{
+    Cost,
+    order::{Order, Schedule, make_for_costs},
+};
+
+use crate::{
+    MachineDevice, Problem,
+    bound::crossing::Ordered,
+    device_orders::tries_all_orders,
+    error::PlanError,
+    goal::Goal,
+    grid::{
+        all_cuts::AllCuts,
+        chunk_memory::share_out,
+        hill_climb::{Climbed, Places, Seed, polish, timed},
+        question::{GridSolver, NoGrid},
+        shape::Grid,
+        stage_times::{passes_alone, shared_out},
+        step_time::{StageTimes, StepTime, step_time},
+    },
+    pipeline::best::{Sharing, best_pipeline, stages_of},
+    plan_file::simulate::{is_simulated, settle_step},
+    solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
+    stage::{
+        in_flight::in_flight_of,
+        lines::Lines,
+        place::Neighbours,
+        run::{Cut, Run},
+        score::{Rules, Scorer},
+    },
+    strategy::{deepspeed::least_bound, row::Search, torchgpipe::torchgpipe},
+};
+
+/// How often stages that run out of memory in the simulation are given less.
+const ROUNDS: usize = 3;
+
+/// The most plans of all cuts that prove nothing, of more than a few states.
+const UNSURE: usize = 8;
+const FEW_STATES: usize = 40;
+
+/// A grid, and what all of its plans are made with.
+pub(crate) struct Attempt<'a> {
+    solver: &'a GridSolver<'a>,
+    /// The problem; where devices have several chunks, with a smaller device for each of them.
+    problem: Cow<'a, Problem>,
+    grid: Grid,
+    /// Micro-batches of one replica.
+    each: usize,
+    /// Seconds for each micro-batch that a plan must take less than.
+    below: f64,
+    order: Order,
+    rules: Rules,
+    places: Places,
+    /// Bytes of the devices of each rank.
+    memory: Vec<f64>,
+    /// Whether stages were left with less than formulas allow: they throw away enough, perhaps not what is best.
+    has_less: Cell<bool>,
+}
+
+impl<'a> Attempt<'a> {
+    /// Makes an attempt in which each chunk may take this share of its device's memory.
+    ///
+    /// # Errors
+    /// When the schedule does not take the grid.
+    pub(crate) fn new(
+        solver: &'a GridSolver<'a>,
+        grid: Grid,
+        each: usize,
+        below: f64,
+        share: f64,
+    ) -> Result<Self, NoGrid> {
+        let whole = solver.problem;
+        let order = make_for_costs(grid.schedule, grid.shape(each), Cost::EQUAL).map_err(|error| NoGrid {
+            error: PlanError::Schedule { strategy: solver.strategy.name(), reason: error.to_string() },
+            lower_bound: f64::INFINITY,
+        })?;
+        let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
+        let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
+        let problem =
+            if grid.chunks == 1 { Cow::Borrowed(whole) } else { Cow::Owned(in_chunks(whole, grid, share)) };
+        let places = places(grid);
+        let memory = |(run, _): &(Run, usize)| {
+            let devices = run.devices().map(|device| whole.machine.devices[device].memory.0);
+            devices.min().unwrap_or(0) as f64
+        };
+        let memory = places[..grid.ranks].iter().map(memory).collect();
+        let has_less = Cell::new(false);
+        Ok(Self { solver, problem, grid, each, below, order, rules, places, memory, has_less })
+    }
+
+    /// Finds the best cuts.
+    pub(crate) fn solve(&self) -> Result<(Solution, f64), NoGrid> {
+        let Self { solver: GridSolver { problem: whole, states, goal, strategy, .. }, .. } = self;
+        let mut scorer = Scorer::new(&self.problem, states, self.rules);
+        scorer.memory_plans = Rc::clone(&self.solver.memory_plans);
+        if self.grid.chunks == 1 {
+            scorer.places = Rc::clone(&self.solver.places);
+        }
+        let is_open = *goal != Goal::Any;
+        let mut lower_bound =
+            if is_open { self.solver.bounds.floor(self.grid, self.each, self.limit()) } else { 0.0 };
+        let given = self.given();
+        let is_given = given.is_some();
+        let climbed = match given {
+            // Given cuts, and cuts made by a rule, stand for no others.
+            Some(borders) => {
+                timed((&scorer, &self.solver.lines), &self.order, &self.places, &self.natural(), &borders)
+            }
+            None => self.climbed(&scorer, &mut lower_bound)?,
+        };
+        let found = climbed.and_then(|Climbed { stages, time }| self.finish(stages, time, lower_bound));
+        // What runs out of memory in the simulation is for the caller to plan again with less, unless there is something else.
+        let (mut best, excessive) = match found {
+            Some((found, false)) if !strategy.is_rule() => (None, Some(found)),
+            found => (found.map(|found| found.0), None),
+        };
+        let mut is_exact = false;
+        if is_open && !is_given && self.is_complete() && tries_all_orders(&whole.machine) {
+            (best, is_exact) = self.all_cuts(&scorer, best, lower_bound);
+        }
+        let proven = |most: f64| {
+            let gap = 1.0 - scorer.gap.get();
+            if is_exact { lower_bound.max(self.limit().min(most) * gap) } else { lower_bound }
+        };
+        match best.or(excessive.filter(|_| !is_exact)) {
+            None => Err(NoGrid { error: PlanError::NothingFits, lower_bound: proven(f64::INFINITY) }),
+            Some(mut best) => {
+                let least = proven(best.seconds()).min(best.seconds());
+                if self.solver.is_uniform {
+                    best.lower_bound = least;
+                }
+                Ok((best, least))
+            }
+        }
+    }
+
+    /// Returns the micro-batches of all replicas.
+    fn n_micro_batches(&self) -> f64 {
+        (self.each * self.grid.replicas) as f64
+    }
+
+    /// Returns the seconds of a step that plans are to take less than.
+    fn limit(&self) -> f64 {
+        self.below * self.n_micro_batches()
+    }
+
+    /// Tells whether all ways to cut are among the states: a single stage has one, none.
+    fn is_complete(&self) -> bool {
+        self.solver.is_complete || self.grid.n_stages() == 1
+    }
+
+    fn natural(&self) -> Vec<usize> {
+        (0..self.problem.blocks.len()).collect()
+    }
+
+    fn sharing(&self) -> Sharing {
+        Sharing::Equal {
+            stages: self.grid.n_stages(),
+            replicas: self.grid.replicas,
+            replicas_together: self.grid.replicas_together,
+        }
+    }
+
+    /// Returns where stages begin, and the end of the last one, where that is given or made by a rule.
+    fn given(&self) -> Option<Vec<usize>> {
+        match (&self.problem.begins, self.solver.strategy.row().search) {
+            (Some(begins), _) => {
+                let end = self.problem.blocks.len();
+                Some(std::iter::once(0).chain(begins.iter().copied()).chain([end]).collect())
+            }
+            (None, Search::Rule(rule)) => Some(rule(&self.problem, self.grid.n_stages())),
+            _ => None,
+        }
+    }
+
+    /// Finds the pipeline whose slowest stage is fastest, below so many seconds for each micro-batch.
+    fn best_pipeline(
+        &self,
+        scorer: &Scorer,
+        sharing: Sharing,
+        least: f64,
+        below: f64,
+    ) -> Option<(f64, Vec<Cut>)> {
+        match self.grid.chunks {
+            1 => self.solver.pipelines.best_pipeline(scorer, sharing, least, below),
+            // Chunks have machines of their own, and are asked for once.
+            _ => best_pipeline(scorer, sharing, below),
+        }
+    }
+
+    /// Finds cuts by the slowest stage, and moves them while the step becomes shorter; raises the lower bound on the way.
+    ///
+    /// # Errors
+    /// When no plan is below what is asked for.
+    fn climbed(&self, scorer: &Scorer, lower_bound: &mut f64) -> Result<Option<Climbed>, NoGrid> {
+        let Self { solver, problem, grid, order, places, below, .. } = self;
+        let (whole, n_stages) = (solver.problem, grid.n_stages());
+        let is_asked = solver.goal != Goal::Any && self.is_complete();
+        let is_plain = solver.is_uniform && grid.chunks == 1 && scorer.is_roomy();
+        // A step takes as long as its slowest stage for all replicas' micro-batches, of every chunk of a rank.
+        let raise = |lower_bound: &mut f64, bottleneck: f64| {
+            *lower_bound = lower_bound.max(self.n_micro_batches() * bottleneck);
+            if bottleneck < *below {
+                let step = solver.bounds.fill(*grid, self.each, bottleneck * grid.replicas as f64);
+                *lower_bound = lower_bound.max(step);
+            }
+            let none = NoGrid { error: PlanError::NothingFits, lower_bound: *lower_bound };
+            if *lower_bound >= self.limit() { Err(none) } else { Ok(()) }
+        };
+        let mut least = 0.0;
+        if is_asked && !is_plain {
+            least = self.least_bottleneck(scorer);
+            raise(lower_bound, least)?;
+        }
+        // With offload, copies overlap compute and the formula overestimates: do not prune by it.
+        let own = if whole.training.offload { f64::INFINITY } else { *below };
+        let found = self.best_pipeline(scorer, self.sharing(), least, own);
+        if is_asked && is_plain {
+            raise(lower_bound, found.as_ref().map_or(*below, |best| best.0))?;
+        }
+        let mut seeds: Vec<Seed> = Vec::new();
+        if let Some((_, cuts)) = found {
+            let (line, borders) = seed_of(scorer, &cuts);
+            let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
+            seeds.push((line.clone(), borders));
+            seeds.push((line, least_bound(&times, n_stages)));
+            seeds.push((self.natural(), torchgpipe(problem, n_stages)));
+        }
+        if solver.goal != Goal::Any || seeds.is_empty() {
+            let lines = solver.bounds.narrow_orders(*grid, self.each);
+            add_lines(&mut seeds, lines, (scorer, &solver.lines), places, &|scorer| {
+                best_pipeline(scorer, self.sharing(), own).map(|found| found.1)
+            });
+        }
+        Ok(polish((scorer, &solver.lines), order, places, &seeds, solver.n_grids, solver.goal))
+    }
+
+    /// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts, or `below` where that is no more;
+    /// infinite where nothing fits.
+    ///
+    /// Cuts found by formula for devices as they stand are the best only where all devices are alike and have room. Others may beat them
+    /// where devices or links differ and could be taken in another order, where copies to the host run beside compute, and where memory
+    /// is counted from above.
+    fn least_bottleneck(&self, scorer: &Scorer) -> f64 {
+        let chunks = self.grid.chunks;
+        let in_chunks = || {
+            // A device's memory need not be shared evenly.
+            let mut ideal = scorer.problem.ideal();
+            let largest =
+                |device: &mut MachineDevice| device.memory.0 = device.memory.0.saturating_mul(chunks as u64);
+            ideal.machine.devices.iter_mut().for_each(largest);
+            ideal
+        };
+        let ideal = if chunks == 1 { Cow::Borrowed(self.solver.ideal()) } else { Cow::Owned(in_chunks()) };
+        let is_uniform =
+            if chunks == 1 { self.solver.is_uniform } else { scorer.problem.machine.is_uniform() };
+        let neighbours = if is_uniform { scorer.rules.neighbours } else { Neighbours::Fastest };
+        // Where all devices and links are the best, replicas may as well sit side by side: asked once for both.
+        let sharing = match self.sharing() {
+            Sharing::Equal { stages, replicas, .. } if !is_uniform => {
+                Sharing::Equal { stages, replicas, replicas_together: true }
+            }
+            sharing => sharing,
+        };
+        let mut bound = Scorer::new(&ideal, scorer.states, Rules { neighbours, ..scorer.rules });
+        bound.is_bound = true;
+        bound.memory_plans = Rc::clone(&scorer.memory_plans);
+        if chunks == 1 {
+            bound.places = Rc::clone(&self.solver.ideal_places);
+        }
+        self.best_pipeline(&bound, sharing, 0.0, self.below).map_or(self.below, |best| best.0)
+    }
+
+    /// Makes a plan of stages that takes this share of the memory by formula; `None` where that is too little.
+    fn finish_within(
+        &self,
+        share: f64,
+        mut stages: Vec<SolutionStage>,
+        mut time: StepTime,
+        lower_bound: f64,
+    ) -> Option<Solution> {
+        let Self { solver, grid, problem, .. } = self;
+        let limits: Vec<f64> = self.memory.iter().map(|bytes| bytes * share).collect();
+        let held = |rank: usize| -> f64 {
+            stages.iter().skip(rank).step_by(grid.ranks).map(|stage| stage.score.memory).sum()
+        };
+        let is_open = grid.chunks > 1 || share < 1.0;
+        if is_open && (0..grid.ranks).any(|rank| held(rank) > limits[rank]) {
+            let times = share_out(problem, self.rules, &self.places, &mut stages, &limits)?;
+            time = step_time(&self.order, &times, problem.machine.overlaps)?;
+        }
+        for (index, stage) in stages.iter_mut().enumerate() {
+            if grid.chunks > 1 {
+                stage.run.first = index % grid.ranks;
+            }
+            stage.score.limit = self.memory[index % grid.ranks];
+        }
+        share_memory(&mut stages, grid.ranks).ok()?;
+        Some(Solution {
+            made_by: MadeBy::Strategy(solver.strategy),
+            schedule: grid.schedule,
+            micro_batches: self.n_micro_batches() as u32,
+            stages,
+            execution: shared_out(solver.problem, grid.replicas),
+            objective: Objective::Step(time.seconds),
+            lower_bound,
+            bubble: Some(time.bubble),
+            order: Vec::new(),
+            peaks: None,
+        })
+    }
+
+    /// Makes a plan of stages and has it simulated; tells whether it fits. `None` where it is not below what is asked for, or too full.
+    fn finish(
+        &self,
+        stages: Vec<SolutionStage>,
+        time: StepTime,
+        lower_bound: f64,
+    ) -> Option<(Solution, bool)> {
+        let Self { solver: GridSolver { problem: whole, strategy, .. }, grid, .. } = self;
+        // Which of several numbers of chunks gains is told by their times, be they above the limit.
+        let most = if grid.chunks == 1 { self.limit() } else { f64::INFINITY };
+        let whole_share = self.finish_within(1.0, stages.clone(), time, lower_bound)?;
+        if self.is_slow(&whole_share, most) {
+            return None;
+        }
+        let (found, mut excess) = settle_step(whole, whole_share, most)?;
+        if strategy.is_rule() || !(whole.training.recompute || whole.training.offload) {
+            return Some((found, excess.is_none()));
+        }
+        let mut share = 1.0;
+        for _ in 0..ROUNDS {
+            let Some(over) = excess else { break };
+            self.has_less.set(true);
+            share /= over.max(1.01);
+            let Some(less) = self.finish_within(share, stages.clone(), time, lower_bound) else { break };
+            // What then fits may not be below the limit any more.
+            let (less, still) = settle_step(whole, less, most)?;
+            if still.is_none() {
+                return Some((less, true));
+            }
+            excess = still;
+        }
+        Some((found, excess.is_none()))
+    }
+
+    /// Tells whether a plan's passes alone take as long as it may in all: then it need not be simulated.
+    fn is_slow(&self, plan: &Solution, most: f64) -> bool {
+        let is_in_order = matches!(self.grid.schedule, Schedule::OneForwardOneBackward | Schedule::GPipe);
+        let n_devices = self.grid.ranks * self.grid.replicas;
+        if !is_in_order
+            || most == f64::INFINITY
+            || plan.offloads()
+            || !is_simulated(self.grid.n_stages(), plan.micro_batches as usize, n_devices)
+        {
+            return false;
+        }
+        let passes: Vec<StageTimes> =
+            plan.stages.iter().map(|stage| passes_alone(self.solver.problem, stage)).collect();
+        // The simulator counts whole nanoseconds.
+        let rounding = (3 * self.each + 6 * self.grid.ranks) as f64 * 1e-9;
+        step_time(&self.order, &passes, true)
+            .is_some_and(|alone| alone.seconds * (1.0 - 1e-9) - rounding >= most)
+    }
+
+    /// Looks through all cuts for a better plan; also tells whether they were looked through.
+    fn all_cuts(
+        &self,
+        scorer: &Scorer,
+        best: Option<Solution>,
+        lower_bound: f64,
+    ) -> (Option<Solution>, bool) {
+        let Self { solver, problem, grid, .. } = self;
+        let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
+            let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
+            let time = step_time(&self.order, &times, problem.machine.overlaps)?;
+            self.finish(stages, time, lower_bound).filter(|found| found.1).map(|found| found.0)
+        };
+        let mut cuts = AllCuts::new(scorer, *grid, self.each, &self.places, &simulate);
+        (cuts.best, cuts.bound) = (best, self.limit());
+        let n_ops: usize = self.order.ranks.iter().map(Vec::len).sum();
+        // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
+        let is_sure = scorer.is_roomy() || grid.chunks == 1 && !problem.training.offload;
+        let limits = problem.training.limits;
+        let most = if is_sure || solver.states.len() <= FEW_STATES { limits.simulated_plans } else { UNSURE };
+        cuts.left = (limits.simulated_passes / n_ops / solver.n_grids.clamp(1, 4)).min(most);
+        let is_exact = cuts.search() && is_sure && !self.has_less.get();
+        (cuts.best, is_exact)
+    }
+}
+
+/// Returns a problem in which a smaller device stands for each chunk of one.
+fn in_chunks(whole: &Problem, grid: Grid, share: f64) -> Problem {
+    let mut smaller = whole.clone();
+    let part = |stage: usize| {
+        let device = &whole.machine.devices[stage % grid.ranks];
+        MachineDevice { memory: Bytes((device.memory.0 as f64 * share) as u64), ..device.clone() }
+    };
+    smaller.machine.devices = (0..grid.n_stages()).map(part).collect();
+    smaller
+}
+
+/// Returns the devices of each stage, and how many there are from it to the end.
+fn places(grid: Grid) -> Places {
+    let n_stages = grid.n_stages();
+    let place = |index: usize| {
+        let run = if grid.replicas_together {
+            Run { first: index * grid.replicas, count: grid.replicas, stride: 1 }
+        } else {
+            Run { first: index, count: grid.replicas, stride: n_stages }
+        };
+        (run, (n_stages - index) * grid.replicas)
+    };
+    (0..n_stages).map(place).collect()
+}
+
+/// A line of blocks through some cuts, and where these lie in it.
+fn seed_of(scorer: &Scorer, cuts: &[Cut]) -> Seed {
+    let found = stages_of(scorer, cuts);
+    let line = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+    let mut borders = vec![0];
+    found.iter().for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
+    (line, borders)
+}
+
+/// Adds lines of blocks and where stages could end in them.
+fn add_lines(
+    seeds: &mut Vec<Seed>,
+    orders: Vec<Ordered>,
+    (scorer, lines): (&Scorer, &Lines),
+    places: &Places,
+    best: &dyn Fn(&Scorer) -> Option<Vec<Cut>>,
+) {
+    for (line, borders) in orders {
+        let is_first = seeds.is_empty();
+        let seed = lines.with(scorer, &line, |scorer| {
+            let work = &scorer.states.work;
+            let fits = |borders: &Vec<usize>| {
+                let mut stages = borders.windows(2).zip(places);
+                stages.all(|(pair, &(run, behind))| {
+                    work[pair[0]] < work[pair[1]] && scorer.score(pair[0], pair[1], run, behind).is_some()
+                })
+            };
+            match borders.filter(fits) {
+                Some(borders) => Some((line.clone(), borders)),
+                // Where cuts fall together or memory decides, the line alone does not say where stages end.
+                None if is_first => best(scorer).map(|cuts| seed_of(scorer, &cuts)),
+                None => None,
+            }
+        });
+        seeds.extend(seed);
+    }
+}

@@ -1,0 +1,97 @@
+//! How far searches go, in numbers that a user can picture.
+//!
+//! A limit counts what is looked at, never seconds: the same question has the same answer on any machine. Where one is met, the best
+//! plan so far is taken and the gap to the lower bound says what may be missed.
+
+/// How long a search may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effort {
+    /// The blocks that a first look gives, no finer ones.
+    Quick,
+    /// Blocks are opened around the borders of the plans that are found.
+    #[default]
+    Normal,
+    /// All of that, and once more with each limit [`Limits::MORE`] times as large; the better plan is kept.
+    Thorough,
+}
+
+/// The most that one search looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Times that blocks are opened around the borders of plans, and others closed.
+    pub rounds: usize,
+    /// Passes of a micro-batch through a stage that are timed while cuts are moved, over all shapes of a strategy.
+    pub timed_passes: usize,
+    /// Cuts that are moved until no move gains, for each shape: the best of those by formula.
+    pub moved_cuts: usize,
+    /// Plans of a shape that are simulated where all its cuts are tried, and the passes of these plans together.
+    pub simulated_plans: usize,
+    /// See `simulated_plans`.
+    pub simulated_passes: usize,
+    /// Beginnings of a pipeline, one or more stages each, that are looked at where all cuts are tried.
+    pub beginnings: usize,
+    /// Blocks of the stages that are scored there, all together.
+    pub scored_blocks: usize,
+    /// Stages that are compared where a device has several of them.
+    pub chunked_stages: usize,
+    /// Stages that are compared for the bound by what must cross cuts: all together, and for one shape.
+    pub bounded_stages: usize,
+    /// See `bounded_stages`.
+    pub bounded_stages_each: usize,
+    /// Pairs of a stage's ends for which the least traffic is computed.
+    pub cut_pairs: usize,
+}
+
+impl Effort {
+    /// Returns the name, as `--effort` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quick => "quick",
+            Self::Normal => "normal",
+            Self::Thorough => "thorough",
+        }
+    }
+}
+
+impl Limits {
+    /// What is searched where nobody says.
+    pub const NORMAL: Self = Self {
+        rounds: 8,
+        timed_passes: 20_000_000,
+        moved_cuts: 4,
+        simulated_plans: 200,
+        simulated_passes: 50_000,
+        beginnings: 100_000,
+        scored_blocks: 400_000,
+        chunked_stages: 150_000_000,
+        bounded_stages: 16_000_000,
+        bounded_stages_each: 3_000_000,
+        cut_pairs: 100_000_000,
+    };
+
+    /// How many times as much a thorough search looks at.
+    pub const MORE: usize = 4;
+
+    /// Returns limits that are so many times as large.
+    pub fn times(self, factor: usize) -> Self {
+        Self {
+            rounds: self.rounds * factor,
+            timed_passes: self.timed_passes * factor,
+            moved_cuts: self.moved_cuts * factor,
+            simulated_plans: self.simulated_plans * factor,
+            simulated_passes: self.simulated_passes * factor,
+            beginnings: self.beginnings * factor,
+            scored_blocks: self.scored_blocks * factor,
+            chunked_stages: self.chunked_stages * factor,
+            bounded_stages: self.bounded_stages * factor,
+            bounded_stages_each: self.bounded_stages_each * factor,
+            cut_pairs: self.cut_pairs * factor,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::NORMAL
+    }
+}
