@@ -375,12 +375,7 @@ const SLIPS: [Slip; 27] = [
         "kind: cost-model\nversion: 1\ndevice: T4\ncurves: 5\n",
     ),
     slip("a cost model's version in words", COST_MODEL, "", "kind: cost-model\nversion: new\n"),
-    slip(
-        "a cost model without a device",
-        COST_MODEL,
-        "",
-        "kind: cost-model\nversion: 1\ncurves: []\n",
-    ),
+    slip("a cost model without a device", COST_MODEL, "", "kind: cost-model\nversion: 1\ncurves: []\n"),
 ];
 
 /// What people get wrong in files by hand: each is told in the file's own words, with its place.

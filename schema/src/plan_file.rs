@@ -65,9 +65,9 @@ mod tests {
         check("kind: cluster\nversion: 1\n", "the file is a `cluster`, not a plan");
         check("kind: plan\n", "`version` is missing");
         check("stages: []\n", "`kind` is missing");
-        check("kind: plan\nversion: 1\nwritten_by: me\n", "missing field `model`");
-        check("kind: plan\nversion: one\n", "version: invalid type: string \"one\"");
+        check("kind: plan\nversion: 1\nwritten_by: me\n", "`model` is missing");
+        check("kind: plan\nversion: one\n", "`version` is the text \"one\"; it must be");
         check("", "`kind` is missing");
-        check("- 1\n", "invalid type");
+        check("- 1\n", "the file holds a list");
     }
 }

@@ -133,7 +133,7 @@ fn choices(name: &str, allowed: &str, are: &str) -> String {
     let near = names
         .iter()
         .map(|known| (strsim::damerau_levenshtein(known, wanted), known))
-        .filter(|(distance, known)| *distance <= (known.len() / 3).max(1))
+        .filter(|(distance, known)| *distance <= (known.len() / 3).max(1) && *distance < known.len())
         .min();
     let meant = near.map_or(String::new(), |(_, near)| format!(", did you mean `{near}`?"));
     match names.as_slice() {
