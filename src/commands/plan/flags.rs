@@ -7,7 +7,6 @@ use partitioner::Strategy;
 
 use super::{
     arguments::PlanArguments, clusters, objective::ObjectiveArguments, request::PlanRequest, sizes::Sizes,
-    subject::name_of,
 };
 use crate::{failure::Failure, output::Format, plan_file};
 
@@ -111,6 +110,6 @@ impl Plan {
     /// Returns the name of the model for messages.
     #[cfg(feature = "peers")]
     pub(super) fn model_name(&self) -> String {
-        name_of(&self.model)
+        super::subject::name_of(&self.model)
     }
 }
