@@ -129,7 +129,7 @@ fn climb(
     // Nothing where the step cannot be shorter than this.
     let mut time = |stages: &[Timed], below: f64| {
         let times: Vec<StageTimes> = stages.iter().map(|stage| stage.1).collect();
-        if timer.least(&times) * (1.0 - 1e-9) >= below { None } else { timer.time(&times) }
+        if timer.least(&times) * (1.0 - 1e-9) >= below { None } else { timer.time(&times, below) }
     };
     let mut stages: Vec<Timed> =
         (0..n_stages).map(|index| stage(&borders, index)).collect::<Option<Vec<Timed>>>()?;

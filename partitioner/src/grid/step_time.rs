@@ -30,7 +30,7 @@ pub(crate) struct StepTime {
 
 /// Times an order; `None` when it deadlocks, which orders made by the simulator never do.
 pub(crate) fn step_time(order: &Order, stages: &[StageTimes], overlaps: bool) -> Option<StepTime> {
-    Timer::new(order, stages.len(), overlaps).time(stages)
+    Timer::new(order, stages.len(), overlaps).time(stages, f64::INFINITY)
 }
 
 /// Times one order with stages of several costs: what does not depend on these is there once.
@@ -101,8 +101,25 @@ impl<'a> Timer<'a> {
         work.into_iter().fold(if is_plain { least } else { 0.0 }, f64::max)
     }
 
-    /// Times the order; `None` when it deadlocks.
-    pub(crate) fn time(&mut self, stages: &[StageTimes]) -> Option<StepTime> {
+    /// Returns the seconds that each rank still has to compute, and those before it behind its last pass.
+    fn left(&self, stages: &[StageTimes]) -> Vec<f64> {
+        let is_plain = self.ahead.iter().all(Option::is_some);
+        let mut left = vec![0.0; self.order.ranks.len()];
+        let mut before = 0.0;
+        for (times, &rank) in stages.iter().zip(&self.rank_of) {
+            let back = times.input_gradient + times.weight_gradient;
+            left[rank] += self.n_micro_batches as f64 * (times.forward + back);
+            if is_plain {
+                left[rank] += before;
+                before += back;
+            }
+        }
+        left
+    }
+
+    /// Times the order; `None` when it deadlocks, or as soon as a rank cannot be through below so many seconds.
+    pub(crate) fn time(&mut self, stages: &[StageTimes], below: f64) -> Option<StepTime> {
+        let mut left = self.left(stages);
         let (order, n_micro_batches, rank_of) = (self.order, self.n_micro_batches, &self.rank_of);
         let n_ranks = order.ranks.len();
         let slot = |stage: usize, micro_batch: u32| stage * n_micro_batches + micro_batch as usize;
@@ -141,6 +158,11 @@ impl<'a> Timer<'a> {
                 let end = clock[rank].max(needed) + time;
                 busy[rank] += time;
                 clock[rank] = end;
+                left[rank] -= time;
+                // Sums are rounded.
+                if (end + left[rank]) * (1.0 - 1e-9) >= below {
+                    return None;
+                }
                 done[stage] = done[stage].max(end);
                 last[stage] = time;
                 let (other, way, (seconds, latency)) = match op.kind {

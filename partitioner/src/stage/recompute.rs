@@ -22,6 +22,9 @@ use crate::stage::{
     score::{Scorer, StageScore},
 };
 
+/// The most stages of which is kept what they recompute: some 10 MB.
+const MEMORY_PLANS: usize = 30_000;
+
 /// Optimality gap, as a share of the stage's time, at which the knapsack stops.
 const NEAR: f64 = 1e-4;
 
@@ -250,7 +253,11 @@ impl Scorer<'_> {
             self.gap.set(0.0);
             let again = self.choose(start, end, in_flight, fixed, limit, (speed, host));
             let found = (again, self.gap.get());
-            self.memory_plans.borrow_mut().insert(key, found.clone());
+            let mut all = self.memory_plans.borrow_mut();
+            if all.len() == MEMORY_PLANS {
+                all.clear();
+            }
+            all.insert(key, found.clone());
             found
         });
         self.gap.set(gap.max(own));
