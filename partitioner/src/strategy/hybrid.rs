@@ -37,7 +37,14 @@ fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
         }
     }
     if grids.is_empty() {
-        return Err("two stages of two replicas need two blocks and four devices".into());
+        return Err(match wanted {
+            Some(ranks) if ranks > n_blocks => {
+                format!("{ranks} stages need as many blocks, of which there are {n_blocks}")
+            }
+            Some(ranks) if ranks > 1 => format!("{ranks} stages of two replicas need {} devices", 2 * ranks),
+            Some(_) => "one stage is no hybrid".into(),
+            None => "two stages of two replicas need two blocks and four devices".into(),
+        });
     }
     Ok(grids)
 }

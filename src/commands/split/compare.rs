@@ -87,16 +87,24 @@ pub fn compare(
         });
         own.min_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each())).copied()
     };
+    let mut without_stages = problem.clone();
+    without_stages.training.stages = None;
     let mut families = Vec::new();
     for (name, wanted, strategies) in [
         ("best pipeline", Family::Pipeline, [Strategy::OneForwardOneBackward, Strategy::GPipe]),
         ("data parallel", Family::Whole, [Strategy::DataParallel, Strategy::DataParallel]),
         ("best hybrid", Family::Hybrid, [Strategy::Hybrid, Strategy::Hybrid]),
     ] {
-        match best_of(wanted) {
-            Some(solution) => families.push(row(name, solution)),
-            None => families.push(no(name, why_not(&problem, solved, wanted, &strategies))),
-        }
+        // Who asks for a number of stages is told what none would take.
+        let is_left_out = wanted == Family::Whole && problem.training.stages.is_some_and(|n| n > 1);
+        families.push(match best_of(wanted) {
+            Some(solution) => row(name, solution),
+            None if is_left_out => match plan_with(&without_stages, Strategy::DataParallel) {
+                Ok(solution) => row(name, &solution),
+                Err(error) => no(name, words(&error)),
+            },
+            None => no(name, why_not(&problem, solved, wanted, &strategies)),
+        });
     }
     for (name, strategy) in [
         ("even layers, by hand", Strategy::EvenLayers),
@@ -152,9 +160,6 @@ fn why_not(problem: &Problem, solved: &Planned, wanted: Family, strategies: &[St
     }
     let n_devices = problem.machine.devices.len();
     match wanted {
-        Family::Whole if problem.training.stages.is_some_and(|stages| stages > 1) => {
-            "a number of stages was asked for".to_string()
-        }
         Family::Hybrid if n_devices < 4 => "two stages of two replicas need four devices".to_string(),
         _ if n_devices < 2 => "there is one device".to_string(),
         _ => "it was not asked for".to_string(),
