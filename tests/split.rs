@@ -201,8 +201,9 @@ fn the_winner_is_compared_with_every_family_and_says_why() {
     let step = answer["simulated"]["step_seconds"].as_f64().unwrap();
     assert_eq!(of("best pipeline")["step_seconds"].as_f64().unwrap(), step);
     assert_eq!(of("best pipeline")["is_chosen"], true);
-    assert!(of("data parallel")["fails"].as_str().unwrap().contains("was asked for"));
-    assert!(of("best hybrid")["fails"].as_str().unwrap().contains("four devices"));
+    // Not asked for, and told all the same.
+    assert!(of("data parallel")["step_seconds"].as_f64().unwrap() > 0.0);
+    assert!(of("best hybrid")["fails"].as_str().unwrap().contains("need 4 devices"));
     for name in ["even layers, by hand", "even parameters, by hand"] {
         assert!(of(name)["step_seconds"].as_f64().unwrap() >= step, "{name}");
     }
