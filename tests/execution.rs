@@ -289,7 +289,11 @@ fn wrong_values_are_explained() {
         "the layers of stage 0 hold 200000001 bytes of gradients",
     );
     plan("{forward: 0.01,", "{forward: .nan,", "forward of a layer of stage 0 is NaN");
-    plan("predicted: {}", "execution: {sync: soon}\npredicted: {}", "`execution.sync` is `soon`; it is one of after-backward");
+    plan(
+        "predicted: {}",
+        "execution: {sync: soon}\npredicted: {}",
+        "`execution.sync` is `soon`; it is one of after-backward",
+    );
     plan("predicted: {}", "execution: {bucket: 0}\npredicted: {}", "the bucket is 0");
     plan("predicted: {}", "execution: {buckets: 7}\npredicted: {}", "there is no field `buckets`");
 }
