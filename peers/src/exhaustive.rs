@@ -26,6 +26,7 @@ fn unbounded(question: &CompatQuestion) -> f64 {
             *time = sum(&states.compute, first, last);
         }
     }
+    let sent = |at: usize| if at + 1 < n { states.output[at] } else { 0.0 };
     let mut machines_below = 1.0;
     for (&machines, bandwidth) in question.machines.iter().zip(question.bandwidths) {
         let machines = machines as usize;
@@ -51,10 +52,7 @@ fn unbounded(question: &CompatQuestion) -> f64 {
                             let sync = 4.0 * (rf - 1.0) * sum(&states.parameters, k + 1, last) / (b * rf);
                             let mut time = ((times[k + 1][last] + sync) / rf).max(best[first][k][m - r - 1]);
                             if question.activation_transfer {
-                                time = time.max(2.0 * states.output[k] / (b * rf));
-                                if last + 1 < n {
-                                    time = time.max(2.0 * states.output[last] / (b * rf));
-                                }
+                                time = time.max(2.0 * sent(k).max(sent(last)) / (b * rf));
                             }
                             best[first][last][m - 1] = best[first][last][m - 1].min(time);
                         }
