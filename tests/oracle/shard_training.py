@@ -276,7 +276,8 @@ def run(out, world, *arguments, fails=False):
     log = out / "log.jsonl"
     log.unlink(missing_ok=True)
     common = ["--log", "log.jsonl", "--steps", str(STEPS), "--micro-batches", str(MICRO_BATCHES), "--timeout", "60"]
-    codes, texts = processes.ranks(out, world, [*common, *arguments])
+    grace = processes.AFTER_A_REFUSAL if fails else processes.GRACE
+    codes, texts = processes.ranks(out, world, [*common, *arguments], grace)
     if any(codes) != fails:
         raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
     return [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else [], "\n".join(texts)

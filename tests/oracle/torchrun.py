@@ -120,11 +120,12 @@ def forked(function):
         os._exit(code)
 
 
-# Seconds that ranks have once another has failed; a launcher ends them, too.
+# Seconds that ranks have once another has failed; a launcher ends them, too. Where one refuses nobody else has anything to say.
 GRACE = 20.0
+AFTER_A_REFUSAL = 2.0
 
 
-def ended(processes):
+def ended(processes, grace=GRACE):
     """Returns exit codes and texts."""
     with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
         texts = [pool.submit(output.read) for _, output in processes]
@@ -134,7 +135,7 @@ def ended(processes):
                 if (found := os.waitpid(pid, os.WNOHANG))[0]:
                     codes[pid] = os.waitstatus_to_exitcode(found[1])
                     failed = failed or (time.monotonic() if codes[pid] else None)
-                elif failed and time.monotonic() > failed + GRACE:
+                elif failed and time.monotonic() > failed + grace:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         return [codes[pid] for pid, _ in processes], [text.result() for text in texts]
@@ -146,8 +147,8 @@ def free_port():
         return found.getsockname()[1]
 
 
-def ranks(out, world, arguments):
-    """Starts `train.py` with what torchrun gives it."""
+def ranks(out, world, arguments, grace=GRACE):
+    """Starts `train.py` with what torchrun gives it; `grace` as `ended` has it."""
     port = free_port()
 
     def rank(number):
@@ -162,7 +163,7 @@ def ranks(out, world, arguments):
 
         return run
 
-    return ended([forked(rank(number)) for number in range(world)])
+    return ended([forked(rank(number)) for number in range(world)], grace)
 
 
 def losses_in(text):

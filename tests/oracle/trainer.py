@@ -120,11 +120,11 @@ class Trained:
     def __init__(self, cases, model, stages=2):
         self.cases, self.out = cases, cases.emit(model, "--stages", str(stages), "--targets", "python")
 
-    def run(self, world, *arguments, fails=False):
+    def run(self, world, *arguments, fails=False, grace=processes.GRACE):
         """Returns what the log says of each step, and all that was printed."""
         log = self.out / "log.jsonl"
         log.unlink(missing_ok=True)
-        codes, texts = processes.ranks(self.out, world, ["--log", "log.jsonl", *arguments])
+        codes, texts = processes.ranks(self.out, world, ["--log", "log.jsonl", *arguments], grace)
         if any(codes) != fails:
             raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []

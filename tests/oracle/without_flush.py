@@ -419,7 +419,7 @@ def refused(cases):
         ("archives cannot keep versions of their weights", archives, 2, (*endless, "--form", "torchscript")),
     ]
     for message, out, world, arguments in faults:
-        lines, text = out.run(world, *arguments, fails=True)
+        lines, text = out.run(world, *arguments, fails=True, grace=processes.AFTER_A_REFUSAL)
         if message not in text or "Traceback" in text or lines:
             raise Failed(f"not `{message}`:\n{text}")
     return f"{len(faults)} faults"
