@@ -10,9 +10,9 @@ fn several_processes_train_as_one() {
     oracle::run("torchrun");
 }
 
-/// The cases stand in `tests/oracle/trainer.py`.
+/// The cases stand in `tests/oracle/trainer.py`. It takes longest, and tests begin in the order of their names.
 #[test]
-fn what_a_task_asks_for_is_what_a_plain_loop_does() {
+fn a_task_is_trained_as_a_plain_loop_trains() {
     oracle::run("trainer");
 }
 
