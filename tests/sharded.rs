@@ -150,6 +150,14 @@ fn sequences_in_parts_train_as_whole_ones() {
     let export = |name: &str| fs::read_to_string(out.join("exports").join(name)).unwrap();
     assert!(export("megatron.txt").contains("--context-parallel-size 3"));
     assert!(export("README.md").contains("3 devices have a part of each sequence"));
+    // Where cut weights would serve better, they are whole all the same.
+    let (other, gpt2) = (path("gpt2"), root().join("fixtures/traces/gpt2_tiny.pt"));
+    let asked = ["--devices", "2xh100", "--context-parallel", "2", "--stages", "1", "-o", &other];
+    let (is_split, said) = command(&[&["split", gpt2.to_str().unwrap()][..], &asked].concat());
+    assert!(is_split && said.contains("samples or positions in 2 parts"), "{said}");
+    let read = |name: &str| fs::read_to_string(Path::new(&other).join(name)).unwrap();
+    assert!(!read("plan.yaml").contains("\ncuts:"));
+    assert!(!read("stages/stage_0.py").contains("self.shard.scatter(self.transformer.h"));
     let (is_planned, said) = command(&["plan", model, "--devices", "5xh100", "--context-parallel", "5"]);
     assert!(!is_planned && said.contains("one of 5 parts"), "{said}");
 }

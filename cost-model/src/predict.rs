@@ -379,14 +379,11 @@ impl<'a> Predictor<'a> {
         let sort = Sort::of(operator.class, kind(operator), subject.shape.as_ref().map(|shape| &shape.size));
         let rates = efficiency::of(&self.model.figures, sort);
         let in_a_run = efficiency::in_a_run(&self.model.figures, sort, subject.dtype);
+        let unfused = self.unfused(subject);
         let [forward_sheet, input_sheet, weight_sheet] =
-            [Phase::Forward, Phase::InputGradient, Phase::WeightGradient].map(|phase| {
-                match self.unfused(subject) {
-                    Some(attention) => {
-                        attention.seconds(&self.model.figures, &self.wide_machine(subject), phase)
-                    }
-                    None => self.data_sheet(subject, sort, &rates, phase),
-                }
+            [Phase::Forward, Phase::InputGradient, Phase::WeightGradient].map(|phase| match &unfused {
+                Some(attention) => attention.seconds(&self.model.figures, &self.wide_machine(subject), phase),
+                None => self.data_sheet(subject, sort, &rates, phase),
             });
         let passes = wants_gradient && !(cost.forward_flops == 0 && is_passed_on(operator));
         // Weights come as they are, or made of parameters: cast, normed, put together.
@@ -606,12 +603,15 @@ impl<'a> Predictor<'a> {
     /// Returns an attention that no kernel of a GPU takes as a whole.
     fn unfused(&self, subject: &Subject<'a>) -> Option<Unfused> {
         let Subject { operator, cost, machine, .. } = subject;
+        if operator.class != OperatorClass::Attention || machine.host.is_some() {
+            return None;
+        }
         let sizes = |name: &str| tensor_of(self.graph, operator, name);
         // Its kernels take four dimensions; of what others refuse that processors have, they take much.
-        let query = sizes("query").filter(|query| query.len() != 4 && machine.host.is_none())?;
+        let query = sizes("query").filter(|query| query.len() != 4)?;
         let widths = query.last()? + sizes("value")?.last()?;
         let has_mask = tensor_of(self.graph, operator, "attn_mask").is_some();
-        Unfused::of(operator, cost, self.scale(operator), machine.element, widths as f64, has_mask)
+        Unfused::of(cost, self.scale(operator), machine.element, widths as f64, has_mask)
     }
 
     /// Returns the device as it is for products of float32, or of the operator's own type where that is wider.

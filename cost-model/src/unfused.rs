@@ -3,7 +3,7 @@
 //! Since version 2.5 PyTorch computes it in float32 where its operands have 16 bits, casts in front and behind
 //! (`_scaled_dot_product_attention_math`; nest_tiny of timm became half as fast again with it). Fused kernels take four dimensions.
 
-use graph::{Operator, OperatorClass, OperatorCost};
+use graph::OperatorCost;
 use schema::{DeviceType, Phase};
 
 use crate::{
@@ -27,17 +27,9 @@ pub(crate) struct Unfused {
 }
 
 impl Unfused {
-    /// Returns it; nothing for what runs in a fused kernel, and for what is no attention.
-    pub fn of(
-        operator: &Operator,
-        cost: &OperatorCost,
-        scale: f64,
-        element: f64,
-        widths: f64,
-        has_mask: bool,
-    ) -> Option<Self> {
-        let is_unfused =
-            operator.class == OperatorClass::Attention && cost.fused_flops == 0 && cost.forward_flops > 0;
+    /// Returns an attention; nothing for what runs in a fused kernel.
+    pub fn of(cost: &OperatorCost, scale: f64, element: f64, widths: f64, has_mask: bool) -> Option<Self> {
+        let is_unfused = cost.fused_flops == 0 && cost.forward_flops > 0;
         let forward = cost.forward_flops as f64 * scale;
         let bytes = (cost.read_bytes + cost.written_bytes) as f64 * scale;
         is_unfused.then_some(Self {

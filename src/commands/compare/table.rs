@@ -48,10 +48,12 @@ pub fn text(answer: &CompareAnswer) -> String {
         String::new(),
     ];
     let table = table(&cells, " ", |column| (2..=12).contains(&column));
-    lines.extend(table.lines().map(|line| match line.starts_with(&format!(" {MARK} ")) {
-        true => format!("{EMPHASIS}{line}"),
-        false => line.to_string(),
-    }));
+    let own = format!(" {MARK} ");
+    lines.extend(
+        table
+            .lines()
+            .map(|line| if line.starts_with(&own) { format!("{EMPHASIS}{line}") } else { line.to_string() }),
+    );
     lines.push(String::new());
     if let Some(own) = answer.strategies.iter().find(|row| row.is_plan) {
         lines.push(format!("{MARK} what `plan` gives without a strategy: {}", title(own)));
