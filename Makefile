@@ -168,7 +168,7 @@ bench-emit: .venv/ready
 # Forward and backward of stages, as Python and under tch, beside the eager model cut by hand.
 bench-stages: .venv/ready
 	cargo build --release
-	cargo build --release -p model-analyze-runtime --features torch --example stage
+	cargo build --release -p model-analyze-libtorch --features torch --example stage
 	.venv/bin/python -W ignore benches/stages.py
 
 # Our plans beside splits by hand, predicted and executed by two processes; and the seconds of `split` itself.

@@ -28,6 +28,8 @@ fn main() {
         Ok(folder) => {
             println!("cargo:rerun-if-changed={}", folder.display());
             println!("cargo:rustc-link-arg=-Wl,-rpath,{}", folder.display());
+            // The environment of the wheel has an interpreter with the same torch.
+            println!("cargo:rustc-env=MODEL_ANALYZE_LIBTORCH={}", folder.display());
         }
         Err(problem) => {
             eprintln!("error: the feature `torch` needs libtorch {TORCH}: {problem}");

@@ -14,7 +14,8 @@
 # blocks   measures models block by block: OUT/whole/*.csv, OUT/blocks.txt
 #
 # It builds nothing and needs no network, so it also runs where there is but a GPU and a Python with torch, torchvision,
-# timm and transformers. Take along the program that `make gpu` builds, and say where it is:
+# timm and transformers. Take along the two programs that `make gpu` builds (model-analyze and model-analyze-torch, in one folder), and say
+# where they are:
 #
 #     COMMAND=./model-analyze PYTHON=python3 benches/gpu.sh cuda:0 out/gpu facts suite models
 #

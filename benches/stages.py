@@ -1,6 +1,6 @@
 """Forward and backward of our stages beside the same model cut by hand in eager PyTorch.
 
-    .venv/bin/python benches/stages.py  (after `cargo build --release && cargo build --release -p model-analyze-runtime
+    .venv/bin/python benches/stages.py  (after `cargo build --release && cargo build --release -p model-analyze-libtorch
                                          --features torch --example stage`)
 
 Four models, two stages each, one thread. By hand: the model's own modules in two `nn.Module`s. Ours: the Python stages,

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use self::read::check_regular;
-use crate::{PROGRAM, failure::Failure};
+use crate::{failure::Failure, program::PROGRAM};
 
 mod folder;
 mod opened;

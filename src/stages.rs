@@ -20,7 +20,6 @@ pub struct Stages {
     pub manifest: Manifest,
     /// The same as numbers.
     pub wiring: Wiring,
-    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     /// For each tensor that the model returns, the stage and the position of the output.
     pub model_outputs: Vec<(usize, usize)>,
     /// The plan beside the stages, where there is one.
@@ -128,13 +127,6 @@ fn leaves(tree: &OutputTree, visit: &mut impl FnMut(u32)) {
     }
 }
 
-/// The failure of a command that this build cannot run.
-#[cfg(not(feature = "torch"))]
-pub fn no_libtorch(command: &str) -> Failure {
-    Failure::input(format!("this build cannot {command}: it has no libtorch"))
-        .with_hint("make .venv/ready && cargo build --release --features torch")
-}
-
 impl Stages {
     /// Reads the whole model, and checks that the stages were cut from it.
     pub fn model(&self, given: Option<&Path>) -> Result<ModelFile, Failure> {
@@ -202,13 +194,4 @@ pub struct DrawnInput {
     pub range: Option<(f64, f64)>,
     /// Integers without a range are drawn below this.
     pub below: i64,
-}
-
-#[cfg(feature = "torch")]
-impl DrawnInput {
-    /// Returns it as the runtime takes it.
-    pub fn to_torch(&self) -> runtime::torch::InputSpec {
-        let Self { name, dtype, shape, range, below } = self.clone();
-        runtime::torch::InputSpec { name, dtype, shape, range, below }
-    }
 }

@@ -38,6 +38,18 @@ fn fixture(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name).display().to_string()
 }
 
+/// A process with libtorch takes a quarter of a second to start.
+#[cfg(all(feature = "torch", target_os = "linux"))]
+#[test]
+fn only_the_program_that_computes_is_linked_to_libtorch() {
+    let is_linked = |program: &str| {
+        let bytes = std::fs::read(program).unwrap();
+        bytes.windows(16).any(|bytes| bytes == b"libtorch_cpu.so\0")
+    };
+    assert!(is_linked(env!("CARGO_BIN_EXE_model-analyze-torch")));
+    assert!(!is_linked(env!("CARGO_BIN_EXE_model-analyze")));
+}
+
 /// Names of the subcommands, as the help lists them.
 fn subcommands() -> Vec<String> {
     let help = text(&["--help"]);

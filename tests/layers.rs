@@ -17,6 +17,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("model-analyze-codegen", &["graph", "tracer", "schema", "operators"]),
     ("model-analyze-viz", &["graph", "schema", "operators"]),
     ("model-analyze-runtime", &["simulator", "schema", "operators"]),
+    ("model-analyze-libtorch", &["runtime", "simulator", "schema", "operators"]),
     ("model-analyze-partitioner", &["graph", "simulator", "schema"]),
     ("model-analyze-peers", &["partitioner", "schema"]),
     (
@@ -31,6 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "codegen",
             "viz",
             "runtime",
+            "libtorch",
             "schema",
             "operators",
         ],
@@ -39,7 +41,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 
 /// Outside crates that only one of ours may use directly.
 const ALONE: &[(&str, &str)] = &[
-    ("tch", "model-analyze-runtime"),
+    ("tch", "model-analyze-libtorch"),
     ("linfa", "model-analyze-cost-model"),
     ("linfa-linear", "model-analyze-cost-model"),
     ("nom", "model-analyze-tracer"),

@@ -158,10 +158,10 @@ fn entries_of_the_changelog_are_short() {
 /// Files of ours that may say `unsafe`, and how often they do.
 const UNSAFE: &[(&str, usize)] = &[
     ("src/files.rs", 1),
-    ("runtime/src/torch/card.rs", 6),
-    ("runtime/src/torch/gpu.rs", 1),
-    ("runtime/src/torch/memory.rs", 2),
-    ("runtime/src/torch/precision.rs", 5),
+    ("libtorch/src/card.rs", 6),
+    ("libtorch/src/gpu.rs", 1),
+    ("libtorch/src/memory.rs", 2),
+    ("libtorch/src/precision.rs", 5),
     ("tracer/examples/read.rs", 1),
 ];
 

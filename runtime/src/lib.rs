@@ -1,8 +1,8 @@
 //! What happens when the stages run?
 //!
 //! A pipeline executes the very [`Order`](simulator::order::Order) that was simulated, one thread a device, over a
-//! [`Backend`]. [`Null`] only keeps time; with the feature `torch`, stage archives run in libtorch on CPU or CUDA.
-//! This is the only crate that knows libtorch.
+//! [`Backend`]. [`Null`] only keeps time; the one of the crate `libtorch` runs archives on CPU or CUDA. [`profile`] says what
+//! is measured, and reads and writes the file of it.
 //!
 //! ```
 //! use runtime::{Null, Source, StageWiring, Wiring, run};
@@ -23,8 +23,6 @@ mod backend;
 mod null;
 mod pipeline;
 pub mod profile;
-#[cfg(feature = "torch")]
-pub mod torch;
 mod wiring;
 
 pub use backend::{Backend, BackendError};

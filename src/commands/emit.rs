@@ -23,12 +23,12 @@ use schema::{
 use tracer::Program;
 
 use crate::{
-    PROGRAM,
     cost_models::CostModels,
     failure::Failure,
     files,
     output::{Format, Output},
     plan_file,
+    program::PROGRAM,
     weights::{self, Source, Sources},
     workspace::{ModelFile, Workspace},
 };

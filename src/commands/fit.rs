@@ -14,12 +14,12 @@ use schema::{
 };
 
 use crate::{
-    PROGRAM,
     columns::table,
     failure::Failure,
     files,
     output::{Format, Output},
     parallel,
+    program::PROGRAM,
 };
 
 /// Arguments of `fit`.

@@ -8,23 +8,33 @@ mod compare;
 mod completions;
 mod devices;
 mod diff;
-mod emit;
+pub mod emit;
 mod fit;
 mod graph;
 mod inspect;
 mod man;
 mod plan;
-mod profile;
+pub mod profile;
 mod report;
-mod run;
+pub mod run;
 mod schema;
 mod simulate;
 mod split;
 pub mod trace;
-mod verify;
-mod whole;
+pub mod verify;
+pub mod whole;
 
 pub use plan::costs::Times;
+
+/// What commands compute with libtorch, in the program that is linked to it.
+pub struct Libtorch {
+    /// Measures operators or blocks.
+    pub profile: profile::Measure,
+    /// Runs stages as a pipeline.
+    pub run: run::Execute,
+    /// Compares TorchScript archives of stages with the whole model.
+    pub verify: verify::Compare,
+}
 
 /// What to do.
 #[derive(Subcommand)]
@@ -72,7 +82,7 @@ pub enum Command {
 
 impl Command {
     /// Runs the subcommand.
-    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+    pub fn run(self, output: &mut Output, libtorch: Option<&Libtorch>) -> Result<(), Failure> {
         match self.message() {
             Some(message) => progress::working(message),
             None => progress::done(),
@@ -82,15 +92,15 @@ impl Command {
             Command::Trace(command) => command.run(output),
             Command::Inspect(command) => command.run(output),
             Command::Graph(command) => command.run(output),
-            Command::Profile(command) => command.run(output),
+            Command::Profile(command) => command.run(output, libtorch.map(|with| with.profile)),
             Command::Fit(command) => command.run(output),
             Command::Plan(command) => command.run(output),
             Command::Compare(command) => command.run(output),
             Command::Simulate(command) => command.run(output),
             Command::Diff(command) => command.run(output),
             Command::Emit(command) => command.run(output),
-            Command::Verify(command) => command.run(output),
-            Command::Run(command) => command.run(output),
+            Command::Verify(command) => command.run(output, libtorch.map(|with| with.verify)),
+            Command::Run(command) => command.run(output, libtorch.map(|with| with.run)),
             Command::Report(command) => command.run(output),
             Command::Devices(command) => command.run(output),
             Command::Schema(command) => command.run(output),

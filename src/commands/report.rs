@@ -8,8 +8,8 @@ use viz::report::{Origin, Planned};
 
 use super::simulate;
 use crate::{
-    PROGRAM, cost_models::CostModels, failure::Failure, files, operator_stages, output::Output, plan_file,
-    shell::quoted, workspace::Workspace,
+    cost_models::CostModels, failure::Failure, files, operator_stages, output::Output, plan_file,
+    program::PROGRAM, shell::quoted, workspace::Workspace,
 };
 
 mod times;

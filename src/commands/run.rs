@@ -18,6 +18,7 @@ use crate::{
     folder_files::Changes,
     output::{Format, Output},
     stages::Stages,
+    with_libtorch,
 };
 
 /// Arguments of `run`.
@@ -35,10 +36,10 @@ pub struct Run {
     folder: PathBuf,
     /// The whole model, for the range of its inputs (default: where the stages were cut from)
     #[arg(long, value_name = "FILE")]
-    model: Option<PathBuf>,
+    pub model: Option<PathBuf>,
     /// Devices: cpu, cuda:0, …; stages take them in turn [default: cpu]
     #[arg(long = "device", value_name = "DEVICE")]
-    devices: Vec<String>,
+    pub devices: Vec<String>,
     /// Schedule [default: the plan's, else 1f1b]
     #[arg(long)]
     schedule: Option<String>,
@@ -73,26 +74,49 @@ pub enum BackendChoice {
 }
 
 /// What is run.
-struct Job {
-    stages: Stages,
-    schedule: Schedule,
-    micro_batches: u32,
-    order: Order,
+pub struct Job {
+    /// The stages, and what the folder says of them.
+    pub stages: Stages,
+    /// How passes follow each other.
+    pub schedule: Schedule,
+    /// Micro-batches of a step.
+    pub micro_batches: u32,
+    /// The passes of each rank.
+    pub order: Order,
     /// Ranks that run each stage.
     ranks: Vec<Vec<usize>>,
 }
 
+/// What running it gave.
+pub struct Measurement {
+    /// When each pass ran.
+    pub measured: Measured,
+    /// Each timed step's.
+    pub losses: Vec<f64>,
+    /// Devices, as they were asked for.
+    pub names: Vec<String>,
+    /// What the driver calls the GPUs among them.
+    pub cards: Vec<String>,
+}
+
+/// Runs stages in libtorch, for a number of steps.
+pub type Execute = fn(&Run, &Job, usize) -> Result<Measurement, Failure>;
+
 impl Run {
     /// Runs the pipeline and prints what it took.
-    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+    pub fn run(self, output: &mut Output, execute: Option<Execute>) -> Result<(), Failure> {
+        if self.backend == BackendChoice::Torch && execute.is_none() {
+            return Err(with_libtorch::go_on_there("run stages", "; or --backend null"));
+        }
         let job = self.job()?;
         // One more step than is timed: the first one pays for allocation and set-up.
         let n_steps = self.steps as usize + 1;
-        let (measured, losses, names) = match self.backend {
-            BackendChoice::Null => (self.run_null(&job, n_steps)?, Vec::new(), Vec::new()),
-            BackendChoice::Torch => self.run_torch(&job, n_steps)?,
+        let result = match execute.filter(|_| self.backend == BackendChoice::Torch) {
+            None => self.run_null(&job, n_steps)?,
+            Some(execute) => execute(&self, &job, n_steps)?,
         };
-        let predicted = predicted(&job, self.backend, &names);
+        let predicted = predicted(&job, self.backend, &result);
+        let Measurement { measured, losses, names, .. } = result;
         let executed = executed(&job, &measured, losses, &names, &predicted);
         if let Some(path) = &self.timeline {
             let timeline = timeline(&job, &measured, &names);
@@ -107,7 +131,7 @@ impl Run {
 
     fn job(&self) -> Result<Job, Failure> {
         let stages = Stages::read(&self.folder)?;
-        let runs_archives = self.backend == BackendChoice::Torch && cfg!(feature = "torch");
+        let runs_archives = self.backend == BackendChoice::Torch;
         stages.check_files(Changes::allowed(self.allow_changes), |file| {
             file == "plan.yaml" || runs_archives && file.starts_with("stages/") && file.ends_with(".pt")
         })?;
@@ -150,7 +174,7 @@ impl Run {
         Ok(Job { stages, schedule, micro_batches, order, ranks })
     }
 
-    fn run_null(&self, job: &Job, n_steps: usize) -> Result<Measured, Failure> {
+    fn run_null(&self, job: &Job, n_steps: usize) -> Result<Measurement, Failure> {
         let seconds = |time: Seconds| {
             Duration::try_from_secs_f64(time.0)
                 .map_err(|error| Failure::input(format!("plan.yaml: a stage takes {} s: {error}", time.0)))
@@ -171,53 +195,9 @@ impl Run {
         });
         let n_outputs = job.stages.wiring.stages.iter().map(|stage| stage.n_outputs).collect();
         let null = Null { n_outputs, durations: durations.collect::<Result<_, Failure>>()? };
-        runtime::run(&null, &job.stages.wiring, &job.order, n_steps).map_err(Failure::input)
-    }
-
-    #[cfg(not(feature = "torch"))]
-    fn run_torch(&self, _: &Job, _: usize) -> Result<(Measured, Vec<f64>, Vec<String>), Failure> {
-        let _ = (&self.model, &self.devices);
-        Err(crate::stages::no_libtorch("run stages")
-            .with_hint("make .venv/ready && cargo build --release --features torch; or --backend null"))
-    }
-
-    #[cfg(feature = "torch")]
-    fn run_torch(&self, job: &Job, n_steps: usize) -> Result<(Measured, Vec<f64>, Vec<String>), Failure> {
-        let failed = |error: runtime::BackendError| Failure::input(error);
-        let names = if self.devices.is_empty() { vec!["cpu".to_string()] } else { self.devices.clone() };
-        let devices = names.iter().map(|name| runtime::torch::device(name)).collect::<Result<Vec<_>, _>>();
-        let program = job.stages.model(self.model.as_deref())?.program;
-        if let Some(library) = crate::stages::libraries(&program).first() {
-            return Err(Failure::input(format!(
-                "the stages call operators of {library}, which libtorch has in Python alone"
-            ))
-            .with_hint("torchrun runs them: train.py lies in the folder"));
-        }
-        let specs = job.stages.input_specs(&program)?;
-        let mut inputs = Vec::new();
-        for micro_batch in 0..i64::from(job.micro_batches) {
-            let seeds = micro_batch * specs.len() as i64..;
-            let one =
-                specs.iter().zip(seeds).map(|(spec, seed)| runtime::torch::random(&spec.to_torch(), seed));
-            inputs.push(one.collect::<Result<Vec<_>, _>>().map_err(failed)?);
-        }
-        let wiring = &job.stages.wiring;
-        let is_returned = |stage: usize, output| job.stages.model_outputs.contains(&(stage, output));
-        let model_outputs = wiring.stages.iter().enumerate();
-        let model_outputs = model_outputs
-            .map(|(stage, joints)| (0..joints.n_outputs).map(|output| is_returned(stage, output)).collect());
-        let backend = runtime::torch::TorchBackend::new(runtime::torch::TorchSetup {
-            archives: job.stages.archives()?,
-            model_outputs: model_outputs.collect(),
-            devices: devices.map_err(failed)?,
-            inputs,
-            learning_rate: 0.01,
-        });
-        let measured = runtime::run(&backend, wiring, &job.order, n_steps).map_err(Failure::input)?;
-        // Every step makes one loss a micro-batch, already divided by their number.
-        let all = backend.losses();
-        let losses = all.chunks(job.micro_batches as usize).skip(1);
-        Ok((measured, losses.map(|step| step.iter().map(|(_, loss)| loss).sum()).collect(), names))
+        let measured =
+            runtime::run(&null, &job.stages.wiring, &job.order, n_steps).map_err(Failure::input)?;
+        Ok(Measurement { measured, losses: Vec::new(), names: Vec::new(), cards: Vec::new() })
     }
 }
 
@@ -231,18 +211,6 @@ enum Predicted {
     Nothing,
 }
 
-/// Returns what the driver calls the GPUs among these devices.
-#[cfg(feature = "torch")]
-fn cards(names: &[String]) -> Vec<String> {
-    names.iter().filter_map(|name| runtime::torch::card_name(runtime::torch::device(name).ok()?)).collect()
-}
-
-/// Without libtorch nothing runs on one.
-#[cfg(not(feature = "torch"))]
-fn cards(_names: &[String]) -> Vec<String> {
-    Vec::new()
-}
-
 /// Tells whether each card is of a kind that the plan names, by all names of either.
 fn are_planned(cards: &[String], kinds: &BTreeSet<&str>, own: &IndexMap<String, DeviceType>) -> bool {
     let names = |name: &str| schema::plain_names(name, own);
@@ -250,7 +218,8 @@ fn are_planned(cards: &[String], kinds: &BTreeSet<&str>, own: &IndexMap<String, 
     cards.iter().all(|card| planned.contains(&names(card)))
 }
 
-fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
+fn predicted(job: &Job, backend: BackendChoice, result: &Measurement) -> Predicted {
+    let Measurement { names, cards, .. } = result;
     let Some(plan) = &job.stages.plan else { return Predicted::Nothing };
     let Some(step) = plan.predicted.step else { return Predicted::Nothing };
     let used: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
@@ -261,7 +230,7 @@ fn predicted(job: &Job, backend: BackendChoice, names: &[String]) -> Predicted {
     let is_cpu = |name: &String| name == "cpu";
     let is_there = (n_processors > 0) == names.iter().any(is_cpu)
         && (n_processors == kinds.len()) == names.iter().all(is_cpu)
-        && are_planned(&cards(names), &kinds, &plan.cluster.types);
+        && are_planned(cards, &kinds, &plan.cluster.types);
     if backend == BackendChoice::Torch && !is_there {
         return Predicted::Of(kinds.into_iter().collect::<Vec<_>>().join(" and "));
     }

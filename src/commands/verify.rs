@@ -16,8 +16,13 @@ use schema::{
 };
 
 use self::{
-    compared::{Compared, is_as_planned, largest},
-    python::{Python, Request},
+    compared::{is_as_planned, largest},
+    python::Python,
+};
+
+pub use self::{
+    compared::{Compared, Difference, Gradient},
+    python::Request,
 };
 use crate::{
     commands::{
@@ -30,6 +35,7 @@ use crate::{
     output::{Format, Output},
     sharing,
     stages::{DrawnInput, Stages},
+    with_libtorch,
     workspace::ModelFile,
 };
 
@@ -96,7 +102,8 @@ pub enum Form {
 }
 
 impl Form {
-    fn name(self) -> &'static str {
+    /// Returns its name in commands and answers.
+    pub fn name(self) -> &'static str {
         match self {
             Form::Torchscript => "torchscript",
             Form::Python => "python",
@@ -105,13 +112,16 @@ impl Form {
 
     /// Tells whether an interpreter has to run it: torchvision's operators come with Python's half of libtorch alone.
     fn needs_python(self, libraries: &[&str]) -> bool {
-        self == Form::Python || cfg!(not(feature = "torch")) || !libraries.is_empty()
+        self == Form::Python || !libraries.is_empty()
     }
 }
 
+/// Compares TorchScript archives with the whole model in libtorch.
+pub type Compare = fn(&Stages, &Request<'_>) -> Result<Compared, Failure>;
+
 impl Verify {
     /// Compares and prints.
-    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
+    pub fn run(self, output: &mut Output, in_libtorch: Option<Compare>) -> Result<(), Failure> {
         let tolerance = self.tolerance();
         if !(tolerance >= 0.0 && tolerance.is_finite()) {
             return Err(Failure::input(format!("--tolerance {tolerance} is no tolerance")));
@@ -122,12 +132,25 @@ impl Verify {
             file.starts_with("stages/") || ["train.py", "schedule.csv", "plan.yaml"].contains(&file)
         })?;
         let forms = self.wanted(&stages)?;
+        if forms.contains(&Form::Torchscript)
+            && !self.float64
+            && in_libtorch.is_none()
+            && with_libtorch::IS_BUILT
+        {
+            return Err(with_libtorch::go_on_there("verify", ""));
+        }
         let model = stages.model(self.model.as_deref())?;
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
         let whole = whole::as_given(&model, weights.as_deref(), &self.device)?;
         let inputs = stages.input_specs(&model.program)?;
-        let mut answer =
-            self.compare(&stages, &forms, &whole, crate::stages::libraries(&model.program), &inputs)?;
+        let mut answer = self.compare(
+            &stages,
+            &forms,
+            &whole,
+            crate::stages::libraries(&model.program),
+            &inputs,
+            in_libtorch,
+        )?;
         if stages.manifest.shards.is_some_and(|shards| shards > 1) {
             match proved(&stages, &model, weights) {
                 Ok(proved) => answer.proved = Some(proved),
@@ -187,10 +210,12 @@ impl Verify {
         whole: &Whole,
         libraries: Vec<&'static str>,
         inputs: &[DrawnInput],
+        in_libtorch: Option<Compare>,
     ) -> Result<Verified, Failure> {
         // Two at the same time share the processors.
-        let needs_python =
-            |form: &Form| whole.exported.is_some() || self.float64 || form.needs_python(&libraries);
+        let needs_python = |form: &Form| {
+            in_libtorch.is_none() || whole.exported.is_some() || self.float64 || form.needs_python(&libraries)
+        };
         let in_python: Vec<Form> = forms.iter().copied().filter(needs_python).collect();
         let is_shared = !in_python.is_empty() && in_python.len() < forms.len();
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
@@ -215,8 +240,8 @@ impl Verify {
         let mut unchecked = Vec::new();
         let started = if in_python.is_empty() { None } else { Some(python.start(&request, &in_python)?) };
         let mut all: Vec<Compared> = Vec::new();
-        if forms.contains(&Form::Torchscript) && !in_python.contains(&Form::Torchscript) {
-            all.extend(self.in_libtorch(stages, &request)?);
+        if let Some(compare) = in_libtorch.filter(|_| in_python.len() < forms.len()) {
+            all.push(compare(stages, &request)?);
         }
         match started.map(|started| started.finish(&python)) {
             None => {}
@@ -242,52 +267,6 @@ impl Verify {
             answer.first_difference = found.or_else(from_gradients);
         }
         Ok(answer)
-    }
-
-    /// Compares TorchScript archives in this process, where it can.
-    #[cfg(feature = "torch")]
-    fn in_libtorch(&self, stages: &Stages, request: &Request<'_>) -> Result<Option<Compared>, Failure> {
-        let failed = |error: runtime::BackendError| Failure::input(error);
-        if let Some(threads) = request.threads {
-            runtime::torch::set_threads(threads);
-        }
-        let device = runtime::torch::exact_device(&self.device).map_err(failed)?;
-        let mut inputs = Vec::new();
-        for step in 0..i64::from(self.steps) {
-            let one = request.inputs.iter().enumerate().map(|(index, spec)| {
-                let seed = self.seed + step * request.inputs.len() as i64 + index as i64;
-                runtime::torch::random(&spec.to_torch(), seed)
-            });
-            inputs.push(one.collect::<Result<Vec<_>, _>>().map_err(failed)?);
-        }
-        let (archives, whole) = (stages.archives()?, request.whole.model());
-        let found =
-            runtime::torch::verify(&whole, &archives, &stages.wiring, &stages.model_outputs, &inputs, device)
-                .map_err(failed)?;
-        let difference = |d: &runtime::torch::Difference| compared::Difference {
-            name: d.name.clone(),
-            absolute: d.absolute,
-            relative: d.relative,
-        };
-        let gradient = |g: &runtime::torch::GradientDifference| compared::Gradient {
-            difference: difference(&g.difference),
-            stage: g.stage as u32,
-            is_zero: g.is_zero,
-        };
-        Ok(Some(Compared {
-            form: Form::Torchscript.name().to_string(),
-            outputs: found.outputs.iter().map(difference).collect(),
-            gradients: found.gradients.iter().map(gradient).collect(),
-            losses: found.losses,
-            shards: None,
-        }))
-    }
-
-    /// The interpreter does it.
-    #[cfg(not(feature = "torch"))]
-    #[allow(clippy::unnecessary_wraps, clippy::unused_self)]
-    fn in_libtorch(&self, _: &Stages, _: &Request<'_>) -> Result<Option<Compared>, Failure> {
-        Ok(None)
     }
 
     fn answer(&self, all: &[Compared], unchecked: Vec<UncheckedForm>) -> Verified {

@@ -34,18 +34,6 @@ pub struct Exported {
     pub tied: Vec<Vec<String>>,
 }
 
-#[cfg(feature = "torch")]
-impl Whole {
-    /// Returns it as the runtime takes it.
-    pub fn model(&self) -> runtime::torch::WholeModel {
-        runtime::torch::WholeModel {
-            archive: self.archive.clone(),
-            inputs: self.inputs.clone(),
-            outputs: self.outputs.clone(),
-        }
-    }
-}
-
 /// Returns the model as it can run on a device, as its file has it where some process can run that: a program of torch.export runs
 /// in a Python interpreter.
 pub fn as_given(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
@@ -92,7 +80,7 @@ fn tied(program: &Program) -> Vec<Vec<String>> {
 }
 
 /// Writes the model as one stage.
-fn as_one_stage(model: &ModelFile, weights: Option<&Path>) -> Result<Whole, Failure> {
+pub fn as_one_stage(model: &ModelFile, weights: Option<&Path>) -> Result<Whole, Failure> {
     let folder = Beside::scratch()?;
     let out = folder.path().join("out");
     emit(model, &EmitRequest::archives(CutAt::Even(1), Skips::Relay, weights), None)?
@@ -137,29 +125,5 @@ mod tests {
         check("gpt2_tiny.pt", "cpu", false);
         check("gpt2_tiny.pt", "cuda:1", true);
         check("unet_small.pt", "cuda", false);
-    }
-
-    #[cfg(feature = "torch")]
-    #[test]
-    fn the_model_as_one_stage_is_the_model() {
-        let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/lstm_seq2seq_small.pt");
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("out");
-        let model = ModelFile::read(&archive).unwrap();
-        let request = EmitRequest::archives(CutAt::Even(2), Skips::Relay, None);
-        emit(&model, &request, None).unwrap().write_folder(&out, false).unwrap();
-        let stages = Stages::read(&out).unwrap();
-        let specs = stages.input_specs(&model.program).unwrap();
-        let inputs: Vec<_> =
-            specs.iter().map(|spec| runtime::torch::random(&spec.to_torch(), 0).unwrap()).collect();
-        let (archives, device) = (stages.archives().unwrap(), runtime::torch::device("cpu").unwrap());
-        let whole = as_one_stage(&model, None).unwrap();
-        let (wiring, outputs) = (&stages.wiring, &stages.model_outputs);
-        let same =
-            runtime::torch::verify(&whole.model(), &archives, wiring, outputs, &[inputs], device).unwrap();
-        assert_eq!(same.outputs.len(), outputs.len());
-        assert!(same.gradients.len() > 4, "{same:?}");
-        let all = same.outputs.iter().chain(same.gradients.iter().map(|gradient| &gradient.difference));
-        assert!(all.clone().all(|one| one.relative < 1e-6), "{same:?}");
     }
 }

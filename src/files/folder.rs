@@ -44,7 +44,6 @@ impl Beside {
     }
 
     /// Makes a folder for what is needed only while the command runs.
-    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     pub fn scratch() -> Result<Self, Failure> {
         let folder = std::env::temp_dir();
         Self::in_folder(&folder).map_err(|error| {

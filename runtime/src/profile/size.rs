@@ -53,7 +53,7 @@ pub struct Work {
 
 impl Size {
     /// Returns the output size of a kernel over an axis.
-    pub(crate) fn reach(input: u64, kernel: u64, stride: u64, padding: u64) -> u64 {
+    pub fn reach(input: u64, kernel: u64, stride: u64, padding: u64) -> u64 {
         (input + 2 * padding).saturating_sub(kernel) / stride + 1
     }
 

@@ -26,7 +26,8 @@ use super::{
     subject::Subject,
 };
 use crate::{
-    PROGRAM, commands::simulate, failure::Failure, files, model, nearest::meant, workspace::Workspace,
+    commands::simulate, failure::Failure, files, model, nearest::meant, program::PROGRAM,
+    workspace::Workspace,
 };
 
 /// What bounds a stage whose time is the host's.

@@ -6,7 +6,9 @@ use schema::FirstDifference;
 use serde_json::{Value, json};
 
 use super::{Form, compared::Compared};
-use crate::{commands::whole::Whole, failure::Failure, interpreter::Conversation, stages::DrawnInput};
+use crate::{
+    commands::whole::Whole, failure::Failure, interpreter::Conversation, stages::DrawnInput, with_libtorch,
+};
 
 const SCRIPT: &str = include_str!("../../verify.py");
 
@@ -189,13 +191,7 @@ impl Started {
 
 /// Returns the interpreter of the environment that this build's libtorch lies in.
 fn beside_libtorch() -> Option<String> {
-    #[cfg(feature = "torch")]
-    {
-        // `lib/python3.N/site-packages/torch/lib`.
-        let folder = runtime::torch::folder()?;
-        let program = folder.ancestors().nth(5)?.join("bin").join("python");
-        program.exists().then(|| program.display().to_string())
-    }
-    #[cfg(not(feature = "torch"))]
-    None
+    // `lib/python3.N/site-packages/torch/lib`.
+    let program = with_libtorch::folder()?.ancestors().nth(5)?.join("bin").join("python");
+    program.exists().then(|| program.display().to_string())
 }

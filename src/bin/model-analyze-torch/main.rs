@@ -1,0 +1,18 @@
+//! The command, linked to libtorch: what `model-analyze` goes on as when it computes with it.
+
+mod blocks;
+mod header;
+mod in_torch;
+mod profile;
+mod run;
+mod suite;
+mod verify;
+
+use std::process::ExitCode;
+
+use model_analyze::Libtorch;
+
+fn main() -> ExitCode {
+    let with = Libtorch { profile: profile::measure, run: run::execute, verify: verify::compare };
+    model_analyze::main(Some(&with))
+}
