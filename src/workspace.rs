@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use cost_model::Rounding;
 use graph::{InputShape, ModelGraph, OperatorCosts};
 use schema::{Cluster, DeviceType, LayerSharing, Plan};
 use tracer::{Archive, ArchiveKind, Program};
@@ -110,8 +111,8 @@ impl ModelFile {
     }
 }
 
-/// Predictions by device type, figures and cost models and all, and whether products run in TF32.
-pub type TimesKnown = Rc<RefCell<Vec<((String, DeviceType, CostModels, bool), Times)>>>;
+/// Predictions by device type, figures and cost models and all, and what products round to.
+pub type TimesKnown = Rc<RefCell<Vec<((String, DeviceType, CostModels, Rounding), Times)>>>;
 
 /// A model with its graph and its costs.
 #[derive(Clone)]
@@ -122,7 +123,7 @@ pub struct Workspace {
     pub graph: ModelGraph,
     /// What its operators take, in FLOPs and bytes.
     pub costs: OperatorCosts,
-    /// What its operators take on devices that were asked about, by type and whether products run in TF32.
+    /// What its operators take on devices that were asked about, by type and what products round to.
     pub(crate) times: TimesKnown,
     /// The inputs that it was built for.
     inputs: Vec<InputShape>,

@@ -61,6 +61,29 @@ fn products_in_tf32_are_asked_for_and_said() {
 }
 
 #[test]
+fn layers_in_float8_are_asked_for_and_said() {
+    let llama = fixture("fixtures/large/llama-3.2-3b.pt");
+    let asked = |device: &str, rounding: &[&str]| {
+        let usual = ["inspect", &llama, "--device", device, "--input", "4x4096:int64", "--depth", "0"];
+        let (code, shown, error) = run(&[&usual, rounding, &["--format", "json"]].concat());
+        assert_eq!(code, Some(0), "{error}");
+        let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+        (shown["blocks"][0]["forward_seconds"].as_f64().expect("a time"), shown.to_string(), error)
+    };
+    let (plain, ..) = asked("h100", &[]);
+    let (rounded, shown, _) = asked("h100", &["--fp8"]);
+    assert!(shown.contains(", linear layers in float8"), "{shown}");
+    assert!((1.1..2.0).contains(&(plain / rounded)), "{plain} {rounded}");
+    let [(before, ..), (after, _, error)] = [&[][..], &["--fp8"]].map(|how| asked("a100", how));
+    assert!(before == after && error.contains("A100-SXM4-80GB has no float8"), "{error}");
+    let (code, _, error) = run(&["inspect", &llama, "--device", "h100", "--fp8", "--tf32"]);
+    assert!(code == Some(2) && error.contains("cannot be used with"), "{error}");
+    // A plan keeps it, and says that train.py does not do it.
+    let planned = json(&["plan", &llama, "--input", "1x2048:int64", "--devices", "2xh100", "--fp8"]);
+    assert!(planned["times"]["cost_model"].as_str().expect("words").ends_with("float8"), "{planned}");
+}
+
+#[test]
 fn a_users_cost_model_comes_first() {
     let unet = fixture("fixtures/traces/unet_small.pt");
     let shipped = fixture("cost-model/src/shipped/cpu-epyc-zen4-1t.yaml");

@@ -17,6 +17,7 @@ use crate::{
     calls,
     efficiency::{self, Sort, Use},
     estimate::{Estimate, combine},
+    float8::Float8,
     follows::follows,
     group::{CONVOLUTION, NATIVE},
     model::CostModel,
@@ -36,14 +37,25 @@ pub struct PredictOptions {
     pub autocast: Option<String>,
     /// In how many parts each operator is split beside its samples: times are those of one. Recurrent layers are not split.
     pub parts: Parts,
-    /// Whether products of float32 numbers may round them to TF32, where the device has it: torch's
-    /// `set_float32_matmul_precision("high")`.
-    pub tf32: bool,
+    /// What products may round their operands to, where the device has it.
+    pub rounding: Rounding,
+}
+
+/// What products may round their operands to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// Nothing but their own data type.
+    #[default]
+    Own,
+    /// TF32, those of float32 numbers: torch's `set_float32_matmul_precision("high")`.
+    Tf32,
+    /// Float8, those of linear layers in 16 bits: torchao's `convert_to_float8_training`.
+    Float8,
 }
 
 impl Default for PredictOptions {
     fn default() -> Self {
-        Self { batch_scale: 1.0, autocast: None, parts: Parts::default(), tf32: false }
+        Self { batch_scale: 1.0, autocast: None, parts: Parts::default(), rounding: Rounding::Own }
     }
 }
 
@@ -208,9 +220,14 @@ pub fn predict(
         gradients: gradients(graph),
         readers: readers(graph),
         follows: follows(graph),
+        last_layer: None,
         machines: HashMap::new(),
         known: HashMap::new(),
     };
+    if options.rounding == Rounding::Float8 {
+        let mut layers = graph.operators.iter().filter(|operator| predictor.is_layer(operator));
+        predictor.last_layer = layers.next_back().map(|operator| operator.id);
+    }
     let operators =
         graph.operators.iter().map(|operator| predictor.operator(operator, costs.operator(operator.id)));
     let mut operators: Vec<Prediction> = operators.collect();
@@ -244,6 +261,8 @@ struct Predictor<'a> {
     readers: HashMap<TensorId, (OperatorId, usize)>,
     /// By value, whether it is made of the model's inputs, so that its size follows the batch.
     follows: Vec<bool>,
+    /// The last product with weights, which is not rounded further.
+    last_layer: Option<OperatorId>,
     machines: HashMap<&'a str, Machine>,
     /// Curve times that were asked for before.
     known: HashMap<Asked<'a>, Option<Found>>,
@@ -428,6 +447,14 @@ impl<'a> Predictor<'a> {
         if passes && trains {
             own.weight_gradient = time(self, Phase::WeightGradient, weight_sheet);
         }
+        if let Some(layer) = self.float8(subject) {
+            let figures = &self.model.figures;
+            let is_alone = own.input_gradient.seconds == 0.0;
+            own.forward = layer.time(figures, own.forward, Phase::Forward, false);
+            own.input_gradient = layer.time(figures, own.input_gradient, Phase::InputGradient, true);
+            own.weight_gradient = layer.time(figures, own.weight_gradient, Phase::WeightGradient, is_alone);
+            source = source.max(TimeSource::ScaledCurve);
+        }
         // A profile measures each by itself. (Timed with libtorch 2.11: batch and group norm take as long for all as for the
         // input's, layer norm as long as for both apart. On an H100 cuDNN's batch norm takes as long for the weights' alone as
         // for all; torch's own kernels begin the input's gradient with the sums that are the weights', but not in eval mode.)
@@ -593,11 +620,31 @@ impl<'a> Predictor<'a> {
         // kernels are left with float32.
         let may_round = match operator.class {
             OperatorClass::Convolution => true,
-            OperatorClass::Matmul | OperatorClass::Recurrent => options.tf32,
+            OperatorClass::Matmul | OperatorClass::Recurrent => options.rounding == Rounding::Tf32,
             _ => false,
         };
         let has_tf32 = self.model.figures.peak.contains_key("tf32");
         if own == "float32" && may_round && has_tf32 { "tf32" } else { own }
+    }
+
+    /// Tells whether an operator is a product with weights: parameters, or what is made of them alone.
+    fn is_layer(&self, operator: &Operator) -> bool {
+        let is_of_weights = |value: &ValueId| {
+            let sizes = self.graph.value(*value).fact.tensor().and_then(TensorFact::sizes);
+            !self.follows[value.index()] && sizes.is_some_and(|sizes| sizes.len() == 2)
+        };
+        operator.class == OperatorClass::Matmul
+            && (!operator.tensors.is_empty() || operator.inputs.iter().any(is_of_weights))
+    }
+
+    /// Returns a linear layer that runs in float8.
+    fn float8(&self, subject: &Subject<'a>) -> Option<Float8> {
+        let Subject { operator, machine, shape, .. } = subject;
+        let is_asked = self.options.rounding == Rounding::Float8 && self.last_layer != Some(operator.id);
+        if !is_asked || machine.host.is_some() || !self.is_layer(operator) {
+            return None;
+        }
+        Float8::of(&self.model.figures, shape.as_ref()?.size, *machine)
     }
 
     /// Returns an attention that no kernel of a GPU takes as a whole.
@@ -619,7 +666,8 @@ impl<'a> Predictor<'a> {
         if subject.machine.element > 4.0 {
             return subject.machine;
         }
-        let has_tf32 = self.options.tf32 && self.model.figures.peak.contains_key("tf32");
+        let has_tf32 =
+            self.options.rounding == Rounding::Tf32 && self.model.figures.peak.contains_key("tf32");
         Machine::of(&self.model.figures, if has_tf32 { "tf32" } else { "float32" })
     }
 

@@ -1,6 +1,6 @@
 //! What a run does to products: TF32 where it is asked for, and the slower clock and kernels of a long one.
 
-use cost_model::{CostModel, PredictOptions, predict};
+use cost_model::{CostModel, PredictOptions, Rounding, predict};
 use graph::BuildOptions;
 use schema::{DeviceType, catalogue};
 
@@ -16,7 +16,8 @@ fn product(device: &DeviceType, dtype: &str, tf32: bool) -> f64 {
     let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
     let model = CostModel::shipped(device).unwrap_or_else(|| CostModel::of_data_sheet("it", device));
-    let options = PredictOptions { tf32, ..PredictOptions::default() };
+    let rounding = if tf32 { Rounding::Tf32 } else { Rounding::Own };
+    let options = PredictOptions { rounding, ..PredictOptions::default() };
     predict(&graph, &graph::costs(&graph), &model, &options).total().forward.seconds
 }
 

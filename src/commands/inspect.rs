@@ -10,7 +10,7 @@ use schema::{
     InspectUnknown, Seconds,
 };
 
-use super::plan::costs;
+use super::plan::{RoundingArguments, costs};
 use crate::{
     columns::table,
     cost_models::CostModels,
@@ -69,9 +69,8 @@ pub struct Inspect {
     #[arg(long = "cost-model", value_name = "FILE")]
     cost_models: Vec<PathBuf>,
 
-    /// Products of float32 numbers run in TF32, as torch.set_float32_matmul_precision("high") allows
-    #[arg(long)]
-    tf32: bool,
+    #[command(flatten)]
+    rounding: RoundingArguments,
 
     #[command(flatten, next_help_heading = "Memory of a training step")]
     memory: MemoryArguments,
@@ -94,7 +93,7 @@ impl Inspect {
         let cost_model = CostModels::read(&self.cost_models)?.of_catalogue(self.device.as_deref())?;
         let model = Workspace::read_with(&self.model, &self.inputs, self.parameters.as_deref())?;
         let timed = cost_model.map(|cost_model| {
-            let options = costs::options(self.tf32, &cost_model);
+            let options = costs::options(self.rounding.asked(), &cost_model);
             let costs = cost_model::predict(&model.graph, &model.costs, &cost_model, &options);
             Timed { model: cost_model, costs, options }
         });

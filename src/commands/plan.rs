@@ -40,7 +40,7 @@ mod workload;
 use self::without_peers::{compat, workload};
 pub use self::{
     answer::{ABOVE_THE_PEAK, looked_at, rounded},
-    arguments::{PlanArguments, matches, strategies},
+    arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,
     input::Input,
     inside::{Method, answered as split_operators},

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks, Terms};
+use cost_model::Rounding;
 use schema::{CollectiveKind, OffloadMode, Plan, Predicted, ShardingLevel, SyncOrder};
 use tracer::Program;
 
-use crate::kinds;
+use crate::{commands::plan::costs::rounding_of, kinds};
 
 /// Returns all files beside `stages/`, and what could not be written. Launchers start `shards` ranks for each replica of a stage.
 pub fn extras(
@@ -271,6 +272,11 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
     };
     if execution.sync == Some(SyncOrder::AfterBackward) {
         otherwise("`sync: after-backward`", "gradients go in buckets, as they come");
+    }
+    match plan.predicted.times.as_ref().map_or(Rounding::Own, rounding_of) {
+        Rounding::Own => {}
+        Rounding::Tf32 => otherwise("products in TF32", "a task may call torch.set_float32_matmul_precision"),
+        Rounding::Float8 => otherwise("linear layers in float8", "they run in the model's own type"),
     }
     // Slices go through parameter servers where a plan says nothing else.
     let is_sliced = matches!(execution.sync, Some(SyncOrder::P3 | SyncOrder::Fifo));

@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 32] = [
+    let arguments: [(&str, bool, &[Kind]); 33] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -61,7 +61,8 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--layers", !asking.layers.is_empty(), &[Traced]),
         ("--constraints", asking.constraints.is_some(), &[Traced]),
         ("--effort", asking.effort != EffortArgument::default(), planned),
-        ("--tf32", asking.tf32, &[Traced]),
+        ("--tf32", asking.rounding.tf32, &[Traced]),
+        ("--fp8", asking.rounding.fp8, &[Traced]),
         ("--loss", asking.loss.is_some(), &[Traced]),
         ("--sharding", asking.sharding.is_some(), planned),
         ("--no-recompute", asking.no_recompute, &[Traced, Profile, Piper]),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{Bytes, Cluster, Constraints, ShardingLevel};
 
@@ -87,9 +88,8 @@ pub struct PlanArguments {
     /// How long to search
     #[arg(long, value_enum, value_name = "EFFORT", default_value_t)]
     pub effort: EffortArgument,
-    /// Products of float32 numbers run in TF32, as torch.set_float32_matmul_precision("high") allows
-    #[arg(long)]
-    pub tf32: bool,
+    #[command(flatten)]
+    pub rounding: RoundingArguments,
     /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
     #[arg(long = "cost-model", value_name = "FILE")]
     pub cost_models: Vec<PathBuf>,
@@ -113,6 +113,28 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 pub fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
     let names = ShardingLevel::ALL.map(ShardingLevel::name).join(", ");
     ShardingLevel::from_name(name).ok_or_else(|| format!("levels are {names}"))
+}
+
+/// What products round their operands to.
+#[derive(Clone, Copy, Args)]
+pub struct RoundingArguments {
+    /// Products of float32 numbers run in TF32, as torch.set_float32_matmul_precision("high") allows
+    #[arg(long)]
+    pub tf32: bool,
+    /// Linear layers of 16 bits run in float8 but for the last, cast as torchao's convert_to_float8_training does
+    #[arg(long, conflicts_with = "tf32")]
+    pub fp8: bool,
+}
+
+impl RoundingArguments {
+    /// Returns which was asked for.
+    pub fn asked(self) -> Rounding {
+        match (self.tf32, self.fp8) {
+            (true, _) => Rounding::Tf32,
+            (_, true) => Rounding::Float8,
+            _ => Rounding::Own,
+        }
+    }
 }
 
 /// What an optimizer keeps.
@@ -280,7 +302,7 @@ impl PlanArguments {
             recompute: !self.no_recompute,
             offload: self.offload,
             effort: self.effort.into(),
-            tf32: self.tf32,
+            rounding: self.rounding.asked(),
             overlap: true,
             cluster,
             cluster_file: self.cluster.clone(),

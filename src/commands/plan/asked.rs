@@ -400,14 +400,14 @@ fn times(
     // Times are for the first device's type; others are faster or slower as a whole.
     let whole = |name: &str| {
         let figures = cluster.types.get(name)?;
-        let times = workspace.times.borrow().iter().find_map(|((of, own, by, tf32), times)| {
-            let is_known = of == name && own == figures && by == models && *tf32 == request.tf32;
+        let times = workspace.times.borrow().iter().find_map(|((of, own, by, rounding), times)| {
+            let is_known = of == name && own == figures && by == models && *rounding == request.rounding;
             is_known.then(|| times.clone())
         });
         let times = times.unwrap_or_else(|| {
             let model = models.of(name, figures);
-            let times = costs::times(graph, operators, &model, &costs::options(request.tf32, &model));
-            let key = (name.to_string(), figures.clone(), models.clone(), request.tf32);
+            let times = costs::times(graph, operators, &model, &costs::options(request.rounding, &model));
+            let key = (name.to_string(), figures.clone(), models.clone(), request.rounding);
             workspace.times.borrow_mut().push((key, times.clone()));
             times
         });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cost_model::{CostModel, Costs, Estimate, PredictOptions, TimeSource, predict};
+use cost_model::{CostModel, Costs, Estimate, PredictOptions, Rounding, TimeSource, predict};
 use graph::{ModelGraph, OperatorCosts, OperatorId};
 use indexmap::IndexMap;
 use partitioner::{Objective, OperatorSeconds, Problem, check_plan};
@@ -10,8 +10,12 @@ use schema::{Band, Plan, Seconds, TimesFrom};
 
 use crate::failure;
 
-/// How times say that float32 products run in TF32.
-const ROUNDED: &str = ", products in TF32";
+/// How times say what products round their operands to.
+const ROUNDED: [(Rounding, &str); 3] = [
+    (Rounding::Own, ""),
+    (Rounding::Tf32, ", products in TF32"),
+    (Rounding::Float8, ", linear layers in float8"),
+];
 
 /// What operators take, by operator.
 #[derive(Clone)]
@@ -28,17 +32,33 @@ pub struct Times {
 pub struct Ends(pub [Problem; 2]);
 
 /// Returns how a model is run, and says where a device cannot run it so.
-pub fn options(tf32: bool, model: &CostModel) -> PredictOptions {
-    if tf32 && !model.figures.peak.contains_key("tf32") {
-        failure::note(format!("{} has no TF32: products stay in float32", model.device));
-    }
-    let tf32 = tf32 && model.figures.peak.contains_key("tf32");
-    PredictOptions { tf32, ..PredictOptions::default() }
+pub fn options(rounding: Rounding, model: &CostModel) -> PredictOptions {
+    let has = |name: &str| model.figures.peak.contains_key(name);
+    let rounding = match rounding {
+        Rounding::Tf32 if !has("tf32") => {
+            failure::note(format!("{} has no TF32: products stay in float32", model.device));
+            Rounding::Own
+        }
+        Rounding::Float8 if !has("float8") => {
+            failure::note(format!("{} has no float8: linear layers stay in 16 bits", model.device));
+            Rounding::Own
+        }
+        rounding => rounding,
+    };
+    PredictOptions { rounding, ..PredictOptions::default() }
 }
 
 /// Returns how the model of a plan is run, by what the plan says of its times.
 pub fn options_of(times: &TimesFrom) -> PredictOptions {
-    PredictOptions { tf32: times.cost_model.ends_with(ROUNDED), ..PredictOptions::default() }
+    PredictOptions { rounding: rounding_of(times), ..PredictOptions::default() }
+}
+
+/// Returns what products round their operands to, by what a plan says of its times.
+pub fn rounding_of(times: &TimesFrom) -> Rounding {
+    let is_said = |(rounding, words): &&(Rounding, &str)| {
+        *rounding != Rounding::Own && times.cost_model.ends_with(words)
+    };
+    ROUNDED.iter().find(is_said).map_or(Rounding::Own, |(rounding, _)| *rounding)
 }
 
 /// Predicts seconds by operator.
@@ -136,7 +156,8 @@ pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph, options: &
     let total: f64 = by_source.values().sum();
     by_source.retain(|_, seconds| *seconds > 0.0);
     by_source.sort_keys();
-    let rounded = if options.tf32 { ROUNDED } else { "" };
+    let rounded = ROUNDED.iter().find(|(rounding, _)| *rounding == options.rounding);
+    let rounded = rounded.map_or("", |(_, words)| words);
     TimesFrom {
         cost_model: format!("{}{rounded}", model.title()),
         shares: by_source

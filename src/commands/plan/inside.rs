@@ -71,7 +71,7 @@ pub fn answered(
     let layers = Layers::of(&workspace.graph, &workspace.costs);
     let machine: Machine = request.machine();
     let model = request.cost_models.of(name, type_);
-    let options = costs::options(request.tf32, &model);
+    let options = costs::options(request.rounding, &model);
     let predicted = Predicted::new(workspace, &layers, (&model, options), &machine, request.optimizer_factor);
     let space = Space::new(&layers.layers, machine.devices.len(), &predicted);
     // Gradients are there from the backward pass on: the forward pass hides none of their sync.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cost_model::Rounding;
 use partitioner::{Effort, Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, Constraints, Inference, ShardingLevel};
 
@@ -51,8 +52,8 @@ pub struct PlanRequest {
     pub offload: bool,
     /// How long the search may take.
     pub effort: Effort,
-    /// Products of float32 numbers run in TF32.
-    pub tf32: bool,
+    /// What products round their operands to.
+    pub rounding: Rounding,
     /// Transfers run beside compute.
     pub overlap: bool,
     /// Devices and links.
