@@ -44,7 +44,6 @@ fn large_layers_gain_what_was_measured_and_small_ones_lose() {
         own / float8
     };
     let (small, large) = (gain([1024, 2048, 1024]), gain([4096, 8192, 16384]));
-    println!("{small:.2} {large:.2} {:.2}", gain([16384, 16384, 16384]));
     assert!((0.5..1.0).contains(&small), "{small}");
     assert!((1.39 / 1.2..1.39 * 1.2).contains(&large), "{large}");
     assert!(gain([16384, 16384, 16384]) > large);
