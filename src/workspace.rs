@@ -5,6 +5,7 @@
 use std::{
     borrow::Cow,
     cell::{OnceCell, RefCell},
+    collections::BTreeMap,
     path::Path,
     rc::Rc,
     sync::Arc,
@@ -127,6 +128,8 @@ pub struct Workspace {
     pub(crate) times: TimesKnown,
     /// The inputs that it was built for.
     inputs: Vec<InputShape>,
+    /// The same model with other numbers of samples in a micro-batch, as far as they were asked for.
+    sized: Rc<RefCell<BTreeMap<u64, Result<Workspace, String>>>>,
     /// Set where this is what one of several devices does that share the model.
     pub shared: Option<SharedModel>,
 }
@@ -156,8 +159,12 @@ impl Workspace {
     /// Builds the graph of a trace that was read.
     pub fn build(file: ModelFile, inputs: Vec<InputShape>) -> Result<Self, Failure> {
         let graph = model::build(file.path(), &file.program, inputs.clone())?;
+        Ok(Self::new(file, graph, inputs, None))
+    }
+
+    fn new(file: ModelFile, graph: ModelGraph, inputs: Vec<InputShape>, shared: Option<SharedModel>) -> Self {
         let costs = graph::costs(&graph);
-        Ok(Self { file, graph, costs, times: TimesKnown::default(), inputs, shared: None })
+        Self { file, graph, costs, times: TimesKnown::default(), inputs, sized: Rc::default(), shared }
     }
 
     /// Returns the same model for other inputs.
@@ -167,9 +174,72 @@ impl Workspace {
     pub fn with_inputs(&self, inputs: Vec<InputShape>) -> Result<Self, String> {
         let built = graph::build(self.program(), &graph::BuildOptions { inputs: inputs.clone() });
         let graph = built.map_err(|errors| errors.0[0].to_string())?;
-        let costs = graph::costs(&graph);
-        let times = TimesKnown::default();
-        Ok(Self { file: self.file.clone(), graph, costs, times, inputs, shared: None })
+        Ok(Self::new(self.file.clone(), graph, inputs, None))
+    }
+
+    /// Returns the same model with micro-batches of so many samples: the first dimension of every input that has as many of them as
+    /// the first one is changed.
+    ///
+    /// # Errors
+    /// Why its sizes do not follow from those of its inputs.
+    pub fn with_samples(&self, samples: u64) -> Result<Self, String> {
+        if let Some(known) = self.sized.borrow().get(&samples) {
+            return known.clone();
+        }
+        let made = self.resized(samples);
+        self.sized.borrow_mut().insert(samples, made.clone());
+        made
+    }
+
+    fn resized(&self, samples: u64) -> Result<Self, String> {
+        let graph = &self.graph;
+        let sizes =
+            |graph: &ModelGraph, value| -> Option<Vec<u64>> { graph.value(value).fact.tensor()?.sizes() };
+        let first = graph.inputs.first().and_then(|input| sizes(graph, *input));
+        let own =
+            first.and_then(|sizes| sizes.first().copied()).ok_or("the sizes of its inputs are not known")?;
+        if own == samples {
+            return Ok(self.clone());
+        }
+        let input = |value: &graph::ValueId| {
+            let value = graph.value(*value);
+            let tensor = value.fact.tensor()?;
+            let mut shape = tensor.sizes()?;
+            let first = shape.first_mut().filter(|first| **first == own)?;
+            *first = samples;
+            Some(InputShape { name: Some(value.name.clone()), shape, dtype: tensor.dtype })
+        };
+        let inputs: Vec<InputShape> = graph.inputs.iter().filter_map(input).collect();
+        let other = self.with_inputs(inputs)?;
+        let lost = graph::lost_sizes(&other.graph);
+        if let Some(lost) = lost.first().filter(|_| lost.len() > graph::lost_sizes(graph).len()) {
+            return Err(format!("sizes behind `{}` are not known then", lost.name));
+        }
+        // What the trace has fixed as a number shows here at the latest.
+        for (before, after) in graph.outputs.iter().zip(&other.graph.outputs) {
+            let (Some(before), Some(after)) = (sizes(graph, *before), sizes(&other.graph, *after)) else {
+                continue;
+            };
+            let (Some(from), Some(to)) = (before.first(), after.first()) else { continue };
+            if from.is_multiple_of(own) && *to != from / own * samples {
+                return Err(format!("the trace has fixed the number of samples: an output would have {to}"));
+            }
+        }
+        Ok(other)
+    }
+
+    /// Returns the same model with micro-batches as a plan has them.
+    pub fn of_plan(&self, plan: &Plan) -> Result<Cow<'_, Self>, Failure> {
+        let Some(samples) = plan.micro_batch_size else { return Ok(Cow::Borrowed(self)) };
+        let sized = self.with_samples(samples).map(Cow::Owned);
+        sized.map_err(|reason| self.not_followed(samples, &reason))
+    }
+
+    /// Says that the model has no other micro-batches than those that it was traced with.
+    pub fn not_followed(&self, samples: u64, reason: &str) -> Failure {
+        Failure::input(format!("micro-batches of {samples} samples: {reason}"))
+            .in_file(self.file.path())
+            .with_hint("trace the model with inputs of that size, or plan with those that it was traced with")
     }
 
     /// Returns what one device does of a model that so many devices of a cluster share.
@@ -190,19 +260,19 @@ impl Workspace {
                 wrong.inferred, wrong.recorded
             )));
         }
-        let costs = graph::costs(&graph);
-        let (times, inputs) = (TimesKnown::default(), self.inputs.clone());
-        Ok(Self { file, graph, costs, times, inputs, shared: Some(shared) })
+        Ok(Self::new(file, graph, self.inputs.clone(), Some(shared)))
     }
 
-    /// Returns what one device does under a plan by which devices share layers; itself under any other.
+    /// Returns the model under a plan: with its micro-batches, and what one device does of it where devices share layers.
     pub fn under(&self, plan: &Plan, models: &CostModels) -> Result<Cow<'_, Self>, Failure> {
-        match plan.sharing() {
-            LayerSharing::ByCuts(degree) => {
-                Ok(Cow::Owned(self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts))?))
-            }
-            _ => Ok(Cow::Borrowed(self)),
-        }
+        let own = self.of_plan(plan)?;
+        Ok(own.shared_by(plan, models)?.map_or(own, Cow::Owned))
+    }
+
+    /// Returns what one device does under a plan by which devices share layers, with the micro-batches of this model.
+    pub fn shared_by(&self, plan: &Plan, models: &CostModels) -> Result<Option<Self>, Failure> {
+        let LayerSharing::ByCuts(degree) = plan.sharing() else { return Ok(None) };
+        self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts)).map(Some)
     }
 
     /// Returns what the trace says.

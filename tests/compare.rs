@@ -243,3 +243,47 @@ fn wrong_input_is_named() {
     fails(&["nothing.pt", "--devices", "2xt4"], 2, "No such file");
     fails(&[BERT], 2, "--devices");
 }
+
+/// Each row takes the micro-batches that serve it best, as `plan` does; what simulates another's plan takes that plan's.
+#[test]
+fn micro_batches_have_as_many_samples_as_serve_each_best() {
+    let shared = ["--devices", "2xt4", "--batch", "16", "--micro-batch-size", "2..8"];
+    let only = ["--only", "1f1b", "--only", "data-parallel", "--only", "gems-master", "--only", "zb2p"];
+    let answer = json(&[&["compare", CNN], &shared[..], &only].concat());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    for row in rows(&answer) {
+        let flags = row["flags"].as_str().unwrap();
+        let flags: Vec<&str> = flags.split(';').next().unwrap().split_whitespace().collect();
+        let plan = json(&[&["plan", CNN], &shared[..], &flags, &["-o", &file]].concat());
+        same("samples", "samples", &row["samples"], &plan["samples"]);
+        let text = std::fs::read_to_string(&file).unwrap();
+        let size = text.lines().find_map(|line| line.strip_prefix("micro_batch_size: "));
+        let size = size.map(|size| size.parse::<u64>().unwrap());
+        assert_eq!(row["micro_batch_size"].as_u64(), size, "{row:#}");
+        if row["flags"].as_str().unwrap().contains("simulate") {
+            check_simulated(row, &json(&["simulate", &file, "--schedule", "zb2p"]));
+        } else {
+            check_planned(row, &plan);
+        }
+        let per_second = number(&row["samples"]) / number(&row["step_seconds"]);
+        assert!((number(&row["samples_per_second"]) / per_second - 1.0).abs() < 1e-9, "{row:#}");
+    }
+    let rates: Vec<f64> = rows(&answer).iter().map(|row| number(&row["samples_per_second"])).collect();
+    assert!(rates.len() == 4 && rates.windows(2).all(|pair| pair[0] >= pair[1]), "{rates:?}");
+    // The trace has four samples; what splits operators has no other micro-batches.
+    let other = [
+        "compare",
+        CNN,
+        "--devices",
+        "2xt4",
+        "--micro-batch-size",
+        "2",
+        "--only",
+        "optcnn",
+        "--only",
+        "1f1b",
+    ];
+    let left = json(&other)["left_out"].to_string();
+    assert!(left.contains("it is predicted for the batch of the trace, which has 4 samples"), "{left}");
+}

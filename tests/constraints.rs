@@ -182,3 +182,39 @@ fn what_cannot_be_is_refused_by_name() {
         [&[BERT][..], &devices, &["--keep-together", "bert.encoder", "--cut-at", "bert.encoder.layer.1"]];
     fails(&kept.concat(), 2, "a stage is to begin inside `bert.encoder`, which --keep-together keeps whole");
 }
+
+#[test]
+fn a_plan_keeps_the_sizes_of_its_micro_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml");
+    let path = file.display().to_string();
+    let asked = [CNN, "--devices", "2xt4", "--strategy", "1f1b", "--batch", "24"];
+    let first = plan(&[&asked[..], &["--micro-batch-size", "2..6", "-o", &path]].concat());
+    let sizes = |answer: &Value| -> Vec<u64> {
+        let tried = answer["micro_batch_sizes_tried"].as_array().unwrap();
+        tried.iter().map(|one| one["samples"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(sizes(&first), [2, 3, 4, 6]);
+    let again = plan(&[&asked[..], &["--constraints", &path]].concat());
+    assert_eq!((sizes(&again), step(&again)), (sizes(&first), step(&first)));
+    // A flag chooses among what the plan allows.
+    let with =
+        |size: &'static str| [&asked[..], &["--constraints", &path, "--micro-batch-size", size]].concat();
+    assert_eq!(sizes(&plan(&with("auto"))), [2, 3, 4, 6]);
+    assert_eq!(sizes(&plan(&with("4.."))), [4, 6]);
+    fails(&with("8"), 2, "--micro-batch-size 8: the plan of --constraints allows 2..6 samples");
+    plan(&[CNN, "--check", &path]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let check = |from: &str, to: &str, expected: &str| {
+        assert!(text.contains(from), "`{from}` is not in:\n{text}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        fails(&[CNN, "--check", &path], 2, expected);
+    };
+    check(
+        "micro_batch_size: 6",
+        "micro_batch_size: 8",
+        "has 8 samples, which `micro_batch_size: 2..6` does not allow",
+    );
+    check("    most: 6", "    most: 1", "`micro_batch_size`: 2 is more than 1");
+    check("    most: 6", "    top: 6", "top");
+}

@@ -418,3 +418,45 @@ fn every_file_says_who_wrote_it() {
     }
     assert!(n >= 12, "{n} files");
 }
+
+/// The folder of micro-batches that the trace does not have is what `plan` says of them; stages are those of the trace, and right.
+#[test]
+fn micro_batches_have_as_many_samples_as_serve_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let asked = ["--devices", "2xt4", "--batch", "12", "--micro-batch-size", "..4", "--tensor-parallel", "2"];
+    let asked = [&asked[..], &["--format", "json"]].concat();
+    let answer = split("traces/unet_small.pt", &out, &asked);
+    let mut plan = command();
+    let plan = plan.arg("plan").arg(fixture("traces/unet_small.pt")).args(&asked).assert().success();
+    let plan: Value = serde_json::from_slice(&plan.get_output().stdout).unwrap();
+    assert_eq!(answer["plan"]["micro_batch_sizes_tried"], plan["micro_batch_sizes_tried"]);
+    assert_eq!(answer["plan"]["step_seconds"], plan["step_seconds"]);
+    assert_eq!(answer["plan"]["samples"], 12);
+    let text = std::fs::read_to_string(out.join("plan.yaml")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("micro_batch_size: ")).unwrap();
+    let samples: u64 = line.parse().unwrap();
+    assert!(text.contains("constraints:\n  micro_batch_size:\n    most: 4\n"), "{text}");
+    let script = std::fs::read_to_string(out.join("train.py")).unwrap();
+    assert!(script.contains(&format!("\"micro_batch_size\": {samples}")));
+    // Stages, and the exchanges that `verify` holds them against, are those of the trace.
+    let (again, other) = (folder.path().join("again"), folder.path().join("other.yaml"));
+    std::fs::write(&other, text.replace(&format!("micro_batch_size: {samples}\n"), "")).unwrap();
+    for (plan, files) in [(&other, &["stages/stage_0.py"][..]), (&out.join("plan.yaml"), &["train.py"])] {
+        let mut emit = command();
+        emit.arg("emit").arg(fixture("traces/unet_small.pt")).arg(plan).arg("-o").arg(&again).arg("--force");
+        emit.assert().success();
+        for file in files.iter().chain(&["stages/stage_0.py"]) {
+            let read = |folder: &Path| std::fs::read_to_string(folder.join(file)).unwrap();
+            assert_eq!(read(&out), read(&again), "{file}");
+        }
+        let stages = |folder: &Path| {
+            let text = std::fs::read_to_string(folder.join("stages/manifest.json")).unwrap();
+            serde_json::from_str::<Value>(&text).unwrap()["stages"].clone()
+        };
+        assert_eq!(stages(&out), stages(&again));
+        assert!(stages(&out)[0]["exchanges"].is_object() || stages(&out)[0]["exchanges"].is_array());
+    }
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(!page.contains("no predicted times"));
+}

@@ -1582,6 +1582,9 @@ class StrategyRow(_StrategyRow, total=False):
     # Its schedule; absent where operators are split and there are no stages.
     schedule: Union[str, None]
 
+    # Samples in a micro-batch, where they are not the trace's.
+    micro_batch_size: Union[int, None]
+
     # Samples in a step, where the model's inputs tell.
     samples: Union[int, None]
 

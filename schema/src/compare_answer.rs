@@ -54,6 +54,9 @@ pub struct StrategyRow {
     pub devices: u32,
     /// Micro-batches in a step.
     pub micro_batches: u32,
+    /// Samples in a micro-batch, where they are not the trace's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_size: Option<u64>,
     /// Samples in a step, where the model's inputs tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,

@@ -91,8 +91,9 @@ pub use operator_paths::{OperatorPaths, operator_path, short_name};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
-    Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing, ModelReference,
-    PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, RecomputeUnit, StageCost, TimesFrom, Transfer,
+    Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing, MicroBatchSize,
+    ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, RecomputeUnit, StageCost, TimesFrom,
+    Transfer,
 };
 pub use plan_answer::{
     InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, Proved, RunnerUp,

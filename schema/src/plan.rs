@@ -98,6 +98,21 @@ pub struct Constraints {
     /// How many of the blocks that the model repeats each stage has, instead of `cut_at`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<u32>,
+    /// How many samples a micro-batch may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_size: Option<MicroBatchSize>,
+}
+
+/// The smallest and the largest micro-batch of a plan, in samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MicroBatchSize {
+    /// The smallest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least: Option<u64>,
+    /// The largest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most: Option<u64>,
 }
 
 impl Constraints {

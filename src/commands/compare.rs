@@ -163,10 +163,15 @@ fn compared(workspace: &Workspace, request: &PlanRequest, ways: &[Way]) -> Compa
         }
     }
     let mut strategies = marked(found);
-    strategies.sort_by(|a, b| a.micro_batch_seconds.total_cmp(&b.micro_batch_seconds));
-    let best = strategies.first().map_or(0.0, |row| row.micro_batch_seconds);
+    // Micro-batches may differ in size.
+    let each = |row: &StrategyRow| match row.samples {
+        Some(samples) => row.step_seconds / samples.max(1) as f64,
+        None => row.micro_batch_seconds,
+    };
+    strategies.sort_by(|a, b| each(a).total_cmp(&each(b)));
+    let best = strategies.first().map_or(0.0, each);
     for row in &mut strategies {
-        row.slower = if best > 0.0 { row.micro_batch_seconds / best - 1.0 } else { 0.0 };
+        row.slower = if best > 0.0 { each(row) / best - 1.0 } else { 0.0 };
     }
     CompareAnswer {
         schema_version: ANSWER_VERSION,

@@ -411,7 +411,8 @@ fn shared(model: &ModelFile, plan: &Plan) -> Result<Option<Workspace>, Failure> 
         }
     }
     let whole = Workspace::build(model.clone(), Vec::new())?;
-    Ok(Some(whole.under(plan, &CostModels::default())?.into_owned()))
+    // Whatever micro-batches are planned, stages are verified with the trace's inputs, and what they exchange is said of those.
+    whole.shared_by(plan, &CostModels::default())
 }
 
 /// Returns the program with the places of its weights, and the files that they lie in.

@@ -39,7 +39,7 @@ mod workload;
 #[cfg(not(feature = "peers"))]
 use self::without_peers::{compat, workload};
 pub use self::{
-    answer::{ABOVE_THE_PEAK, looked_at, rounded},
+    answer::{ABOVE_THE_PEAK, looked_at, rounded, sizes_tried},
     arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,
     input::Input,

@@ -81,7 +81,7 @@ struct Found {
     tried: Vec<schema::MicroBatchesTried>,
     /// Samples in a micro-batch.
     batch: Option<u64>,
-    /// What one device does, where devices share layers.
+    /// What was planned, where it is not the model as it was traced: what one device does, other micro-batches.
     own: Option<Workspace>,
     /// True where the model was traced in training mode.
     is_training: bool,
@@ -210,7 +210,7 @@ impl Split {
             why,
             tried: solved.tried,
             batch: asked.samples(),
-            own: asked.into_shared(),
+            own: asked.into_own(),
             is_training: program.archive.is_none() || codegen::was_training(program),
             is_exported: model::is_exported(program),
         })
@@ -244,7 +244,9 @@ impl Split {
         // Stages have a bar of their own.
         progress::done();
         let stages = self.forms.request(CutAt::Plan(Box::new(found.plan.clone())));
-        emit::emit(&workspace.file, &stages, found.own.as_ref())?.write(folder)?;
+        // Stages are those of the trace, whatever micro-batches are planned.
+        let own = found.own.as_ref().filter(|_| found.plan.micro_batch_size.is_none());
+        emit::emit(&workspace.file, &stages, own)?.write(folder)?;
         progress::working(graph::WORKING);
         graph::tell_notes(workspace);
         let plan_name = root.join("plan.yaml").display().to_string();

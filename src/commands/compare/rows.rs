@@ -76,6 +76,13 @@ impl Question<'_> {
             How::Split(_) if self.request.stages.is_some_and(|stages| stages > 1) => {
                 return way.left_out("it splits operators, and stages were asked for".into(), None);
             }
+            How::Split(_) if !self.is_size_allowed() => {
+                let own = self.size.samples.unwrap_or_default();
+                return way.left_out(
+                    format!("it is predicted for the batch of the trace, which has {own} samples"),
+                    None,
+                );
+            }
             How::Split(method) => {
                 split_operators(method, self.workspace, self.request, &self.workspace.file.stem())
                     .map(|answer| self.split(way, answer))
@@ -107,7 +114,8 @@ impl Question<'_> {
             stages: plan.stages.len() as u32,
             chunks: best.chunks() as u32,
             micro_batches: best.micro_batches,
-            samples: self.samples(best.micro_batches),
+            micro_batch_size: plan.micro_batch_size,
+            samples: asked.samples().map(|samples| samples * u64::from(best.micro_batches)),
             step_seconds: best.seconds_each() * f64::from(best.micro_batches),
             micro_batch_seconds: best.seconds_each(),
             samples_per_second: rates.samples,
@@ -135,7 +143,7 @@ impl Question<'_> {
             chunks: 1,
             devices: used.len() as u32,
             micro_batches: 1,
-            samples: self.samples(1),
+            samples: self.size.samples,
             step_seconds: step,
             micro_batch_seconds: step,
             samples_per_second: rates.samples,
@@ -187,7 +195,11 @@ impl Question<'_> {
         let seconds = nanoseconds(&step, otherwise, timeline.step)? as f64 * 1e-9;
         let each = seconds / f64::from(micro_batches);
         let used = plan.stages.iter().flat_map(|stage| &stage.devices).map(String::as_str).collect();
-        let rates = self.size.rates(each, &plan.cluster, &used);
+        let size = match plan.micro_batch_size {
+            Some(samples) => StepSize::of(&self.workspace.with_samples(samples)?),
+            None => self.size.clone(),
+        };
+        let rates = size.rates(each, &plan.cluster, &used);
         let changed = Plan { micro_batches, ..otherwise.of(plan) };
         let carried_out = self.carried_out(way.row(), &changed);
         let mut not_carried_out = carried_out.not_carried_out.clone();
@@ -201,7 +213,8 @@ impl Question<'_> {
             stages: step.workload.stages.len() as u32,
             chunks: step.shape.chunks,
             micro_batches,
-            samples: self.samples(micro_batches),
+            micro_batch_size: plan.micro_batch_size,
+            samples: size.samples.map(|samples| samples * u64::from(micro_batches)),
             step_seconds: seconds,
             micro_batch_seconds: each,
             samples_per_second: rates.samples,
@@ -217,8 +230,10 @@ impl Question<'_> {
         Ok(Outcome::Found(Box::new(row), None))
     }
 
-    fn samples(&self, micro_batches: u32) -> Option<u64> {
-        self.size.samples.map(|samples| samples * u64::from(micro_batches))
+    /// Tells whether micro-batches may be as large as the trace's inputs.
+    fn is_size_allowed(&self) -> bool {
+        let sizes = self.request.micro_batch_size.zip(self.size.samples);
+        sizes.is_none_or(|(sizes, samples)| sizes.has(samples))
     }
 
     /// Adds the devices of a plan, and what of it `train.py` does not carry out.
@@ -261,6 +276,7 @@ pub fn is_same(one: &Plan, other: &Plan) -> bool {
     };
     one.schedule == other.schedule
         && one.micro_batches == other.micro_batches
+        && one.micro_batch_size == other.micro_batch_size
         && one.execution == other.execution
         && one.cuts == other.cuts
         && one.stages.iter().map(stage).eq(other.stages.iter().map(stage))

@@ -264,7 +264,7 @@ pub fn rounded(value: f64) -> String {
 }
 
 /// What other numbers of samples in a micro-batch would have given.
-fn sizes_tried(answer: &PlanAnswer) -> String {
+pub fn sizes_tried(answer: &PlanAnswer) -> String {
     let tried = &answer.micro_batch_sizes_tried;
     let least = tried.iter().filter_map(|one| one.sample_seconds).fold(f64::INFINITY, f64::min);
     let chosen =
@@ -283,13 +283,14 @@ fn sizes_tried(answer: &PlanAnswer) -> String {
     if said.is_empty() {
         return String::new();
     }
-    format!("samples of a micro-batch tried, and the time of each sample: {}\n", said.join(", "))
+    format!("samples of a micro-batch tried, and the time of each sample: {}", said.join(", "))
 }
 
 /// What other numbers of micro-batches would have given.
 fn chosen(answer: &PlanAnswer) -> String {
     let limit = answer.step_limit.as_ref().map(|limit| format!("{limit}\n")).unwrap_or_default();
-    let limit = limit + &sizes_tried(answer);
+    let sizes = sizes_tried(answer);
+    let limit = if sizes.is_empty() { limit } else { format!("{limit}{sizes}\n") };
     let Some(own) = answer.micro_batches.filter(|_| answer.micro_batches_tried.len() > 1) else {
         return limit;
     };

@@ -75,7 +75,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--bandwidth", !plan.bandwidth.is_empty(), &[Profile, Released, Piper]),
         ("--memory", plan.memory.is_some(), &[Profile, Loads, Piper]),
         ("--objective latency", plan.aim.is(Aim::Latency), &[Traced, Loads]),
-        ("--micro-batch-size", plan.micro_batch_size.is_some(), &[Traced]),
+        ("--micro-batch-size", plan.asking.micro_batch_size.is_some(), &[Traced]),
         ("--inference", plan.aim.is_inference(), &[Traced]),
         ("--kv-cache", plan.aim.has_cache(), &[Traced]),
         ("--objective throughput", plan.aim.is(Aim::Throughput), &[Traced, Profile, Loads, Piper]),
@@ -141,7 +141,7 @@ fn given(plan: &Plan) -> Result<(), Failure> {
     let asking = &plan.asking;
     let arguments = [
         ("--objective", plan.aim.is(Aim::Latency)),
-        ("--micro-batch-size", plan.micro_batch_size.is_some()),
+        ("--micro-batch-size", plan.asking.micro_batch_size.is_some()),
         ("--inference", plan.aim.is_inference()),
         ("--kv-cache", plan.aim.has_cache()),
         ("--strategy", asking.strategy != "auto"),

@@ -7,7 +7,7 @@ use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{Bytes, Cluster, Constraints, ShardingLevel};
 
-use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree};
+use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant, plan_file};
 
 /// Arguments of everything that plans.
@@ -33,6 +33,10 @@ pub struct PlanArguments {
     /// as give 95 % of the throughput]
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<u32>,
+    /// Samples in a micro-batch: 8, 2..16 (the smallest and the largest), or auto for what serves a --batch best; sizes are
+    /// inferred anew for each [traced models; default: as traced]
+    #[arg(long, value_name = "N", value_parser = Sizes::from_text)]
+    pub micro_batch_size: Option<Sizes>,
     /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
     #[arg(long, value_name = "SHAPE")]
     pub input: Vec<String>,
@@ -219,6 +223,23 @@ impl PlanArguments {
         Ok(all)
     }
 
+    /// Returns how many samples a micro-batch may have, by the arguments and by what the plan of --constraints allows.
+    fn micro_batch_size(&self, constraints: &Constraints) -> Result<Option<Sizes>, Failure> {
+        let kept = constraints.micro_batch_size.map(Sizes::of_constraint);
+        let kept = kept.transpose().map_err(|reason| {
+            let failure = Failure::input(format!("`micro_batch_size` of the constraints: {reason}"));
+            self.constraints.iter().fold(failure, |failure, path| failure.in_file(path))
+        })?;
+        let (Some(own), Some(kept)) = (self.micro_batch_size, kept) else {
+            return Ok(self.micro_batch_size.or(kept));
+        };
+        own.within(kept).map(Some).ok_or_else(|| {
+            Failure::input(format!(
+                "--micro-batch-size {own}: the plan of --constraints allows {kept} samples"
+            ))
+        })
+    }
+
     /// Takes devices out of the cluster.
     fn leave_out(&self, patterns: &[String], cluster: &mut Cluster) -> Result<(), Failure> {
         // A plan's own may be of another cluster.
@@ -281,7 +302,9 @@ impl PlanArguments {
         let cost_models = CostModels::read(&self.cost_models)?;
         let cluster = clusters::named(self.devices.as_deref(), self.cluster.as_deref(), &cost_models)?;
         let mut cluster = cluster.map_or_else(other, Ok)?;
-        let constraints = self.constraints()?;
+        let mut constraints = self.constraints()?;
+        let micro_batch_size = self.micro_batch_size(&constraints)?;
+        constraints.micro_batch_size = micro_batch_size.and_then(Sizes::constraint);
         self.leave_out(&constraints.leave_out, &mut cluster)?;
         self.set_reserves(&mut cluster)?;
         Ok(PlanRequest {
@@ -289,7 +312,7 @@ impl PlanArguments {
             alternatives: strategy,
             stages: self.stages.or(constraints.stages().map(|stages| stages as u32)),
             batch: self.batch,
-            micro_batch_size: None,
+            micro_batch_size,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
             inference: None,

@@ -78,8 +78,8 @@ pub struct Asked {
     groups: Option<Groups>,
     /// What its stages are held to.
     constraints: Constraints,
-    /// Samples of a micro-batch, where they are not the trace's, and all numbers of them that were tried.
-    sized: (Option<u64>, Vec<MicroBatchSizeTried>),
+    /// The model with micro-batches of its own, where they are not the trace's, and all sizes of them that were tried.
+    sized: (Option<Workspace>, Vec<MicroBatchSizeTried>),
 }
 
 impl<'a> Question<'a> {
@@ -148,7 +148,10 @@ impl<'a> Question<'a> {
     /// Holds a plan against its own constraints.
     pub(super) fn check(&self, plan: &schema::Plan) -> Result<(), Failure> {
         match (self.sliceable(), self.subject) {
-            (Some(model), Subject::Model(workspace)) => constraints::check(&model, &workspace.graph, plan),
+            (Some(model), Subject::Model(workspace)) => {
+                let samples = self.size.as_ref().and_then(|size| size.samples);
+                constraints::check(&model, &workspace.graph, plan, samples)
+            }
             _ => Ok(()),
         }
     }
@@ -236,14 +239,15 @@ impl Asked {
         Self { groups: Some(groups), ..self }
     }
 
-    /// Returns what one device does, where devices share layers.
-    pub fn into_shared(self) -> Option<Workspace> {
-        self.groups.map(|groups| groups.own)
+    /// Returns the model that was planned, where it is not the one that was asked about: what one device does where devices share
+    /// layers, the model with other micro-batches.
+    pub fn into_own(self) -> Option<Workspace> {
+        self.groups.map(|groups| groups.own).or(self.sized.0)
     }
 
-    /// Says how many samples a micro-batch has, where that is not the trace's number, and what else was tried.
-    pub(super) fn of_size(self, samples: Option<u64>, tried: Vec<MicroBatchSizeTried>) -> Self {
-        Self { sized: (samples, tried), ..self }
+    /// Says with which micro-batches the model was planned, where they are not the trace's, and what else was tried.
+    pub(super) fn of_size(self, model: Option<Workspace>, tried: Vec<MicroBatchSizeTried>) -> Self {
+        Self { sized: (model, tried), ..self }
     }
 
     /// Says which numbers of devices that share each layer were tried.
@@ -265,7 +269,7 @@ impl Asked {
     /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
     pub fn file(&self, solution: &Solution) -> PlanFile {
         let mut plan = self.plan(solution);
-        plan.micro_batch_size = self.sized.0;
+        plan.micro_batch_size = self.sized.0.as_ref().and_then(|_| self.samples());
         plan.constraints = Some(self.constraints.clone()).filter(|own| *own != Constraints::default());
         if let Some((ends, from)) = &self.uncertain {
             ends.set_bands(&self.problem, &mut plan);

@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 use partitioner::Sliceable;
 use schema::{Constraints, Plan};
 
-use super::{PlanRequest, arguments::matches};
+use super::{PlanRequest, arguments::matches, sizes::Sizes};
 use crate::{failure::Failure, nearest::meant};
 
 /// Returns the first operator of each stage but the first, where cuts are given.
@@ -122,11 +122,29 @@ pub(super) fn no_border(request: &PlanRequest, graph: &ModelGraph, start: u32) -
 }
 
 /// Holds a plan against its own constraints: what somebody has edited may break them.
-pub(super) fn check(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
+///
+/// Its micro-batches have so many samples, where the model tells.
+pub(super) fn check(
+    model: &Sliceable<'_>,
+    graph: &ModelGraph,
+    plan: &Plan,
+    samples: Option<u64>,
+) -> Result<(), Failure> {
     let Some(constraints) = &plan.constraints else { return Ok(()) };
     let wrong = |message: String| {
         Err(Failure::input(message).with_hint("change the stages, or what `constraints` of the plan says"))
     };
+    if let (Some(allowed), Some(samples)) = (constraints.micro_batch_size, samples) {
+        match Sizes::of_constraint(allowed) {
+            Err(reason) => return wrong(format!("`micro_batch_size`: {reason}")),
+            Ok(sizes) if sizes.has(samples) => {}
+            Ok(sizes) => {
+                return wrong(format!(
+                    "a micro-batch has {samples} samples, which `micro_batch_size: {sizes}` does not allow"
+                ));
+            }
+        }
+    }
     for device in plan.stages.iter().flat_map(|stage| &stage.devices) {
         if let Some(pattern) = constraints.leave_out.iter().find(|pattern| matches(pattern, device)) {
             return wrong(format!("a stage stands on {device}, which `leave_out: {pattern}` leaves out"));

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use partitioner::Strategy;
 
-use super::{
-    arguments::PlanArguments, clusters, objective::ObjectiveArguments, request::PlanRequest, sizes::Sizes,
-};
+use super::{arguments::PlanArguments, clusters, objective::ObjectiveArguments, request::PlanRequest};
 use crate::{failure::Failure, output::Format, plan_file};
 
 /// Arguments of `plan`.
@@ -33,10 +31,6 @@ pub struct Plan {
     pub(super) asking: PlanArguments,
     #[command(flatten)]
     pub(super) aim: ObjectiveArguments,
-    /// Samples in a micro-batch: 8, 2..16 (the smallest and the largest), or auto for what serves a --batch best; sizes are
-    /// inferred anew for each [traced models; default: as traced]
-    #[arg(long, value_name = "N", value_parser = Sizes::from_text)]
-    pub(super) micro_batch_size: Option<Sizes>,
     /// Add transfers to compute instead of overlapping them
     #[arg(long)]
     pub(super) no_overlap: bool,
@@ -100,9 +94,8 @@ impl Plan {
             Some(given) => given.inference,
             None => self.aim.of_trace()?,
         };
-        let micro_batch_size = self.micro_batch_size;
         let overlap = !self.no_overlap;
-        let request = PlanRequest { inference, micro_batch_size, overlap, cluster_file, ..request };
+        let request = PlanRequest { inference, overlap, cluster_file, ..request };
         request.check()?;
         Ok((request, given))
     }

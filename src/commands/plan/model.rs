@@ -1,5 +1,7 @@
 //! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
 
+use std::borrow::Cow;
+
 use partitioner::{
     CheckError, MadeBy, MicroBatches, PlanError, Planned, Problem, Solution, check_plan, plan_with,
 };
@@ -10,7 +12,6 @@ use super::{
     answer::Unit,
     asked::{Asked, Question},
     flags::Plan,
-    micro_batch,
     request::PlanRequest,
     search::planned,
     subject::Subject,
@@ -33,12 +34,12 @@ pub fn run_profile(plan: &Plan, profile: &PipedreamProfile, output: &mut Output)
 pub fn run_trace(plan: &Plan, file: Opened, output: &mut Output) -> Result<(), Failure> {
     let (request, given) = plan.request(plan.asking.strategy()?)?;
     request.cost_models.require_used(&request.cluster)?;
-    let mut workspace = Workspace::of(file, &plan.asking.input)?;
+    let workspace = Workspace::of(file, &plan.asking.input)?;
     // A plan may be of other micro-batches than the trace's.
-    if let Some(samples) = given.as_ref().and_then(|given| given.micro_batch_size) {
-        workspace = micro_batch::resized(&workspace, samples)
-            .map_err(|reason| micro_batch::not_followed(&workspace, samples, &reason))?;
-    }
+    let workspace = match &given {
+        Some(given) => workspace.of_plan(given)?,
+        None => Cow::Borrowed(&workspace),
+    };
     run(plan, Subject::Model(&workspace), &request, given, output)
 }
 
@@ -66,10 +67,7 @@ fn run(
         let why = why(problem, &solution, &answer);
         return answer::print(plan, &answer, Unit::MicroBatch, &why, output);
     }
-    let (asked, mut solved) = match (subject, request.micro_batch_size) {
-        (Subject::Model(workspace), Some(sizes)) => micro_batch::planned(workspace, request, sizes)?,
-        _ => planned(subject, request)?,
-    };
+    let (asked, mut solved) = planned(subject, request)?;
     if plan.compare {
         with_all(&asked.problem, &mut solved);
     }

@@ -1,11 +1,11 @@
-//! The best plan of a model on a cluster, where devices may share layers or images.
+//! The best plan of a model on a cluster, where devices may share layers or images, and micro-batches have several sizes.
 
 use partitioner::Planned;
 
 use super::{
     alone::planned_alone,
     asked::Asked,
-    group_search,
+    group_search, micro_batch,
     no_plan::Unplanned,
     request::{Degree, PlanRequest},
     subject::Subject,
@@ -19,6 +19,16 @@ pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
 
 /// The same for whoever only wants to know why there is none, without a search for what would have to change.
 pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
+    match (subject, request.micro_batch_size) {
+        (Subject::Model(workspace), Some(sizes)) => {
+            micro_batch::of_best_size(workspace, request, sizes, of_one_size)
+        }
+        _ => of_one_size(subject, request),
+    }
+}
+
+/// Plans with micro-batches as large as the model's inputs.
+fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
     let unshared = |request: &PlanRequest| planned_alone(subject, request);
     let ways = [
         (request.spatial, Way::Bands),

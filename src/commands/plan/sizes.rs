@@ -1,5 +1,9 @@
 //! How many samples a micro-batch may have: what `--micro-batch-size` says.
 
+use std::fmt;
+
+use schema::MicroBatchSize;
+
 use crate::failure::Failure;
 
 /// The most sizes that are planned.
@@ -35,7 +39,30 @@ impl Sizes {
         }
     }
 
-    fn has(self, samples: u64) -> bool {
+    /// Returns what a plan is held to; nothing where any size will do.
+    pub(super) fn constraint(self) -> Option<MicroBatchSize> {
+        let least = Some(self.least).filter(|least| *least > 1);
+        let most = Some(self.most).filter(|most| *most < u64::MAX);
+        (least.is_some() || most.is_some()).then_some(MicroBatchSize { least, most })
+    }
+
+    /// Returns the sizes that a plan allows.
+    pub(super) fn of_constraint(constraint: MicroBatchSize) -> Result<Self, String> {
+        match (constraint.least.unwrap_or(1), constraint.most.unwrap_or(u64::MAX)) {
+            (0, _) => Err("a micro-batch has one sample at least".into()),
+            (least, most) if least > most => Err(format!("{least} is more than {most}")),
+            (least, most) => Ok(Self { least, most }),
+        }
+    }
+
+    /// Returns what both allow.
+    pub(super) fn within(self, other: Self) -> Option<Self> {
+        let both = Self { least: self.least.max(other.least), most: self.most.min(other.most) };
+        (both.least <= both.most).then_some(both)
+    }
+
+    /// Tells whether micro-batches may have so many samples.
+    pub fn has(self, samples: u64) -> bool {
         (self.least..=self.most).contains(&samples)
     }
 
@@ -69,6 +96,18 @@ impl Sizes {
             own = few;
         }
         Ok(own)
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.least, self.most) {
+            (1, u64::MAX) => write!(f, "auto"),
+            (least, most) if least == most => write!(f, "{least}"),
+            (least, u64::MAX) => write!(f, "{least}.."),
+            (1, most) => write!(f, "..{most}"),
+            (least, most) => write!(f, "{least}..{most}"),
+        }
     }
 }
 

@@ -125,8 +125,9 @@ fn headline(found: &Found) -> String {
     let schedule = if plan.stages.len() > 1 { format!(" under {}", plan.schedule) } else { String::new() };
     let sharing =
         found.answer.sharding.as_ref().map(|level| format!(" sharing by {level}")).unwrap_or_default();
+    let size = plan.micro_batch_size.map(|samples| format!(" of {samples} samples")).unwrap_or_default();
     format!(
-        "{}: {shape}{shared}{sharing}{schedule}, {} micro-batches a step\n\n",
+        "{}: {shape}{shared}{sharing}{schedule}, {} micro-batches{size} a step\n\n",
         found.name, plan.micro_batches
     )
 }
@@ -222,6 +223,10 @@ fn figures(found: &Found) -> String {
     };
     text.push_str(&format!("\nspeed-up    {speed_up}\nbubble      {:.1} %\n", 100.0 * simulated.bubble));
     text.push_str(&chosen(found));
+    let sizes = plan::sizes_tried(&found.answer);
+    if !sizes.is_empty() {
+        text.push_str(&labelled("sizes       ", &sizes, 12));
+    }
     text.push_str(&times(found));
     let answer = &found.answer;
     text.push_str(&if answer.optimal {
