@@ -108,7 +108,7 @@ bench-published: .venv/ready
 	@echo "-- models that nothing was set by"
 	target/release/examples/published fixtures/published/timm-aside.csv out/published
 
-# Training over several cards, in published layouts (needs ../shared/data; the first run traces models of up to 70 billion parameters).
+# Training over several cards, in published layouts (needs ../shared/data; the first run traces models of up to 405 billion parameters, an hour).
 bench-multi: .venv/ready
 	cargo build --release --quiet
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/published_multi.py target/release/model-analyze ../shared/data/published out/multi
