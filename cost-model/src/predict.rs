@@ -10,6 +10,7 @@ use graph::{
     BlockId, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId, TensorFact,
     TensorId, ValueId, dtype_name,
 };
+use operators::{Kernel, Mark};
 use schema::{Bytes, Phase, Seconds, WorkSize, kinds};
 
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
     model::CostModel,
     parts::Parts,
     recurrent::{self, Products},
-    shape::{Key, Shape, flat, is_true, key, matrix, scaled, shape, tensor_of},
+    shape::{Key, Shape, flat, is_true, kernel, kernel_of_kind, key, matrix, scaled, shape, tensor_of},
     unfused::Unfused,
     work::{Machine, Work},
 };
@@ -294,7 +295,7 @@ impl<'a> Predictor<'a> {
                 self.options.parts.of(scaled(shape.size, self.scale(operator)), self.is_image(operator));
             let is_processor = machine.host.is_some();
             let size = if is_processor || !self.knows_channels { size.as_rows() } else { size };
-            let size = if is_processor { size } else { flat(kind(operator), size) };
+            let size = if is_processor { size } else { flat(kernel(operator), size) };
             Shape { size, ..shape }
         });
         let subject = Subject { operator, cost, dtype, machine, shape };
@@ -376,7 +377,8 @@ impl<'a> Predictor<'a> {
     /// Returns of which passes all is said: forward, input's and weights' gradient.
     fn busy(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) -> [bool; 3] {
         let Subject { operator, cost, machine, .. } = subject;
-        let sort = Sort::of(operator.class, kind(operator), subject.shape.as_ref().map(|shape| &shape.size));
+        let sort =
+            Sort::of(operator.class, kernel(operator), subject.shape.as_ref().map(|shape| &shape.size));
         let rates = efficiency::of(&self.model.figures, sort);
         let in_a_run = efficiency::in_a_run(&self.model.figures, sort, subject.dtype);
         let unfused = self.unfused(subject);
@@ -431,9 +433,9 @@ impl<'a> Predictor<'a> {
         // A profile measures each by itself. (Timed with libtorch 2.11: batch and group norm take as long for all as for the
         // input's, layer norm as long as for both apart. On an H100 cuDNN's batch norm takes as long for the weights' alone as
         // for all; torch's own kernels begin the input's gradient with the sums that are the weights', but not in eval mode.)
-        let is_one_pass = match kind(operator) {
-            "batch_norm" => machine.host.is_some() || is_true(operator, "training"),
-            name => matches!(name, "instance_norm" | "group_norm"),
+        let is_one_pass = match kernel(operator) {
+            Kernel::BatchNorm => machine.host.is_some() || is_true(operator, "training"),
+            kernel => matches!(kernel, Kernel::InstanceNorm | Kernel::GroupNorm),
         };
         if is_one_pass && own.input_gradient.seconds > 0.0 {
             own.weight_gradient = own.weight_gradient.beside(own.input_gradient);
@@ -725,7 +727,7 @@ impl<'a> Predictor<'a> {
         dtype: &'a str,
         machine: &Machine,
     ) -> (Estimate, TimeSource) {
-        let size = if machine.host.is_none() { flat(kinds[0], size) } else { size };
+        let size = if machine.host.is_none() { flat(kernel_of_kind(kinds[0]), size) } else { size };
         let work = Work::of(size, Phase::Forward, machine.element);
         let shares =
             [machine.l2, machine.last_cache].map(|cache| (1.0 - work.bytes() / cache).clamp(0.0, 1.0));
@@ -765,7 +767,7 @@ impl<'a> Predictor<'a> {
                 }
                 // Gradients of both operands, as of a product of activations, are two products.
                 let products = if is_product { flops / cost.forward_flops as f64 } else { 1.0 };
-                (flops, traffic * sort.gradient_traffic(kind(operator)) * products)
+                (flops, traffic * sort.gradient_traffic(kernel(operator)) * products)
             }
             Phase::WeightGradient => {
                 if cost.backward_flops_weight == 0 {
@@ -786,9 +788,9 @@ const TWO_READS: f64 = 1.5;
 
 /// Tells whether a norm computes the statistics of its batch.
 fn is_trained_norm(operator: &Operator) -> bool {
-    let training = match kind(operator) {
-        "batch_norm" => "training",
-        "instance_norm" => "use_input_stats",
+    let training = match kernel(operator) {
+        Kernel::BatchNorm => "training",
+        Kernel::InstanceNorm => "use_input_stats",
         _ => return false,
     };
     is_true(operator, training)
@@ -813,17 +815,10 @@ fn readers(graph: &ModelGraph) -> HashMap<TensorId, (OperatorId, usize)> {
     readers
 }
 
-/// Returns an operator's name without the mark of those in place.
-fn kind(operator: &Operator) -> &str {
-    let name = operator.short_name();
-    name.strip_suffix('_').unwrap_or(name)
-}
-
 /// Tells whether the gradient is the output's own: nothing is computed.
 fn is_passed_on(operator: &Operator) -> bool {
     // The gradient of a copy in another order is a view.
-    operator.class == OperatorClass::View
-        || matches!(kind(operator), "add" | "sub" | "contiguous" | "clone" | "to")
+    operator.class == OperatorClass::View || operator.row().is_some_and(|row| row.has(Mark::KeepsGradient))
 }
 
 /// Estimates scratch memory: convolutions unfold or transform their input, at most to a gibibyte.
