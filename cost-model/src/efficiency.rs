@@ -22,8 +22,9 @@ use schema::{DeviceType, Phase, WorkSize};
 
 use crate::{
     estimate::{Estimate, combine},
+    host,
     shape::kernel_of_kind,
-    work::{Host, Machine, Work},
+    work::{Machine, Work},
 };
 
 /// Sorts of kernels that use a device's rates alike.
@@ -199,7 +200,7 @@ const PROCESSOR_COPIES: f64 = 1.67;
 /// Says how a device runs a sort of kernels.
 pub(crate) fn of(device: &DeviceType, sort: Sort) -> Use {
     let products = device.product_slowdown.unwrap_or(1.0);
-    if Host::of(device.architecture.as_deref(), 1.0).is_some() {
+    if host::is_processor(device.architecture.as_deref()) {
         return of_processor(sort, products, device.copy_slowdown.unwrap_or(PROCESSOR_COPIES));
     }
     let copies = device.copy_slowdown.unwrap_or(COPIES);

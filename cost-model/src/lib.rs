@@ -12,6 +12,7 @@ mod figures;
 mod fit;
 mod follows;
 mod group;
+mod host;
 mod model;
 mod nnls;
 mod parts;
