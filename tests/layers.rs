@@ -112,3 +112,49 @@ fn only_schema_is_serialisable() {
         }
     }
 }
+
+/// `cost-model/src/host.rs` is the only way to what processors alone need: its parts are private, nobody else looks into a `Host`, and
+/// the words for such times stand there alone.
+#[test]
+fn what_only_processors_need_has_one_door() {
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("cost-model/src");
+    let (mut folders, mut files) = (vec![source.clone()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of ours").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                files.push(path);
+            }
+        }
+    }
+    let mut n_inside = 0;
+    for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs")) {
+        let text = std::fs::read_to_string(path).expect("source is text");
+        let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+        let code = code.join("\n");
+        if path.starts_with(source.join("host")) {
+            n_inside += 1;
+        } else if path.ends_with("cost-model/src/host.rs") {
+            assert!(
+                !code.contains("pub mod") && !code.contains("pub(crate) mod"),
+                "a part of `host` is open"
+            );
+        } else {
+            for word in [
+                "machine.host",
+                "host.lanes",
+                "host.mapped",
+                "overhead.cold",
+                "host::lost",
+                "host::times",
+                "host::terms",
+                "host::registers",
+            ] {
+                assert!(!code.contains(word), "{} says `{word}`: ask cost-model/src/host.rs", path.display());
+            }
+        }
+    }
+    assert!(n_inside >= 4, "{n_inside} parts of `host` are not all");
+}

@@ -352,10 +352,8 @@ fn is_apart(program: &Program, event: &Event, later: &[Event]) -> bool {
     // What stands for `unsqueeze_` is a view, and for `dropout_` outside of training its argument: a later write would
     // go through it to the other stage's tensor.
     let writes_again = later.iter().any(|later| later.stage == event.stage && !later.writes_to.is_empty());
-    let can_be = out_of_place(&program.nodes[event.node].operator).is_some_and(|form| {
-        let (_, name) = split(&form);
-        !writes_again || !(may_share(name) || name.contains("dropout"))
-    });
+    let can_be = out_of_place(&program.nodes[event.node].operator)
+        .is_some_and(|form| !writes_again || !may_share(split(&form).1));
     old_is_done && can_be
 }
 

@@ -176,7 +176,7 @@ fn refuse(definition: &str) -> Result<(), &'static str> {
                 // Whoever calls it does not know that its operands change.
                 if next.starts_with('(') && (path.starts_with("torch.") || path.starts_with("ops.")) {
                     changed = operators::changes_container(last);
-                    if tracer::is_in_place(last) {
+                    if operators::is_in_place(last) {
                         return Err("it calls a function that writes in place");
                     }
                 } else {

@@ -5,10 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use operators::Arithmetic;
 use tracer::{NodeId, Operand, Program, ValueId};
 
 use crate::{
-    nodes::{Kind, values_of},
+    nodes::{Kind, split, values_of},
     pipeline::{Carried, Stage, Step},
 };
 
@@ -47,8 +48,10 @@ impl Folded {
             }
         }
         let is_back = |node: &NodeId| {
-            let node = &program.nodes[node.index()];
-            matches!(node.operator.as_str(), "aten::Int" | "aten::IntImplicit" | "aten::ScalarImplicit")
+            matches!(
+                Arithmetic::of(split(&program.nodes[node.index()].operator).1),
+                Arithmetic::ToInt | Arithmetic::ToIntImplicitly | Arithmetic::ToNumberImplicitly
+            )
         };
         // A value that arrives from another stage keeps its name.
         kept.extend(stage.inputs.iter().filter_map(|port| match port.carried {
@@ -64,7 +67,7 @@ impl Folded {
                 continue;
             };
             let read = folded.get(*read);
-            let is_there = node.operator == "prim::NumToTensor"
+            let is_there = Arithmetic::of(split(&node.operator).1) == Arithmetic::ToTensor
                 && kinds[read.index()] == Kind::Int
                 && !kept.contains(made)
                 && readers.get(made).is_some_and(|readers| readers.iter().all(is_back));

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use operators::{Arithmetic, ShapeRule};
 use tracer::{Program, ValueId};
 
 /// Words that mean something in the code we write.
@@ -175,9 +176,7 @@ impl Names {
                     match short {
                         _ if !is_temporary && base != short => identifier(base),
                         "" => "value".to_string(),
-                        "Int" | "NumToTensor" | "ScalarImplicit" | "IntImplicit" => "size".to_string(),
-                        "convolution" => "conv".to_string(),
-                        other => identifier(&other.to_ascii_lowercase()),
+                        _ => named_after(short),
                     }
                 }
                 None => identifier(base),
@@ -190,6 +189,23 @@ impl Names {
     /// Returns the identifier of a value.
     pub fn get(&self, value: ValueId) -> &str {
         &self.by_value[value.index()]
+    }
+}
+
+/// Returns a name for what an operator makes.
+fn named_after(operator: &str) -> String {
+    let row = operators::find(operator);
+    match (Arithmetic::of(operator), row.map(|row| row.shape)) {
+        // What a trace turns into tensors and back is a size.
+        (
+            Arithmetic::ToInt
+            | Arithmetic::ToIntImplicitly
+            | Arithmetic::ToTensor
+            | Arithmetic::ToNumberImplicitly,
+            _,
+        ) => "size".to_string(),
+        (_, Some(ShapeRule::AnyConvolution)) => "conv".to_string(),
+        _ => identifier(&operator.to_ascii_lowercase()),
     }
 }
 

@@ -15,15 +15,24 @@ pub fn draws(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     let in_evaluation = || {
         let flag = node.arguments.get(2).map(|argument| &argument.operand);
-        name.ends_with("dropout") && matches!(flag, Some(Operand::Constant(Constant::Bool(false))))
+        is_dropout(name) && matches!(flag, Some(Operand::Constant(Constant::Bool(false))))
     };
     space == "aten" && has(name, Mark::Random) && !in_evaluation()
 }
 
+/// Tells whether a name is that of a dropout.
+fn is_dropout(name: &str) -> bool {
+    matches!(rule_of(name), ShapeRule::Dropout | ShapeRule::NativeDropout)
+}
+
+/// Returns the rule of the sizes of an operator of this name.
+pub(crate) fn rule_of(name: &str) -> ShapeRule {
+    find(name).map_or(ShapeRule::Unknown, |row| row.shape)
+}
+
 /// Tells whether a name is that of an operator that changes the elements of its first argument.
 pub fn is_in_place(name: &str) -> bool {
-    // `requires_grad_` changes none.
-    (tracer::is_in_place(name) && name != "requires_grad_") || has(name, Mark::Changes)
+    operators::is_in_place(name) || has(name, Mark::Changes)
 }
 
 /// Returns the positions of the arguments that a node writes to.
@@ -46,8 +55,7 @@ pub fn mutated_arguments(node: &Node) -> Vec<usize> {
         operand == Some(&Operand::Constant(Constant::Bool(true)))
     };
     // (input, weight, bias, running_mean, running_var, training, …)
-    let moves_statistics = has(name, Mark::MovesStatistics) || name == "cudnn_batch_norm";
-    if moves_statistics && is_true(5) {
+    if has(name, Mark::MovesStatistics) && is_true(5) {
         mutated.extend([3, 4]);
     }
     mutated.retain(|&index| index < node.arguments.len());
@@ -173,10 +181,7 @@ fn made(node: &Node, kinds: &[Kind], values: &[Value]) -> Kind {
         _ => false,
     };
     let one = node.outputs.len() == 1;
-    let rule = find(name).map_or(ShapeRule::Unknown, |row| row.shape);
-    match (rule, Arithmetic::of(name)) {
-        _ if name == "equal" => Kind::Bool,
-        _ if name == "get_device" => Kind::Int,
+    match (rule_of(name), Arithmetic::of(name)) {
         (ShapeRule::Size, _) if node.arguments.len() == 1 && one => Kind::IntList,
         (
             ShapeRule::Size
@@ -200,7 +205,8 @@ fn made(node: &Node, kinds: &[Kind], values: &[Value]) -> Kind {
             | ShapeRule::VSplit
             | ShapeRule::DSplit
             | ShapeRule::Unbind
-            | ShapeRule::Meshgrid,
+            | ShapeRule::Meshgrid
+            | ShapeRule::BroadcastTensors,
             _,
         ) if one => Kind::Other("a list".into()),
         (
@@ -219,11 +225,11 @@ fn made(node: &Node, kinds: &[Kind], values: &[Value]) -> Kind {
             };
             if node.arguments.iter().any(|a| is_float(&a.operand)) { Kind::Float } else { Kind::Int }
         }
-        (ShapeRule::Unpack, _) if name == "ListUnpack" => match node.arguments.first().map(|a| &a.operand) {
+        (ShapeRule::Unpack, _) => match node.arguments.first().map(|a| &a.operand) {
             Some(Operand::Value(list)) if kinds.get(list.index()) == Some(&Kind::IntList) => Kind::Int,
             _ => Kind::Tensor,
         },
-        (ShapeRule::Item, _) if name == "__getitem__" => match node.arguments.first().map(|a| &a.operand) {
+        (ShapeRule::Item, _) => match node.arguments.first().map(|a| &a.operand) {
             Some(Operand::Value(list)) if kinds.get(list.index()) == Some(&Kind::IntList) => Kind::Int,
             Some(Operand::Value(list)) => match values.get(list.index()).map(|v| &v.type_) {
                 Some(Type::List(item)) => declared(item),

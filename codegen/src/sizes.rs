@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use operators::{Arithmetic, Mark, has};
+use operators::{Arithmetic, Mark, Split, find, has};
 use tracer::{Constant, DType, NodeId, Operand, Program, ValueId};
 
 use crate::{
@@ -121,7 +121,7 @@ fn input_with(
         return None;
     }
     let mut asked = |index: usize| match node.arguments.get(index)?.operand {
-        Operand::Value(read) if shape(facts, read)?.len() > dim => {
+        Operand::Value(read) if shape(facts, read)?.get(dim) == sizes.get(dim) => {
             input_with(program, facts, read, dim, budget)
         }
         _ => None,
@@ -137,11 +137,13 @@ fn input_with(
             let first = found.next()?;
             found.all(|other| other == first).then_some(first)
         }
-        "linear" if dim + 1 < sizes.len() => asked(0),
-        // (weight, indices, …)
-        "embedding" if dim + 1 < sizes.len() => asked(1),
-        "_convolution" | "conv1d" | "conv2d" | "conv3d" | "max_pool2d" | "avg_pool2d" if dim == 0 => asked(0),
-        _ => None,
+        name => match find(name)?.split {
+            Split::Linear if dim + 1 < sizes.len() => asked(0),
+            // (weight, indices, …)
+            Split::Embedding if dim + 1 < sizes.len() => asked(1),
+            Split::Convolution | Split::Samples if dim == 0 => asked(0),
+            _ => None,
+        },
     }
 }
 

@@ -16,7 +16,9 @@ use crate::{
     alias,
     error::CutError,
     names::Names,
-    nodes::{Kind, cuts_gradient, is_cheap, is_plumbing, is_unpacking, kinds, leaves, split, values_of},
+    nodes::{
+        Kind, cuts_gradient, is_cheap, is_plumbing, is_unpacking, kinds, leaves, rule_of, split, values_of,
+    },
     pipeline::{
         Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
     },
@@ -101,7 +103,7 @@ fn gradients(program: &Program) -> Vec<bool> {
         }
         // A whole number has no gradient, whatever it was made from.
         let (_, name) = split(&node.operator);
-        let to_integer = matches!(name, "to" | "_to_copy")
+        let to_integer = rule_of(name).is_cast_by_argument()
             && node.arguments.iter().skip(1).any(|argument| {
                 let is_dtype = argument.name.as_deref().is_none_or(|name| name == "dtype");
                 is_dtype && matches!(argument.operand, Operand::Constant(tracer::Constant::Int(0..=4 | 11)))

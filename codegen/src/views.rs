@@ -2,10 +2,10 @@
 //!
 //! Unknown operators of other name spaces are taken for the worst: they may alias all they read.
 
-use operators::{Mark, Memory, OperatorClass, find, has};
+use operators::{Mark, Memory, OperatorClass, ShapeRule, find, has};
 use tracer::{Node, Operand};
 
-use crate::nodes::{is_in_place, split};
+use crate::nodes::{is_in_place, rule_of, split};
 
 /// Tells whether the result of an operator of this name may share memory with its first argument.
 pub fn may_share(name: &str) -> bool {
@@ -17,11 +17,14 @@ pub fn is_view(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     match space {
         // Two tensors or more are multiplied.
-        "aten" if name == "einsum" => {
+        "aten" if rule_of(name) == ShapeRule::Einsum => {
             !matches!(node.arguments.get(1).map(|a| &a.operand), Some(Operand::List(items)) if items.len() > 1)
         }
         "aten" => may_share(name) || is_in_place(name),
-        "prim" => !matches!(name, "NumToTensor" | "device" | "dtype" | "shape"),
+        "prim" => !matches!(
+            rule_of(name),
+            ShapeRule::ToTensor | ShapeRule::DeviceOf | ShapeRule::TypeOf | ShapeRule::Size
+        ),
         "torchvision" => false,
         // On one device an exchange does nothing.
         "shard" => {

@@ -11,9 +11,9 @@ use graph::{ModelGraph, Operator, OperatorCosts};
 
 use crate::{
     estimate::{Estimate, combine},
+    host,
     model::CostModel,
     predict::{Prediction, TimeSource},
-    work::Host,
 };
 
 /// Seconds of a call where neither a profile nor the device's figures say. As of the A100's host in the catalogue: of newer ones
@@ -60,7 +60,7 @@ pub(crate) fn bound(
     wants_gradient: impl Fn(&Operator) -> bool,
     predictions: &mut [Prediction],
 ) {
-    if Host::of(model.figures.architecture.as_deref(), 1.0).is_some() {
+    if host::is_processor(model.figures.architecture.as_deref()) {
         return;
     }
     // Calls alone say nothing of a model of which no kernel is known.

@@ -205,9 +205,10 @@ impl Curve {
 
     /// Predicts the time of an operator that finds a share of what it reads in the near cache, and another in the last one.
     pub(crate) fn predict_warm(&self, work: &Work, [near, far]: [f64; 2]) -> Estimate {
-        let cold = match self.machine.host {
-            Some(_) => self.predict(work),
-            None => self.predict_queued(work).in_a_model(),
+        let cold = if self.machine.is_processor() {
+            self.predict(work)
+        } else {
+            self.predict_queued(work).in_a_model()
         };
         let saved =
             (self.warm.near * near + self.warm.far * (far - near).max(0.0)) * (work.read_a + work.read_b);
@@ -231,8 +232,8 @@ impl Curve {
     /// Returns the seconds that a byte of fresh memory costs, where that was found: no page is cleared sooner than its bytes
     /// are written, and a smaller coefficient is what other terms left over.
     pub(crate) fn fresh(&self) -> Option<f64> {
-        self.machine.host?;
-        let found = self.anchor.get(terms::FRESH).copied().filter(|coefficient| *coefficient >= 1.0);
+        let found = self.anchor.get(terms::FRESH).filter(|_| self.machine.is_processor()).copied();
+        let found = found.filter(|coefficient| *coefficient >= 1.0);
         found.map(|coefficient| coefficient / self.machine.bandwidth)
     }
 

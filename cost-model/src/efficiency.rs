@@ -17,11 +17,14 @@
 use std::ops::RangeInclusive;
 
 use graph::OperatorClass;
+use operators::Kernel;
 use schema::{DeviceType, Phase, WorkSize};
 
 use crate::{
     estimate::{Estimate, combine},
-    work::{Host, Machine, Work},
+    host,
+    shape::kernel_of_kind,
+    work::{Machine, Work},
 };
 
 /// Sorts of kernels that use a device's rates alike.
@@ -46,8 +49,8 @@ pub(crate) enum Sort {
 }
 
 impl Sort {
-    /// Sorts by class and name, without the mark of operators in place, and by shape where that is known.
-    pub fn of(class: OperatorClass, kind: &str, size: Option<&WorkSize>) -> Self {
+    /// Sorts by class and kernel, and by shape where that is known.
+    pub fn of(class: OperatorClass, kernel: Kernel, size: Option<&WorkSize>) -> Self {
         match class {
             OperatorClass::Convolution => match size {
                 Some(WorkSize::Convolution { in_channels, groups, kernel, .. }) => match *groups {
@@ -64,9 +67,9 @@ impl Sort {
             },
             OperatorClass::Recurrent => Self::Product,
             OperatorClass::Attention => Self::Attention,
-            OperatorClass::Norm if kind.trim_end_matches("_channels_last") == "batch_norm" => Self::BatchNorm,
+            OperatorClass::Norm if kernel == Kernel::BatchNorm => Self::BatchNorm,
             OperatorClass::Norm => Self::Norm,
-            OperatorClass::Reduce if matches!(kind, "softmax" | "log_softmax" | "_softmax") => Self::Softmax,
+            OperatorClass::Reduce if matches!(kernel, Kernel::Softmax | Kernel::LogSoftmax) => Self::Softmax,
             OperatorClass::Reduce => Self::Reduce,
             OperatorClass::Pool => Self::Pool,
             _ => Self::Elementwise,
@@ -88,7 +91,7 @@ impl Sort {
             }
             WorkSize::Rows { .. } | WorkSize::Table { .. } => OperatorClass::Elementwise,
         };
-        Self::of(class, kind, Some(size))
+        Self::of(class, kernel_of_kind(kind), Some(size))
     }
 
     /// Returns the peak that counts.
@@ -118,11 +121,11 @@ impl Sort {
     /// The gradient of most element-wise operators reads the output's gradient and what was saved, and writes one tensor:
     /// three for the forward's two. The others are what was measured on V100 and H100 (NeuSight's labels: softmax 2.6–3.0,
     /// dropout 2.4–2.8 times the forward).
-    pub fn gradient_traffic(self, kind: &str) -> f64 {
+    pub fn gradient_traffic(self, kernel: Kernel) -> f64 {
         match self {
             Self::Softmax => 2.7,
             Self::BatchNorm | Self::Norm => 2.0,
-            Self::Elementwise if kind == "dropout" => 2.5,
+            Self::Elementwise if kernel == Kernel::Dropout => 2.5,
             Self::Elementwise | Self::Reduce => 1.5,
             _ => 1.0,
         }
@@ -149,7 +152,7 @@ pub(crate) fn estimate(device: &DeviceType, kind: &str, work: &Work, machine: &M
         let seconds = rates.seconds(phase, flops, bytes, machine.launch);
         Estimate::about(seconds, rates.band(phase))
     };
-    let both = if sort.is_product() { 2.0 } else { sort.gradient_traffic(kind) };
+    let both = if sort.is_product() { 2.0 } else { sort.gradient_traffic(kernel_of_kind(kind)) };
     match work.phase {
         Phase::Forward => about(Phase::Forward, 1.0),
         Phase::InputGradient | Phase::WeightGradient if sort.is_product() => about(work.phase, 1.0),
@@ -197,7 +200,7 @@ const PROCESSOR_COPIES: f64 = 1.67;
 /// Says how a device runs a sort of kernels.
 pub(crate) fn of(device: &DeviceType, sort: Sort) -> Use {
     let products = device.product_slowdown.unwrap_or(1.0);
-    if Host::of(device.architecture.as_deref(), 1.0).is_some() {
+    if host::is_processor(device.architecture.as_deref()) {
         return of_processor(sort, products, device.copy_slowdown.unwrap_or(PROCESSOR_COPIES));
     }
     let copies = device.copy_slowdown.unwrap_or(COPIES);

@@ -11,7 +11,8 @@ use schema::{
 
 use crate::{
     evaluate::quantile,
-    work::{Host, Work, element_bytes},
+    host,
+    work::{Work, element_bytes},
 };
 
 /// The share of rows that are slower than what counts as the best: a few times are always too short.
@@ -31,7 +32,7 @@ const POSSIBLE: std::ops::RangeInclusive<f64> = 1.0..=1e24;
 pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     let rows = || profile.rows.iter().filter(|row| row.device == device && !row.is_block());
     let hardware = &profile.hardware;
-    let is_processor = Host::of(hardware.architecture.as_deref(), 1.0).is_some();
+    let is_processor = host::is_processor(hardware.architecture.as_deref());
     let l2 = match hardware.last_cache.filter(|size| *size <= LARGEST_CACHE) {
         None => hardware.core_cache,
         last => last,

@@ -98,7 +98,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     };
     // Step 1: the anchor.
     let mut rows: Vec<Vec<f64>> = samples.iter().map(|sample| anchor_terms(&sample.work, machine)).collect();
-    if samples.len() < TILE_ROWS && has_sums(samples) && machine.host.is_none() {
+    if samples.len() < TILE_ROWS && has_sums(samples) && !machine.is_processor() {
         rows.iter_mut().for_each(|row| row[terms::TILES_APART].fill(0.0));
     }
     let choice = beyond::choice(samples, &rows, machine);

@@ -1,6 +1,7 @@
 //! What follows the batch: a prediction for another one scales that alone.
 
 use graph::{Constant, ModelGraph};
+use operators::ShapeRule;
 
 /// Tells by value whether it follows the batch: what is made of the model's inputs, but of their sizes the first alone. A table of
 /// positions, as long as a sentence, is the same for any batch.
@@ -10,7 +11,7 @@ pub(crate) fn follows(graph: &ModelGraph) -> Vec<bool> {
         follows[input.index()] = true;
     }
     for operator in &graph.operators {
-        let is_other_size = operator.short_name() == "size"
+        let is_other_size = operator.shape_rule() == ShapeRule::Size
             && !matches!(operator.constant("dim"), None | Some(Constant::Int(0)));
         let is_made = !is_other_size && operator.inputs.iter().any(|value| follows[value.index()]);
         for output in operator.outputs.iter().filter(|_| is_made) {

@@ -11,7 +11,8 @@ use schema::{DeviceType, Phase, Profile, ProfileRow, UnknownDevice, find_device}
 use crate::{
     curve::Beside,
     fit::{MIN_ROWS, Sample},
-    shape::{Key, flat, key},
+    host::is_native,
+    shape::{Key, flat, kernel_of_kind, key},
     work::{Machine, Work},
 };
 
@@ -70,10 +71,14 @@ pub fn group(profile: &Profile, own: &IndexMap<String, DeviceType>) -> Result<Ve
             }
         };
         let machine = Machine::of(figures, &row.dtype);
-        let size = if machine.host.is_none() { flat(&row.kind, row.size) } else { row.size.as_rows() };
+        let size = if !machine.is_processor() {
+            flat(kernel_of_kind(&row.kind), row.size)
+        } else {
+            row.size.as_rows()
+        };
         let work = Work::of(size, row.phase, machine.element);
         let named = (row.kind.as_str(), row.dtype.as_str(), row.phase, device);
-        let is_native = row.kind == CONVOLUTION && work.is_native(&machine);
+        let is_native = row.kind == CONVOLUTION && is_native(&work, &machine);
         if row.kind == CONVOLUTION {
             parts.entry(named).or_default()[usize::from(is_native)] += 1;
         }

@@ -13,6 +13,7 @@ mod fit;
 mod float8;
 mod follows;
 mod group;
+mod host;
 mod model;
 mod nnls;
 mod parts;

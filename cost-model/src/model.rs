@@ -8,9 +8,10 @@ use schema::{
 
 use crate::{
     curve::{Band, Correction, Curve, Flushed, Gate, Usual, Warm},
+    host::{self, CallTimes},
     ridge::Linear,
     terms::{self, Terms},
-    work::{Host, Machine, Work},
+    work::{Machine, Work},
 };
 
 /// How long operators take on one device.
@@ -74,7 +75,7 @@ impl CostModel {
     pub fn is_processor(&self) -> bool {
         match self.figures.architecture.as_deref() {
             None => self.device.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("cpu")),
-            architecture => Host::of(architecture, 1.0).is_some(),
+            architecture => host::is_processor(architecture),
         }
     }
 
@@ -149,16 +150,15 @@ impl CostModel {
         self.curves.values().any(|(_, _, form)| *form == "channels")
     }
 
-    /// Tells whether any curve knows what empty caches cost.
-    pub(crate) fn knows_flushed(&self) -> bool {
-        self.curves.values().any(|(curve, ..)| curve.flushed.is_some())
-    }
-
-    /// Returns the seconds that a byte of fresh memory costs: the median of what curves say.
-    pub(crate) fn fresh(&self) -> Option<f64> {
-        let mut found: Vec<f64> = self.curves.values().filter_map(|(curve, ..)| curve.fresh()).collect();
-        found.sort_by(f64::total_cmp);
-        (!found.is_empty()).then(|| crate::evaluate::quantile(&found, 0.5))
+    /// Returns what its curves and its profile know of calls on a processor; of fresh memory the median of what curves say.
+    pub(crate) fn call_times(&self) -> CallTimes {
+        let mut fresh: Vec<f64> = self.curves.values().filter_map(|(curve, ..)| curve.fresh()).collect();
+        fresh.sort_by(f64::total_cmp);
+        CallTimes {
+            overhead: self.overhead,
+            fresh: (!fresh.is_empty()).then(|| crate::evaluate::quantile(&fresh, 0.5)),
+            knows_flushed: self.curves.values().any(|(curve, ..)| curve.flushed.is_some()),
+        }
     }
 
     /// Returns the number of curves.

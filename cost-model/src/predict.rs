@@ -10,20 +10,22 @@ use graph::{
     BlockId, ModelGraph, Operator, OperatorClass, OperatorCost, OperatorCosts, OperatorId, TensorFact,
     TensorId, ValueId, dtype_name,
 };
+use operators::{Kernel, Mark};
 use schema::{Bytes, Phase, Seconds, WorkSize, kinds};
 
 use crate::{
-    cache::{OWN_CACHE, Warmth, code_distances, lost, lost_memory, moved, warmth},
+    cache::{Warmth, moved, warmth},
     calls,
     efficiency::{self, Sort, Use},
     estimate::{Estimate, combine},
     float8::Float8,
     follows::follows,
     group::{CONVOLUTION, NATIVE},
+    host::{HostTimes, is_native},
     model::CostModel,
     parts::Parts,
     recurrent::{self, Products},
-    shape::{Key, Shape, flat, is_true, key, matrix, scaled, shape, tensor_of},
+    shape::{Key, Shape, flat, is_true, kernel, kernel_of_kind, key, matrix, scaled, shape, tensor_of},
     unfused::Unfused,
     work::{Machine, Work},
 };
@@ -120,19 +122,6 @@ pub struct Costs {
 
 /// The same for a scaled curve.
 pub(crate) const SCALED_BAND: (f64, f64) = (0.75, 1.4);
-/// The share of what a training step keeps that the next one finds cleared: counted as page faults of steps of GPT-2,
-/// ViT and ResNet-18 under glibc, it was 0, 0, 0.2 and 0.6.
-const FRESH_SHARE: f64 = 0.3;
-/// Gradients of more bytes than so many times the largest piece that is not mapped are given back as a whole: glibc
-/// trims what lies free at the heap's end. Of BERT's and ResNet-50's 0.9 and 1.1 were found cleared, and nothing else.
-const TRIMMED: f64 = 2.0;
-/// The same band for that.
-const FRESH_BAND: (f64, f64) = (0.0, 2.5);
-/// The same for calls without work.
-const OVERHEAD_BAND: (f64, f64) = (0.7, 1.6);
-/// The same for code that has to be found again: it took half to twice the usual time, by operator.
-const COLD_BAND: (f64, f64) = (0.5, 1.8);
-
 impl Costs {
     /// Returns the prediction for one operator.
     pub fn operator(&self, id: OperatorId) -> &Prediction {
@@ -198,26 +187,19 @@ pub fn predict(
     options: &PredictOptions,
 ) -> Costs {
     let cache = model.figures.l2.map_or(0.0, |bytes| bytes.0 as f64);
-    let last_cache = Machine::of(&model.figures, "float32").last_cache;
+    let machine = Machine::of(&model.figures, "float32");
     // Without curves nothing tells what a cache saves.
     let has_curves = model.n_curves() > 0;
-    let has_cold = has_curves && model.overhead.is_some_and(|overhead| overhead.cold > 0.0);
-    let knows_flushed = model.knows_flushed();
     let moved = if has_curves { moved(graph, costs, options.batch_scale) } else { Vec::new() };
     let mut predictor = Predictor {
         graph,
         model,
         options,
-        warmth: [cache, last_cache].map(|cache| {
+        warmth: [cache, machine.last_cache].map(|cache| {
             if has_curves { warmth(graph, &moved, cache, options.batch_scale) } else { Warmth::default() }
         }),
-        last_cache,
-        code_distances: if has_cold || knows_flushed { code_distances(graph, &moved) } else { Vec::new() },
-        lost_memory: knows_flushed.then(|| lost_memory(graph, costs, last_cache, options.batch_scale)),
-        // Where empty caches were measured, memory stayed with the process.
-        fresh: if knows_flushed { None } else { model.fresh() },
+        host: HostTimes::new(graph, costs, model.call_times(), &machine, &moved, options.batch_scale),
         knows_channels: model.knows_channels(),
-        gradients: gradients(graph),
         readers: readers(graph),
         follows: follows(graph),
         last_layer: None,
@@ -244,19 +226,10 @@ struct Predictor<'a> {
     options: &'a PredictOptions,
     /// What the near and the last cache hold of what operators read.
     warmth: [Warmth; 2],
-    /// Bytes of the last cache.
-    last_cache: f64,
-    /// Bytes since an operator's code last ran, forward and on the way back; empty where what that costs was not measured.
-    code_distances: Vec<[f64; 2]>,
-    /// Share of the memory given to operators that the cache has lost, forward and on the way back, where what that costs
-    /// was measured.
-    lost_memory: Option<Vec<[f64; 2]>>,
-    /// Seconds for a byte that the kernel has to clear first.
-    fresh: Option<f64>,
+    /// What a processor adds.
+    host: HostTimes<'a>,
     /// Whether a curve is of statistics of channels.
     knows_channels: bool,
-    /// Bytes of the gradients of all weights.
-    gradients: f64,
     /// By weight, those that are tied as one: the first operator that reads it, and how many do.
     readers: HashMap<TensorId, (OperatorId, usize)>,
     /// By value, whether it is made of the model's inputs, so that its size follows the batch.
@@ -311,9 +284,9 @@ impl<'a> Predictor<'a> {
         let shape = shape(self.graph, operator, &cost).map(|shape| {
             let size =
                 self.options.parts.of(scaled(shape.size, self.scale(operator)), self.is_image(operator));
-            let is_processor = machine.host.is_some();
+            let is_processor = machine.is_processor();
             let size = if is_processor || !self.knows_channels { size.as_rows() } else { size };
-            let size = if is_processor { size } else { flat(kind(operator), size) };
+            let size = if is_processor { size } else { flat(kernel(operator), size) };
             Shape { size, ..shape }
         });
         let subject = Subject { operator, cost, dtype, machine, shape };
@@ -334,24 +307,17 @@ impl<'a> Predictor<'a> {
         own
     }
 
-    /// Adds what it takes to find the code again that other operators drove from the core's own cache, to each pass that
-    /// runs. Where what follows from losing it in the last cache too is in the time, only the rest of it is added.
+    /// Adds what it takes to find code again to each pass that runs.
     fn cold_code(&self, operator: &Operator, is_whole: [bool; 3], own: &mut Prediction) {
-        let (Some(overhead), Some([forward, backward])) =
-            (self.model.overhead, self.code_distances.get(operator.id.index()))
-        else {
-            return;
-        };
         let passes = [
-            (&mut own.forward, forward),
-            (&mut own.input_gradient, backward),
-            (&mut own.weight_gradient, backward),
+            (&mut own.forward, Phase::Forward),
+            (&mut own.input_gradient, Phase::InputGradient),
+            (&mut own.weight_gradient, Phase::WeightGradient),
         ];
-        for ((time, distance), is_whole) in passes.into_iter().zip(is_whole) {
-            let counted = if is_whole { lost(*distance, self.last_cache) } else { 0.0 };
-            let cold = overhead.cold * lost(*distance, OWN_CACHE) * (1.0 - counted);
-            if time.seconds > 0.0 && cold > 0.0 {
-                *time = combine([*time, Estimate::about(cold, COLD_BAND)].into_iter());
+        for ((time, phase), is_whole) in passes.into_iter().zip(is_whole) {
+            let cold = self.host.cold_code(operator, phase, is_whole);
+            if let Some(cold) = cold.filter(|_| time.seconds > 0.0) {
+                *time = combine([*time, cold].into_iter());
             }
         }
     }
@@ -359,14 +325,14 @@ impl<'a> Predictor<'a> {
     /// Views: a call forward, and a call back.
     fn idle(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) {
         // What the host of an accelerator takes is its own, see `calls`.
-        let Some(overhead) = self.model.overhead.filter(|_| subject.machine.host.is_some()) else { return };
+        let Some([forward, backward]) = self.host.view() else { return };
         own.source = TimeSource::Overhead;
         own.is_launch_bound = true;
-        own.forward = Estimate::about(overhead.call, OVERHEAD_BAND);
+        own.forward = forward;
         if !wants_gradient {
             return;
         }
-        own.input_gradient = Estimate::about(overhead.recording + overhead.backward, OVERHEAD_BAND);
+        own.input_gradient = backward;
         // Where several views make up a tensor, their gradients are written into one of its size; so is that of a part.
         let input = subject.operator.inputs.first().and_then(|value| self.graph.value(*value).fact.tensor());
         let bytes = |fact: Option<&TensorFact>| fact.and_then(TensorFact::bytes).unwrap_or(0);
@@ -395,7 +361,8 @@ impl<'a> Predictor<'a> {
     /// Returns of which passes all is said: forward, input's and weights' gradient.
     fn busy(&mut self, subject: &Subject<'a>, wants_gradient: bool, own: &mut Prediction) -> [bool; 3] {
         let Subject { operator, cost, machine, .. } = subject;
-        let sort = Sort::of(operator.class, kind(operator), subject.shape.as_ref().map(|shape| &shape.size));
+        let sort =
+            Sort::of(operator.class, kernel(operator), subject.shape.as_ref().map(|shape| &shape.size));
         let rates = efficiency::of(&self.model.figures, sort);
         let in_a_run = efficiency::in_a_run(&self.model.figures, sort, subject.dtype);
         let unfused = self.unfused(subject);
@@ -458,50 +425,23 @@ impl<'a> Predictor<'a> {
         // A profile measures each by itself. (Timed with libtorch 2.11: batch and group norm take as long for all as for the
         // input's, layer norm as long as for both apart. On an H100 cuDNN's batch norm takes as long for the weights' alone as
         // for all; torch's own kernels begin the input's gradient with the sums that are the weights', but not in eval mode.)
-        let is_one_pass = match kind(operator) {
-            "batch_norm" => machine.host.is_some() || is_true(operator, "training"),
-            name => matches!(name, "instance_norm" | "group_norm"),
+        let is_one_pass = match kernel(operator) {
+            Kernel::BatchNorm => machine.is_processor() || is_true(operator, "training"),
+            kernel => matches!(kernel, Kernel::InstanceNorm | Kernel::GroupNorm),
         };
         if is_one_pass && own.input_gradient.seconds > 0.0 {
             own.weight_gradient = own.weight_gradient.beside(own.input_gradient);
         }
-        let is_processor = machine.host.is_some();
-        if let Some(overhead) = self.model.overhead.filter(|_| wants_gradient && is_processor) {
-            let around = Estimate::about(
-                overhead.recording + (overhead.backward - overhead.call).max(0.0),
-                OVERHEAD_BAND,
-            );
-            own.input_gradient = combine([own.input_gradient, around].into_iter());
+        if let Some(recording) = self.host.recording().filter(|_| wants_gradient) {
+            own.input_gradient = combine([own.input_gradient, recording].into_iter());
         }
-        self.first_touch(subject, trains, own);
+        if let Some(touched) = self.host.first_touch(operator, machine, trains, own.saved.0 as f64) {
+            own.input_gradient = combine([own.input_gradient, touched].into_iter());
+        }
         own.source = source;
-        own.is_launch_bound = own.forward.seconds
-            < 2.0
-                * self
-                    .model
-                    .overhead
-                    .filter(|_| is_processor)
-                    .map_or(machine.launch, |overhead| overhead.call.max(machine.launch));
+        own.is_launch_bound = own.forward.seconds < 2.0 * self.host.shortest(machine.launch);
         own.workspace = workspace(operator, cost, self.scale(operator));
         wholes
-    }
-
-    /// What a training step keeps to its end is given back there, in part to the kernel, which clears the pages again
-    /// when the next step touches them. A forward pass alone uses the same pages over and over, as a profile does.
-    fn first_touch(&mut self, subject: &Subject<'a>, trains: bool, own: &mut Prediction) {
-        let (Some(fresh), Some(host)) = (self.fresh, subject.machine.host) else { return };
-        let gradients = subject.operator.tensors.iter().map(|tensor| self.graph.tensor(*tensor));
-        // Larger ones are fresh in profiles as well.
-        let gradients =
-            gradients.filter(|tensor| trains && tensor.requires_grad && (tensor.bytes as f64) < host.mapped);
-        let bytes = gradients.map(|tensor| tensor.bytes).sum::<u64>() as f64;
-        let bytes = if self.gradients > TRIMMED * host.mapped {
-            bytes
-        } else {
-            FRESH_SHARE * (bytes + own.saved.0 as f64)
-        };
-        let touched = Estimate::about(bytes * fresh, FRESH_BAND);
-        own.input_gradient = combine([own.input_gradient, touched].into_iter());
     }
 
     /// Where a value has several readers, their gradients are added up: one sum for each reader but one. The first
@@ -546,9 +486,8 @@ impl<'a> Predictor<'a> {
             // Autograd adds gradients of activations in place, those of weights into a tensor of its own.
             let add = self.model.curve(kinds::ADD, dtype, Phase::Forward, &size);
             let is_counted = add.is_some_and(|curve| curve.fresh().is_some());
-            let is_mapped = machine.host.is_some_and(|host| tensor.bytes as f64 > host.mapped);
-            if let Some(fresh) = self.fresh.filter(|_| is_mapped && !is_counted) {
-                let cleared = Estimate::about(tensor.bytes as f64 * fresh, FRESH_BAND);
+            let cleared = self.host.cleared(&machine, tensor.bytes as f64);
+            if let Some(cleared) = cleared.filter(|_| !is_counted) {
                 one = combine([one, cleared].into_iter());
             }
             sums.extend(std::iter::repeat_n(one, readers - 1));
@@ -650,7 +589,7 @@ impl<'a> Predictor<'a> {
     /// Returns an attention that no kernel of a GPU takes as a whole.
     fn unfused(&self, subject: &Subject<'a>) -> Option<Unfused> {
         let Subject { operator, cost, machine, .. } = subject;
-        if operator.class != OperatorClass::Attention || machine.host.is_some() {
+        if operator.class != OperatorClass::Attention || machine.is_processor() {
             return None;
         }
         let sizes = |name: &str| tensor_of(self.graph, operator, name);
@@ -685,11 +624,7 @@ impl<'a> Predictor<'a> {
             let shares = if phase == Phase::Forward { &warmth.forward } else { &warmth.backward };
             shares.get(operator.id.index()).copied().unwrap_or(0.0)
         });
-        let way = usize::from(phase != Phase::Forward);
-        let index = operator.id.index();
-        let [code, memory] = self.lost_memory.as_ref().map_or([0.0; 2], |memory| {
-            [lost(self.code_distances[index][way], self.last_cache), memory[index][way]]
-        });
+        let [code, memory] = self.host.lost(operator, phase);
         let sixteenths = |share: f64| (share * 16.0).round() as u8;
         let steps = [near, far, code, memory].map(sixteenths);
         let entry = (shape.name(), *dtype, phase, key(&shape.size), steps);
@@ -701,14 +636,11 @@ impl<'a> Predictor<'a> {
         let predicted = |kind: &str, phase| {
             let work = Work::of(shape.size, phase, machine.element);
             let curve = |kind| model.curve(kind, dtype, phase, &shape.size);
-            let is_native = kind == CONVOLUTION && work.is_native(machine);
+            let is_native = kind == CONVOLUTION && is_native(&work, machine);
             let curve = if is_native { curve(NATIVE) } else { None }.or_else(|| curve(kind))?;
             let time = curve.predict_warm(&work, [near, far]);
             Some(match curve.flushed(&work, code, memory) {
-                Some(seconds) => {
-                    let again = Estimate::about(seconds, COLD_BAND);
-                    (combine([time, again].into_iter()), true)
-                }
+                Some(seconds) => (combine([time, HostTimes::found_again(seconds)].into_iter()), true),
                 None => (time, false),
             })
         };
@@ -773,7 +705,7 @@ impl<'a> Predictor<'a> {
         dtype: &'a str,
         machine: &Machine,
     ) -> (Estimate, TimeSource) {
-        let size = if machine.host.is_none() { flat(kinds[0], size) } else { size };
+        let size = if !machine.is_processor() { flat(kernel_of_kind(kinds[0]), size) } else { size };
         let work = Work::of(size, Phase::Forward, machine.element);
         let shares =
             [machine.l2, machine.last_cache].map(|cache| (1.0 - work.bytes() / cache).clamp(0.0, 1.0));
@@ -813,7 +745,7 @@ impl<'a> Predictor<'a> {
                 }
                 // Gradients of both operands, as of a product of activations, are two products.
                 let products = if is_product { flops / cost.forward_flops as f64 } else { 1.0 };
-                (flops, traffic * sort.gradient_traffic(kind(operator)) * products)
+                (flops, traffic * sort.gradient_traffic(kernel(operator)) * products)
             }
             Phase::WeightGradient => {
                 if cost.backward_flops_weight == 0 {
@@ -834,18 +766,12 @@ const TWO_READS: f64 = 1.5;
 
 /// Tells whether a norm computes the statistics of its batch.
 fn is_trained_norm(operator: &Operator) -> bool {
-    let training = match kind(operator) {
-        "batch_norm" => "training",
-        "instance_norm" => "use_input_stats",
+    let training = match kernel(operator) {
+        Kernel::BatchNorm => "training",
+        Kernel::InstanceNorm => "use_input_stats",
         _ => return false,
     };
     is_true(operator, training)
-}
-
-/// Returns the bytes of the gradients of all weights, those that are tied once.
-fn gradients(graph: &ModelGraph) -> f64 {
-    let weights = graph.tensors.iter().filter(|tensor| tensor.requires_grad && tensor.first == tensor.id);
-    weights.map(|tensor| tensor.bytes as f64).sum()
 }
 
 /// Finds who reads each weight.
@@ -861,17 +787,10 @@ fn readers(graph: &ModelGraph) -> HashMap<TensorId, (OperatorId, usize)> {
     readers
 }
 
-/// Returns an operator's name without the mark of those in place.
-fn kind(operator: &Operator) -> &str {
-    let name = operator.short_name();
-    name.strip_suffix('_').unwrap_or(name)
-}
-
 /// Tells whether the gradient is the output's own: nothing is computed.
 fn is_passed_on(operator: &Operator) -> bool {
     // The gradient of a copy in another order is a view.
-    operator.class == OperatorClass::View
-        || matches!(kind(operator), "add" | "sub" | "contiguous" | "clone" | "to")
+    operator.class == OperatorClass::View || operator.row().is_some_and(|row| row.has(Mark::KeepsGradient))
 }
 
 /// Estimates scratch memory: convolutions unfold or transform their input, at most to a gibibyte.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use graph::{Constant, ModelGraph, Operand, Operator, OperatorClass, OperatorCost, TensorFact};
-use operators::Kernel;
+use operators::{Kernel, ShapeRule};
 use schema::{WorkSize, kinds};
 
 /// An operator as profiles have it.
@@ -56,6 +56,17 @@ const CHEAP: &[&str] = &[kinds::RELU, kinds::COPY, kinds::ADD];
 /// Kinds with a function for each element.
 const DEAR: &[&str] = &[kinds::SIGMOID, kinds::SILU, kinds::GELU, kinds::TANH];
 
+/// Returns how a profile measures an operator.
+pub(crate) fn kernel(operator: &Operator) -> Kernel {
+    operator.row().map_or(Kernel::OfClass, |row| row.kernel)
+}
+
+/// Returns the same for a kind of a profile: most are called as their operator.
+pub(crate) fn kernel_of_kind(kind: &str) -> Kernel {
+    let name = ["_scalar", "_channels_last"].iter().find_map(|end| kind.strip_suffix(end)).unwrap_or(kind);
+    operators::find(operators::plain(name).0).map_or(Kernel::OfClass, |row| row.kernel)
+}
+
 /// Sees an operator as profiles do; nothing when its sizes are not known.
 pub(crate) fn shape<'a>(
     graph: &'a ModelGraph,
@@ -66,7 +77,7 @@ pub(crate) fn shape<'a>(
     let out = look.result()?;
     let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
     let (name, _) = operators::plain(operator.short_name());
-    let kernel = operators::find(name).map_or(Kernel::OfClass, |row| row.kernel);
+    let kernel = kernel(operator);
     match operator.class {
         OperatorClass::Matmul => {
             let is_flat =
@@ -238,7 +249,8 @@ impl<'a> Look<'a> {
         if input.len() != rank + 2 || out.len() != rank + 2 {
             return None;
         }
-        let is_transposed = self.is_true("transposed") || self.operator.name.contains("transpose");
+        let is_transposed =
+            self.is_true("transposed") || self.operator.shape_rule() == ShapeRule::TransposedConvolution;
         // A transposed convolution is described by the one that it turns around.
         let (from, to) = if is_transposed { (out, input.as_slice()) } else { (input.as_slice(), out) };
         let (input_axes, output_axes) = (spatial(from), spatial(to));
@@ -457,9 +469,7 @@ const FLAT: f64 = 1024.0;
 
 /// Sees an element-wise operator as an accelerator does: one long row of elements, whatever the axes. It is cut into rows of
 /// one length, so that a tensor of four axes lies among the matrices that were measured.
-pub(crate) fn flat(kind: &str, size: WorkSize) -> WorkSize {
-    let name = kind.strip_suffix("_scalar").unwrap_or(kind);
-    let kernel = operators::find(operators::plain(name).0).map_or(Kernel::OfClass, |row| row.kernel);
+pub(crate) fn flat(kernel: Kernel, size: WorkSize) -> WorkSize {
     let is_flat = matches!(
         kernel,
         Kernel::Add

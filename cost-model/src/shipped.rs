@@ -10,7 +10,7 @@ use std::{io::Read, sync::OnceLock};
 use flate2::read::GzDecoder;
 use schema::{CostModelFile, DeviceType, catalogue};
 
-use crate::{model::CostModel, work::Host};
+use crate::{host, model::CostModel};
 
 /// Names a file of `shipped` as `build.rs` has packed it.
 macro_rules! packed {
@@ -92,7 +92,7 @@ fn has_same_rates(one: &DeviceType, other: &DeviceType) -> bool {
 /// Tells whether two GPUs are the same chip at other clocks, with other memory.
 fn is_one_chip(one: &DeviceType, other: &DeviceType) -> bool {
     let chip = |device: &DeviceType| (device.architecture.clone(), device.multiprocessors, device.l2);
-    let is_processor = Host::of(one.architecture.as_deref(), 1.0).is_some();
+    let is_processor = host::is_processor(one.architecture.as_deref());
     !is_processor && one.architecture.is_some() && chip(one) == chip(other)
 }
 

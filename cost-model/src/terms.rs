@@ -8,7 +8,10 @@ use std::ops::Range;
 
 use schema::{Phase, WorkSize};
 
-use crate::work::{Host, Machine, Work, volume};
+use crate::{
+    host,
+    work::{Machine, Work, volume},
+};
 
 /// Collects terms, and their names when asked.
 #[derive(Debug, Default)]
@@ -69,30 +72,10 @@ fn row_alignment(elements: f64, element: f64) -> f64 {
 /// Returns the terms of the anchor.
 pub(crate) fn anchor(work: &Work, machine: &Machine, terms: &mut Terms) {
     terms.push("launch", MICRO);
-    if let Some(host) = machine.host {
-        terms.push("fresh", fresh(work, host.mapped) / machine.bandwidth);
-        padded(work, machine, host, terms);
-    }
+    host::anchor(work, machine, &mut |name, value| terms.push(name, value));
     match work.matrix() {
         Some(matrix) => rows(work, machine, matrix, terms),
         None => products(work, machine, terms),
-    }
-}
-
-/// Adds what a processor does for channels beyond the last of a register.
-fn padded(work: &Work, machine: &Machine, host: Host, terms: &mut Terms) {
-    let f = work.flops / machine.peak;
-    if let WorkSize::Convolution { in_channels, out_channels, groups, .. } = work.size {
-        let [in_channels, out_channels] =
-            [in_channels, out_channels].map(|channels| together(channels, in_channels, groups));
-        terms.push("flops_padded_in", f / fill_in(work.phase, in_channels, host.lanes));
-        terms.push("flops_padded_out", f / fill(out_channels, host.lanes));
-        // Channels beyond the last: what is read and written in blocks of a register.
-        terms.push(
-            "read_padded",
-            work.read_a / fill_in(work.phase, in_channels, host.lanes) / machine.bandwidth,
-        );
-        terms.push("written_padded", work.written / fill(out_channels, host.lanes) / machine.bandwidth);
     }
 }
 
@@ -133,7 +116,7 @@ fn products(work: &Work, machine: &Machine, terms: &mut Terms) {
     let beyond_l2 = (work.bytes() - machine.l2).max(0.0) / machine.bandwidth;
     terms.push("flops", f);
     terms.push("bytes", b);
-    if machine.host.is_none() {
+    if !machine.is_processor() {
         let mut best = f64::INFINITY;
         for (tm, tn, share, name) in MANY {
             // Among many tiles, several of which are on a multiprocessor at a time, the ends of waves overlap.
@@ -167,20 +150,17 @@ fn products(work: &Work, machine: &Machine, terms: &mut Terms) {
     terms.push("flops_unaligned_k", if work.k % 8.0 == 0.0 { 0.0 } else { f });
     terms.push("best_tile", best_tile(work, machine));
     match work.size {
-        WorkSize::Product { n, k, .. } if machine.host.is_none() => {
+        WorkSize::Product { n, k, .. } if !machine.is_processor() => {
             // The matrices' rows have k or n elements, in all three phases.
             let apart = row_alignment(n, machine.element).min(row_alignment(k, machine.element));
             terms.push("flops_rows_2_bytes", if apart < 4.0 { f } else { 0.0 });
             terms.push("flops_rows_8_bytes", if (4.0..16.0).contains(&apart) { f } else { 0.0 });
         }
         WorkSize::Product { .. } => {
-            let passes = if work.m <= BY_ROW { work.m } else { 0.0 };
-            terms.push("read_by_row", passes * work.read_b / machine.bandwidth);
-            let is_short = work.k > 1.0 && work.k <= SHORT_SUMS;
-            terms.push("written_short_sums", if is_short { work.written / machine.bandwidth } else { 0.0 });
+            host::short_products(work, machine, &mut |name, value| terms.push(name, value));
         }
         WorkSize::Convolution { in_channels, input, kernel, stride, .. } => {
-            if machine.host.is_none() {
+            if !machine.is_processor() {
                 let outputs = if is_unserved(work, machine) { outputs(&work.size) } else { 0.0 };
                 terms.push("outputs_unserved", outputs * 1e-12);
                 terms.push("flops_unserved", if outputs > 0.0 { f } else { 0.0 });
@@ -280,17 +260,9 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
     terms.push("tile_fill_64", work.m * work.n * work.batch / (small_tiles * 64.0 * 64.0));
     terms.push("wave_fill_64", wave_fill(small_tiles));
     terms.push("wave_fill_256", wave_fill(tall_tiles));
-    if let (Some(host), WorkSize::Convolution { in_channels, out_channels, groups, .. }) =
-        (machine.host, work.size)
-    {
-        let [in_channels, out_channels] =
-            [in_channels, out_channels].map(|channels| together(channels, in_channels, groups));
-        terms.push("fill_in", fill_in(work.phase, in_channels, host.lanes));
-        terms.push("fill_out", fill(out_channels, host.lanes));
-        terms.push("is_fresh", if fresh(work, host.mapped) > 0.0 { 1.0 } else { 0.0 });
-    }
+    host::bounded(work, machine, &mut |name, value| terms.push(name, value));
     if let WorkSize::Convolution { in_channels, input, output, kernel, stride, .. } = work.size {
-        if machine.host.is_none() {
+        if !machine.is_processor() {
             let is_unserved = is_unserved(work, machine);
             terms.push("is_unserved", if is_unserved { 1.0 } else { 0.0 });
             let pixels = outputs(&work.size) / in_channels;
@@ -318,17 +290,6 @@ pub(crate) fn bounded(work: &Work, machine: &Machine, floor: f64, kernel: f64, t
     }
 }
 
-/// Most rows that libraries of a processor multiply one by one, reading all of the other operand for each. (Timed of libtorch
-/// with MKL on an EPYC: 1 to 4 rows of 9,216 by 4,096 take 7, 13, 18, 18 ms, and 8 take 24.)
-const BY_ROW: f64 = 4.0;
-/// Longest sums for which each result costs more than its share of a tile, but for sums of one. (Timed there: 1,000 by 4,096
-/// results of 1, 2, 8, 16 products take 0.9, 3.2, 2.3, 2.1 ms.)
-const SHORT_SUMS: f64 = 8.0;
-
-/// Most channels of an image: oneDNN's gradient of such weights reads it as it lies, where more channels are padded to a
-/// register. (Timed on an EPYC with AVX-512: 3 channels at 100–180, 4 at 35 GFLOP/s.)
-const IMAGE: f64 = 3.0;
-
 /// Tells whether a library's gradients of weights of one channel a group leave this convolution to others: they know kernels up
 /// to 5 × 5, channels by eights, and tensors of less than 2 GiB. (On channels-last tensors, in float32 on an H100: 3 to 8 ps an
 /// output in most that they know, 35 to 2,000 in all others.)
@@ -347,36 +308,6 @@ fn outputs(size: &WorkSize) -> f64 {
         WorkSize::Convolution { batch, out_channels, output, .. } => batch * out_channels * volume(output),
         _ => 0.0,
     }
-}
-
-/// Returns how full the registers are that hold input channels.
-fn fill_in(phase: Phase, channels: f64, lanes: f64) -> f64 {
-    match phase {
-        Phase::WeightGradient if channels <= IMAGE => 1.0,
-        _ => fill(channels, lanes),
-    }
-}
-
-/// Returns the bytes of fresh memory that a call takes: its result, when that is too large to be given out again.
-///
-/// A convolution computes on operands in blocks of channels: each is copied into them, and the result back into rows.
-/// (Counted as page faults of oneDNN's convolutions in libtorch 2.11: input, weights, and the result twice.)
-fn fresh(work: &Work, mapped: f64) -> f64 {
-    let large = |bytes: f64| if bytes > mapped { bytes } else { 0.0 };
-    match work.size {
-        WorkSize::Convolution { .. } => large(work.read_a) + large(work.read_b) + 2.0 * large(work.written),
-        _ => large(work.written),
-    }
-}
-
-/// Returns the channels that registers are filled with: those of a group, but all where each channel is one.
-fn together(channels: f64, in_channels: f64, groups: f64) -> f64 {
-    if groups == in_channels { channels } else { (channels / groups).max(1.0) }
-}
-
-/// Returns the used share of channels that come in blocks.
-fn fill(channels: f64, lanes: f64) -> f64 {
-    channels / ((channels / lanes).ceil() * lanes)
 }
 
 /// Returns the logarithms of the sizes.

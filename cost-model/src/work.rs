@@ -7,6 +7,8 @@
 use operators::{AttentionSize, CAUSAL_SHARE, ConvolutionSize, ProductSize};
 use schema::{DeviceType, MOST_DRIVEN_OUT, Phase, WorkSize};
 
+use crate::host::Host;
+
 /// What features need to know of a device, for one data type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
@@ -25,16 +27,7 @@ pub struct Machine {
     /// Bytes of one element.
     pub element: f64,
     /// What is peculiar to processors; nothing for accelerators.
-    pub host: Option<Host>,
-}
-
-/// What features need to know of a processor.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Host {
-    /// Elements in a vector register: channels are padded to as many.
-    pub lanes: f64,
-    /// Larger results are fresh memory each time: the C library maps them, and the kernel clears page by page.
-    pub mapped: f64,
+    pub(crate) host: Option<Host>,
 }
 
 impl Machine {
@@ -59,20 +52,10 @@ impl Machine {
             host: Host::of(device.architecture.as_deref(), element_bytes(dtype)),
         }
     }
-}
 
-impl Host {
-    /// Takes what an architecture's name tells; nothing for those of accelerators.
-    pub(crate) fn of(architecture: Option<&str>, element: f64) -> Option<Self> {
-        /// The most that glibc's threshold for mapping grows to.
-        const MAPPED: f64 = 33_554_432.0;
-        let register = match architecture? {
-            name if name.contains("avx512") => 64.0,
-            name if name.starts_with("x86") => 32.0,
-            name if name.starts_with("arm") => 16.0,
-            _ => return None,
-        };
-        Some(Self { lanes: register / element, mapped: MAPPED })
+    /// Tells whether it is a processor, not an accelerator.
+    pub fn is_processor(&self) -> bool {
+        self.host.is_some()
     }
 }
 
@@ -276,25 +259,6 @@ impl Work {
         }
     }
 
-    /// Tells whether libtorch computes a convolution on a processor by itself, image by image as products of matrices,
-    /// instead of calling oneDNN. (`ConvParams::use_mkldnn`, ATen/native/Convolution.cpp, read; its names seen in a trace of
-    /// libtorch 2.11. Dilated kernels of 1 × 1, which are none, are left out.)
-    pub(crate) fn is_native(&self, machine: &Machine) -> bool {
-        /// Elements of a lone image, and images of a batch, that go to oneDNN.
-        const LARGE: (f64, f64) = (20_480.0, 16.0);
-        let WorkSize::Convolution { batch, in_channels, groups, input, kernel, stride, .. } = self.size
-        else {
-            return false;
-        };
-        let is_pointwise = kernel[1] * kernel[2] == 1.0 && volume(stride) == 1.0;
-        let is_alone = groups == 1.0 && batch == 1.0 && !(kernel[1] > 3.0 && kernel[2] > 3.0);
-        machine.host.is_some()
-            && (machine.element == 8.0
-                || machine.element == 4.0
-                    && (is_pointwise && batch < LARGE.1 && machine.multiprocessors == 1.0
-                        || is_alone && in_channels * volume(input) <= LARGE.0))
-    }
-
     /// Returns all bytes read and written.
     pub fn bytes(&self) -> f64 {
         self.read_a + self.read_b + self.written
@@ -323,55 +287,4 @@ fn seen(causal: bool) -> f64 {
 
 pub(crate) fn volume(sizes: [f64; 3]) -> f64 {
     sizes[0] * sizes[1] * sizes[2]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As traces of libtorch 2.11 name the kernels, on one thread.
-    #[test]
-    fn libtorch_computes_small_and_pointwise_convolutions_by_itself() {
-        let named = |name: &str| Machine::of(&schema::catalogue()[name], "float32");
-        let thread = named("CPU-EPYC-ZEN4-1T");
-        let is_native = |machine: &Machine, batch, channels, groups, size: f64, kernel, stride: f64| {
-            let size = WorkSize::Convolution {
-                batch,
-                in_channels: channels,
-                out_channels: channels,
-                groups,
-                input: [1.0, size, size],
-                output: [1.0, (size / stride).ceil(), (size / stride).ceil()],
-                kernel: [1.0, kernel, kernel],
-                stride: [1.0, stride, stride],
-            };
-            Phase::ALL.map(|(phase, _)| Work::of(size, phase, machine.element).is_native(machine))
-        };
-        for (batch, channels, groups, size, kernel, stride, expected) in [
-            (1.0, 8.0, 1.0, 16.0, 1.0, 1.0, true),
-            (1.0, 8.0, 1.0, 16.0, 3.0, 1.0, true),
-            (1.0, 8.0, 8.0, 16.0, 3.0, 1.0, false),
-            (2.0, 8.0, 8.0, 16.0, 1.0, 1.0, true),
-            (2.0, 8.0, 1.0, 16.0, 1.0, 1.0, true),
-            (2.0, 8.0, 1.0, 16.0, 3.0, 1.0, false),
-            (16.0, 8.0, 1.0, 16.0, 1.0, 1.0, false),
-            // Those of ResNet-50, three images of 224 × 224.
-            (3.0, 256.0, 1.0, 14.0, 1.0, 1.0, true),
-            (3.0, 512.0, 1.0, 28.0, 1.0, 2.0, false),
-            (3.0, 64.0, 1.0, 56.0, 3.0, 1.0, false),
-            // A lone image is small up to 20,480 elements; kernels of 4 × 4 and more are always oneDNN's.
-            (1.0, 64.0, 1.0, 56.0, 3.0, 1.0, false),
-            (1.0, 8.0, 1.0, 16.0, 4.0, 1.0, false),
-        ] {
-            let found = is_native(&thread, batch, channels, groups, size, kernel, stride);
-            assert_eq!(
-                found, [expected; 5],
-                "{batch} × {channels} × {size}², kernel {kernel}, stride {stride}"
-            );
-        }
-        let two = named("CPU-EPYC-ZEN4-2C");
-        assert!(is_native(&two, 2.0, 8.0, 1.0, 16.0, 1.0, 1.0).iter().all(|is| !is));
-        assert!(is_native(&two, 1.0, 8.0, 1.0, 16.0, 1.0, 1.0).iter().all(|is| *is));
-        assert!(is_native(&named("A100-SXM4-80GB"), 1.0, 8.0, 1.0, 16.0, 1.0, 1.0).iter().all(|is| !is));
-    }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use operators::{Mark, OperatorClass, Signature, has, overloads};
+use operators::{Mark, OperatorClass, ShapeRule, Signature, has, overloads};
 use tracer::{Constant, Node, Operand, Program, TensorType, Type, ValueId};
 
 use crate::{
@@ -289,7 +289,7 @@ impl<'p> Builder<'p> {
             Some(rule) => (rule.infer)(&call),
             None => Err(Stop::Unknown),
         };
-        let needs_gradient = passes_gradient(call.name)
+        let needs_gradient = !has(call.name, Mark::StopsGradient)
             && if has(call.name, Mark::FirstGradient) {
                 call.at(0).tensor().is_some_and(|t| t.requires_grad)
             } else {
@@ -441,9 +441,7 @@ impl<'p> Builder<'p> {
                     tensor.storage = Some(self.allocate(Origin::Made(operator), bytes));
                     tensor.requires_grad = false;
                 }
-                tensor.requires_grad = needs_gradient
-                    && tensor.dtype.is_none_or(differentiable)
-                    && !is_detached(&self.program.nodes[operator.index()].operator);
+                tensor.requires_grad = needs_gradient && tensor.dtype.is_none_or(differentiable);
             }
             Fact::List(items) => items.iter_mut().for_each(|item| self.own(item, operator, needs_gradient)),
             Fact::Dict(items) => {
@@ -457,10 +455,12 @@ impl<'p> Builder<'p> {
     /// their input first, and gives none back.
     fn least_room(&self, operator: OperatorId) -> u64 {
         let node = &self.program.nodes[operator.index()];
-        let input = match (node.operator.as_str(), node.arguments.first().map(|argument| &argument.operand)) {
-            ("aten::col2im" | "aten::im2col", Some(Operand::Value(value))) => {
-                self.facts[value.index()].tensor()
-            }
+        let folds = matches!(
+            operators::find(schema::short_name(&node.operator)).map(|row| row.shape),
+            Some(ShapeRule::Col2Im | ShapeRule::Im2Col)
+        );
+        let input = match node.arguments.first().map(|argument| &argument.operand) {
+            Some(Operand::Value(value)) if folds => self.facts[value.index()].tensor(),
             _ => None,
         };
         input.and_then(TensorFact::bytes).unwrap_or(0)
@@ -522,16 +522,6 @@ fn has_tensor(facts: &[Fact]) -> bool {
 
 fn differentiable(dtype: tracer::DType) -> bool {
     dtype.is_float() || dtype.is_complex()
-}
-
-fn is_detached(operator: &str) -> bool {
-    matches!(operator, "aten::detach" | "aten::detach_" | "prim::data")
-}
-
-/// Tells whether gradients flow through an operator at all.
-fn passes_gradient(name: &str) -> bool {
-    let is_fresh = name.ends_with("_like") || name.starts_with("new_");
-    !is_fresh && !has(name, Mark::StopsGradient)
 }
 
 /// Spreads the facts of an operator over its outputs.

@@ -1,7 +1,7 @@
 //! Where sizes get lost: `nonzero` finds as many elements as the values have, and no trace says how many those are.
 
 use indexmap::IndexMap;
-use operators::OperatorClass;
+use operators::{OperatorClass, ShapeRule};
 use tracer::{DType, ValueId};
 
 use crate::{
@@ -28,7 +28,7 @@ pub fn lost_sizes(graph: &ModelGraph) -> Vec<LostSizes> {
     for operator in graph.operators.iter().filter(|operator| loses_sizes(graph, operator)) {
         let short = operator.short_name();
         let by_mask = || tensors(graph, &operator.inputs).any(is_mask);
-        let by_values = is_sized_by_values(short) || (short == "index" && by_mask());
+        let by_values = is_sized_by_values(short) || (operator.shape_rule() == ShapeRule::Index && by_mask());
         found.entry((&operator.name, by_values)).or_default().push(operator.id);
     }
     let lost = |((name, by_values), operators): ((&str, bool), _)| LostSizes {

@@ -8,7 +8,7 @@
 use std::{fmt, ops::Range};
 
 use indexmap::IndexMap;
-use operators::OperatorClass;
+use operators::{OperatorClass, ShapeRule};
 use petgraph::graph::DiGraph;
 use tracer::{CallId, Constant, DType, NodeId, Operand, Role, Span, TensorId, ValueId};
 
@@ -275,6 +275,16 @@ impl Operator {
     /// Returns the name without name space: `conv2d`.
     pub fn short_name(&self) -> &str {
         schema::short_name(&self.name)
+    }
+
+    /// Returns its row of the table of operators, that of the plain form where it writes in place.
+    pub fn row(&self) -> Option<&'static operators::Operator> {
+        operators::find(operators::plain(self.short_name()).0)
+    }
+
+    /// Returns the rule of its sizes.
+    pub fn shape_rule(&self) -> ShapeRule {
+        self.row().map_or(ShapeRule::Unknown, |row| row.shape)
     }
 }
 

@@ -3,6 +3,7 @@
 //! IR text declares the sizes of values, but not of parameters. A linear layer's weight follows from what goes in and
 //! out; an embedding's rows, or the kernel of a strided convolution, need not: those stay unknown.
 
+use operators::{Keeps, ShapeRule, overloads};
 use smallvec::SmallVec;
 use tracer::{Constant, Node, Operand, Program, TensorId, Type};
 
@@ -29,14 +30,14 @@ struct Look<'p> {
 
 impl Look<'_> {
     fn node(&self, set: &mut dyn FnMut(TensorId, Sizes)) -> Option<()> {
-        let name = self.node.operator.rsplit("::").next()?;
+        let row = operators::find(schema::short_name(&self.node.operator))?;
         let mut give = |at: usize, sizes: Sizes| {
             if let Some(Operand::Tensor(tensor)) = self.operand(at) {
                 set(*tensor, sizes);
             }
         };
-        match name {
-            "linear" => {
+        match (row.shape, row.keeps) {
+            (ShapeRule::Linear, _) => {
                 let (input, output) = (self.shape(0)?, self.result()?);
                 let (from, to) = (*input.last()?, *output.last()?);
                 // A weight of one dimension gives a number for each row.
@@ -45,59 +46,55 @@ impl Look<'_> {
                     give(2, SmallVec::from_slice(&[to]));
                 }
             }
-            "addmm" | "mm" => {
-                let first = usize::from(name == "addmm");
-                let output = self.result()?;
+            (ShapeRule::MatrixProduct | ShapeRule::AddedProduct, _) => {
+                let first = usize::from(row.shape == ShapeRule::AddedProduct);
+                let output = self.result().filter(|output| output.len() == 2)?;
                 if let Some(input) = self.shape(first) {
                     give(first + 1, SmallVec::from_slice(&[*input.get(1)?, *output.get(1)?]));
                 } else if let Some(weight) = self.shape(first + 1) {
                     give(first, SmallVec::from_slice(&[*output.first()?, *weight.first()?]));
                 }
             }
-            "batch_norm" | "instance_norm" => {
+            (_, Keeps::BatchNorm | Keeps::InstanceNorm) => {
                 let channels = *self.shape(0)?.get(1)?;
                 (1..=4).for_each(|at| give(at, SmallVec::from_slice(&[channels])));
             }
-            "group_norm" => {
+            (_, Keeps::GroupNorm) => {
                 let channels = *self.shape(0)?.get(1)?;
                 (2..=3).for_each(|at| give(at, SmallVec::from_slice(&[channels])));
             }
-            "layer_norm" | "rms_norm" => {
+            (_, Keeps::LayerNorm | Keeps::RmsNorm) => {
                 let sizes: Sizes = self.numbers(1)?.into_iter().collect();
                 (2..=3).for_each(|at| give(at, sizes.clone()));
             }
-            "_convolution" | "convolution" => {
-                let is_transposed = self.flag(6)?;
-                self.convolution([3, 4, 5, 8], is_transposed, &mut give)?;
+            (ShapeRule::Convolution | ShapeRule::TransposedConvolution | ShapeRule::AnyConvolution, _) => {
+                self.convolution(row.shape, &mut give)?;
             }
-            "conv1d" | "conv2d" | "conv3d" => self.convolution([3, 4, 5, 6], false, &mut give)?,
-            "conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d" => {
-                self.convolution([3, 4, 7, 6], true, &mut give)?;
-            }
-            "lstm" | "gru" | "rnn_tanh" | "rnn_relu" => self.recurrent(name, set)?,
+            (rule, _) if rule.is_recurrent_layer() => self.recurrent(rule, set)?,
             _ => {}
         }
         Some(())
     }
 
-    /// `at` are the positions of stride, padding, dilation and groups.
-    fn convolution(
-        &self,
-        at: [usize; 4],
-        is_transposed: bool,
-        give: &mut dyn FnMut(usize, Sizes),
-    ) -> Option<()> {
+    fn convolution(&self, rule: ShapeRule, give: &mut dyn FnMut(usize, Sizes)) -> Option<()> {
+        let signature = overloads(&self.node.operator).into_iter().next()?;
+        let at = |name: &str| signature.parameters.iter().position(|parameter| parameter.name == name);
+        let is_transposed = match rule {
+            ShapeRule::AnyConvolution => self.flag(at("transposed")?)?,
+            _ => rule == ShapeRule::TransposedConvolution,
+        };
+        let groups = self.number(at("groups")?)?.max(1);
         let (input, output) = (self.shape(0)?, self.result()?);
         let spatial = input.len().checked_sub(2)?;
         let (from, to) = (*input.get(1)?, *output.get(1)?);
-        give(2, SmallVec::from_slice(&[to]));
-        let groups = self.number(at[3])?.max(1);
+        give(at("bias")?, SmallVec::from_slice(&[to]));
         let mut sizes: Sizes = if is_transposed {
             SmallVec::from_slice(&[from, to / groups])
         } else {
             SmallVec::from_slice(&[to, from / groups])
         };
-        let [stride, padding, dilation] = [at[0], at[1], at[2]].map(|at| self.numbers(at));
+        let [stride, padding, dilation] =
+            ["stride", "padding", "dilation"].map(|name| self.numbers(at(name)?));
         let (stride, padding, dilation) = (stride?, padding?, dilation?);
         let of = |list: &[u64], dim: usize| list.get(dim).or(list.last()).copied();
         for dim in 0..spatial {
@@ -111,12 +108,12 @@ impl Look<'_> {
             let dilation = of(&dilation, dim)?.max(1);
             sizes.push(reach.is_multiple_of(dilation).then_some(reach / dilation)?.checked_add(1)?);
         }
-        give(1, sizes);
+        give(at("weight")?, sizes);
         Some(())
     }
 
     /// Weights of every layer and direction: input, hidden, their biases, and a projection.
-    fn recurrent(&self, name: &str, set: &mut dyn FnMut(TensorId, Sizes)) -> Option<()> {
+    fn recurrent(&self, rule: ShapeRule, set: &mut dyn FnMut(TensorId, Sizes)) -> Option<()> {
         let input = self.shape(0)?;
         let state = |at: usize| -> Option<Vec<u64>> {
             match self.operand(1)? {
@@ -125,15 +122,11 @@ impl Look<'_> {
             }
         };
         let given = *state(0)?.last()?;
-        let (gates, hidden) = match name {
-            "lstm" => (4, *state(1)?.last()?),
-            "gru" => (3, given),
-            _ => (1, given),
-        };
+        let hidden = if rule == ShapeRule::Lstm { *state(1)?.last()? } else { given };
         let Operand::List(weights) = self.operand(2)? else { return None };
         let has_biases = self.flag(3)?;
         let directions = if self.flag(7)? { 2 } else { 1 };
-        let (rows, both) = (hidden.checked_mul(gates)?, given.checked_mul(directions as u64)?);
+        let (rows, both) = (hidden.checked_mul(rule.gates())?, given.checked_mul(directions as u64)?);
         let each = 2 + if has_biases { 2 } else { 0 } + usize::from(hidden != given);
         for (index, weight) in weights.iter().enumerate() {
             let is_first_layer = index / each < directions;

@@ -31,6 +31,8 @@ pub enum Gives {
     SameList,
 
     // -- of tensors a tensor, of plain values what stands here --
+    /// An item of a list, or what arithmetic makes of the operands.
+    ItemOrArithmetic,
     /// A truth value.
     BoolOfNumbers,
     /// An integer where one is among the operands, else a truth value.

@@ -41,6 +41,11 @@ impl Operator {
         self.marks & mark.bit() != 0
     }
 
+    /// Returns in how many dimensions it looks at an image, which its name tells: `max_pool2d`.
+    pub fn image_dimensions(&self) -> Option<usize> {
+        ["1d", "2d", "3d"].iter().position(|mark| self.name.contains(mark)).map(|at| at + 1)
+    }
+
     /// Returns the name of its in-place form; `None` where there is none.
     pub fn in_place_name(&self) -> Option<String> {
         (self.in_place != InPlace::Absent).then(|| format!("{}_", self.name))
@@ -155,10 +160,13 @@ pub enum Mark {
     Changes,
     /// In training it writes running statistics: its operands 3 and 4, where operand 5 says so.
     MovesStatistics,
-    /// It gives numbers that gradients stop at, whatever goes in: copies cut off, places of extremes, draws.
+    /// It gives numbers that gradients stop at, whatever goes in: copies cut off, places of extremes, draws, tensors
+    /// that are only sized like it.
     StopsGradient,
     /// It takes the numbers of its first operand alone, of others at most a type or sizes.
     FirstGradient,
+    /// The gradient of its first operand is that of its result: nothing is computed.
+    KeepsGradient,
 }
 
 impl Mark {

@@ -28,6 +28,16 @@ pub enum ShapeRule {
     Complex,
     Glu,
     Cast,
+    /// A cast that makes a copy in any case.
+    CastCopy,
+    CastToFloat16,
+    CastToBFloat16,
+    CastToFloat32,
+    CastToFloat64,
+    CastToInt16,
+    CastToInt32,
+    CastToInt64,
+    CastToBool,
     SameWithDtype,
     RunningSum,
     Loss,
@@ -37,6 +47,7 @@ pub enum ShapeRule {
     PairLoss,
     Sum,
     Mean,
+    TensorNorm,
     Variance,
     VarianceAndMean,
     Truth,
@@ -63,9 +74,11 @@ pub enum ShapeRule {
     Trace,
     Covariance,
     Trapezoid,
+    RunningTrapezoid,
     SumToSize,
     SegmentReduce,
     Histogram,
+    HistogramOfRows,
     NonzeroStatic,
     Linear,
     Matmul,
@@ -98,8 +111,13 @@ pub enum ShapeRule {
     LeastSquares,
     PseudoInverse,
     Determinant,
-    RankOrCondition,
+    SignAndDeterminant,
+    MatrixRank,
+    Condition,
     Eigen,
+    EigenValues,
+    HermitianEigen,
+    HermitianEigenValues,
     Svd,
     SingularValues,
     OldSvd,
@@ -107,32 +125,52 @@ pub enum ShapeRule {
     Geqrf,
     Householder,
     Factors,
+    SquareFactors,
     LuTriangles,
     Chain,
     TensorInverse,
     TensorSolve,
     Vander,
     Convolution,
+    TransposedConvolution,
+    /// An argument tells whether it is transposed.
+    AnyConvolution,
     DeformableConvolution,
     Pool,
+    PoolWithIndices,
     AdaptivePool,
+    UpsampleNearest,
+    UpsampleNearestExact,
+    UpsampleLinear,
+    /// Resampling of another kind, or of a kind that an argument names.
     Upsample,
     MaxUnpool,
     FractionalPool,
     PixelShuffle,
+    PixelUnshuffle,
     SameSizes,
     Im2Col,
+    Col2Im,
     GridSample,
     AffineGrid,
     Boxes,
+    PositionSensitiveBoxes,
     Norm,
+    /// A norm with a weight for each channel; its result is laid out as its operand.
+    ChannelNorm,
     WeightNorm,
-    Recurrent,
-    RecurrentCell,
+    Lstm,
+    Gru,
+    Rnn,
+    LstmCell,
+    GruCell,
+    RnnCell,
     PackSequence,
     UnpackSequence,
     Reshape,
     Flatten,
+    Unflatten,
+    Ravel,
     Permute,
     ReverseDimensions,
     TransposeLast,
@@ -141,7 +179,9 @@ pub enum ShapeRule {
     Transpose,
     Expand,
     Squeeze,
+    Unsqueeze,
     Slice,
+    Narrow,
     Select,
     Unbind,
     Split,
@@ -162,6 +202,7 @@ pub enum ShapeRule {
     Clone,
     CopyOfView,
     Dropout,
+    NativeDropout,
     Cat,
     HStack,
     VStack,
@@ -173,6 +214,7 @@ pub enum ShapeRule {
     Embedding,
     EmbeddingBag,
     Gather,
+    TakeAlongDim,
     IndexSelect,
     LikeFirst,
     Pad,
@@ -183,8 +225,10 @@ pub enum ShapeRule {
     Kron,
     Stft,
     Repeat,
+    Tile,
     RepeatInterleave,
     Meshgrid,
+    BroadcastTensors,
     Diff,
     Gradient,
     OneHot,
@@ -218,6 +262,7 @@ pub enum ShapeRule {
     TypeOf,
     LayoutOf,
     DeviceOf,
+    DeviceNumber,
     RequiresGrad,
     IsFloatingPoint,
     IsComplex,
@@ -263,5 +308,24 @@ impl ShapeRule {
                 | Self::UniqueSlices
                 | Self::UniqueConsecutive
         )
+    }
+
+    /// Tells whether it is that of a recurrent layer, which runs all steps.
+    pub fn is_recurrent_layer(self) -> bool {
+        matches!(self, Self::Lstm | Self::Gru | Self::Rnn)
+    }
+
+    /// Returns how many gates a recurrent layer or cell has: the rows of its weights over the size of its state.
+    pub fn gates(self) -> u64 {
+        match self {
+            Self::Lstm | Self::LstmCell => 4,
+            Self::Gru | Self::GruCell => 3,
+            _ => 1,
+        }
+    }
+
+    /// Tells whether it is a cast to the type that an argument names, if one does.
+    pub fn is_cast_by_argument(self) -> bool {
+        matches!(self, Self::Cast | Self::CastCopy)
     }
 }

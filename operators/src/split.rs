@@ -63,8 +63,12 @@ pub enum Split {
     Cat,
     /// Any dimension of the operands.
     Stack,
-    /// Dimensions that stay; sums are made of terms along the others.
+    /// Dimensions that stay.
     Reduce,
+    /// The same, and the others, along which terms are summed.
+    Sum,
+    /// The same, where each term is weighed by its share of the rows.
+    Mean,
     /// Items of a list are cut as the list is.
     Items,
     /// Gives a size, which counts what all devices have.

@@ -183,11 +183,11 @@ impl<'p> Reader<'p> {
             Operand::Constant(constant) => Some(*constant == Constant::None),
             Operand::Value(value) => {
                 // Code says `Tensor` of whatever nobody declared; results of these operators are tensors indeed.
-                let maybe = ["__getitem__", "get", "pop", "popitem", "setdefault", "grad"];
                 let is_sure = match self.producer(operand) {
-                    Some(node) => {
-                        node.operator.strip_prefix("aten::").is_some_and(|name| !maybe.contains(&name))
-                    }
+                    Some(node) => node
+                        .operator
+                        .strip_prefix("aten::")
+                        .is_some_and(|name| !operators::may_give_none(name)),
                     None => self.values[value.index()].producer.is_none(),
                 };
                 (is_sure && matches!(self.values[value.index()].type_, Type::Tensor(_))).then_some(false)

@@ -322,23 +322,6 @@ pub struct Node {
     pub span: Span,
 }
 
-/// Tells whether an operator of this name, without its name space, writes to its first argument: `add_`, `__ior__`.
-pub fn is_in_place(name: &str) -> bool {
-    let is_assignment = matches!(
-        name,
-        "__iadd__"
-            | "__isub__"
-            | "__imul__"
-            | "__idiv__"
-            | "__iand__"
-            | "__ior__"
-            | "__ixor__"
-            | "__ilshift__"
-            | "__irshift__"
-    );
-    is_assignment || (name.ends_with('_') && !name.ends_with("__"))
-}
-
 /// One argument of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use graph::{BlockId, Fact, ModelGraph, Operator, OperatorClass, ValueId, dtype_name, show_shape};
 use indexmap::IndexMap;
+use operators::ShapeRule;
 use schema::Bytes;
 
 use crate::diagram::{Amount, BoxId, Diagram, DiagramBox, Family};
@@ -115,12 +116,12 @@ fn passed_on(operator: &Operator, place: usize) -> Option<ValueId> {
     let (Operand::List(items) | Operand::Tuple(items)) = &operator.arguments.first()?.operand else {
         return None;
     };
-    let index = match (operator.short_name(), operator.arguments.get(1).map(|argument| &argument.operand)) {
-        ("__getitem__", Some(Operand::Constant(Constant::Int(index)))) => {
+    let index = match (operator.shape_rule(), operator.arguments.get(1).map(|argument| &argument.operand)) {
+        (ShapeRule::Item, Some(Operand::Constant(Constant::Int(index)))) => {
             let from_end = if *index < 0 { i64::try_from(items.len()).ok()? } else { 0 };
             usize::try_from(index + from_end).ok()?
         }
-        ("ListUnpack" | "TupleUnpack", None) if items.len() == operator.outputs.len() => place,
+        (ShapeRule::Unpack, None) if items.len() == operator.outputs.len() => place,
         _ => return None,
     };
     match items.get(index)? {
@@ -173,7 +174,7 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
 
 /// Tells whether an operator gives a stored tensor another type and does nothing else.
 fn is_weight_cast(operator: &Operator) -> bool {
-    operator.short_name() == "to" && operator.inputs.is_empty() && !operator.tensors.is_empty()
+    operator.shape_rule().is_cast_by_argument() && operator.inputs.is_empty() && !operator.tensors.is_empty()
 }
 
 struct Builder<'a> {
@@ -432,7 +433,7 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
     match operator.class {
         OperatorClass::Convolution => {
             let [first, second, kernel @ ..] = weight? else { return None };
-            let is_transposed = operator.name.contains("transpose")
+            let is_transposed = operator.shape_rule() == ShapeRule::TransposedConvolution
                 || operator.constant("transposed") == Some(&graph::Constant::Bool(true));
             let groups = integer(operator, "groups").unwrap_or(1).max(1) as u64;
             let (from, to) = if is_transposed {
@@ -449,10 +450,10 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
         }
         OperatorClass::Matmul => {
             let [to, from] = weight? else { return None };
-            match operator.short_name() {
-                "linear" => parts.push(format!("{from}→{to}")),
+            match operator.shape_rule() {
+                ShapeRule::Linear => parts.push(format!("{from}→{to}")),
                 // GPT-2's Conv1D keeps its weight the other way round.
-                "addmm" => parts.push(format!("{to}→{from}")),
+                ShapeRule::AddedProduct => parts.push(format!("{to}→{from}")),
                 _ => return None,
             }
         }

@@ -1,16 +1,16 @@
 //! One operator as one line of Python.
 
-use operators::{Arithmetic, Mark, ShapeRule, find, has, plain};
+use operators::{Arithmetic, Kernel, Mark, ShapeRule, find, has, is_dtype_position, plain};
 use tracer::{Constant, Node, Operand, Program, Role, TensorId};
 
 use super::{
-    arguments::keyword,
+    arguments::{MEMORY_FORMAT, keyword},
     spelling::{Spelling, dtype_of_code, memory_format, operator, spelling},
 };
 use crate::{
     fold::Folded,
     names::{Names, float, is_identifier, python_quoted as quoted},
-    nodes::{Kind, out_of_place, split},
+    nodes::{Kind, out_of_place, rule_of, split},
     pipeline::Form,
 };
 
@@ -31,6 +31,15 @@ pub(crate) struct Writer<'p> {
 
 /// The name space of what devices that share a layer do.
 const SHARED: &str = "shard";
+
+// Names of arguments that say how a new tensor is made.
+const DTYPE: &str = "dtype";
+const LAYOUT: &str = "layout";
+const PIN_MEMORY: &str = "pin_memory";
+const OF_TENSORS: [&str; 5] = [DTYPE, LAYOUT, PIN_MEMORY, MEMORY_FORMAT, "device"];
+
+/// A method of tensors that is no function.
+const TO_LIST: &str = "tolist";
 
 fn bool_text(value: bool) -> &'static str {
     if value { "True" } else { "False" }
@@ -101,26 +110,27 @@ impl Writer<'_> {
             ("prim", Arithmetic::Absolute, 1) => return format!("abs({})", position(0)),
             _ => {}
         }
-        match (space, name, node.arguments.len()) {
-            ("aten", "append", 2) => return format!("{}.append({})", first(), position(1)),
-            ("prim", "ListUnpack" | "TupleUnpack" | "ListConstruct" | "DictConstruct", 1) => {
-                return position(0);
+        match (space, rule_of(name), node.arguments.len()) {
+            ("prim", ShapeRule::Unpack | ShapeRule::List | ShapeRule::Dictionary, 1) => return position(0),
+            (_, ShapeRule::Item, 2) => return format!("{}[{}]", first(), position(1)),
+            ("prim", ShapeRule::TypeOf | ShapeRule::DeviceOf | ShapeRule::LayoutOf, 1) => {
+                return format!("{}.{name}", first());
             }
-            ("prim", "TupleIndex", 2) | ("aten", "__getitem__", 2) => {
-                return format!("{}[{}]", first(), position(1));
-            }
-            ("prim", "dtype" | "device" | "layout", 1) => return format!("{}.{name}", first()),
-            ("prim", "tolist", 1) => return format!("{}.tolist()", first()),
-            ("aten", "slice", _) => {
+            ("aten", ShapeRule::Slice, _) => {
                 if let Some(call) = self.slice(node) {
                     return call;
                 }
             }
-            ("aten", "_convolution", 9..) => {
+            ("aten", ShapeRule::AnyConvolution, 9..) => {
                 if let Some(call) = self.convolution(node) {
                     return call;
                 }
             }
+            // Methods of lists and tensors that `torch.ops` does not have.
+            ("aten", ShapeRule::Same, 2) if has(name, Mark::Changes) => {
+                return format!("{}.{name}({})", first(), position(1));
+            }
+            ("prim", _, 1) if name == TO_LIST => return format!("{}.{name}()", first()),
             _ => {}
         }
         self.plain(node, space, name)
@@ -162,7 +172,7 @@ impl Writer<'_> {
         format!("self.shard.{}({})", name.trim_start_matches("shard_"), given.join(", "))
     }
 
-    /// `aten::_convolution` is what the trace sees of `conv2d` and its kin.
+    /// `conv2d` and its kin, which a trace knows as `aten::_convolution`.
     fn convolution(&self, node: &Node) -> Option<String> {
         let operand = |index: usize| &node.arguments[index].operand;
         let length = match operand(3) {
@@ -215,9 +225,12 @@ impl Writer<'_> {
                 _ => None,
             };
             let keyword = keyword(name, index, argument);
-            let is_dtype = match argument.name.as_deref().or(keyword.filter(|_| name == "tensor")) {
-                Some(name) => name == "dtype",
-                None => is_dtype_position(name, index, node),
+            let is_dtype = match argument.name.as_deref().or(keyword.filter(|name| *name != MEMORY_FORMAT)) {
+                Some(name) => name == DTYPE,
+                None => is_dtype_position(name, index, |at| {
+                    let operand = node.arguments.get(at).map(|argument| &argument.operand);
+                    matches!(operand, Some(Operand::Constant(Constant::Int(_))))
+                }),
             };
             let mut text = match constant {
                 _ if flag == Some(index) => "self.training".to_string(),
@@ -236,15 +249,13 @@ impl Writer<'_> {
                 continue;
             };
             match (keyword, constant) {
-                ("dtype" | "layout" | "device" | "pin_memory" | "memory_format", Some(Constant::None)) => {
-                    continue;
-                }
-                ("pin_memory", Some(Constant::Bool(false))) | ("layout", Some(Constant::Int(0))) => continue,
-                ("memory_format", Some(Constant::Int(code))) => match memory_format(*code) {
+                (keyword, Some(Constant::None)) if OF_TENSORS.contains(&keyword) => continue,
+                (PIN_MEMORY, Some(Constant::Bool(false))) | (LAYOUT, Some(Constant::Int(0))) => continue,
+                (MEMORY_FORMAT, Some(Constant::Int(code))) => match memory_format(*code) {
                     Some(format) => text = format.to_string(),
                     None => is_public = false,
                 },
-                ("layout", Some(_)) => is_public = false,
+                (LAYOUT, Some(_)) => is_public = false,
                 _ => {}
             }
             named.push((keyword, text));
@@ -288,12 +299,12 @@ impl Writer<'_> {
     ///
     /// A flag is the module's own when it equals the module's and the root's mode at tracing; the rest stays as traced.
     fn training_flag(&self, node: &Node, name: &str) -> Option<usize> {
-        let rule = find(plain(name).0).map_or(ShapeRule::Unknown, |row| row.shape);
-        let index = match name {
-            "batch_norm" => 5,
-            "native_dropout" => return None,
-            _ if rule == ShapeRule::Dropout => 2,
-            _ if rule == ShapeRule::Recurrent => {
+        let row = find(plain(name).0)?;
+        let is_batch_norm = row.kernel == Kernel::BatchNorm;
+        let index = match row.shape {
+            _ if is_batch_norm => 5,
+            ShapeRule::Dropout => 2,
+            rule if rule.is_recurrent_layer() => {
                 // The packed form has one argument more in front and none at the end.
                 match &node.arguments.get(1)?.operand {
                     Operand::List(_) => 6,
@@ -302,7 +313,7 @@ impl Writer<'_> {
             }
             _ => return None,
         };
-        if name == "batch_norm" {
+        if is_batch_norm {
             // Without statistics there is nothing to use in evaluation mode.
             let statistics = &node.arguments.get(3)?.operand;
             if !matches!(statistics, Operand::Tensor(id) if self.program.tensors[id.index()].role == Role::Buffer)
@@ -522,16 +533,5 @@ pub(crate) fn constant_name(program: &Program, id: TensorId) -> String {
     match path.strip_prefix("CONSTANTS.") {
         Some(name) if is_identifier(name) => name.to_string(),
         _ => format!("k{}", id.0),
-    }
-}
-
-fn is_dtype_position(name: &str, index: usize, node: &Node) -> bool {
-    let is_code = |at: usize| {
-        matches!(node.arguments.get(at).map(|a| &a.operand), Some(Operand::Constant(Constant::Int(_))))
-    };
-    match name {
-        "softmax" | "log_softmax" => index == 2,
-        "to" => index == 1 || (index == 2 && !is_code(1)),
-        _ => false,
     }
 }

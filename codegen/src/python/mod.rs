@@ -9,6 +9,7 @@ mod spelling;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use operators::ShapeRule;
 use tracer::{Constant, NodeId, Operand, Program, Role, TensorId, ValueId};
 
 pub(crate) use self::{
@@ -25,7 +26,7 @@ use crate::{
     location,
     manifest::{About, Cuts, was_training},
     names::{Names, comment, python_quoted as quoted},
-    nodes::{Kind, kinds, leaves, split, values_of},
+    nodes::{Kind, is_in_place, kinds, leaves, rule_of, split, values_of},
     opaque::{Function, functions},
     pipeline::{Carried, Pipeline, Stage, Step},
     safetensors,
@@ -172,9 +173,9 @@ pub(crate) fn on_host(program: &Program) -> HashSet<ValueId> {
     let mut found = HashSet::new();
     for node in program.nodes.iter().rev() {
         let (_, name) = split(&node.operator);
-        let is_packing = name == "_pack_padded_sequence";
-        let is_lengths =
-            node.outputs.iter().any(|output| found.contains(output)) && matches!(name, "to" | "sort");
+        let is_packing = rule_of(name) == ShapeRule::PackSequence;
+        let is_lengths = node.outputs.iter().any(|output| found.contains(output))
+            && matches!(rule_of(name), ShapeRule::Cast | ShapeRule::Sorting);
         if is_packing {
             found.extend(node.arguments.iter().skip(1).flat_map(|a| values_of(&a.operand)));
         } else if is_lengths {
@@ -527,7 +528,7 @@ fn is_counter(program: &Program, step: &Step, training: bool) -> bool {
     let node = &program.nodes[node.index()];
     let Some(Operand::Tensor(tensor)) = node.arguments.first().map(|a| &a.operand) else { return false };
     training
-        && node.operator == "aten::add_"
+        && is_in_place(split(&node.operator).1)
         && program.tensors[tensor.index()].path.ends_with("num_batches_tracked")
 }
 

@@ -13,7 +13,7 @@ use crate::{
     error::CutError,
     fold::Folded,
     names::{Names, float, is_identifier, quoted},
-    nodes::{Kind, draws, kinds, leaves, mutated_arguments, out_of_place, split, values_of},
+    nodes::{Kind, draws, kinds, leaves, mutated_arguments, out_of_place, rule_of, split, values_of},
     opaque::{Function, functions, written},
     pipeline::{Carried, Form, Source, Stage, Step},
     python::{follows_device, on_host},
@@ -230,9 +230,9 @@ impl Writer<'_> {
             }
             _ => {}
         }
-        match (space, name, node.arguments.len()) {
-            ("prim", "ListUnpack" | "TupleUnpack", 1) => return argument(0),
-            ("prim", "ListConstruct" | "DictConstruct", 1) => {
+        match (space, rule_of(name), node.arguments.len()) {
+            ("prim", ShapeRule::Unpack, 1) => return argument(0),
+            ("prim", ShapeRule::List | ShapeRule::Dictionary, 1) => {
                 return match first_output {
                     Some(type_) => {
                         format!("annotate({}, {})", written(type_), self.operand(&node.arguments[0].operand))
@@ -240,9 +240,8 @@ impl Writer<'_> {
                     None => argument(0),
                 };
             }
-            ("prim", "TupleIndex", 2) => return format!("({})[{}]", argument(0), argument(1)),
-            ("aten", "__getitem__", 2) => return format!("({})[{}]", argument(0), argument(1)),
-            ("prim", "tolist", 1) => {
+            (_, ShapeRule::Item, 2) => return format!("({})[{}]", argument(0), argument(1)),
+            ("prim", _, 1) if name == "tolist" => {
                 let type_ = first_output.map_or_else(|| "List[int]".to_string(), written);
                 return format!("annotate({type_}, ({}).tolist())", argument(0));
             }
@@ -269,25 +268,20 @@ impl Writer<'_> {
         let Operand::List(items) = operand else { return self.operand(operand) };
         let text = self.operand(operand);
         let has_hole = items.contains(&Operand::Constant(Constant::None));
-        let is_index =
-            matches!(name, "index" | "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index");
-        let is_tensors = matches!(
-            operators::find(name).map(|row| row.shape),
-            Some(
-                ShapeRule::Cat
-                    | ShapeRule::Stack
-                    | ShapeRule::HStack
-                    | ShapeRule::VStack
-                    | ShapeRule::Recurrent
-                    | ShapeRule::Einsum
-            )
-        );
-        match (space, items.is_empty()) {
-            ("aten", _) if is_index && index == 1 => format!("annotate(List[Optional[Tensor]], {text})"),
-            (_, false) if has_hole => format!("annotate(List[Optional[Tensor]], {text})"),
-            (_, true) if is_tensors => format!("annotate(List[Tensor], {text})"),
-            (_, true) => format!("annotate(List[int], {text})"),
-            _ => text,
+        let is_taken = |type_: &str| {
+            let takes = |signature: operators::Signature| {
+                signature.parameters.get(index).is_some_and(|parameter| parameter.type_ == type_)
+            };
+            operators::overloads(&format!("{space}::{name}")).into_iter().any(takes)
+        };
+        if has_hole || is_taken("Tensor?[]") {
+            format!("annotate(List[Optional[Tensor]], {text})")
+        } else if !items.is_empty() {
+            text
+        } else if is_taken("Tensor[]") {
+            format!("annotate(List[Tensor], {text})")
+        } else {
+            format!("annotate(List[int], {text})")
         }
     }
 

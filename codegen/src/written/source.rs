@@ -18,7 +18,7 @@ use crate::{
     allowed::{is_foreign, is_listed},
     location,
     names::comment,
-    nodes::{is_detour, split},
+    nodes::{is_detour, rule_of, split},
 };
 
 /// A line that runs an operator.
@@ -98,11 +98,15 @@ impl Sources {
 /// Ends the comment of a line that another stage runs, too.
 const AGAIN: &str = " (again)";
 
+/// The word for convolutions of each form.
+const CONVOLUTION: &str = "conv";
+
 /// Tells whether a word stands for a step that comes and goes with a cut.
 fn passes(word: &str) -> bool {
     is_detour(&format!("aten::{word}"))
         || is_detour(&format!("prim::{word}"))
-        || matches!(word, "item" | "ListConstruct" | "DictConstruct")
+        || Arithmetic::of(word) == Arithmetic::Item
+        || matches!(rule_of(word), ShapeRule::List | ShapeRule::Dictionary)
 }
 
 /// Returns the word for an operator by its qualified name. Only torch's own have several spellings.
@@ -113,18 +117,17 @@ fn word(operator: &str) -> String {
     }
     // What is written in place in the model may be plain in a stage.
     let plain = if name.ends_with("__") { name } else { name.strip_suffix('_').unwrap_or(name) };
-    let row = operators::find(plain);
-    let named = match (row.map(|row| row.shape), Arithmetic::of(plain)) {
-        (_, Arithmetic::Divide) => "div",
-        (_, Arithmetic::FloorDivide) => "floordiv",
-        (_, Arithmetic::ToFloatImplicitly) => "Float",
-        (Some(ShapeRule::Slice | ShapeRule::Item), _) if plain != "narrow" => "slice",
-        (Some(ShapeRule::Convolution), _) if row.is_some_and(|row| row.python == Python::Torch) => {
-            "_convolution"
-        }
-        _ => plain,
+    let has_function = || operators::find(plain).is_some_and(|row| row.python == Python::Torch);
+    let numbers = Arithmetic::of(plain);
+    let named = match (rule_of(plain), numbers) {
+        (_, Arithmetic::Divide | Arithmetic::FloorDivide) => numbers.sign().and_then(operators::signed),
+        (_, Arithmetic::ToFloat | Arithmetic::ToFloatImplicitly) => Some("float"),
+        (ShapeRule::Slice | ShapeRule::Item, _) => Some("[]"),
+        (ShapeRule::AnyConvolution, _) => Some(CONVOLUTION),
+        (ShapeRule::Convolution | ShapeRule::TransposedConvolution, _) if has_function() => Some(CONVOLUTION),
+        _ => None,
     };
-    named.to_string()
+    named.unwrap_or(plain).to_string()
 }
 
 /// Lists the lines of `forward` that run an operator, in order; methods that it calls stand where they are called.
@@ -174,12 +177,12 @@ fn read(statement: &Statement<'_>) -> Option<Line> {
 /// A call of `torch` or of a name space is an operator by its whole path, and nothing is reached through another call.
 pub(super) fn operator(expr: &Expr<'_>) -> Option<String> {
     match expr {
-        Expr::Minus(value) if is_value(value) => Some("aten::neg".into()),
+        Expr::Minus(value) if is_value(value) => Some(operators::NEGATION.into()),
         Expr::Sign(sign, operands) if operands.iter().all(is_value) => {
             operators::signed(sign).map(|name| format!("aten::{name}"))
         }
         Expr::Index(base, bounds) if is_value(base) && bounds.iter().all(is_value) => {
-            Some("aten::slice".into())
+            Some(operators::SLICE.into())
         }
         Expr::Call(callee, arguments) => {
             if let (Expr::Name("list"), [inner @ Expr::Call(..)]) = (&**callee, &arguments[..]) {
@@ -190,8 +193,11 @@ pub(super) fn operator(expr: &Expr<'_>) -> Option<String> {
             }
             called(callee)
         }
-        Expr::Attribute(base, name @ ("dtype" | "device" | "layout")) if is_tensor(base) => {
-            Some(format!("prim::{name}"))
+        Expr::Attribute(base, name)
+            if is_tensor(base)
+                && let Some(operator) = operators::python_attribute(name) =>
+        {
+            Some(operator.into())
         }
         // An operand by itself is taken apart.
         other => is_value(other).then(|| "prim::ListUnpack".into()),
@@ -214,16 +220,15 @@ fn called(callee: &Expr<'_>) -> Option<String> {
                 return operators::find(&name).map(|_| format!("shard::{name}"));
             }
             [name] => {
-                return match name {
-                    "int" | "bool" | "float" | "len" => operators::built_in(name).map(Into::into),
-                    "sum" | "any" | "all" => Some(format!("aten::{name}")),
-                    "abs" => Some("prim::abs".into()),
-                    "again" | "on_host" => Some("prim::Opaque".into()),
-                    _ => {
-                        let number = name.strip_prefix("_opaque_")?;
-                        number.bytes().all(|b| b.is_ascii_digit()).then(|| "prim::Opaque".into())
-                    }
+                let is_opaque = |name: &str| {
+                    matches!(name, "again" | "on_host")
+                        || name
+                            .strip_prefix("_opaque_")
+                            .is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
                 };
+                return operators::python_function(name)
+                    .or_else(|| is_opaque(name).then_some("prim::Opaque"))
+                    .map(Into::into);
             }
             _ => {}
         }
@@ -295,10 +300,10 @@ mod tests {
         check("y = torch.relu(x); del x  # relu (call 2)", "relu (call 2)", "relu");
         check("y = torch.ops.aten.index.Tensor(x, [i])  # a.b", "a.b", "index");
         check("y = torch.ops.torchvision.nms(x, y, 0.5)  # a", "a", "torchvision::nms");
-        check("y = torch.conv_transpose2d(x, self.up[0][\"b-0\"].weight)  # up.0", "up.0", "_convolution");
+        check("y = torch.conv_transpose2d(x, self.up[0][\"b-0\"].weight)  # up.0", "up.0", "conv");
         check("y = self.up[0].weight.view([1, -1])  # up.0", "up.0", "view");
-        check("y = x[:, 2:5]  # model", "model", "slice");
-        check("y = self.table[:, :size]  # model", "model", "slice");
+        check("y = x[:, 2:5]  # model", "model", "[]");
+        check("y = self.table[:, :size]  # model", "model", "[]");
         check("y = (1.0) - x  # model", "model", "sub");
         check("y = a // b; del a, b  # model", "model", "floordiv");
         check("y = -x  # model", "model", "neg");

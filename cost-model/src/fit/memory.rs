@@ -22,7 +22,7 @@ const EVERY: usize = 10;
 
 /// Operators far beyond the rows, with their anchor's terms; none for kinds that compute, and none on processors.
 pub(super) fn far(samples: &[Sample], machine: &Machine) -> (Vec<Sample>, Vec<Vec<f64>>) {
-    let is_asked = |sample: &&Sample| machine.host.is_none() && sample.work.matrix().is_some();
+    let is_asked = |sample: &&Sample| !machine.is_processor() && sample.work.matrix().is_some();
     let mut large: Vec<&Sample> = samples.iter().filter(is_asked).collect();
     large.sort_by(|a, b| b.work.bytes().total_cmp(&a.work.bytes()));
     large.truncate(samples.len().div_ceil(EVERY));

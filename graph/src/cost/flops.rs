@@ -185,7 +185,7 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
     let weight = call.tensor("weight").ok()?;
     let (x, w, out) = (input.sizes()?, weight.sizes()?, look.result(operator)?.sizes()?);
     let rank = w.len().checked_sub(2)?;
-    let is_transposed = call.name.contains("transpose") || call.flag("transposed") == Some(true);
+    let is_transposed = call.is_transposed();
     let batch = if x.len() == rank + 2 { x[0] } else { 1 };
     // Every kernel element meets every position of the smaller picture.
     let positions = if is_transposed { &x } else { &out };

@@ -5,6 +5,7 @@
 //! dtypes, packed sequences) run step by step, and each step keeps what its few operators keep. On a GPU cuDNN keeps a
 //! reserve of its own instead, about half of oneDNN's workspace, which nobody outside can know exactly.
 
+use operators::ShapeRule;
 use tracer::DType;
 
 use super::{keep::Keep, look::Look, times};
@@ -17,7 +18,7 @@ use crate::{
 /// Counts `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells.
 pub(super) fn keep_recurrent(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>) {
     let Ok(input) = call.first() else { return };
-    if call.name.ends_with("_cell") {
+    if !call.shape_rule().is_recurrent_layer() {
         return cell(keep, call, input);
     }
     let states: Vec<&TensorFact> = call.get("hx").map(Fact::tensors).unwrap_or_default();
@@ -40,7 +41,10 @@ pub(super) fn keep_recurrent(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Op
 /// Tells whether a layer runs in oneDNN, which torch's flop counter does not see into.
 pub(super) fn is_fused(call: &Call<'_>, input: &TensorFact, layer: &Recurrence) -> bool {
     let is_packed = input.shape.as_ref().is_some_and(|shape| shape.len() == 2);
-    call.name == "lstm" && input.dtype == Some(DType::Float32) && !has_projection(layer) && !is_packed
+    call.shape_rule() == ShapeRule::Lstm
+        && input.dtype == Some(DType::Float32)
+        && !has_projection(layer)
+        && !is_packed
 }
 
 fn has_projection(layer: &Recurrence) -> bool {
@@ -153,15 +157,17 @@ fn workspace(sizes: &Sizes, width: u64) -> u64 {
 /// Layers that run step by step.
 fn stepwise(keep: &mut Keep<'_>, call: &Call<'_>, layer: &Recurrence, sizes: &Sizes, turned: &TensorFact) {
     let between = sizes.steps.saturating_sub(1);
-    let per_direction = match call.name {
+    let per_direction = match call.shape_rule() {
         // Four gates and tanh of the cell in each step; cells and outputs between steps.
-        "lstm" => {
+        ShapeRule::Lstm => {
             let step = times([if has_projection(layer) { 6 } else { 5 }, sizes.hidden]);
             let kept_between = times([between, sizes.hidden.saturating_add(sizes.output)]);
             times([sizes.steps, step]).saturating_add(kept_between)
         }
         // Three gates, two operands that are overwritten, the new state's tanh; states between steps.
-        "gru" => times([sizes.steps, 6, sizes.hidden]).saturating_add(times([between, sizes.hidden])),
+        ShapeRule::Gru => {
+            times([sizes.steps, 6, sizes.hidden]).saturating_add(times([between, sizes.hidden]))
+        }
         // The state itself is the result of tanh or relu.
         _ => times([sizes.steps, sizes.hidden]),
     };
@@ -196,9 +202,9 @@ fn cell(keep: &mut Keep<'_>, call: &Call<'_>, input: &TensorFact) {
     for (name, _) in ["w_ih", "w_hh"].into_iter().zip(flows).filter(|(_, flows)| *flows) {
         matrices(call.get(name)).for_each(|matrix| keep.tensor(matrix));
     }
-    let parts = match call.name {
-        "lstm_cell" => 5,
-        "gru_cell" => 6,
+    let parts = match call.shape_rule() {
+        ShapeRule::LstmCell => 5,
+        ShapeRule::GruCell => 6,
         _ => 1,
     };
     keep.fresh(states.first().and_then(|state| state.bytes()).map(|bytes| bytes.saturating_mul(parts)));

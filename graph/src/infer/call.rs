@@ -124,6 +124,11 @@ impl<'a> Call<'a> {
         self.row().map_or(Arithmetic::Nothing, |row| row.numbers)
     }
 
+    /// Tells whether it is a transposed convolution.
+    pub fn is_transposed(&self) -> bool {
+        self.shape_rule() == ShapeRule::TransposedConvolution || self.flag("transposed") == Some(true)
+    }
+
     /// Returns the same call of another operator.
     pub fn of(&self, name: &'a str) -> Self {
         Self { name, facts: self.facts.clone(), ..*self }

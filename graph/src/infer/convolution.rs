@@ -1,5 +1,6 @@
 //! Convolutions, pools and resampling: sizes of the spatial dimensions.
 
+use operators::ShapeRule;
 use smallvec::SmallVec;
 
 use super::{
@@ -10,16 +11,16 @@ use super::{
 use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 
 rules! {
-    convolution: Convolution,
+    convolution: Convolution | TransposedConvolution | AnyConvolution,
     deformable: DeformableConvolution,
-    pool: Pool,
+    pool: Pool | PoolWithIndices,
     adaptive_pool: AdaptivePool,
-    upsample: Upsample,
-    shuffle: PixelShuffle,
-    unfold: Im2Col,
+    upsample: Upsample | UpsampleNearest | UpsampleNearestExact | UpsampleLinear,
+    shuffle: PixelShuffle | PixelUnshuffle,
+    unfold: Im2Col | Col2Im,
     grid_sample: GridSample,
     affine_grid: AffineGrid,
-    boxes: Boxes,
+    boxes: Boxes | PositionSensitiveBoxes,
 }
 
 /// `conv1d`, `conv2d`, `conv3d`, `_convolution`, the transposed ones and their like.
@@ -27,7 +28,7 @@ pub fn convolution(call: &Call<'_>) -> Result {
     let (input, weight) = (call.tensor("input").or_else(|_| call.first())?, call.tensor("weight")?);
     let (x, w) = (shape(input)?, shape(weight)?);
     let rank = w.len().checked_sub(2).known()?;
-    let is_transposed = call.name.contains("transpose") || call.flag("transposed") == Some(true);
+    let is_transposed = call.is_transposed();
     let shown = || format!("{} with a weight of {}", show_shape(x), show_shape(w));
     let is_batched = x.len() == rank + 2;
     if rank == 0 || !(is_batched || x.len() == rank + 1) {
@@ -108,7 +109,7 @@ pub fn laid_out(sizes: &Shape, is_channels_last: bool) -> Option<SmallVec<[u64; 
 pub fn pool(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let x = shape(input)?;
-    let rank = rank_of(call.name).known()?;
+    let rank = call.row().and_then(|row| row.image_dimensions()).known()?;
     check_spatial(x, rank)?;
     let kernel = call.sizes("kernel_size", rank).known()?;
     let stride = match call.ints("stride") {
@@ -153,7 +154,7 @@ pub fn pool(call: &Call<'_>) -> Result {
 pub fn adaptive_pool(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let x = shape(input)?;
-    let rank = rank_of(call.name).known()?;
+    let rank = call.row().and_then(|row| row.image_dimensions()).known()?;
     check_spatial(x, rank)?;
     let asked = call.ints("output_size").known()?;
     let mut result = Shape::from_slice(&x[..x.len() - rank]);
@@ -168,7 +169,7 @@ fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
     // Averages over the whole picture are computed as a mean, whose result is laid out in order.
     let strides = laid_out(&sizes, input.is_channels_last());
     let result = TensorFact { strides, ..fresh(input.dtype, sizes) };
-    let returns_indices = call.name.contains("with_indices") || call.n_outputs > 1;
+    let returns_indices = call.shape_rule() == ShapeRule::PoolWithIndices || call.n_outputs > 1;
     Ok(if returns_indices {
         Fact::List(vec![
             Fact::Tensor(result.clone()),
@@ -177,11 +178,6 @@ fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
     } else {
         Fact::Tensor(result)
     })
-}
-
-/// Reads the number of spatial dimensions off a name: `max_pool2d_with_indices`.
-fn rank_of(name: &str) -> Option<usize> {
-    [("1d", 1), ("2d", 2), ("3d", 3)].iter().find(|(mark, _)| name.contains(mark)).map(|(_, rank)| *rank)
 }
 
 fn check_spatial(x: &Shape, rank: usize) -> Result<()> {
@@ -239,7 +235,7 @@ pub fn shuffle(call: &Call<'_>) -> Result {
         call.int("upscale_factor").or(call.int("downscale_factor")).and_then(|f| u64::try_from(f).ok());
     if let Some(factor) = factor.filter(|factor| *factor > 0) {
         let square = factor.saturating_mul(factor);
-        let is_up = call.name == "pixel_shuffle";
+        let is_up = call.shape_rule() == ShapeRule::PixelShuffle;
         let times = |dim: Dim| dim.map(|size| size.saturating_mul(factor));
         let over = |dim: Dim| dim.map(|size| size / factor);
         sizes[rank - 3] = sizes[rank - 3].map(|c| if is_up { c / square } else { c.saturating_mul(square) });
@@ -250,7 +246,7 @@ pub fn shuffle(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// `im2col`: unfold.
+/// `im2col`, `col2im`: unfold and fold.
 pub fn unfold(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let x = shape(input)?;
@@ -273,8 +269,9 @@ pub fn unfold(call: &Call<'_>) -> Result {
             product.checked_mul(u64::try_from(room.div_euclid(stride[at]) + 1).ok()?)
         })
     };
-    let mut result = Shape::from_slice(&x[..rank - if call.name == "col2im" { 2 } else { 3 }]);
-    if call.name == "col2im" {
+    let folds = call.shape_rule() == ShapeRule::Col2Im;
+    let mut result = Shape::from_slice(&x[..rank - if folds { 2 } else { 3 }]);
+    if folds {
         let out = call.sizes("output_size", 2).known()?;
         result.push(x[rank - 2].map(|size| size / window.max(1)));
         result.extend(out.iter().map(|size| u64::try_from(*size).ok()));
@@ -317,8 +314,8 @@ pub fn boxes(call: &Call<'_>) -> Result {
     let size = |name: &str| call.int(name).and_then(|size| u64::try_from(size).ok());
     let channels = *shape(input)?.get(1).known()?;
     let (height, width) = (size("pooled_height"), size("pooled_width"));
-    let channels = match call.name {
-        "ps_roi_align" | "ps_roi_pool" => match (channels, height, width) {
+    let channels = match call.shape_rule() {
+        ShapeRule::PositionSensitiveBoxes => match (channels, height, width) {
             (Some(c), Some(h), Some(w)) => h.checked_mul(w).and_then(|bins| c.checked_div(bins)),
             _ => None,
         },

@@ -24,12 +24,14 @@ rules! {
     embedding: Embedding,
     embedding_bag: EmbeddingBag,
     gather: Gather,
+    take_along: TakeAlongDim,
     index_select: IndexSelect,
     like_first: LikeFirst,
     pad: Pad,
-    repeat: Repeat,
+    repeat: Repeat | Tile,
     repeat_interleave: RepeatInterleave,
     meshgrid: Meshgrid,
+    broadcast_tensors: BroadcastTensors,
     difference: Diff,
     one_hot: OneHot,
     search: Search,
@@ -262,28 +264,29 @@ pub fn embedding_bag(call: &Call<'_>) -> Result {
     Ok(Fact::List(vec![rows, unknown.clone(), unknown, largest]))
 }
 
-/// `gather`, `take_along_dim`, `take`: the index's sizes.
+/// `gather`, `take`: the index's sizes.
 pub fn gather(call: &Call<'_>) -> Result {
-    let input = call.first()?;
-    let index = call.tensor("index").or_else(|_| call.tensor("indices"))?;
-    if call.name == "take_along_dim" && call.has("dim") {
-        let dim = call.dim("dim", shape(input)?.len())?;
-        let mut own = shape(input)?.clone();
-        let mut other = shape(index)?.clone();
-        let (Some(of_own), Some(of_other)) = (own.get_mut(dim), other.get_mut(dim)) else {
-            reject!("places {} in {}", show_shape(shape(index)?), show_shape(shape(input)?));
-        };
-        let length = *of_other;
-        (*of_own, *of_other) = (Some(1), Some(1));
-        let mut sizes = broadcast(&[&own, &other])?;
-        sizes[dim] = length;
-        return fresh_fact(input.dtype, sizes);
-    }
-    // Without a dimension both are one row.
-    if call.name == "take_along_dim" {
+    let (input, index) = (call.first()?, call.tensor("index")?);
+    fresh_fact(input.dtype, shape(index)?.clone())
+}
+
+/// `take_along_dim`: the index's size along a dimension, the others broadcast; without a dimension both are one row.
+pub fn take_along(call: &Call<'_>) -> Result {
+    let (input, index) = (call.first()?, call.tensor("indices")?);
+    if !call.has("dim") {
         return fresh_fact(input.dtype, Shape::from_slice(&[index.elements()]));
     }
-    fresh_fact(input.dtype, shape(index)?.clone())
+    let dim = call.dim("dim", shape(input)?.len())?;
+    let mut own = shape(input)?.clone();
+    let mut other = shape(index)?.clone();
+    let (Some(of_own), Some(of_other)) = (own.get_mut(dim), other.get_mut(dim)) else {
+        reject!("places {} in {}", show_shape(shape(index)?), show_shape(shape(input)?));
+    };
+    let length = *of_other;
+    (*of_own, *of_other) = (Some(1), Some(1));
+    let mut sizes = broadcast(&[&own, &other])?;
+    sizes[dim] = length;
+    fresh_fact(input.dtype, sizes)
 }
 
 /// `index_select`: one dimension's size is the index's.
@@ -328,7 +331,7 @@ pub fn repeat(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
     let mut times = call.ints("repeats").or_else(|| call.ints("dims")).known()?;
-    while call.name == "tile" && times.len() < sizes.len() {
+    while call.shape_rule() == ShapeRule::Tile && times.len() < sizes.len() {
         times.insert(0, Some(1));
     }
     let Some(extra) = times.len().checked_sub(sizes.len()) else {
@@ -361,15 +364,18 @@ pub fn repeat_interleave(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// `meshgrid`, `broadcast_tensors`.
+/// `broadcast_tensors`.
+pub fn broadcast_tensors(call: &Call<'_>) -> Result {
+    let all = call.at(0).tensors();
+    let shapes: Vec<&Shape> = all.iter().map(|t| shape(t)).collect::<Result<_>>()?;
+    let sizes = broadcast(&shapes)?;
+    let each = all.iter().map(|t| Fact::Tensor(super::call::view(t, sizes.clone(), None)));
+    Ok(Fact::List(each.collect()))
+}
+
+/// `meshgrid`.
 pub fn meshgrid(call: &Call<'_>) -> Result {
     let all = call.at(0).tensors();
-    if call.name == "broadcast_tensors" {
-        let shapes: Vec<&Shape> = all.iter().map(|t| shape(t)).collect::<Result<_>>()?;
-        let sizes = broadcast(&shapes)?;
-        let each = all.iter().map(|t| Fact::Tensor(super::call::view(t, sizes.clone(), None)));
-        return Ok(Fact::List(each.collect()));
-    }
     let mut sizes: Shape = all.iter().map(|t| t.elements()).collect();
     let mut strides: Vec<Vec<u64>> =
         (0..all.len()).map(|at| (0..all.len()).map(|dim| u64::from(dim == at)).collect()).collect();

@@ -31,7 +31,7 @@ rules! {
     sloped: Prelu,
     pairing: Complex,
     halving: Glu,
-    cast: Cast,
+    cast: Cast | CastCopy | CastToFloat16 | CastToBFloat16 | CastToFloat32 | CastToFloat64 | CastToInt16 | CastToInt32 | CastToInt64 | CastToBool,
     same_with_dtype: SameWithDtype | RunningSum,
     loss: Loss | ClassLoss | CtcLoss | MarginLoss | PairLoss,
     rounding: Rounding | Round,
@@ -487,22 +487,20 @@ fn combined_strides(tensors: &[&TensorFact], sizes: &Shape) -> Option<SmallVec<[
 /// `type_as`, `to`, `float`, `half`, `bfloat16`, `double`, `int`, `long`, `bool`: the same tensor when nothing changes.
 pub fn cast(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let asked = match call.name {
-        "float" => Some(DType::Float32),
-        "half" => Some(DType::Float16),
-        "bfloat16" => Some(DType::BFloat16),
-        "double" => Some(DType::Float64),
-        "long" => Some(DType::Int64),
-        "int" => Some(DType::Int32),
-        "short" => Some(DType::Int16),
-        "bool" => Some(DType::Bool),
-        "type_as" | "to" if call.has("other") => call.tensor("other")?.dtype,
-        "_to_copy" | "to" | "type" | "_autocast_to_reduced_precision" | "_autocast_to_full_precision" => {
-            call.dtype("dtype")?.or(input.dtype)
-        }
-        _ => input.dtype,
+    let rule = call.shape_rule();
+    let asked = match rule {
+        ShapeRule::CastToFloat16 => Some(DType::Float16),
+        ShapeRule::CastToBFloat16 => Some(DType::BFloat16),
+        ShapeRule::CastToFloat32 => Some(DType::Float32),
+        ShapeRule::CastToFloat64 => Some(DType::Float64),
+        ShapeRule::CastToInt16 => Some(DType::Int16),
+        ShapeRule::CastToInt32 => Some(DType::Int32),
+        ShapeRule::CastToInt64 => Some(DType::Int64),
+        ShapeRule::CastToBool => Some(DType::Bool),
+        _ if call.has("other") => call.tensor("other")?.dtype,
+        _ => call.dtype("dtype")?.or(input.dtype),
     };
-    let is_copy = call.flag("copy").unwrap_or(false) || call.name == "_to_copy";
+    let is_copy = call.flag("copy").unwrap_or(false) || rule == ShapeRule::CastCopy;
     if asked == input.dtype && !is_copy {
         return Ok(Fact::Tensor(input.clone()));
     }

@@ -20,14 +20,14 @@ rules! {
     solved_from_factors: SolveFromFactors | FactorsFirst | OldTriangularSolve,
     least_squares: LeastSquares,
     pseudo_inverse: PseudoInverse,
-    determinant: Determinant,
-    measured: RankOrCondition,
-    eigen: Eigen,
+    determinant: Determinant | SignAndDeterminant,
+    measured: MatrixRank | Condition,
+    eigen: Eigen | EigenValues | HermitianEigen | HermitianEigenValues,
     singular: Svd | SingularValues | OldSvd,
     orthogonal: Qr,
     reflections: Geqrf,
     reflected: Householder,
-    factored: Factors,
+    factored: Factors | SquareFactors,
     triangles: LuTriangles,
     chain: Chain,
     tensor_inverse: TensorInverse,
@@ -129,7 +129,7 @@ pub fn determinant(call: &Call<'_>) -> Result {
     let matrix = Matrix::square(input)?;
     let number = |dtype| in_order(dtype, matrix.batch.clone());
     let mut all = vec![number(input.dtype)];
-    if call.name.ends_with("slogdet") {
+    if call.shape_rule() == ShapeRule::SignAndDeterminant {
         all.push(number(real(input.dtype)));
     } else if call.n_outputs < 2 {
         return Ok(number(input.dtype));
@@ -162,14 +162,12 @@ pub fn power(call: &Call<'_>) -> Result {
 pub fn eigen(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let matrix = Matrix::square(input)?;
-    let is_symmetric = call.name.contains("eigh") || call.name.contains("eigvalsh");
-    let (of_values, of_vectors) = if is_symmetric {
-        (real(input.dtype), input.dtype)
-    } else {
-        (input.dtype.map(complex_of), input.dtype.map(complex_of))
+    let (of_values, of_vectors) = match call.shape_rule() {
+        ShapeRule::HermitianEigen | ShapeRule::HermitianEigenValues => (real(input.dtype), input.dtype),
+        _ => (input.dtype.map(complex_of), input.dtype.map(complex_of)),
     };
     let values = in_order(of_values, matrix.with(&[matrix.rows]));
-    if call.name.contains("eigvals") {
+    if matches!(call.shape_rule(), ShapeRule::EigenValues | ShapeRule::HermitianEigenValues) {
         Ok(values)
     } else {
         Ok(Fact::List(vec![values, by_columns(of_vectors, shape(input)?.clone())]))
@@ -234,7 +232,7 @@ pub fn reflections(call: &Call<'_>) -> Result {
 
 /// `linalg_householder_product`, `orgqr` and `ormqr`: the sizes of what is multiplied.
 pub fn reflected(call: &Call<'_>) -> Result {
-    let input = call.get(if call.name == "ormqr" { "input3" } else { "input" }).or(call.get("self"));
+    let input = call.get("input3").or(call.get("input")).or(call.get("self"));
     let input = input.and_then(Fact::tensor).known()?;
     Matrix::of(input)?;
     Ok(by_columns(input.dtype, shape(input)?.clone()))
@@ -243,7 +241,10 @@ pub fn reflected(call: &Call<'_>) -> Result {
 /// `linalg_lu_factor`, `linalg_ldl_factor` and their forms with an exit code: factors in one matrix, with pivots.
 pub fn factored(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let matrix = if call.name.contains("ldl") { Matrix::square(input)? } else { Matrix::of(input)? };
+    let matrix = match call.shape_rule() {
+        ShapeRule::SquareFactors => Matrix::square(input)?,
+        _ => Matrix::of(input)?,
+    };
     let mut all = vec![
         by_columns(input.dtype, shape(input)?.clone()),
         in_order(WHOLE, matrix.with(&[matrix.least()])),
@@ -310,11 +311,12 @@ pub fn system(call: &Call<'_>) -> Result {
         return Ok(solution);
     }
     let code = in_order(WHOLE, matrix.batch.clone());
-    Ok(Fact::List(match call.name {
-        "_linalg_solve_ex" => {
+    // The form that others are made of gives the factors, too.
+    Ok(Fact::List(match call.n_outputs {
+        2 => vec![solution, code],
+        _ => {
             vec![solution, by_columns(a.dtype, x.clone()), in_order(WHOLE, matrix.with(&[matrix.rows])), code]
         }
-        _ => vec![solution, code],
     }))
 }
 
@@ -370,7 +372,8 @@ pub fn pseudo_inverse(call: &Call<'_>) -> Result {
 /// `linalg_matrix_rank`, `linalg_cond`: a number for each matrix.
 pub fn measured(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let dtype = if call.name == "linalg_cond" { real(input.dtype) } else { Some(DType::Int64) };
+    let is_condition = call.shape_rule() == ShapeRule::Condition;
+    let dtype = if is_condition { real(input.dtype) } else { Some(DType::Int64) };
     fresh_fact(dtype, Matrix::of(input)?.batch)
 }
 

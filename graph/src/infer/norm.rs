@@ -1,5 +1,7 @@
 //! Norms: the input's sizes; the native forms return statistics beside it.
 
+use operators::ShapeRule;
+
 use super::{
     call::{Call, Known, Result, fresh, reject, shape},
     convolution::laid_out,
@@ -9,7 +11,7 @@ use crate::fact::{Fact, Shape, TensorFact, show_shape};
 
 rules! {
     same_sizes: SameSizes,
-    norm: Norm,
+    norm: Norm | ChannelNorm,
 }
 
 /// `layer_norm`, `rms_norm`, `group_norm`, `instance_norm`, `batch_norm` and their native forms.
@@ -17,30 +19,22 @@ pub fn norm(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
     check(call, input)?;
-    let strides = match call.name {
-        "group_norm"
-        | "native_group_norm"
-        | "batch_norm"
-        | "native_batch_norm"
-        | "_native_batch_norm_legit" => laid_out(sizes, input.is_channels_last()),
-        _ => laid_out(sizes, false),
-    };
+    let keeps_layout = call.shape_rule() == ShapeRule::ChannelNorm;
+    let strides = laid_out(sizes, keeps_layout && input.is_channels_last());
     let result = TensorFact { strides, ..fresh(input.dtype, sizes.clone()) };
     if call.n_outputs < 2 {
         return Ok(Fact::Tensor(result));
     }
-    let statistics: Shape = match call.name {
-        "native_layer_norm" => {
-            let inner = call.ints("normalized_shape").known()?.len();
-            let outer = sizes.len().saturating_sub(inner);
-            sizes.iter().enumerate().map(|(at, size)| if at < outer { *size } else { Some(1) }).collect()
-        }
-        "native_group_norm" => {
-            let groups = call.int("group").and_then(|groups| u64::try_from(groups).ok());
-            Shape::from_slice(&[*sizes.first().known()?, groups])
-        }
-        _ if call.flag("training") == Some(false) => Shape::from_slice(&[Some(0)]),
-        _ => Shape::from_slice(&[*sizes.get(1).known()?]),
+    let statistics: Shape = if let Some(inner) = call.ints("normalized_shape") {
+        let outer = sizes.len().saturating_sub(inner.len());
+        sizes.iter().enumerate().map(|(at, size)| if at < outer { *size } else { Some(1) }).collect()
+    } else if call.has("group") {
+        let groups = call.int("group").and_then(|groups| u64::try_from(groups).ok());
+        Shape::from_slice(&[*sizes.first().known()?, groups])
+    } else if call.flag("training") == Some(false) {
+        Shape::from_slice(&[Some(0)])
+    } else {
+        Shape::from_slice(&[*sizes.get(1).known()?])
     };
     let statistics = Fact::Tensor(fresh(input.dtype, statistics));
     Ok(Fact::List(vec![Fact::Tensor(result), statistics.clone(), statistics]))

@@ -11,7 +11,7 @@ use crate::fact::{Fact, Number, Shape, TensorFact};
 
 rules! {
     size: Size,
-    question: Rank | Elements | Length | TypeOf | LayoutOf | DeviceOf | RequiresGrad | IsFloatingPoint | IsComplex | IsCpu | Is | IsNot | StrideOf | Text | Question,
+    question: Rank | Elements | Length | TypeOf | LayoutOf | DeviceOf | DeviceNumber | RequiresGrad | IsFloatingPoint | IsComplex | IsCpu | Is | IsNot | StrideOf | Text | Question,
     convert: ToInt | ToFloat | ToBool | ToTensor | Convert,
     item: Item,
     first: Unpack,
@@ -49,6 +49,7 @@ pub fn question(call: &Call<'_>) -> Result {
         (ShapeRule::TypeOf, Fact::Tensor(tensor)) => Fact::Int(Some(code_of_dtype(tensor.dtype.known()?))),
         (ShapeRule::LayoutOf, _) => Fact::Int(Some(0)),
         (ShapeRule::DeviceOf, _) => Fact::Str("cpu".to_string()),
+        (ShapeRule::DeviceNumber, _) => Fact::Int(None),
         (ShapeRule::RequiresGrad, Fact::Tensor(tensor)) => Fact::Bool(Some(tensor.requires_grad)),
         (ShapeRule::IsFloatingPoint, Fact::Tensor(tensor)) => {
             Fact::Bool(Some(tensor.dtype.known()?.is_float()))

@@ -1,5 +1,7 @@
 //! LSTM, GRU and plain recurrent layers.
 
+use operators::ShapeRule;
+
 use super::{
     call::{Call, Known, Result, fresh, reject, shape},
     rules::rules,
@@ -7,8 +9,8 @@ use super::{
 use crate::fact::{Fact, Shape, TensorFact, show_shape};
 
 rules! {
-    recurrent: Recurrent,
-    cell: RecurrentCell,
+    recurrent: Lstm | Gru | Rnn,
+    cell: LstmCell | GruCell | RnnCell,
     pack: PackSequence,
     unpack: UnpackSequence,
 }
@@ -73,11 +75,6 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
     if each < 2 + biases {
         reject!("{} parameters for {layers} layers", parameters.len());
     }
-    let gates = match call.name {
-        "lstm" => 4,
-        "gru" => 3,
-        _ => 1,
-    };
     let mut matrices = Vec::new();
     for group in parameters.chunks(each) {
         for (position, matrix) in
@@ -94,7 +91,7 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
         }
     }
     let rows = *shape(parameters.first().known()?)?.first().known()?;
-    let hidden = rows.map(|rows| rows / gates);
+    let hidden = rows.map(|rows| rows / call.shape_rule().gates());
     let projection =
         (each > 2 + biases).then(|| shape(parameters[each - 1]).ok()?.first().copied().flatten()).flatten();
     let columns = *shape(parameters[0])?.get(1).known()?;
@@ -125,7 +122,7 @@ pub fn recurrent(call: &Call<'_>) -> Result {
         output = TensorFact { strides, ..output };
     }
     let mut results = vec![Fact::Tensor(output), state(layer.output)];
-    if call.name == "lstm" {
+    if call.shape_rule() == ShapeRule::Lstm {
         results.push(state(layer.hidden));
     }
     Ok(Fact::List(results))

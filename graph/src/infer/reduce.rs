@@ -12,7 +12,7 @@ use crate::fact::{Fact, Shape, TensorFact};
 
 rules! {
     sum: Sum,
-    mean: Mean,
+    mean: Mean | TensorNorm,
     variance: Variance | VarianceAndMean,
     truth: Truth,
     position: Position,
@@ -41,7 +41,8 @@ pub(super) fn widened(dtype: DType) -> DType {
 pub fn mean(call: &Call<'_>) -> Result {
     let input = call.first()?;
     // A norm of complex numbers is real.
-    let own = |dtype| if call.name.ends_with("norm") { real_of(float_of(dtype)) } else { float_of(dtype) };
+    let is_norm = call.shape_rule() == ShapeRule::TensorNorm;
+    let own = |dtype| if is_norm { real_of(float_of(dtype)) } else { float_of(dtype) };
     let dtype = call.dtype("dtype")?.or(input.dtype.map(own));
     fresh_fact(dtype, reduced(call, input)?)
 }

@@ -1,5 +1,6 @@
 //! Operators that few models use: distances, quantiles, spectra, products of grids, areas, histograms.
 
+use operators::ShapeRule;
 use tracer::DType;
 
 use super::{
@@ -16,10 +17,10 @@ rules! {
     extremes: AMinMax,
     trace: Trace,
     covariance: Covariance,
-    area: Trapezoid,
+    area: Trapezoid | RunningTrapezoid,
     sum_to_size: SumToSize,
     segments: SegmentReduce,
-    histograms: Histogram,
+    histograms: Histogram | HistogramOfRows,
     places: NonzeroStatic,
     unpool: MaxUnpool,
     fractional_pool: FractionalPool,
@@ -276,7 +277,7 @@ pub fn area(call: &Call<'_>) -> Result {
     let mut sizes = shape(y)?.clone();
     let rank = sizes.len();
     let dim = call.dim("dim", rank)?;
-    let is_running = call.name == "cumulative_trapezoid";
+    let is_running = call.shape_rule() == ShapeRule::RunningTrapezoid;
     let between = |size: &mut Dim| *size = size.map(|size| size.saturating_sub(1));
     let Some(own) = sizes.get_mut(dim) else { reject!("the area below a number") };
     let is_empty = *own == Some(0);
@@ -355,8 +356,9 @@ pub fn histograms(call: &Call<'_>) -> Result {
         Fact::Tensor(bounds) => bounds.elements(),
         bins => integer(bins).and_then(|bins| u64::try_from(bins).ok()?.checked_add(1)),
     };
-    let all: Vec<Dim> = match (call.name, call.get("bins").known()?) {
-        ("histogram", bins) => vec![bounds(bins)],
+    let is_one = call.shape_rule() == ShapeRule::Histogram;
+    let all: Vec<Dim> = match (is_one, call.get("bins").known()?) {
+        (true, bins) => vec![bounds(bins)],
         (_, Fact::List(bins)) => bins.iter().map(bounds).collect(),
         (_, bins) => {
             let n = shape(input)?.last().copied().flatten().filter(|n| *n <= 64).known()?;
@@ -367,6 +369,6 @@ pub fn histograms(call: &Call<'_>) -> Result {
     let mut edges: Vec<Fact> =
         all.iter().map(|bounds| Fact::Tensor(fresh(input.dtype, Shape::from_slice(&[*bounds])))).collect();
     let counts = Fact::Tensor(fresh(input.dtype, counts));
-    let edges = if call.name == "histogram" { edges.pop().known()? } else { Fact::List(edges) };
+    let edges = if is_one { edges.pop().known()? } else { Fact::List(edges) };
     Ok(Fact::List(vec![counts, edges]))
 }

@@ -17,10 +17,14 @@ use crate::fact::{Dim, Fact, Shape, TensorFact, show_shape};
 rules! {
     reshape: Reshape,
     flatten: Flatten,
+    unflatten: Unflatten,
+    ravel: Ravel,
     permute: Permute | ReverseDimensions | TransposeLast | MoveDimensions | SwapAxes | Transpose,
     expand: Expand,
     squeeze: Squeeze,
+    unsqueeze: Unsqueeze,
     slice: Slice,
+    narrow: Narrow,
     select: Select,
     unbind: Unbind,
     split: Split | HSplit | VSplit | DSplit,
@@ -31,7 +35,7 @@ rules! {
     diagonal: Diagonal,
     complex_parts: ComplexParts | AsComplex | AsReal,
     clone: Clone,
-    dropout: Dropout,
+    dropout: Dropout | NativeDropout,
 }
 
 type Strides = Option<SmallVec<[u64; 4]>>;
@@ -39,7 +43,7 @@ type Strides = Option<SmallVec<[u64; 4]>>;
 /// `view`, `reshape`, `view_as`, `_unsafe_view`, …
 pub fn reshape(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    if call.name == "view" && call.get("size").is_none() {
+    if call.get("size").is_none() && call.has("dtype") {
         // `view(dtype)`: the same bytes read as another type.
         let dtype = call.dtype("dtype")?;
         let (Some(old), Some(new)) = (input.dtype, dtype) else { return Err(super::call::Stop::Unknown) };
@@ -152,29 +156,36 @@ pub fn viewed_strides(old: &[u64], strides: &[u64], new: &Shape) -> Strides {
     (at == 0).then_some(result)
 }
 
-/// `flatten`, `unflatten`.
+/// `ravel`.
+pub fn ravel(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let all = shape(input)?.iter().copied().try_fold(1_u64, |product, dim: Dim| product.checked_mul(dim?));
+    Ok(Fact::Tensor(reshaped(input, Shape::from_slice(&[all]))))
+}
+
+/// `unflatten`.
+pub fn unflatten(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let sizes = shape(input)?;
+    let dim = call.dim("dim", sizes.len())?;
+    let parts = call.ints("sizes").known()?;
+    let known = |part: &Option<i64>| part.and_then(|part| u64::try_from(part).ok());
+    let product =
+        parts.iter().filter(|p| **p != Some(-1)).try_fold(1_u64, |p, part| p.checked_mul(known(part)?));
+    let free = match (sizes.get(dim).copied().flatten(), product) {
+        (Some(size), Some(product)) if product > 0 => Some(size / product),
+        _ => None,
+    };
+    let mut result = Shape::from_slice(&sizes[..dim]);
+    result.extend(parts.iter().map(|part| if *part == Some(-1) { free } else { known(part) }));
+    result.extend_from_slice(sizes.get(dim + 1..).unwrap_or(&[]));
+    Ok(Fact::Tensor(reshaped(input, result)))
+}
+
+/// `flatten`.
 pub fn flatten(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
-    if call.name == "ravel" || call.name == "reshape_as" {
-        let all = sizes.iter().copied().try_fold(1_u64, |product, dim: Dim| product.checked_mul(dim?));
-        return Ok(Fact::Tensor(reshaped(input, Shape::from_slice(&[all]))));
-    }
-    if call.name == "unflatten" {
-        let dim = call.dim("dim", sizes.len())?;
-        let parts = call.ints("sizes").known()?;
-        let known = |part: &Option<i64>| part.and_then(|part| u64::try_from(part).ok());
-        let product =
-            parts.iter().filter(|p| **p != Some(-1)).try_fold(1_u64, |p, part| p.checked_mul(known(part)?));
-        let free = match (sizes.get(dim).copied().flatten(), product) {
-            (Some(size), Some(product)) if product > 0 => Some(size / product),
-            _ => None,
-        };
-        let mut result = Shape::from_slice(&sizes[..dim]);
-        result.extend(parts.iter().map(|part| if *part == Some(-1) { free } else { known(part) }));
-        result.extend_from_slice(sizes.get(dim + 1..).unwrap_or(&[]));
-        return Ok(Fact::Tensor(reshaped(input, result)));
-    }
     let (start, end) = (call.dim("start_dim", sizes.len())?, call.dim("end_dim", sizes.len())?);
     if sizes.is_empty() {
         return Ok(Fact::Tensor(view(input, Shape::from_slice(&[Some(1)]), contiguous_strides(&[Some(1)]))));
@@ -280,24 +291,29 @@ pub fn expand(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(view(input, result, strides)))
 }
 
-/// `squeeze`, `unsqueeze`.
+/// `unsqueeze`.
+pub fn unsqueeze(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let at = call.dim("dim", sizes.len() + 1)?;
+    let mut strides = input.strides.clone();
+    if let Some(strides) = &mut strides {
+        let stride = match sizes.get(at) {
+            Some(size) => size.map(|size| size.saturating_mul(strides[at])),
+            None => Some(1),
+        };
+        strides.insert(at, stride.unwrap_or(1));
+    }
+    sizes.insert(at, Some(1));
+    Ok(Fact::Tensor(view(input, sizes, strides)))
+}
+
+/// `squeeze`.
 pub fn squeeze(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
     let mut result = sizes.clone();
     let mut strides = input.strides.clone();
-    if call.name == "unsqueeze" {
-        let at = call.dim("dim", sizes.len() + 1)?;
-        if let Some(strides) = &mut strides {
-            let stride = match sizes.get(at) {
-                Some(size) => size.map(|size| size.saturating_mul(strides[at])),
-                None => Some(1),
-            };
-            strides.insert(at, stride.unwrap_or(1));
-        }
-        result.insert(at, Some(1));
-        return Ok(Fact::Tensor(view(input, result, strides)));
-    }
     let dims = match call.get("dim") {
         Some(dims) if !matches!(dims, Fact::None) => integers(dims)
             .known()?
@@ -319,7 +335,24 @@ pub fn squeeze(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(view(input, result, strides)))
 }
 
-/// `slice`, `narrow`.
+/// `narrow`.
+pub fn narrow(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let dim = call.dim("dim", sizes.len())?;
+    let Some(size) = sizes.get(dim).copied() else { reject!("a slice of a tensor without dimensions") };
+    let length = call.int("length");
+    if let (Some(length), Some(size), Some(start)) = (length, size, call.int("start")) {
+        let start = if start < 0 { start.saturating_add(size as i64) } else { start };
+        if length < 0 || start < 0 || start.saturating_add(length) > size as i64 {
+            reject!("{length} from {start} of {} in dimension {dim}", show_shape(&sizes));
+        }
+    }
+    sizes[dim] = length.and_then(|length| u64::try_from(length).ok());
+    Ok(Fact::Tensor(view(input, sizes, input.strides.clone())))
+}
+
+/// `slice`.
 pub fn slice(call: &Call<'_>) -> Result {
     let bound = |name: &str| match call.get(name) {
         None | Some(Fact::None) => Some(None),
@@ -336,17 +369,6 @@ pub fn slice(call: &Call<'_>) -> Result {
     let mut result = sizes.clone();
     let mut strides = input.strides.clone();
     let Some(size) = sizes.get(dim) else { reject!("a slice of a tensor without dimensions") };
-    if call.name == "narrow" {
-        let length = call.int("length");
-        if let (Some(length), Some(size), Some(start)) = (length, size, call.int("start")) {
-            let start = if start < 0 { start.saturating_add(*size as i64) } else { start };
-            if length < 0 || start < 0 || start.saturating_add(length) > *size as i64 {
-                reject!("{length} from {start} of {} in dimension {dim}", show_shape(sizes));
-            }
-        }
-        result[dim] = length.and_then(|length| u64::try_from(length).ok());
-        return Ok(Fact::Tensor(view(input, result, strides)));
-    }
     let step = call.int("step").unwrap_or(1).max(1) as u64;
     result[dim] = match (bound("start"), bound("end"), size) {
         (Some(start), Some(end), Some(size)) => {
@@ -516,7 +538,7 @@ pub fn is_dropout_idle(call: &Call<'_>) -> bool {
         Some(Fact::Int(rate)) => rate.map(|rate| rate as f64),
         _ => None,
     };
-    call.flag("train") == Some(false) || rate == Some(0.0) && call.name != "native_dropout"
+    call.flag("train") == Some(false) || rate == Some(0.0) && call.shape_rule() != ShapeRule::NativeDropout
 }
 
 /// `dropout`: nothing happens in evaluation.

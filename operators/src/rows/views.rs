@@ -14,8 +14,8 @@ pub(super) const ROWS: &[Operator] = rows! {
     _view_copy               View   Reshape            -      -      -        -        -         -       -         -           -        -        [];
     reshape_as               View   Reshape            -      -      -        MayView  -         Method  -         -           Reshape  -        [FirstGradient];
     flatten                  View   Flatten            -      -      Reorder  MayView  -         Torch   -         -           Reshape  -        [];
-    unflatten                View   Flatten            -      -      -        View     -         Torch   -         -           Reshape  -        [];
-    ravel                    View   Flatten            -      -      -        MayView  -         -       -         -           -        -        [];
+    unflatten                View   Unflatten          -      -      -        View     -         Torch   -         -           Reshape  -        [];
+    ravel                    View   Ravel              -      -      -        MayView  -         -       -         -           -        -        [];
     permute                  View   Permute            -      -      -        View     -         Torch   -         -           Permute  -        [];
     transpose                View   Transpose          -      -      -        View     -         Torch   Same      Method      Permute  -        [];
     t                        View   ReverseDimensions  -      -      -        View     -         Torch   Same      Method      Permute  -        [];
@@ -32,9 +32,9 @@ pub(super) const ROWS: &[Operator] = rows! {
     expand_as                View   Expand             -      -      -        View     -         Method  -         -           Expand   -        [FirstGradient];
     broadcast_to             View   Expand             -      -      -        View     -         -       -         -           Expand   -        [];
     squeeze                  View   Squeeze            -      -      -        View     -         Torch   Same      Method      Squeeze  -        [];
-    unsqueeze                View   Squeeze            -      -      -        View     -         Torch   Same      Method      Squeeze  -        [];
+    unsqueeze                View   Unsqueeze          -      -      -        View     -         Torch   Same      Method      Squeeze  -        [];
     slice                    View   Slice              -      -      -        View     SameList  -       -         -           Slice    -        [];
-    narrow                   View   Slice              -      -      -        View     -         Torch   -         -           Slice    -        [];
+    narrow                   View   Narrow             -      -      -        View     -         Torch   -         -           Slice    -        [];
     select                   View   Select             -      -      -        View     -         Torch   -         -           Select   -        [];
     unbind                   View   Unbind             -      -      -        View     Tensors   Torch   -         -           Select   -        [GivesParts];
     split                    View   Split              -      -      -        View     Tensors   Method  -         -           Parts    -        [GivesParts];
@@ -47,7 +47,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     unsafe_split             View   Split              -      -      -        View     Tensors   -       -         -           Parts    -        [];
     unsafe_chunk             View   Split              -      -      -        View     Tensors   -       -         -           Parts    -        [];
     unsafe_split_with_sizes  View   Split              -      -      -        View     Tensors   -       -         -           Parts    -        [];
-    contiguous               View   Contiguous         -      -      Reorder  MayView  -         Method  -         -           Through  Same     [KeepsSizes];
+    contiguous               View   Contiguous         -      -      Reorder  MayView  -         Method  -         -           Through  Same     [KeepsSizes KeepsGradient];
     detach                   View   Identity           -      -      -        View     -         Torch   Other     -           Through  Same     [NoGradient KeepsSizes StopsGradient];
     alias                    View   Identity           -      -      -        View     -         -       -         -           Through  Same     [Cheap];
     lift_fresh               View   Identity           -      -      -        View     -         -       -         -           Through  -        [];
@@ -71,5 +71,5 @@ pub(super) const ROWS: &[Operator] = rows! {
     atleast_2d               View   AtLeast2           -      -      -        View     -         -       -         -           -        -        [];
     atleast_3d               View   AtLeast3           -      -      -        View     -         -       -         -           -        -        [];
     meshgrid                 View   Meshgrid           -      -      -        View     Tensors   -       -         -           -        -        [Cheap AliasesAll GivesParts];
-    broadcast_tensors        View   Meshgrid           -      -      -        View     Tensors   -       -         -           -        -        [Cheap AliasesAll GivesParts];
+    broadcast_tensors        View   BroadcastTensors   -      -      -        View     Tensors   -       -         -           -        -        [Cheap AliasesAll GivesParts];
 };

@@ -34,6 +34,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     to_dense           Unknown  Unknown  Unknown  -      -       MayView  -                  -                -         -           -      -          [];
     dequantize         Unknown  Unknown  Unknown  -      -       MayView  -                  -                -         -           -      -          [];
     _unsafe_index_put  Unknown  Unknown  Unknown  -      -       -        -                  OverloadDefault  -         -           -      -          [];
+    cudnn_batch_norm   Unknown  Unknown  Unknown  -      -       -        -                  -                -         -           -      -          [MovesStatistics];
     ord                Unknown  Unknown  Unknown  -      -       -        Int                -                -         -           -      -          [];
     storage_offset     Unknown  Unknown  Unknown  -      -       -        Int                -                -         -           -      -          [];
     is_grad_enabled    Unknown  Unknown  Unknown  -      -       -        Bool               -                -         -           -      -          [];

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bytes::{Bytes, part};
-use crate::program::{ByteOrder, Constant, DType, Operand, Program, Role, Tensor, TensorId, is_in_place};
+use crate::program::{ByteOrder, Constant, DType, Operand, Program, Role, Tensor, TensorId};
 
 /// Reads each such tensor whose bytes lie in the file as they are.
 pub(crate) fn read(bytes: &dyn Bytes, program: &Program) -> BTreeMap<TensorId, Constant> {
@@ -26,7 +26,7 @@ fn numbers_kept(program: &Program) -> BTreeSet<TensorId> {
     };
     let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
     for node in &program.nodes {
-        let is_writing = is_in_place(node.operator.rsplit("::").next().unwrap_or_default());
+        let is_writing = operators::is_in_place(node.operator.rsplit("::").next().unwrap_or_default());
         for (position, argument) in node.arguments.iter().enumerate() {
             if let Operand::Tensor(id) = argument.operand
                 && is_number(id)

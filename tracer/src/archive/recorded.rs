@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use indexmap::IndexMap;
+use operators::{Arithmetic, ShapeRule};
 use serde_json::Value as Json;
 
 use super::{
@@ -190,16 +191,16 @@ enum Ours {
 }
 
 fn is_plumbing(operator: &str) -> bool {
+    let Some((_, name)) = operator.split_once("::") else { return false };
+    let Some(row) = operators::find(name) else { return false };
     matches!(
-        operator,
-        "prim::NumToTensor"
-            | "prim::dtype"
-            | "prim::device"
-            | "aten::Int"
-            | "aten::Float"
-            | "aten::ScalarImplicit"
-            | "aten::size"
-    )
+        row.numbers,
+        Arithmetic::ToTensor
+            | Arithmetic::ToInt
+            | Arithmetic::ToFloat
+            | Arithmetic::ToNumberImplicitly
+            | Arithmetic::Size
+    ) || matches!(row.shape, ShapeRule::TypeOf | ShapeRule::DeviceOf)
 }
 
 /// Returns the pairs of a longest common subsequence; none when the sequences differ in too many places.

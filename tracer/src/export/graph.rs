@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use indexmap::IndexMap;
 use operators::{
-    Default as SignatureDefault, ShapeRule, Signature, exported_number_operator, find, is_exported_check,
-    overloads,
+    Default as SignatureDefault, Signature, exported_number_operator, find, is_exported_check, overloads,
 };
 
 use super::{
@@ -963,7 +962,7 @@ impl<'d> Reader<'d> {
 
 fn is_recurrent(target: &str) -> bool {
     let name = target.strip_prefix("torch.ops.aten.").and_then(|name| name.split('.').next());
-    name.and_then(find).is_some_and(|row| row.shape == ShapeRule::Recurrent)
+    name.and_then(find).is_some_and(|row| row.shape.is_recurrent_layer())
 }
 
 fn values_of(operand: &Operand, visit: &mut dyn FnMut(ValueId)) {

@@ -8,7 +8,7 @@ use super::{Bound, Flattener, Frame, told::Told, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
-    program::{Argument, Constant, Operand, Type, is_in_place},
+    program::{Argument, Constant, Operand, Type},
 };
 
 impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
@@ -237,7 +237,7 @@ impl<'a> Uses<'a> {
                 self.expr(callee);
                 arguments.iter().for_each(|argument| self.expr(&argument.value));
                 let is_in_place =
-                    matches!(callee.kind, ExprKind::Attribute(_, method) if is_in_place(method));
+                    matches!(callee.kind, ExprKind::Attribute(_, method) if operators::is_in_place(method));
                 for (at, argument) in arguments.iter().enumerate() {
                     if (is_in_place && at == 0) || argument.name == Some("out") {
                         self.written_to.extend(names(&argument.value));

@@ -93,21 +93,8 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
         Type::Optional(inner) => matches!(**inner, Type::Tensor(_)),
         _ => false,
     };
-    let Some(name) = operator.strip_prefix("aten::") else {
-        return match operator {
-            "prim::dtype" | "prim::layout" => Type::Int,
-            "prim::device" => Type::Device,
-            "prim::min" | "prim::max" => match arguments {
-                [Type::List(element)] => (**element).clone(),
-                _ => arithmetic(arguments),
-            },
-            "prim::abs" if !arguments.iter().any(is_tensor) => arithmetic(arguments),
-            "prim::is_cuda" | "prim::requires_grad" | "prim::isinstance" => Type::Bool,
-            "prim::shape" => Type::List(Box::new(Type::Int)),
-            _ => tensor(),
-        };
-    };
-    let gives = operators::find(name).map_or(Gives::Tensor, |row| row.gives);
+    let name = operator.strip_prefix("aten::").or_else(|| operator.strip_prefix("prim::"));
+    let gives = name.and_then(operators::find).map_or(Gives::Tensor, |row| row.gives);
     match gives {
         Gives::Size if arguments.len() > 1 => Type::Int,
         Gives::Size | Gives::Integers => Type::List(Box::new(Type::Int)),
@@ -134,6 +121,10 @@ pub(super) fn result(operator: &str, arguments: &[Type]) -> Type {
         },
         Gives::Tensor => tensor(),
         _ if arguments.is_empty() || arguments.iter().any(is_tensor) => tensor(),
+        Gives::ItemOrArithmetic => match arguments {
+            [Type::List(element)] => (**element).clone(),
+            _ => arithmetic(arguments),
+        },
         Gives::BoolOfNumbers => Type::Bool,
         Gives::BitsOfNumbers if arguments.contains(&Type::Int) => Type::Int,
         Gives::BitsOfNumbers => Type::Bool,

@@ -15,9 +15,15 @@ use crate::layout::{
 pub fn axes(subject: &Subject<'_>, row: &operators::Operator) -> Option<Option<Vec<Axis>>> {
     Some(match (row.split, row.shape) {
         (Split::Convolution, _) => convolution(subject),
-        (Split::Samples, ShapeRule::Pool) => pool(subject, row),
+        (Split::Samples, ShapeRule::Pool | ShapeRule::PoolWithIndices) => pool(subject, row),
         (Split::Samples, ShapeRule::AdaptivePool) => adaptive_pool(subject, row),
-        (Split::Samples, ShapeRule::Upsample) => resampling(subject),
+        (
+            Split::Samples,
+            ShapeRule::Upsample
+            | ShapeRule::UpsampleNearest
+            | ShapeRule::UpsampleNearestExact
+            | ShapeRule::UpsampleLinear,
+        ) => resampling(subject),
         (Split::Samples, ShapeRule::Norm) => norm(subject, subject.leaves.first()?.sizes.get(1).copied()),
         (Split::Samples, _) => positions(subject),
         (Split::BatchNorm, _) => norm(subject, None),
@@ -97,8 +103,7 @@ fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let extent = u64::try_from(number("dilation")?).ok()?.checked_mul(kernel[dim] - 1)? + 1;
     // `same` and `valid` are words, which cannot be said of one dimension.
     let window = Window { extent, stride, padding: number("padding")? };
-    let is_transposed =
-        subject.call.name.contains("transpose") || subject.call.flag("transposed") == Some(true);
+    let is_transposed = subject.call.is_transposed();
     let take =
         if is_transposed { Take::Spread(window) } else { Take::Window { window, fill: 0.0_f64.to_bits() } };
     let rows = Rows { from, results: to.size, take };
@@ -151,8 +156,7 @@ fn pool(subject: &Subject<'_>, row: &operators::Operator) -> Option<Vec<Axis>> {
 
 /// Tells whether a pool, which reads its dimensions off its name, is given samples, too.
 fn has_samples(subject: &Subject<'_>, rank: usize) -> bool {
-    let digit = subject.call.name.bytes().find(u8::is_ascii_digit);
-    digit.is_some_and(|digit| usize::from(digit - b'0') + 2 == rank)
+    subject.row.and_then(operators::Operator::image_dimensions).is_some_and(|own| own + 2 == rank)
 }
 
 /// Pools to a size: a mean of all rows is a sum of weighed means; windows where rows divide.
@@ -197,14 +201,14 @@ fn resampling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let (result, rank) = (subject.result()?, leaf.sizes.len());
     let dim = along(subject, rank)?;
-    let name = subject.call.name;
-    if result.len() != rank || name.contains("cubic") || name.contains("_aa") {
+    if result.len() != rank {
         return None;
     }
-    let by = match name {
-        name if name.contains("nearest_exact") => Resampling::NearestExact,
-        name if name.contains("nearest") => Resampling::Nearest,
-        _ => Resampling::Linear,
+    let by = match subject.call.shape_rule() {
+        ShapeRule::UpsampleNearestExact => Resampling::NearestExact,
+        ShapeRule::UpsampleNearest => Resampling::Nearest,
+        ShapeRule::UpsampleLinear => Resampling::Linear,
+        _ => return None,
     };
     let to = banded(subject, result, dim)?;
     let given = subject.argument("output_size").map(|at| &subject.operator.arguments[at].operand);

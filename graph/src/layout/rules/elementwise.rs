@@ -1,5 +1,7 @@
 //! One result for each element, with broadcasting; reductions, which leave dimensions alone.
 
+use operators::Split;
+
 use super::{Axis, Side, each_cut};
 use crate::layout::{
     Slice,
@@ -110,9 +112,10 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let result = subject.result()?;
     let gone = subject.call.dims("dim", leaf.sizes.len()).ok()?;
     let keeps = subject.call.flag("keepdim").unwrap_or(false);
-    let is_sum = subject.call.name == "sum";
+    let split = subject.row.map(|row| row.split);
+    let is_sum = split == Some(Split::Sum);
     // Bands may be uneven, so each weighs its mean.
-    let is_mean = subject.look.images.is_some() && subject.call.name == "mean";
+    let is_mean = subject.look.images.is_some() && split == Some(Split::Mean);
     if result.len() != leaf.sizes.len() - if keeps { 0 } else { gone.len() } {
         return None;
     }

@@ -140,7 +140,7 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
         Split::Dropout => elementwise::dropout(subject),
         Split::OtherDims => elementwise::other_dims(subject),
         Split::LeadingDims => elementwise::leading(subject, 2),
-        Split::Reduce => elementwise::reduce(subject),
+        Split::Reduce | Split::Sum | Split::Mean => elementwise::reduce(subject),
         Split::LayerNorm => norms::layer(subject),
         Split::BatchNorm => norms::batch(subject),
         Split::GroupNorm => norms::group(subject),

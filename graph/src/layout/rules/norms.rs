@@ -57,9 +57,8 @@ pub fn group(subject: &Subject<'_>) -> Option<Vec<Axis>> {
 pub fn samples(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;
-    let name = subject.call.name;
-    let spatial = match name.as_bytes().iter().find(|byte| byte.is_ascii_digit()) {
-        Some(digit) => usize::from(digit - b'0'),
+    let spatial = match subject.row.and_then(operators::Operator::image_dimensions) {
+        Some(dimensions) => dimensions,
         None => leaf.sizes.len().checked_sub(2)?,
     };
     let has_channels = subject.row.is_some_and(|row| row.class == operators::OperatorClass::Pool);

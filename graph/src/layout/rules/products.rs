@@ -170,8 +170,7 @@ pub fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         return None;
     }
     let groups = u64::try_from(subject.call.int("groups")?).ok()?;
-    let is_transposed =
-        subject.call.name.contains("transpose") || subject.call.flag("transposed") == Some(true);
+    let is_transposed = subject.call.is_transposed();
     let (of_out, of_in) = if is_transposed { (1, 0) } else { (0, 1) };
     let made = |sides, gives| weighted(subject, sides, gives);
     let mut all = each_cut(subject, &sizes[..1], |_, blocks| {
