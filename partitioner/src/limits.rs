@@ -34,6 +34,8 @@ pub struct Limits {
     pub scored_blocks: usize,
     /// Stages that are compared where a device has several of them.
     pub chunked_stages: usize,
+    /// Whether stages of several parts a device may have replicas, too: many shapes, each of them slow to search.
+    pub replicated_chunks: bool,
     /// Stages that are compared for the bound by what must cross cuts: all together, and for one shape.
     pub bounded_stages: usize,
     /// See `bounded_stages`.
@@ -64,6 +66,7 @@ impl Limits {
         beginnings: 100_000,
         scored_blocks: 400_000,
         chunked_stages: 150_000_000,
+        replicated_chunks: false,
         bounded_stages: 16_000_000,
         bounded_stages_each: 3_000_000,
         cut_pairs: 100_000_000,
@@ -83,6 +86,7 @@ impl Limits {
             beginnings: self.beginnings * factor,
             scored_blocks: self.scored_blocks * factor,
             chunked_stages: self.chunked_stages * factor,
+            replicated_chunks: self.replicated_chunks || factor > 1,
             bounded_stages: self.bounded_stages * factor,
             bounded_stages_each: self.bounded_stages_each * factor,
             cut_pairs: self.cut_pairs * factor,

@@ -38,7 +38,7 @@ use crate::{
         in_flight::in_flight_of,
         lines::Lines,
         place::Neighbours,
-        run::{Cut, Run},
+        run::Cut,
         score::{Rules, Scorer},
     },
     strategy::{deepspeed::least_bound, row::Search, torchgpipe::torchgpipe},
@@ -92,11 +92,11 @@ impl<'a> Attempt<'a> {
         let problem =
             if grid.chunks == 1 { Cow::Borrowed(whole) } else { Cow::Owned(in_chunks(whole, grid, share)) };
         let places = places(grid);
-        let memory = |(run, _): &(Run, usize)| {
-            let devices = run.devices().map(|device| whole.machine.devices[device].memory.0);
+        let memory = |rank: usize| {
+            let devices = grid.devices(rank).devices().map(|device| whole.machine.devices[device].memory.0);
             devices.min().unwrap_or(0) as f64
         };
-        let memory = places[..grid.ranks].iter().map(memory).collect();
+        let memory = (0..grid.ranks).map(memory).collect();
         let has_less = Cell::new(false);
         Ok(Self { solver, problem, grid, each, below, order, rules, places, memory, has_less })
     }
@@ -303,9 +303,7 @@ impl<'a> Attempt<'a> {
             time = step_time(&self.order, &times, problem.machine.overlaps)?;
         }
         for (index, stage) in stages.iter_mut().enumerate() {
-            if grid.chunks > 1 {
-                stage.run.first = index % grid.ranks;
-            }
+            stage.run = grid.devices(index);
             stage.score.limit = self.memory[index % grid.ranks];
         }
         share_memory(&mut stages, grid.ranks).ok()?;
@@ -405,25 +403,23 @@ impl<'a> Attempt<'a> {
 /// Returns a problem in which a smaller device stands for each chunk of one.
 fn in_chunks(whole: &Problem, grid: Grid, share: f64) -> Problem {
     let mut smaller = whole.clone();
-    let part = |stage: usize| {
-        let device = &whole.machine.devices[stage % grid.ranks];
-        MachineDevice { memory: Bytes((device.memory.0 as f64 * share) as u64), ..device.clone() }
-    };
-    smaller.machine.devices = (0..grid.n_stages()).map(part).collect();
+    let n_stages = grid.n_stages();
+    let mut parts = vec![None; n_stages * grid.replicas];
+    for stage in 0..n_stages {
+        for (part, device) in grid.run(stage, n_stages).devices().zip(grid.devices(stage).devices()) {
+            let device = &whole.machine.devices[device];
+            let memory = Bytes((device.memory.0 as f64 * share) as u64);
+            parts[part] = Some(MachineDevice { memory, ..device.clone() });
+        }
+    }
+    smaller.machine.devices = parts.into_iter().flatten().collect();
     smaller
 }
 
 /// Returns the devices of each stage, and how many there are from it to the end.
 fn places(grid: Grid) -> Places {
     let n_stages = grid.n_stages();
-    let place = |index: usize| {
-        let run = if grid.replicas_together {
-            Run { first: index * grid.replicas, count: grid.replicas, stride: 1 }
-        } else {
-            Run { first: index, count: grid.replicas, stride: n_stages }
-        };
-        (run, (n_stages - index) * grid.replicas)
-    };
+    let place = |index: usize| (grid.run(index, n_stages), (n_stages - index) * grid.replicas);
     (0..n_stages).map(place).collect()
 }
 

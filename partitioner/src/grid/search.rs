@@ -39,7 +39,9 @@ pub(crate) fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, 
         }
     }
     let is_uniform = problem.machine.is_uniform();
-    let space = GridSpace { n_devices, n_blocks, wanted, is_given: given.is_some(), is_uniform };
+    let replicated_chunks = problem.training.limits.replicated_chunks;
+    let is_given = given.is_some();
+    let space = GridSpace { n_devices, n_blocks, wanted, is_given, is_uniform, replicated_chunks };
     let grids = match strategy.row().search {
         Search::Grids(grids) => grids(&space),
         Search::Rule(_) if space.is_given => Err("it makes its own cuts, and others are given".into()),
@@ -106,10 +108,11 @@ pub(crate) fn synchronous(
         is_uniform: problem.machine.is_uniform(),
         ideal: OnceCell::new(),
     };
-    // Best time by ranks at the last number of chunks that improved; 0.0 once more chunks stop helping.
-    let mut chunked: BTreeMap<usize, f64> = BTreeMap::new();
+    // Best time by ranks and replicas at the last number of chunks that improved; 0.0 once more chunks stop helping.
+    let mut chunked: BTreeMap<(usize, usize, bool), f64> = BTreeMap::new();
     for (by_work, each_replica, grid) in open {
-        let gains = grid.chunks == 1 || chunked.get(&grid.ranks).is_none_or(|seconds| *seconds > 0.0);
+        let shape = (grid.ranks, grid.replicas, grid.replicas_together);
+        let gains = grid.chunks == 1 || chunked.get(&shape).is_none_or(|seconds| *seconds > 0.0);
         let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
         // The bound from traffic across cuts is asked for only if the work alone does not rule the grid out.
         let floor = if below > by_work && goal != Goal::Any {
@@ -134,8 +137,8 @@ pub(crate) fn synchronous(
                 bound = bound.min(solution.lower_bound / solution.micro_batches_of_objective());
                 least = least.min(own / solution.micro_batches_of_objective());
                 let seconds = solution.seconds_each();
-                let before = chunked.get(&grid.ranks).copied().unwrap_or(f64::INFINITY);
-                chunked.insert(grid.ranks, if seconds < before { seconds } else { 0.0 });
+                let before = chunked.get(&shape).copied().unwrap_or(f64::INFINITY);
+                chunked.insert(shape, if seconds < before { seconds } else { 0.0 });
                 if best.as_ref().is_none_or(|best| seconds < best.seconds_each()) {
                     best = Some(solution);
                 }

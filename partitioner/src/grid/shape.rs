@@ -2,7 +2,10 @@
 
 use simulator::order::{OrderError, Schedule, Shape};
 
-use crate::problem::{MicroBatches, Problem};
+use crate::{
+    problem::{MicroBatches, Problem},
+    stage::run::Run,
+};
 
 /// Up to this many devices, all numbers of stages and replicas are tried; beyond, those that use all devices, and halves.
 pub(crate) const FEW_DEVICES: usize = 16;
@@ -22,6 +25,20 @@ impl Grid {
     /// Returns how many parts the model is cut into.
     pub(crate) fn n_stages(self) -> usize {
         self.ranks * self.chunks
+    }
+
+    /// Returns the devices of one of so many parts in a row, each with replicas of its own.
+    pub(crate) fn run(self, part: usize, n_parts: usize) -> Run {
+        if self.replicas_together {
+            Run { first: part * self.replicas, count: self.replicas, stride: 1 }
+        } else {
+            Run { first: part, count: self.replicas, stride: n_parts }
+        }
+    }
+
+    /// Returns the devices of a stage; chunks of a rank share theirs.
+    pub(crate) fn devices(self, stage: usize) -> Run {
+        self.run(stage % self.ranks, self.ranks)
     }
 
     /// Returns how many stages and replicas there are; nothing of chunks, whose numbers are tried in their own order.
@@ -66,6 +83,8 @@ pub(crate) struct GridSpace {
     pub(crate) is_given: bool,
     /// Whether all devices and links are alike.
     pub(crate) is_uniform: bool,
+    /// Whether stages of several chunks may have replicas.
+    pub(crate) replicated_chunks: bool,
 }
 
 impl GridSpace {
@@ -75,6 +94,33 @@ impl GridSpace {
         let ranks = self.wanted.map_or_else(|| counts(2, self.n_devices.min(n_parts)), |wanted| vec![wanted]);
         let grid = |ranks| Grid { schedule, ranks, chunks, replicas: 1, replicas_together: true };
         ranks.into_iter().filter(|ranks| (1..=n_parts).contains(ranks)).map(grid).collect()
+    }
+
+    /// Returns pipelines whose stages have two replicas or more: all shapes on few devices, else those that leave few devices idle.
+    pub(crate) fn replicated(&self, schedule: Schedule, chunks: usize) -> Vec<Grid> {
+        let most = (self.n_devices / 2).min(self.n_blocks / chunks);
+        let mut grids = Vec::new();
+        for ranks in (2..=most).filter(|&ranks| self.wanted.is_none_or(|wanted| ranks == wanted)) {
+            let all = self.n_devices / ranks;
+            // Fewer ranks with the same replicas leave devices idle.
+            let is_wasteful = ranks < most && self.n_devices / (ranks + 1) == all && self.wanted.is_none();
+            let replicas = if self.n_devices <= FEW_DEVICES {
+                (2..=all).rev().collect()
+            } else if is_wasteful {
+                Vec::new()
+            } else {
+                vec![all]
+            };
+            for replicas in replicas {
+                for replicas_together in [true, false] {
+                    // Where all devices are alike, one way is as good as the other.
+                    if replicas_together || !self.is_uniform {
+                        grids.push(Grid { schedule, ranks, chunks, replicas, replicas_together });
+                    }
+                }
+            }
+        }
+        grids
     }
 
     /// Returns one stage with so many replicas.

@@ -83,7 +83,9 @@ impl GridSolver<'_> {
         let scorer = Scorer::new(self.problem, self.states, rules);
         let count = in_flight.count(grid.replicas, grid.replicas);
         let needed = least_between(&scorer, 0, self.states.len() - 1, count);
-        let devices = &self.problem.machine.devices[..grid.ranks];
-        needed <= devices.iter().map(|device| device.memory.0 as f64).sum::<f64>() * (1.0 + 1e-9)
+        // What all replicas of a rank have room for.
+        let memory = |device: usize| self.problem.machine.devices[device].memory.0 as f64;
+        let room = |rank: usize| grid.devices(rank).devices().map(memory).fold(f64::INFINITY, f64::min);
+        needed <= (0..grid.ranks).map(room).sum::<f64>() * (1.0 + 1e-9)
     }
 }

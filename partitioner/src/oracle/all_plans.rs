@@ -58,7 +58,9 @@ fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
         Strategy::Interleaved => {
             for chunks in 2..=8 {
                 let ranks = ranks(n_devices.min(n_blocks / chunks)).filter(|&n| n > 1);
-                ranks.for_each(|n| add(schedule, vec![1; n], chunks));
+                let most =
+                    |n: usize| if problem.training.limits.replicated_chunks { n_devices / n } else { 1 };
+                ranks.for_each(|n| (1..=most(n)).for_each(|count| add(schedule, vec![count; n], chunks)));
             }
         }
         // It chooses the number of stages itself.
@@ -302,6 +304,7 @@ fn all_plans(dice: &mut Dice, n_cases: usize, unit: RecomputeUnit, share: f64) {
             let training = &mut problem.training;
             (training.recompute, training.recompute_unit, training.offload) = (true, unit, false);
         }
+        problem.training.limits.replicated_chunks = case % 3 > 0;
         problem.machine.overlaps = dice.below(3) > 0;
         let count = 1 + dice.below(7) as u32;
         problem.training.micro_batches =
