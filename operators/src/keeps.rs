@@ -118,5 +118,6 @@ pub enum Keeps {
     TakeAlongDim,
     Pad,
     Stft,
+    Istft,
     RealTransform,
 }

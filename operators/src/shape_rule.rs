@@ -224,6 +224,7 @@ pub enum ShapeRule {
     Combinations,
     Kron,
     Stft,
+    Istft,
     Repeat,
     Tile,
     RepeatInterleave,

@@ -136,7 +136,8 @@ fn keep_by_rule(
         | Keeps::MaxUnpool
         | Keeps::Combinations
         | Keeps::TakeAlongDim
-        | Keeps::Stft => return super::unusual::keep_unusual(keep, keeps, call, result),
+        | Keeps::Stft
+        | Keeps::Istft => return super::unusual::keep_unusual(keep, keeps, call, result),
         Keeps::Results
         | Keeps::AllAndFirstResult
         | Keeps::Chain
