@@ -10,12 +10,12 @@ use operators::{argument_names, refusal};
 use tracer::{Node, NodeId, Operand, Program};
 
 use crate::{
-    called::{Part, parts},
     error::{CutError, MAX_DEPTH, OperatorFault},
     location::{path, place, statement},
     names::is_identifier,
     nodes::split,
     python::keyword,
+    scripted_functions::{Part, parts},
 };
 
 /// Name spaces whose operators are allowed by name.

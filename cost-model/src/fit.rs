@@ -13,7 +13,7 @@
 //! O(n·p²) for p ≤ 350 terms. What linfa gives is used for the final ridge fit, see [`crate::ridge`]; it has no
 //! non-negative least squares, no polynomial features, no weights and no cross-validated λ, so these stand here.
 
-mod beyond;
+mod extrapolation;
 mod memory;
 
 use ndarray::{Array1, Array2, ArrayView2};
@@ -101,7 +101,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     if samples.len() < TILE_ROWS && has_sums(samples) && !machine.is_processor() {
         rows.iter_mut().for_each(|row| row[terms::TILES_APART].fill(0.0));
     }
-    let choice = beyond::choice(samples, &rows, machine);
+    let choice = extrapolation::choice(samples, &rows, machine);
     let base = Base::of(samples, &rows, machine, choice);
     let anchors = base.times(samples, &rows, machine);
 
@@ -112,7 +112,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let by_length: Vec<f64> = anchors.iter().map(|anchor| correction.usual.at(anchor.ln())).collect();
     let chosen = fit_correction(&mut correction, &standardised, &misses, &by_length);
     // Step 3: what lies beyond.
-    let beyond = beyond::beyond(samples, &rows, machine, chosen.as_ref(), choice);
+    let beyond = extrapolation::beyond(samples, &rows, machine, chosen.as_ref(), choice);
     let extent = beyond.as_ref().map(|beyond| beyond.extent).unwrap_or_default();
     let reach = reach(&anchors);
     if chosen.is_some() {
@@ -124,7 +124,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     // Step 4: the band.
     let unseen = unseen(samples, &rows, machine, chosen.as_ref(), (choice, extent.parts));
     let misses = beyond.map(|beyond| beyond.misses).unwrap_or_default();
-    let band = beyond::widened(band(&unseen, |_| true), reach, &misses, base.is_assumed);
+    let band = extrapolation::widened(band(&unseen, |_| true), reach, &misses, base.is_assumed);
     let validation = validate(samples, &unseen);
     let Base { coefficients, hidden, floor, least, .. } = base;
     let curve = Curve {

@@ -14,18 +14,18 @@ use operators::{Kernel, Mark};
 use schema::{Bytes, Phase, Seconds, WorkSize, kinds};
 
 use crate::{
+    batch_dependence::depends_on_batch,
     cache::{Warmth, moved, warmth},
     calls,
     efficiency::{self, Sort, Use},
     estimate::{Estimate, combine},
-    follows::follows,
     group::{CONVOLUTION, NATIVE},
     host::{HostTimes, is_native},
     model::CostModel,
     parts::Parts,
     recurrent::{self, Products},
     shape::{Key, Shape, flat, is_true, kernel, kernel_of_kind, key, matrix, scaled, shape, tensor_of},
-    unfused::Unfused,
+    unfused_attention::Unfused,
     work::{Machine, Work},
 };
 
@@ -189,7 +189,7 @@ pub fn predict(
         host: HostTimes::new(graph, costs, model.call_times(), &machine, &moved, options.batch_scale),
         knows_channels: model.knows_channels(),
         readers: readers(graph),
-        follows: follows(graph),
+        depends_on_batch: depends_on_batch(graph),
         machines: HashMap::new(),
         known: HashMap::new(),
     };
@@ -216,7 +216,7 @@ struct Predictor<'a> {
     /// By weight, those that are tied as one: the first operator that reads it, and how many do.
     readers: HashMap<TensorId, (OperatorId, usize)>,
     /// By value, whether it is made of the model's inputs, so that its size follows the batch.
-    follows: Vec<bool>,
+    depends_on_batch: Vec<bool>,
     machines: HashMap<&'a str, Machine>,
     /// Curve times that were asked for before.
     known: HashMap<Asked<'a>, Option<Found>>,
@@ -435,7 +435,7 @@ impl<'a> Predictor<'a> {
             let sizes = fact.sizes()?;
             let dtype = fact.dtype.map_or("float32", dtype_name);
             let machine = Machine::of(&self.model.figures, dtype);
-            let scale = if self.follows[value.id.index()] { self.options.batch_scale } else { 1.0 };
+            let scale = if self.depends_on_batch[value.id.index()] { self.options.batch_scale } else { 1.0 };
             let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 2.0), scale);
             let (one, from) = self.other(&[kinds::ADD], size, dtype, &machine);
             source = source.max(from);
@@ -490,12 +490,13 @@ impl<'a> Predictor<'a> {
             self.graph.value(**value).fact.tensors().iter().any(|tensor| tensor.requires_grad)
         };
         let wanting = || operator.inputs.iter().filter(wants);
-        [true, false].map(|is_of_batch| wanting().any(|value| self.follows[value.index()] == is_of_batch))
+        [true, false]
+            .map(|is_of_batch| wanting().any(|value| self.depends_on_batch[value.index()] == is_of_batch))
     }
 
     /// Returns by how much an operator's work grows with the batch: not at all where it works on weights alone.
     fn scale(&self, operator: &Operator) -> f64 {
-        if operator.outputs.iter().any(|value| self.follows[value.index()]) {
+        if operator.outputs.iter().any(|value| self.depends_on_batch[value.index()]) {
             self.options.batch_scale
         } else {
             1.0
@@ -679,7 +680,7 @@ impl<'a> Predictor<'a> {
         let scale = self.scale(operator);
         // What does not follow the batch: stored tensors, and what is made of them alone.
         let stored: u64 = operator.tensors.iter().map(|tensor| self.graph.tensor(*tensor).bytes).sum();
-        let made = operator.inputs.iter().filter(|value| !self.follows[value.index()]);
+        let made = operator.inputs.iter().filter(|value| !self.depends_on_batch[value.index()]);
         let made: u64 = made
             .flat_map(|value| self.graph.value(*value).fact.tensors())
             .filter_map(TensorFact::bytes)

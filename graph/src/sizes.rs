@@ -14,8 +14,8 @@ pub type Sizes = SmallVec<[u64; 4]>;
 pub fn sizes(program: &Program) -> Vec<Option<Sizes>> {
     let mut found = vec![None; program.tensors.len()];
     for node in &program.nodes {
-        let look = Look { program, node };
-        look.node(&mut |tensor: TensorId, sizes: Sizes| {
+        let arguments = NodeArguments { program, node };
+        arguments.node(&mut |tensor: TensorId, sizes: Sizes| {
             found[tensor.index()].get_or_insert(sizes);
         });
     }
@@ -23,12 +23,12 @@ pub fn sizes(program: &Program) -> Vec<Option<Sizes>> {
 }
 
 /// One node's operands by position.
-struct Look<'p> {
+struct NodeArguments<'p> {
     program: &'p Program,
     node: &'p Node,
 }
 
-impl Look<'_> {
+impl NodeArguments<'_> {
     fn node(&self, set: &mut dyn FnMut(TensorId, Sizes)) -> Option<()> {
         let row = operators::find(schema::short_name(&self.node.operator))?;
         let mut give = |at: usize, sizes: Sizes| {

@@ -3,7 +3,7 @@
 use graph::{ModelGraph, Operator, OperatorCosts};
 use schema::{CallOverhead, Phase};
 
-use super::lost::{code_distances, lost, lost_memory};
+use super::cold_caches::{code_distances, lost, lost_memory};
 use crate::{estimate::Estimate, work::Machine};
 
 /// Bytes of a core's own cache, which holds its code: 0.5 to 2 MiB on servers since 2017.

@@ -7,7 +7,7 @@ mod einsum;
 mod flops;
 mod keep;
 mod linalg;
-mod look;
+mod lookup;
 mod needed;
 mod product;
 mod recurrent;
@@ -65,7 +65,7 @@ fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
 
 /// Computes what every operator costs. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
-    let look = look::Look::new(graph);
+    let lookup = lookup::Lookup::new(graph);
     let differentiated = needed::differentiated(graph);
     let mut saved = keep::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
@@ -73,11 +73,11 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let mut sums = Vec::with_capacity(graph.operators.len() + 1);
     let mut sum = OperatorCost::default();
     for operator in &graph.operators {
-        let call = look.call(operator);
-        let mut cost = flops::count(&look, operator, &call);
+        let call = lookup.call(operator);
+        let mut cost = flops::count(&lookup, operator, &call);
         // What no gradient flows into is freed with its results: an extremum that is detached, say.
         if differentiated[operator.id.index()] {
-            match saved::count(&mut saved, &look, operator, &call) {
+            match saved::count(&mut saved, &lookup, operator, &call) {
                 (bytes, true) => cost.saved_bytes = bytes,
                 (bytes, false) => (cost.saved_bytes, cost.unmeasured) = (bytes, 1),
             }
@@ -85,7 +85,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
         if !differentiated[operator.id.index()] {
             (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
         }
-        look::add_bytes(graph, operator, &mut seen, &mut cost);
+        lookup::add_bytes(graph, operator, &mut seen, &mut cost);
         operators.push(cost);
         sums.push(sum);
         sum += cost;

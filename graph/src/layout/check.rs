@@ -16,10 +16,10 @@ use tracer::{Node, NodeId, Operand, Program, ValueId};
 use super::{
     Bands, Layout, Rows, Slice,
     exchange::Exchange,
-    look::{Look, Source, Subject},
     rules::strategies,
     sharded::{Choice, INPUT, Sharded, Writes, constant, done_after, spelled, stand_in, written},
     strategy::{Edit, Need, Strategy},
+    subject::{Look, Source, Subject},
 };
 use crate::model::OperatorId;
 

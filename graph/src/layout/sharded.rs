@@ -17,9 +17,9 @@ use tracer::{
 use super::{
     Layout, Rows, Slice, Take, Window,
     exchange::{Exchange, exchanges},
-    look::{Look, Source, Subject},
     rules::strategies,
     strategy::{After, Edit, Need, Special, Strategy},
+    subject::{Look, Source, Subject},
 };
 use crate::{fact::StorageId, model::OperatorId};
 

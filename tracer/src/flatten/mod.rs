@@ -5,11 +5,11 @@
 
 mod call;
 mod expression;
+mod inferred_types;
 mod lists;
 mod opaque;
 mod operators;
 mod statement;
-mod told;
 mod types;
 
 use std::{
@@ -20,8 +20,8 @@ use std::{
 use crate::{
     archive::{Library, Modules, zip::Records},
     code::ast::{Definition, Function},
+    constant_folding::WrittenOut,
     error::TraceError,
-    known::WrittenOut,
     program::{
         Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId,
         Type, Value, ValueId,

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexSet;
 
-use super::{Bound, Flattener, Frame, told::Told, types};
+use super::{Bound, Flattener, Frame, inferred_types::InferredTypes, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
@@ -98,7 +98,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             Bound::Operand(operand) => Some(types::of(operand, &self.values)),
             _ => None,
         };
-        let told = Told::of(statement, before);
+        let told = InferredTypes::of(statement, before);
         let left: Vec<(&'a str, Type)> = left
             .into_iter()
             .map(|name| (name, before(name).or_else(|| told.get(name)).unwrap_or_else(types::tensor)))

@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
+    constant_folding::{RAISE, known, taken},
     error::TraceError,
-    known::{RAISE, known, taken},
     program::{Argument, Constant, Operand, Type},
 };
 

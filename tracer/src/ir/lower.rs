@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Operand, Program, Role, Span, Tensor,
     TensorId, TensorType, Value, ValueId,
-    known::{WrittenOut, is_mark, only_asks, settled},
+    constant_folding::{WrittenOut, is_mark, only_asks, settled},
 };
 
 /// Lists and tuples inside one another.

@@ -8,7 +8,7 @@ use operators::{Keeps, OperatorClass, ShapeRule, Split};
 
 use super::{Axis, Side, each_cut, elementwise};
 use crate::layout::{
-    After, Bands, Edit, Resampling, Rows, Special, Stretch, Take, Value, Window, look::Subject,
+    After, Bands, Edit, Resampling, Rows, Special, Stretch, Take, Value, Window, subject::Subject,
 };
 
 /// Returns what can lie in bands in an operator that has a rule of its own for it; `None` for all others.

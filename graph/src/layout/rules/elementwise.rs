@@ -5,8 +5,8 @@ use operators::Split;
 use super::{Axis, Side, each_cut};
 use crate::layout::{
     Slice,
-    look::Subject,
     strategy::{After, Special},
+    subject::Subject,
 };
 
 /// What an operand of such sizes is where a dimension of the results is cut: cut too, or broadcast along it.

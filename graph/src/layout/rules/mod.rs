@@ -15,8 +15,8 @@ use tracer::ValueId;
 
 use super::{
     Bands, Layout, Leaf, Rows, Slice, Source,
-    look::Subject,
     strategy::{After, Edit, Need, Special, Strategy},
+    subject::Subject,
 };
 
 /// What one axis makes of an operand or of the results.

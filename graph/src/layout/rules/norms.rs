@@ -1,7 +1,7 @@
 //! Norms, pools, resampling, recurrent layers, losses: what looks at samples, channels or positions one by one.
 
 use super::{Axis, Side, each_cut};
-use crate::layout::{look::Subject, strategy::Special};
+use crate::layout::{strategy::Special, subject::Subject};
 
 /// `layer_norm`, `rms_norm`: all in front of what is normalised together.
 pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {

@@ -1,7 +1,7 @@
 //! Products: where terms of sums come from.
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
-use crate::layout::{look::Subject, strategy::Special};
+use crate::layout::{strategy::Special, subject::Subject};
 
 /// Makes an axis of what `input` and `weight` are, and what else there is: a bias.
 fn weighted(subject: &Subject<'_>, [input, weight, bias]: [Side; 3], gives: Side) -> Axis {

@@ -1,7 +1,7 @@
 //! Other shapes of the same elements; joining and taking apart; sizes.
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
-use crate::layout::look::Subject;
+use crate::layout::subject::Subject;
 
 /// One run of dimensions that lie together on both sides of a reshape.
 struct Run {

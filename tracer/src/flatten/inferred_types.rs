@@ -15,18 +15,18 @@ use crate::{
 };
 
 /// What is known of the names of a function.
-pub(super) struct Told<'a, F> {
+pub(super) struct InferredTypes<'a, F> {
     /// Types of names from before.
     before: F,
     /// Of those that are assigned; nothing where that is unknown or differs.
     assigned: HashMap<&'a str, Option<Type>>,
 }
 
-impl<'a, F: Fn(&str) -> Option<Type>> Told<'a, F> {
+impl<'a, F: Fn(&str) -> Option<Type>> InferredTypes<'a, F> {
     pub fn of(statement: &Statement<'a>, before: F) -> Self {
-        let mut told = Self { before, assigned: HashMap::new() };
-        told.statement(statement);
-        told
+        let mut types = Self { before, assigned: HashMap::new() };
+        types.statement(statement);
+        types
     }
 
     pub fn get(&self, name: &str) -> Option<Type> {
@@ -75,7 +75,7 @@ impl<'a, F: Fn(&str) -> Option<Type>> Told<'a, F> {
         }
     }
 
-    /// A name has one type; where branches give it different ones, as `None` and a tensor, none is told.
+    /// A name has one type; where branches give it different ones, as `None` and a tensor, it is unknown.
     fn assign(&mut self, target: &Expr<'a>, type_: Option<Type>) {
         if let ExprKind::Name(name) = target.kind {
             let known = self.assigned.entry(name).or_insert_with(|| type_.clone());
