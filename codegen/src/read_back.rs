@@ -1,9 +1,9 @@
-//! The check after writing, which knows nothing but the model and the files.
+//! The check after writing: reads the files back, independently of the code that wrote them.
 //!
 //! The manifest, the archives, the sources and the headers of weights are read back: every operator of the model runs in one
 //! stage, in each form, and in more only as often as the manifest declares; every parameter has a home, and those with several are declared tied;
-//! every value at a border is made before it is used; every tensor lies where its file says, with the model's bytes.
-//! O(code) in memory, whatever the size of the weights.
+//! every transferred value is made before it is used; every tensor lies where its file says, with the model's bytes.
+//! Memory is O(code), independent of the size of the weights.
 
 mod expression;
 mod page;

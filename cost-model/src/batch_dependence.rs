@@ -1,9 +1,9 @@
-//! What follows the batch: a prediction for another one scales that alone.
+//! Which values depend on the batch: only these are scaled in a prediction for another batch.
 
 use graph::{Constant, ModelGraph};
 use operators::ShapeRule;
 
-/// Tells by value whether it follows the batch: what is made of the model's inputs, but of their sizes the first alone. A table of
+/// Tells by value whether it depends on the batch: everything computed from the model's inputs, and of their sizes only the first. A table of
 /// positions, as long as a sentence, is the same for any batch.
 pub(crate) fn depends_on_batch(graph: &ModelGraph) -> Vec<bool> {
     let mut depends = vec![false; graph.values.len()];

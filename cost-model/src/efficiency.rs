@@ -1,4 +1,4 @@
-//! What kernels make of a data sheet's rates, by the sort of kernel: how long without a profile.
+//! Roofline times without a profile: the share of a data sheet's rates that each sort of kernel reaches.
 //!
 //! On accelerators `launch + arithmetic × FLOPs / peak + traffic × bytes / bandwidth`: where one part is long the other still
 //! shows, as kernels load before they compute and write afterwards. (Figures fitted for the maximum leave as much: 10 % of whole

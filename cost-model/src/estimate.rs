@@ -44,7 +44,7 @@ impl Estimate {
         }
     }
 
-    /// Returns so many times the estimate, its band with it.
+    /// Scales the estimate and its band.
     pub(crate) fn times(self, factor: f64) -> Self {
         let Self { seconds, p10, p90, trust } = self;
         Self { seconds: seconds * factor, p10: p10 * factor, p90: p90 * factor, trust }

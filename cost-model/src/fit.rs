@@ -311,7 +311,7 @@ fn reach(anchors: &[f64]) -> f64 {
     quantile(&sort(anchors.iter().map(|anchor| anchor.ln())), 0.99)
 }
 
-/// Cuts points into parts of about the same number: one for every so many points, and no more than `most`.
+/// Cuts points into parts of about equal size, at most `most`.
 fn parts(points: &[(f64, f64)], every: usize, most: usize) -> impl Iterator<Item = &[(f64, f64)]> {
     let n = (points.len() / every).clamp(1, most);
     (0..n).map(move |i| &points[i * points.len() / n..(i + 1) * points.len() / n])

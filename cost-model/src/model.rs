@@ -103,8 +103,8 @@ impl CostModel {
         self.curves.insert((kind.to_string(), dtype.to_string(), phase), (curve, accuracy, form(size)));
     }
 
-    /// Takes over curves of kinds, data types and phases that it has none of, at the rates of its own device; of several the
-    /// one that was fitted to the most rows.
+    /// Adds curves of other models for kinds, data types and phases that it lacks, at the rates of its own device; of several
+    /// the one that was fitted to the most rows.
     pub(crate) fn borrow<'a>(&mut self, others: impl Iterator<Item = &'a CostModel>) {
         let own: Vec<_> = self.curves.keys().cloned().collect();
         for other in others {
@@ -491,7 +491,7 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     })
 }
 
-/// Reads a gate over so many sizes; nothing when its numbers do not belong together.
+/// Reads a gate over `d` sizes; `None` when its numbers are inconsistent.
 fn gate_from_file(file: &GateFile, d: usize) -> Option<Gate> {
     let most = d + d * (d + 1) / 2;
     let is_right = file.sizes.len() == d

@@ -1,4 +1,4 @@
-//! Every operator of a graph gets its times.
+//! Predicts the times of every operator of a graph.
 //!
 //! A kind with a fitted curve takes its time from there; other kinds, and kinds whose gradients were not measured, take
 //! it from the data sheet: arithmetic or memory traffic at the share of the peak that such kernels reach, whichever is
@@ -218,7 +218,7 @@ struct Predictor<'a> {
     /// By value, whether it is made of the model's inputs, so that its size follows the batch.
     depends_on_batch: Vec<bool>,
     machines: HashMap<&'a str, Machine>,
-    /// Curve times that were asked for before.
+    /// Memo table of curve times.
     known: HashMap<Asked<'a>, Option<Found>>,
 }
 
@@ -226,7 +226,7 @@ struct Predictor<'a> {
 /// lost, in sixteenths.
 type Asked<'a> = (&'a str, &'a str, Phase, Key, [u8; 4]);
 
-/// What a curve says of a phase.
+/// A curve's prediction for a phase.
 #[derive(Clone, Copy)]
 struct Found {
     time: Estimate,
@@ -237,7 +237,7 @@ struct Found {
 
 const FREE: Estimate = Estimate { seconds: 0.0, p10: 0.0, p90: 0.0, trust: 1.0 };
 
-/// What is known of an operator before its times.
+/// An operator with its cost, machine and shape.
 struct Subject<'a> {
     operator: &'a Operator,
     cost: OperatorCost,

@@ -1,4 +1,4 @@
-//! Sees an operator of a graph as a profile does: a kind, and the size of its work.
+//! Maps an operator of a graph to a profile's terms: a kind, and the size of its work.
 //!
 //! A profile measures some thirty kinds; a graph has hundreds of operators. Those that do the same under another name
 //! (`addmm`, `relu_`) are one kind; those that move the same bytes (`hardswish`, `sub`) may borrow the curve of a kind

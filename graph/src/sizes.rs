@@ -1,4 +1,4 @@
-//! Sizes of parameters that a trace does not say, as far as the operators that read them leave no choice.
+//! Sizes of parameters that a trace does not state, derived from the operators that read them where these allow one answer only.
 //!
 //! IR text declares the sizes of values, but not of parameters. A linear layer's weight follows from what goes in and
 //! out; an embedding's rows, or the kernel of a strided convolution, need not: those stay unknown.

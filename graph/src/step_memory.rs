@@ -3,13 +3,13 @@
 //! ```text
 //!           forward                     loss            backward
 //! saved     ▁▂▃▄▅▆▇█                    █               █▇▆▅▄▃▂▁      what autograd keeps
-//! passing   ▂▁▂▁▂▁▂▁                    ▃               ▂▃▂▃▂▃▂▃      results and gradients that somebody still reads
+//! passing   ▂▁▂▁▂▁▂▁                    ▃               ▂▃▂▃▂▃▂▃      results and gradients that are still read
 //! gradients                                             ▁▂▃▄▅▆▇█      of parameters
 //! ```
 //!
 //! The backward pass takes operators in the reverse order, as autograd's engine does; what an operator keeps goes with it. A sum
-//! and a view hand their gradient on without a copy. A gradient that meets another is added in place where nobody else reads it.
-//! What kernels ask for inside one operator is not counted. Linear in operands.
+//! and a view pass their gradient on without a copy. A gradient is added to another in place where nothing else reads it. Scratch memory
+//! of kernels is not counted. Linear in operands.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -54,7 +54,7 @@ pub struct LossMemory {
 pub struct Moment {
     /// Kept for the backward pass.
     pub saved: u64,
-    /// Results and their gradients that somebody still reads, the model's outputs among them.
+    /// Results and their gradients that are still read, the model's outputs among them.
     pub passing: u64,
     /// The loss.
     pub loss: u64,
@@ -190,7 +190,7 @@ impl<'a> Step<'a> {
         is_kept && !self.is_made_again(storage)
     }
 
-    /// Tells whether a storage is thrown away and made again: nobody outside its run looks at it.
+    /// Tells whether a storage is recomputed: nothing outside its segment reads it.
     fn is_made_again(&self, storage: StorageId) -> bool {
         let run = self.maker(storage).and_then(|made| self.run_of(made));
         let keeper = self.keepers[storage.index()];

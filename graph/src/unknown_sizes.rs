@@ -1,4 +1,4 @@
-//! Where sizes get lost: `nonzero` finds as many elements as the values have, and no trace says how many those are.
+//! Operators behind which sizes are unknown: how many elements `nonzero` finds depends on values, which no trace holds.
 
 use indexmap::IndexMap;
 use operators::{OperatorClass, ShapeRule};

@@ -6,7 +6,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The names say it.
 pub enum Arithmetic {
-    /// It takes tensors alone, or nobody asks.
+    /// It takes tensors only, or its numbers are never needed.
     Nothing,
     Add,
     Subtract,

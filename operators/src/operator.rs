@@ -52,7 +52,7 @@ impl Operator {
     }
 }
 
-/// Families of operators, as far as costs and pictures care.
+/// Families of operators, for costs and pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperatorClass {
     /// Integers, lists and sizes: no tensor of weight comes out.
@@ -138,7 +138,7 @@ pub enum Mark {
     Random,
     /// Its result holds what was in memory.
     Unset,
-    /// Its result carries no gradient whatever goes in.
+    /// Its result never carries a gradient.
     NoGradient,
     /// Its result has the sizes of its first operand.
     KeepsSizes,
@@ -154,14 +154,13 @@ pub enum Mark {
     Unpacks,
     /// Python's arithmetic calls it with a number as second operand.
     TakesNumbers,
-    /// It only turns numbers into tensors and back, or takes lists apart: such steps come and go with a cut.
+    /// It only converts numbers to tensors and back, or unpacks lists: such steps appear and vanish with a cut.
     Detour,
     /// It changes the list or dictionary that is its first operand, though no `_` says so.
     Changes,
     /// In training it writes running statistics: its operands 3 and 4, where operand 5 says so.
     MovesStatistics,
-    /// It gives numbers that gradients stop at, whatever goes in: copies cut off, places of extremes, draws, tensors
-    /// that are only sized like it.
+    /// Gradients stop at its result: detached copies, places of extremes, random numbers, tensors that only have its sizes.
     StopsGradient,
     /// It takes the numbers of its first operand alone, of others at most a type or sizes.
     FirstGradient,

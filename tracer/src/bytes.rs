@@ -55,7 +55,7 @@ impl Bytes for Slice<'_> {
     }
 }
 
-/// Returns so many bytes from a position on; what reaches past the end is an error before memory is taken for it.
+/// Returns `length` bytes from a position on; a range past the end is an error before memory is allocated.
 pub(crate) fn part(source: &dyn Bytes, position: u64, length: u64) -> io::Result<Vec<u8>> {
     if position.checked_add(length).is_none_or(|end| end > source.size()) {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -66,7 +66,7 @@ pub(crate) fn part(source: &dyn Bytes, position: u64, length: u64) -> io::Result
     Ok(bytes)
 }
 
-/// Returns the first bytes, so many at the most.
+/// Returns at most the given number of bytes from the start.
 pub(crate) fn start(source: &dyn Bytes, most: u64) -> Vec<u8> {
     part(source, 0, most.min(source.size())).unwrap_or_default()
 }

@@ -75,7 +75,7 @@ pub struct Amount {
     pub text: String,
 }
 
-/// What a box does, as far as its colour cares.
+/// The family of a box, which decides its colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// Several things.
@@ -191,7 +191,7 @@ impl Diagram {
         id
     }
 
-    /// Adds a tensor. Sinks may repeat and stand in any order; a tensor that nobody reads is not drawn.
+    /// Adds a tensor. Sinks may repeat and stand in any order; a tensor without readers is not drawn.
     pub fn connect(
         &mut self,
         source: BoxId,

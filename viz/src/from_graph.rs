@@ -155,7 +155,7 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
             .outputs
             .iter()
             .any(|value| is_live[value.index()] && (!is_plumbing || carries_tensor(graph, *value)));
-        // What writes in place does its work even where nobody reads its result.
+        // A write in place has an effect even where its result is not read.
         let is_in_place = !is_plumbing && operator.name.ends_with('_') && !operator.name.ends_with("__");
         // So does a statement without results.
         let is_done = operator.outputs.is_empty() && kept_whole(operator).is_some();

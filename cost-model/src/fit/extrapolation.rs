@@ -1,6 +1,6 @@
-//! How a curve goes on beyond its rows.
+//! Extrapolation: how a curve continues beyond its rows.
 //!
-//! Folds that are dealt at random say nothing of that. Here a curve is fitted to the smaller seven tenths of its rows and
+//! Random folds do not test that. Here a curve is fitted to the smaller seven tenths of its rows and
 //! tried on the larger three, as forecasts are tried on what came later (Tashman, Int. J. of Forecasting 16, 2000).
 //! Chosen by that are how much the anchor favours long operators, whether the correction knows of very long sums, where
 //! trust in the polynomial ends, and how finely the usual miss is told by length. What is not clearly better for the larger
@@ -26,7 +26,7 @@ use crate::{
 
 /// With fewer rows the larger ones are too few to choose by.
 const MIN_ROWS: usize = 100;
-/// With fewer they do not even say how far off times beyond the rows are.
+/// With fewer rows the error beyond them cannot be estimated.
 const MIN_BAND_ROWS: usize = 40;
 /// More of the larger rows tell no more.
 const MAX_LARGE: usize = 400;
@@ -282,7 +282,7 @@ fn linear(
     Some((folds.fit(lambda)?, folds.held_out(x, lambda)?))
 }
 
-/// Returns how far off a time is of whose logarithm so much is wrong.
+/// Returns the relative error of a time, given the error of its logarithm.
 fn wrong(logarithm: f64) -> f64 {
     (logarithm.clamp(-5.0, 5.0).exp() - 1.0).abs()
 }

@@ -60,7 +60,7 @@ struct Link {
 fn chain(call: &Call<'_>, product: &mut dyn FnMut(&Link, &Link)) -> Option<()> {
     let all = call.tensors();
     let n = all.len();
-    // Longer ones are nobody's, and a list may be of any length.
+    // Longer chains do not occur, and a list in a file may be of any length.
     if n > 64 {
         return None;
     }

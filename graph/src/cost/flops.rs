@@ -74,7 +74,7 @@ fn batch(sizes: &[u64]) -> Shape {
     sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
 }
 
-/// Returns the operations of so many products of m × k and k × n.
+/// Returns the operations of a number of products of m × k and k × n.
 fn product_flops([batch, m, n, k]: [u64; 4]) -> u64 {
     let [batch, m, n, k] = [batch, m, n, k].map(Saturating);
     ProductSize { batch, m, n, k }.flops().0
@@ -148,7 +148,7 @@ fn einsum(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         let ((left, a), (right, b)) = product.take(&mut terms);
         let needed =
             |letter: &char| output.contains(letter) || terms.iter().any(|(term, _)| term.contains(letter));
-        // Letters of one side only that nobody needs are summed away before the product.
+        // Letters of one operand that the result lacks are summed before the product.
         let kept_left: Vec<char> = left.iter().copied().filter(|l| needed(l) || right.contains(l)).collect();
         let kept_right: Vec<char> = right.iter().copied().filter(|l| needed(l) || left.contains(l)).collect();
         // What goes away and has one element is multiplied, not summed: that is no product of matrices.
@@ -165,7 +165,7 @@ fn einsum(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
             cost += of_two(lookup, &a, &b, times([2, times(counts?)]));
         }
         letters.retain(needed);
-        // A product is nobody's parameter.
+        // The result of a product is not a parameter.
         let requires_grad = a.requires_grad || b.requires_grad;
         terms.insert(product.place, (letters, TensorFact { requires_grad, ..TensorFact::default() }));
     }

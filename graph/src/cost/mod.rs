@@ -32,7 +32,7 @@ pub struct OperatorCost {
     pub fused_flops: u64,
     /// Bytes of the parameters that are read here for the first time.
     pub parameter_bytes: u64,
-    /// Bytes that autograd keeps from here until the backward pass, whatever earlier operators keep left out.
+    /// Bytes that autograd keeps from here until the backward pass and that no earlier operator keeps.
     pub saved_bytes: u64,
     /// Bytes of fresh memory for the results.
     pub output_bytes: u64,

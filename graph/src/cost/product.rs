@@ -15,7 +15,7 @@ pub(super) fn add_backward(lookup: &Lookup<'_>, cost: &mut OperatorCost, factor:
     *part = part.saturating_add(flops);
 }
 
-/// Counts a product of so many operations and the gradients of its factors.
+/// Counts a product of the given operations, and the gradients of its factors.
 pub(super) fn of_two(lookup: &Lookup<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> OperatorCost {
     let mut cost = OperatorCost { forward_flops: flops, ..OperatorCost::default() };
     add_backward(lookup, &mut cost, a, flops);

@@ -3,7 +3,7 @@
 //! LSTM layers of 32-bit floats run in oneDNN, which keeps inputs, outputs and a workspace for each layer and direction;
 //! the workspace's layout is oneDNN's own (`rnn_utils`), in pages. All others (GRU, plain layers, projections, other
 //! dtypes, packed sequences) run step by step, and each step keeps what its few operators keep. On a GPU cuDNN keeps a
-//! reserve of its own instead, about half of oneDNN's workspace, which nobody outside can know exactly.
+//! reserve space instead, about half of oneDNN's workspace, whose exact size is not documented.
 
 use operators::ShapeRule;
 use tracer::DType;

@@ -1,4 +1,4 @@
-//! What exchanges between devices that share the work of one give; `layout` puts them into programs.
+//! Results of exchanges between devices, which `layout` inserts into programs.
 //!
 //! Their last operand is the number of devices.
 

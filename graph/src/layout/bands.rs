@@ -1,8 +1,8 @@
-//! Bands of images: rows that lie one behind the other, of which each device holds some, and what it takes of its neighbours'.
+//! Bands of images: each device holds consecutive rows, and receives a halo of its neighbours' rows.
 //!
-//! Of `size` rows, device `r` of `n` holds those from `⌈size·r/n⌉` to `⌈size·(r+1)/n⌉`: as even as can be, none has more than the
-//! first. What a band of results is computed of reaches beyond the own band of the operand (the halo), or short of it; both follow
-//! from the sizes, so nobody asks anybody. `codegen/src/python/shards.py` does the same arithmetic.
+//! Of `size` rows, device `r` of `n` holds those from `⌈size·r/n⌉` to `⌈size·(r+1)/n⌉`: as even as possible, and no device has more
+//! than the first. The operand rows that a band of results needs reach beyond the device's own band (the halo) or fall short of it;
+//! both follow from the sizes, so devices need not ask each other. `codegen/src/python/shards.py` does the same arithmetic.
 
 /// A dimension that lies in bands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +27,7 @@ pub struct Rows {
 /// Which rows of an operand a row of results takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Take {
-    /// A window of so many that begins at `row · stride − padding`: convolutions and pools. Beyond the image rows are filled.
+    /// A window that begins at row `row · stride − padding`, for convolutions and pools. Rows beyond the image are filled.
     Window {
         /// What a window takes.
         window: Window,

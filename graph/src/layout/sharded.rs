@@ -1,8 +1,7 @@
 //! The program that each device of a group runs: operators on parts, with exchanges as operators of their own.
 //!
-//! Numbers in it count what all have, as in the trace: a size that is read of a part is multiplied, a size that an operator is
-//! given is divided, each where the operator's rule says so. So a literal and a size that was read are the same thing, and
-//! whatever is computed of them stays right.
+//! Sizes in it are those of the whole, as in the trace: a size that is read from a part is multiplied, a size that is passed to an
+//! operator is divided, each where the operator's rule says so. So literals and sizes that were read can be mixed freely.
 //!
 //! One walk over operands; exchanges of one value to one layout are made once.
 
@@ -55,7 +54,7 @@ pub struct Sharded {
 pub enum Inside {
     /// Mean and variance of each channel.
     Channels,
-    /// Mean and variance of so many groups of channels of each sample.
+    /// Mean and variance of each group of channels of each sample; the number of groups is given.
     Groups(u64),
     /// The largest score of each row, then the sum of all and the target's own.
     Scores,
@@ -251,7 +250,7 @@ impl Writer<'_> {
         record.operator.clone_from(&node.operator);
         for type_ in record.outputs.iter_mut().flatten() {
             *type_ = local_type(type_, strategy.gives, look.degree);
-            // Rows that are cut off behind it are none of the band.
+            // Rows that are removed behind it are not part of the band.
             type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
         }
         let inside = match strategy.special {

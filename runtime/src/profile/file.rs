@@ -1,4 +1,4 @@
-//! The file of a profile: a header of comments, then rows, and how one is taken up again.
+//! The file of a profile: a header of comments, then rows; how an interrupted one is continued.
 //!
 //! ```text
 //! # model-analyze profile, version 1

@@ -98,7 +98,7 @@ const KINDS: [(Kind, &str, usize); 35] = [
     (MaxPoolLast, kinds::MAX_POOL_CHANNELS_LAST, 1),
 ];
 
-/// A name that is none of ours.
+/// An unknown name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is no {what}")]
 pub struct UnknownName {

@@ -6,11 +6,11 @@
 
 use super::{DType, Kind, Size, kind::UnknownName, random::Random, sample, size::Work};
 
-/// Every so many items one is measured a second time, to know noise and drift.
+/// One in this many items is measured a second time, to estimate noise and drift.
 const REPEAT: u64 = 25;
 /// Sizes drawn for each item; the one whose work is nearest to the wish is taken.
 const CANDIDATES: usize = 24;
-/// One product in so many is longer than the rest, up to [`LONG`] times: models have such layers.
+/// One in this many products is longer than the rest, up to [`LONG`] times: models have such layers.
 const LONG_SHARE: f64 = 1.0 / 20.0;
 const LONG: f64 = 8.0;
 /// Plans of another version draw other sizes: their files cannot grow.
@@ -165,7 +165,7 @@ impl Plan {
         Item { index, kind, dtype, size, split, repeats: None }
     }
 
-    /// Draws a size whose time at the scale's rates is log-uniform, as far as the kind has such sizes.
+    /// Draws a size whose time at the scale's rates is log-uniform, within the sizes of the kind.
     fn size(&self, kind: Kind, dtype: DType, random: &mut Random) -> Size {
         let usual = self.scale.longest;
         let (shortest, longest) = match kind.is_product() {

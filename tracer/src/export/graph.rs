@@ -427,7 +427,7 @@ impl<'d> Reader<'d> {
         Ok(())
     }
 
-    /// Closes all calls but so many.
+    /// Closes calls until the given number is open.
     fn close(&mut self, remaining: usize) {
         let end = self.program.nodes.len() as u32;
         for open in self.open.drain(remaining..) {

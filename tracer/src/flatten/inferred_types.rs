@@ -1,7 +1,7 @@
-//! Types of what a statement that stays whole leaves behind, as far as its text tells.
+//! Type inference for names that a statement kept as text assigns.
 //!
 //! Archives declare no types of local names: torch's reader infers them, and so does this, from constants, conversions and
-//! the operators whose result is known. A name of unknown type is taken for a tensor by who asks.
+//! the operators whose result is known. Callers take a name of unknown type for a tensor.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::{
     program::Type,
 };
 
-/// What is known of the names of a function.
+/// The types of a function's names.
 pub(super) struct InferredTypes<'a, F> {
     /// Types of names from before.
     before: F,

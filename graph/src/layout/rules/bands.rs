@@ -45,7 +45,7 @@ pub fn takes_stored(class: OperatorClass) -> bool {
     )
 }
 
-/// The dimension of an image, of samples and channels and so many others, that bands lie along here.
+/// The dimension of an image that bands divide; samples and channels come before it.
 fn along(subject: &Subject<'_>, rank: usize) -> Option<usize> {
     let dim = 2 + subject.look.images.as_ref()?.along;
     (dim < rank).then_some(dim)

@@ -95,7 +95,7 @@ pub fn other_dims(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// `tril`, `triu`: all but so many dimensions at the end.
+/// `tril`, `triu`: all dimensions but the `last` ones.
 pub fn leading(subject: &Subject<'_>, last: usize) -> Option<Vec<Axis>> {
     let result = subject.result()?;
     Some(
@@ -106,7 +106,7 @@ pub fn leading(subject: &Subject<'_>, last: usize) -> Option<Vec<Axis>> {
     )
 }
 
-/// `sum`, `mean`, `amax`, …: dimensions that stay, and for `sum` those that go, too.
+/// `sum`, `mean`, `amax`, …: the dimensions that remain, and for sums also the reduced ones.
 pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;

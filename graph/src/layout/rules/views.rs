@@ -303,7 +303,7 @@ pub fn items(subject: &Subject<'_>) -> Option<Vec<Axis>> {
 /// `size`: of a dimension that is cut, the number is multiplied.
 pub fn size(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
-    // All sizes at once would be a list of which one item is wrong.
+    // Reading all sizes at once would give a list with one wrong item.
     let asked = subject.dim("dim", leaf.sizes.len())?;
     let mut all = vec![Axis::new(vec![Side::Sum], Side::Whole)];
     all.extend(each_cut(subject, &leaf.sizes, |dim, blocks| {
