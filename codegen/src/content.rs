@@ -15,11 +15,11 @@ use crate::{error::CutError, finite::is_all_finite};
 pub struct File {
     /// Path below the output folder; made by us, never by the model.
     pub path: String,
-    /// What goes into it.
+    /// Its content.
     pub content: Content,
 }
 
-/// What goes into a file.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// Pieces, one behind the other.
@@ -33,7 +33,7 @@ pub enum Content {
 pub struct Record {
     /// Name with the top folder.
     pub name: String,
-    /// What goes into it.
+    /// Its content.
     pub pieces: Vec<Piece>,
 }
 
@@ -46,7 +46,7 @@ pub enum Piece {
     Copy {
         /// First byte.
         position: u64,
-        /// How many.
+        /// The number of bytes.
         length: u64,
         /// Type of the elements in it.
         dtype: DType,
@@ -70,7 +70,7 @@ pub struct Gather {
 pub struct Copied {
     /// Its first byte in the written file.
     pub at: u64,
-    /// What was copied.
+    /// The bytes that were copied.
     pub piece: Piece,
     /// CRC-32 of all of it, as it went by.
     pub crc32: u32,
@@ -85,7 +85,7 @@ pub struct Copied {
 pub struct Filled {
     /// Its size and checksum.
     pub digest: FileDigest,
-    /// What it took from the source.
+    /// The parts that it copied from the source.
     pub copied: Vec<Copied>,
 }
 

@@ -31,7 +31,7 @@ const GRADIENT: f64 = 1.2;
 /// The hosts of others are faster and slower.
 const BAND: (f64, f64) = (0.4, 1.5);
 
-/// What one call costs the host, forward and on the way back.
+/// Host overhead of one call, forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Calls {
     forward: f64,

@@ -21,7 +21,7 @@ use crate::{
 /// An operator that was measured in two cache states.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Beside {
-    /// What it does.
+    /// The work of the operator.
     pub work: Work,
     /// Seconds with operands in no cache.
     pub seconds: f64,
@@ -50,7 +50,7 @@ pub(crate) struct Flushed {
 /// Fewer measurements with empty caches say little.
 const MIN_FLUSHED: usize = 5;
 
-/// How long operators of one kind take, as fitted to measurements.
+/// The fitted times of operators of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     /// Figures of the device and data type that terms are made with.

@@ -161,7 +161,7 @@ pub(crate) fn estimate(device: &DeviceType, kind: &str, work: &Work, machine: &M
     }
 }
 
-/// How a sort of kernels uses a device.
+/// The efficiency of a sort of kernels on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Use {
     /// Seconds for each that the peak rate promises.

@@ -13,7 +13,7 @@ pub struct Estimate {
     pub p10: f64,
     /// One of ten measured times is longer.
     pub p90: f64,
-    /// How much the correction was trusted: 1 inside the fitted range, towards 0 outside.
+    /// Trust in the correction: 1 inside the fitted range, towards 0 outside.
     pub trust: f64,
 }
 

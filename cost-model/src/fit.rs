@@ -53,9 +53,9 @@ const HIDING_ROUNDS: usize = 6;
 /// A measured operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// What it does.
+    /// The work of the operator.
     pub work: Work,
-    /// How long that took.
+    /// The measured time.
     ///
     /// Invariant: finite and positive.
     pub seconds: f64,
@@ -65,11 +65,11 @@ pub struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rows} rows are too few, a curve needs at least {MIN_ROWS}")]
 pub struct TooFewRows {
-    /// How many there were.
+    /// The number of rows.
     pub rows: usize,
 }
 
-/// What cross-validation says of a curve: each row predicted from rows of other folds.
+/// The cross-validation of a curve: each row predicted from rows of other folds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Validation {
     /// The rows that were used.
@@ -141,16 +141,16 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     Ok((curve, validation))
 }
 
-/// What the larger rows are asked before anything is fitted.
+/// Hyperparameters that are chosen on the larger rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Choice {
-    /// How much the anchor favours long operators.
+    /// The weight of long operators in the anchor.
     favour: f64,
     /// Whether the correction knows how long very long sums are.
     is_long: bool,
 }
 
-/// What is fitted before the correction.
+/// The anchor and its floor, fitted before the correction.
 struct Base {
     coefficients: Vec<f64>,
     hidden: f64,

@@ -14,16 +14,16 @@ use crate::{
     work::{Machine, Work},
 };
 
-/// How long operators take on one device.
+/// The cost model of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     /// Name of the device.
     pub device: String,
     /// Its figures.
     pub figures: DeviceType,
-    /// Where the curves come from; nothing when there are none.
+    /// The origin of the curves; empty when there are none.
     pub provenance: Provenance,
-    /// What a call costs besides its work; nothing when that was not measured.
+    /// Overhead of a call besides its work; `None` when it was not measured.
     pub overhead: Option<CallOverhead>,
     curves: IndexMap<(String, String, Phase), (Curve, CurveAccuracy, &'static str)>,
 }
@@ -44,7 +44,7 @@ pub enum CostModelError {
     UnknownForm {
         /// Which curve.
         curve: String,
-        /// What was written.
+        /// The text in the file.
         form: String,
     },
     /// Two curves of one kind, data type, phase and form.

@@ -29,7 +29,7 @@ use crate::{
     work::{Machine, Work},
 };
 
-/// How a graph is run.
+/// Options of a prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictOptions {
     /// Samples relative to those that the graph was built with: 0.5 for half the micro-batch.
@@ -49,7 +49,7 @@ impl Default for PredictOptions {
     }
 }
 
-/// Where a time comes from.
+/// The source of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TimeSource {
     /// It costs nothing: numbers, and views where nothing is known of calls.
@@ -58,7 +58,7 @@ pub enum TimeSource {
     Measured,
     /// A call without work, as measured.
     Overhead,
-    /// What the host of an accelerator takes to call it, where the whole pass waits for that.
+    /// Host overhead of an accelerator, where the whole pass waits for the host.
     Host,
     /// A fitted curve.
     Curve,
@@ -83,7 +83,7 @@ impl TimeSource {
     }
 }
 
-/// What one operator, or a run of them, takes.
+/// The predicted times of one operator, or of a run of operators.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// Inputs to outputs.
@@ -207,9 +207,9 @@ struct Predictor<'a> {
     graph: &'a ModelGraph,
     model: &'a CostModel,
     options: &'a PredictOptions,
-    /// What the near and the last cache hold of what operators read.
+    /// Shares of operands in the near and the last cache.
     warmth: [Warmth; 2],
-    /// What a processor adds.
+    /// Effects that only processors have.
     host: HostTimes<'a>,
     /// Whether a curve is of statistics of channels.
     knows_channels: bool,

@@ -20,14 +20,14 @@ pub(crate) struct Shape<'a> {
     pub kinds: Kinds<'a>,
     /// Kinds that do about the same.
     pub alike: &'static [&'static str],
-    /// How large it is, at the graph's own batch.
+    /// Its size at the graph's own batch.
     pub size: WorkSize,
 }
 
 /// Names of a kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kinds<'a> {
-    /// Those that we know.
+    /// Known names, ours first.
     Known(&'static [&'static str]),
     /// The operator's own.
     Own(&'a str),

@@ -16,7 +16,7 @@ use crate::{
     model::{Flow, ModelGraph, Operator, OperatorId},
 };
 
-/// What has happened to a storage so far.
+/// The accesses of a storage so far.
 #[derive(Default)]
 struct History {
     writer: Option<OperatorId>,

@@ -1,4 +1,4 @@
-//! What a training step holds in memory, moment by moment: forward pass, loss, backward pass.
+//! The memory of a training step over time: forward pass, loss, backward pass.
 //!
 //! ```text
 //!           forward                     loss            backward
@@ -21,7 +21,7 @@ use crate::{
     model::{ModelGraph, Operator, OperatorId, Origin, Value},
 };
 
-/// What is asked of a step.
+/// Options of a simulated step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepOptions<'a> {
     /// Bytes of the loss behind the outputs.
@@ -49,7 +49,7 @@ pub struct LossMemory {
     pub in_place: bool,
 }
 
-/// What is held at one moment beside parameters, inputs and the optimizer's state.
+/// Memory at one moment, without parameters, inputs and the optimizer's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     /// Kept for the backward pass.
@@ -78,7 +78,7 @@ impl Moment {
 pub struct StepMemory {
     /// The moment that holds most.
     pub peak: Moment,
-    /// What is left when the optimizer steps: gradients, and outputs that the caller holds.
+    /// Memory when the optimizer steps: gradients, and outputs that the caller holds.
     pub end: Moment,
 }
 
@@ -155,7 +155,7 @@ impl<'a> Step<'a> {
         step
     }
 
-    /// What a run that is computed again reads stays until then.
+    /// The inputs of a recomputed segment are kept until then.
     fn keep_inputs(&mut self, run: &Range<u32>) {
         for operator in self.graph.operators_of(run) {
             for storage in storages(self.graph, operator) {

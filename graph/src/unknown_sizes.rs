@@ -17,7 +17,7 @@ pub struct LostSizes {
     pub name: String,
     /// True when the sizes of its result depend on values.
     pub by_values: bool,
-    /// Those of this name, in order.
+    /// The operators of this name, in order.
     pub operators: Vec<OperatorId>,
 }
 

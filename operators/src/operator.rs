@@ -2,36 +2,36 @@
 
 use crate::{Arithmetic, Flops, Gives, Keeps, Kernel, ShapeRule, Split};
 
-/// What is known of one operator, and of its in-place form.
+/// The facts of one operator and its in-place form.
 #[derive(Clone, Copy, Debug)]
 pub struct Operator {
     /// Its name without name space, and without the `_` of its in-place form: `relu`.
     pub name: &'static str,
     /// Its family.
     pub class: OperatorClass,
-    /// What gives the sizes and types of its results.
+    /// The rule for the sizes and types of its results.
     pub shape: ShapeRule,
-    /// What autograd keeps for its gradient.
+    /// Its saved activations.
     pub keeps: Keeps,
-    /// How its operations are counted.
+    /// The formula of its FLOPs.
     pub flops: Flops,
-    /// How a profile measures it.
+    /// Its kind in profiles.
     pub kernel: Kernel,
     /// Whose memory its result lies in.
     pub memory: Memory,
-    /// What it gives where that is no tensor.
+    /// The type of its result where that is no tensor.
     pub gives: Gives,
-    /// How it is spelled in Python.
+    /// Its spelling in Python.
     pub python: Python,
     /// Whether there is `relu_`, which writes to its first operand.
     pub in_place: InPlace,
-    /// How that is spelled in Python.
+    /// The spelling of the in-place form.
     pub in_place_python: Python,
-    /// How devices can share its work.
+    /// The ways to divide it among devices.
     pub split: Split,
-    /// What it computes of plain numbers, strings and lists.
+    /// Its arithmetic on plain numbers, strings and lists.
     pub numbers: Arithmetic,
-    /// What else is true of it, one bit for each [`Mark`].
+    /// Further properties, one bit for each [`Mark`].
     pub(crate) marks: u32,
 }
 
@@ -129,7 +129,7 @@ pub enum Python {
     OverloadDefault,
 }
 
-/// What else is true of an operator.
+/// A further property of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// Cheap, exact and without side effect: it may be repeated instead of sent.

@@ -4,7 +4,7 @@
 //! A rule tells which dimensions of operands and results belong together, so that each device can take an equal slice of
 //! them, and which are summed over, so that each device makes a term of the result.
 
-/// What can be cut, for each device to do a part.
+/// The dimensions along which devices can divide an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Nothing: each device computes all of it.

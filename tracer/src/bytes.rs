@@ -1,4 +1,4 @@
-//! Where bytes come from: memory, or a file that is read at the places that are asked for.
+//! Sources of bytes: memory, or a file with random access.
 //!
 //! A mapped file would cost nothing either, but one that shrinks while it is read ends the process with SIGBUS.
 
@@ -71,7 +71,7 @@ pub(crate) fn start(source: &dyn Bytes, most: u64) -> Vec<u8> {
     part(source, 0, most.min(source.size())).unwrap_or_default()
 }
 
-/// What is read ahead: a header and its neighbours.
+/// The length of a read-ahead: a header and its neighbours.
 const AHEAD: u64 = 1 << 12;
 
 /// Reads from a place that moves, a few kilobytes at a time.

@@ -12,18 +12,18 @@ use schema::Bytes;
 
 use crate::diagram::{Amount, BoxId, Diagram, DiagramBox, Family};
 
-/// What else a picture shows of a model.
+/// Data that a picture shows besides the graph.
 #[derive(Default)]
 pub struct Overlay<'a> {
-    /// What each operator costs.
+    /// The amount of each operator.
     pub amounts: Option<Amounts<'a>>,
     /// Each operator's stage.
     pub stages: Option<&'a [Option<u32>]>,
 }
 
-/// What each operator costs.
+/// The amount of each operator.
 pub struct Amounts<'a> {
-    /// What it is: `forward FLOPs`.
+    /// The name of the amount: `forward FLOPs`.
     pub name: String,
     /// One number for each operator; they add up.
     pub values: &'a [f64],

@@ -47,7 +47,7 @@ const REACHES: [f64; 5] = [4.0, -1.0, 0.0, 1.0, 2.0];
 /// Parts that rows are cut into by length, of each of which the usual miss is told.
 const PARTS: [usize; 4] = [KNOTS, 1, 6, 10];
 
-/// Where and how trust in the polynomial ends.
+/// The end of trust in the polynomial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Extent {
     pub threshold: f64,
@@ -62,7 +62,7 @@ impl Default for Extent {
     }
 }
 
-/// What was learnt of the larger rows.
+/// The errors of the larger rows.
 pub(super) struct Beyond {
     pub extent: Extent,
     /// How far each lies beyond the smaller ones, by the logarithm of its predicted time, and the logarithm of what that
@@ -99,7 +99,7 @@ impl Chain {
 
 /// A row that is predicted with several choices.
 struct Row {
-    /// What either polynomial gives.
+    /// The corrections by either polynomial.
     linear: f64,
     quadratic: f64,
     /// In units of the threshold.

@@ -15,7 +15,7 @@ use crate::{
 
 /// The share of the data sheet's bandwidth that large element-wise kernels reach, see [`crate::efficiency`].
 const REACHED: f64 = 0.85;
-/// How much larger than the largest row, or the cache.
+/// The size of added operators relative to the largest row, or the cache.
 const FAR: f64 = 16.0;
 /// One added operator for this many rows.
 const EVERY: usize = 10;

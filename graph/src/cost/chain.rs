@@ -47,7 +47,7 @@ fn n_products(n: i64) -> u64 {
     }
 }
 
-/// What lies in one product of a chain.
+/// One product of a chain.
 struct Link {
     rows: u64,
     columns: u64,

@@ -1,4 +1,4 @@
-//! What autograd keeps of `einsum`, which runs as a chain of batched products of two operands.
+//! Saved activations of `einsum`, which runs as a chain of batched products of two operands.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What every operator costs in operations and bytes, as a side table by [`OperatorId`].
+//! FLOPs and bytes of every operator, as a side table by [`OperatorId`].
 //!
 //! Nothing here knows a device; seconds are made of this elsewhere.
 
@@ -18,7 +18,7 @@ use std::ops::{AddAssign, Range};
 
 use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
 
-/// What one operator, or a run of them, costs.
+/// The cost of one operator, or of a run of operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperatorCost {
     /// Forward operations as `torch.utils.flop_counter` counts them: products, convolutions and attention only, two for
@@ -40,9 +40,9 @@ pub struct OperatorCost {
     pub read_bytes: u64,
     /// Bytes that are written.
     pub written_bytes: u64,
-    /// How many products are not counted above, because sizes of theirs are not known.
+    /// The number of products that are not counted above, because their sizes are unknown.
     pub uncounted: u32,
-    /// How many operators keep something that is not in `saved_bytes`, because its size is not known.
+    /// The number of operators whose saved activations are missing from `saved_bytes`, because sizes are unknown.
     pub unmeasured: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the product of two factors costs: its gradients are products of the same size.
+//! The cost of a product of two factors: its gradients are products of the same size.
 
 use super::{OperatorCost, lookup::Lookup, lookup::parameter_of};
 use crate::fact::TensorFact;

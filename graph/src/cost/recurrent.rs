@@ -1,4 +1,4 @@
-//! What autograd keeps of recurrent layers, as PyTorch runs them on a CPU.
+//! Saved activations of recurrent layers, as PyTorch runs them on a CPU.
 //!
 //! LSTM layers of 32-bit floats run in oneDNN, which keeps inputs, outputs and a workspace for each layer and direction;
 //! the workspace's layout is oneDNN's own (`rnn_utils`), in pages. All others (GRU, plain layers, projections, other

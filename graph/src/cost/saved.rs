@@ -1,4 +1,4 @@
-//! What autograd keeps for the backward pass, by operator, after PyTorch's `derivatives.yaml`.
+//! Saved activations by operator, after PyTorch's `derivatives.yaml`.
 //!
 //! A storage counts once, at the first operator that keeps it: views, in-place results and tensors that two operators
 //! keep share it. Parameters and buffers are not counted, and nothing is kept where no gradient flows. A product that

@@ -1,4 +1,4 @@
-//! What losses, bags of embeddings, distances and a few others keep; measured with torch's own hooks.
+//! Saved activations of losses, bags of embeddings, distances and a few others; measured with torch's saved-tensor hooks.
 
 use operators::Keeps;
 

@@ -16,7 +16,7 @@ pub struct Bands {
 /// Rows of an operand in bands that a band of results is computed of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rows {
-    /// How the operand lies.
+    /// The bands of the operand.
     pub from: Bands,
     /// Rows of the results, of all devices together.
     pub results: u64,
@@ -29,7 +29,7 @@ pub struct Rows {
 pub enum Take {
     /// A window that begins at row `row · stride − padding`, for convolutions and pools. Rows beyond the image are filled.
     Window {
-        /// What a window takes.
+        /// The rows that a window reads.
         window: Window,
         /// The number that the image is filled with beyond its borders, as bits.
         fill: u64,
@@ -51,7 +51,7 @@ pub struct Window {
     pub padding: i64,
 }
 
-/// How rows are resampled.
+/// The interpolation of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stretch {
     /// Between which rows.
@@ -62,7 +62,7 @@ pub struct Stretch {
     pub scale: Option<u64>,
 }
 
-/// Where a resampled row comes from.
+/// The mode of resampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resampling {
     /// The nearest row, as torch's `nearest` rounds.
@@ -73,7 +73,7 @@ pub enum Resampling {
     Linear,
 }
 
-/// What bands take of each other, in rows.
+/// The rows that bands receive from each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// All devices together.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::model::OperatorId;
 
-/// What was proven.
+/// Statistics of a proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
     /// Operators whose operands are what their strategies need, there and back.
@@ -56,7 +56,7 @@ pub enum CheckError {
     Output { value: String, found: String },
 }
 
-/// What devices hold of a value, and what its takers do with it.
+/// The type of a value: its layout, and how its consumers use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     /// Everything; takers do the same with it.
@@ -179,7 +179,7 @@ struct Checker<'a> {
     writes: Writes,
     /// Types of the values of either program; values that are no tensors are whole.
     held: HashMap<ValueId, Held>,
-    /// What values of ours stand for.
+    /// The value of the whole program that each value stands for.
     origins: HashMap<ValueId, Origin>,
     /// Numbers that count what one device has.
     local: HashSet<ValueId>,
@@ -190,7 +190,7 @@ struct Checker<'a> {
     proof: Proof,
 }
 
-/// What a value of ours stands for.
+/// The value of the whole program that a value stands for.
 #[derive(Clone)]
 struct Origin {
     /// A value or tensor of the whole program, or a number.

@@ -16,7 +16,7 @@ pub enum Layout {
     Sum,
 }
 
-/// Where a value is cut.
+/// The dimension and blocks that a cut divides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slice {
     /// The dimension.

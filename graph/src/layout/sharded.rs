@@ -37,19 +37,19 @@ pub struct Sharded {
     /// What one device runs. Values and stored tensors keep their numbers; new ones stand behind them. Sizes of stored tensors are
     /// those of a part.
     pub program: Program,
-    /// How many devices share the work.
+    /// The number of devices that share the work.
     pub degree: u64,
-    /// Where stored tensors are cut.
+    /// The cuts of stored tensors.
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node in the new program.
     pub exchanges: BTreeMap<NodeId, Exchange>,
-    /// What operators bring together while they run, by their node.
+    /// The collectives inside operators, by node.
     pub inside: BTreeMap<NodeId, Inside>,
     /// For each operator of the whole program whether each device does a part of its work.
     pub is_split: Vec<bool>,
 }
 
-/// What devices bring together in the middle of an operator.
+/// A collective inside an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
     /// Mean and variance of each channel.
@@ -122,7 +122,7 @@ impl<'g> Look<'g> {
     }
 }
 
-/// Who writes to which memory in place.
+/// The operators that write in place, by storage.
 #[derive(Clone, Debug, Default)]
 pub struct Writes {
     by_storage: HashMap<StorageId, Vec<OperatorId>>,

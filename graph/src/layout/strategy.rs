@@ -107,7 +107,7 @@ pub enum Special {
     DropoutOfBands(Bands),
     /// Averages over all devices' rows.
     Norm {
-        /// How they lie.
+        /// The bands of the operand.
         bands: Bands,
         /// Number of groups of channels, for statistics of each sample; absent for statistics of each channel over all samples.
         groups: Option<u64>,

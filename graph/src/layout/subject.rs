@@ -14,7 +14,7 @@ use crate::{
 pub struct Look<'g> {
     /// The graph of the whole model.
     pub graph: &'g ModelGraph,
-    /// How many devices share the work.
+    /// The number of devices that share the work.
     pub degree: u64,
     /// Numbers of blocks that packed projections of this model are divided into.
     pub blocks: Vec<u64>,
@@ -42,7 +42,7 @@ pub struct Leaf {
     pub argument: usize,
     /// The item of it, where that is a list.
     pub item: Option<usize>,
-    /// Where it comes from.
+    /// Its source.
     pub source: Source,
     /// Its sizes; of a list of tensors those of the first.
     pub sizes: Vec<u64>,
@@ -50,7 +50,7 @@ pub struct Leaf {
     pub has_gradient: bool,
 }
 
-/// Where an operand comes from.
+/// The source of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// Made by an operator, or an input.

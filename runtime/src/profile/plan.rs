@@ -16,7 +16,7 @@ const LONG: f64 = 8.0;
 /// Plans of another version draw other sizes: their files cannot grow.
 const VERSION: u32 = 3;
 
-/// How large operators may be: rates of the device in round numbers, and what one call may take.
+/// Limits on the size of operators: rounded rates of the device, and the longest call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// Operations a second.
@@ -90,7 +90,7 @@ pub struct Plan {
     kinds: Vec<Kind>,
     /// Invariant: not empty.
     dtypes: Vec<DType>,
-    /// How large operators are.
+    /// The scale of operators.
     pub scale: Scale,
 }
 
@@ -101,9 +101,9 @@ pub struct Item {
     pub index: u64,
     /// What.
     pub kind: Kind,
-    /// How elements are stored.
+    /// The data type of elements.
     pub dtype: DType,
-    /// How large.
+    /// The size.
     pub size: Size,
     /// For fitting, or for judging the fit.
     pub split: Split,
@@ -111,7 +111,7 @@ pub struct Item {
     pub repeats: Option<u64>,
 }
 
-/// What an item's times are for.
+/// The use of an item's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Fitting.

@@ -162,7 +162,7 @@ struct Reader<'d> {
     known: HashSet<&'d str>,
     open: Vec<Open<'d>>,
     ordinals: HashMap<ModuleId, u32>,
-    /// How often each name was given out.
+    /// The number of uses of each name.
     used: HashMap<String, u32>,
     signatures: HashMap<&'d str, Option<Signature>>,
     /// Modules whose operators say that they train, and that they do not.

@@ -12,7 +12,7 @@ use crate::{
     program::{Argument, Constant, Operand, Type},
 };
 
-/// How a block ended.
+/// The way a block ends.
 pub(super) enum Flow {
     Next,
     Return(Bound),

@@ -250,7 +250,7 @@ fn resampling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(vec![with_sizes(Axis::new(vec![Side::Rows(rows)], Side::Cut(dim, 1)))?])
 }
 
-/// What does the same at all positions of an image: those behind samples and channels.
+/// Operators that treat all positions of an image alike: any dimension behind samples and channels.
 fn positions(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;

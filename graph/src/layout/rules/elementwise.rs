@@ -9,7 +9,7 @@ use crate::layout::{
     subject::Subject,
 };
 
-/// What an operand of such sizes is where a dimension of the results is cut: cut too, or broadcast along it.
+/// The side of an operand where a dimension of the results is cut: cut, too, or broadcast along it.
 pub fn broadcast(sizes: &[u64], result: &[u64], dim: usize, blocks: u64) -> Option<Side> {
     let Some(own) = (dim + sizes.len()).checked_sub(result.len()) else { return Some(Side::Partial) };
     match sizes[own] {
